@@ -3,7 +3,7 @@
 It reads results only, ``summary.json`` and the lists beside it: no record, no Spark. Each figure over viewers has the
 bounds between which it lies but for chance, and a difference is held against those of both runs (Zou and Donner, 2008):
 below `SURE` standard errors it is *no difference that these viewers show*; one that is sure and smaller than what
-matters (`Known.least`) is told as that. Shares of few viewers are corrected (`flowctl.charts.words.apart`); means and
+matters (`Measure.least`) is told as that. Shares of few viewers are corrected (`flowctl.charts.words.apart`); means and
 quantiles of fewer than `FEW` say nothing. Viewers are taken as independent.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from flowctl.analyze.records.place import Place, Storage
-from flowctl.analyze.report.found import FORMAT, MEASURES, SURE, Known, json_of, measured
+from flowctl.analyze.records.place import RecordPlace, Storage
+from flowctl.analyze.report.found import FORMAT, MEASURES, SURE, Measure, json_of, measured
 from flowctl.charts.words import FEW, apart, figure, span, whole, words
 from flowctl.errors import ConfigError
 
@@ -26,7 +26,7 @@ MOST_LISTED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """One figure in both runs, in words."""
 
     what: str
@@ -49,8 +49,8 @@ class Comparison:
     """What became of what, from one run to another."""
 
     runs: Sequence[str]
-    changes: Sequence[Change]
-    groups: Sequence[Change]  # streams, networks and nodes whose share of trouble changed, the clearest first
+    changes: Sequence[FigureChange]
+    groups: Sequence[FigureChange]  # streams, networks and nodes whose share of trouble changed, the clearest first
     limits: Sequence[str]
     bans: Sequence[str]
     warnings: Sequence[str]
@@ -117,19 +117,19 @@ def _missing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return [f"{word}, the job {name}: {state}; what it tells is not compared" for word, name, state in left]
 
 
-def _place(folder: str) -> Place:
+def _place(folder: str) -> RecordPlace:
     if not Storage.of(folder).is_folder(""):
         raise ConfigError(f"there is no folder {folder}", hint="name two folders that `analyze all` wrote with --out")
-    return Place(folder, make=False)
+    return RecordPlace(folder, make=False)
 
 
-def _jobs(place: Place) -> Mapping[str, Any]:
+def _jobs(place: RecordPlace) -> Mapping[str, Any]:
     """Return what became of the jobs of a run."""
     found = json_of(place.read_text("summary.json")).get("jobs")
     return {name: note for name, note in found.items() if isinstance(note, dict)} if isinstance(found, dict) else {}
 
 
-def _figures(place: Place, jobs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _figures(place: RecordPlace, jobs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the figures that the report has left."""
     said = jobs.get("report", {}).get("summary")
     found = said.get("figures") if isinstance(said, dict) else None
@@ -150,10 +150,12 @@ def _run(word: str, found: Mapping[str, Any]) -> str:
     return f"{word}: {figure(totals.get('viewers'))} viewers in {span(totals.get('span_s'))}{window}{few}."
 
 
-def changed(name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, sure: float = SURE) -> Change:
+def changed(
+    name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, sure: float = SURE
+) -> FigureChange:
     """Return what became of a figure, and whether that is more than chance."""
     known, (was, now) = MEASURES[name], (measured(name, one) if one else "-" for one in (before, after))
-    few = Change(known.words, was, now, "too few")
+    few = FigureChange(known.words, was, now, "too few")
     if not before or not after or not whole(before.get("n")) or not whole(after.get("n")):
         return few
     if before.get("part") is not None and after.get("part") is not None:
@@ -168,7 +170,7 @@ def changed(name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any
         verdict = "no difference"
     elif not _matters(known, before["value"], after["value"]):
         verdict = "too small"
-    return Change(known.words, was, now, verdict, errors)
+    return FigureChange(known.words, was, now, verdict, errors)
 
 
 def _errors(before: Mapping[str, Any], after: Mapping[str, Any], *, even: bool) -> float:
@@ -186,13 +188,13 @@ def _errors(before: Mapping[str, Any], after: Mapping[str, Any], *, even: bool) 
     return off / error if error else math.copysign(math.inf, off) if off else 0.0
 
 
-def _matters(known: Known, before: float, after: float) -> bool:
+def _matters(known: Measure, before: float, after: float) -> bool:
     """Return whether a change is one that a viewer or an operator would notice."""
     most = max(known.least, known.step * min(before, after))
     return abs(after - before) > most * (1 + 1e-9)
 
 
-def _groups(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+def _groups(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[FigureChange]:
     """Return the streams, networks and nodes whose share of trouble changed, the clearest first."""
     told = []
     for kind, rows in after["groups"].items():

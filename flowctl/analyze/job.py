@@ -1,10 +1,11 @@
 """What a job of the pipeline is: parts, made of the records of an hour, and an answer, made of the parts.
 
 Theory of operation. Records are large and never change once their hour is over; answers are asked for again and again.
-So each job says what it needs to keep of an hour's records (`Part`: a table, made by DataFrame functions, one folder
-per hour), and how its results follow from the parts of all hours in a window (`Job.answer`). Everything else is the
-runner's (`flowctl.analyze.run`): which files there are, which of their rows can be used, which hours are new or have
-changed and are made again whole, what the window leaves out, that results replace earlier ones whole, and accounts.
+So each job says what it needs to keep of an hour's records (`JobPart`: a table, made by DataFrame functions, one folder
+per hour), and how its results follow from the parts of all hours in a window (`AnalysisJob.answer`). Everything else is
+the runner's (`flowctl.analyze.run`): which files there are, which of their rows can be used, which hours are new or
+have changed and are made again whole, what the window leaves out, that results replace earlier ones whole, and
+accounts.
 
 A part has to be a *sum over hours*: made of one hour's records without a look at another's, so that parts of many hours
 are simply all their rows. What lasts longer than an hour (a connection, an address) is put together by the answer.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from flowctl.analyze.records.place import Place
+    from flowctl.analyze.records.place import RecordPlace
     from flowctl.analyze.records.read import Read
     from flowctl.analyze.records.window import Hour
 
@@ -38,7 +39,7 @@ BY_HOUR: Final = {"date": "string", "hour": "string"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobPart:
     """A table that is kept of each hour."""
 
     name: str  # of the table and its folder; unique over all jobs
@@ -69,8 +70,8 @@ class Parts:
     """What an answer is made of."""
 
     session: Callable[[], SparkSession]  # starts Spark where it does not run yet
-    place: Place  # where all results lie, those of earlier jobs and runs too
-    staging: Place  # where its results are made, before they are renamed
+    place: RecordPlace  # where all results lie, those of earlier jobs and runs too
+    staging: RecordPlace  # where its results are made, before they are renamed
     since: dt.datetime | None  # begin of the window, an hour's, UTC; None: all there is
     until: dt.datetime | None  # its end, exclusive
     newest: dt.datetime | None  # time of the newest record that was used; None: there is none
@@ -78,7 +79,7 @@ class Parts:
     events: str  # folder of the records, to name it
     accounts: Sequence[Mapping[str, Any]]  # of each table over the hours of the window
     notes: Mapping[str, JobNote]  # what became of the jobs of this run so far
-    hours: Mapping[str, tuple[Part, Sequence[Hour]]]  # parts by name, and the hours in which they have rows
+    hours: Mapping[str, tuple[JobPart, Sequence[Hour]]]  # parts by name, and the hours in which they have rows
     before: Mapping[str, Sequence[Hour]]  # of each part, earlier hours in which it has rows
 
     @property
@@ -195,7 +196,7 @@ def digest(text: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
+class JobAnswer:
     """What a job answers."""
 
     summary: dict[str, Any] = field(default_factory=dict)  # a few figures, as JSON takes them
@@ -203,15 +204,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class AnalysisJob:
     """A job."""
 
     name: str  # as on the command line
-    parts: tuple[Part, ...]  # that it makes
+    parts: tuple[JobPart, ...]  # that it makes
     uses: tuple[str, ...] = ()  # names of parts of other jobs that its answer reads; they are made as well
     # Names of all tables and files that its answer writes; one that it does not write is deleted
     results: tuple[str, ...]
-    answer: Callable[[Parts, Any], Answer]  # (parts, options) -> answer
+    answer: Callable[[Parts, Any], JobAnswer]  # (parts, options) -> answer
     options: Callable[[], Any] = lambda: None  # makes the default options
     # Name of a result that others write too (a ban list) -> (text that is there, text that was made, options, what is
     # told warnings) -> text. Called with both when results are renamed, where no other writer comes in between; and

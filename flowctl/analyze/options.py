@@ -25,7 +25,7 @@ MOST_NETWORKS: Final = 200
 """Networks that an address may be compared with in one expression of Spark; beyond, plans take seconds to compile."""
 
 
-class Setting(NamedTuple):
+class JobOption(NamedTuple):
     """An option of the command line."""
 
     help: str
@@ -55,7 +55,7 @@ def option(
 
     `factory` makes the default where a value of it would load much.
     """
-    metadata = {"setting": Setting(help, metavar, read, name, many), "within": within}
+    metadata = {"setting": JobOption(help, metavar, read, name, many), "within": within}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -73,7 +73,7 @@ class Options:
                 raise ConfigError(f"{name} is {value:g}, allowed is {within[0]:g} to {within[1]:g}")
 
     @classmethod
-    def settings(cls) -> dict[str, Setting]:
+    def settings(cls) -> dict[str, JobOption]:
         """Return the options of the command line by field."""
         fields = dataclasses.fields(cls)
         return {field.name: field.metadata["setting"] for field in fields if "setting" in field.metadata}

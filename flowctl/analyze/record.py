@@ -18,7 +18,7 @@ from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from flowctl.analyze.records.listing import File
-    from flowctl.analyze.records.place import Place
+    from flowctl.analyze.records.place import RecordPlace
     from flowctl.analyze.records.window import Hour
 
 RECORD_FILE: Final = "record.json"
@@ -92,7 +92,7 @@ def _numbered(file: File) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else (f"{file.table}/{name}", 0)
 
 
-def read_record(place: Place) -> tuple[str | None, dict[Hour, Known]]:
+def read_record(place: RecordPlace) -> tuple[str | None, dict[Hour, Known]]:
     """Return where the records lie, and the hours that were read; None and empty where there is no record."""
     found = read_json(place, RECORD_FILE, RECORD_FORMAT)
     with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
@@ -110,7 +110,7 @@ def read_record(place: Place) -> tuple[str | None, dict[Hour, Known]]:
     raise ConfigError(f"{place.path(RECORD_FILE)}, the record of what was read, is {told}", hint=hint)
 
 
-def read_json(place: Place, name: str, number: int) -> dict[str, Any]:
+def read_json(place: RecordPlace, name: str, number: int) -> dict[str, Any]:
     """Return an object of ours; empty where there is none, or one of another format."""
     try:
         with place.storage.system.open_input_stream(place.storage.path(name)) as stream:

@@ -10,8 +10,8 @@ Parts are made beside, in a folder of their own. The record gives up those that 
 record names them. So a run that is killed at any moment leaves parts that the record names; the others are made anew.
 
 An answer is kept where all that it follows from is the same as when it was made (what is known of the hours, options,
-window, flowctl itself) and its results lie there as they were written. Always made are answers of jobs whose
-results others write too (`Job.merge`), which go by the clock, and of those that read no parts, which tell of the
+window, flowctl itself) and its results lie there as they were written. Always made are answers of jobs whose results
+others write too (`AnalysisJob.merge`), which go by the clock, and of those that read no parts, which tell of the
 others. Spark is started when the first step needs it, so a run with nothing new goes without.
 """
 
@@ -35,7 +35,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from flowctl.analyze.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
+from flowctl.analyze.job import BY_HOUR, AnalysisJob, JobNote, JobPart, JobState, Parts, digest, save
 from flowctl.analyze.record import (
     RECORD_FILE,
     RECORD_FORMAT,
@@ -50,7 +50,7 @@ from flowctl.analyze.record import (
 from flowctl.analyze.records import checks, footers
 from flowctl.analyze.records.footers import DAMAGED, UNREADABLE, Facts
 from flowctl.analyze.records.listing import File, Listing, RecordsError, list_records
-from flowctl.analyze.records.place import Place, local_path, resolved
+from flowctl.analyze.records.place import RecordPlace, local_path, resolved
 from flowctl.analyze.records.read import Read, check_any, judged, look
 from flowctl.analyze.records.window import Hour, Window, begin_of, end_of
 from flowctl.analyze.spark.session import SparkError, fit, mapped_errors
@@ -119,7 +119,7 @@ def run(
     spark: SparkSession | Callable[[], SparkSession],
     events: str | None,
     out: str,
-    jobs: Sequence[Job | str],
+    jobs: Sequence[AnalysisJob | str],
     options: Mapping[str, Any] | None = None,
     window: Window | None = None,
     tell: Callable[[str], None] = lambda _: None,
@@ -141,13 +141,13 @@ def run(
     if listing is None and events is not None:
         # Before a folder is made for results of nothing.
         listing = list_records(events, window and window.with_day_before(), settings)
-    place = Place(out, settings)
+    place = RecordPlace(out, settings)
     with locked(place):
         source, known = read_record(place)
         place.clear_staging()
         staging = place.staging()
         whole = (window or Window()).whole()
-        work = _Run(session, events, listing, place, staging, whole, tell, dict(options or {}), known)
+        work = _AnalysisRun(session, events, listing, place, staging, whole, tell, dict(options or {}), known)
         try:
             if window not in (None, whole):
                 bounds = (
@@ -170,7 +170,7 @@ def run(
 
 
 @contextlib.contextmanager
-def locked(place: Place) -> Iterator[None]:
+def locked(place: RecordPlace) -> Iterator[None]:
     """Keep other runs on this machine out of a folder of results; on a store there is no lock."""
     if place.storage.prefix:
         yield
@@ -193,21 +193,21 @@ def locked(place: Place) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _AnalysisRun:
     """One run; the steps in the order in which they are done."""
 
     session: Callable[[], SparkSession]
     events: str | None
     listing: Listing | None
-    place: Place
-    staging: Place
+    place: RecordPlace
+    staging: RecordPlace
     window: Window
     tell: Callable[[str], None]
     options: dict[str, Any]
     known: dict[Hour, Known]
     source: str = ""  # where the records lie, without links
     summary: dict[str, Any] = field(default_factory=dict)  # of the run before, as it lies there
-    wanted: dict[str, tuple[Part, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
+    wanted: dict[str, tuple[JobPart, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
     errors: dict[str, FlowctlError] = field(default_factory=dict)  # of jobs
     broken: dict[str, FlowctlError] = field(default_factory=dict)  # of parts
     read: set[Hour] = field(default_factory=set)
@@ -215,7 +215,7 @@ class _Run:
     listed: dict[Hour, str] = field(default_factory=dict)  # digest of the files of each hour
     noted: bool = False  # that hours have lost files is not yet in the record
 
-    def all(self, asked: Sequence[Job | str], source: str | None) -> AllResult:
+    def all(self, asked: Sequence[AnalysisJob | str], source: str | None) -> AllResult:
         """Do everything, see `run`; `source`: where the records lay so far."""
         names = [item if isinstance(item, str) else item.name for item in asked]
         if self.listing is not None:
@@ -268,9 +268,9 @@ class _Run:
     def _write_summary(self, summary: Mapping[str, Any]) -> None:
         self.place.write_text(SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
 
-    def _load(self, asked: Mapping[str, Job | str]) -> dict[str, Job]:
+    def _load(self, asked: Mapping[str, AnalysisJob | str]) -> dict[str, AnalysisJob]:
         """Return the jobs, find their options and the parts that they make and use; one that is broken has failed."""
-        jobs: dict[str, Job] = {}
+        jobs: dict[str, AnalysisJob] = {}
         for name, item in asked.items():
             with self._kept_as(name, self.errors):
                 jobs[name] = job_of(name) if isinstance(item, str) else item
@@ -282,7 +282,7 @@ class _Run:
                     self._want(owner, [use])
         return jobs
 
-    def _want(self, job: Job, parts: Sequence[str]) -> None:
+    def _want(self, job: AnalysisJob, parts: Sequence[str]) -> None:
         given = self.options.get(job.name) or {}
         if isinstance(given, Mapping):
             given = replace(job.options(), **given) if given else job.options()
@@ -492,7 +492,12 @@ class _Run:
         self.place.write_text(RECORD_FILE, json.dumps(record))
 
     def _answer(
-        self, name: str, job: Job | None, hours: Sequence[Hour], notes: Mapping[str, JobNote], earlier: JobNote | None
+        self,
+        name: str,
+        job: AnalysisJob | None,
+        hours: Sequence[Hour],
+        notes: Mapping[str, JobNote],
+        earlier: JobNote | None,
     ) -> JobNote:
         """Make a job's answer, or find that it is kept; whatever goes wrong with it is its result."""
         self.tell(name)
@@ -518,7 +523,7 @@ class _Run:
                 note = replace(note, summary=answer.summary, warnings=warnings)
         return replace(note, took_s=round(time.monotonic() - begun, 3))
 
-    def _placed(self, job: Job | None, note: JobNote, hours: Sequence[Hour]) -> JobNote:
+    def _placed(self, job: AnalysisJob | None, note: JobNote, hours: Sequence[Hour]) -> JobNote:
         """Give the results of an answer their places, in the thread that a signal ends; a kept one has them."""
         if job is not None and note.name not in self.errors and not note.made_of:
             with self._kept_as(note.name, self.errors):
@@ -542,7 +547,7 @@ class _Run:
                 lines[name] = f"the results of {name} are of other hours: {note.hours}, {bounds}"
         return lines
 
-    def _made_of(self, job: Job, hours: Sequence[Hour]) -> str:
+    def _made_of(self, job: AnalysisJob, hours: Sequence[Hour]) -> str:
         """Return what tells an answer and its results, as they lie there, from any other; "": it is not to be kept."""
         needed = _needed(job)
         if job.merge or not needed or not _code():
@@ -620,7 +625,7 @@ class _Run:
                 lines.append(f"{name} {how}, of {of} whose records are gone")
         return lines
 
-    def _outputs(self, job: Job) -> dict[str, str]:
+    def _outputs(self, job: AnalysisJob) -> dict[str, str]:
         """Return where the results of a job are, those first that are parts as well."""
         names = dict.fromkeys((*(part.name for part in job.parts if part.result), *job.results))
         return {name: self.place.path(name) for name in names if self.place.exists(name)}
@@ -637,7 +642,7 @@ class _Run:
             self.summary |= {"passed": False, "failed": failed, "outputs": outputs, "jobs": jobs}
             self._write_summary(self.summary)
 
-    def _adopt_results(self, job: Job) -> None:
+    def _adopt_results(self, job: AnalysisJob) -> None:
         """Give the results of a job their places, but for parts, which have them; delete those it has no longer."""
         for name in set(job.results) - {part.name for part in job.parts}:
             if not self.staging.exists(name):
@@ -647,7 +652,7 @@ class _Run:
             else:
                 self._merge_result(job, name)
 
-    def _merge_result(self, job: Job, name: str) -> None:
+    def _merge_result(self, job: AnalysisJob, name: str) -> None:
         """Write a result beside what others have written to it."""
         merge, made, options = job.merge[name], self.staging.read_text(name) or "", self.options[job.name]
         self.place.change_text(name, lambda there: merge(there, made, options, self.warnings.append))
@@ -703,7 +708,7 @@ def _each(names: Sequence[str], make: Callable[[str], _Of], then: Callable[[_Of]
         left.clear()
 
 
-def _needed(job: Job) -> tuple[str, ...]:
+def _needed(job: AnalysisJob) -> tuple[str, ...]:
     """Return the names of the parts that the answer of a job is made of."""
     return *(part.name for part in job.parts), *job.uses
 
@@ -721,9 +726,9 @@ def _code() -> str:
     return digest(repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])) if files else ""
 
 
-def job_of(name: str) -> Job:
+def job_of(name: str) -> AnalysisJob:
     """Return the job of that name in `JOBS`; loads its module."""
-    found: Job = importlib.import_module(JOBS[name]).JOB
+    found: AnalysisJob = importlib.import_module(JOBS[name]).JOB
     return found
 
 

@@ -15,7 +15,7 @@ from flowctl.core.text.output import say
 if TYPE_CHECKING:
     from flowctl.live.cluster.follow import Follow, FollowStatistics
     from flowctl.live.remux.hls import HlsWriter
-    from flowctl.live.remux.recorder import FinishedFile, Form, Recorder
+    from flowctl.live.remux.recorder import FinishedFile, Form, StreamRecorder
     from flowctl.wire.rtmp.url import RtmpUrl
 
 _STOP_S = 30.0
@@ -49,7 +49,7 @@ def record(
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.live.remux.files import NameTemplate
-    from flowctl.live.remux.recorder import Recorder, RecordSettings
+    from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
     from flowctl.units import parse_size
 
     set_up_log()
@@ -71,7 +71,7 @@ def record(
             _tell(file, as_json=as_json)
 
     recorders = [
-        Recorder(url.app, url.stream or url.app, settings, make_form, on_finished=finished) for url in addresses
+        StreamRecorder(url.app, url.stream or url.app, settings, make_form, on_finished=finished) for url in addresses
     ]
     _take_up(out)
     follows = _run(addresses, recorders, duration_s=duration_s, once=once)
@@ -198,7 +198,7 @@ def _tell(file: FinishedFile, *, as_json: bool) -> None:
 
 
 def _run(
-    addresses: list[RtmpUrl], recorders: Sequence[Recorder | HlsWriter], *, duration_s: float | None, once: bool
+    addresses: list[RtmpUrl], recorders: Sequence[StreamRecorder | HlsWriter], *, duration_s: float | None, once: bool
 ) -> list[Follow]:
     """Record until it is to end; then finish the files."""
     import time
@@ -252,7 +252,7 @@ def _outage(url: RtmpUrl, figures: FollowStatistics, told: str) -> str:
     return told
 
 
-def _progress(recorders: Sequence[Recorder | HlsWriter]) -> None:
+def _progress(recorders: Sequence[StreamRecorder | HlsWriter]) -> None:
     """Write one line over the one before."""
     from flowctl.units import format_count, format_duration, format_size
 
@@ -267,7 +267,7 @@ def _progress(recorders: Sequence[Recorder | HlsWriter]) -> None:
 
 
 def _summarise(
-    addresses: list[RtmpUrl], recorders: Sequence[Recorder | HlsWriter], follows: list[Follow], *, as_json: bool
+    addresses: list[RtmpUrl], recorders: Sequence[StreamRecorder | HlsWriter], follows: list[Follow], *, as_json: bool
 ) -> None:
     """Say what was recorded."""
     from flowctl.cli.common import print_json

@@ -26,7 +26,7 @@ MOST_DURATION_S: Final = 10 * 365 * 86_400.0
 """Longest duration: ten years; what is meant to last longer lasts until it is taken back."""
 
 
-class Kind(NamedTuple):
+class ArgumentKind(NamedTuple):
     """How values of one kind are written.
 
     Attributes:
@@ -51,7 +51,7 @@ class Argument:
     """
 
     name: str
-    kind: Kind
+    kind: ArgumentKind
     what: str
     default: Any = None
     required: bool = False
@@ -83,7 +83,7 @@ def read_arguments(operation: str, arguments: Sequence[Argument], given: Mapping
     return values
 
 
-def number(low: int, high: int, word: str = "NUMBER") -> Kind:
+def number(low: int, high: int, word: str = "NUMBER") -> ArgumentKind:
     def read(value: object, name: str) -> int:
         text = str(value) if type(value) is int else value
         digits = isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
@@ -92,10 +92,10 @@ def number(low: int, high: int, word: str = "NUMBER") -> Kind:
         return int(str(text))
 
     most = min(high, 10**_MOST_DIGITS - 1)
-    return Kind(word, read, schema={"type": "integer", "minimum": low, "maximum": most})
+    return ArgumentKind(word, read, schema={"type": "integer", "minimum": low, "maximum": most})
 
 
-def text(word: str = "TEXT", most: int = MOST_TEXT) -> Kind:
+def text(word: str = "TEXT", most: int = MOST_TEXT) -> ArgumentKind:
     """Return the kind of texts on one line, of up to `most` characters."""
 
     def read(value: object, name: str) -> str:
@@ -103,10 +103,10 @@ def text(word: str = "TEXT", most: int = MOST_TEXT) -> Kind:
             raise ConfigError(f"{name} is {short(value)}, it must be up to {most} characters that can be printed")
         return value
 
-    return Kind(word, read, schema={"type": "string", "maxLength": most})
+    return ArgumentKind(word, read, schema={"type": "string", "maxLength": most})
 
 
-def choice(*words: str) -> Kind:
+def choice(*words: str) -> ArgumentKind:
     """Return the kind of one of some words."""
 
     def read(value: object, name: str) -> str:
@@ -114,10 +114,10 @@ def choice(*words: str) -> Kind:
             raise ConfigError(f"{name} is {short(value)}, it must be {' or '.join(words)}")
         return value
 
-    return Kind("|".join(words), read, schema={"type": "string", "enum": list(words)})
+    return ArgumentKind("|".join(words), read, schema={"type": "string", "enum": list(words)})
 
 
-def duration(most_s: float = MOST_DURATION_S) -> Kind:
+def duration(most_s: float = MOST_DURATION_S) -> ArgumentKind:
     """Return the kind of durations, in seconds: ``90``, ``10min``, ``2h``, ``7d``."""
 
     def read(value: object, name: str) -> float:
@@ -134,10 +134,10 @@ def duration(most_s: float = MOST_DURATION_S) -> Kind:
             )
         return seconds
 
-    return Kind("DURATION", read, schema={"type": ["number", "string"], "minimum": 0, "maximum": most_s})
+    return ArgumentKind("DURATION", read, schema={"type": ["number", "string"], "minimum": 0, "maximum": most_s})
 
 
-def parsed(word: str, parse: Callable[[str, str], object], allowed: str, hint: str) -> Kind:
+def parsed(word: str, parse: Callable[[str, str], object], allowed: str, hint: str) -> ArgumentKind:
     """Return the kind of texts that `parse(text, name for errors)` takes; the value is the text itself."""
 
     def read(value: object, name: str) -> str:
@@ -146,10 +146,10 @@ def parsed(word: str, parse: Callable[[str, str], object], allowed: str, hint: s
         parse(value, name)
         return value
 
-    return Kind(word, read)
+    return ArgumentKind(word, read)
 
 
-def moment() -> Kind:
+def moment() -> ArgumentKind:
     """Return the kind of times of day in UTC, as text: ``2026-01-31T12:00:00Z``."""
     hint = "like 2026-01-31T12:00:00Z"
 
@@ -162,7 +162,7 @@ def moment() -> Kind:
     return parsed("TIME", parse, "a time in UTC", hint)
 
 
-def flag() -> Kind:
+def flag() -> ArgumentKind:
     """Return the kind of yes and no."""
 
     def read(value: object, name: str) -> bool:
@@ -172,10 +172,10 @@ def flag() -> Kind:
             raise ConfigError(f"{name} is {short(value)}, it must be yes or no (true or false)")
         return found
 
-    return Kind("yes|no", read, flag=True, schema={"type": "boolean"})
+    return ArgumentKind("yes|no", read, flag=True, schema={"type": "boolean"})
 
 
-def network() -> Kind:
+def network() -> ArgumentKind:
     """Return the kind of networks in their canonical form; an address is a network of one."""
 
     def read(value: object, name: str) -> str:
@@ -183,13 +183,13 @@ def network() -> Kind:
             raise ConfigError(f"{name} is {short(value)}, it must be an address or a network", hint="like 203.0.113.7")
         return str(parse_network(value, name, exact=True))
 
-    return Kind("NETWORK", read)
+    return ArgumentKind("NETWORK", read)
 
 
-def marks() -> Kind:
+def marks() -> ArgumentKind:
     """Return the kind of marks of limits; whether they go together is seen when all are there."""
     return parsed("BYTES,MESSAGES,AGE", parse_marks, "bytes,messages,age", "like 2MiB,2048,4s")
 
 
-def target_delay() -> Kind:
+def target_delay() -> ArgumentKind:
     return parsed("auto|off|DURATION", parse_target_delay, "auto, off or a duration", "like 1500ms")

@@ -21,7 +21,7 @@ from flowctl.core.text.addresses import Network, listen_addresses, listen_hosts
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.live.access.rules import Access
+from flowctl.live.access.rules import StreamAccess
 from flowctl.live.judging.penalties import PenaltyLimits
 from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, Takes, merged, placed, with_marks
 from flowctl.live.settings.relays import RelayRule
@@ -61,7 +61,7 @@ class Difference(NamedTuple):
     takes: Takes
 
 
-class Source(Protocol):
+class SettingSource(Protocol):
     """The file that settings were read from, and how; see `flowctl.live.settings.sources`."""
 
     @property
@@ -187,7 +187,7 @@ class LiveConfig(ServeOptions):
     memory_budget_per_address: bool = False
     work: WorkLimits = field(default_factory=WorkLimits)
     levels: tuple[Level, ...] = ()
-    access: Access = field(default_factory=Access)
+    access: StreamAccess = field(default_factory=StreamAccess)
     hooks: str = ""
     limits_file: Path | None = None
     bans_file: Path | None = None
@@ -213,7 +213,7 @@ class LiveConfig(ServeOptions):
     tls_key: Path | None = None
     relay_push: tuple[RelayRule, ...] = ()
     relay_pull: tuple[RelayRule, ...] = ()
-    source: Source | None = field(default=None, repr=False, compare=False)
+    source: SettingSource | None = field(default=None, repr=False, compare=False)
     sender: SenderSettings = field(init=False, repr=False, compare=False)
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
 

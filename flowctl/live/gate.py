@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from flowctl.core.loop.faults import ErrorHook, log_error
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
-from flowctl.live.access.rules import Access
+from flowctl.live.access.rules import StreamAccess
 from flowctl.live.access.webhooks import WebHooks
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner
@@ -82,7 +82,7 @@ class AccessGate:
             known = self._known = _Known(config, given("on_end"), timeout_s)
         return known
 
-    def access(self, request: LiveRequest) -> Access:
+    def access(self, request: LiveRequest) -> StreamAccess:
         """Return the settings for a request: those of its application, stream and role."""
         name = f"{request.stream}/" if request.kind == "connect" else request.stream
         return self._config().at(name, _ROLES[request.kind]).access
@@ -148,7 +148,7 @@ class AccessGate:
         return self.access(request).check_network(request)
 
     def identity(self, request: LiveRequest) -> str | None:
-        """Return the publisher that a token names; None: no token does. See `Access.identity`."""
+        """Return the publisher that a token names; None: no token does. See `StreamAccess.identity`."""
         return self.access(request).identity(request, self._now())
 
     def minds(self, request: LiveRequest) -> bool:

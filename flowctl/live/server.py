@@ -31,7 +31,7 @@ from flowctl.live.bans.book import PENALTY, BanBook
 from flowctl.live.bans.penalties import PenaltyWatch, Spared, bans_of
 from flowctl.live.bans.words import Word, WordKind
 from flowctl.live.changes import Change, Changes
-from flowctl.live.config import Difference, LiveConfig, Source, worker_count
+from flowctl.live.config import Difference, LiveConfig, SettingSource, worker_count
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.judging.penalties import Overflow, Penalties
@@ -293,7 +293,7 @@ class LiveServer(Server):
         _log.info("settings changed", file=str(source.file), connections=len(self.connections()), **detail)
         self._note_change("config file", detail, recorded=_without_names(detail) | in_force(self.hub.config))
 
-    def _differences(self, source: Source, before: LiveConfig, now: LiveConfig) -> list[Difference]:
+    def _differences(self, source: SettingSource, before: LiveConfig, now: LiveConfig) -> list[Difference]:
         """Return what differs between two readings of the file.
 
         Names are given by the supervisor of several workers, which keeps the rules that it began with: what the server

@@ -15,7 +15,7 @@ from flowctl.errors import ConfigError
 from flowctl.live.access import keys as keys_module
 from flowctl.live.access.keys import hash_key, make_key, read_keys
 from flowctl.live.access.request import LiveRequest
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, read_secrets, sign, signed_query
 from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.wire.rtmp.url import parse_query, parse_url
@@ -329,8 +329,8 @@ def test_web_token_key_that_others_may_read_is_refused(tmp_path):
 def test_publisher_when_it_is_back_with_another_token_is_the_same_owner():
     """A signed token is for one stream, a web token says who has it; one that is not valid here says nothing."""
     secret = b"a secret of thirty-two or more bytes, for tests"
-    tokens = Access(publish_auth=(Proof.TOKEN,), token_secrets=SecretFile("secrets", (secret,)))
-    web = Access(publish_auth=(Proof.JWT,), jwt_key=WebTokenKey("HS256", "jwt", secret, secret))
+    tokens = StreamAccess(publish_auth=(Proof.TOKEN,), token_secrets=SecretFile("secrets", (secret,)))
+    web = StreamAccess(publish_auth=(Proof.JWT,), jwt_key=WebTokenKey("HS256", "jwt", secret, secret))
 
     def owner(access, query):
         url = parse_url(f"rtmp://h/live/room?{query}")
@@ -343,7 +343,7 @@ def test_publisher_when_it_is_back_with_another_token_is_the_same_owner():
     assert owner(tokens, signed_query(secret, "publish", "live/other", 2000)) is None
     assert owner(tokens, signed_query(secret, "publish", "live/room", 900)) is None
     assert owner(tokens, "token=signed") is None
-    assert owner(Access(), first) is None
+    assert owner(StreamAccess(), first) is None
 
     def token(**claims):
         return "jwt=" + jwt.encode({"exp": time.time() + 60, **claims}, secret, "HS256")

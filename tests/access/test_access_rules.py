@@ -11,7 +11,7 @@ import pytest
 from flowctl.errors import ConfigError
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
 from flowctl.live.access.request import LiveRequest, Refusal, Why
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.wire.rtmp.url import from_connect, parse_url
@@ -40,8 +40,8 @@ def ask(access, kind="play", query="", address="192.0.2.7", **more):
 @pytest.mark.parametrize("kind", ["connect", "publish", "play"])
 def test_nothing_set_lets_everybody(kind):
     """As a server on this machine alone has always been."""
-    assert ask(Access(), kind) is None
-    assert ask(Access(), kind, address="") is None
+    assert ask(StreamAccess(), kind) is None
+    assert ask(StreamAccess(), kind, address="") is None
 
 
 @pytest.mark.parametrize(("kind", "other"), [("publish", "play"), ("play", "publish")])
@@ -65,7 +65,7 @@ def test_nothing_set_lets_everybody(kind):
 )
 def test_networks_are_held_to_for_each_kind(kind, other, allowed, denied, address, good):
     """Denied ones never, then allowed ones alone where any are named; of another kind they say nothing."""
-    access = Access(**{f"allow_{kind}": nets(*allowed), f"deny_{kind}": nets(*denied)})
+    access = StreamAccess(**{f"allow_{kind}": nets(*allowed), f"deny_{kind}": nets(*denied)})
     assert ask(access, kind, address=address) == (None if good else (FROM, Why.FORBIDDEN))
     assert ask(access, other, address=address) is None
     assert ask(access, "connect", address=address) is None
@@ -86,7 +86,7 @@ def test_networks_are_held_to_for_each_kind(kind, other, allowed, denied, addres
 @pytest.mark.parametrize("kind", ["publish", "play"])
 def test_key_is_found_wherever_clients_put_it(tc_url, app, name, kind):
     """In the address, behind the application, behind the name of the stream."""
-    access = Access(publish_auth=(Proof.KEY,), play_auth=(Proof.KEY,), keys=KEYS)
+    access = StreamAccess(publish_auth=(Proof.KEY,), play_auth=(Proof.KEY,), keys=KEYS)
     url = from_connect(tc_url, app).with_stream(name)
     assert url.path == "live/room"
     assert ask(access, kind, url=url) is None
@@ -109,7 +109,7 @@ def test_key_is_found_wherever_clients_put_it(tc_url, app, name, kind):
 )
 def test_refusal_when_nothing_was_made_up_is_of_no_guess(query, guess):
     """A crowd whose tokens were good, or that brings none, guesses nothing, however many they are."""
-    access = Access(play_auth=(Proof.KEY, Proof.TOKEN), keys=KEYS, token_secrets=SECRETS)
+    access = StreamAccess(play_auth=(Proof.KEY, Proof.TOKEN), keys=KEYS, token_secrets=SECRETS)
     url = parse_url(f"rtmp://h/live/room?{query}")
     request = LiveRequest(kind="play", connection=1, peer=("192.0.2.7", 5), url=url)
     assert access.check(request, 2_000_000_000.0).guess is guess
@@ -117,7 +117,7 @@ def test_refusal_when_nothing_was_made_up_is_of_no_guess(query, guess):
 
 def test_proof_is_asked_for_where_it_is_set_and_nowhere_else():
     """A server may want keys of publishers and let everybody play."""
-    access = Access(publish_auth=(Proof.KEY,), keys=KEYS)
+    access = StreamAccess(publish_auth=(Proof.KEY,), keys=KEYS)
     assert ask(access, "publish") == ("A stream key is needed.", Why.UNAUTHORIZED)
     assert ask(access, "play") is None
     assert ask(access, "connect") is None
@@ -125,7 +125,7 @@ def test_proof_is_asked_for_where_it_is_set_and_nowhere_else():
 
 def test_any_of_several_proofs_is_enough_and_what_is_said_is_of_the_one_that_was_tried():
     """A key, or a token, or a web token: in the address, or in the header of HTTP."""
-    access = Access(play_auth=(Proof.KEY, Proof.TOKEN, Proof.JWT), keys=KEYS, token_secrets=SECRETS, jwt_key=WEB)
+    access = StreamAccess(play_auth=(Proof.KEY, Proof.TOKEN, Proof.JWT), keys=KEYS, token_secrets=SECRETS, jwt_key=WEB)
     good = jwt.encode({"exp": time.time() + 60, "actions": "play", "streams": "*"}, SECRET, "HS256")
     late = jwt.encode({"exp": time.time() - 60, "actions": "play", "streams": "*"}, SECRET, "HS256")
     signed = signed_query(SECRET, "play", "live/room", int(time.time()) + 60)
@@ -151,14 +151,14 @@ def test_any_of_several_proofs_is_enough_and_what_is_said_is_of_the_one_that_was
 
 def test_proof_that_cannot_be_checked_lets_nobody_in():
     """A role may be told to want keys where no level names a file of them."""
-    access = Access(publish_auth=(Proof.KEY,))
+    access = StreamAccess(publish_auth=(Proof.KEY,))
     assert ask(access, "publish", query=f"key={KEY}") == (
         "The server cannot check this proof.",
         Why.UNAVAILABLE,
     )
     assert access.missing() == "publish_auth asks for key, but there is no keys_file"
-    assert Access(play_auth=(Proof.JWT,)).missing() == "play_auth asks for jwt, but there is no jwt_key"
-    assert Access(publish_auth=(Proof.KEY,), keys=KEYS).missing() is None
+    assert StreamAccess(play_auth=(Proof.JWT,)).missing() == "play_auth asks for jwt, but there is no jwt_key"
+    assert StreamAccess(publish_auth=(Proof.KEY,), keys=KEYS).missing() is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_proof_that_cannot_be_checked_lets_nobody_in():
 )
 def test_what_is_open_to_everybody_is_known(fields, publish, play):
     """So that a server which listens for the world can say it."""
-    access = Access(**fields)
+    access = StreamAccess(**fields)
     assert (access.open_to_all("publish"), access.open_to_all("play")) == (publish, play)
     assert access.open_to_all("play", "http") == (play or bool(access.on_connect))
 
@@ -200,17 +200,17 @@ def test_what_is_open_to_everybody_is_known(fields, publish, play):
 def test_access_when_a_value_is_out_of_range_is_refused(fields):
     """The error names the field."""
     with pytest.raises(ConfigError, match=next(iter(fields))):
-        Access(**fields)
+        StreamAccess(**fields)
 
 
 def test_no_secret_is_shown_by_any_of_it():
     """Errors, logs and tests print objects."""
-    access = Access(keys=KEYS, token_secrets=SECRETS, jwt_key=WEB)
+    access = StreamAccess(keys=KEYS, token_secrets=SECRETS, jwt_key=WEB)
     request = LiveRequest(
         kind="play", connection=1, peer=("h", 1), url=parse_url(f"rtmp://u:pw@h/live/room?key={KEY}"), bearer=KEY
     )
     shown = repr(access) + repr(request) + repr(Refusal("no"))
     assert not any(secret in shown for secret in (KEY, SECRET.decode(), "pw", _DIGEST))
     with pytest.raises(ConfigError) as caught:
-        Access(on_publish=(f"ftp://u:{KEY}@h/?token={KEY}",))
+        StreamAccess(on_publish=(f"ftp://u:{KEY}@h/?token={KEY}",))
     assert KEY not in str(caught.value)

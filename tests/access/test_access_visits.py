@@ -9,7 +9,7 @@ import pytest
 
 from flowctl.live.access import visits as module
 from flowctl.live.access.request import LiveRequest
-from flowctl.live.access.rules import Access
+from flowctl.live.access.rules import StreamAccess
 from flowctl.live.access.visits import IDLE_S, Visits
 from flowctl.live.config import LiveConfig
 from flowctl.live.gate import AccessGate
@@ -47,7 +47,7 @@ class Room:
     def __init__(self, access=None):
         self.now, self.later = 0.0, []
         self.gate = AccessGate(lambda: self.config)
-        self.config = LiveConfig(access=access or Access())
+        self.config = LiveConfig(access=access or StreamAccess())
         self.gate.hooks = self.hooks = Hearing()
         self.visits = Visits(self.gate, lambda: self.now, lambda delay_s, call: self.later.append(call))
 
@@ -134,5 +134,5 @@ def test_network_when_it_is_denied_later_is_refused_in_a_visit_too():
     """A list of networks that changes holds at once, for who watches already."""
     room = Room()
     assert room.gate.refuses_network(REQUEST) is None
-    room.config = LiveConfig(access=Access(deny_play=(ip_network("192.0.2.0/24"),)))
+    room.config = LiveConfig(access=StreamAccess(deny_play=(ip_network("192.0.2.0/24"),)))
     assert room.gate.refuses_network(REQUEST) is not None

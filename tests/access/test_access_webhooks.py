@@ -14,7 +14,7 @@ from hook_kit import HookServer, http
 
 from flowctl.errors import LimitExceededError
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Why
-from flowctl.live.access.rules import Access, HookFailure
+from flowctl.live.access.rules import HookFailure, StreamAccess
 from flowctl.live.access.turns import Turns
 from flowctl.live.access.webhooks import WebHooks, body_of
 from flowctl.wire.rtmp.url import parse_url
@@ -58,7 +58,7 @@ def ask(hooks, access, request=None):
 
 
 def asks(*urls, **more):
-    return Access(on_publish=tuple(urls), **({"hook_timeout_s": 10.0} | more))
+    return StreamAccess(on_publish=tuple(urls), **({"hook_timeout_s": 10.0} | more))
 
 
 @pytest.mark.parametrize("body", ["0", " 0\r\n", '{"code": 0}', '{"code":0,"data":null}'])
@@ -222,7 +222,7 @@ def test_question_that_is_withdrawn_is_not_answered(hooks, server):
 
 def test_news_of_a_connection_come_in_order_and_a_hook_that_fails_is_passed_by(hooks, server):
     """What it answers is of no account; others are told all the same."""
-    access = Access(on_end=("http://127.0.0.1:1/", server.url()))
+    access = StreamAccess(on_end=("http://127.0.0.1:1/", server.url()))
     server.answer = lambda _: http("1", "500 No")
     connect = LiveRequest(kind="connect", connection=7, peer=("192.0.2.7", 1), url=parse_url("rtmp://h/live"))
     hooks.tell(access, request_of())
@@ -236,7 +236,7 @@ def test_news_of_a_connection_come_in_order_and_a_hook_that_fails_is_passed_by(h
 def test_news_that_wait_for_a_server_that_hangs_are_bounded_for_each_address(hooks, server):
     """One that comes and goes all the time does not push out the news of others, nor fill the memory."""
     server.answer = lambda _: None
-    access = Access(on_end=(server.url(),), hook_timeout_s=60.0)
+    access = StreamAccess(on_end=(server.url(),), hook_timeout_s=60.0)
     for _ in range(1000):
         hooks.tell(access, request_of())
     for _ in range(10):
@@ -280,7 +280,7 @@ def test_question_after_the_end_is_undecided(server):
     assert ask(hooks, asks(server.url())) is None
     hooks.stop(1.0)
     assert ask(hooks, asks(server.url())) is UNDECIDED
-    hooks.tell(Access(on_end=(server.url(),)), request_of())
+    hooks.tell(StreamAccess(on_end=(server.url(),)), request_of())
 
 
 def test_question_under_way_at_the_end_is_undecided(server):

@@ -9,7 +9,7 @@ import pytest
 
 from flowctl.control.operations import Permission
 from flowctl.live.admin import streaming
-from flowctl.live.admin.asking import Asking
+from flowctl.live.admin.asking import OperationAsker
 from flowctl.live.admin.streaming import KEPT, MOST_QUEUED, EventStreams
 
 
@@ -78,7 +78,7 @@ def run(monkeypatch):
     def start(test):
         async def whole():
             server = Server()
-            asking = Asking(server.carry_out)
+            asking = OperationAsker(server.carry_out)
             streams = EventStreams(asking)
             try:
                 await test(server, streams)

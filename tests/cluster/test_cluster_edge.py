@@ -16,7 +16,7 @@ from flowctl.live.cluster.edge import edge as edge_module
 from flowctl.live.cluster.edge.upstream import OriginAddress
 from flowctl.live.cluster.segments.segment import SegmentId, object_of
 from flowctl.live.cluster.segments.window import WindowLimits
-from flowctl.records.telemetry.options import EventsOptions, Streams
+from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_frames_when_followed_reach_viewers_before_their_segment_is_complete(hou
 def test_followed_origin_when_recorded_is_told_of_as_a_publisher(house, tmp_path):
     """The connection that goes out has its row, with what came in by it; one that brings nothing has none."""
     first = house.origin()
-    edge = house.edge(first, follow=True, records=EventsOptions(folder=str(tmp_path), streams=Streams.PLAIN))
+    edge = house.edge(first, follow=True, records=EventsOptions(folder=str(tmp_path), streams=RecordedStreams.PLAIN))
     encoder = Encoder(first)
     encoder.pictures(30)
     viewer = edge.play()

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.access.keys import hash_key, make_key, read_keys
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.cluster.edge.upstream import OriginAddress
 
 
@@ -36,7 +36,7 @@ class Keys:
         )
         path = folder / "keys"
         path.write_text("\n".join(lines))
-        self.access = Access(play_auth=(Proof.KEY,), keys=read_keys(path))
+        self.access = StreamAccess(play_auth=(Proof.KEY,), keys=read_keys(path))
 
 
 @pytest.fixture

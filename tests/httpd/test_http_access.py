@@ -13,7 +13,7 @@ from http_kit import wait_for
 
 from flowctl.control.operations import Permission, perform
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.reasons import CloseReason
@@ -22,7 +22,7 @@ from flowctl.wire.rtmp.session_config import ServerSessionConfig
 KEY = "a-key-that-nobody-guesses"
 _, _SALT, _DIGEST = hash_key(KEY).split(":")
 SECRET = b"a secret of thirty-two or more bytes, for tests"
-ACCESS = Access(
+ACCESS = StreamAccess(
     play_auth=tuple(Proof),
     keys=KeyFile("keys", (StoredKey(bytes.fromhex(_SALT), bytes.fromhex(_DIGEST)),)),
     token_secrets=SecretFile("secrets", (SECRET,)),
@@ -77,7 +77,7 @@ def test_viewer_with_any_proof_gets_the_picture_and_without_is_told_so_in_the_st
 
 
 def test_viewer_from_a_network_that_is_denied_is_forbidden(web):
-    made = web(access=Access(deny_play=(ip_network("127.0.0.0/8"),)))
+    made = web(access=StreamAccess(deny_play=(ip_network("127.0.0.0/8"),)))
     assert made.get()[0] == 403
 
 

@@ -17,7 +17,7 @@ from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.errors import FlowctlError
 from flowctl.flv import FlvReader
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.hooks import LiveHooks
 from flowctl.live.judging.penalties import Allowance, PenaltyLimits
@@ -287,7 +287,7 @@ def test_hls_when_a_token_expires_goes_on_for_who_was_let_in(web, folder):
     """HTTP hooks are asked once and told once for the whole of it; whoever comes later with that token is refused."""
     hook = HookServer()
     now = time.time()
-    access = Access(
+    access = StreamAccess(
         play_auth=(Proof.TOKEN,),
         token_secrets=SecretFile("secrets", (SECRET,)),
         on_play=(hook.url("/play"),),

@@ -6,9 +6,9 @@ import pytest
 from http_kit import wait_for
 from pyarrow import parquet
 
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile
-from flowctl.records.telemetry.options import EventsOptions, Streams
+from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 from flowctl.records.telemetry.schema import CLASS_NAMES
 
 
@@ -16,7 +16,7 @@ from flowctl.records.telemetry.schema import CLASS_NAMES
 def recorded(web, tmp_path):
     """Make a server that records; `closes` stops it and returns the rows of its connections by what they asked for."""
 
-    def make(streams=Streams.PLAIN, **options):
+    def make(streams=RecordedStreams.PLAIN, **options):
         events = EventsOptions(folder=str(tmp_path / "events"), node="n1", streams=streams)
         return web(events=events, players_may_wait=False, **options)
 
@@ -61,7 +61,7 @@ def test_player_over_http_when_it_leaves_has_a_row_as_over_rtmp(recorded, tmp_pa
 
 def test_player_over_http_when_names_are_secret_shows_no_part_of_a_path_that_is_not_there(recorded, tmp_path):
     """The first part of a path comes with the name, and may be a key: it is an application when its stream is there."""
-    web = recorded(streams=Streams.HASH)
+    web = recorded(streams=RecordedStreams.HASH)
     publisher = web.publisher()
     publisher.group()
     client = web.client()
@@ -79,7 +79,7 @@ def test_player_over_http_when_names_are_secret_shows_no_part_of_a_path_that_is_
 def test_player_over_http_when_it_has_no_key_is_an_attempt_that_was_refused(recorded, tmp_path):
     """Who may not play asked for it all the same: the row names the stream and says why."""
     secrets = SecretFile("secrets", (b"a secret of thirty-two or more bytes, for tests",))
-    web = recorded(access=Access(play_auth=(Proof.TOKEN,), token_secrets=secrets))
+    web = recorded(access=StreamAccess(play_auth=(Proof.TOKEN,), token_secrets=secrets))
     web.publisher().group()
     assert web.get()[0] == 401
     row = closes(web, tmp_path)["room"]

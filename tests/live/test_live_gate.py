@@ -14,7 +14,7 @@ from live_kit import World, config
 
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
 from flowctl.live.access.request import LiveRequest, Refusal, Why
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.config import LiveConfig
 from flowctl.live.gate import AccessGate
@@ -93,7 +93,7 @@ def test_settings_that_change_hold_for_the_next_who_asks():
     now = [LiveConfig()]
     gate = AccessGate(lambda: now[0])
     assert asked(gate) is None
-    now[0] = LiveConfig(access=Access(deny_play=HERE))
+    now[0] = LiveConfig(access=StreamAccess(deny_play=HERE))
     assert isinstance(asked(gate), Refusal)
 
 
@@ -128,7 +128,7 @@ def rejected(peer):
 )  # fmt: skip
 def test_client_of_rtmp_is_refused_in_its_words(access, ask, name, expected):
     """A session on the wire: the code that clients know, and what a person understands."""
-    world = World(config(access=Access(**access)))
+    world = World(config(access=StreamAccess(**access)))
     peer = getattr(world.connect(), ask)(name)
     world.run()
     ((code, description),) = rejected(peer)
@@ -140,7 +140,7 @@ def test_client_of_rtmp_is_refused_in_its_words(access, ask, name, expected):
 
 def test_client_of_rtmp_with_what_is_asked_for_is_let_in():
     """A key to publish, and a signed token to play."""
-    access = Access(publish_auth=(Proof.KEY,), keys=KEYS, play_auth=(Proof.TOKEN,), token_secrets=SECRETS)
+    access = StreamAccess(publish_auth=(Proof.KEY,), keys=KEYS, play_auth=(Proof.TOKEN,), token_secrets=SECRETS)
     world = World(config(access=access))
     assert world.connect().publish(f"live/room?key={KEY}").has(PublishStarted)
     query = signed_query(SECRETS.secrets[0], "play", "live/room", int(time.time()) + 60)
@@ -149,7 +149,7 @@ def test_client_of_rtmp_with_what_is_asked_for_is_let_in():
 
 def test_publisher_when_it_is_back_with_a_new_token_gets_its_name():
     """Its name is kept for it while its connection is broken, though no two tokens are the same."""
-    access = Access(publish_auth=(Proof.TOKEN,), token_secrets=SECRETS)
+    access = StreamAccess(publish_auth=(Proof.TOKEN,), token_secrets=SECRETS)
     world = World(config(access=access, return_grace_s=3.0))
     viewer = world.connect().play()
     for number, address in enumerate(("192.0.2.1", "192.0.2.1", "198.51.100.1")):
@@ -164,7 +164,7 @@ def test_publisher_when_it_is_back_with_a_new_token_gets_its_name():
 
 def test_refused_publisher_that_stays_is_closed_soon():
     """Encoders that do not know the code wait for our close."""
-    world = World(config(access=Access(deny_publish=HERE)))
+    world = World(config(access=StreamAccess(deny_publish=HERE)))
     peer = world.connect().publish()
     world.run(3.0)
     assert peer.ended is not None
@@ -183,7 +183,7 @@ def test_refused_publisher_that_stays_is_closed_soon():
 )
 def test_server_that_others_can_reach_says_what_is_open_to_everybody(host, access, said):
     """In its log, when it starts; on this machine alone there is nobody to warn of."""
-    server = LiveServer(LiveConfig(host=host, access=Access(**access)))
+    server = LiveServer(LiveConfig(host=host, access=StreamAccess(**access)))
     try:
         with structlog.testing.capture_logs() as lines:
             server._tell_what_is_open()
@@ -204,7 +204,7 @@ def test_server_that_others_can_reach_says_what_is_open_to_everybody(host, acces
 )
 def test_server_that_others_can_reach_says_what_is_open_over_http(rtmp, http, access, may):
     """Nobody is asked about a connection of HTTP, so that what guards connections of RTMP guards no play over HTTP."""
-    server = LiveServer(LiveConfig(host=rtmp, access=Access(**access)))
+    server = LiveServer(LiveConfig(host=rtmp, access=StreamAccess(**access)))
     try:
         server.listen(http, 0, name="https")
         with structlog.testing.capture_logs() as lines:
@@ -240,7 +240,7 @@ def test_hooks_of_the_application_and_of_http_must_both_allow(hook, name, answer
     """The application is asked first: what a web server was asked about, it takes for begun."""
     hook.answer = lambda _: http(answer)
     failures, found, done = [], [], threading.Event()
-    config = LiveConfig(access=Access(on_publish=(hook.url(),)))
+    config = LiveConfig(access=StreamAccess(on_publish=(hook.url(),)))
     gate = AccessGate(lambda: config)
     gate.hooks = HookRunner(Ours(), lambda *failure: failures.append(failure))
     gate.hooks.start()
@@ -250,7 +250,7 @@ def test_hooks_of_the_application_and_of_http_must_both_allow(hook, name, answer
     assert done.wait(20)
     assert [(asked is question, refusal and refusal.text) for asked, refusal in found] == [(True, said)]
     assert hook.actions() == actions
-    assert gate.decide_s == LiveHooks.decide_s + Access().hook_timeout_s + 1.0
+    assert gate.decide_s == LiveHooks.decide_s + StreamAccess().hook_timeout_s + 1.0
     gate.stop(1.0)
     gate.hooks.stop(1.0)
     assert failures == []

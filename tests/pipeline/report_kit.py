@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 
-from flowctl.analyze.records.place import Place
+from flowctl.analyze.records.place import RecordPlace
 from flowctl.analyze.report import gather, job
-from flowctl.analyze.report.found import Found
+from flowctl.analyze.report.found import ReportFindings
 from flowctl.records.telemetry.schema import CLASS_NAMES
 
 NASTY = (
@@ -190,12 +190,12 @@ def found_of(folder, tables=None, texts=None, jobs=None, text=""):
     """Return what a report finds in results; all there may be if none are given."""
     lay(folder, tables_of(text) if tables is None else tables, texts_of(text) if texts is None else texts)
     shown = notes(text) if jobs is None else jobs
-    return gather.gather(gather.Tables(Place(str(folder))), f"/data/events{text}", shown, [accounts(text=text)])
+    return gather.gather(gather.Tables(RecordPlace(str(folder))), f"/data/events{text}", shown, [accounts(text=text)])
 
 
 def empty():
     """A report of nothing."""
-    return Found(events="/data/events", made_at=BEGAN)
+    return ReportFindings(events="/data/events", made_at=BEGAN)
 
 
 def run_in(folder, viewers=400, text="", *, tables=None, texts=None, choose=1, failed=None):

@@ -11,7 +11,7 @@ from flowctl.flv import FlvReader
 from flowctl.live.remux.files import NameTemplate, PartFile
 from flowctl.live.remux.flvform import FlvForm
 from flowctl.live.remux.intake import Began, Came, Ended
-from flowctl.live.remux.recorder import Recorder, RecordSettings
+from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
 from flowctl.testing import ManualClock
 from flowctl.wire.media.synthetic import SyntheticSource
 
@@ -50,7 +50,7 @@ class Bench:
         self.finished = []
         self.clock = ManualClock()
         self.disk = disk or Disk()
-        self.recorder = Recorder(
+        self.recorder = StreamRecorder(
             app,
             "room",
             RecordSettings(folder=self.folder, template=NameTemplate(name), **settings),

@@ -13,7 +13,7 @@ from remux_kit import checksums, moved, pictures_of, source
 
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flv import FlvReader
-from flowctl.live.remux.files import Room
+from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.live.remux.intake import Began, Came, Ended
 from flowctl.live.remux.recorder import RecorderState
@@ -223,7 +223,7 @@ def test_hls_when_another_process_writes_the_stream_is_refused(tmp_path):
 def test_hls_when_the_disk_is_full_keeps_what_is_there_and_goes_on(tmp_path):
     """No room costs segments, which are counted; the playlist stays true, and what follows is told to be apart."""
     free = [1000]
-    writing = Writing(tmp_path, room=Room(tmp_path, 100, lambda _: (free[0], 1000)))
+    writing = Writing(tmp_path, room=DiskRoom(tmp_path, 100, lambda _: (free[0], 1000)))
     tags = source(9)
     writing.feed([tag for tag in tags if tag.timestamp < 3500])
     before = writing.text

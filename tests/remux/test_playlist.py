@@ -7,14 +7,14 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.live.remux.playlist import Playlist, Segment
+from flowctl.live.remux.playlist import HlsSegment, Playlist
 
 
 def test_playlist_when_it_slides_counts_what_left():
     """The first number is that of the first segment listed, and discontinuities that have left are counted."""
     playlist = Playlist(100, 3, 4.0)
     for number in range(6):
-        playlist.add(Segment(f"s-{number}.ts", 4.0, discontinuity=number in (1, 4)))
+        playlist.add(HlsSegment(f"s-{number}.ts", 4.0, discontinuity=number in (1, 4)))
     assert playlist.text() == (
         "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:4\n#EXT-X-MEDIA-SEQUENCE:103\n"
         "#EXT-X-DISCONTINUITY-SEQUENCE:1\n#EXTINF:4.000,\ns-3.ts\n#EXT-X-DISCONTINUITY\n#EXTINF:4.000,\ns-4.ts\n"
@@ -26,7 +26,7 @@ def test_playlist_when_initialisation_changes_names_each_once():
     """Fragmented MP4 has a map before the first segment, and before the first that needs another one."""
     playlist = Playlist(1, 5, 2.0)
     for number, init in enumerate(("a.mp4", "a.mp4", "b.mp4")):
-        playlist.add(Segment(f"{number}.m4s", 2.0, init, discontinuity=number == 2))
+        playlist.add(HlsSegment(f"{number}.m4s", 2.0, init, discontinuity=number == 2))
     lines = playlist.text().splitlines()
     assert [line for line in lines if "MAP" in line] == ['#EXT-X-MAP:URI="a.mp4"', '#EXT-X-MAP:URI="b.mp4"']
     assert "#EXT-X-VERSION:6" in lines
@@ -37,10 +37,10 @@ def test_playlist_when_the_stream_comes_back_begins_anew_behind_the_old_numbers(
     """After the end only what is new is listed; numbers go on, so players that stayed find their way."""
     playlist = Playlist(10, 4, 2.0)
     for number in range(3):
-        playlist.add(Segment(f"{number}.ts", 2.0))
+        playlist.add(HlsSegment(f"{number}.ts", 2.0))
     playlist.ended = True
     assert playlist.text().endswith("2.ts\n#EXT-X-ENDLIST\n")
-    playlist.add(Segment("3.ts", 2.0, discontinuity=True))
+    playlist.add(HlsSegment("3.ts", 2.0, discontinuity=True))
     assert "ENDLIST" not in playlist.text()
     assert playlist.text().endswith("#EXT-X-MEDIA-SEQUENCE:13\n#EXT-X-DISCONTINUITY\n#EXTINF:2.000,\n3.ts\n")
 
@@ -56,7 +56,7 @@ def test_playlist_when_anything_is_added_stays_bounded_and_true(segments, listed
     for number, (duration_s, discontinuity, init) in enumerate(segments):
         assert playlist.next_number == 7 + number
         there |= {f"{number}.ts", *([init] if init else [])}
-        there -= set(playlist.add(Segment(f"{number}.ts", duration_s, init, discontinuity=discontinuity)))
+        there -= set(playlist.add(HlsSegment(f"{number}.ts", duration_s, init, discontinuity=discontinuity)))
         text = playlist.text()
         names = [line for line in text.splitlines() if not line.startswith("#")]
         assert set(names) <= there

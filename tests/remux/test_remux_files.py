@@ -12,7 +12,7 @@ import pytest
 from remux_kit import Bench, source, tags_of
 
 from flowctl.errors import ConfigError
-from flowctl.live.remux.files import NameTemplate, PartFile, Room, recover
+from flowctl.live.remux.files import DiskRoom, NameTemplate, PartFile, recover
 from flowctl.live.remux.recovery import whole_bytes
 
 
@@ -121,18 +121,18 @@ def test_template_when_it_is_no_name_is_refused(template):
 
 def test_room_when_less_than_the_floor_is_free_is_none(tmp_path):
     """The floor counts, and 0 lifts it."""
-    Room(tmp_path, 100, lambda _: (100, 1000)).check()
-    Room(tmp_path, 0, lambda _: (0, 1000)).check()
+    DiskRoom(tmp_path, 100, lambda _: (100, 1000)).check()
+    DiskRoom(tmp_path, 0, lambda _: (0, 1000)).check()
     with pytest.raises(OSError, match="less than 100"):
-        Room(tmp_path, 100, lambda _: (99, 1000)).check()
+        DiskRoom(tmp_path, 100, lambda _: (99, 1000)).check()
 
 
 def test_room_when_there_was_none_has_to_be_more(tmp_path):
     """A disk that was full is used again when a 20th of it is free above the floor, not at the first byte."""
     for free, floor in ((149, 100), (49, 0)):
         with pytest.raises(OSError, match="less than"):
-            Room(tmp_path, floor, lambda _, free=free: (free, 1000)).check(again=True)
-        Room(tmp_path, floor, lambda _, free=free: (free + 1, 1000)).check(again=True)
+            DiskRoom(tmp_path, floor, lambda _, free=free: (free, 1000)).check(again=True)
+        DiskRoom(tmp_path, floor, lambda _, free=free: (free + 1, 1000)).check(again=True)
 
 
 def test_finish_when_the_name_was_taken_meanwhile_writes_over_nothing(tmp_path):

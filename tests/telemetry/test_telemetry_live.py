@@ -26,21 +26,21 @@ from flowctl.core.loop.sockets import LineFigures
 from flowctl.core.sending.figures import Account
 from flowctl.live import Level, LiveServer, Role
 from flowctl.live.access.request import UNDECIDED, Question, Refusal
-from flowctl.live.access.rules import Access
+from flowctl.live.access.rules import StreamAccess
 from flowctl.live.config import LiveConfig
 from flowctl.live.playing import CONTROL_LANE
 from flowctl.live.records import sessions
 from flowctl.live.records.recording import Recording
 from flowctl.live.rows import connection_in_full
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.records.telemetry.options import Addresses, EventsOptions, RecordedStreams
 from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, RECORDED
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import Message
 
-PLAIN = {"streams": Streams.PLAIN}
+PLAIN = {"streams": RecordedStreams.PLAIN}
 LINE = LineFigures(0, 0, 3, 0, 700, 900, 0)
 """What the kernel says of a line, scripted: the sockets of these worlds have none."""
 CLOSES = tuple(name for name in FLOW_CLOSES.names if name not in {"node", "seq"})
@@ -340,7 +340,7 @@ class Undecided:
 def test_request_when_settings_or_a_hook_refuse_it_says_which(tmp_path):
     """What the settings forbid, what a hook forbids, what none could decide; where it is allowed, nothing."""
     here = (ipaddress.ip_network("192.0.2.30"),)
-    world = RecordedWorld(tmp_path, config(access=Access(deny_play=here)))
+    world = RecordedWorld(tmp_path, config(access=StreamAccess(deny_play=here)))
     hooks = world.hub.gate.hooks = Undecided()
     world.publisher()
     words = {"192.0.2.30": "access", "192.0.2.31": "hook", "192.0.2.32": "undecided", "192.0.2.33": None}

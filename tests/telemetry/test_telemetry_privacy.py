@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.records.telemetry.options import Addresses, EventsOptions, RecordedStreams
 from flowctl.records.telemetry.privacy import Privacy, read_key
 
 KEY = b"0123456789abcdef"
@@ -23,7 +23,7 @@ CARRYING = (
 """Names that carry more than a name."""
 
 
-def privacy(addresses=Addresses.PLAIN, streams=Streams.HASH, key=KEY) -> Privacy:
+def privacy(addresses=Addresses.PLAIN, streams=RecordedStreams.HASH, key=KEY) -> Privacy:
     return Privacy(addresses, streams, key)
 
 
@@ -81,7 +81,7 @@ def test_stream_when_no_application_was_named_is_all_hash():
     """Without an application at connect the first part came with the name; a path of one part has none either."""
     assert privacy().stream("k3y/720p", app_named=False) == ("", privacy().hashed("k3y/720p"))
     assert privacy().stream("k3y") == ("", privacy().hashed("k3y"))
-    assert privacy(streams=Streams.PLAIN).stream("room/720p", app_named=False) == ("room", "720p")
+    assert privacy(streams=RecordedStreams.PLAIN).stream("room/720p", app_named=False) == ("room", "720p")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_network_when_stored_tells_no_more_than_an_address(mode, cidr, stored):
 
 
 def test_stream_when_names_are_public_is_plain_unless_it_carries_a_query():
-    plain = privacy(streams=Streams.PLAIN)
+    plain = privacy(streams=RecordedStreams.PLAIN)
     assert plain.stream("live/room") == ("live", "room")
     for name in CARRYING:
         assert "s3cret" not in plain.stream(f"live/{name}")[1]
@@ -109,7 +109,7 @@ def test_stream_when_names_are_public_is_plain_unless_it_carries_a_query():
         assert plain.stream(f"live/{name}") == ("live", name)
 
 
-@pytest.mark.parametrize("streams", list(Streams))
+@pytest.mark.parametrize("streams", list(RecordedStreams))
 def test_application_when_it_carries_a_query_is_a_hash(streams):
     """What is named at connect may carry a key as well, percent-encoded as often as one likes."""
     for app in CARRYING:
@@ -122,7 +122,7 @@ def test_text_when_it_is_made_to_be_dear_takes_as_long_as_any(text):
     """Texts of 60,000 characters take linear work: its square or cube would not end within the test's time."""
     for _ in range(3):
         assert len(privacy().text(text)) <= 120
-        app, name = privacy(streams=Streams.PLAIN).stream(f"live/{text}")
+        app, name = privacy(streams=RecordedStreams.PLAIN).stream(f"live/{text}")
         assert app == "live"
         assert len(name) <= 120
 

@@ -11,7 +11,7 @@ from flowctl.cli.app import app
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.records.recording import usual_node
-from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.records.telemetry.options import Addresses, EventsOptions, RecordedStreams
 
 
 def test_settings_when_none_are_given_hide_names_and_keep_addresses(tmp_path):
@@ -19,7 +19,7 @@ def test_settings_when_none_are_given_hide_names_and_keep_addresses(tmp_path):
     server = LiveServer(LiveConfig(events=EventsOptions(folder=str(tmp_path))))
     found, port = server.recording.recorder.options, server.address[1]
     server.stop()
-    assert (found.addresses, found.streams, found.key) == (Addresses.PLAIN, Streams.HASH, None)
+    assert (found.addresses, found.streams, found.key) == (Addresses.PLAIN, RecordedStreams.HASH, None)
     assert found.node == usual_node(port)
     assert found.node.endswith(f"-{port}")
 

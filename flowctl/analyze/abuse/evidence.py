@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.analyze.abuse.weights import BEFORE_PLAYING, Weights
-from flowctl.analyze.job import Part
+from flowctl.analyze.job import JobPart
 from flowctl.analyze.records import addresses
 from flowctl.reasons import SLOW_ENDS, CloseReason
-from flowctl.records.telemetry.schema import VIEWING, EventName, Role
+from flowctl.records.telemetry.schema import VIEWING, EventName, RecordedRole
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -133,7 +133,7 @@ def _make(records: Records, options: Any) -> DataFrame:
     )
 
 
-EVIDENCE: Final = Part(
+EVIDENCE: Final = JobPart(
     name="evidence",
     columns=COLUMNS,
     make=_make,
@@ -173,7 +173,7 @@ def _ends(weights: Weights) -> dict[str, Column]:
     reason, code, role = f.col("reason"), f.col("code"), f.col("role")
     broken, slow, left = reason == CloseReason.PROTOCOL_ERROR.value, reason.isin(*SLOW_ENDS), reason.isin(*_LEFT)
     of_handshake = f.coalesce(code.isin(*_BEFORE_HANDSHAKE) | code.startswith("handshake"), f.lit(True))
-    unknown = f.coalesce(role == Role.UNKNOWN.value, f.lit(True))
+    unknown = f.coalesce(role == RecordedRole.UNKNOWN.value, f.lit(True))
     trouble_ms, taken, short_ms = f.col("unrecovered_ms"), f.col("unrecovered_bytes"), f.lit(weights.short_s * 1000)
     before_ms = f.col("duration_s") * 1000 - f.coalesce("startup_ms", f.lit(0.0)) - trouble_ms
     reads = taken >= f.greatest(trouble_ms, f.lit(1000.0)) / 1000 * weights.deaf_bytes_per_s
@@ -189,7 +189,7 @@ def _ends(weights: Weights) -> dict[str, Column]:
         "lost_line": slow & f.coalesce(~stalls, before_ms >= f.greatest(trouble_ms, short_ms)),
         "cut_at_once": slow & (trouble_ms < _DEAF_FROM_MS),
         "paused": slow & stalls & ((f.col("sent_bytes") > _HELD_BYTES) | (before_ms >= weights.settled_s * 1000)),
-        "deaf_http": slow & (role == Role.HTTP_FLV.value),
+        "deaf_http": slow & (role == RecordedRole.HTTP_FLV.value),
         "never_read": slow & (before_ms < short_ms),
         "deaf_close": slow,
         "fruitless_connection": left & unknown,

@@ -16,9 +16,9 @@ import pandas as pd
 from pyspark.sql import functions as f
 
 from flowctl.analyze.abuse.evidence import EVIDENCE
-from flowctl.analyze.abuse.scores import ACTIONS, SCORE_COLUMNS, Rules, all_scores, begin_us
+from flowctl.analyze.abuse.scores import ACTIONS, SCORE_COLUMNS, AbuseRules, all_scores, begin_us
 from flowctl.analyze.abuse.weights import Weights
-from flowctl.analyze.job import Answer, Job
+from flowctl.analyze.job import AnalysisJob, JobAnswer
 from flowctl.analyze.options import AbuseOptions
 from flowctl.analyze.records import addresses
 from flowctl.charts.words import plural, span
@@ -115,14 +115,14 @@ def found_of(scores: DataFrame, truth: str) -> dict[str, Any]:
     return sums | {"found_share": sums["found"] / max(sums["abusive_addresses"], 1), "by_kind": by_kind}
 
 
-def answer(parts: Parts, options: AbuseOptions) -> Answer:
+def answer(parts: Parts, options: AbuseOptions) -> JobAnswer:
     """Judge the addresses; write ``abuse_scores`` and ``bans.jsonl``."""
     begin_s = time.time() if options.now_s is None else options.now_s
     last_s = parts.newest.timestamp() if parts.newest is not None else 0.0
     weights, most = options.weights, options.most_bans
     seen_us, now_us = int(last_s * 1e6), int(begin_s * 1e6)
     allowed = options.allow if options.private else (*options.allow, *addresses.PRIVATE)
-    rules = Rules(weights=weights, seen_us=seen_us, now_us=now_us, since_us=begin_us(parts), spared=allowed)
+    rules = AbuseRules(weights=weights, seen_us=seen_us, now_us=now_us, since_us=begin_us(parts), spared=allowed)
     table = all_scores(parts, rules)
     parts.write("abuse_scores", table, SCORE_COLUMNS)
     if isinstance(table, pd.DataFrame):
@@ -161,10 +161,10 @@ def answer(parts: Parts, options: AbuseOptions) -> Answer:
             f"the records end {span(begin_s - last_s)} ago, and evidence is halved every "
             f"{span(weights.half_life_s)} up to now; --now TIME judges as at another time"
         )
-    return Answer(summary=summary, warnings=warnings)
+    return JobAnswer(summary=summary, warnings=warnings)
 
 
-JOB: Final = Job(
+JOB: Final = AnalysisJob(
     name="abuse",
     parts=(EVIDENCE,),
     results=("abuse_scores", BANS_FILE),

@@ -86,7 +86,7 @@ _CLOCKS_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class AbuseRules:
     """By what to judge."""
 
     weights: Weights
@@ -104,7 +104,7 @@ class Rules:
         return any(network.version == other.version and network.overlaps(other) for other in self.spared)
 
 
-def all_scores(parts: Parts, rules: Rules) -> pd.DataFrame | DataFrame:
+def all_scores(parts: Parts, rules: AbuseRules) -> pd.DataFrame | DataFrame:
     """Return the scores of all addresses and subnets of part `evidence`, with `SCORE_COLUMNS`."""
     if parts.small:
         return scores(parts.pandas(EVIDENCE.name), rules)
@@ -139,7 +139,7 @@ def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"began": began_us, "heard": last_us}).groupby(found["node"]).max()
 
 
-def scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame | None = None) -> pd.DataFrame:
+def scores(found: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return the scores of addresses and their subnets: `SCORE_COLUMNS`."""
     each = address_scores(found, rules, nodes(found) if known is None else known)
     subnets = _subnet_scores(each, rules)
@@ -153,7 +153,7 @@ def scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame | None = None)
     return both.round(digits)[list(SCORE_COLUMNS)]
 
 
-def address_scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame) -> pd.DataFrame:
+def address_scores(found: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame) -> pd.DataFrame:
     """Return the score of every address, by address; `verdict` not yet with what subnets change."""
     weights, found = rules.weights, found[found["address"].notna()]
     found = found.assign(harmful=found["kind"].isin(_kinds(found, weights)), last_us=_us(found["last_seen"]))
@@ -193,7 +193,7 @@ def address_scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame) -> pd
     return who.assign(kind="address").astype({"people": "int64", "connections": "int64"})
 
 
-def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: Rules) -> pd.DataFrame:
+def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: AbuseRules) -> pd.DataFrame:
     """Return by address: points, of these harm (kinds that can ban) and proof, how many never read, evidence."""
     weights, harm = rules.weights, _kinds(found, rules.weights)
     # What cuts many of an address in one minute is their line: it counts once.
@@ -216,7 +216,7 @@ def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: Rules) -> pd.Data
     return sums.assign(evidence=[json.dumps(amounts, separators=(",", ":")) for amounts in told.values()])
 
 
-def _standing(found: pd.DataFrame, rules: Rules, servers: pd.DataFrame) -> pd.DataFrame:
+def _standing(found: pd.DataFrame, rules: AbuseRules, servers: pd.DataFrame) -> pd.DataFrame:
     """Return who behaves at each address.
 
     A connection counts with the time for which it played or published, if it did nothing that bans and was not cut. One
@@ -249,7 +249,7 @@ def _standing(found: pd.DataFrame, rules: Rules, servers: pd.DataFrame) -> pd.Da
     return sums.assign(standing_hours=sums.pop("standing_ms") / 3_600_000)
 
 
-def _subnet_scores(each: pd.DataFrame, rules: Rules) -> pd.DataFrame:
+def _subnet_scores(each: pd.DataFrame, rules: AbuseRules) -> pd.DataFrame:
     """Return the score of every subnet that has an abusive address, or one that is allowed to be.
 
     A subnet is banned as a whole if at least `Weights.subnet_addresses` of its addresses, and at least
@@ -297,7 +297,7 @@ def attackers(
     parts: Parts, who: Collection[str], seen_us: int, weights: Weights | None = None
 ) -> tuple[set[tuple[str, int]], set[str]]:
     """Return whom the rules call attackers: what limits do to them is no reason for other limits."""
-    rules = Rules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us, since_us=begin_us(parts))
+    rules = AbuseRules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us, since_us=begin_us(parts))
     if parts.small:
         found = parts.pandas(EVIDENCE.name)
         known = nodes(found)

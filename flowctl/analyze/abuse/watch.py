@@ -33,7 +33,7 @@ from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.job import JobNote, JobState
 from flowctl.analyze.options import AbuseOptions, WatchOptions
 from flowctl.analyze.records.listing import RecordsError
-from flowctl.analyze.records.place import Place, Storage, literal
+from flowctl.analyze.records.place import RecordPlace, Storage, literal
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.run import AllResult
 from flowctl.analyze.run import run as run_jobs
@@ -80,7 +80,7 @@ def windowed(raw: DataFrame, options: WatchOptions) -> DataFrame:
 
 
 def merge_into(
-    place: Place, own: Sequence[Ban], judge: AbuseOptions, *, anew: bool = False, tell: Tell = lambda _: None
+    place: RecordPlace, own: Sequence[Ban], judge: AbuseOptions, *, anew: bool = False, tell: Tell = lambda _: None
 ) -> None:
     """Merge bans of the watch into the list of a folder; those that have expired go."""
     made = render(replace(ban, source=SOURCE) for ban in own)
@@ -104,7 +104,7 @@ class Watch:
     ) -> None:
         self._spark, self._events, self._options, self._tell = spark, events.rstrip("/"), options, tell
         self._stop = stop
-        self._place: Final = Place(out)
+        self._place: Final = RecordPlace(out)
         merge_into(self._place, [], options.judge, anew=options.judge.replace_bans)
         self._accounts: Sequence[Mapping[str, Any]] = ()  # of the newest judgement
         # The sums in a checkpoint are of these windows and weights; with others, the stream begins anew.
@@ -158,7 +158,7 @@ class Watch:
         """Return what the job `abuse` says of some addresses, by all records of the last day."""
         judge = replace(self._options.judge, now_s=now_s, truth=None, replace_bans=True)
         since = dt.datetime.fromtimestamp(now_s, dt.UTC) - LOOK_BACK
-        where = Place(self._place.path(JUDGE_FOLDER))
+        where = RecordPlace(self._place.path(JUDGE_FOLDER))
         result = self._judged(where.folder, judge, Window(since=since))
         if result is None:
             return []

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowctl.analyze.capacity import node
 from flowctl.analyze.capacity.loads import LOADS, WINDOW_S
 from flowctl.analyze.capacity.node import MEASURE, Measurement, NodeModel, fit, why_weak
-from flowctl.analyze.job import Answer, Job, Parts
+from flowctl.analyze.job import AnalysisJob, JobAnswer, Parts
 from flowctl.analyze.options import CapacityOptions
 from flowctl.charts.words import figure, percent, plural, sentences, size, told
 from flowctl.errors import ConfigError
@@ -205,7 +205,7 @@ def nodes_table(loads: pd.DataFrame, carries: Sequence[tuple[int | None, str, bo
     )
 
 
-def answer(parts: Parts, options: CapacityOptions) -> Answer:
+def answer(parts: Parts, options: CapacityOptions) -> JobAnswer:
     """Fit and answer; of records with viewers write what each node carries."""
     loads = parts.pandas(LOADS.name) if parts.small else parts.table(LOADS.name).toArrow().to_pandas()
     whole = loads[loads["node"].isna()]
@@ -220,7 +220,7 @@ def answer(parts: Parts, options: CapacityOptions) -> Answer:
     points = measured(loads)
     found = estimate(points, options)
     if not ms:
-        return Answer(summary=found | {"headline": headline(found, options)})
+        return JobAnswer(summary=found | {"headline": headline(found, options)})
     names = [str(name) for name, _ in loads.groupby("node")]
     of_all, carries = (found["viewers_per_node"], found["fitted_to"], found["at_least"]), []
     for _, rows in loads.groupby("node"):
@@ -240,7 +240,9 @@ def answer(parts: Parts, options: CapacityOptions) -> Answer:
         "watched_s": round(ms / 1000, 1),
         "each": _each(names, carries),
     }
-    return Answer(summary=found | {"answer": said(found, options), "headline": headline(found, options)})
+    return JobAnswer(summary=found | {"answer": said(found, options), "headline": headline(found, options)})
 
 
-JOB: Final = Job(name="capacity", parts=(LOADS,), results=("capacity_nodes",), answer=answer, options=CapacityOptions)
+JOB: Final = AnalysisJob(
+    name="capacity", parts=(LOADS,), results=("capacity_nodes",), answer=answer, options=CapacityOptions
+)

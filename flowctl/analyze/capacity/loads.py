@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.analyze.job import Part
+from flowctl.analyze.job import JobPart
 from flowctl.analyze.records.expressions import summed
 from flowctl.records.telemetry.schema import CLASS_NAMES, VIEWING
 
@@ -67,4 +67,4 @@ def loads(records: Records, _: Any = None) -> DataFrame:
     return summed(groups, (*_SUMS, "busy_ppm"), f.count("*").alias("windows"), *peaks)
 
 
-LOADS: Final = Part("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=3)
+LOADS: Final = JobPart("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=3)

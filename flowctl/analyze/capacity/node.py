@@ -103,7 +103,7 @@ def reference() -> list[Measurement]:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FittedLine:
     """What a node takes: `idle`, `each` viewer, and for `byte` a second of a viewer; one unit for all."""
 
     idle: float
@@ -123,8 +123,8 @@ class Line:
 class NodeModel:
     """The fitted model."""
 
-    cpu: Line  # microseconds per second
-    memory: Line | None  # bytes; None: not measured, or of one size of crowd
+    cpu: FittedLine  # microseconds per second
+    memory: FittedLine | None  # bytes; None: not measured, or of one size of crowd
     points: int  # to which it was fitted
     largest: int  # viewers of the largest of them
     residual: float = 0.0  # root mean square of the relative errors of processor time at these points
@@ -151,13 +151,13 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
     return [float(factor) for factor in factors]
 
 
-def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> Line:
+def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> FittedLine:
     """Fit a line."""
     viewers, rates, values = np.asarray(points, float).T
     several, apart = viewers.max() > 1.1 * viewers.min(), rates.max() >= 2 * rates[viewers > 0].min()
     octets = viewers * rates / 8
     rows = np.column_stack([np.full(len(points), several), viewers, octets * apart]) / values[:, None]
-    line = Line(*least_squares(rows.tolist(), (1 - (not apart) * octets * byte / values).tolist()))
+    line = FittedLine(*least_squares(rows.tolist(), (1 - (not apart) * octets * byte / values).tolist()))
     return line if apart else replace(line, byte=byte)
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from flowctl.analyze.records.window import Hour, begin_of
 from flowctl.core.flow.state import SendState
-from flowctl.records.telemetry.schema import TABLES, EventName, FlightKind, Kind, Role
+from flowctl.records.telemetry.schema import TABLES, EventName, FlightKind, Kind, RecordedRole
 
 OLDEST_US: Final = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
 """Before flowctl existed: a clock that was never set."""
@@ -90,7 +90,7 @@ class Check:
 
 _STATES: Final = tuple(item.name for item in SendState)
 _WORDS: Final = {
-    **{(table, "role"): tuple(item.value for item in Role) for table in TABLES},
+    **{(table, "role"): tuple(item.value for item in RecordedRole) for table in TABLES},
     ("flow_events", "event"): tuple(item.value for item in EventName),
     ("flow_events", "state_from"): _STATES,
     ("flow_events", "state_to"): _STATES,

@@ -1,12 +1,12 @@
-"""Folders on this machine or a store: where records lie (`Storage`), and where results go (`Place`).
+"""Folders on this machine or a store: where records lie (`Storage`), and where results go (`RecordPlace`).
 
 Everything goes through `pyarrow.fs`, which knows ``s3://`` (``s3a://`` is the same to us), ``gs://``, ``abfs://`` and
 ``hdfs://``, with the credentials of the environment.
 
-Results of a run are made in a folder of their own within the place (`Place.staging`) and take the names of the earlier
-ones when all is done (`Place.adopt`), each by a rename: a file at once, a folder after the earlier one was renamed
-aside. So nobody ever finds half a table, and a file that a server watches (``bans.jsonl``) is there at every moment.
-Object stores have no rename of folders: there they are copied, and a reader can come in between.
+Results of a run are made in a folder of their own within the place (`RecordPlace.staging`) and take the names of the
+earlier ones when all is done (`RecordPlace.adopt`), each by a rename: a file at once, a folder after the earlier one
+was renamed aside. So nobody ever finds half a table, and a file that a server watches (``bans.jsonl``) is there at
+every moment. Object stores have no rename of folders: there they are copied, and a reader can come in between.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-class Place:
+class RecordPlace:
     """A folder for results, a path or an address; made if it is missing. `settings` are of Spark, see `s3_options`."""
 
     _ours: frozenset[str] = frozenset()  # folders in it that are marked
@@ -213,13 +213,13 @@ class Place:
         """Return where an output of that name lies, as Spark takes it."""
         return self.storage.address(self.storage.path(name))
 
-    def staging(self) -> Place:
+    def staging(self) -> RecordPlace:
         """Return a new folder within this one to make results in."""
         return self.inner(f"{_STAGING}{secrets.token_hex(4)}")
 
-    def inner(self, name: str) -> Place:
+    def inner(self, name: str) -> RecordPlace:
         """Return a folder of this one as a place."""
-        return Place(self.path(name), self._settings)
+        return RecordPlace(self.path(name), self._settings)
 
     def exists(self, name: str) -> bool:
         """Return whether there is an output of that name."""
@@ -296,7 +296,7 @@ class Place:
                 told = f"{self.path(name)} would be replaced by results, and is not a folder of results"
                 raise ConfigError(told, hint="move it away, or name another folder with --out")
 
-    def adopt(self, staging: Place, name: str) -> None:
+    def adopt(self, staging: RecordPlace, name: str) -> None:
         """Give an output that was made in `staging` its name here, in place of an earlier one."""
         folder = name.partition("/")[0]
         if folder not in self._ours:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from flowctl.analyze.capacity.node import MEASURE
-from flowctl.analyze.report.found import Found, Row, json_of
+from flowctl.analyze.report.found import ReportFindings, Row, json_of
 from flowctl.analyze.viewers.ingest import GAP_MAX_MS, GAP_SHARE, JITTER_MS, KEY_MAX_MS
 from flowctl.charts.words import (
     FEW,
@@ -141,7 +141,7 @@ RULES: Final = (
 """What is said of each question: texts of `flowctl.charts.words.sentences`; the first whose order has its facts."""
 
 
-def answers(found: Found) -> list[Advice]:
+def answers(found: ReportFindings) -> list[Advice]:
     """Return all answers, in the order of the page."""
     hung = threads(found)
     said = [_said(about, facts(found)) for about, facts in (("limits", limits), ("bans", bans))]
@@ -162,7 +162,7 @@ def _said(about: str, facts: Facts) -> Advice:
     return Advice(about, rules[0].kind, *(sentences(facts, text) for text in rules[0][2:]))
 
 
-def recorded(found: Found) -> str:
+def recorded(found: ReportFindings) -> str:
     """Return how much was recorded, as one sentence; "" if that is unknown."""
     totals = found.totals or {}
     viewers, drawn = number(totals.get("viewers")), number(totals.get("drawn_share")) or 1.0
@@ -185,7 +185,7 @@ worst off leave them out.
 """
 
 
-def limits(found: Found) -> Facts:
+def limits(found: ReportFindings) -> Facts:
     """Return what is known of the limits to set, and what they would have changed."""
     rows, said = found.rows("whatif_choices"), found.summary("whatif")
     if not rows:
@@ -235,7 +235,7 @@ def choice_text(row: Row) -> str:
     return words(row.get("choice") or row.get("choice_id"), 160)
 
 
-def bans(found: Found) -> Facts:
+def bans(found: ReportFindings) -> Facts:
     """Return whom to keep out, and for what."""
     scores, rows = found.tables.get("abuse_scores"), found.rows("bans")
     if scores is None and "bans" not in found.tables:
@@ -280,7 +280,7 @@ def evidence_text(value: Any) -> str:
     return ", ".join(f"{words(name)} {figure(amount)}" for name, amount in order[:8]) or "-"
 
 
-def capacity(found: Found, hung: set[str]) -> Facts:
+def capacity(found: ReportFindings, hung: set[str]) -> Facts:
     """Return how many more viewers there is room for, and when the next node is needed; `hung` nodes have none."""
     said = found.summary("capacity")
     everyone = {words(row.get("node"), 48): row for row in found.rows("capacity_nodes")}
@@ -345,7 +345,7 @@ def _next_node(peaks: Mapping[int, float], free: float) -> str:
     )
 
 
-def networks(found: Found) -> list[Facts]:
+def networks(found: ReportFindings) -> list[Facts]:
     """Return the networks whose viewers have trouble by their link more often than all others, the clearest first.
 
     Trouble that is the server's, the publisher's or the limits' fault is no reason to call who carries it.
@@ -364,7 +364,7 @@ def networks(found: Found) -> list[Facts]:
     return [facts for _, facts in sorted(clear, key=lambda item: -item[0])]
 
 
-def publishers(found: Found) -> list[Facts]:
+def publishers(found: ReportFindings) -> list[Facts]:
     """Return the streams that come to us badly, the worst first, each with the worst of its publications."""
     streams: dict[str, list[Row]] = {}
     for row in found.rows("ingest"):
@@ -405,7 +405,7 @@ _WRONG: Final = (
 """Columns of ``ingest``, above what they are worth a call, and how that is said; the worst first."""
 
 
-def threads(found: Found) -> list[Facts]:
+def threads(found: ReportFindings) -> list[Facts]:
     """Return the nodes whose own thread was what made viewers slow."""
     nodes: dict[str, Counter[str]] = {}
     for row in found.rows("nodes"):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from flowctl.analyze.report.answers import choice_text, evidence_text
-from flowctl.analyze.report.found import MEASURES, STATES, Cut, Found, Row
+from flowctl.analyze.report.found import MEASURES, STATES, CutTable, ReportFindings, Row
 from flowctl.charts.page import Figure
 from flowctl.charts.pictures import MOST_BARS, Bar, Bars, Dot, Dots, Layer, Lines, Series, Stack
 from flowctl.charts.words import figure, filled, ms, number, percent, plural, share, size, told, whole, words
@@ -109,7 +109,7 @@ TABLES: Final[Mapping[str, Shown]] = {
 }
 
 
-def cells_of(found: Found, name: str) -> tuple[list[str], list[tuple[str, ...]]] | None:
+def cells_of(found: ReportFindings, name: str) -> tuple[list[str], list[tuple[str, ...]]] | None:
     """Return heads and rows of a table as text; None: there are no rows."""
     rows = found.rows(name)[: TABLES[name].most]
     cells = {column: [_cell(row, column) for row in rows] for column in TABLES[name].columns.split()}
@@ -122,9 +122,9 @@ def cells_of(found: Found, name: str) -> tuple[list[str], list[tuple[str, ...]]]
 _UNIT: Final = re.compile("/.*|_(ms|s|bytes)$")
 
 
-def note_of(found: Found, name: str) -> str:
+def note_of(found: ReportFindings, name: str) -> str:
     """Return what one must know to read a table, and how much of it is not shown."""
-    cut = found.tables.get(name, Cut())
+    cut = found.tables.get(name, CutTable())
     shown = min(len(cut.rows), TABLES[name].most)
     left = cut.total - shown
     told = f"The first {shown:,} of {cut.total:,} rows. " if left > 0 else ""
@@ -183,7 +183,7 @@ _BARS: Final[Mapping[str, _Barred]] = {
 """Name of a table -> how it is drawn."""
 
 
-def bars(found: Found, name: str) -> Figure | None:
+def bars(found: ReportFindings, name: str) -> Figure | None:
     """Return a table of counts as bars; None: there are none."""
     look = _BARS[name]
     drawn = []
@@ -199,7 +199,7 @@ def bars(found: Found, name: str) -> Figure | None:
     return Figure(Bars(name=name.replace("_", "-"), title=look.title, description=said, bars=drawn), note=look.note)
 
 
-def delays(found: Found) -> Figure | None:
+def delays(found: ReportFindings) -> Figure | None:
     """Return how many viewers were how late; None: there are no figures."""
     titles = {"delay_p50_ms": ("its median delay", 1), "delay_p95_ms": ("its p95", 2), "delay_p99_ms": ("its p99", 6)}
     series = [
@@ -220,7 +220,7 @@ def delays(found: Found) -> Figure | None:
     return Figure(chart, ("of each viewer", *(f"{mark} % of viewers" for mark in marks)), rows) if series else None
 
 
-def states(found: Found) -> Figure | None:
+def states(found: ReportFindings) -> Figure | None:
     """Return how the time of viewers is shared by the states, place by place; None: there are no figures."""
     rows = found.moments
     if not rows:
@@ -259,7 +259,7 @@ def states(found: Found) -> Figure | None:
 _UNITS_S: Final = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
-def front(found: Found) -> Figure | None:
+def front(found: ReportFindings) -> Figure | None:
     """Return all choices of limits as dots: who is disconnected against how late; None: there are none."""
     dots = []
     for row in found.rows("whatif_choices"):

@@ -25,7 +25,7 @@ STATES: Final = ("ready", "overloaded", "soft", "hard")
 """As in the names of columns, from good to bad."""
 
 
-class Known(NamedTuple):
+class Measure(NamedTuple):
     """What a figure over viewers is; its unit is the end of its name (`flowctl.charts.words.told`)."""
 
     kind: str  # "share" of a total, "quantile" over viewers, or "ratio" of sums
@@ -40,20 +40,20 @@ class Known(NamedTuple):
     tile: bool = False  # whether it is one of the few figures that one looks for first
 
 
-MEASURES: Final[Mapping[str, Known]] = {
-    "start_failures": Known("share", "attempts that failed to start", -1, 0.002, "attempts", tile=True),
-    "exits_before_start": Known("share", "left before the first frame", -1, 0.002, "attempts"),
-    "troubled": Known("share", "viewers in trouble", -1, 0.005, "plays", tile=True),
-    "cut_slow": Known("share", "disconnected for being slow", -1, 0.002, "plays", tile=True),
-    "first_frame_p50_ms": Known("quantile", "first frame (median)", -1, 50, "first_frame_ms", 0.5, tile=True),
-    "first_frame_p95_ms": Known("quantile", "first frame (p95)", -1, 50, "first_frame_ms", 0.95),
-    "delay_p50_ms": Known("quantile", "delay (median of medians)", -1, 50, "delay_p50_ms", 0.5, STEP),
-    "delay_p95_ms": Known("quantile", "delay (p95 of medians)", -1, 50, "delay_p50_ms", 0.95, STEP, tile=True),
-    "stall_ratio": Known("ratio", "time stalled", -1, 0.001, "play_s", tile=True),
-    "picture_share": Known("ratio", "pictures delivered", 1, 0.002, "pictures_wanted", tile=True),
-    "late_share": Known("ratio", "time beyond the target delay", -1, 0.005, "sampled_ms"),
-    "bit_rate": Known("ratio", "bit rate", 0, 10e3, "play_s"),
-    "frames_per_s": Known("ratio", "frames per second", 0, 0.2, "play_s"),
+MEASURES: Final[Mapping[str, Measure]] = {
+    "start_failures": Measure("share", "attempts that failed to start", -1, 0.002, "attempts", tile=True),
+    "exits_before_start": Measure("share", "left before the first frame", -1, 0.002, "attempts"),
+    "troubled": Measure("share", "viewers in trouble", -1, 0.005, "plays", tile=True),
+    "cut_slow": Measure("share", "disconnected for being slow", -1, 0.002, "plays", tile=True),
+    "first_frame_p50_ms": Measure("quantile", "first frame (median)", -1, 50, "first_frame_ms", 0.5, tile=True),
+    "first_frame_p95_ms": Measure("quantile", "first frame (p95)", -1, 50, "first_frame_ms", 0.95),
+    "delay_p50_ms": Measure("quantile", "delay (median of medians)", -1, 50, "delay_p50_ms", 0.5, STEP),
+    "delay_p95_ms": Measure("quantile", "delay (p95 of medians)", -1, 50, "delay_p50_ms", 0.95, STEP, tile=True),
+    "stall_ratio": Measure("ratio", "time stalled", -1, 0.001, "play_s", tile=True),
+    "picture_share": Measure("ratio", "pictures delivered", 1, 0.002, "pictures_wanted", tile=True),
+    "late_share": Measure("ratio", "time beyond the target delay", -1, 0.005, "sampled_ms"),
+    "bit_rate": Measure("ratio", "bit rate", 0, 10e3, "play_s"),
+    "frames_per_s": Measure("ratio", "frames per second", 0, 0.2, "play_s"),
 }
 """Figures over viewers: name in the row of all of `experience` -> what it is. Tiles, tables and compare follow."""
 
@@ -63,7 +63,7 @@ def measured(name: str, one: Row) -> str:
     return told(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
 
 
-class Cut(NamedTuple):
+class CutTable(NamedTuple):
     """The first rows of a table, and how many it has."""
 
     rows: Sequence[Row] = ()
@@ -71,7 +71,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ReportFindings:
     """All that a report shows."""
 
     events: str
@@ -86,7 +86,7 @@ class Found:
     # Name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that)
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     # Name (see `flowctl.analyze.report.evidence`) -> its first rows
-    tables: Mapping[str, Cut] = field(default_factory=dict)
+    tables: Mapping[str, CutTable] = field(default_factory=dict)
     moments: Sequence[Row] = ()  # rows over time: from_s (Unix time), length_s, shares of the states, viewers
     # Whole days since the first record -> most viewers at once on that day
     peaks: Mapping[int, float] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Found:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self, table: str) -> Sequence[Row]:
-        return self.tables.get(table, Cut()).rows
+        return self.tables.get(table, CutTable()).rows
 
     def summary(self, job: str) -> Row:
         found = self.jobs.get(job, {}).get("summary")

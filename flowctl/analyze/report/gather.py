@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from flowctl.analyze.records.place import Place
-from flowctl.analyze.report.found import MEASURES, STATES, SURE, Cut, Found, Row, json_of
+from flowctl.analyze.records.place import RecordPlace
+from flowctl.analyze.report.found import MEASURES, STATES, SURE, CutTable, ReportFindings, Row, json_of
 from flowctl.analyze.viewers.ingest import HEALTH
 from flowctl.charts.words import number
 from flowctl.core.text.addresses import Network, meanings
@@ -77,7 +77,7 @@ TOPS: Final[Mapping[str, Top]] = {
 class Tables:
     """The results in a folder; of tables with a time those rows that lie in the window."""
 
-    def __init__(self, place: Place, *, since: datetime | None = None, until: datetime | None = None) -> None:
+    def __init__(self, place: RecordPlace, *, since: datetime | None = None, until: datetime | None = None) -> None:
         self._since, self._until = since, until
         self.place = place
 
@@ -107,7 +107,7 @@ class Tables:
                 found, drawn = found.sample(frac=0.5, random_state=1), drawn / 2
         return found, drawn
 
-    def top(self, name: str, top: Top) -> dict[str, Cut]:
+    def top(self, name: str, top: Top) -> dict[str, CutTable]:
         """Return the first rows of a table, by the value of `top.by`, under its own name without."""
         kept: dict[str, tuple[pd.DataFrame, int]] = {}
         for frame in self.batches(name):
@@ -115,7 +115,7 @@ class Tables:
             for value, rows in used.groupby(top.by) if top.by else [(name, used)]:
                 before, total = kept.get(str(value), (rows.head(0), 0))
                 kept[str(value)] = first(pd.concat([before, rows]), top.order, top.most), total + len(rows)
-        return {value: Cut(rows_of(rows), total) for value, (rows, total) in kept.items()}
+        return {value: CutTable(rows_of(rows), total) for value, (rows, total) in kept.items()}
 
 
 def first(rows: pd.DataFrame, order: Sequence[str], most: int = MOST_ROWS) -> pd.DataFrame:
@@ -142,7 +142,7 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
 
 def gather(
     tables: Tables, events: str, jobs: Mapping[str, Any], accounts: Sequence[Row] = (), window: str = ""
-) -> Found:
+) -> ReportFindings:
     """Return the figures of all results. A table that cannot be read costs its own section, with the reason."""
     missing: dict[str, str] = {}
 
@@ -155,22 +155,24 @@ def gather(
             missing[job] = foreign(f"{name}: {type(error).__name__}: {error}", 300)
             return None
 
-    cuts: dict[str, Cut] = {}
+    cuts: dict[str, CutTable] = {}
     for name, top in TOPS.items():
         cuts |= read(top.job, name, functools.partial(tables.top, name, top)) or {}
     if (bans := read("abuse", "bans.jsonl", lambda: tables.place.read_text("bans.jsonl"))) is not None:
         lines = sorted(map(json_of, bans.split("\n")), key=lambda row: -(number(row.get("score")) or 0.0))
-        cuts["bans"] = Cut(list(filter(None, lines)))
-    listed = Listed(row.get("cidr") for row in cuts.get("bans", Cut()).rows)
+        cuts["bans"] = CutTable(list(filter(None, lines)))
+    listed = Listed(row.get("cidr") for row in cuts.get("bans", CutTable()).rows)
     if "ingest" in cuts:  # who sends to harm is no publisher that one could call
         rows = [row for row in cuts["ingest"].rows if row.get("peer_ip") not in listed]
-        cuts["ingest"] = Cut(rows, cuts["ingest"].total - len(cuts["ingest"].rows) + len(rows))
-    viewers = read("sessions", "sessions", lambda: _viewers(tables, cuts.get("all", Cut()).rows, listed)) or {}
+        cuts["ingest"] = CutTable(rows, cuts["ingest"].total - len(cuts["ingest"].rows) + len(rows))
+    viewers = read("sessions", "sessions", lambda: _viewers(tables, cuts.get("all", CutTable()).rows, listed)) or {}
     fields = viewers | (read("fleet", "fleet_streams", lambda: _over_time(tables)) or {})
     books = _books(jobs, accounts, missing)
-    cuts |= fields.get("tables", {}) | {name: Cut(rows, len(rows)) for name, rows in books.items()}
+    cuts |= fields.get("tables", {}) | {name: CutTable(rows, len(rows)) for name, rows in books.items()}
     made_at = datetime.now(UTC)
-    return Found(events=events, made_at=made_at, window=window, jobs=jobs, missing=missing, **fields | {"tables": cuts})
+    return ReportFindings(
+        events=events, made_at=made_at, window=window, jobs=jobs, missing=missing, **fields | {"tables": cuts}
+    )
 
 
 def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[str, str]) -> dict[str, Sequence[Row]]:
@@ -201,7 +203,7 @@ _COLUMNS: Final = (
 
 
 def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, Any]:
-    """Return what sessions, closed and open, came to: fields of `Found`; {}: there are none.
+    """Return what sessions, closed and open, came to: fields of `ReportFindings`; {}: there are none.
 
     Figures over all of them are those of `experience` (`whole`: its row of all, if there is one); sessions tell how
     sure these are, and how viewers differ.
@@ -226,8 +228,8 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
         "pictures": pictures.fillna("not known").rename("of").value_counts().reindex(_PICTURE_WORDS).dropna(),
     }
     told = {name: (tally / drawn).round().reset_index(name="count") for name, tally in tallies.items()}
-    cuts = {name: Cut(rows_of(rows.head(200)), len(rows)) for name, rows in told.items()}
-    cuts["worst"] = Cut(rows_of(first(honest, ("cut_slow", "trouble_ms", "delay_p99_ms"))), len(honest))
+    cuts = {name: CutTable(rows_of(rows.head(200)), len(rows)) for name, rows in told.items()}
+    cuts["worst"] = CutTable(rows_of(first(honest, ("cut_slow", "trouble_ms", "delay_p99_ms"))), len(honest))
     # Whom to call is said by viewers, not by connections: who comes back again and again is one.
     until = times["closed_at"].fillna(times["seen_at"])
     trouble_ms = frame["trouble_ms"].fillna(0.0).clip(0.0, frame["duration_s"].fillna(0.0).clip(0.0, 1e7) * 1000)
@@ -236,7 +238,7 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
         address=viewers["peer_ip"].fillna(viewers["conn_id"].astype(str)), began=times["opened_at"], until=until
     )
     nodes = at_once(there, "node", "blame", "address").groupby(["node", "blame"]).sum()
-    cuts["nodes"] = Cut(rows_of((nodes / drawn).round().reset_index(name="count")), len(nodes))
+    cuts["nodes"] = CutTable(rows_of((nodes / drawn).round().reset_index(name="count")), len(nodes))
     there = there[~bad]
     cuts["links"] = _links(at_once(there[there["blame"] == "viewer_link"], "address"), at_once(there, "address"), drawn)
     span_s = (times.max().max() - times["opened_at"].min()).total_seconds()
@@ -268,7 +270,7 @@ def at_once(rows: pd.DataFrame, *keys: str) -> pd.Series[Any]:
     return moves.groupby([*keys])["open"].max().clip(lower=1)
 
 
-def _links(troubled: pd.Series[Any], viewers: pd.Series[Any], drawn: float) -> Cut:
+def _links(troubled: pd.Series[Any], viewers: pd.Series[Any], drawn: float) -> CutTable:
     """Return networks by how many viewers they have, and how many had trouble by their own link; given by address."""
     found: dict[str, Counter[str]] = {}
     for address, count in viewers.items():
@@ -288,7 +290,7 @@ def _links(troubled: pd.Series[Any], viewers: pd.Series[Any], drawn: float) -> C
         for network, tally in found.items()
         if tally["troubled"]
     ]
-    return Cut(rows, len(rows))
+    return CutTable(rows, len(rows))
 
 
 class Listed:
@@ -375,7 +377,7 @@ def _student(freedom: float) -> float:
 
 
 def _over_time(tables: Tables) -> dict[str, Any]:
-    """Return `fleet_streams` over time: the fields `moments` and `peaks` of `Found`; {}: there is nothing."""
+    """Return `fleet_streams` over time: the fields `moments` and `peaks` of `ReportFindings`; {}: there is nothing."""
     states = [f"share_{state}" for state in STATES]
     sums = pd.DataFrame()
     for frame in tables.batches("fleet_streams", ("minute", "viewers", *states), "minute"):

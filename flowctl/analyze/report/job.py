@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowctl.analyze.job import Answer, Job, Parts
+from flowctl.analyze.job import AnalysisJob, JobAnswer, Parts
 from flowctl.analyze.record import RECORD_FILE
 from flowctl.analyze.report.answers import answers
-from flowctl.analyze.report.found import FORMAT, Found, json_of
+from flowctl.analyze.report.found import FORMAT, ReportFindings, json_of
 from flowctl.analyze.report.gather import Tables, gather
 from flowctl.analyze.report.page import render
 
 REPORT_FILE: Final = "report.html"
 
 
-def answer(parts: Parts, _: Any = None) -> Answer:
+def answer(parts: Parts, _: Any = None) -> JobAnswer:
     """Write the page."""
     tables = Tables(parts.place, since=parts.since, until=parts.until)
     jobs = {name: note.as_dict() for name, note in parts.notes.items()}
@@ -28,10 +28,10 @@ def answer(parts: Parts, _: Any = None) -> Answer:
     bounds = [f"{word} {at:%Y-%m-%d %H:%M} UTC" for word, at in (("from", parts.since), ("to", parts.until)) if at]
     found = gather(tables, events, jobs, parts.accounts, " ".join(bounds))
     parts.write_text(REPORT_FILE, render(found))
-    return Answer(summary={"answers": [item._asdict() for item in answers(found)], "figures": figures(found)})
+    return JobAnswer(summary={"answers": [item._asdict() for item in answers(found)], "figures": figures(found)})
 
 
-def figures(found: Found) -> dict[str, Any]:
+def figures(found: ReportFindings) -> dict[str, Any]:
     """Return what a later comparison needs: figures over viewers with errors, and who was how often in trouble."""
     return {
         "format": FORMAT,
@@ -47,4 +47,4 @@ def figures(found: Found) -> dict[str, Any]:
     }
 
 
-JOB: Final = Job(name="report", parts=(), results=(REPORT_FILE,), answer=answer)
+JOB: Final = AnalysisJob(name="report", parts=(), results=(REPORT_FILE,), answer=answer)

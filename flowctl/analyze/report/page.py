@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from flowctl.analyze.report.answers import answers, recorded
 from flowctl.analyze.report.evidence import TABLES, bars, cells_of, delays, front, note_of, states
-from flowctl.analyze.report.found import MEASURES, Found, measured
+from flowctl.analyze.report.found import MEASURES, ReportFindings, measured
 from flowctl.charts.page import Figure, figures, page, table, text, tiles
 from flowctl.charts.words import figure, size, span, words
 
@@ -42,7 +42,7 @@ def paragraph(line: str) -> str:
     return f"<p>{text(line, 2000)}</p>" if line else ""
 
 
-def _do(found: Found) -> str:
+def _do(found: ReportFindings) -> str:
     """Return what was recorded, and the answers in their boxes, each under its question."""
     drawn = []
     for item in answers(found):
@@ -52,7 +52,7 @@ def _do(found: Found) -> str:
     return f'{paragraph(recorded(found))}<div class="advice">{"".join(drawn)}</div>'
 
 
-def _table(found: Found, name: str) -> str:
+def _table(found: ReportFindings, name: str) -> str:
     """Return a table in its box, one that is folded opened on demand; "" without rows."""
     shown, cells, note = TABLES[name], cells_of(found, name), note_of(found, name)
     if not cells:
@@ -63,7 +63,7 @@ def _table(found: Found, name: str) -> str:
     return f"<section><h3>{text(shown.title)}</h3>{inner}</section>"
 
 
-def _felt(found: Found) -> str:
+def _felt(found: ReportFindings) -> str:
     totals, known = found.totals or {}, found.measures
     figured = [
         (item.words, measured(name, known[name])) for name, item in MEASURES.items() if item.tile and name in known
@@ -77,9 +77,11 @@ class Section(NamedTuple):
 
     title: str
     job: str  # whose results it shows; where there are none it says why
-    pictures: Sequence[str | Callable[[Found], Figure | None]] = ()  # drawn of it: bars of a table, or a function
+    pictures: Sequence[
+        str | Callable[[ReportFindings], Figure | None]
+    ] = ()  # drawn of it: bars of a table, or a function
     tables: Sequence[str] = ()
-    first: Callable[[Found], str] = lambda _: ""
+    first: Callable[[ReportFindings], str] = lambda _: ""
 
 
 SECTIONS: Final = {
@@ -106,7 +108,7 @@ SECTIONS: Final = {
 """Name of a section, for links -> what it shows, in the order of the page."""
 
 
-def render(found: Found) -> str:
+def render(found: ReportFindings) -> str:
     """Return the page."""
     links = "".join(f'<a href="#{name}">{text(section.title)}</a>' for name, section in SECTIONS.items())
     window = f" {words(found.window, 100)}," if found.window else ""
@@ -120,7 +122,7 @@ def render(found: Found) -> str:
     return page(f"What the servers saw: {found.events}", body, style=STYLE)
 
 
-def _section(found: Found, name: str, section: Section) -> str:
+def _section(found: ReportFindings, name: str, section: Section) -> str:
     drawn = [bars(found, item) if isinstance(item, str) else item(found) for item in section.pictures]
     parts = [section.first(found), figures((item for item in drawn if item is not None), level=3)]
     parts += [_table(found, item) for item in section.tables]
@@ -128,7 +130,7 @@ def _section(found: Found, name: str, section: Section) -> str:
     return f'<div class="part" id="{name}"><h2>{text(section.title)}</h2>{inner}</div>'
 
 
-def _failed(found: Found) -> str:
+def _failed(found: ReportFindings) -> str:
     """Return what failed, before any figure."""
     failed = [(name, note) for name, note in found.jobs.items() if note.get("state") == "failed"]
     told = [(name, f"{note.get('message')} {note.get('hint') or ''}") for name, note in failed]

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 
 from flowctl.analyze.job import JobNote, JobState
 from flowctl.analyze.records import addresses
-from flowctl.analyze.records.place import Place, local_path
+from flowctl.analyze.records.place import RecordPlace, local_path
 from flowctl.analyze.run import locked
 from flowctl.analyze.synth.people import Cast, SynthOptions, connections, plan
 from flowctl.analyze.synth.tables import closes, events, opens, samples, server_events
@@ -76,7 +76,7 @@ def run(spark: SparkSession | Callable[[], SparkSession], out: str, options: Syn
     if not callable(spark) or local_path(out) is None:
         spark = spark() if callable(spark) else spark
         settings = dict(spark.sparkContext.getConf().getAll())
-    place = Place(out, settings)
+    place = RecordPlace(out, settings)
     _check(place, replace=options.replace)
     with locked(place):
         place.clear_staging()
@@ -88,7 +88,7 @@ def run(spark: SparkSession | Callable[[], SparkSession], out: str, options: Syn
             staging.remove()
 
 
-def _make(spark: SparkSession, place: Place, staging: Place, options: SynthOptions, cast: Cast) -> JobNote:
+def _make(spark: SparkSession, place: RecordPlace, staging: RecordPlace, options: SynthOptions, cast: Cast) -> JobNote:
     summary: dict[str, Any] = {"clients": cast.clients, "worlds": [crowd.world.name for crowd in cast.crowds]}
     outputs = {}
     for name, value in _SETTINGS.items():
@@ -113,7 +113,7 @@ def _make(spark: SparkSession, place: Place, staging: Place, options: SynthOptio
     return JobNote("synth", JobState.DONE, summary=summary, outputs=outputs)
 
 
-def _check(place: Place, *, replace: bool) -> None:
+def _check(place: RecordPlace, *, replace: bool) -> None:
     """See to it that nothing is lost in `place`.
 
     Records of a server cannot be made again, and the folder for them is named on the same command line. A recorder

@@ -32,7 +32,7 @@ def _step(*values: object) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class PlantedKind:
     """What a client is."""
 
     name: str
@@ -82,7 +82,7 @@ class Kind:
         return self.connections * (1 + len(self.script))
 
 
-PUBLISHER: Final = Kind(name="publisher", plain=True, role="publish", least_s=1e6, most_s=1e6)
+PUBLISHER: Final = PlantedKind(name="publisher", plain=True, role="publish", least_s=1e6, most_s=1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class World:
 
     name: str  # as ``--worlds`` takes it; begin of the names of its streams
     weight: float  # its part of all rows
-    kinds: tuple[Kind, ...]  # who watches, or worse
+    kinds: tuple[PlantedKind, ...]  # who watches, or worse
     crowd: int = 1  # clients that share an IPv4 address, or are in one /48 of IPv6, each with its /64
     ipv6: bool = False
 
@@ -101,17 +101,17 @@ class World:
         return sum(kind.placed for kind in self.kinds)
 
     @property
-    def drawn(self) -> list[Kind]:
+    def drawn(self) -> list[PlantedKind]:
         """The kinds of the others."""
         return [kind for kind in self.kinds if not kind.placed]
 
 
-_brief = partial(Kind, least_s=0.3, most_s=3.0, role="unknown")
+_brief = partial(PlantedKind, least_s=0.3, most_s=3.0, role="unknown")
 """One that connects and never plays."""
 
-VIEWER: Final = Kind(name="viewer", plain=True)
+VIEWER: Final = PlantedKind(name="viewer", plain=True)
 MILD: Final = replace(VIEWER, name="hiccup", share=0.2, episodes=1, trouble=0.0005)
-SLOW: Final = Kind(name="slow_link", episodes=3, trouble=0.8, soft=0.7, loss=0.4)
+SLOW: Final = PlantedKind(name="slow_link", episodes=3, trouble=0.8, soft=0.7, loss=0.4)
 STALLS: Final = replace(SLOW, name="stalls", episodes=2, trouble=0.3, soft=0.8, loss=0.3, stalls=True)
 CUT: Final = replace(
     SLOW, name="cut_often", episodes=1, connections=8, least_s=15.0, most_s=60.0, cut=True, hard=True, end="hard limit"
@@ -134,7 +134,7 @@ LIAR: Final = _brief(
     name="limit_liar", abuser=True, connections=8, limits=LIES, end="limit hit", least_s=0.5, most_s=2.0, gap_s=30.0
 )
 FLOOD: Final = replace(LIAR, name="control_flood", limits=(("control_messages_per_second", 201.0, 200.0),))
-DEAF: Final = Kind(
+DEAF: Final = PlantedKind(
     name="deaf", abuser=True, connections=24, least_s=12.0, most_s=30.0, episodes=1, trouble=0.9,
     soft=0.8, loss=1.0, stalls=True, cut=True, end="stuck",
 )  # fmt: skip
@@ -166,7 +166,7 @@ WORLDS: Final = (
                limits=(("connections_per_address", 65.0, 64.0),)),
     )),
     World(name="zapping", weight=0.04, kinds=(
-        Kind(name="zapper", connections=12, gap_s=0.2, least_s=1.5, most_s=8.0), VIEWER,
+        PlantedKind(name="zapper", connections=12, gap_s=0.2, least_s=1.5, most_s=8.0), VIEWER,
     )),
 )  # fmt: skip
 BY_NAME: Final = {world.name: world for world in WORLDS}

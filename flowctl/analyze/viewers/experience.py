@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Observation, Window
 from pyspark.sql import functions as f
 
-from flowctl.analyze.job import Answer, Job, Part, typed
+from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, typed
 from flowctl.analyze.records.addresses import subnet, unit_digits, with_unit
 from flowctl.analyze.records.expressions import added, summed, zero
 from flowctl.analyze.viewers import ingest
@@ -233,7 +233,7 @@ def experience(parts: Parts) -> DataFrame:
     return top.select("by", "key", "keys", *figures().values(), "peak_viewers", "peak_at")
 
 
-def answer(parts: Parts, _: Any = None) -> Answer:
+def answer(parts: Parts, _: Any = None) -> JobAnswer:
     """Write ``experience`` and ``ingest``."""
     found = typed(experience(parts), COLUMNS).toArrow()  # some hundred rows: `MOST` of each dimension
     parts.write("experience", found, COLUMNS)
@@ -244,13 +244,15 @@ def answer(parts: Parts, _: Any = None) -> Answer:
     told = whole[0].items() if whole else ()
     summary = {name: round(value, 4) if isinstance(value, float) else value for name, value in told}
     publishers = {word: count for word, count in sorted(health.get.items()) if count}
-    return Answer(summary={**summary, "publishers": publishers})
+    return JobAnswer(summary={**summary, "publishers": publishers})
 
 
-JOB: Final = Job(
+JOB: Final = AnalysisJob(
     name="experience",
     parts=(
-        Part("felt", PART_COLUMNS, lambda records, _: felt(seen_sessions(records), "date", "hour"), ("flow_closes",)),
+        JobPart(
+            "felt", PART_COLUMNS, lambda records, _: felt(seen_sessions(records), "date", "hour"), ("flow_closes",)
+        ),
     ),
     uses=("sessions", "open_sessions"),
     results=("experience", "ingest"),

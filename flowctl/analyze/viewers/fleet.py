@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
-from flowctl.analyze.job import Answer, Job, Part
+from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.records.expressions import added, summed, zero
 from flowctl.analyze.records.window import begin_of
 from flowctl.analyze.viewers import experience
@@ -167,7 +167,7 @@ def streams(parts: Parts) -> DataFrame:
     )
 
 
-def answer(parts: Parts, _: Any = None) -> Answer:
+def answer(parts: Parts, _: Any = None) -> JobAnswer:
     """Write ``fleet_streams`` and ``fleet_subnets``."""
     subnets = experience.by_value(parts, ["network"]).select(
         f.col("key").alias("subnet"), *experience.figures().values()
@@ -178,14 +178,14 @@ def answer(parts: Parts, _: Any = None) -> Answer:
     parts.write("fleet_subnets", subnets.observe(counts["networks"], rows), SUBNET_COLUMNS)
     summary = {name: told.get["rows"] for name, told in counts.items()}
     if not (lost := counts["minutes"].get["missed"]):
-        return Answer(summary=summary)
+        return JobAnswer(summary=summary)
     line = f"samples of {lost} viewers are not there: their minutes are their sessions', spread evenly"
-    return Answer(summary=summary, warnings=[line])
+    return JobAnswer(summary=summary, warnings=[line])
 
 
-JOB: Final = Job(
+JOB: Final = AnalysisJob(
     name="fleet",
-    parts=(Part("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples"), version=3),),
+    parts=(JobPart("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples"), version=3),),
     uses=("sessions", "open_sessions", "felt"),
     results=("fleet_streams", "fleet_subnets"),
     answer=answer,

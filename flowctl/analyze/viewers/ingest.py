@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 
 from flowctl.analyze.records.expressions import share
 from flowctl.analyze.viewers.sessions import OPEN_COLUMNS, still_open
-from flowctl.records.telemetry.schema import Role
+from flowctl.records.telemetry.schema import RecordedRole
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -72,7 +72,7 @@ def ingest(parts: Parts) -> DataFrame:
     needed, still = ("role", "startup_ms", *_KEPT[:-1]), still_open(parts)
     closed = parts.table("sessions").select(*needed, f.col("closed_at").alias("seen_at"))
     rows = closed.union(still.select(*needed, "seen_at"))
-    rows = rows.filter((f.col("role") == Role.PUBLISH.value) & f.col("startup_ms").isNotNull())
+    rows = rows.filter((f.col("role") == RecordedRole.PUBLISH.value) & f.col("startup_ms").isNotNull())
     of_stream = Window.partitionBy("node", "app", "stream").orderBy("opened_at", "conn_id")
     away_s = (f.unix_micros("opened_at") - f.unix_micros(f.lag("seen_at").over(of_stream))) / 1e6
     back = (away_s < BACK_S) & (away_s + f.col("startup_ms") / 1e3 > -TAKEN_OVER_S)

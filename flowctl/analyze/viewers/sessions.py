@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
-from flowctl.analyze.job import Answer, Job, Part
+from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.records.expressions import added, not_negative, share, zero
 from flowctl.analyze.viewers import blame
 from flowctl.reasons import CloseReason
-from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING, Role
+from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING, RecordedRole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +92,7 @@ def _columns() -> dict[str, Column]:
     by_peer = f.col("reason").isin(*BY_PEER)
     never = f.col("asked_ms").isNotNull() & f.col("startup_ms").isNull()
     failed = never & (f.col("refusal").isNotNull() | (ended & ~by_peer))
-    publishes = f.col("role") == Role.PUBLISH.value
+    publishes = f.col("role") == RecordedRole.PUBLISH.value
     play_s = not_negative(f.col("duration_s") - f.col("startup_ms") / 1e3)
     rated = f.when(play_s >= LEAST_PLAY_S, play_s)
     worst = zip(("episodes_hard", "episodes_soft", "episodes_overloaded"), WORST_STATES[:0:-1], strict=True)
@@ -131,7 +131,7 @@ def viewing() -> Column:
 
     What was refused before its role was clear counts as a viewer; publishers have told theirs.
     """
-    unknown = f.coalesce(f.col("role"), f.lit(Role.UNKNOWN.value)) == Role.UNKNOWN.value
+    unknown = f.coalesce(f.col("role"), f.lit(RecordedRole.UNKNOWN.value)) == RecordedRole.UNKNOWN.value
     return f.coalesce(f.col("role").isin(*VIEWING), f.lit(False)) | (unknown & f.col("asked_ms").isNotNull())
 
 
@@ -194,7 +194,7 @@ def _still_open(parts: Parts) -> pa.Table:
     return rows.take(pa.array(sorted(latest.values()), pa.int64()))
 
 
-def answer(parts: Parts, _: Any = None) -> Answer:
+def answer(parts: Parts, _: Any = None) -> JobAnswer:
     """Write ``sessions_open``; the figures are of both tables."""
     still, columns = still_open(parts), ("blame", "closed_by", "peer_ip")
     parts.write("sessions_open", still, OPEN_COLUMNS)
@@ -207,14 +207,14 @@ def answer(parts: Parts, _: Any = None) -> Answer:
     rows = sorted(counted.collect())
     summary: dict[str, Any] = {name: sum(row[name] for row in rows) for name in counted.columns[1:]}
     summary["in_trouble"] = sum(row["sessions"] for row in rows if row["blame"] != "none")
-    return Answer(summary={**summary, "blame": {row["blame"]: row["sessions"] for row in rows}})
+    return JobAnswer(summary={**summary, "blame": {row["blame"]: row["sessions"] for row in rows}})
 
 
-JOB: Final = Job(
+JOB: Final = AnalysisJob(
     name="sessions",
     parts=(
-        Part("sessions", COLUMNS, seen_sessions, ("flow_closes",), result=True),
-        Part("open_sessions", OPEN_COLUMNS, open_sessions, ("flow_opens", "flow_closes")),
+        JobPart("sessions", COLUMNS, seen_sessions, ("flow_closes",), result=True),
+        JobPart("open_sessions", OPEN_COLUMNS, open_sessions, ("flow_opens", "flow_closes")),
     ),
     results=("sessions", "sessions_open"),
     answer=answer,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.analyze.job import Answer, Job, Part, Parts, arrow_schema
+from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts, arrow_schema
 from flowctl.analyze.options import WhatifOptions
 from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
 from flowctl.analyze.whatif.recommend import (
@@ -302,7 +302,7 @@ def _quantiles(delay: Mapping[int, float]) -> dict[str, float]:
 # -- the answer
 
 
-def answer(parts: Parts, options: WhatifOptions) -> Answer:
+def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
     """Try the grid on the sample; write ``whatif_choices`` and ``limits.toml``.
 
     With no viewer in the sample there is nothing to write, and an earlier ``limits.toml`` stays: a server may read it.
@@ -330,7 +330,7 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
         if earlier := parts.place.read_text("limits.toml"):
             parts.write_text("limits.toml", earlier)
             summary["why"] += "; limits.toml is that of an earlier run"
-        return Answer(summary=summary, warnings=[*warnings, f"whatif: {summary['why']}"])
+        return JobAnswer(summary=summary, warnings=[*warnings, f"whatif: {summary['why']}"])
     # A limits file cannot say another policy than the one in force, which row 0 has.
     pick = recommend([row for row in rows if row["policy"] == rows[0]["policy"]], options.objective)
     told = sorted({0, pick.row["choice_id"]})
@@ -353,7 +353,7 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
     import pandas as pd
 
     parts.write("whatif_choices", pd.DataFrame(rows, columns=list(CHOICE_COLUMNS)), CHOICE_COLUMNS)
-    return Answer(summary=summary, warnings=warnings)
+    return JobAnswer(summary=summary, warnings=warnings)
 
 
 def _repeated(
@@ -486,10 +486,10 @@ def limits_text(
     return "".join(f"# {line}\n" for line in head) + render(file)
 
 
-JOB: Final = Job(
+JOB: Final = AnalysisJob(
     name="whatif",
     parts=(
-        Part(
+        JobPart(
             name=STRETCHES,
             columns=STRETCH_COLUMNS,
             make=_stretches,

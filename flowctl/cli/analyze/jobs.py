@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from flowctl.analyze.options import Setting
+from flowctl.analyze.options import JobOption
 from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, show, started
 from flowctl.cli.analyze.options import OF_ALL, OF_JOBS, SPARK, WINDOW, Command, given, shared
 from flowctl.core.text.output import say
@@ -31,7 +31,7 @@ _HELP: Final = {
     "which resource ends it is told. Without EVENTS it goes by --measurements.",
     "report": "Write report.html anew, of the results in DIR. It takes no EVENTS: no records are read.",
 }
-_SKIP: Final = {"skip": Setting("Leave this job out. Repeatable.", "JOB", many=True)}
+_SKIP: Final = {"skip": JobOption("Leave this job out. Repeatable.", "JOB", many=True)}
 
 
 def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
 
     check_available()
     from flowctl.analyze.records.listing import list_records
-    from flowctl.analyze.records.place import Place
+    from flowctl.analyze.records.place import RecordPlace
     from flowctl.analyze.records.window import parse_window
     from flowctl.analyze.run import SUMMARY_FILE, job_of, run
     from flowctl.errors import ConfigError
@@ -57,7 +57,7 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
     if events is not None:
         listing = list_records(events, window.with_day_before(), settings)
         size_bytes = sum(file.size_bytes for file in listing.files)
-    elif name == "report" and not Place(out, settings, make=False).exists(SUMMARY_FILE):
+    elif name == "report" and not RecordPlace(out, settings, make=False).exists(SUMMARY_FILE):
         raise ConfigError(f"{out} has no results", hint=f"make them: flowctl analyze all EVENTS --out {out}")
     with started(name, values, size_bytes, out) as (start, progress):
         result = run(start, events, out, jobs, options, window, progress.say, listing)

@@ -13,23 +13,23 @@ from typing import Annotated, Any, Final, get_type_hints
 import typer
 
 from flowctl.analyze import options
-from flowctl.analyze.options import Setting
+from flowctl.analyze.options import JobOption
 
 Command = Callable[..., None]
 
 
-Group = Mapping[str, Setting]
+Group = Mapping[str, JobOption]
 
 SPARK: Final[Group] = {
-    "master": Setting("local[N], spark://host:port, yarn, k8s://... Default: local[*].", "URL"),
-    "conf": Setting("Setting of Spark. Repeatable.", "KEY=VALUE", many=True),
-    "driver_memory": Setting("Memory of Spark's driver, which is all of it when local. Default: 2g.", "SIZE"),
-    "json": Setting("Write the result as one JSON object."),
+    "master": JobOption("local[N], spark://host:port, yarn, k8s://... Default: local[*].", "URL"),
+    "conf": JobOption("Setting of Spark. Repeatable.", "KEY=VALUE", many=True),
+    "driver_memory": JobOption("Memory of Spark's driver, which is all of it when local. Default: 2g.", "SIZE"),
+    "json": JobOption("Write the result as one JSON object."),
 }
 WINDOW: Final[Group] = {
-    "since": Setting("Only records since so long ago, like 2h, 90m or 7d; whole hours, as all windows.", "TIME"),
-    "begin": Setting("Only records from this hour on, like 2026-03-01T12 (UTC).", "TIME", name="from"),
-    "end": Setting("Only records before this moment, to the end of the hour that it lies in.", "TIME", name="to"),
+    "since": JobOption("Only records since so long ago, like 2h, 90m or 7d; whole hours, as all windows.", "TIME"),
+    "begin": JobOption("Only records from this hour on, like 2026-03-01T12 (UTC).", "TIME", name="from"),
+    "end": JobOption("Only records before this moment, to the end of the hour that it lies in.", "TIME", name="to"),
 }
 BANS: Final[Group] = options.BanOptions.settings()
 WATCH: Final[Group] = options.WatchOptions.settings()
@@ -62,7 +62,7 @@ def shared(*groups: Group) -> Callable[[Command], Command]:
     return decorate
 
 
-def _annotation(field: str, item: Setting) -> Any:
+def _annotation(field: str, item: JobOption) -> Any:
     """Return the type of a value, with what typer has to know."""
     kind: Any = list[str] if item.many else str if item.metavar else bool
     return Annotated[kind | None, typer.Option(item.option(field), metavar=item.metavar or None, help=item.help)]

@@ -34,11 +34,11 @@ def watch(
     from flowctl.analyze.abuse.job import BANS_FILE
     from flowctl.analyze.abuse.watch import run
     from flowctl.analyze.options import AbuseOptions, WatchOptions
-    from flowctl.analyze.records.place import Place
+    from flowctl.analyze.records.place import RecordPlace
     from flowctl.cli.common import print_json
 
     check_apart(events, out)
-    Place(out)  # before Java is started
+    RecordPlace(out)  # before Java is started
     options = WatchOptions(**given(values, WATCH), judge=AbuseOptions(**given(values, BANS)))
     with started("watch", values) as (start, _):
         spark = start()

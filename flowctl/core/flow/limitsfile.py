@@ -80,7 +80,7 @@ class LimitsFile:
 
 
 def parse_limits_file(text: str, where: str) -> LimitsFile:
-    return _Reader(TomlText(text, where)).read()
+    return _LimitsReader(TomlText(text, where)).read()
 
 
 def render(file: LimitsFile) -> str:
@@ -113,7 +113,7 @@ def _escaped(letter: str) -> str:
     return f"\\u{ord(letter):04X}" if ord(letter) < 0x20 or ord(letter) == 0x7F else letter
 
 
-class _Reader:
+class _LimitsReader:
     """Turns the tables of one file into values, and knows the lines for its errors."""
 
     def __init__(self, toml: TomlText) -> None:

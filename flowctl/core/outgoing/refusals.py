@@ -21,7 +21,7 @@ Refused = tuple[list[int], DropReason]
 """(figures, reason)."""
 
 
-class Refusal:
+class DropRefusal:
     """Classes that are refused, each for the reason that came first: what was reported must not change its name.
 
     Attributes:
@@ -35,9 +35,9 @@ class Refusal:
         self.mask = mask
         self.parts: tuple[tuple[int, DropReason], ...] = ((mask, reason),) if mask else ()
 
-    def copy(self) -> Refusal:
+    def copy(self) -> DropRefusal:
         """Return the same, to be changed on its own."""
-        other = Refusal(0, DropReason.REFUSED)
+        other = DropRefusal(0, DropReason.REFUSED)
         other.mask, other.parts = self.mask, self.parts
         return other
 
@@ -53,7 +53,7 @@ class Refusal:
         return next(reason for mask, reason in self.parts if mask >> item & 1)
 
 
-class Gate:
+class RefusalGate:
     """From `start` on, messages are refused as `refusal` says.
 
     `restart` holds messages to hand over right before `start`, waiting since `since`.
@@ -61,7 +61,7 @@ class Gate:
 
     __slots__ = ("refusal", "restart", "since", "start")
 
-    def __init__(self, start: Entry, refusal: Refusal, restart: tuple[bytes, ...], since: float) -> None:
+    def __init__(self, start: Entry, refusal: DropRefusal, restart: tuple[bytes, ...], since: float) -> None:
         self.start = start
         self.refusal = refusal
         self.restart = restart
@@ -86,8 +86,8 @@ class Refusals:
     __slots__ = ("ahead", "here")
 
     def __init__(self) -> None:
-        self.here = Refusal(0, DropReason.REFUSED)
-        self.ahead: list[Gate] = []
+        self.here = DropRefusal(0, DropReason.REFUSED)
+        self.ahead: list[RefusalGate] = []
 
     @property
     def mask(self) -> int:
@@ -110,7 +110,7 @@ class Refusals:
         if ahead and ahead[-1].start is start:
             restart = ahead.pop().restart + restart
         if restart or self.last_mask != mask:
-            ahead.append(Gate(start, Refusal(mask, reason), restart, since))
+            ahead.append(RefusalGate(start, DropRefusal(mask, reason), restart, since))
 
     def tighten(self, start: Entry, at: Entry, extra: int, reason: DropReason, now: float) -> None:
         """From `start` on, which is not behind the cursor's place `at`, refuse `extra` as well."""
@@ -121,11 +121,11 @@ class Refusals:
             self.here.add(extra, reason)
         elif index == len(self.ahead) or self.ahead[index].start is not start:
             before = self.ahead[index - 1].refusal if index else self.here
-            self.ahead.insert(index, Gate(start, before.copy(), (), now))
+            self.ahead.insert(index, RefusalGate(start, before.copy(), (), now))
         for gate in self.ahead[index:]:
             gate.refusal.add(extra, reason)
 
-    def arrive(self, sequence: int) -> list[Gate]:
+    def arrive(self, sequence: int) -> list[RefusalGate]:
         """Put in force the gates up to `sequence`, where the cursor is now; return those with messages to hand over."""
         passed = []
         while self.ahead and self.ahead[0].start.sequence <= sequence:
@@ -135,7 +135,7 @@ class Refusals:
                 passed.append(gate)
         return passed
 
-    def cut(self, sequence: int) -> list[Gate]:
+    def cut(self, sequence: int) -> list[RefusalGate]:
         """Forget the gates from `sequence` on, and return them: their messages will not be handed over."""
         lost = []
         while self.ahead and self.ahead[-1].start.sequence >= sequence:
@@ -159,7 +159,7 @@ class Refusals:
         return [wire for gate in self.ahead for wire in gate.restart]
 
 
-def _add_refused(result: list[Refused], refusal: Refusal, first: Entry, last: Entry) -> None:
+def _add_refused(result: list[Refused], refusal: DropRefusal, first: Entry, last: Entry) -> None:
     if last.sequence <= first.sequence:
         return
     for mask, reason in refusal.parts:

@@ -48,7 +48,7 @@ class HookFailure(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Access:
+class StreamAccess:
     """Who may connect, publish and play.
 
     Args:

@@ -30,7 +30,7 @@ from flowctl.core.loop.thread import LoopThread
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import InternalError, LimitExceededError
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
-from flowctl.live.access.rules import Access, HookFailure
+from flowctl.live.access.rules import HookFailure, StreamAccess
 from flowctl.live.access.turns import Turns
 
 if TYPE_CHECKING:
@@ -166,7 +166,9 @@ class WebHooks:
 
     # -- questions
 
-    def ask(self, access: Access, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]) -> Question:
+    def ask(
+        self, access: StreamAccess, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
+    ) -> Question:
         """Ask all hooks of `access` that decide about `request`; each must allow it."""
         question = Question(answer)
         self._soon(self._decide(access, request, question), lambda: question.tell(UNDECIDED))
@@ -179,7 +181,7 @@ class WebHooks:
             work.close()
             otherwise()
 
-    async def _decide(self, access: Access, request: LiveRequest, question: Question) -> None:
+    async def _decide(self, access: StreamAccess, request: LiveRequest, question: Question) -> None:
         refusal: Refusal | None = UNDECIDED
         action = _ACTIONS[request.kind][0]
         body, urls = json.dumps(body_of(action, request)).encode(), access.asked(request.kind)
@@ -203,7 +205,7 @@ class WebHooks:
             question.tell(UNDECIDED if self._stopped else refusal)  # what fails at the end is no fault of the hook's
 
     async def _ask_all(
-        self, access: Access, action: str, urls: tuple[str, ...], body: bytes, until: float
+        self, access: StreamAccess, action: str, urls: tuple[str, ...], body: bytes, until: float
     ) -> Refusal | None:
         """Ask all at once, so that one that hangs does not hide the word of another; give the turn back."""
         try:
@@ -214,7 +216,7 @@ class WebHooks:
         said = [refusal for refusal in found if refusal is not _FAILED]
         return next(iter(said or found), None)
 
-    async def _ask_one(self, access: Access, action: str, url: str, body: bytes, until: float) -> Refusal | None:
+    async def _ask_one(self, access: StreamAccess, action: str, url: str, body: bytes, until: float) -> Refusal | None:
         try:
             return read_answer(*await self._post(url, body, until))
         except _NoAnswerError as error:
@@ -261,7 +263,7 @@ class WebHooks:
 
     # -- news
 
-    def tell(self, access: Access, request: LiveRequest, **more: Any) -> None:
+    def tell(self, access: StreamAccess, request: LiveRequest, **more: Any) -> None:
         """Tell the hooks of `access` that what was let in is over; what they answer is of no account."""
         key = address_key(request.peer[0])
         with self._lock:

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from flowctl.control.arguments import Argument
 from flowctl.control.operations import OPERATIONS, Operation, Permission
-from flowctl.live.admin.asking import Asking, Refused
+from flowctl.live.admin.asking import OperationAsker, Refused
 from flowctl.live.admin.guard import EVENTS, Guard, Receive, Scope, Send
 from flowctl.live.admin.metrics import Metrics
 from flowctl.live.admin.models import ANSWERS, Anything, OneConnection, Problem
@@ -58,7 +58,7 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 class AdminApp:
     """The ASGI application of the admin surface."""
 
-    def __init__(self, asking: Asking, tokens: Tokens | None) -> None:
+    def __init__(self, asking: OperationAsker, tokens: Tokens | None) -> None:
         self._asking: Final = asking
         self._version = "unknown"
         with contextlib.suppress(PackageNotFoundError):

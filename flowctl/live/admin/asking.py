@@ -48,7 +48,7 @@ class Refused(Exception):  # noqa: N818 - what is refused need not be anybody's 
         self.status: Final = status or _STATUS.get(code, 500)
 
 
-class Asking:
+class OperationAsker:
     """Asks operations from a loop."""
 
     def __init__(self, carry_out: CarryOut) -> None:

@@ -17,7 +17,7 @@ from flowctl.control.operations import answer
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.text.addresses import is_loopback
 from flowctl.errors import ConfigError
-from flowctl.live.admin.asking import Asking, CarryOut
+from flowctl.live.admin.asking import CarryOut, OperationAsker
 from flowctl.live.admin.tokens import Tokens
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
@@ -55,7 +55,7 @@ class AdminListener:
         self._address: Final = config.admin_address
         self._report: Final = report
         self._tokens: Final = tokens_of(config)
-        self._asking: Final = Asking(carry_out)
+        self._asking: Final = OperationAsker(carry_out)
         try:
             from flowctl.live.admin.app import AdminApp  # noqa: PLC0415 - brings FastAPI, of an extra of its own
             from flowctl.live.admin.protocol import make_server  # noqa: PLC0415 - brings uvicorn

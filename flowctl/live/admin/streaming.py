@@ -18,7 +18,7 @@ from typing import Any, Final
 import structlog
 
 from flowctl.control.operations import Permission
-from flowctl.live.admin.asking import Asking, Refused
+from flowctl.live.admin.asking import OperationAsker, Refused
 from flowctl.live.admin.guard import Receive, Scope, Send
 
 _log: Final = structlog.get_logger("flowctl.admin")
@@ -60,7 +60,7 @@ class _Listener:
 class EventStreams:
     """All who listen to events."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: OperationAsker) -> None:
         self._asking: Final = asking
         self._run: Final = secrets.token_hex(4)
         self._count = 0

@@ -38,7 +38,7 @@ class Joint(enum.Enum):
     RESTART = "restart"  #: another timeline begins
 
 
-class Piece(NamedTuple):
+class SeamPiece(NamedTuple):
     """A message of the stream."""
 
     type_id: int
@@ -54,7 +54,7 @@ class Joined(NamedTuple):
     """
 
     joint: Joint
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[SeamPiece, ...] = ()
 
 
 class Seam:
@@ -73,7 +73,7 @@ class Seam:
         self._headers: dict[object, tuple[int, int]] = {}  # by sticky key: type and checksum
         self._again: frozenset[int] | None = None  # what may be repeated. None: the connection has shown where it is
         self._repeats: int | None = None  # fingerprint of the last message that was repeated
-        self._held: list[tuple[object, Piece]] = []  # headers, until a frame shows which timeline it is
+        self._held: list[tuple[object, SeamPiece]] = []  # headers, until a frame shows which timeline it is
         self._last_timestamp = 0
         self._last_at = 0.0
         self.repeated_count = 0
@@ -93,7 +93,7 @@ class Seam:
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> Joined:
         """Take one message."""
-        piece = Piece(type_id, timestamp, payload)
+        piece = SeamPiece(type_id, timestamp, payload)
         info = inspect(type_id, payload)
         if info.message_class is MessageClass.HEADER:
             if self._again is not None:
@@ -111,7 +111,7 @@ class Seam:
             return Joined(Joint.REPEATED)
         return self._go_on(piece, mark, now)
 
-    def _go_on(self, piece: Piece, mark: int, now: float) -> Joined:
+    def _go_on(self, piece: SeamPiece, mark: int, now: float) -> Joined:
         """Take the first message of a connection that did not come before."""
         joint = self._joint(piece.timestamp, now)
         if joint is Joint.RESTART:
@@ -136,7 +136,7 @@ class Seam:
         self._recent.append(mark)
         self._last_timestamp, self._last_at = timestamp, now
 
-    def _keep(self, key: object, header: Piece) -> bool:
+    def _keep(self, key: object, header: SeamPiece) -> bool:
         """Remember a header; return whether it is another one than before."""
         value = header.type_id, zlib.crc32(header.payload)
         known = self._headers.pop(key, None)

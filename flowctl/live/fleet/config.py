@@ -52,10 +52,10 @@ def read_config(path: Path) -> FleetConfig:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", hint="docs/fleet.toml is a sample") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid UTF-8") from error
-    return _Reader(TomlText(text, str(path), "docs/fleet.toml"), path.absolute().parent).read()
+    return _FleetReader(TomlText(text, str(path), "docs/fleet.toml"), path.absolute().parent).read()
 
 
-class _Reader:
+class _FleetReader:
     """Turns the tables of one file into values, and knows the lines for its errors."""
 
     def __init__(self, toml: TomlText, base: Path) -> None:

@@ -64,7 +64,7 @@ _LOOK_S: Final = 0.05
 _HOST: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]@/?#\s]*))(?::(\d{1,5}))?$")
 
 
-class _Asked(NamedTuple):
+class _AskedOverHttp(NamedTuple):
     """A request that a hook decides about, until when."""
 
     question: Question
@@ -116,7 +116,7 @@ class HttpSession(ViewerSession):
         self._requests = 0
         self._answers = self._answer_bytes = 0  # that may wait for the client
         self._exchange: Exchange | None = None  # that is being answered
-        self._asked: _Asked | None = None
+        self._asked: _AskedOverHttp | None = None
         self._flv: FlvPlay | None = None  # the answer is a stream
         self._gave = False  # it was given something of a stream
         self.harmless = True  # what is no HTTP apart: a page can have a browser ask for anything
@@ -447,7 +447,7 @@ class HttpSession(ViewerSession):
         elif found is None:
             self._handle(exchange, handler, live)
         else:
-            self._asked = _Asked(found, exchange, handler, now + gate.decide_s)
+            self._asked = _AskedOverHttp(found, exchange, handler, now + gate.decide_s)
             self._arm()
 
     def _answered(self, question: Question, refusal: Refusal | None) -> None:

@@ -23,7 +23,7 @@ from flowctl.live.records.sessions import SessionRecords
 from flowctl.live.settings.levels import Role
 from flowctl.records.flight.words import limits_as_dict
 from flowctl.records.telemetry.events import Events
-from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.records.telemetry.options import Addresses, EventsOptions, RecordedStreams
 from flowctl.records.telemetry.privacy import Privacy
 from flowctl.records.telemetry.recorder import Recorder
 
@@ -61,7 +61,7 @@ class Recording:
         self.sessions: Final = SessionRecords(self.events, self.sampler)
         self._clock = clock
         self._began = False
-        if options.key is None and (options.streams is Streams.HASH or options.addresses is Addresses.HASHED):
+        if options.key is None and (options.streams is RecordedStreams.HASH or options.addresses is Addresses.HASHED):
             _log.info("hashes of names in the records will be others after a restart", set="events_key_file")
 
     def start(self, config: LiveConfig) -> None:

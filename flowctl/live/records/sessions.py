@@ -13,7 +13,7 @@ from flowctl.live.records.flights import name_flight
 from flowctl.live.records.sampler import Sampler, line_columns
 from flowctl.reasons import CloseReason
 from flowctl.records.telemetry.events import ConnectionEvents, Events
-from flowctl.records.telemetry.schema import Role
+from flowctl.records.telemetry.schema import RecordedRole
 
 
 class SessionRecords(Observer):
@@ -43,9 +43,9 @@ class SessionRecords(Observer):
     def asked(self, connection: Connection, kind: RequestKind, stream: str, now: float) -> None:
         """Record whose stream the connection is about from now on."""
         record, session = self._record(connection), connection.session
-        role = Role.PUBLISH if kind == "publish" else Role.PLAY
+        role = RecordedRole.PUBLISH if kind == "publish" else RecordedRole.PLAY
         if kind == "play" and session.protocol.startswith("http"):
-            role = Role.HTTP_FLV
+            role = RecordedRole.HTTP_FLV
         record.asked(now, role, stream, session.user_agent)
         name_flight(connection.sender, record.who)
         if kind == "play" and not record.served:

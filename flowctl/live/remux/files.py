@@ -74,7 +74,7 @@ def _shortened(piece: str) -> str:
     return piece if len(piece) <= _NAME_BYTES else piece[: _NAME_BYTES // 2] + "~" + piece[-_NAME_BYTES // 2 :]
 
 
-class Room:
+class DiskRoom:
     """Whether a folder's disk has room."""
 
     def __init__(

@@ -28,11 +28,11 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
 from flowctl.live.remux.container import fragment, transport
 from flowctl.live.remux.course import Course, Unit
-from flowctl.live.remux.files import PART, Room, encoded, lock_file
+from flowctl.live.remux.files import PART, DiskRoom, encoded, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
-from flowctl.live.remux.playlist import PLAYLIST, Playlist, Segment
-from flowctl.live.remux.recorder import RecorderState, RecorderStatistics
-from flowctl.live.remux.worker import Worker
+from flowctl.live.remux.playlist import PLAYLIST, HlsSegment, Playlist
+from flowctl.live.remux.recorder import RecorderState, StreamRecorderStatistics
+from flowctl.live.remux.worker import RemuxWorker
 
 _log: Final = structlog.get_logger("flowctl.remux")
 _MOST_S: Final = 60.0
@@ -92,13 +92,13 @@ class HlsWriter:
         stream: str,
         settings: HlsSettings,
         *,
-        room: Room | None = None,
+        room: DiskRoom | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._name = f"{app}/{stream}"
         self._settings = settings
-        self._room = room or Room(settings.folder, settings.keep_free_bytes)
+        self._room = room or DiskRoom(settings.folder, settings.keep_free_bytes)
         self._clock, self._wall = clock, wall
         self._folder = settings.folder / encoded(app)
         self._stem = encoded(stream)
@@ -111,7 +111,7 @@ class HlsWriter:
         self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)
         self.intake: Final = Intake()
         self.stream_ended: Final = threading.Event()
-        self._worker = Worker(self._name, self.intake, self.work, self._end)
+        self._worker = RemuxWorker(self._name, self.intake, self.work, self._end)
         self._lock_number: int | None = None  # descriptor of the file that says that we write the stream
         self._course = Course()
         self._playlist: Playlist | None = None
@@ -157,9 +157,9 @@ class HlsWriter:
         """Write what has come, and the end of the playlist; return whether that was done in time."""
         return self._worker.stop(deadline_s)
 
-    def statistics(self) -> RecorderStatistics:
+    def statistics(self) -> StreamRecorderStatistics:
         """Return a snapshot; its files are segments. Figures of the writer's thread may be a step apart."""
-        return RecorderStatistics(
+        return StreamRecorderStatistics(
             state=self._state,
             path=None if self._playlist is None else self.playlist_path,
             why=self._why,
@@ -292,7 +292,7 @@ class HlsWriter:
         if not data:
             return
         self._replace(name, data)
-        useless = playlist.add(Segment(name, duration_s, init, self._apart))
+        useless = playlist.add(HlsSegment(name, duration_s, init, self._apart))
         self._apart = False
         self._segments += 1
         self._written_bytes += len(data)

@@ -23,7 +23,7 @@ CONTENT_TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class HlsSegment:
     """A segment.
 
     Args:
@@ -46,8 +46,8 @@ class Playlist:
         self._number = number
         self._listed = listed
         self._target_s = max(math.ceil(target_s), 1)
-        self._segments: deque[Segment] = deque()
-        self._past: deque[Segment] = deque()  # not in the playlist any more, and still there
+        self._segments: deque[HlsSegment] = deque()
+        self._past: deque[HlsSegment] = deque()  # not in the playlist any more, and still there
         self._discontinuities = 0  # that have left the playlist
         self.ended = False
         """No segment will be added."""
@@ -56,7 +56,7 @@ class Playlist:
     def next_number(self) -> int:
         return self._number + len(self._segments)
 
-    def add(self, segment: Segment) -> list[str]:
+    def add(self, segment: HlsSegment) -> list[str]:
         """Append a segment; return the names of files that are of no use any more."""
         last = self._segments[-1] if self._segments else segment
         if self.ended or bool(last.init) != bool(segment.init):

@@ -26,9 +26,9 @@ import structlog
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.live.remux.course import Course, Unit
-from flowctl.live.remux.files import NameTemplate, PartFile, Room
+from flowctl.live.remux.files import DiskRoom, NameTemplate, PartFile
 from flowctl.live.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
-from flowctl.live.remux.worker import Worker
+from flowctl.live.remux.worker import RemuxWorker
 
 _log: Final = structlog.get_logger("flowctl.remux")
 RETRY_S: Final = 2.0
@@ -86,7 +86,7 @@ class RecordSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecorderStatistics:
+class StreamRecorderStatistics:
     """A snapshot of a recorder.
 
     Args:
@@ -113,7 +113,7 @@ class FinishedFile:
     why: str
 
 
-class Recorder:
+class StreamRecorder:
     """Records one stream.
 
     Attributes:
@@ -129,7 +129,7 @@ class Recorder:
         *,
         on_finished: Callable[[FinishedFile], Any] | None = None,
         intake: Intake | None = None,
-        room: Room | None = None,
+        room: DiskRoom | None = None,
         open_file: Callable[[Path], PartFile] = PartFile,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -138,12 +138,12 @@ class Recorder:
         self._settings = settings
         self._make_form = make_form
         self._on_finished = on_finished
-        self._room = room or Room(settings.folder, settings.keep_free_bytes)
+        self._room = room or DiskRoom(settings.folder, settings.keep_free_bytes)
         self._open_file = open_file
         self._clock, self._wall = clock, wall
         self.intake: Final = intake or Intake()
         self.stream_ended: Final = threading.Event()
-        self._worker = Worker(f"{app}/{stream}", self.intake, self.work, self._end)
+        self._worker = RemuxWorker(f"{app}/{stream}", self.intake, self.work, self._end)
         self._course = Course()
         self._piece: list[Unit] = []  # not written yet
         self._piece_bytes = 0
@@ -171,10 +171,10 @@ class Recorder:
         """Write what has come, finish the file; return whether that was done in time."""
         return self._worker.stop(deadline_s)
 
-    def statistics(self) -> RecorderStatistics:
+    def statistics(self) -> StreamRecorderStatistics:
         """Return a snapshot. Figures of the recorder's thread may be a step apart."""
         file = self._file
-        return RecorderStatistics(
+        return StreamRecorderStatistics(
             state=self._state,
             path=None if file is None else file.path,
             why=self._why,

@@ -125,7 +125,7 @@ def _give_playlist(exchange: Exchange, number: int) -> None:
     if request.method == "HEAD" or not size:
         exchange.end()
     else:
-        _Body(exchange, _with_query(text, request.raw_query), size).give()
+        _FileBody(exchange, _with_query(text, request.raw_query), size).give()
 
 
 def _with_query(text: bytes, raw_query: str) -> Generator[bytes]:
@@ -180,7 +180,7 @@ def _give_segment(exchange: Exchange, number: int, content_type: str) -> None:
         os.close(number)
         exchange.end()
         return
-    _Body(exchange, _of_file(number, begin, end), end - begin).give()
+    _FileBody(exchange, _of_file(number, begin, end), end - begin).give()
 
 
 def _of_file(number: int, begin: int, end: int) -> Generator[bytes]:
@@ -216,7 +216,7 @@ def _range(text: str, size: int) -> tuple[int, int] | None:
     return (begin, end) if begin < size else _NONE
 
 
-class _Body:
+class _FileBody:
     """A body on its way."""
 
     __slots__ = ("_exchange", "_left_bytes", "_parts")

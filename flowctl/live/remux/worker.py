@@ -15,7 +15,7 @@ _log: Final = structlog.get_logger("flowctl.remux")
 LOOK_S: Final = 0.2
 
 
-class Worker:
+class RemuxWorker:
     """Hands what comes to `work`, until the intake is closed; then calls `finish`."""
 
     __slots__ = ("_finish", "_intake", "_name", "_thread", "_work", "ended")

@@ -30,12 +30,12 @@ from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.live.config import SecondPublisher
 from flowctl.live.settings.relays import RelayRule, parse_relays
 from flowctl.records.flight.options import parse_networks
-from flowctl.records.telemetry.options import Addresses, Streams
+from flowctl.records.telemetry.options import Addresses, RecordedStreams
 from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
 from flowctl.wire.rtmp.url import redact_url
 
 
-class Kind(NamedTuple):
+class SettingKind(NamedTuple):
     """How values of one kind are written."""
 
     word: str
@@ -132,51 +132,57 @@ def _commas(values: Iterable[object]) -> str:
 _STRICT: Final = Field(strict=True)
 """A number is no text and no truth value."""
 _FINITE: Final = Field(strict=True, allow_inf_nan=False)
-Duration = Annotated[float, _text(parse_duration), _FINITE, Kind("duration", write_duration)]
-Size = Annotated[int, _text(parse_size), _STRICT, Kind("size", write_size)]
-Count = Annotated[int, _text(parse_count), _STRICT, Kind("number")]
-Workers = Annotated[int, _text(_workers), _STRICT, Kind("number|auto", lambda value: str(value) if value else "auto")]
-Rate = Annotated[float, _text(_number), _FINITE, Kind("rate", "{:g}".format)]
-Share = Annotated[float, _text(parse_share), _FINITE, Kind("share", "{:.15g}".format)]
-Flag = Annotated[bool, _text(_yes), _STRICT, Kind("yes|no", lambda value: "yes" if value else "no")]
-Text = Annotated[str, Kind("text")]
+Duration = Annotated[float, _text(parse_duration), _FINITE, SettingKind("duration", write_duration)]
+Size = Annotated[int, _text(parse_size), _STRICT, SettingKind("size", write_size)]
+Count = Annotated[int, _text(parse_count), _STRICT, SettingKind("number")]
+Workers = Annotated[
+    int, _text(_workers), _STRICT, SettingKind("number|auto", lambda value: str(value) if value else "auto")
+]
+Rate = Annotated[float, _text(_number), _FINITE, SettingKind("rate", "{:g}".format)]
+Share = Annotated[float, _text(parse_share), _FINITE, SettingKind("share", "{:.15g}".format)]
+Flag = Annotated[bool, _text(_yes), _STRICT, SettingKind("yes|no", lambda value: "yes" if value else "no")]
+Text = Annotated[str, SettingKind("text")]
 Relays = Annotated[
     tuple[RelayRule, ...],
     _only_text(parse_relays),
-    Kind("app/stream=address", lambda rules: "; ".join(map(str, rules))),
+    SettingKind("app/stream=address", lambda rules: "; ".join(map(str, rules))),
 ]
-File = Annotated[Path | None, _only_text(_path), Kind("path")]
-Marks = Annotated[str | None, _only_text(_marks), Kind("bytes,messages,age")]
+File = Annotated[Path | None, _only_text(_path), SettingKind("path")]
+Marks = Annotated[str | None, _only_text(_marks), SettingKind("bytes,messages,age")]
 Target = Annotated[
     int | None,
     _only_text(parse_target_delay),
     BeforeValidator(_seconds),
-    Kind("auto|off|duration", lambda value: target_marks(Limits(target_delay_ms=value))),
+    SettingKind("auto|off|duration", lambda value: target_marks(Limits(target_delay_ms=value))),
 ]
-Listening = Annotated[str, BeforeValidator(_items), Kind("off|addresses")]
-Admin = Annotated[str, Kind("off|host:port")]
-Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), Kind("path")]
-Policy = Annotated[str, Kind("|".join(LIVE_POLICIES))]
-Proxies = Annotated[tuple[str, ...], _only_text(_proxies), BeforeValidator(_items), Kind("addresses", _commas)]
+Listening = Annotated[str, BeforeValidator(_items), SettingKind("off|addresses")]
+Admin = Annotated[str, SettingKind("off|host:port")]
+Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), SettingKind("path")]
+Policy = Annotated[str, SettingKind("|".join(LIVE_POLICIES))]
+Proxies = Annotated[tuple[str, ...], _only_text(_proxies), BeforeValidator(_items), SettingKind("addresses", _commas)]
 Networks = Annotated[
-    tuple[Network, ...], _only_text(parse_networks), BeforeValidator(_items), Kind("addresses", _commas)
+    tuple[Network, ...], _only_text(parse_networks), BeforeValidator(_items), SettingKind("addresses", _commas)
 ]
-Second = Annotated[SecondPublisher, Kind("refuse|replace|standby", lambda item: item.value)]
-HowAddresses = Annotated[Addresses, Kind("plain|truncated|hashed", lambda item: item.value)]
-HowStreams = Annotated[Streams, Kind("hash|plain", lambda item: item.value)]
+Second = Annotated[SecondPublisher, SettingKind("refuse|replace|standby", lambda item: item.value)]
+HowAddresses = Annotated[Addresses, SettingKind("plain|truncated|hashed", lambda item: item.value)]
+HowStreams = Annotated[RecordedStreams, SettingKind("hash|plain", lambda item: item.value)]
 Proofs = Annotated[
     tuple[Proof, ...],
     _only_text(_proofs),
     BeforeValidator(_items),
-    Kind("key,token,jwt", lambda items: _commas(item.value for item in items)),
+    SettingKind("key,token,jwt", lambda items: _commas(item.value for item in items)),
 ]
-Keys = Annotated[KeyFile | None, _only_text(lambda text, source: read_keys(_path(text, source))), Kind("path")]
-Secrets = Annotated[SecretFile | None, _only_text(lambda text, source: read_secrets(_path(text, source))), Kind("path")]
-WebTokens = Annotated[WebTokenKey | None, _only_text(lambda text, _: read_web_token_key(text)), Kind("algorithm:path")]
+Keys = Annotated[KeyFile | None, _only_text(lambda text, source: read_keys(_path(text, source))), SettingKind("path")]
+Secrets = Annotated[
+    SecretFile | None, _only_text(lambda text, source: read_secrets(_path(text, source))), SettingKind("path")
+]
+WebTokens = Annotated[
+    WebTokenKey | None, _only_text(lambda text, _: read_web_token_key(text)), SettingKind("algorithm:path")
+]
 Hooks = Annotated[
     tuple[str, ...],
     _only_text(_urls),
     BeforeValidator(_items),
-    Kind("addresses", lambda urls: _commas(map(redact_url, urls))),
+    SettingKind("addresses", lambda urls: _commas(map(redact_url, urls))),
 ]
-Failure = Annotated[HookFailure, Kind("refuse|allow", lambda item: item.value)]
+Failure = Annotated[HookFailure, SettingKind("refuse|allow", lambda item: item.value)]

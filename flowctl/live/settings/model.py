@@ -40,7 +40,6 @@ from flowctl.live.settings.kinds import (
     HowAddresses,
     HowStreams,
     Keys,
-    Kind,
     Listening,
     Marks,
     Networks,
@@ -51,6 +50,7 @@ from flowctl.live.settings.kinds import (
     Relays,
     Second,
     Secrets,
+    SettingKind,
     Share,
     Size,
     Target,
@@ -117,7 +117,7 @@ class LiveSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     host: Text = _at("host", "Address to listen on, or several; 0.0.0.0 and [::] for all.")
-    port: Annotated[Count | None, Kind("number")] = _own(
+    port: Annotated[Count | None, SettingKind("number")] = _own(
         "Port; 0 for any free one. Default: the server's own.", path="port", streams=False
     )
     groups: Count = _at("group_count", "Poll groups, that is threads.")
@@ -341,9 +341,9 @@ class Setting(NamedTuple):
         return self.kind if "|" in self.kind else self.kind.upper()
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> SettingKind:
     """Return how the value of a setting is written."""
-    return next(item for item in reversed(LiveSettings.model_fields[name].metadata) if isinstance(item, Kind))
+    return next(item for item in reversed(LiveSettings.model_fields[name].metadata) if isinstance(item, SettingKind))
 
 
 def settings_of(program: ServerProgram | None = None) -> list[Setting]:

@@ -57,7 +57,7 @@ class Given(NamedTuple):
     source: str
 
 
-class Place(NamedTuple):
+class SettingPlace(NamedTuple):
     """A level: the server where all is empty, an application, streams, a role, or a role of one of these."""
 
     application: str = ""
@@ -69,8 +69,8 @@ class Place(NamedTuple):
         return str(Level(application=self.application, stream=self.stream, role=self.role)) if any(self) else "server"
 
 
-SERVER: Final = Place()
-Settings: TypeAlias = dict[Place, dict[str, Given]]
+SERVER: Final = SettingPlace()
+Settings: TypeAlias = dict[SettingPlace, dict[str, Given]]
 """What was given, by level and name."""
 _KINDS: Final = ("application", "stream", "role")
 
@@ -355,7 +355,7 @@ _LEVELS_HINT: Final = (
 )
 
 
-def _level_of(path: tuple[str, ...], source: str) -> tuple[Place, str]:
+def _level_of(path: tuple[str, ...], source: str) -> tuple[SettingPlace, str]:
     """Return the level of a key of the file, and its name there; empty: it is a table around settings."""
     kind, *rest = path
     if kind not in _KINDS:
@@ -364,7 +364,7 @@ def _level_of(path: tuple[str, ...], source: str) -> tuple[Place, str]:
         if rest and rest[0] not in _ROLES:
             raise ConfigError(f"{source}: there is no role {short(rest[0])}", hint="viewer or publisher")
         role, inner = (_ROLES[rest[0]], rest[1:]) if rest else (None, [])
-        return Place(role=role), ".".join(inner)
+        return SettingPlace(role=role), ".".join(inner)
     name, inner = (rest[0], rest[1:]) if rest else ("", [])
     role = None
     if inner and inner[0] in _ROLES:
@@ -376,7 +376,7 @@ def _level_of(path: tuple[str, ...], source: str) -> tuple[Place, str]:
     if kind == "stream" and name and not set(name) & set("/*?["):
         hint = f'a stream is app/stream, as in [stream."live/{name:.60}"]; of all applications: [stream."*/{name:.60}"]'
         raise ConfigError(f"{source}: {short(name)} fits no stream", hint=hint)
-    found = Place(application=name, role=role) if kind == "application" else Place(stream=name, role=role)
+    found = SettingPlace(application=name, role=role) if kind == "application" else SettingPlace(stream=name, role=role)
     return found, ".".join(inner)
 
 
@@ -435,7 +435,7 @@ def _key(name: str, pair: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Place) -> None:
+def _check_known(program: ServerProgram, given: Mapping[str, Given], level: SettingPlace) -> None:
     """Refuse settings that the program does not have, or not at this level."""
     for name, (_, source) in given.items():
         if level != SERVER and not program.has_streams:

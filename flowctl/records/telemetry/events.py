@@ -33,11 +33,11 @@ from flowctl.records.telemetry.schema import (
     PEER_NAMES,
     RECORDED,
     EventName,
-    Role,
+    RecordedRole,
     Row,
     conn_id_of,
 )
-from flowctl.records.telemetry.whole import NO_COURSE, Course, sender_columns
+from flowctl.records.telemetry.whole import NO_COURSE, ConnectionCourse, sender_columns
 
 _REFUSALS_PER_S: Final = 20
 """Refused connections of one address that have a record of their own in a second; the others are summed up in one,
@@ -113,7 +113,7 @@ class Events:
 
     def connection(self, number: int, peer: tuple[str, int], at: float) -> ConnectionEvents:
         """Return what tells of a new connection."""
-        who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
+        who = (self.privacy.address(peer[0]), peer[1], RecordedRole.UNKNOWN.value, None, None)
         return ConnectionEvents(self, self.conn_id(number), who, at)
 
     # -- of the server
@@ -193,7 +193,7 @@ class Events:
         figures: tuple[float, float],
         count: int,
     ) -> None:
-        who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
+        who = (self.privacy.address(peer[0]), peer[1], RecordedRole.UNKNOWN.value, None, None)
         axis = None if reason == CloseReason.BANNED.value else reason
         value, limit = figures
         told: dict[str, Any] = {"axis": axis, "value": value, "limit": limit, "reason": reason}
@@ -204,7 +204,7 @@ class Events:
     def banned(self, at: float, number: int, peer: tuple[str, int], detail: Mapping[str, Any]) -> None:
         """Record that an open connection is ended because its address was banned."""
         shown = self._shown(detail)
-        who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
+        who = (self.privacy.address(peer[0]), peer[1], RecordedRole.UNKNOWN.value, None, None)
         reason = CloseReason.BANNED.value
         ts_us, conn_id = self.wall.us(at), self.conn_id(number)
         self.lane.put(event_row(ts_us, conn_id, EventName.BANNED, who, reason=reason, detail=shown))
@@ -220,7 +220,7 @@ class ConnectionEvents:
     who: tuple[str | None, int | None, str | None, str | None, str | None]
     _opened_at: float
     _at: float = field(init=False)  # since when the present state lasts
-    role: Role = Role.UNKNOWN
+    role: RecordedRole = RecordedRole.UNKNOWN
     ended_at: float | None = None  # when its Sender ended, in seconds; None: it is not known yet
     left_at: tuple[float, ...] = ()  # when it left READY lately, in seconds: the last few times
     line: Mapping[str, int] = field(default_factory=dict)  # what the kernel knew of its line at the end, by column
@@ -232,7 +232,7 @@ class ConnectionEvents:
     _handshake_ms: float | None = None
     _asked_ms: float | None = None  # its first request to play or publish
     _startup_ms: float | None = None  # it has been given media, or publishes
-    _course: Course | None = None  # None: nothing has happened to it
+    _course: ConnectionCourse | None = None  # None: nothing has happened to it
     _end: dict[str, Any] = field(default_factory=dict)  # columns of its end
     _events_count: int = 0  # records of it in `flow_events`
     _sampled_events: int = 0  # those that the sampler's thread has made
@@ -268,24 +268,24 @@ class ConnectionEvents:
         self._agent = self._events.privacy.text(agent)
         self.command(at, "connect", {"agent": self._agent})
 
-    def asked(self, at: float, role: Role, path: str, agent: str) -> None:
+    def asked(self, at: float, role: RecordedRole, path: str, agent: str) -> None:
         """Record a request to publish or play `path` (``app/name``); `agent`: what the peer calls itself."""
-        if role is Role.HTTP_FLV:  # nothing was named before, and anybody may ask for any path
+        if role is RecordedRole.HTTP_FLV:  # nothing was named before, and anybody may ask for any path
             self._app_named = False
         self.names(role, path)
         self._agent = self._events.privacy.text(agent) or self._agent
         if self._asked_ms is None:
             self._asked_ms = (at - self._opened_at) * 1000
-        self.command(at, Role.PUBLISH.value if role is Role.PUBLISH else Role.PLAY.value)
+        self.command(at, RecordedRole.PUBLISH.value if role is RecordedRole.PUBLISH else RecordedRole.PLAY.value)
 
-    def names(self, role: Role, path: str) -> None:
+    def names(self, role: RecordedRole, path: str) -> None:
         """Let records say from now on what the connection is used for, and for which stream (``app/name``)."""
         app, stream = self._events.privacy.stream(path, app_named=self._app_named)
         self.role = role
         self.who = (self.who[0], self.who[1], role.value, app, stream)
 
     def publish_started(self, at: float, path: str, detail: Mapping[str, Any]) -> None:
-        self.names(Role.PUBLISH, path)
+        self.names(RecordedRole.PUBLISH, path)
         since_ms = (at - self._opened_at) * 1000
         if self._startup_ms is None:
             self._startup_ms = since_ms
@@ -296,8 +296,8 @@ class ConnectionEvents:
         if self._startup_ms is not None:
             return
         self._startup_ms = (at - self._opened_at) * 1000
-        self._app_named |= self.role is Role.HTTP_FLV  # the stream is there, and so is its application
-        self.names(Role.HTTP_FLV if self.role is Role.HTTP_FLV else Role.PLAY, path)
+        self._app_named |= self.role is RecordedRole.HTTP_FLV  # the stream is there, and so is its application
+        self.names(RecordedRole.HTTP_FLV if self.role is RecordedRole.HTTP_FLV else RecordedRole.PLAY, path)
         self.put(at, EventName.PLAY_STARTED, value=self._startup_ms)
 
     @property
@@ -317,10 +317,10 @@ class ConnectionEvents:
             at, EventName.SAMPLE, state_to=account.state.name, account=account, rtt_us=rtt_us, unsent_bytes=unsent_bytes
         )
 
-    def _course_of(self) -> Course:
+    def _course_of(self) -> ConnectionCourse:
         course = self._course
         if course is None:
-            course = self._course = Course()
+            course = self._course = ConnectionCourse()
         return course
 
     # -- what its Sender did

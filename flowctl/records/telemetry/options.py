@@ -33,7 +33,7 @@ class Addresses(enum.Enum):
     HASHED = "hashed"
 
 
-class Streams(enum.Enum):
+class RecordedStreams(enum.Enum):
     """How the name of a stream is stored: HASH, a keyed hash (of RTMP publishers the name *is* the key), or PLAIN."""
 
     HASH = "hash"
@@ -60,7 +60,7 @@ class EventsOptions:
     # is lost, and counted. A row takes 0.5 to 1 kB.
     queue_rows: int = 100_000
     addresses: Addresses = Addresses.PLAIN
-    streams: Streams = Streams.HASH
+    streams: RecordedStreams = RecordedStreams.HASH
     # For the hashes, 16 bytes or more. None: random ones, with which no hash is the same after a restart.
     key: bytes | None = None
 

@@ -27,7 +27,7 @@ from flowctl.core.text.addresses import embedded_ipv4, meanings
 from flowctl.core.text.printable import carries_secret, without_secret
 from flowctl.core.text.private import check_private
 from flowctl.errors import ConfigError
-from flowctl.records.telemetry.options import Addresses, Streams
+from flowctl.records.telemetry.options import Addresses, RecordedStreams
 
 _MARK: Final = "h:"
 """Begins every hash, so that nobody takes one for a name, and a stored hash is told from an address."""
@@ -64,7 +64,7 @@ class Privacy:
 
     __slots__ = ("_addresses", "_key", "_known", "_streams")
 
-    def __init__(self, addresses: Addresses, streams: Streams, key: bytes | None = None) -> None:
+    def __init__(self, addresses: Addresses, streams: RecordedStreams, key: bytes | None = None) -> None:
         self._addresses = addresses
         self._streams = streams
         # BLAKE2b takes keys of up to 64 bytes; a longer one is hashed to one first.
@@ -124,7 +124,7 @@ class Privacy:
         app, slash, name = path.partition("/")
         if not slash:
             app, name = "", path
-        if self._streams is Streams.PLAIN and not carries_secret(path):
+        if self._streams is RecordedStreams.PLAIN and not carries_secret(path):
             return self._app(app), self.text(name)
         # The hash is over the whole path: the same name in two applications is two streams.
         known = self._known.get("/" + path)

@@ -152,7 +152,7 @@ RECORDED: Final = frozenset(
 """Events that stand in files; what the others say is in `flow_closes`, and live surfaces alone are told of them."""
 
 
-class Role(enum.Enum):
+class RecordedRole(enum.Enum):
     """What a connection is used for: the values of `role`."""
 
     UNKNOWN = "unknown"
@@ -162,7 +162,7 @@ class Role(enum.Enum):
     RPC = "rpc"
 
 
-VIEWING: Final = (Role.PLAY.value, Role.HTTP_FLV.value)
+VIEWING: Final = (RecordedRole.PLAY.value, RecordedRole.HTTP_FLV.value)
 """Values of `role` of those who watch."""
 CLASS_NAMES: Final = tuple(item.name.lower() for item in MessageClass)
 """In the order of `MessageClass`: control, header, key, inter, disposable, audio, data."""
@@ -176,7 +176,7 @@ _IDENTITY: Final = (
 _PEER: Final = (
     Column("peer_ip", Kind.TEXT, "address of the peer, as the privacy setting lets it through"),
     Column("peer_port", Kind.INT, "port of the peer"),
-    Column("role", Kind.TEXT, "what the connection is used for: see `Role`"),
+    Column("role", Kind.TEXT, "what the connection is used for: see `RecordedRole`"),
     Column("app", Kind.TEXT, "application"),
     Column("stream", Kind.TEXT, "stream; a keyed hash where the name is a secret"),
 )

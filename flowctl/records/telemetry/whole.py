@@ -77,7 +77,7 @@ def _muted(dropped: Mapping[DropReason, Counts], classes: tuple[MessageClass, ..
 
 
 @dataclass(slots=True)
-class Course:
+class ConnectionCourse:
     """What happened to a connection that did not simply keep up: counted as its events are told, on its thread."""
 
     episodes: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # how often it came into each from a better one
@@ -108,4 +108,4 @@ class Course:
         return found | {"input_paused_ms": self.input_paused_ms + pause_s * 1000}
 
 
-NO_COURSE: Final = Course().columns(0.0)
+NO_COURSE: Final = ConnectionCourse().columns(0.0)

@@ -55,7 +55,7 @@ _AUTH_MARK = re.compile(r"[?&]authmod=adobe")
 _AUTH_FIELDS: Final = frozenset({"authmod", "user", "challenge", "response", "opaque", "nonce"})
 
 
-class Answer(NamedTuple):
+class AdobeAnswer(NamedTuple):
     """What a client appended to its address; "" for a field that it did not send.
 
     Args:
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
 
 
 class LoginResult(NamedTuple):
-    """What the server makes of an `Answer`.
+    """What the server makes of an `AdobeAnswer`.
 
     Args:
         reason: ``"accepted"``, ``"need-auth"``, ``"challenged"`` or ``"auth-failed"``, for logs and statistics.
@@ -83,7 +83,7 @@ class LoginResult(NamedTuple):
     user: str
 
 
-def split_answer(text: str) -> tuple[str, Answer | None]:
+def split_answer(text: str) -> tuple[str, AdobeAnswer | None]:
     """Separate an address (``tcUrl`` or ``app``) from the authentication appended to it.
 
     Parameters of the address that follow the authentication are kept.
@@ -92,7 +92,7 @@ def split_answer(text: str) -> tuple[str, Answer | None]:
     if mark is None:
         return text, None
     query = parse_query(text[mark.start() + 1 :])
-    answer = Answer(query.get("user", ""), query.get("challenge", ""), query.get("response", ""))
+    answer = AdobeAnswer(query.get("user", ""), query.get("challenge", ""), query.get("response", ""))
     address = text[: mark.start()]
     kept = "&".join(f"{name}={value}" for name, value in query.items() if name not in _AUTH_FIELDS)
     if kept:
@@ -153,7 +153,7 @@ class AdobeAuthenticator:
     def __repr__(self) -> str:
         return f"AdobeAuthenticator({len(self._credentials)} users)"
 
-    def check(self, answer: Answer | None, now: float) -> LoginResult:
+    def check(self, answer: AdobeAnswer | None, now: float) -> LoginResult:
         """Judge what a client appended to its address."""
         if answer is None or not answer.user:
             return LoginResult(accepted=False, refusal=NEED_AUTH, reason="need-auth", user="")
@@ -171,7 +171,7 @@ class AdobeAuthenticator:
             return LoginResult(accepted=True, refusal="", reason="accepted", user=answer.user)
         return LoginResult(accepted=False, refusal=AUTH_FAILED, reason="auth-failed", user=answer.user)
 
-    def _proves(self, answer: Answer, period: int) -> bool:
+    def _proves(self, answer: AdobeAnswer, period: int) -> bool:
         """Compare in a time that depends neither on the user being known nor on where the answer differs."""
         password = self._credentials.get(answer.user)
         known = password is not None

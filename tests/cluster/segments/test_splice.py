@@ -8,7 +8,7 @@ from segment_kit import HEADERS, cut, feed, movie
 
 from flowctl.live.cluster.segments.cutter import Cutter
 from flowctl.live.cluster.segments.segment import Frame, Position, Segment
-from flowctl.live.cluster.segments.splice import Begins, Gap, Headers, Splice
+from flowctl.live.cluster.segments.splice import Begins, Gap, Splice, SplicedHeaders
 
 
 def splice() -> Splice:
@@ -41,10 +41,10 @@ def test_segments_when_they_come_in_order_go_out_at_once():
     target, found = splice(), segments([*HEADERS, *movie(2)])
     target.add_segment(found[0])
     out = target.take(0.0)
-    assert out[:2] == [Begins(3), Headers(found[0].headers)]
+    assert out[:2] == [Begins(3), SplicedHeaders(found[0].headers)]
     assert frames_of(out) == list(found[0].frames)
     target.add_segment(found[1])
-    assert target.take(0.0) == [Headers(found[1].headers), *found[1].frames]
+    assert target.take(0.0) == [SplicedHeaders(found[1].headers), *found[1].frames]
     assert (target.ended, waiting(target), target.gap_count) == (True, 0, 0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from flowctl.core.server.admission import Admission, AdmissionLimits
 from flowctl.errors import LimitExceededError
-from flowctl.live.cluster.workers.counts import REGION, Counts, clear
+from flowctl.live.cluster.workers.counts import REGION, WorkerCounts, clear
 
 KEY = bytes(16)
 ADDRESSES = [f"203.0.113.{number}" for number in range(12)]
@@ -19,7 +19,7 @@ ADDRESSES = [f"203.0.113.{number}" for number in range(12)]
 def counts_of(count):
     """Return the counts of so many workers over one memory, and the memory."""
     memory = memoryview(bytearray(count * REGION))
-    return [Counts(memory, own, count, KEY) for own in range(count)], memory
+    return [WorkerCounts(memory, own, count, KEY) for own in range(count)], memory
 
 
 @settings(max_examples=40, deadline=None)

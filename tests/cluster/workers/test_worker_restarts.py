@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from flowctl.live.cluster.workers.restarts import HUNG_S, RESTARTS, START_S, STEADY_S, Pulse, Restarts
+from flowctl.live.cluster.workers.restarts import HUNG_S, RESTARTS, START_S, STEADY_S, Restarts, WorkerPulse
 
 
 def test_restarts_when_a_process_has_lived_are_at_once():
@@ -27,7 +27,7 @@ def test_restarts_when_processes_end_soon_wait_longer_each_time():
 
 def test_pulse_when_nothing_is_answered_says_that_it_hangs():
     """Silence to several questions over the whole time is what counts; an answer begins it anew."""
-    pulse, now = Pulse(0.0), 0.0
+    pulse, now = WorkerPulse(0.0), 0.0
     while now < START_S - 1:  # a process that begins is given longer
         pulse.asks(now)
         assert not pulse.hangs(now)
@@ -43,7 +43,7 @@ def test_pulse_when_nothing_is_answered_says_that_it_hangs():
 
 def test_pulse_when_the_machine_has_slept_does_not_say_that_it_hangs():
     """A clock that has jumped over the whole time with one question open is no proof."""
-    pulse = Pulse(0.0)
+    pulse = WorkerPulse(0.0)
     pulse.heard(0.0)
     assert pulse.asks(10.0)
     assert not pulse.asks(10.5)

@@ -16,7 +16,7 @@ from flowctl.core.flow.state import SendState
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.demo.line import ProxyLine
 from flowctl.live.access.keys import hash_key, make_key, read_keys
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.wire.client.player import PlayProfile
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
@@ -185,7 +185,7 @@ def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_pa
     """Who may not watch without is asked for what viewers bring; with it the picture moves."""
     key = make_key()
     (tmp_path / "keys").write_text(f"{hash_key(key)} play live/*\n")
-    access = Access(play_auth=(Proof.KEY,), keys=read_keys(tmp_path / "keys"))
+    access = StreamAccess(play_auth=(Proof.KEY,), keys=read_keys(tmp_path / "keys"))
     with shown_server(http="127.0.0.1:0", access=access) as (_, _, address):
         browser.open(address)
         browser.click("#streams button")

@@ -20,7 +20,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.records.flight.options import FlightOptions, parse_networks
 from flowctl.records.flight.replay import compare, read_flight, replay
 from flowctl.records.telemetry.flightfiles import flight_files, list_flights
-from flowctl.records.telemetry.options import EventsOptions, Streams
+from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 from flowctl.wire.client.player import PlayProfile
 from flowctl.wire.media.synthetic import SyntheticSource
 
@@ -30,7 +30,7 @@ LIMITS = Limits.parse("120KiB,90,1500ms", "8MiB,9000,60s")
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)
 SLOW = PlayProfile(rate=500_000, resume_after_s=4.0)
 STALLS = PlayProfile(stall_after_s=1.0, resume_after_s=4.0)
-PLAIN = {"streams": Streams.PLAIN, "rotate_s": 1.0}
+PLAIN = {"streams": RecordedStreams.PLAIN, "rotate_s": 1.0}
 
 
 def check_all(folder):

@@ -19,7 +19,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.relay.relay import Relays
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.relays import parse_relays
-from flowctl.records.telemetry.options import EventsOptions, Streams
+from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 from flowctl.wire.client.player import HEALTHY
 from flowctl.wire.client.source import FlvFile
 from flowctl.wire.media.synthetic import SyntheticSource
@@ -242,7 +242,7 @@ def test_pull_when_recorded_is_told_of_as_a_publisher(live, clients, tmp_path):
     origin = live()
     clients.publish(origin, source())
     pull = f"edge/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}"
-    with relaying(pull=pull, events=EventsOptions(folder=str(tmp_path), streams=Streams.PLAIN)) as (server, _):
+    with relaying(pull=pull, events=EventsOptions(folder=str(tmp_path), streams=RecordedStreams.PLAIN)) as (server, _):
         player = clients.play(server, name="edge/stream")
         wait_until(lambda: len(player.messages) > 30, "frames from the other server")
     rows = pyarrow.parquet.read_table(tmp_path / "flow_closes").to_pylist()

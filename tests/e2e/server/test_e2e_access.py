@@ -9,7 +9,7 @@ from e2e_kit import NAME, PATIENCE_S, wait_until
 from hook_kit import HookServer, http
 
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
-from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
@@ -30,7 +30,7 @@ def hook():
 def server(hook):
     """A live server that asks for a key, a token and a web server."""
     names = ("on_connect", "on_publish", "on_play", "on_end")
-    access = Access(
+    access = StreamAccess(
         publish_auth=(Proof.KEY,),
         play_auth=(Proof.TOKEN,),
         keys=KeyFile("keys", (StoredKey(bytes.fromhex(_SALT), bytes.fromhex(_DIGEST)),)),

@@ -23,7 +23,7 @@ from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.model import LiveSettings, settings_of
 from flowctl.live.settings.relays import RelayRule
 from flowctl.live.settings.sources import read_file, read_settings
-from flowctl.records.telemetry.options import Addresses, Streams
+from flowctl.records.telemetry.options import Addresses, RecordedStreams
 
 LIVE = ServerProgram(name="live", summary="", default_port=1935, build=LiveServer)
 OTHER = dataclasses.replace(LIVE, name="other", has_streams=False, default_port=7000, extra={"colour": "of the lines"})
@@ -84,7 +84,7 @@ EXAMPLES = {
     "events_rotate": ("1min", "events.rotate_s", 60.0),
     "events_max": ("2GiB", "events.max_bytes", 2 << 30),
     "events_addresses": ("truncated", "events.addresses", Addresses.TRUNCATED),
-    "events_streams": ("plain", "events.streams", Streams.PLAIN),
+    "events_streams": ("plain", "events.streams", RecordedStreams.PLAIN),
     "events_key_file": ("key", "events.key", KEY),
     "flights": ("25%", "flights.share", 0.25),
     "flights_at_once": ("7", "flights.most_at_once", 7),

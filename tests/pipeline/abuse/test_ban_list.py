@@ -11,7 +11,7 @@ from abuse_records import at
 
 from flowctl.analyze.abuse.watch import SOURCE, merge_into
 from flowctl.analyze.options import AbuseOptions, WatchOptions
-from flowctl.analyze.records.place import MOST_TEXT_BYTES, Place
+from flowctl.analyze.records.place import MOST_TEXT_BYTES, RecordPlace
 from flowctl.core.server import bans as bans_module
 from flowctl.core.server.bans import Ban, BanList, render
 from flowctl.core.text.files import held
@@ -30,7 +30,7 @@ def listed(tmp_path):
 
 def add(tmp_path, *bans, anew=False, **judge):
     """Merge bans as the watch does."""
-    merge_into(Place(str(tmp_path)), bans, AbuseOptions(**judge), anew=anew)
+    merge_into(RecordPlace(str(tmp_path)), bans, AbuseOptions(**judge), anew=anew)
 
 
 def others(tmp_path, *bans):
@@ -94,7 +94,7 @@ def test_list_when_it_is_a_link_is_locked_for_all_who_write_the_file(tmp_path):
             pass
         return there + render([ban()])
 
-    Place(str(folders[1])).change_text("bans.jsonl", change)
+    RecordPlace(str(folders[1])).change_text("bans.jsonl", change)
     assert listed(folders[0]) == {"198.51.100.1", "192.0.2.1"}
     assert link.is_symlink()
 
@@ -146,7 +146,10 @@ def test_list_when_it_grows_too_long_is_cut_and_can_be_read_again(tmp_path, monk
     full(monkeypatch, 3 * len(render([ban("192.0.2.10")])) - 1)
     for number in range(10, 14):
         merge_into(
-            Place(str(tmp_path)), [ban(f"192.0.2.{number}", score=float(number))], AbuseOptions(), tell=told.append
+            RecordPlace(str(tmp_path)),
+            [ban(f"192.0.2.{number}", score=float(number))],
+            AbuseOptions(),
+            tell=told.append,
         )
     assert listed(tmp_path) == {"192.0.2.13", "192.0.2.12"}
     assert told[0].startswith("1 of 3 bans and limits are not on the list")

@@ -32,7 +32,7 @@ from flowctl.analyze.abuse.watch import merge_into
 from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.options import AbuseOptions, WatchOptions
 from flowctl.analyze.record import RECORD_FORMAT
-from flowctl.analyze.records.place import Place
+from flowctl.analyze.records.place import RecordPlace
 from flowctl.analyze.run import locked
 from flowctl.analyze.run import run as run_jobs
 from flowctl.core.server.bans import Ban, BanList, render
@@ -179,7 +179,7 @@ def test_watch_when_the_judge_cannot_work_tries_the_alarm_again(spark, look, tmp
     monkeypatch.setattr(watching, "run_jobs", tried)
     options = WatchOptions(trigger_s=0.2)
     args = (spark.newSession(), str(events), str(out), options)
-    judge = Place(str(out / "_watch"))
+    judge = RecordPlace(str(out / "_watch"))
     record = out / "_watch" / "record.json"
     with locked(judge):
         with pytest.raises(ConfigError, match="another run is at work"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyarrow._fs import _MockFileSystem
 
-from flowctl.analyze.records.place import MOST_TEXT_BYTES, Place, Storage, local_path, s3_options
+from flowctl.analyze.records.place import MOST_TEXT_BYTES, RecordPlace, Storage, local_path, s3_options
 from flowctl.analyze.run import locked
 from flowctl.core.text.files import held
 from flowctl.errors import BusyError, ConfigError
@@ -24,7 +24,7 @@ def made(place, name, text="new"):
 
 def test_place_when_a_table_is_adopted_replaces_all_of_the_earlier_one(tmp_path):
     """No file of the earlier table stays beside those of the new one, and nothing is left in the making."""
-    place = Place(str(tmp_path / "out"))
+    place = RecordPlace(str(tmp_path / "out"))
     made(place, "sessions", "old")
     (tmp_path / "out/sessions/second.parquet").write_text("old")
     staging = place.staging()
@@ -38,7 +38,7 @@ def test_place_when_a_table_is_adopted_replaces_all_of_the_earlier_one(tmp_path)
 
 def test_place_when_a_folder_is_somebody_elses_leaves_it_alone(tmp_path):
     """A folder without our mark is not replaced, nor put among; an empty one is nobody's; ours have it."""
-    place, staging = Place(str(tmp_path)), Place(str(tmp_path / "_new"))
+    place, staging = RecordPlace(str(tmp_path)), RecordPlace(str(tmp_path / "_new"))
     place.write_text("ingest/flow_events/a.parquet", "records")
     place.write_text("parts/mine.txt", "mine")
     for name in ("ingest", "parts/seen/date=2026-03-01/hour=12"):
@@ -52,13 +52,13 @@ def test_place_when_a_folder_is_somebody_elses_leaves_it_alone(tmp_path):
         staging.write_text("parts/seen/date=2026-03-01/hour=12/b.parquet", "rows")
         staging.write_text("sums/b.parquet", "rows")
         for name in ("parts/seen/date=2026-03-01/hour=12", "sums"):
-            Place(str(tmp_path)).adopt(staging, name)
+            RecordPlace(str(tmp_path)).adopt(staging, name)
     assert place.names("sums") == place.names("parts/seen/date=2026-03-01/hour=12") == ["b.parquet"]
 
 
 def test_place_when_a_file_is_adopted_replaces_it_in_one_step(tmp_path):
     """A watched file is never missing: it is another file under the same name afterwards, also where there was none."""
-    place = Place(str(tmp_path))
+    place = RecordPlace(str(tmp_path))
     staging = place.staging()
     for text in ("first", "second"):
         staging.write_text("bans.jsonl", text)
@@ -67,7 +67,7 @@ def test_place_when_a_file_is_adopted_replaces_it_in_one_step(tmp_path):
 
 
 def test_place_when_a_file_is_where_a_table_goes_is_replaced(tmp_path):
-    place = Place(str(tmp_path))
+    place = RecordPlace(str(tmp_path))
     place.write_text("sessions", "a file")
     made(place, "report.html")
     staging = place.staging()
@@ -81,7 +81,7 @@ def test_place_when_a_file_is_where_a_table_goes_is_replaced(tmp_path):
 
 def test_place_when_runs_were_killed_clears_what_they_left(tmp_path):
     """What is in the making goes; results stay."""
-    place = Place(str(tmp_path))
+    place = RecordPlace(str(tmp_path))
     place.write_text("report.html", "page")
     place.staging().write_text("report.html", "half a page")
     assert place.names() == ["report.html"]
@@ -96,7 +96,7 @@ def test_place_when_another_user_has_put_links_there_takes_them_away(tmp_path, m
         (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
     monkeypatch.setattr("flowctl.analyze.records.place.planted", lambda path: path.name == "parts")
-    Place(str(tmp_path / "out")).clear_staging()
+    RecordPlace(str(tmp_path / "out")).clear_staging()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bans.jsonl"]
     assert (tmp_path / "elsewhere").is_dir()
 
@@ -114,9 +114,9 @@ def test_place_when_another_user_can_turn_it_is_refused(tmp_path, monkeypatch, n
 
     monkeypatch.setattr(Path, "lstat", looked_at)
     with pytest.raises(ConfigError, match=r"cannot write to .*everybody") as error:
-        Place(str(tmp_path / name))
+        RecordPlace(str(tmp_path / name))
     assert error.value.hint == "--out names a folder of your own"
-    assert Place(str(tmp_path / "shared" / "ours")).names() == []
+    assert RecordPlace(str(tmp_path / "shared" / "ours")).names() == []
 
 
 def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
@@ -124,7 +124,7 @@ def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to("out")
     (tmp_path / "out" / "_lock").symlink_to(tmp_path / "made")
-    place = Place(str(tmp_path / "link"))
+    place = RecordPlace(str(tmp_path / "link"))
     place.change_text("notes", lambda there: f"{there}more")
     with pytest.raises(ConfigError, match="cannot lock"), locked(place):
         pass
@@ -135,7 +135,7 @@ def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
 def test_text_when_another_program_holds_its_folder_is_waited_for_and_then_said(tmp_path, monkeypatch):
     """Who may read the folder can hold it for ever: that is an error in a line, and no run that never ends."""
     monkeypatch.setattr("flowctl.analyze.records.place._PATIENCE_S", 0.05)
-    place = Place(str(tmp_path))
+    place = RecordPlace(str(tmp_path))
     with held(tmp_path / "bans.jsonl"), pytest.raises(BusyError, match=r"another program writes to .*bans.jsonl"):
         place.change_text("bans.jsonl", lambda there: f"{there}more")
     place.change_text("bans.jsonl", lambda there: f"{there}more")
@@ -146,12 +146,12 @@ def test_place_when_it_cannot_be_made_names_the_folder(tmp_path):
     """A file in the way is an error that says where."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write to .*file/out"):
-        Place(str(tmp_path / "file" / "out"))
+        RecordPlace(str(tmp_path / "file" / "out"))
 
 
 def test_place_when_a_text_is_missing_or_huge_says_so(tmp_path):
     """What is not there is None, what is too long is refused by its name; wrong octets are replaced."""
-    place = Place(str(tmp_path))
+    place = RecordPlace(str(tmp_path))
     assert place.read_text("bans.jsonl") is None
     (tmp_path / "odd").write_bytes(b"a\xffb")
     assert place.read_text("odd") == "a\ufffdb"
@@ -177,7 +177,7 @@ def test_places_when_written_as_addresses_are_told_from_paths(text, path):
     assert path == local_path(text)
 
 
-class Elsewhere(Place):
+class Elsewhere(RecordPlace):
     """A place behind an address, as of a store, on a file system in memory."""
 
     def __init__(self, system, base):
@@ -217,7 +217,7 @@ def test_place_when_a_link_is_deleted_leaves_what_it_leads_to(tmp_path):
     """Deleting a link takes the link away, never the files behind it."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/file").write_text("kept")
-    place = Place(str(tmp_path / "out"))
+    place = RecordPlace(str(tmp_path / "out"))
     (tmp_path / "out/sessions").symlink_to(tmp_path / "theirs")
     place.delete("sessions")
     assert not place.exists("sessions")

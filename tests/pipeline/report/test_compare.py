@@ -227,7 +227,9 @@ def test_text_when_it_goes_to_a_file_is_whole_lines(tmp_path):
         compare.compare(before, after),
         limits=["before " + "soft " * 40, "after x"],
         groups=[
-            compare.Change("network 2001:db8:ffff:ffff::/48 and more", "957 kbit/s", "2.12 Mbit/s", "better", 18.3)
+            compare.FigureChange(
+                "network 2001:db8:ffff:ffff::/48 and more", "957 kbit/s", "2.12 Mbit/s", "better", 18.3
+            )
         ],
     )
     done = subprocess.run(

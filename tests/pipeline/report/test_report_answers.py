@@ -9,7 +9,7 @@ from report_kit import BEGAN, choice, empty, felt, node, notes, publication
 
 from flowctl.analyze.capacity.node import MEASURE
 from flowctl.analyze.report import answers
-from flowctl.analyze.report.found import Cut, Found
+from flowctl.analyze.report.found import CutTable, ReportFindings
 from flowctl.charts.words import apart, percent, sentences, share, span
 
 
@@ -19,8 +19,8 @@ def found(jobs=None, totals=None, peaks=None, **tables):
     named = [row for row in tables.get("network", ()) if row["key"]]
     links = [row | {"addresses": row["troubled"]} for row in named]
     links.append({"key": "others", "troubled": 40 - sum(row["troubled"] for row in links), "addresses": 40})
-    cuts = {name: Cut(rows, len(rows)) for name, rows in ({"links": links} | tables).items()}
-    return Found(
+    cuts = {name: CutTable(rows, len(rows)) for name, rows in ({"links": links} | tables).items()}
+    return ReportFindings(
         events="e", made_at=BEGAN, jobs=notes() if jobs is None else jobs, totals=whole, tables=cuts, peaks=peaks or {}
     )
 

@@ -29,7 +29,7 @@ from report_kit import (
     texts_of,
 )
 
-from flowctl.analyze.records.place import Place, Storage
+from flowctl.analyze.records.place import RecordPlace, Storage
 from flowctl.analyze.report import evidence, gather, job, page
 from flowctl.analyze.report.page import render
 from flowctl.charts.page import STYLE
@@ -120,7 +120,7 @@ def test_page_when_a_table_is_broken_says_which_and_why(tmp_path):
     """A file that is no Parquet costs its own section only, and is named."""
     folder = lay(tmp_path / "r", tables_of(), texts_of())
     (folder / "whatif_choices" / "part-0.parquet").write_bytes(b"PAR1 is not enough")
-    found = gather.gather(gather.Tables(Place(str(folder))), "e", notes())
+    found = gather.gather(gather.Tables(RecordPlace(str(folder))), "e", notes())
     words = Page(render(found)).words
     assert "a table could not be read (whatif_choices: " in words
     assert "found nothing to say" not in words.partition("Whom to keep out?")[0]
@@ -151,7 +151,7 @@ def test_listed_when_asked_says_what_a_server_does(address, unit):
 
 def test_report_when_results_lie_in_a_place_reads_them_as_that_does(tmp_path, monkeypatch):
     """A store is found by settings that its place alone knows; nothing is opened by an address once more."""
-    place, written = Place(str(lay(tmp_path / "r", tables_of(), texts_of()))), {}
+    place, written = RecordPlace(str(lay(tmp_path / "r", tables_of(), texts_of()))), {}
     given = {"since": None, "until": None, "events": "/data/events", "accounts": [], "notes": {}}
     parts = SimpleNamespace(place=place, staging=place, write_text=written.__setitem__, **given)
     monkeypatch.setattr(Storage, "of", lambda *_: pytest.fail("a place is opened by its address"))
@@ -399,7 +399,7 @@ def test_figures_when_a_window_is_asked_for_are_of_it(tmp_path):
     """Sessions that closed outside the window do not count."""
     folder = lay(tmp_path / "r", {"sessions": [session(number) for number in range(60)]})
     first, last = session(10)["closed_at"], session(20)["closed_at"]
-    found = gather.gather(gather.Tables(Place(str(folder)), since=first, until=last), "e", {})
+    found = gather.gather(gather.Tables(RecordPlace(str(folder)), since=first, until=last), "e", {})
     assert found.totals["connections"] == 10
 
 

@@ -27,10 +27,10 @@ from record_kit import at, close, event, sample, write, write_closes, write_samp
 from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.scores import SCORE_COLUMNS
 from flowctl.analyze.capacity.loads import LOADS
-from flowctl.analyze.job import Answer, Job, Part, arrow_schema
+from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, arrow_schema
 from flowctl.analyze.record import compared, packed
 from flowctl.analyze.records.listing import File
-from flowctl.analyze.records.place import Place
+from flowctl.analyze.records.place import RecordPlace
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.report.gather import Tables
 from flowctl.analyze.run import JOBS, run
@@ -69,17 +69,17 @@ def answered(parts, options):
     assert rows == {row["event"]: row["rows"] for row in parts.result("small").collect()}
     if not options.silent:
         parts.write_text("note.txt", json.dumps(rows, sort_keys=True))
-    return Answer(summary=rows | {"newest": parts.newest.isoformat()}, warnings=["this is a toy"])
+    return JobAnswer(summary=rows | {"newest": parts.newest.isoformat()}, warnings=["this is a toy"])
 
 
-SEEN = Part("seen", COLUMNS, made, ("flow_events",), depends=lambda options: options.mark)
-JOB = Job(name="seen", parts=(SEEN,), results=("sums", "small", "note.txt"), answer=answered, options=Options)
-USER = Job(
+SEEN = JobPart("seen", COLUMNS, made, ("flow_events",), depends=lambda options: options.mark)
+JOB = AnalysisJob(name="seen", parts=(SEEN,), results=("sums", "small", "note.txt"), answer=answered, options=Options)
+USER = AnalysisJob(
     name="user",
     parts=(),
     uses=("seen",),
     results=(),
-    answer=lambda parts, _: Answer(summary={"rows": parts.table("seen").count()}),
+    answer=lambda parts, _: JobAnswer(summary={"rows": parts.table("seen").count()}),
 )
 
 
@@ -141,11 +141,11 @@ def test_run_when_a_part_is_a_result_has_it_where_the_report_looks(go, tmp_path)
     """In the first run too: no folder that is left of its making is taken for the table."""
 
     def counted(parts, _):
-        return Answer(summary={"rows": sum(map(len, Tables(parts.place).batches("kept")))})
+        return JobAnswer(summary={"rows": sum(map(len, Tables(parts.place).batches("kept")))})
 
-    kept = Part("kept", COLUMNS, made, ("flow_events",), result=True)
+    kept = JobPart("kept", COLUMNS, made, ("flow_events",), result=True)
     events_of(tmp_path / "events", 1, 2)
-    result = go(Job(name="kept", parts=(kept,), results=("kept",), answer=counted, options=Options))
+    result = go(AnalysisJob(name="kept", parts=(kept,), results=("kept",), answer=counted, options=Options))
     assert result.jobs["kept"].summary == {"rows": 2}
 
 
@@ -196,14 +196,14 @@ def test_run_when_results_of_other_hours_lie_beside_says_so(go, tmp_path):
     """Each job's note knows its hours; a job that runs alone, the report too, names those of other ones."""
 
     def told(parts, _):
-        return Answer(summary={name: list(note.warnings) for name, note in parts.notes.items()})
+        return JobAnswer(summary={name: list(note.warnings) for name, note in parts.notes.items()})
 
     def counted(parts, _):
-        return Answer(summary={"rows": len(parts.pandas("seen"))})
+        return JobAnswer(summary={"rows": len(parts.pandas("seen"))})
 
-    job = Job(name="seen", parts=(SEEN,), results=(), answer=counted, options=Options)
-    user = Job(name="user", parts=(), uses=("seen",), results=(), answer=counted)
-    report = Job(name="told", parts=(), results=(), answer=told)
+    job = AnalysisJob(name="seen", parts=(SEEN,), results=(), answer=counted, options=Options)
+    user = AnalysisJob(name="user", parts=(), uses=("seen",), results=(), answer=counted)
+    report = AnalysisJob(name="told", parts=(), results=(), answer=told)
     for begin in (0, 3600):
         events_of(tmp_path / "events", begin, begin + 1)
     late = Window(at(3600), None)
@@ -230,11 +230,11 @@ def test_run_when_results_of_other_hours_lie_beside_says_so(go, tmp_path):
 def test_run_when_a_job_fails_costs_only_those_that_need_it(go, tmp_path):
     """Its error and hint are told, its earlier results stay, half of new ones does not, and others are done."""
     events_of(tmp_path / "events", 1)
-    other = Job(
+    other = AnalysisJob(
         name="other",
         parts=(),
         results=("o.txt",),
-        answer=lambda parts, _: (parts.write_text("o.txt", "o"), Answer())[1],
+        answer=lambda parts, _: (parts.write_text("o.txt", "o"), JobAnswer())[1],
     )
     go(JOB, USER, other)
     before = (tmp_path / "out/note.txt").read_text()
@@ -272,13 +272,13 @@ def test_run_when_nothing_changed_keeps_answers_and_starts_no_spark(go, spark, t
         parts.write("small", parts.pandas("seen").groupby("event", as_index=False).agg(rows=("ts", "size")), SUMS)
         if not options.silent:
             parts.write_text("note.txt", str(len(asked)))
-        return Answer(summary={"rows": len(parts.pandas("seen"))}, warnings=["this is a toy"])
+        return JobAnswer(summary={"rows": len(parts.pandas("seen"))}, warnings=["this is a toy"])
 
     def told(parts, _):
-        return Answer(summary={name: note.summary["rows"] for name, note in parts.notes.items() if name == "seen"})
+        return JobAnswer(summary={name: note.summary["rows"] for name, note in parts.notes.items() if name == "seen"})
 
-    job = Job(name="seen", parts=(SEEN,), results=("small", "note.txt"), answer=counted, options=Options)
-    teller = Job(name="told", parts=(), results=(), answer=told)
+    job = AnalysisJob(name="seen", parts=(SEEN,), results=("small", "note.txt"), answer=counted, options=Options)
+    teller = AnalysisJob(name="told", parts=(), results=(), answer=told)
 
     def again(options=None, window=None, out="out"):
         """Run both, and return how often the answer was made and Spark was asked for."""
@@ -345,12 +345,12 @@ def test_run_when_a_text_has_other_writers_merges_it(go, tmp_path):
             raise ConfigError("the list cannot be read")
         return there + new
 
-    job = Job(
+    job = AnalysisJob(
         name="list",
         parts=(SEEN,),
         options=Options,
         results=("list.txt",),
-        answer=lambda parts, _: (parts.write_text("list.txt", "new\n"), Answer())[1],
+        answer=lambda parts, _: (parts.write_text("list.txt", "new\n"), JobAnswer())[1],
         merge={"list.txt": merged},
     )
     events_of(tmp_path / "events", 1)
@@ -506,12 +506,12 @@ def test_run_when_many_files_are_damaged_says_so(go, tmp_path):
     assert go().jobs["seen"].summary["returned"] == 1
 
 
-OTHER = Part("other", COLUMNS, made, ("flow_events",), depends=lambda options: options.mark)
-OTHERS = Job(
+OTHER = JobPart("other", COLUMNS, made, ("flow_events",), depends=lambda options: options.mark)
+OTHERS = AnalysisJob(
     name="others",
     parts=(OTHER,),
     results=(),
-    answer=lambda parts, _: Answer(summary={"rows": parts.table("other").count()}),
+    answer=lambda parts, _: JobAnswer(summary={"rows": parts.table("other").count()}),
     options=Options,
 )
 
@@ -628,7 +628,7 @@ class Deadly:
     def __init__(self, monkeypatch):
         self.left = -1
         for name in ("_move", "delete", "write_text"):
-            monkeypatch.setattr(Place, name, self.wrapped(getattr(Place, name)))
+            monkeypatch.setattr(RecordPlace, name, self.wrapped(getattr(RecordPlace, name)))
 
     def wrapped(self, method):
         """Return the method with the step counted."""
@@ -649,14 +649,14 @@ def test_run_when_killed_at_any_step_leaves_a_summary_of_what_is_there(go, tmp_p
         parts.write("small", parts.pandas("seen").groupby("event", as_index=False).agg(rows=("ts", "size")), SUMS)
         if not options.silent:
             parts.write_text("note.txt", "there")
-        return Answer()
+        return JobAnswer()
 
     def kept_as_it_is(parts, _):
         parts.write_text("kept.txt", "kept")
-        return Answer()
+        return JobAnswer()
 
-    job = Job(name="seen", parts=(SEEN,), results=("small", "note.txt"), answer=written, options=Options)
-    kept = Job(name="kept", parts=(), uses=("seen",), results=("kept.txt",), answer=kept_as_it_is)
+    job = AnalysisJob(name="seen", parts=(SEEN,), results=("small", "note.txt"), answer=written, options=Options)
+    kept = AnalysisJob(name="kept", parts=(), uses=("seen",), results=("kept.txt",), answer=kept_as_it_is)
     deadly, file = Deadly(monkeypatch), tmp_path / "out/summary.json"
     events_of(tmp_path / "events", 1)
     go(job, kept)
@@ -886,17 +886,17 @@ def slow(records, _):
 def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_thread(go, tmp_path):
     """Each of two waits for the other; that which tells of them comes last; a signal finds no thread that writes."""
     write(tmp_path / "events", [event(1, 1, "returned")])
-    both, places, adopt = threading.Barrier(2, timeout=60), [], Place.adopt
+    both, places, adopt = threading.Barrier(2, timeout=60), [], RecordPlace.adopt
 
     def meeting(name, **made_of):
         def answer(parts, _):
             parts.write_text(f"{name}.txt", str(both.wait()))
-            return Answer(summary={"rows": len(parts.pandas("seen"))})
+            return JobAnswer(summary={"rows": len(parts.pandas("seen"))})
 
-        return Job(name=name, results=(f"{name}.txt",), answer=answer, options=Options, **made_of)
+        return AnalysisJob(name=name, results=(f"{name}.txt",), answer=answer, options=Options, **made_of)
 
     def told(parts, _):
-        return Answer(summary={name: note.outputs for name, note in parts.notes.items()})
+        return JobAnswer(summary={name: note.outputs for name, note in parts.notes.items()})
 
     def adopted(place, staging, name):
         places.append((name, threading.current_thread() is threading.main_thread()))
@@ -904,8 +904,8 @@ def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_t
 
     one, two = meeting("seen", parts=(SEEN,)), meeting("user", parts=(), uses=("seen",))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Place, "adopt", adopted)
-        result = go(Job(name="told", parts=(), results=(), answer=told), one, two)
+        patch.setattr(RecordPlace, "adopt", adopted)
+        result = go(AnalysisJob(name="told", parts=(), results=(), answer=told), one, two)
     assert (result.failed, list(result.jobs)) == ([], ["told", "seen", "user"])
     assert result.jobs["told"].summary == {name: result.jobs[name].outputs for name in ("seen", "user")}
     assert places[-2:] == [("seen.txt", True), ("user.txt", True)]
@@ -914,8 +914,8 @@ def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_t
 def test_run_when_a_signal_comes_does_not_wait_for_parts_at_work(spark, tmp_path):
     """What runs is given up, and the folder of what was in the making goes."""
     write(tmp_path / "events", [event(1, 1, "returned")])
-    part = Part("seen", COLUMNS, slow, ("flow_events",))
-    job = Job(name="seen", parts=(part,), results=(), answer=lambda *_: Answer(), options=Options)
+    part = JobPart("seen", COLUMNS, slow, ("flow_events",))
+    job = AnalysisJob(name="seen", parts=(part,), results=(), answer=lambda *_: JobAnswer(), options=Options)
 
     def end():
         while not (tmp_path / "events" / "begun").exists():

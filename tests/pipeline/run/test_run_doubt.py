@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from record_kit import event, write
 
 from flowctl.analyze import run as runner
-from flowctl.analyze.job import Answer, Job, Part
+from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.records import footers, read
 from flowctl.analyze.records.place import Storage
 from flowctl.analyze.run import run
@@ -27,14 +27,14 @@ from flowctl.records.telemetry.schema import FLOW_EVENTS
 
 pytestmark = pytest.mark.timeout(600)  # Spark on a busy machine takes its time
 COLUMNS = {"ts": "timestamp", "node": "string", "conn_id": "bigint", "event": "string"}
-SEEN = Part(
+SEEN = JobPart(
     "seen", COLUMNS, lambda records, _: records.table("flow_events").select(*COLUMNS, "date", "hour"), ("flow_events",)
 )
-JOB = Job(
+JOB = AnalysisJob(
     name="seen",
     parts=(SEEN,),
     results=(),
-    answer=lambda parts, _: Answer(summary={"rows": parts.table("seen").agg(f.count("*")).first()[0]}),
+    answer=lambda parts, _: JobAnswer(summary={"rows": parts.table("seen").agg(f.count("*")).first()[0]}),
 )
 
 

@@ -7,12 +7,12 @@ from pyspark.sql import Window
 from pyspark.sql import functions as f
 
 from flowctl.analyze import run as runner
-from flowctl.analyze.records.place import Place
+from flowctl.analyze.records.place import RecordPlace
 from flowctl.analyze.run import locked
 from flowctl.analyze.synth import job as synth
 from flowctl.analyze.synth import people
 from flowctl.analyze.synth.people import SynthOptions, plan
-from flowctl.analyze.synth.worlds import BY_NAME, WORLDS, Kind
+from flowctl.analyze.synth.worlds import BY_NAME, WORLDS, PlantedKind
 from flowctl.analyze.viewers.ingest import BACK_S
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry.schema import TABLES
@@ -201,7 +201,7 @@ def test_synth_when_it_is_ended_leaves_what_was_there(spark, tmp_path, monkeypat
 def test_synth_when_runs_were_killed_clears_what_they_left(spark, tmp_path):
     """What was in the making of a run that lives no more goes, nothing else does; one that lives keeps others away."""
     few = SynthOptions(events=100, days=0.02, worlds=("neighbours",))
-    place = Place(str(tmp_path / "data"))
+    place = RecordPlace(str(tmp_path / "data"))
     place.staging().write_text("flow_closes/date=2026-01-01/hour=00/part-0.parquet", "half of it")
     place.write_text("_new-ideas/mine.txt", "mine")
     before = sorted(tmp_path.rglob("*"))
@@ -239,7 +239,7 @@ def test_plan_when_asked_for_a_size_has_about_so_many_rows(events):
 
 
 @pytest.mark.parametrize("kind", [kind for world in WORLDS for kind in world.kinds])
-def test_script_when_a_connection_is_counted_fits_its_numbers(kind: Kind):
+def test_script_when_a_connection_is_counted_fits_its_numbers(kind: PlantedKind):
     """Events and connections of a visit fit the bits that identities have for them."""
     assert len(kind.script) < 64
     assert kind.connections < 1 << people.CONNECTION_BITS

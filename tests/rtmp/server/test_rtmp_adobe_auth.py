@@ -14,8 +14,8 @@ from flowctl.wire.rtmp.adobe_auth import (
     CHALLENGE_PERIOD_S,
     NEED_AUTH,
     REMEMBERED_ANSWERS,
+    AdobeAnswer,
     AdobeAuthenticator,
-    Answer,
     client_parameters,
     response,
     split_answer,
@@ -29,14 +29,14 @@ SECRET = b"0123456789abcdef"
 
 
 def challenge(authenticator, user="bob", now=0.0):
-    verdict = authenticator.check(Answer(user, "", ""), now)
+    verdict = authenticator.check(AdobeAnswer(user, "", ""), now)
     asked = parse_query(verdict.refusal.partition("?reason=needauth&")[2])
     return asked["salt"], asked["challenge"]
 
 
 def answer(authenticator, user="bob", password="hunter2", client_challenge="c1", now=0.0):
     salt, asked = challenge(authenticator, user, now)
-    return Answer(user, client_challenge, response(user, password, salt, asked, client_challenge))
+    return AdobeAnswer(user, client_challenge, response(user, password, salt, asked, client_challenge))
 
 
 def test_response_is_the_documented_arithmetic():
@@ -51,7 +51,7 @@ def test_three_steps_lead_in():
     authenticator = AdobeAuthenticator(USERS)
     first = authenticator.check(None, 0.0)
     assert (first.accepted, first.refusal, first.reason) == (False, NEED_AUTH, "need-auth")
-    second = authenticator.check(Answer("bob", "", ""), 0.0)
+    second = authenticator.check(AdobeAnswer("bob", "", ""), 0.0)
     assert second.refusal.startswith("[ AccessManager.Reject ] : [ authmod=adobe ] : ?reason=needauth&user=bob&salt=")
     assert "opaque" not in second.refusal
     third = authenticator.check(answer(authenticator), 0.0)
@@ -118,13 +118,13 @@ def test_fields_of_absurd_length_are_refused(field):
     """Nothing long is hashed, echoed or logged."""
     fields = ["bob", "c", "r"]
     fields[field] = "x" * 257
-    verdict = AdobeAuthenticator(USERS).check(Answer(*fields), 0.0)
+    verdict = AdobeAuthenticator(USERS).check(AdobeAnswer(*fields), 0.0)
     assert (verdict.refusal, verdict.user) == (AUTH_FAILED, "")
 
 
 def test_user_name_with_control_characters_is_not_echoed():
     """It would forge a log line."""
-    assert AdobeAuthenticator(USERS).check(Answer("a\nb", "", ""), 0.0).user == ""
+    assert AdobeAuthenticator(USERS).check(AdobeAnswer("a\nb", "", ""), 0.0).user == ""
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_authentication_is_taken_out_of_the_address(text, address, user):
 def test_response_with_slashes_and_equal_signs_survives():
     """Base64 stands in the address unencoded."""
     _, found = split_answer("rtmp://h/live?authmod=adobe&user=bob&challenge=c&response=a/b+c==")
-    assert found == Answer("bob", "c", "a/b+c==")
+    assert found == AdobeAnswer("bob", "c", "a/b+c==")
     assert "a/b" not in repr(found)
 
 
@@ -287,12 +287,12 @@ def test_refusals_lead_every_known_client_in_or_end_its_attempt(read, user):
     """GStreamer, FFmpeg and librtmp find the request, then salt and challenge, and the end of a wrong password."""
     authenticator = AdobeAuthenticator({user: "hunter2"})
     assert read(authenticator.check(None, 0.0).refusal) == ("ask", {})
-    step, query = read(authenticator.check(Answer(user, "", ""), 0.0).refusal)
+    step, query = read(authenticator.check(AdobeAnswer(user, "", ""), 0.0).refusal)
     assert (step, query["user"]) == ("prove", user)
     proof = response(user, "hunter2", query["salt"], query.get("opaque") or query["challenge"], "c1")
-    assert authenticator.check(Answer(user, "c1", proof), 0.0).accepted
+    assert authenticator.check(AdobeAnswer(user, "c1", proof), 0.0).accepted
     wrong = response(user, "hunter3", query["salt"], query["challenge"], "c1")
-    assert read(authenticator.check(Answer(user, "c1", wrong), 0.0).refusal) == ("give up", {})
+    assert read(authenticator.check(AdobeAnswer(user, "c1", wrong), 0.0).refusal) == ("give up", {})
 
 
 def test_server_without_credentials_ignores_authentication():

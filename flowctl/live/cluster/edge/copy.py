@@ -50,7 +50,7 @@ from flowctl.live.cluster.segments.segment import (
     object_of,
     segment_of,
 )
-from flowctl.live.cluster.segments.splice import Begins, Gap, Headers, Splice
+from flowctl.live.cluster.segments.splice import Begins, Gap, Splice, SplicedHeaders
 from flowctl.live.cluster.segments.window import SegmentPool
 from flowctl.nodes.diffusion.objects import PeerId
 from flowctl.wire.rtmp.media.media import inspect
@@ -677,7 +677,7 @@ class StreamCopy:
                 case Frame():
                     self._stuck_at = None
                     self._outlet.publish(item, now)
-                case Headers():
+                case SplicedHeaders():
                     self._outlet.due = item.headers
                 case Begins():
                     self._outlet.moved_ms = 0

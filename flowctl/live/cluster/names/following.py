@@ -28,7 +28,7 @@ LINGER_S: Final = 3.0
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _WantedStream:
     """A stream with viewers.
 
     Attributes:
@@ -58,7 +58,7 @@ class Following:
         self._find: Final = find
         self._hold_s: Final = hold_s
         self._linger_s: Final = linger_s
-        self._wanted: Final[dict[str, _Wanted]] = {}  # the group's thread
+        self._wanted: Final[dict[str, _WantedStream]] = {}  # the group's thread
 
     # -- any thread
 
@@ -88,7 +88,7 @@ class Following:
         """Begin or end, as it has viewers or not: words about that may come in any order."""
         wanted, viewed = self._wanted.get(name), self._hub.is_viewed(name)
         if wanted is None and viewed:
-            self._wanted[name] = _Wanted()
+            self._wanted[name] = _WantedStream()
             self._find(name, True)
         elif wanted is not None and viewed and wanted.linger is not None:
             wanted.linger.cancel()

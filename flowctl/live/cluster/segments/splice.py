@@ -24,7 +24,7 @@ class Begins(NamedTuple):
     timeline: int
 
 
-class Headers(NamedTuple):
+class SplicedHeaders(NamedTuple):
     """What a decoder has to know from here on; nothing has changed where it knows it already."""
 
     headers: tuple[Header, ...]
@@ -38,10 +38,10 @@ class Gap(NamedTuple):
     to: Position
 
 
-Output = Begins | Headers | Frame | Gap
+Output = Begins | SplicedHeaders | Frame | Gap
 
 
-class _Part:
+class _SplicedPart:
     """A part of which something has come."""
 
     __slots__ = ("frames", "headers", "last", "next", "whole")
@@ -79,7 +79,7 @@ class Splice:
     def __init__(self, *, wait_s: float, most_bytes: int) -> None:
         self._wait_s = wait_s
         self._most_bytes = most_bytes
-        self._parts: dict[Position, _Part] = {}
+        self._parts: dict[Position, _SplicedPart] = {}
         self._go_on_at: Position | None = None  # where the next publication begins
         self._since: float | None = None  # something behind the cursor waits
         self._timeline: int | None = None  # of what went out last
@@ -181,7 +181,7 @@ class Splice:
             self._extend(part, frames[there:])
         part.end(segment.id.next)
 
-    def _replace(self, position: Position, part: _Part, frames: Sequence[Frame]) -> None:
+    def _replace(self, position: Position, part: _SplicedPart, frames: Sequence[Frame]) -> None:
         """Go on by time in a part that is not what came before: of two that disagree the whole one counts."""
         self.differing_count += 1
         gone = self.cursor[1] if self.cursor is not None and self.cursor[0] == position else 0
@@ -191,17 +191,17 @@ class Splice:
         part.frames = out
         self._extend(part, [frame for frame in frames if frame.timestamp - position.start_ms & CLOCK > last])
 
-    def _extend(self, part: _Part, frames: Sequence[Frame]) -> None:
+    def _extend(self, part: _SplicedPart, frames: Sequence[Frame]) -> None:
         part.frames += frames
         self.held_bytes += sum(FRAME_BYTES + len(frame.payload) for frame in frames)
 
     def _drop_frames(self, frames: Sequence[Frame]) -> None:
         self.held_bytes -= sum(FRAME_BYTES + len(frame.payload) for frame in frames)
 
-    def _part(self, position: Position, headers: tuple[Header, ...]) -> _Part:
+    def _part(self, position: Position, headers: tuple[Header, ...]) -> _SplicedPart:
         part = self._parts.get(position)
         if part is None:
-            part = self._parts[position] = _Part(headers)
+            part = self._parts[position] = _SplicedPart(headers)
             self.held_bytes += _WAITING
         return part
 
@@ -271,7 +271,7 @@ class Splice:
             if position.timeline != self._timeline:
                 self._timeline = position.timeline
                 out.append(Begins(position.timeline))
-            out.append(Headers(part.headers))
+            out.append(SplicedHeaders(part.headers))
         fresh = part.frames[index:]
         out.extend(fresh)
         self._drop_frames(fresh)

@@ -26,7 +26,7 @@ REGION: Final = (_TOTAL + _ROWS * _COLUMNS * _CELL + mmap.PAGESIZE - 1) // mmap.
 """Octets of one worker's region, whole pages."""
 
 
-class Counts:
+class WorkerCounts:
     """The counts as one worker sees them; the caller has a lock.
 
     Args:

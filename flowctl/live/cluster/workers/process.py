@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final
 from flowctl import connection, log
 from flowctl.core.server.signals import EndSignals
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.live.cluster.workers.counts import REGION, Counts
+from flowctl.live.cluster.workers.counts import REGION, WorkerCounts
 from flowctl.live.cluster.workers.link import Link
 from flowctl.live.cluster.workers.order import Order, read_order
 from flowctl.live.cluster.workers.streams import join_streams
@@ -90,11 +90,11 @@ def options_of(order: Order) -> LiveConfig:
     )
 
 
-def counts_of(order: Order) -> Counts:
+def counts_of(order: Order) -> WorkerCounts:
     """Return the connections of all workers."""
     memory = memoryview(mmap.mmap(order.counts_fd, order.count * REGION))
     os.close(order.counts_fd)
-    return Counts(memory, order.number - 1, order.count, order.counts_key)
+    return WorkerCounts(memory, order.number - 1, order.count, order.counts_key)
 
 
 def _serve(order: Order) -> None:

@@ -39,7 +39,7 @@ class Restarts:
         return 0.0 if self.soon_ended == 1 else self._backoff.delay_s(self.soon_ended - 1, self._rng)
 
 
-class Pulse:
+class WorkerPulse:
     """The questions to one process whether it is there, and its answers."""
 
     def __init__(self, now: float) -> None:

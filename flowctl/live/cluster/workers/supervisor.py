@@ -48,7 +48,7 @@ from flowctl.live.cluster.workers.folder import make_folder
 from flowctl.live.cluster.workers.link import FOR_EVER_S
 from flowctl.live.cluster.workers.operating import Operating
 from flowctl.live.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
-from flowctl.live.cluster.workers.restarts import HUNG_S, START_S, Pulse, Restarts
+from flowctl.live.cluster.workers.restarts import HUNG_S, START_S, Restarts, WorkerPulse
 from flowctl.live.cluster.workers.sockets import close_all, worker_sockets
 from flowctl.live.cluster.workers.streams import SupervisorNames
 from flowctl.live.config import LiveConfig
@@ -101,7 +101,7 @@ class Worker:
         self.process: Final = process
         self.pid: Final = process.pid
         self.started_at: Final = now
-        self.pulse: Final = Pulse(now)
+        self.pulse: Final = WorkerPulse(now)
         self.conn: ConnectionID | None = None
         self.ready = False
         self.hung = False

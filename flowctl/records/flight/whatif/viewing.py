@@ -53,7 +53,7 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
     against other limits than the first one. What was sent to this peer alone (replies of its session) is no part of the
     stream; its writes are in, by their sizes, from the first message of the log on.
     """
-    reader = _Reader(flight.settings.turn_bytes)
+    reader = _FlightReader(flight.settings.turn_bytes)
     ended_us, reason = round(flight.duration_s * 1e6), None
     for row in flight.rows:
         try:
@@ -88,7 +88,7 @@ def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
     return limits, policy
 
 
-class _Reader:
+class _FlightReader:
     """Makes events of rows; a write is one as soon as it is known that it does not go on."""
 
     def __init__(self, turn_bytes: int) -> None:

@@ -96,7 +96,7 @@ _CALLS_MAX: Final = 64
 """Commands whose reply is awaited; a publisher sends five."""
 
 
-class PendingCalls:
+class ClientCalls:
     """The commands that await a reply, by transaction id."""
 
     __slots__ = ("_last_id", "_names")
@@ -151,7 +151,7 @@ class ClientSession:
 
     def __init__(self, config: ClientSessionConfig, *, now: float = 0.0, rng: random.Random | None = None) -> None:
         self._app: str | None = None
-        self._calls = PendingCalls()
+        self._calls = ClientCalls()
         self._config = config
         self._ended = False
         shake = Handshake.client(config.handshake, rng, round(now * 1000))
