@@ -5,20 +5,23 @@ markers) are a run of theirs. Whatever of two cores one of them leaves idle the 
 ``realtime`` alone, see conftest.py) run servers, players and FFmpeg and let seconds pass: they mostly wait, so several
 wait side by side, but not beside workers that compute. What fails in real time is run once more, alone: what fails
 twice has failed, what fails once is named, and counted as ``rerun``.
+The ten slowest tests are named, and the reports with the time of each are kept in ``build/test-reports``.
 The last line printed is pytest's closing line with the counts of all runs added. Exit status: 0 if all passed.
 Arguments go to all runs: ``python tests/run_all.py -k echo``.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,6 +70,8 @@ ALONE = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
 """What is added to the options of a run for that."""
 MOST_AGAIN = 10
 """More failures than this are no accident of a busy machine: they get no second try."""
+MOST_SLOW = 10
+REPORTS = ROOT / "build" / "test-reports"
 OUTCOMES = {"failed": "failures", "errors": "errors", "skipped": "skipped"}
 """pytest's words and those of its JUnit report."""
 TESTS_FAILED = 1
@@ -90,6 +95,23 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
     names = {"failed": "failed", "passed": "passed", "skipped": "skipped", "errors": "error", "rerun": "rerun"}
     parts = [f"{counts[name]} {word}" for name, word in names.items() if counts[name]]
     return f"{', '.join(parts) or 'no tests ran'} in {seconds:.2f}s"
+
+
+def slowest(reports: Iterable[Path], count: int = MOST_SLOW) -> list[tuple[float, str]]:
+    """Return the tests that took longest, set-up and tear-down included: seconds and name."""
+    cases = [case for report in reports for case in ET.parse(report).getroot().iter("testcase")]
+    took = ((float(case.get("time", "0")), f"{case.get('classname')}.{case.get('name')}") for case in cases)
+    return heapq.nlargest(count, took)
+
+
+def keep(reports: Sequence[Path]) -> None:
+    """Keep the JUnit reports, which have the time of each test, and name the slowest."""
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    for report in reports:
+        shutil.copy(report, REPORTS)
+    say(f"-- tests: the slowest {MOST_SLOW}; the time of each is in {REPORTS.relative_to(ROOT)}/")
+    for seconds, name in slowest(reports):
+        say(f"{seconds:8.1f} s  {name}")
 
 
 def say(line: str) -> None:
@@ -176,6 +198,7 @@ def main(arguments: list[str]) -> int:
                 counts.update(second, rerun=failed)
                 if second.total() != failed:
                     statuses[name] = TESTS_FAILED  # not each of them had its second try
+        keep([report for name in RUNS if (report := report_of(name, folder)).exists()])
     say(closing_line(counts, time.monotonic() - begun))
     if counts["passed"] == 0:
         return 1

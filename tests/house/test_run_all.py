@@ -32,6 +32,21 @@ def test_counts_when_read_from_a_report_are_those_of_pytest(tmp_path):
     assert run_all.counts_in(report) == Counter(passed=1, failed=1, skipped=1, errors=1)
 
 
+def test_reports_when_kept_name_the_slowest_tests_of_all_runs(tmp_path, monkeypatch, capsys):
+    """Each run's report stays where it can be read later; the longest tests of all of them are named, longest first."""
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+    monkeypatch.setattr(run_all, "REPORTS", tmp_path / "kept")
+    for name, times in ("one", (3.0, 0.1)), ("two", (7.5, *[0.01] * 20)):
+        cases = "".join(f'<testcase classname="{name}" name="t{at}" time="{took}"/>' for at, took in enumerate(times))
+        (tmp_path / f"{name}.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    run_all.keep([tmp_path / "one.xml", tmp_path / "two.xml"])
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["one.xml", "two.xml"]
+    head, *named = capsys.readouterr().out.splitlines()
+    assert head.endswith("in kept/")
+    assert [line.split()[::2] for line in named[:3]] == [["7.5", "two.t0"], ["3.0", "one.t0"], ["0.1", "one.t1"]]
+    assert len(named) == run_all.MOST_SLOW
+
+
 @pytest.mark.parametrize(
     ("counts", "line"),
     [
@@ -65,6 +80,7 @@ def staged(monkeypatch, statuses, passed=1, lost=0, **bad):
         return {name: left.pop(0) for name in commands}
 
     monkeypatch.setattr(run_all, "run_at_once", run_at_once)
+    monkeypatch.setattr(run_all, "keep", lambda reports: None)
     return started
 
 
