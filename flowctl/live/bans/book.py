@@ -88,6 +88,7 @@ class BanBook:
         self._wall: Final = wall
         self._steady: Final = steady
         self._apart_s = wall() - steady()  # how far the two clocks are apart
+        self._set_back_s = 0.0  # by how much the clock was set back while the server was not running
         self._of_file = NO_BANS
         self._left: frozenset[WordPlace] = frozenset()  # what a store has that was let go of
         self._written_at = steady()  # when the store was written last, or tried
@@ -104,6 +105,9 @@ class BanBook:
 
     def join(self, node: str) -> None:
         """Take part in a fleet under a name; before anything is said."""
+        if self.words.node != node:
+            self.words.node = node
+            self._follow_set_back()
         self.words.renamed(node)
         self._flush()
 
@@ -227,11 +231,20 @@ class BanBook:
                 ban = replace(word.ban, expires=word.ban.expires + timedelta(seconds=by_s))
             except (OverflowError, ConfigError):  # it leaves what a time can say
                 continue
-            # Just after the word that it stands for: who lifted that has lifted this.
+            # Just after the word that it stands for (`words.ROOM`): who lifted that has lifted this.
             stamp = Stamp(word.stamp.ms, word.stamp.counter + 1, word.stamp.node)
             self.words.replace(word, Word.of_ban(ban, stamp))
             moved += 1
         return moved
+
+    def _follow_set_back(self) -> None:
+        """Move what was said here before the clock was set back; again once there is the name that it was said under."""
+        if self._set_back_s:
+            _log.warning(
+                "the clock was set back while the server did not run, bans last as long as they had left",
+                by_s=round(self._set_back_s, 1),
+                bans=self._move_ends(self._set_back_s),
+            )
 
     def _load(self, store: WordStore) -> None:
         try:
@@ -241,11 +254,8 @@ class BanBook:
         now = self._wall()
         self.words.merge(found, -inf)
         if seen - now >= STEP_S:
-            _log.warning(
-                "the clock was set back while the server did not run, bans last as long as they had left",
-                by_s=round(now - seen, 1),
-                bans=self._move_ends(now - seen),
-            )
+            self._set_back_s = now - seen
+            self._follow_set_back()
         ended = self.words.forget(now)
         self._flush(anew=True)
         bans = sum(word.ban is not None for word in self.words)

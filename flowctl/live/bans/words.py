@@ -40,6 +40,9 @@ LIMITS: Final = frozenset({"soft", "hard", "low", "target_delay"})
 """Names of the values of limits, which are texts as ``flowctl limits`` takes them."""
 BUCKETS: Final = 512
 """Parts in which maps are compared: sums of 4 KiB, and 200 words of a full list in each."""
+ROOM: Final = 1024
+"""Stamps that are free after each: of the same ban, whose end is moved when its server's clock is set. What is said
+after the ban is after all of them, also where they have not been heard of."""
 _MOST_MS: Final = 2**53
 """Largest time of a stamp: what each reader of JSON has exactly, and 285,000 years."""
 
@@ -132,7 +135,7 @@ class Word:
             if not all(type(item) is int and 0 <= item <= _MOST_MS for item in stamp[:2]) or not isinstance(node, str):
                 raise ConfigError(f"the stamp is {short(str(stamp))}, it must be two whole numbers and a name")
             return cls(WordKind(kind), key, stamp, value)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{short(line)} is no word") from error
 
     def line(self) -> str:
@@ -198,7 +201,7 @@ class Words:
         """Return the stamp of a word that is said here at `now_s`, seconds since the epoch."""
         ms, counter = self._last
         now_ms = min(int(now_s * 1000), _MOST_MS)
-        self._last = (now_ms, 0) if now_ms > ms else (ms, counter + 1)
+        self._last = (now_ms, 0) if now_ms > ms else (ms, counter + ROOM)
         return Stamp(*self._last, self.node)
 
     def merge(self, words: Iterable[Word], now_s: float) -> list[Word]:
@@ -241,6 +244,7 @@ class Words:
 
     def replace(self, old: Word, new: Word) -> None:
         """Put a word in place of another, which may be elsewhere."""
+        self._last = max(self._last, new.stamp[:2])
         self._drop(old.place)
         self._put(new)
 

@@ -133,7 +133,7 @@ class Gossip:
             buckets = [range(BUCKETS)[number] for number in said.get("buckets", ())]
             words = _read_words(said.get("words", ()))
             count, answer, more = int(said.get("count", 0)), bool(said.get("answer")), bool(said.get("more"))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ConfigError):
+        except (ValueError, TypeError, OverflowError, LookupError, AttributeError, RecursionError, ConfigError):
             other.dropped += 1
             return
         other.heard_at = self._clock()

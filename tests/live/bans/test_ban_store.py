@@ -357,6 +357,18 @@ def test_book_when_the_clock_is_set_has_bans_last_as_long_as_they_were_to(set_by
     assert book.in_force().bans == [TWO]
 
 
+def test_book_when_the_clock_was_set_back_lifts_what_it_banned_before_that():
+    """The end was moved, and the time of day is before that of the ban: the lifting is later all the same."""
+    clocks = Clocks()
+    book = clocks.book()
+    book.ban([HOUR])
+    for back_s in (600.0, 1200.0):
+        clocks.set_by_s = -back_s
+        assert book.look()
+    book.lift(HOUR.cidr, book.in_force().bans, "ops")
+    assert book.in_force().bans == []
+
+
 def test_book_when_the_clock_is_corrected_little_by_little_leaves_bans_as_they_are():
     """What ntpd does all day is no jump."""
     clocks = Clocks()
@@ -369,16 +381,20 @@ def test_book_when_the_clock_is_corrected_little_by_little_leaves_bans_as_they_a
     assert kept(book) == [HOUR]
 
 
-def test_book_when_the_clock_was_set_back_while_it_was_off_has_bans_last_no_longer_than_they_had_left(path):
+@pytest.mark.parametrize("member", ["", "a"])
+def test_book_when_the_clock_was_set_back_while_it_was_off_has_bans_last_no_longer_than_they_had_left(path, member):
     """The store knows when it was written last: who had an hour left has an hour left, and that is told."""
     clocks = Clocks()
     book = clocks.book(BanStore(path))
+    book.join(member)
     book.ban([HOUR])
     book.close()
     clocks.set_by_s = -30 * 86_400.0
     with structlog.testing.capture_logs() as lines:
         book = clocks.book(BanStore(path))
+        book.join(member)
     assert "set back" in lines[0]["event"]
+    assert sum(line.get("bans", 0) for line in lines if "set back" in line["event"]) == 1
     clocks.steady_s += 3601
     assert book.in_force().bans == []
     book.close()

@@ -270,6 +270,21 @@ def test_fleet_when_a_clock_is_set_has_the_end_that_was_meant():
     assert [fleet.in_force(name) for name in "ab"] == [{}, {}]
 
 
+def test_unban_when_the_clock_of_the_bans_maker_was_set_meanwhile_lifts_the_ban():
+    """Its maker, cut off from the others, has moved the end of what another lifts, and had a clock that was ahead."""
+    fleet = Fleet("ab", skews=[0.0, 3600.0])
+    fleet.ban("b", ONE, 86_400.0)
+    fleet.settle()
+    fleet.cut.add("b")
+    fleet.lift("a", ONE)
+    with structlog.testing.capture_logs():
+        for skew_s in (1800.0, 0.0):
+            fleet.skews["b"] = skew_s
+            fleet.books["b"].look()
+    fleet.settle()
+    assert [fleet.in_force(name) for name in "ab"] == [{}, {}]
+
+
 def test_server_when_it_comes_into_a_fleet_brings_what_it_said_before():
     """Of one network that two servers had banned before there was a fleet, the longer ban counts."""
     fleet = Fleet("ab")
@@ -314,6 +329,8 @@ def test_member_when_it_is_new_gets_all_that_the_others_hold_and_they_what_it_ha
         '{"buckets": ["x"]}',
         '{"words": 7}',
         '{"words": ["x"]}',
+        '{"words": [], "count": Infinity}',
+        json.dumps({"words": [f'["lift","10.0.0.0/32",1,0,"a",{{"ends":1{"0" * 400}}}]']}),
         json.dumps({"words": ['["ban","10.0.0.0/32",1,0,"a",{}]']}),
         json.dumps({"words": ['["ban","10.0.0.0/32",1,0,"a",{"cidr":"10.0.0.1/32","expires":null}]']}),
         json.dumps({"words": ['["limit","10.0.0.0/32",1,0,"a",{"cidr":"10.0.0.0/32","expires":null}]']}),

@@ -534,7 +534,7 @@ class Supervisor:
         for job in iter(self._jobs.get, None):
             try:
                 job()
-            except FlowctlError as error:
+            except Exception as error:  # noqa: BLE001 - the next job is for others
                 self._report("a ban", error)
 
     async def _changed(self, message: RpcMessage) -> None:
