@@ -238,7 +238,7 @@ class BanBook:
         return moved
 
     def _follow_set_back(self) -> None:
-        """Move what was said here before the clock was set back; again once there is the name that it was said under."""
+        """Move the ends of what was said here before the clock was set back; again once the server has its name."""
         if self._set_back_s:
             _log.warning(
                 "the clock was set back while the server did not run, bans last as long as they had left",
