@@ -88,6 +88,7 @@ class Reload:
         self._on_error = on_error
         # Of all that wakes a thread only this may be used in a signal handler: its `put` takes no lock of Python's.
         self._wishes: Final[queue.SimpleQueue[_Wish | _Job]] = queue.SimpleQueue()
+        self._looked_at = time.monotonic()  # the thread's only, once it runs
         self._lock: Final = OwnedLock()
         self._thread: threading.Thread | None = None  # guarded by _lock
         self._stopped = False  # guarded by _lock
@@ -212,9 +213,13 @@ class Reload:
         self._look()
 
     def _next(self) -> _Wish | _Job:
-        """Wait for the next thing to be done."""
+        """Wait for the next thing to be done: a look when it is due, however many jobs come meanwhile."""
+        looks = self._files or self._also
+        left_s = self._looked_at + self._poll_s - time.monotonic() if looks else None
+        if left_s is not None and left_s <= 0:
+            return _Wish.LOOK
         try:
-            return self._wishes.get(timeout=self._poll_s if self._files or self._also else None)
+            return self._wishes.get(timeout=left_s)
         except queue.Empty:
             return _Wish.LOOK
 
@@ -237,6 +242,7 @@ class Reload:
             except Exception as error:  # noqa: BLE001 - likewise
                 if self._on_error is not None:
                     self._on_error("a look beside the files", error)
+        self._looked_at = time.monotonic()
 
     def _take_limits(self, text: str, where: str) -> None:
         file = parse_limits_file(text, where)

@@ -324,6 +324,24 @@ def test_do_when_asked_runs_jobs_one_after_the_other_on_the_thread_of_the_files(
         reload.do(list)
 
 
+def test_reload_when_jobs_come_all_the_time_looks_nevertheless():
+    """Members of a fleet send several messages a second: bans end, and files are read, all the same."""
+    looked = threading.Event()
+    reload = Reload(lambda limits: None, lambda bans: None, also=looked.set, poll_s=0.2)
+    ended = threading.Event()
+
+    def again():
+        if not ended.wait(0.02):
+            reload.soon(again)
+
+    try:
+        reload.soon(again)
+        assert looked.wait(10.0)
+    finally:
+        ended.set()
+        reload.stop()
+
+
 def test_do_when_the_server_ends_or_is_busy_says_so(tmp_path):
     """A caller whose turn does not come is told in time, and not left waiting for a thread that has gone."""
     reload = World(tmp_path).reload
