@@ -293,6 +293,19 @@ def test_workers_when_one_hangs_kill_it(monkeypatch):
         assert supervisor.stop()
 
 
+def test_supervisor_when_a_job_about_bans_fails_does_the_next():
+    """The fault is told of, and penalties and the words of the fleet are taken as before."""
+    supervisor = Supervisor(load_server("live"), LiveConfig(control="off", port=0), 2, wake=list)
+    done = []
+    try:
+        for job in (lambda: 1 // 0, lambda: done.append("next"), None):
+            supervisor._jobs.put(job)
+        supervisor._do_jobs()
+        assert done == ["next"]
+    finally:
+        supervisor.stop()
+
+
 def test_limits_of_connections_when_there_are_workers_hold_over_all(tmp_path):
     """An address has as many connections as it may have, and not as many in each worker; records name the workers."""
     events = tmp_path / "events"

@@ -114,7 +114,7 @@ class Ban:
         if len(self.evidence) > MOST_EVIDENCE:
             raise ConfigError(f"evidence has {len(self.evidence)} kinds, {MOST_EVIDENCE} are allowed")
         for name, value in self.evidence.items():
-            if len(name) > _MOST_TEXT or not _is_number(value):
+            if len(name) > _MOST_TEXT or not name.isprintable() or not _is_number(value):
                 raise ConfigError(f"evidence {short(name)} is {short(value)}, it must be a number with a short name")
 
     @property

@@ -43,6 +43,10 @@ BUCKETS: Final = 512
 ROOM: Final = 1024
 """Stamps that are free after each: of the same ban, whose end is moved when its server's clock is set. What is said
 after the ban is after all of them, also where they have not been heard of."""
+_MOST_NAME: Final = 64
+"""Longest name of a member of a fleet, characters."""
+_MOST_SOURCE: Final = 200
+"""Longest text of who lifted a ban, as of who made one."""
 _MOST_MS: Final = 2**53
 """Largest time of a stamp: what each reader of JSON has exactly, and 285,000 years."""
 
@@ -102,7 +106,9 @@ class Word:
         elif self.kind is WordKind.LIFT:
             ends = self.value.get("ends")
             timed = type(ends) in (int, float) and isfinite(ends)
-            if Ban(cidr=self.key, expires=None).cidr != self.key or not (ends is None or timed):
+            source = self.value.get("source", "")
+            known = isinstance(source, str) and len(source) <= _MOST_SOURCE and source.isprintable()
+            if Ban(cidr=self.key, expires=None).cidr != self.key or not (ends is None or timed) or not known:
                 raise ConfigError(f"{short(self.key)}: no lifting of a ban")
         elif self.key or self.value.keys() != LIMITS or not all(isinstance(item, str) for item in self.value.values()):
             raise ConfigError(f"{short(str(self.value))} are no limits")
@@ -132,7 +138,8 @@ class Word:
             stamp = Stamp(ms, counter, node)
             if len(line) > MOST_WORD_BYTES or not (isinstance(key, str) and isinstance(value, dict)):
                 raise ConfigError(f"{short(line)} is no word")
-            if not all(type(item) is int and 0 <= item <= _MOST_MS for item in stamp[:2]) or not isinstance(node, str):
+            named = isinstance(node, str) and len(node) <= _MOST_NAME and node.isprintable()
+            if not named or not all(type(item) is int and 0 <= item <= _MOST_MS for item in stamp[:2]):
                 raise ConfigError(f"the stamp is {short(str(stamp))}, it must be two whole numbers and a name")
             return cls(WordKind(kind), key, stamp, value)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:

@@ -49,6 +49,10 @@ PAGE_BYTES: Final = 256 * 1024
 """Words in one message: what a member parses in some 20 ms, a little at a time."""
 _MOST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """A bucket of a full list, 400 words, each as long as can be; a page is far smaller."""
+_MOST_WAITING_BYTES: Final = _WINDOW * PAGE_BYTES
+"""Messages of a member that are not read yet, where a disk or workers hold that up: a window of full pages."""
+_MESSAGE_BYTES: Final = 1024
+"""What a message takes while it waits, however short it is."""
 _REST_EVERY: Final = 64
 """Words between two rests: a millisecond of work beside a server."""
 _REST_S: Final = 0.004
@@ -63,7 +67,7 @@ class Other:
         heard_at: when it was heard of last, monotonic seconds. None: not in this life.
         same: whether it held the same words when it was heard of last. None: it did not say.
         count: words that it held then.
-        dropped: messages of it that could not be read.
+        dropped: messages of it that could not be read, or came faster than they are.
         gained_at: when it last had words in a comparison that were not here.
     """
 
@@ -130,7 +134,7 @@ class Gossip:
         try:
             said = json.loads(octets)
             sums = [int(said["sums"][at : at + 16], 16) for at in range(0, 16 * BUCKETS, 16)] if "sums" in said else []
-            buckets = [range(BUCKETS)[number] for number in said.get("buckets", ())]
+            buckets = list(dict.fromkeys(range(BUCKETS)[number] for number in said.get("buckets", ())))
             words = _read_words(said.get("words", ()))
             count, answer, more = int(said.get("count", 0)), bool(said.get("answer")), bool(said.get("more"))
         except (ValueError, TypeError, OverflowError, LookupError, AttributeError, RecursionError, ConfigError):
@@ -214,6 +218,9 @@ class Member:
             keys=config.keys,
             allow=None if config.keys is None else lambda pubkey: names.get(pubkey, False),
         )
+        # In and out of what waits to be read, bytes by member, "" of strangers: each is written on one thread alone.
+        self._came: Final = dict.fromkeys(["", *config.others], 0)
+        self._read: Final = dict.fromkeys(self._came, 0)
         self._ended: Final = threading.Event()
         self.bound: list[str] = []
         book.join(config.name)
@@ -243,7 +250,18 @@ class Member:
     def _received(self, messenger: Messenger, message: ReceivedMessage) -> None:
         del messenger
         sender = message.routing_id.decode("ascii", "replace")
-        self._soon(partial(self._gossip.received, sender, message.message))
+        other = self._gossip.others.get(sender)
+        whose = "" if other is None else sender
+        size = max(_MESSAGE_BYTES, len(message.message))
+        if self._came[whose] - self._read[whose] + size <= _MOST_WAITING_BYTES:
+            self._came[whose] += size
+            self._soon(partial(self._read_message, sender, whose, message.message))
+        elif other is not None:
+            other.dropped += 1  # what was in it is found by comparing
+
+    def _read_message(self, sender: str, whose: str, octets: bytes) -> None:
+        self._read[whose] += max(_MESSAGE_BYTES, len(octets))
+        self._gossip.received(sender, octets)
 
     def _send(self, name: str, said: str) -> None:
         """Send a message, or do without: what is in it is found by comparing."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flowctl.core.server.bans import Ban, BanAction
 from flowctl.errors import LocalProtocolError
 from flowctl.live.bans.book import BanBook
-from flowctl.live.bans.words import MEMORY_S, MOST_WORD_BYTES, WordKind
+from flowctl.live.bans.words import BUCKETS, MEMORY_S, MOST_WORD_BYTES, WordKind
 from flowctl.live.fleet import member as member_module
 from flowctl.live.fleet.member import COMPARE_S, Gossip
 
@@ -342,6 +342,17 @@ def test_member_when_it_is_new_gets_all_that_the_others_hold_and_they_what_it_ha
         json.dumps({"words": ['["limits","",1,0,"a",{"soft":"1MiB"}]']}),
         json.dumps({"words": ['["kick","10.0.0.0/32",1,0,"a",{}]']}),
         json.dumps({"words": ["[" * 9000]}),
+        '{"count": Infinity}',
+        json.dumps({"words": ['["lift","10.0.0.0/32",1,0,"a",{"ends":1' + "0" * 400 + "}]"]}),
+        json.dumps({"words": ['["lift","10.0.0.0/32",9000000000000,0,"a",{"ends":null,"source":{}}]']}),
+        json.dumps({"words": ['["lift","10.0.0.0/32",9000000000000,0,"a",{"ends":null,"source":"\\n"}]']}),
+        json.dumps({"words": ['["ban","10.0.0.0/32",1,0,"\\ud800",{"cidr":"10.0.0.0/32","expires":null}]']}),
+        json.dumps(
+            {"words": [json.dumps(["ban", "10.0.0.0/32", 1, 0, "a" * 65, {"cidr": "10.0.0.0/32", "expires": None}])]}
+        ),
+        json.dumps(
+            {"words": ['["ban","10.0.0.0/32",1,0,"a",{"cidr":"10.0.0.0/32","expires":null,"evidence":{"\\ud800":1}}]']}
+        ),
         json.dumps({"words": ['["lift","10.0.0.0/32",1,0,"a",{"x":"' + "y" * MOST_WORD_BYTES + '"}]']}),
     ],
 )
@@ -352,3 +363,13 @@ def test_message_when_no_member_would_send_it_changes_nothing_and_is_counted(tex
     gossip.received("b", text.encode("utf-8", "replace"))
     gossip.received("mallory", b'{"words": []}')
     assert (gossip.others["b"].dropped, gossip.strangers, len(fleet.books["a"].words)) == (1, 1, 0)
+
+
+def test_buckets_when_one_is_asked_for_again_and_again_are_answered_once():
+    fleet = Fleet("ab")
+    fleet.books["a"].ban([Ban(cidr=NETWORKS[0], expires=None)])
+    fleet.queue.clear()
+    (word,) = fleet.books["a"].words
+    full = next(number for number in range(BUCKETS) if fleet.books["a"].words.bucket(number))
+    fleet.gossips["a"].received("b", json.dumps({"words": [], "buckets": [full] * 1000}).encode())
+    assert [json.loads(item[-1]) for item in fleet.queue] == [{"words": [word.line()], "answer": True}]

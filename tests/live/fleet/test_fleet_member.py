@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from e2e_kit import wait_until
@@ -15,6 +16,7 @@ from e2e_kit import wait_until
 from flowctl.core.server.bans import Ban
 from flowctl.live.bans.book import BanBook
 from flowctl.live.bans.words import Stamp, Word
+from flowctl.live.fleet import member as member_module
 from flowctl.live.fleet.config import FleetConfig
 from flowctl.live.fleet.member import Member
 from flowctl.nodes.messenger.delivery import DeliverySettings
@@ -82,3 +84,29 @@ def test_member_when_somebody_claims_to_be_another_does_not_hear_him(fleet, key)
         "words": None,
         "dropped": 0,
     }
+
+
+def test_member_when_another_sends_faster_than_it_reads_keeps_a_bounded_part():
+    """What waits for a slow disk is bounded for each other member, and what came beyond that is counted."""
+    jobs, most = [], member_module._MOST_WAITING_BYTES
+    members = {name: Destination(name, f"ipc:///nowhere/{name}") for name in "abc"}
+    member = Member(FleetConfig(name="a", members=members, listen=members["a"]), BanBook(), jobs.append, list)
+
+    def send(name, size):
+        member._received(None, SimpleNamespace(routing_id=name.encode(), message=bytes(size)))
+
+    try:
+        for _ in range(20):
+            send("b", most // 16)
+        assert (len(jobs), member._gossip.others["b"].dropped) == (16, 4)
+        send("c", 0)
+        assert len(jobs) == 17
+        for job in jobs:
+            job()
+        jobs.clear()
+        for _ in range(most // 1024 + 5):
+            send("b", 0)
+        send("mallory", most + 1)
+        assert len(jobs) == most // 1024
+    finally:
+        member.stop()
