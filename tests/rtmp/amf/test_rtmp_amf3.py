@@ -266,8 +266,8 @@ def test_traits_reference_counts_as_the_names_it_repeats():
 
 @pytest.mark.parametrize(
     "level",
-    [ARRAY_OF_ONE, b"\x09\x01\x03a", ANONYMOUS_A, b"\x0a\x13\x01\x03a", b"\x10\x03\x00\x01", b"\x11\x03\x00\x01"],
-    ids=["dense", "associative", "dynamic", "sealed", "vector", "dictionary"],
+    [ARRAY_OF_ONE, b"\x09\x01\x03a", ANONYMOUS_A, b"\x0a\x13\x01\x03a", b"\x10\x03\x00\x01"],
+    ids=["dense", "associative", "dynamic", "sealed", "vector"],
 )
 def test_depth_is_limited_when_containers_nest(level):
     """Thirty-two levels pass by default and one more does not, nor do 10^5; 128 may be configured."""
@@ -293,8 +293,20 @@ def test_nodes_are_limited_when_values_are_many():
     ):
         assert code_of(data, limits) is None
         assert code_of(data + null, limits) == "limit:amf_nodes"
-    assert code_of(b"\x11" + inline(4) + b"\x00" + null * 8 + null, limits) is None
-    assert code_of(b"\x11" + inline(5) + b"\x00" + null * 10, limits) == "limit:amf_nodes"
+    assert code_of(b"\x11" + inline(3) + b"\x00" + null * 6, limits) is None
+    assert code_of(b"\x11" + inline(3) + b"\x00" + null * 7, limits) == "limit:amf_nodes"
+
+
+def test_dictionary_counts_as_the_list_of_pairs_that_it_is_sent_on_as():
+    """Each pair is a value and a level of its own, also where it is referred to: our limits hold again in AMF0."""
+    level = b"\x11\x03\x00\x01"
+    (value,) = amf3.decode(level * 16 + b"\x01")
+    assert amf0.decode(amf0.encode(value)) == [value]
+    assert code_of(level * 17 + b"\x01") == "limit:amf_depth"
+    assert code_of(array(level * 15 + b"\x01", array(b"\x11\x02"))) is None
+    assert code_of(array(level * 15 + b"\x01", array(array(b"\x11\x02")))) == "limit:amf_depth"
+    assert code_of(b"\x11" + inline(0) + b"\x00") is None
+    assert code_of(b"\x11" + inline(1000) + b"\x00" + b"\x01" * 2000 + b"\x11\x00") == "limit:amf_nodes"
 
 
 def test_sealed_names_are_limited_before_they_are_read():

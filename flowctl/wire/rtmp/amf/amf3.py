@@ -279,8 +279,14 @@ def _read_object_vector(reader: Amf3Reader, count: int, pos: int, depth: int) ->
 
 
 def _read_dictionary(reader: Amf3Reader, count: int, pos: int, depth: int) -> tuple[AmfValue, int]:
-    items, pos = reader.values(2 * count, pos + 1, depth)  # an octet says whether keys are held weakly
-    return [list(pair) for pair in zip(items[::2], items[1::2], strict=True)], pos
+    if not count:
+        return [], pos + 1
+    mark = reader.meter.begin(pos, depth + 1)  # each pair is a list of its own, one level further down
+    items, pos = reader.values(2 * count, pos + 1, depth + 1)  # an octet says whether keys are held weakly
+    reader.meter.take(count)
+    pairs = [list(pair) for pair in zip(items[::2], items[1::2], strict=True)]
+    reader.meter.finish(mark, pairs, pos)
+    return pairs, pos
 
 
 def _refuse_unknown(reader: Amf3Reader, pos: int, _depth: int) -> NoReturn:
