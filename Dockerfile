@@ -5,7 +5,8 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY flowctl ./flowctl
 COPY servers ./servers
-RUN python -m venv /opt/flowctl && /opt/flowctl/bin/pip install --no-cache-dir ".[admin,media]"
+ARG EXTRAS=admin,media
+RUN python -m venv /opt/flowctl && /opt/flowctl/bin/pip install --no-cache-dir ".[${EXTRAS}]"
 
 FROM python:3.11.13-slim-bookworm
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin flowctl \

@@ -364,7 +364,7 @@ OF_HOURS = {
         "192.0.2.91",
         lambda a: ends_apart(a, "stuck", 12, **DEAF_AT_LAST),
     ),
-    "one that reads an byte now and then": (
+    "one that reads a byte now and then": (
         "ban",
         "192.0.2.92",
         lambda a: ends_apart(a, "stuck", 12, duration_s=21.0, unrecovered_ms=20_000.0, unrecovered_bytes=500),

@@ -165,8 +165,8 @@ PROFILES: Final = (
     ),
     hostile(
         "H03 http-slowloris",
-        "sends request line, headers or body an byte at a time, for ever",
-        "A connection, and what the server keeps for it, is held at the cost of an byte now and then. Sound servers "
+        "sends request line, headers or body a byte at a time, for ever",
+        "A connection, and what the server keeps for it, is held at the cost of a byte now and then. Sound servers "
         "limit the time to the end of a request, not only silence.",
         AttackForm(name="line", run=_slowly(b"GET /" + b"a" * 4096), allowed=ENDED, needs_s=_PATIENCE_S),
         AttackForm(name="headers", run=_slowly(b"GET / HTTP/1.1\r\n"), allowed=ENDED, needs_s=_PATIENCE_S),
@@ -203,7 +203,7 @@ PROFILES: Final = (
     ),
     hostile(
         "H08 websocket-message",
-        "plays over WebSocket and sends a message without end: in fragments of an byte, and in a frame of 4 EiB",
+        "plays over WebSocket and sends a message without end: in fragments of a byte, and in a frame of 4 EiB",
         "A message is only complete at its end. Sound servers keep none of it that they have no use for.",
         AttackForm(
             name="fragments", run=_websocket(_FRAGMENT * 500, first=b"\x02\x81\0\0\0\0f"), allowed=ANY, reads=False

@@ -228,7 +228,7 @@ PROFILES: Final = (
         "B14 slowloris",
         "connects and takes its time: no handshake, one by the byte, half of one, no connect, no stream",
         "Each such connection costs a descriptor and memory for nothing. Sound servers have a time limit "
-        "for every phase, and an byte now and then does not extend it.",
+        "for every phase, and a byte now and then does not extend it.",
         AttackForm(name="silent", run=_silent_after(Attack.open), allowed=ENDED, needs_s=_PATIENCE_S),
         AttackForm(name="drip", run=_drip, allowed=ENDED, needs_s=_PATIENCE_S),
         AttackForm(name="half", run=_silent_after(_half), allowed=ENDED, needs_s=_PATIENCE_S),
