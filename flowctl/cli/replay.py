@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowctl.records.telemetry.flightfiles import FlightSummary
 
 _POLICIES: Final = ("all-or-cut", "audio-first", "pictures-first", "keep", "drop")
-"""Keys of `flowctl.records.flight.whatif.engine.POLICIES`, which is imported only when it is needed."""
+"""Keys of `flowctl.records.flight.whatif.types.POLICIES`, which is imported only when it is needed."""
 _FEW: Final = 8
 """Fewer flights than this are replayed before anybody wonders: each takes about as long as its rows take to read."""
 

@@ -419,7 +419,7 @@ class ViewerSession(Session):
         if self._playing is not None and entry.kind is not LedgerKind.CLOSE:
             self._playing.ledger_entry(entry)
 
-    # -- what is set for its audience, and the end
+    # -- what its level sets, and the end
 
     def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
         """Put in force the server's settings, which have just been changed, with what is set for its stream."""

@@ -158,8 +158,8 @@ def test_replay_when_other_limits_are_tried_keeps_the_policy_in_force(tmp_path):
     assert ", keep, " in next(line for line in output.splitlines() if line.startswith("  choice: "))
 
 
-def test_replay_when_another_target_delay_is_tried_keeps_what_its_audience_had(tmp_path):
-    """An audience's target delay and policy come with the stream and go with it; what is not named is taken of them."""
+def test_replay_when_another_target_delay_is_tried_keeps_what_its_level_said(tmp_path):
+    """A level's target delay and policy come with the stream and go with it; what is not named is taken of them."""
     viewer = slow_history(seconds=2)
     sender, usual = viewer.sender, viewer.sender.limits
     sender.set_limits(replace(usual, target_delay_ms=500))

@@ -7,7 +7,7 @@ import json
 import pytest
 from flight_kit import ROOMS, World, linked, outputs
 
-from flowctl.analyze.whatif.grid import audiences_of, in_force
+from flowctl.analyze.whatif.grid import in_force, levels_of
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.core.loop.loadmeter import STRAIN_S
@@ -192,17 +192,17 @@ def test_choice_when_read_from_a_flight_has_the_policy_in_force(policy):
 
 @pytest.mark.parametrize("name", LIVE_POLICIES)
 def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_path):
-    """The first record of a process names policy and audiences; where it does not, the policy is the usual one."""
+    """The first record of a process names policy and levels; where it does not, the policy is the usual one."""
     level = Level(application="talk", values={"policy": "audio-first"})
     detail = _described(LiveConfig(policy=name, levels=(level,)))
-    assert detail["audiences"] == "talk/*=audio-first"
+    assert detail["levels"] == "talk/*=audio-first"
     assert POLICIES[in_force(json.dumps(detail)).policy].__class__ is LIVE_POLICIES[name].__class__
     del detail["policy"]
     assert in_force(json.dumps(detail)).policy == "all-or-cut"
 
 
-@pytest.mark.parametrize("detail", [None, "", "{", "5", "[]", "[" * 100_000, '{"audiences": 5}', '{"marks": [[]]}'])
+@pytest.mark.parametrize("detail", [None, "", "{", "5", "[]", "[" * 100_000, '{"levels": 5}', '{"marks": [[]]}'])
 def test_settings_in_force_when_a_record_is_damaged_are_not_known(detail):
     """No such record ends an analysis, however deep it is nested."""
     assert in_force(detail) is None
-    assert audiences_of(detail) == ""
+    assert levels_of(detail) == ""

@@ -581,7 +581,7 @@ def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, mon
         assert (last["rows"], last["lost"]) == (2, 0)
 
 
-def test_start_when_levels_differ_for_viewers_says_them_as_audiences(tmp_path, monkeypatch):
+def test_start_when_levels_differ_for_viewers_says_them(tmp_path, monkeypatch):
     """What-if names all who were judged with another target delay or policy than its own, by hashes of streams."""
     levels = (
         Level(application="talk", values={"policy": "audio-first", "limits.target_delay_ms": 800}),
@@ -594,7 +594,7 @@ def test_start_when_levels_differ_for_viewers_says_them_as_audiences(tmp_path, m
     monkeypatch.setattr(server.recording.events, "server_started", lambda now, detail: said.append(detail))
     with server:
         pass
-    found = said[0]["audiences"]
+    found = said[0]["levels"]
     assert re.fullmatch(r"talk/\*=800ms audio-first; cams/h:[0-9a-f]{16}=auto; \*=pictures-first", found)
 
 

@@ -82,7 +82,7 @@ Only {moved} would have stayed or gone: for others it may be none.
 {defaults?}Which limits were in force is not in the records: the defaults are taken for them.
 Asked for: {objective}.
 {bounds?}No choice keeps all bounds that were asked for.
-Viewers with a target delay or policy of their own ({audiences}) were judged with those of each choice, and keep \
+Viewers with a target delay or policy of their own ({levels}) were judged with those of each choice, and keep \
 their own.
 """
 _BANS: Final = """
@@ -221,7 +221,7 @@ def limits(found: ReportFindings) -> Facts:
         "defaults": str(said.get("in_force")).startswith("not in the records"),
         "objective": said.get("objective") and words(said["objective"], 200),
         "bounds": said.get("bounds_kept") is False,
-        "audiences": said.get("audiences") and words(said["audiences"], 200),
+        "levels": said.get("levels") and words(said["levels"], 200),
     }
     if present is not None:
         pairs = {name: [told(column, one.get(column)) for one in (present, row)] for name, column in CHANGES.items()}

@@ -138,10 +138,10 @@ def _limits(soft: str, hard: str, hard_policy: HardPolicy) -> Limits:
     return scaled(Limits.parse(soft, hard_policy=hard_policy), hard_times=times)
 
 
-def audiences_of(detail: str | None) -> str:
-    """Return the audiences that the detail of a `server_started` event tells, as they were set; "": none."""
+def levels_of(detail: str | None) -> str:
+    """Return what levels of viewers the detail of a `server_started` event tells, as they were set; "": none."""
     try:
-        found = json.loads(detail or "{}").get("audiences", "")
+        found = json.loads(detail or "{}").get("levels", "")
     except (ValueError, AttributeError, RecursionError):
         return ""
     return found if isinstance(found, str) else ""

@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts, arrow_schema
 from flowctl.analyze.options import WhatifOptions
-from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
+from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid, in_force, levels_of, parse_grid
 from flowctl.analyze.whatif.recommend import (
     BALANCED_WORDS,
     Pick,
@@ -308,7 +308,7 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
     With no viewer in the sample there is nothing to write, and an earlier ``limits.toml`` stays: a server may read it.
     """
     sample = sample_of(parts, options)
-    present, audiences = _in_force(sample), _audiences(sample.starts)
+    present, levels = _in_force(sample), _viewer_levels(sample.starts)
     choices = default_grid(present or DEFAULT_IN_FORCE)
     if options.grid is not None:
         choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
@@ -319,10 +319,10 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
         off = errors(row["choice_id"], by_stratum, sample.strata, sample.recorded)
         row["disconnected_error"], row["change_error"] = off
     summary, warnings = _said(sample, by_stratum, rows, share, options)
-    summary |= {"audiences": audiences}
+    summary |= {"levels": levels}
     summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
-    if audiences:
-        warnings.insert(0, f"whatif: {audience_words(audiences)}")
+    if levels:
+        warnings.insert(0, f"whatif: {level_words(levels)}")
     if not rows[0]["viewers"]:
         summary["why"] = "there is no viewer to try other limits on"
         if options.source == "flights" and sample.heads.empty:
@@ -347,7 +347,7 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
     chosen["recommended"] = True
     pick = pick._replace(why=f"{pick.why}{_levels(chosen)}{_rests_on(summary, options)}")
     who = f"{rows[0]['viewers']} recorded viewers" + (f", a random sample of {share:.2%} of them" if share < 1 else "")
-    text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, audiences)
+    text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, levels)
     parts.write_text("limits.toml", text)
     summary |= {"recommended": chosen["choice"], "why": pick.why, "bounds_kept": pick.kept}
     import pandas as pd
@@ -451,21 +451,21 @@ def _in_force(sample: Sample) -> Choice | None:
     return next((found for _, source, detail in told if (found := in_force(detail)) or source == SERVER), None)
 
 
-def _audiences(starts: Sequence[tuple[Any, str, str | None]]) -> str:
-    """Return the audiences of all servers whose start was recorded."""
-    return "; ".join(sorted({found for *_, detail in starts if (found := audiences_of(detail))}))
+def _viewer_levels(starts: Sequence[tuple[Any, str, str | None]]) -> str:
+    """Return the levels of viewers of all servers whose start was recorded."""
+    return "; ".join(sorted({found for *_, detail in starts if (found := levels_of(detail))}))
 
 
-def audience_words(audiences: str) -> str:
-    """Return what must be known where servers had audiences with a target delay or policy of their own."""
+def level_words(levels: str) -> str:
+    """Return what must be known where servers had levels with a target delay or policy of their own."""
     return (
-        f"audiences had a target delay or policy of their own ({foreign(audiences, 200)}); their viewers were judged "
+        f"levels had a target delay or policy of their own ({foreign(levels, 200)}); their viewers were judged "
         "with those of each choice, like all others, and keep their own under any limits file"
     )
 
 
 def limits_text(
-    choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, who: str, audiences: str = ""
+    choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, who: str, levels: str = ""
 ) -> str:
     """Return the limits file of the recommended choice, with the reason and what it costs as comments."""
     file = LimitsFile(
@@ -479,7 +479,7 @@ def limits_text(
         f"Recommended by flowctl analyze whatif from {who}.",
         f"Objective: {objective}{BALANCED_WORDS if objective.strip() == 'balanced' else ''}",
         f"Why: {pick.why}.",
-        *([f"Mind: {audience_words(audiences)}."] if audiences else []),
+        *([f"Mind: {level_words(levels)}."] if levels else []),
         "Against the limits in force (in force -> recommended):",
         *(f"  {line}" for line in costs(pick.row, present)),
     ]

@@ -119,7 +119,7 @@ def in_force(config: LiveConfig) -> dict[str, Any]:
     }
 
 
-def _audiences(config: LiveConfig, pattern: Callable[[str], str]) -> str:
+def _viewer_levels(config: LiveConfig, pattern: Callable[[str], str]) -> str:
     """Return what levels say of viewers, like ``talk/*=800ms audio-first; *=off``: what-if judges them all alike."""
     found = []
     for level in config.levels:
@@ -142,7 +142,7 @@ def _described(config: LiveConfig, pattern: Callable[[str], str] = str) -> dict[
     return {
         "version": version,
         **in_force(config),
-        "audiences": _audiences(config, pattern),
+        "levels": _viewer_levels(config, pattern),
         "age_from": settings.age_from.value,
         "flush_interval_s": config.flush_interval_s,
         "groups": config.group_count,

@@ -101,7 +101,7 @@ def read_settings(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file of settings, with what goes before it: see `flowctl.live.config.Source`, and `read_settings`."""
+    """A file of settings, with what goes before it: see `flowctl.live.config.SettingSource`, and `read_settings`."""
 
     program: ServerProgram
     options: Mapping[str, str]

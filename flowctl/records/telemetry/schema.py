@@ -114,7 +114,7 @@ class Table:
 class EventName(enum.Enum):
     """What an event is about: the values of `flow_events.event`."""
 
-    SERVER_STARTED = "server_started"  # detail: limits, policy, audiences, times, version; first record of a process
+    SERVER_STARTED = "server_started"  # detail: limits, policy, levels, times, version; first record of a process
     SERVER_STOPPED = "server_stopped"
     CONFIG_CHANGED = "config_changed"  # limits or bans were changed; detail: those in force; reason: file or command
     CONN_OPENED = "conn_opened"

@@ -63,8 +63,8 @@ def job(spark, tmp_path, options, out="out"):
 
 def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_path, monkeypatch):
     """Of a crowd with slow viewers every choice has a row, one is recommended, and the server can read the file."""
-    audiences = "talk/*=800ms audio-first"
-    detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first", "audiences": audiences}
+    levels = "talk/*=800ms audio-first"
+    detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first", "levels": levels}
     crowd(tmp_path / "events")
     write(tmp_path / "events", [event(0, 0, "server_started", detail=json.dumps(detail))])
     grid = GRID + 'policy = ["all-or-cut", "pictures-first"]\n'
@@ -82,10 +82,10 @@ def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_p
     text = file.read_text("utf-8")
     assert chosen["target_delay"] == target_marks(parse_limits_file(text, "limits.toml").limits)
     assert "Against the limits in force" in text
-    # Audiences have a target delay of their own, which is no choice's, and it is said wherever one is named.
-    assert summary["audiences"] == audiences
-    assert audiences in text
-    assert any(audiences in line for line in warnings)
+    # Levels have a target delay of their own, which is no choice's, and it is said wherever one is named.
+    assert summary["levels"] == levels
+    assert levels in text
+    assert any(levels in line for line in warnings)
     assert any("only 2 of 4 viewers were ever in trouble" in line for line in warnings)
     # Other questions of the same parts are answered without Spark.
     other = {"whatif": WhatifOptions(grid=GRID)}
@@ -197,7 +197,7 @@ def test_run_when_limits_changed_in_an_earlier_hour_knows_those_in_force(spark, 
     ]
     write(
         tmp_path / "events",
-        [event(0, 0, "server_started", detail=said(None, audiences="a/*=1s")), changed, *others[:1]],
+        [event(0, 0, "server_started", detail=said(None, levels="a/*=1s")), changed, *others[:1]],
     )
     write(tmp_path / "events", others[1:], hour="13")
     write_closes(tmp_path / "events", [close(3720, 1, 20.0)], hour="13")
@@ -206,7 +206,7 @@ def test_run_when_limits_changed_in_an_earlier_hour_knows_those_in_force(spark, 
         result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"whatif": WhatifOptions()}, window)
         assert result.failed == []
     summary = result.jobs["whatif"].summary
-    assert (summary["viewers"], summary["in_force"], summary["audiences"]) == (1, "of the records", "a/*=1s")
+    assert (summary["viewers"], summary["in_force"], summary["levels"]) == (1, "of the records", "a/*=1s")
     rows = spark.read.parquet(str(tmp_path / "out/whatif_choices")).where("in_force").collect()
     assert [row["target_delay"] for row in rows] == ["700ms"]
 

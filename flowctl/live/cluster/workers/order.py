@@ -40,7 +40,7 @@ class Order:
         serial: of the process, 1 for the first: no two have the same.
         folder: of the sockets between them and the supervisor, the user's alone.
         words_fd: where its last words go, should it end in disorder.
-        counts_fd: memory of `flowctl.live.cluster.workers.counts.Counts`.
+        counts_fd: memory of `flowctl.live.cluster.workers.counts.WorkerCounts`.
     """
 
     number: int

@@ -6,7 +6,7 @@ and times. `evaluate` runs all choices over one viewer at once and returns a `Ch
 a real `Sender` with a real `LogCursor`, policy and ledger; only the socket, the clock and the fan-out are stood in for
 (`flowctl.records.flight.whatif.run`), so the answer is what the server would do, not a model of it.
 
-The link is known only from what the kernel took, so this is what is assumed (`LinkModel` does the arithmetic):
+The link is known only from what the kernel took, so this is what is assumed (`RecordedLine` does the arithmetic):
 
 - What a flight says of the kernel tells what the line carried: what the kernel was given less what it still holds. Each
   choice has a kernel of its own, which takes up to where the recorded one refused, or what the Sender tells it to

@@ -71,7 +71,7 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
 def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
     """Return limits and policy as they were set last while the first log was followed; what came after is not tried.
 
-    The target delay and policy of an audience are put in force when a stream is joined, not when a flight begins.
+    The target delay and policy of a level are put in force when a stream is joined, not when a flight begins.
     """
     limits, policy, followed = flight.limits, flight.policy, False
     for row in flight.rows:
