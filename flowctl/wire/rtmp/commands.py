@@ -15,7 +15,7 @@ import math
 from functools import lru_cache
 from typing import Any, Final
 
-from flowctl.errors import RemoteProtocolError
+from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.limits import DEFAULT_LIMITS, MAX_DEPTH
 from flowctl.wire.rtmp.amf.values import simplify
@@ -263,6 +263,8 @@ def read_metadata(message: Message, limits: WireLimits) -> Message | None:
             # costs some hundred times as much.
             few = dataclasses.replace(limits.amf, nodes=min(limits.amf.nodes, REWRITTEN_VALUES))
             payload = amf0.encode(*map(simplify, amf0.decode(payload, few)))
+            if len(payload) > limits.data_message_bytes:  # edges and players would refuse what references repeat
+                raise LimitExceededError("data_message_bytes", len(payload), limits.data_message_bytes)
     except RemoteProtocolError as error:
         # A limit is hit on purpose. What is merely broken is for the player to read: an array without its end marker,
         # which some encoders leave out, is to all of them as good as one with it.

@@ -111,3 +111,19 @@ def test_metadata_when_it_has_to_be_written_anew_is_limited_in_values():
     assert commands.read_metadata(metadata(commands.REWRITTEN_VALUES - 2), WireLimits()) is not None
     with pytest.raises(LimitExceededError, match="amf_nodes"):
         commands.read_metadata(metadata(commands.REWRITTEN_VALUES), WireLimits())
+
+
+def test_metadata_when_references_make_it_larger_than_a_message_may_be_is_refused():
+    """A text of 60 kB that is repeated 16 times, in two bytes each, passes; one more is over what an edge takes."""
+
+    def metadata(repeats):
+        text = b"\x06\x87\xa9\x41" + b"x" * 60_000
+        array = b"\x11\x09" + bytes([(repeats + 1) << 1 | 1]) + b"\x01" + text + b"\x06\x00" * repeats
+        return Message(5, 0, TYPE_DATA_AMF3, 1, b"\0" + amf0.encode("onMetaData") + array)
+
+    limits = WireLimits()
+    found = commands.read_metadata(metadata(16), limits)
+    assert found is not None
+    assert limits.data_message_bytes - 60_000 < len(found.payload) <= limits.data_message_bytes
+    with pytest.raises(LimitExceededError, match="data_message_bytes"):
+        commands.read_metadata(metadata(17), limits)
