@@ -94,6 +94,8 @@ def value_text(name: str, value: object) -> str:
         return value.name.lower()
     if isinstance(value, enum.Enum):
         return str(value.value)
+    if dataclasses.is_dataclass(value):
+        return f"`{type(value).__name__}()`"
     if name.endswith("_bytes") or name == "out_chunk_size":
         return size_text(value)
     if name.endswith("_s") and "_per_" not in name and "_and_" not in name:
