@@ -20,6 +20,7 @@ from flowctl.live.changes import Changes
 from flowctl.live.cluster.workers.operating import MOST_PAGE, Operating, behaving, carry_out, take_words
 from flowctl.live.judging.penalties import Offence, Overflow
 from flowctl.live.server import LiveServer
+from flowctl.nodes.rpc.message import parts_of
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 NOW_MS = int(time.time() * 1000)
@@ -228,6 +229,28 @@ def test_words_when_there_are_more_than_a_page_are_told_once_each(crew):
         pages.append([Word.read(line).key for line in json.loads(page)["words"]])
     assert sorted(key for page in pages for key in page) == sorted(ban.cidr for ban in bans)
     assert len(pages) == 3
+
+
+def test_words_when_they_are_long_are_told_in_messages_that_a_link_takes(crew):
+    """A word has up to 4 KiB: 600 of them are 2 MB, and a message of a link has one."""
+    evidence = {f"{number:02d}{'x' * 50}": 1.0 for number in range(60)}
+    stamps = (Stamp(NOW_MS, at, "berlin") for at in range(600))
+    words = [
+        Word.of_ban(
+            Ban(cidr=f"10.0.{stamp.counter >> 8}.{stamp.counter & 255}/32", expires=None, evidence=evidence), stamp
+        )
+        for stamp in stamps
+    ]
+    crew.operating.take_words(words)
+    assert [len(banned(item)) for item in crew.workers] == [600, 600]
+    assert all(parts_of(call) for call in crew.workers[0].asked)  # it raises where one is too long
+    following, found = 0, []
+    while not found or following:
+        with crew.lock:
+            page, following = crew.operating.words_page(following)
+        assert parts_of(json.dumps({"words": page}))
+        found += json.loads(page)["words"]
+    assert sorted(found) == sorted(word.line() for word in words)
 
 
 def test_unban_when_only_the_ban_file_has_it_lets_it_in_at_all_workers(crew):

@@ -41,7 +41,9 @@ Json: TypeAlias = dict[str, Any]
 ASK_S: Final = 10.0
 """How long a worker is waited for: less than callers wait, so that they are told which one did not answer."""
 MOST_PAGE: Final = 500
-"""Words told to a worker at a time: half a megabyte of bans with their evidence."""
+"""Words told to a worker at a time, if they are short."""
+MOST_PAGE_BYTES: Final = 256 * 1024
+"""Their lines: with a bucket more, and quotes in quotes, they are within the megabyte that a message may have."""
 _LOOKED_AT: Final = 100
 """Bans looked at for the one to be lifted, which comes first."""
 _COMMANDS: Final = frozenset({"limits", "drain"})
@@ -163,9 +165,8 @@ class Operating:
     def _tell(self, words: Sequence[Word], origin: str | None) -> tuple[int, str]:
         """Tell all workers, `origin` None: of the fleet; return how many connections that ended, and who is silent."""
         ended, silent = 0, dict[int, str]()
-        for at in range(0, len(words), MOST_PAGE):
-            call = words_call(words[at : at + MOST_PAGE], origin)
-            for item in self._request(self._now(), f"{WORKER}.words", call):
+        for page in _pages(words):
+            for item in self._request(self._now(), f"{WORKER}.words", words_call(page, origin)):
                 ended += int(item.octets or 0)
                 silent |= {item.worker: item.missing} if item.missing else {}
         for word in words:
@@ -177,8 +178,11 @@ class Operating:
         """Return words from a bucket on, for a worker that is started, and the bucket after them; 0: that is all."""
         self._lock.assert_owned()
         words: list[Word] = []
-        while first < BUCKETS and len(words) < MOST_PAGE:
-            words += [word for word in self.book.words.bucket(first) if word.kind is not WordKind.LIMITS]
+        size = 0
+        while first < BUCKETS and len(words) < MOST_PAGE and size < MOST_PAGE_BYTES:
+            more = [word for word in self.book.words.bucket(first) if word.kind is not WordKind.LIMITS]
+            words += more
+            size += sum(len(word.line()) for word in more)
             first += 1
         return words_call(words, ""), first % BUCKETS
 
@@ -383,6 +387,18 @@ def carry_out(server: LiveServer, call: bytes) -> bytes:
 def behaving(server: LiveServer, call: bytes) -> bytes:
     """Say, in a worker, how many connections behave of each address of verdicts, and end the guilty ones."""
     return json.dumps(server.end_guilty(overflow_of(item) for item in json.loads(call))).encode()
+
+
+def _pages(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
+    """Yield words in groups that go into one message each."""
+    first = size = 0
+    for at, word in enumerate(words):
+        size += len(word.line())
+        if at > first and (size > MOST_PAGE_BYTES or at - first == MOST_PAGE):
+            yield words[first:at]
+            first, size = at, len(word.line())
+    if words:
+        yield words[first:]
 
 
 def words_call(words: Iterable[Word], origin: str | None) -> str:
