@@ -266,19 +266,6 @@ def test_workers_when_they_end_at_once_wait_and_tell_why(tmp_path, monkeypatch):
     assert all("the license has ended" in line["error"] for line in ends[1:])
 
 
-def test_supervisor_when_a_job_about_bans_fails_does_the_next():
-    """What a message of the fleet runs into costs nobody the penalties of the rest of the day."""
-    supervisor = Supervisor(load_server("live"), LiveConfig(control="off", port=0), 2, wake=lambda: None)
-    done = []
-    try:
-        for job in (lambda: 1 // 0, lambda: done.append(True), None):
-            supervisor._jobs.put(job)
-        supervisor._do_jobs()
-    finally:
-        supervisor.stop()
-    assert done
-
-
 def test_workers_when_one_hangs_kill_it(monkeypatch):
     """A worker that answers nothing is killed and started again; the others serve on."""
     monkeypatch.setattr(restarts, "HUNG_S", 1.0)
