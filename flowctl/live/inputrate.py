@@ -25,7 +25,7 @@ SINGLE_MESSAGES: Final = 4
 """Reads with no more than this need no count: they cost more than their messages do, and viewers, who never send more
 at a time, are spared the object."""
 
-_FULL_BYTES: Final = 120
+FULL_BYTES: Final = 120
 """Octets, headers too, of the mean message of a read from which on a message counts once."""
 
 _MOST_TIMES: Final = 10.0
@@ -35,7 +35,7 @@ octets, and a flood has megabytes, minutes of work, on the way in the kernels of
 
 def weight_of(messages: int, size_bytes: int) -> float:
     """Return how many full messages those of a read count for."""
-    return messages * min(_MOST_TIMES, max(1.0, _FULL_BYTES * messages / max(1, size_bytes)))
+    return messages * min(_MOST_TIMES, max(1.0, FULL_BYTES * messages / max(1, size_bytes)))
 
 
 class InputRate:

@@ -23,7 +23,7 @@ from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Claim, Hub, Right
-from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate, weight_of
+from flowctl.live.inputrate import FULL_BYTES, SINGLE_MESSAGES, InputRate, weight_of
 from flowctl.live.namebook import Owner
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.signals import PARAMETER
@@ -151,6 +151,7 @@ class LiveSession(ViewerSession):
         "_connected",
         "_control_waited",
         "_leaves_at",
+        "_message_bytes",
         "_piece_bytes",
         "_publishing",
         "_question",
@@ -170,6 +171,7 @@ class LiveSession(ViewerSession):
         self._leaves_at: float | None = None  # when it is closed, unless it publishes or plays: its publish was refused
         self._piece_bytes = _SMALLEST_PIECE
         self._question: _Asked | None = None  # a publish or play that a hook decides
+        self._message_bytes = 0  # read, of messages that are not counted yet: parts of an aggregate are later
         self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
         self._words: RtmpPlayWords | None = None  # of what it plays, or has played last
@@ -256,8 +258,11 @@ class LiveSession(ViewerSession):
             done = end
             if self.connection.ended is not None:
                 return DONE
+        self._message_bytes += done
         if count > SINGLE_MESSAGES or self._rate is not None:
-            self._count_input(weight_of(count, done))
+            self._count_input(weight_of(count, self._message_bytes))
+        if count:
+            self._message_bytes = max(0, self._message_bytes - count * FULL_BYTES) if rtmp.backlog else 0
         if done == size and not rtmp.backlog:
             return DONE
         self.connection.receiver.trigger_input()  # at the tail: the others on this thread come first

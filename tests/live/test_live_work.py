@@ -64,6 +64,17 @@ def test_aggregate_when_it_holds_thousands_is_taken_in_turns_and_in_order(costly
     assert world.stream().publisher is None
 
 
+@pytest.mark.parametrize(("size", "hits"), [(300, {}), (1, {"messages_per_second": 1})])
+def test_aggregate_when_its_parts_are_counted_is_counted_by_its_whole_length(size, hits):
+    """4000 parts of 300 bytes are 4000 messages, though the last read has few of their bytes; tiny ones are many."""
+    world = World(config())
+    publisher, viewer = world.publisher(), world.player()
+    publisher.send(publisher.session.send_message(aggregate([audio(bytes(size))] * 4000)))
+    world.run(5)
+    assert len(viewer.payloads) == 4002
+    assert world.hub.limits_hit == hits
+
+
 def test_aggregate_when_split_by_the_session_is_what_it_was_at_once():
     """The parts that come to a viewer are those that splitting the message at once gives, timestamps included."""
     world = World()
