@@ -77,11 +77,11 @@ def check_readme(readme: Path) -> None:
     Path("server.py").write_text(code.replace("port=7000", f"port={port}"), "utf-8")
     with subprocess.Popen([sys.executable, "server.py"]) as server:
         try:
-            with connect(port) as first, connect(port) as second:
+            with connect(port) as first, connect(port) as second, second.makefile("rb") as lines:
                 second.sendall(b"here\n")
-                require(second.recv(5, socket.MSG_WAITALL) == b"here\n", "the second peer was not heard")
+                require(lines.readline() == b"here\n", "the second peer was not heard")
                 first.sendall(b"hello\n")
-                require(second.recv(6, socket.MSG_WAITALL) == b"hello\n", "the second peer was not passed a line")
+                require(lines.readline() == b"hello\n", "the second peer was not passed a line")
             server.send_signal(signal.SIGINT)
             require(server.wait(WAIT_S) == 0, f"the server ended with status {server.returncode}")
         finally:

@@ -175,7 +175,9 @@ def octets_dealer(port: int) -> socket.socket:
     line = socket.create_connection(("127.0.0.1", port), WAIT_S)
     ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x02me"
     line.sendall(b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(52, b"\0"))
+    line.settimeout(None)  # with a timeout, Python's recv does not wait for all
     assert len(line.recv(64, socket.MSG_WAITALL)) == 64, "no greeting"
+    line.settimeout(WAIT_S)
     line.sendall(bytes([4, len(ready)]) + ready)
     return line
 

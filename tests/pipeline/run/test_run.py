@@ -745,7 +745,7 @@ def die(*_, **__):
     print("dying", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-runner._Run._give_places = die
+runner._AnalysisRun._give_places = die
 with session(SessionOptions(master="local[1]", conf={{"spark.driver.memory": "512m"}}, size_bytes=0)) as spark:
     runner.run(spark, {events!r}, {out!r}, [test_run.JOB])
 """
