@@ -17,6 +17,7 @@ def answer(port, body):
     message = struct.pack(">bqi", REQUEST, 7, len(body)) + body
     with socket.create_connection(("127.0.0.1", port), 20) as peer:
         peer.sendall(struct.pack(">q", len(message) + 8) + message)
+        peer.settimeout(None)  # with a timeout, recv does not wait for all
         size = int.from_bytes(peer.recv(8, socket.MSG_WAITALL), "big")
         return peer.recv(size - 8, socket.MSG_WAITALL)
 
