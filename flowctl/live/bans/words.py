@@ -107,7 +107,8 @@ class Word:
             ends = self.value.get("ends")
             timed = type(ends) in (int, float) and isfinite(ends)
             source = self.value.get("source", "")
-            known = isinstance(source, str) and len(source) <= _MOST_SOURCE and source.isprintable()
+            known = self.value.keys() <= {"ends", "source"} and isinstance(source, str)
+            known = known and len(source) <= _MOST_SOURCE and source.isprintable()
             if Ban(cidr=self.key, expires=None).cidr != self.key or not (ends is None or timed) or not known:
                 raise ConfigError(f"{short(self.key)}: no lifting of a ban")
         elif self.key or self.value.keys() != LIMITS or not all(isinstance(item, str) for item in self.value.values()):
@@ -259,6 +260,11 @@ class Words:
         """Return the numbers of the buckets whose sum is not that of another map."""
         return [number for number, (own, other) in enumerate(zip(self.sums, sums, strict=True)) if own != other]
 
+    @staticmethod
+    def number_of(place: WordPlace) -> int:
+        """Return the number of the bucket of a place."""
+        return int.from_bytes(blake2b(place_text(place).encode(), digest_size=2).digest(), "little") % BUCKETS
+
     def bucket(self, number: int) -> list[Word]:
         return [self._words[place] for place in self._buckets[number]]
 
@@ -281,7 +287,7 @@ class Words:
 
     def _count(self, place: WordPlace, word: Word) -> None:
         """Enter a word in the sums, or take it out again."""
-        number = int.from_bytes(blake2b(place_text(place).encode(), digest_size=2).digest(), "little") % BUCKETS
+        number = self.number_of(place)
         self.sums[number] ^= int.from_bytes(blake2b(word.line().encode(), digest_size=8).digest(), "little")
         self._buckets[number].symmetric_difference_update({place})
 

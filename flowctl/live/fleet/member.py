@@ -170,6 +170,9 @@ class Gossip:
         room = PAGE_BYTES
         for number in numbers:
             more = [word.line() for word in self._book.words.bucket(number)]
+            if len(more) * MOST_WORD_BYTES > _MOST_MESSAGE_BYTES // 2:
+                # More than chance puts there: any of them, others the next time.
+                more = self._rng.sample(more, _MOST_MESSAGE_BYTES // 2 // MOST_WORD_BYTES)
             room -= sum(map(len, more))
             if part and room < 0:
                 break

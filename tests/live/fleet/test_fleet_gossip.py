@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from datetime import UTC, datetime
+from itertools import count, islice
 from math import inf
 from random import Random
 
@@ -342,6 +343,7 @@ def test_member_when_it_is_new_gets_all_that_the_others_hold_and_they_what_it_ha
         json.dumps({"words": ['["limits","",1,0,"a",{"soft":"1MiB"}]']}),
         json.dumps({"words": ['["kick","10.0.0.0/32",1,0,"a",{}]']}),
         json.dumps({"words": ["[" * 9000]}),
+        json.dumps({"words": ['["lift","10.0.0.0/32",9000000000000,0,"a",{"ends":null,"x":"y"}]']}),
         '{"count": Infinity}',
         json.dumps({"words": ['["lift","10.0.0.0/32",1,0,"a",{"ends":1' + "0" * 400 + "}]"]}),
         json.dumps({"words": ['["lift","10.0.0.0/32",9000000000000,0,"a",{"ends":null,"source":{}}]']}),
@@ -373,3 +375,25 @@ def test_buckets_when_one_is_asked_for_again_and_again_are_answered_once():
     full = next(number for number in range(BUCKETS) if fleet.books["a"].words.bucket(number))
     fleet.gossips["a"].received("b", json.dumps({"words": [], "buckets": [full] * 1000}).encode())
     assert [json.loads(item[-1]) for item in fleet.queue] == [{"words": [word.line()], "answer": True}]
+
+
+def test_bucket_when_somebody_fills_it_is_told_in_parts_that_a_message_takes(monkeypatch):
+    """Who chooses networks can have all of them in one bucket: any part of it goes, until the other has all."""
+    monkeypatch.setattr(member_module, "_MOST_MESSAGE_BYTES", 16 * MOST_WORD_BYTES)
+    fleet = Fleet("ab")
+    words = fleet.books["a"].words
+    fleet.cut.add("b")
+    networks = (f"10.{at >> 16}.{at >> 8 & 255}.{at & 255}/32" for at in count())
+    chosen = islice((cidr for cidr in networks if words.number_of((cidr, WordKind.BAN, "a")) == 7), 40)
+    fleet.books["a"].ban([Ban(cidr=cidr, expires=None) for cidr in chosen])
+    assert len(words.bucket(7)) == 40
+    fleet.cut.clear()
+    fleet.gossips["a"].compare_all()
+    sizes = []
+    while fleet.queue:
+        sizes += [len(json.loads(text).get("words", ())) for _, _, text in fleet.queue]
+        fleet.deliver(1)
+    assert max(sizes) == 8
+    for _ in range(100):
+        fleet.settle()
+    assert len(fleet.books["b"].words) == 40
