@@ -628,7 +628,7 @@ class LiveServer(Server):
         )
 
     def _tell_what_is_open(self) -> None:
-        """Say what nobody can do, and what everybody may on a server that others than this machine can reach."""
+        """Warn of what cannot be done at all, and of what everybody may do where other machines reach the server."""
         config = self.hub.config
         missing = None if config.has_levels else config.access.missing()
         if missing is not None:

@@ -146,7 +146,7 @@ class Stream:
     def take_over(
         self, publisher: StreamMember | None, now: float, *, announce: bool = False, batched: bool = False
     ) -> None:
-        """Make `publisher` the one whose messages count; None: nobody's do.
+        """Make `publisher` the one whose messages count; None: those of none.
 
         With `batched` they have been gathered by another server, see `StreamLog`. With `announce` the players who wait
         are told through the logs, so that it reaches each of them behind what it was told before.
@@ -403,7 +403,7 @@ class Stream:
             self._drop_unused(key=False)
 
     def _drop_unused(self, *, key: bool) -> None:
-        """Drop the logs that nobody has; one with a GOP cache, which was costly to make, only at a key frame."""
+        """Drop the logs without viewers; one with a GOP cache, which was costly to make, only at a key frame."""
         self._lock.assert_owned()
         for msid, wire in list(self._wires.items()):
             if not wire.viewers and msid != _USUAL_MSID and (key or wire.log.cached is None):

@@ -93,7 +93,7 @@ class Measurement:
 
 
 def reference() -> list[Measurement]:
-    """Return the figures of the reference machine: for a node that nobody measured."""
+    """Return the figures of the reference machine: for a node that was not measured."""
     idle = IDLE_MEMORY_BYTES
     return [
         Measurement(viewers=n, bit_rate=rate, cpu_us_per_s=us * n, memory_bytes=idle + each * n,

@@ -32,7 +32,7 @@ def answer(parts: Parts, _: Any = None) -> JobAnswer:
 
 
 def figures(found: ReportFindings) -> dict[str, Any]:
-    """Return what a later comparison needs: figures over viewers with errors, and who was how often in trouble."""
+    """Return what a later comparison needs: figures over viewers with errors, and each viewer's troubles."""
     return {
         "format": FORMAT,
         "events": found.events,

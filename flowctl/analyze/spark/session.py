@@ -227,7 +227,7 @@ def _output_to(log: Path) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Remove what Java left among its temporary files, and the log of what went well, which interests nobody."""
+    """Remove what Java left among its temporary files, and the log of a session that ended well."""
     folder = _own["folder"]
     shutil.rmtree(folder / _TEMPORARY if _own.get("failed") else folder, ignore_errors=True)
 

@@ -378,7 +378,7 @@ def _levels(row: Mapping[str, Any]) -> str:
 
 
 def _rests_on(summary: Mapping[str, Any], options: WhatifOptions) -> str:
-    """Return what a promise must say with it: on how few it rests, and what of it nobody has seen."""
+    """Return what a promise must say with it: on how few it rests, and what of it was not seen."""
     said, refused, cut = "", summary["viewers_refused"], summary["viewers_cut"]
     if refused < FEW_REFUSED:
         said += f"; this rests on {refused} viewer{'s' * (refused != 1)} in trouble"

@@ -114,7 +114,7 @@ def _target(path: Path) -> Path:
 
 @contextlib.contextmanager
 def held(path: Path, patience_s: float = math.inf) -> Iterator[None]:
-    """Within this context nobody else who keeps to it changes a file that several write.
+    """Within this context no other process that uses it changes a file that several write.
 
     What is locked is the folder that the file lies in, wherever a link leads: so all who write it have one lock.
     """

@@ -460,7 +460,7 @@ class Follow:
             self._sink.take(type_id, timestamp, payload, now)
 
     def stream_ended(self, link: _Link, reason: str, now: float) -> None:
-        """The source says that nobody publishes the stream any more."""
+        """The source says that the stream is not published any more."""
         del now
         if link is self._link:
             reason = self._source.url.masked(reason)

@@ -165,7 +165,7 @@ class Offering:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving edges."""
         await self._diffusion.close(_FAREWELL_S)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -263,7 +263,7 @@ class Origin:
             self._listener.group.call_later(self._window.stream_s / 4, self._sweep)
 
     def _sweep(self) -> None:
-        """Let go what is too old, also when nothing is published any more: nobody is to be offered what is over."""
+        """Let go what is too old, also when nothing is published any more: what is over is offered to no edge."""
         self.pool.expire()
         self._sweeps = len(self.pool) > 0
         if self._sweeps:

@@ -103,7 +103,7 @@ def _usage(folder: Path) -> tuple[int, int]:
 
 
 def lock_file(path: Path) -> int:
-    """Make the file, lock it and return its descriptor: while that is open, nobody else can."""
+    """Make the file, lock it and return its descriptor: while that is open, no other process can."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:

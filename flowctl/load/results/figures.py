@@ -37,7 +37,7 @@ class RunFigures:
         self._crowds: dict[str, ScopedPeers] = {}
 
     def crowd(self, scope: str) -> ScopedPeers:
-        """Return the peers in a scope; none is in a scope that nobody knows."""
+        """Return the peers in a scope; none is in an unknown scope."""
         found = self._crowds.get(scope)
         if found is None:
             wanted = {name for name, kind in self.kinds.items() if in_scope(scope, name, kind, self.kinds)}

@@ -82,7 +82,7 @@ class ScopedPeers:
         return sum(getattr(peer, name) for peer in self.peers)
 
     def frames(self, name: str) -> float | None:
-        """Return the sum of a field over those whose frames were counted; None: nobody got any."""
+        """Return the sum of a field over those whose frames were counted; None: there were none."""
         return float(sum(getattr(peer, name) for peer in self.receivers)) if self.receivers else None
 
     def count(self, wanted: Callable[[PeerResult], bool]) -> float | None:
@@ -99,7 +99,7 @@ class ScopedPeers:
 
     @property
     def cut(self) -> float | None:
-        """Peers that the server cut; None: nobody can tell."""
+        """Peers that the server cut; None: it cannot be told."""
         return float(sum(self._cuts)) if self._cuts else None
 
     @property
@@ -131,12 +131,12 @@ class ScopedPeers:
         return found[0] if found else None
 
     def largest(self, name: str) -> float | None:
-        """Return the largest value of a field; None: nobody measured it."""
+        """Return the largest value of a field; None: it was not measured."""
         return max((value for peer in self.peers if (value := getattr(peer, name)) is not None), default=None)
 
     @cached_property
     def seconds(self) -> float:
-        """Seconds that the peers were connected, all together; who is still there is so until the end of the run."""
+        """Seconds that the peers were connected, all together; a peer that stays counts until the end."""
         end = self.result.duration_s
         return sum(
             max(0.0, (end if peer.ended_s is None else peer.ended_s) - peer.started_s)

@@ -127,7 +127,7 @@ class CentralPlanner:
 
 
 def make_decisions(context: DecisionContext) -> Decisions:
-    """Decide for all peers that are not busy who asks for what."""
+    """Decide what each peer that is not busy asks for."""
     accounts = PlannedCopies(context)
     for object_id in () if accounts.full else _in_order(accounts):
         if accounts.full:

@@ -125,7 +125,7 @@ class DurableStore(Protocol):
         """Run an effect in a transaction, in order with the other changes."""
 
     def close(self, deadline_s: float = 5.0) -> bool:
-        """Write what waits, then close the file; nobody is called back any more. False: it still writes."""
+        """Write what waits, then close the file; no callback runs any more. False: it still writes."""
 
 
 OpenStore = Callable[[Post], DurableStore]

@@ -167,7 +167,7 @@ class RpcMessage:
         return max(0.0, self.deadline - self._node.now())
 
     def answer_once(self) -> bool:
-        """Note that the request is answered; False: it was before, or nobody wants it any more."""
+        """Note that the request is answered; False: it was before, or the answer is not wanted any more."""
         if self._answered:
             return False
         self._answered = True

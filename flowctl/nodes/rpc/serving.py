@@ -69,7 +69,7 @@ class Running:
     more: asyncio.Future[None] | None = None  #: what a stream waits for that has no credit
 
     def cancel(self) -> None:
-        """End it: nobody wants its outcome."""
+        """End it: its outcome is not wanted."""
         self.message.cancelled = True
         if self.task is not None:
             self.task.cancel()
@@ -254,7 +254,7 @@ class Serving:
                 await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
 
     async def _peer_reads(self, message: RpcMessage) -> None:
-        """Wait while another stream waits for the peer to read: an item that nobody takes is not even made."""
+        """Wait while another stream waits for the peer to read: an item that would only wait is not even made."""
         turn = message.peer.turn
         if turn.locked():
             async with turn:

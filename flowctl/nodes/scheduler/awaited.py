@@ -60,7 +60,7 @@ class _Outcome:
 
     @property
     def lost(self) -> bool:
-        """Whether its loop is closed: nobody awaits it any more."""
+        """Whether its loop is closed, so that it cannot be awaited any more."""
         return self._loop.is_closed()
 
     def set(self, value: Any) -> None:

@@ -360,7 +360,7 @@ class Core:
             self._clear_pool()
 
     def _clear_pool(self) -> None:
-        """Take those out of the pool that have gone: peers may come and go for days while nobody asks for one."""
+        """Take those out of the pool that have gone: peers may come and go for days while none is asked for."""
         self._stale_count = 0
         kept = []
         while (peer := self._take()) is not None:
@@ -782,7 +782,7 @@ class Core:
         return self._put(held.peer, receiver, response_type, now, deadline)
 
     def free(self, held: SentMessage, outcome: Outcome, now: float) -> None:
-        """Open the channel that `held` keeps closed, if it does; nobody is told."""
+        """Open the channel that `held` keeps closed, if it does; no callback is told."""
         if self._claim(held.key) is not None:
             if outcome is Outcome.REJECTED:
                 self.counters.requests -= held.key > 0

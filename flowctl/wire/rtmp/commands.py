@@ -240,7 +240,7 @@ def command_name(message: Message) -> str:
 
 
 def command_head(message: Message) -> Message:
-    """Return a command without what follows its transaction id; for those whose arguments nobody looks at."""
+    """Return a command without what follows its transaction id; for those whose arguments are not looked at."""
     body = amf0_body(message)
     end = 3 + int.from_bytes(body[1:3], "big")
     if body[end : end + 1] == b"\0":  # a number

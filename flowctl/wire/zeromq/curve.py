@@ -159,7 +159,7 @@ def serve_curve(raw: zmq.Socket[bytes], keys: KeyPair) -> None:
 
 
 def dial_curve(raw: zmq.Socket[bytes], keys: KeyPair, pubkey: bytes) -> None:
-    """Have a socket that dials prove its key, and talk to the one alone who has the key `pubkey`."""
+    """Have a socket that dials prove its key, and talk only to the peer with the key `pubkey`."""
     raw.set(zmq.CURVE_SERVERKEY, pubkey)
     raw.set(zmq.CURVE_PUBLICKEY, keys.public)
     raw.set(zmq.CURVE_SECRETKEY, keys.secret)

@@ -243,7 +243,7 @@ class StreamCopy:
         return None if place is None else place.timeline
 
     def _turn(self, now: float) -> None:
-        """Go on with another publication where nobody has more of the one that goes out."""
+        """Go on with another publication where no origin has more of the one that goes out."""
         current = self._current
         if current is None or self._publications.lives(current, now):
             return

@@ -206,7 +206,7 @@ class _Following:
             self._begin(now)
 
     def _goes_on(self, state: FollowState, now: float) -> bool:
-        """Whether the source is to be kept: it brings frames, or may soon, or nobody else has more."""
+        """Whether the source is to be kept: it brings frames, or may soon, or no other source has more."""
         if self._copy.flawed:
             return False
         if state in (FollowState.CONNECTING, FollowState.WAITING) and now - self._since < _SLOW_START_S:

@@ -128,7 +128,7 @@ class SegmentPool:
             raise ValueError(str(error)) from error
 
     def has_object(self, object_id: bytes) -> bool:
-        """Return whether a segment need not be fetched: it is or was here, or nobody wants it."""
+        """Return whether a segment need not be fetched: it is or was here, or is not wanted."""
         if object_id in self._known:
             return True
         name = self.name_of(object_id)

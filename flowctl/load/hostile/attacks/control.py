@@ -38,7 +38,7 @@ _HIGHEST: Final = 0xFFFFFFFF
 
 
 async def _unknown(attack: Attack) -> None:
-    """Send messages and user control events that nobody knows, a hundred a second, then ask for something."""
+    """Send messages and user control events of unknown types, a hundred a second, then ask for something."""
     peer = await attack.connected()
     for type_id in _UNKNOWN:
         await peer.send(Message(3, 0, type_id, 0, bytes(type_id % 7)))
@@ -100,7 +100,7 @@ def _short(type_id: int, size: int) -> Run:
 PROFILES: Final = (
     hostile(
         "B19 unknown-messages",
-        "sends message types and user control events that nobody knows, at ease and as a flood",
+        "sends message types and user control events of unknown types, at ease and as a flood",
         "Servers and clients of some makers send undocumented types. Sound servers count and ignore them, "
         "and end the connection over their rate, not over their presence.",
         AttackForm(name="at-ease", run=_unknown, allowed=STAYS),

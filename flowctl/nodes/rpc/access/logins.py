@@ -84,7 +84,7 @@ DEFAULT_COST: Final = Cost()
 
 @dataclass(frozen=True, slots=True)
 class PasswordHash:
-    """A password as it is kept: from it nobody learns the password, and it is never shown.
+    """A password as it is kept: it does not give the password away, and is never shown.
 
     As text it has the form ``$scrypt$ln=14,r=8,p=5$SALT$HASH``, salt and hash in base64 without padding.
     """

@@ -324,7 +324,7 @@ class Dispatcher:
             self._arriving.popleft()
 
     def _submit_own(self, job: WorkerJob) -> None:
-        """Run or queue a job that nobody else is told of when it is refused."""
+        """Run or queue a job; a refusal of it is told to the caller alone."""
         if self.submit(job) is SlotVerdict.DROP:
             full = BusyError(f"the queue of {job.lane.name!r} is full")
             self._tell(job, None, full if self._closed is None else NotStartedError(job.name, NotStarted.STOPPED))

@@ -132,7 +132,7 @@ class Dialled:
         socket.raw.connect(to)
 
     def _say_hi(self) -> bool:
-        """Say HI; return whether it could be. One who is denied at once may have no connection at this moment."""
+        """Say HI; return whether it could be sent. A peer that denied us at once may have no connection now."""
         try:
             self.peer.socket.send([HI])
         except zmq.ZMQError:

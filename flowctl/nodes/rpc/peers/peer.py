@@ -148,7 +148,7 @@ class Cancellable(Protocol):
     """A request of a peer that runs here."""
 
     def cancel(self) -> None:
-        """End it: nobody wants its outcome."""
+        """End it: its outcome is not wanted."""
 
     def add_credit(self, count: int) -> None:
         """Let more items of a stream go out."""

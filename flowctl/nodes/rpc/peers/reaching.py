@@ -214,7 +214,7 @@ class Reaching:
     # --- sending -------------------------------------------------------------------------------------------------
 
     def find(self, conn: ConnectionID) -> RpcPeer | None:
-        """Return who is meant, by a new connection if need be; None: there is no such connection."""
+        """Return the peer that is meant, over a new connection if need be; None: there is no such connection."""
         if conn.id == SERVICE_NODE:
             return self.outgoing.find(conn.pubkey, conn.reach, self._clock())
         peer = self._there(conn)
@@ -224,7 +224,7 @@ class Reaching:
         return peer
 
     def _there(self, conn: ConnectionID) -> RpcPeer | None:
-        """Return who is meant, if there is such a connection; none is opened, and none stands for another."""
+        """Return the peer that is meant, if it is connected; no connection is opened, and none stands for another."""
         if conn.id == SERVICE_NODE:
             peer = None if conn.reach.incoming else self.outgoing.get(conn.pubkey)
             return peer or (None if conn.reach.outgoing else self._sn_incoming(conn.pubkey))
@@ -238,7 +238,7 @@ class Reaching:
         return peer
 
     def send_to(self, peer: RpcPeer, frames: Sequence[bytes]) -> bool:
-        """Send what nobody waits for; return whether it could be."""
+        """Send a message that has no answer; return whether it could be sent."""
         return self.try_to_send(peer, frames) is None
 
     def try_to_send(self, peer: RpcPeer, frames: Sequence[bytes]) -> bytes | None:

@@ -282,7 +282,7 @@ class ServerSession:
         self._endpoint.ping_waits(now)
 
     def tick(self, now: float) -> list[ServerEvent]:
-        """Look at the clock: limits of time, pings, and held messages that nobody resumed."""
+        """Look at the clock: limits of time, pings, and held messages that were not resumed."""
         if self.input_paused:
             self._endpoint.excuse(now)  # what we do not read cannot be late
         events = self.resume(now)
@@ -397,7 +397,7 @@ class ServerSession:
             self._note_media(events)
 
     def _drop_held(self, stream_id: int) -> None:
-        """Forget held messages of a stream that was closed or refused: nobody is left to take them."""
+        """Forget held messages of a stream that was closed or refused: they have no receiver any more."""
         dropped = self._held.drop_stream(stream_id)
         if dropped:
             self._endpoint.count("held-of-closed-stream", dropped)
