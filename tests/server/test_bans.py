@@ -59,6 +59,7 @@ def networks(draw):
     return ipaddress.ip_network(f"{address}/{draw(st.integers(shortest, longest))}", strict=False)
 
 
+PRINTABLE = st.text(st.characters(exclude_categories=("C", "Z")), max_size=20)
 BANS = st.builds(
     Ban,
     cidr=networks().map(str),
@@ -66,7 +67,7 @@ BANS = st.builds(
     action=st.sampled_from(BanAction),
     reason=st.text("abc _.", max_size=20),
     score=st.floats(0, 1e9) | st.integers(0, 10**6),
-    evidence=st.dictionaries(st.text(max_size=20), st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9), max_size=3),
+    evidence=st.dictionaries(PRINTABLE, st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9), max_size=3),
 )
 
 
@@ -192,6 +193,7 @@ WRONG = [
     (line(evidence=[1]), "evidence is [1], it must be an object"),
     (line(evidence={"a": "b"}), "evidence 'a' is 'b'"),
     (line(evidence={"a": {"b": 1}}), "evidence 'a' is {'b': 1}"),
+    (line(evidence={"a\x1b": 1}), "evidence 'a\\x1b' is 1"),
     (line(evidence={"a" * 101: 1}), "evidence 'aaa"),
     (line(evidence={str(number): 1 for number in range(65)}), "evidence has 65 kinds"),
 ]
