@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from math import inf
 
@@ -420,11 +421,13 @@ def lines_run(call):
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # what other tests left would run its own lines
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
