@@ -9,6 +9,7 @@ compared with the end.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Final, TypeAlias, TypeVar
 
@@ -20,7 +21,7 @@ _MARKERS: Final = 256
 """Markers are one octet."""
 
 
-class MessageReader:
+class MessageReader(ABC):
     """Reads one message of one format.
 
     Attributes:
@@ -37,9 +38,9 @@ class MessageReader:
         self.end = len(data)
         self.meter = meter
 
+    @abstractmethod
     def value(self, pos: int, depth: int) -> tuple[AmfValue, int]:
         """Read the value at `pos`, whose own node has been paid for; return it and the position after it."""
-        raise NotImplementedError
 
     def text(self, pos: int, length: int, maximum: int) -> tuple[str, int]:
         """Read `length` octets of UTF-8 at `pos`, at most `maximum`; return the text and the position after it."""
