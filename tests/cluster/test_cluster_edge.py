@@ -14,7 +14,7 @@ from flowctl.control.listings import stats
 from flowctl.errors import ConfigError
 from flowctl.live.cluster.edge import edge as edge_module
 from flowctl.live.cluster.edge.upstream import OriginAddress
-from flowctl.live.cluster.segments.segment import SegmentId, object_of
+from flowctl.live.cluster.segments.segment import object_of
 from flowctl.live.cluster.segments.window import WindowLimits
 from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 
@@ -77,20 +77,26 @@ def test_origin_when_killed_in_the_middle_costs_no_segment(house):
 def test_origin_when_it_lies_is_banned_and_its_segments_come_from_others(house):
     """A body with another hash is noticed, its origin is disconnected for a while, and nothing is lost."""
     first, second = house.origin(), house.origin()
-    pool = first.origin.pool
-    put = pool.put
+    lies, tells = first.origin.pool, second.origin.pool
+    put, tell = lies.put, tells.put
+    lies.put = lambda name, data: put(name, object_of(name, bytes(name.size_bytes)))
+    held = []  # the other origin offers nothing until the liar has been asked
+    tells.put = lambda *segment: held.append(segment)
+    edge = house.edge(first, second)
+    until(lambda: edge.states() == ["fetching", "fetching"], "the connections to the origins")
+    encoder = Encoder(first, second)
+    encoder.pictures(60)
+    until(lambda: edge.states()[0] == "banned", "the ban")
 
-    def lie(name: SegmentId, data: bytes) -> bool:
-        return put(name, object_of(name, bytes(name.size_bytes)))
+    def release():
+        tells.put = tell
+        for segment in held:
+            tell(*segment)
 
-    pool.put = lie
-    edge, encoder, viewer = begin(house, first, second)
-    for _ in range(10):
-        encoder.pictures(25)
-        if edge.states()[0] == "banned":
-            break
-        until(lambda: edge.stream().last_segment, "a segment")
-    encoder.pictures(50)
+    second.origin._listener.group.call_soon(release)
+    until(lambda: edge.stream() and edge.stream().published, "the first segment")
+    viewer = edge.play()
+    encoder.pictures(100)
     whole(viewer, encoder, cut_off(encoder))
     liar = edge.edge.statistics().origins[0]
     assert (liar.state, liar.faults, liar.connections) == ("banned", 1, 1)

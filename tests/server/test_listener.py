@@ -58,10 +58,10 @@ def connect(address):
 
 
 def refuses(address) -> bool:
-    """Return whether nobody listens there."""
+    """Return whether nobody listens there; who waited in the queue of a listener that closes is reset."""
     try:
         connect(address).close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):
         return True
     return False
 
