@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 
+STEADY_S: Final = 10.0
+"""A connection that lasted so long was a good one: the next is made soon after its end. One that ends sooner, though it
+brought something, counts as a try more: a server that lets go of us again and again is not asked ten times a second."""
 _MOST_DOUBLINGS = 64  # beyond, any factor above 1 has long reached the limit; a power must not overflow
 
 
@@ -41,3 +45,21 @@ class Backoff:
         """Return how long to wait after `tries` tries, 1 or more, in seconds."""
         full = min(self.most_s, self.first_s * self.factor ** min(tries - 1, _MOST_DOUBLINGS))
         return full * (1 - self.jitter * rng.random())
+
+
+@dataclass(slots=True)
+class Redial:
+    """When to connect again what is to stay connected: later after each connection that did not last (pure)."""
+
+    backoff: Backoff
+    rng: Random = field(default_factory=Random)
+    tries: int = 0  # since a connection lasted, the present one included
+
+    def begin(self) -> None:
+        self.tries += 1
+
+    def delay_s(self, lasted_s: float = 0.0) -> float:
+        """Return how long to wait, now that a connection has ended that lasted so long; 0 if it was never made."""
+        if lasted_s >= STEADY_S:
+            self.tries = 1
+        return self.backoff.delay_s(max(self.tries, 1), self.rng)

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.errors import BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
 from flowctl.live.cluster.seam import Joint, Seam
 from flowctl.live.observer import Observer
@@ -46,11 +46,6 @@ FOLLOW_BACKOFF: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
 """A source that has gone is looked for often: viewers wait for it."""
 _LOOK_S: Final = 5.0
 """A source that has sent nothing for so long is sent a ping; one that sends nothing for as long again is given up."""
-_STEADY_S: Final = 10.0
-"""A connection that ends sooner, though it brought something, counts as one more try: a source that lets go of us again
-and again is not asked ten times a second."""
-_LOGINS: Final = 3
-"""Connections of one login: without a user, with the user, with the answer."""
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
 _FOREIGN: Final = (b"\x02\x00\x11|RtmpSampleAccess", b"\x02\x00\x08onStatus")
 """Beginnings of data messages that servers put before a stream and that are not of it (nginx-rtmp, SRS)."""
@@ -216,9 +211,8 @@ class Follow:
         self._inflow = inflow
         self._sink = sink
         self._group = group
-        self._backoff = backoff
         self._hold_s = hold_s
-        self._rng = rng or Random()
+        self._redial = Redial(backoff, rng or Random())
         self._seam = Seam()
         self._state = FollowState.RESTING
         self._why = "not begun"
@@ -230,8 +224,8 @@ class Follow:
         self._refused = False  # the sink does not want what this connection brings
         self._parked = False  # there is no source for now
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._flaps, self._runs_since = 0, 0.0
-        self._tries = self._connections = self._messages = self._payload_bytes = self._gaps = self._restarts = 0
+        self._runs_since = 0.0
+        self._connections = self._messages = self._payload_bytes = self._gaps = self._restarts = 0
 
     # -- any thread
 
@@ -267,7 +261,7 @@ class Follow:
             gaps=self._gaps,
             restarts=self._restarts,
             connections=self._connections,
-            tries=self._tries,
+            tries=self._redial.tries,
         )
 
     # -- connecting
@@ -277,7 +271,7 @@ class Follow:
             return
         self._cancel("again")
         self._number += 1
-        self._tries += 1
+        self._redial.begin()
         self._set(FollowState.CONNECTING, "connecting")
         number, source = self._number, self._source
         if source.path:
@@ -325,10 +319,10 @@ class Follow:
         if number == self._number and self._state is not FollowState.ENDED:
             self._rest(why)
 
-    def _rest(self, why: str) -> None:
+    def _rest(self, why: str, lasted_s: float = 0.0) -> None:
         self._set(FollowState.RESTING, why)
         if not self._parked:
-            self._later("again", self._backoff.delay_s(max(self._tries, 1) + self._flaps, self._rng), self._try)
+            self._later("again", self._redial.delay_s(lasted_s), self._try)
         self._hold()
 
     def _link_ended(self, link: _Link) -> None:
@@ -339,19 +333,18 @@ class Follow:
         if "last" in self._timers:
             self._leave("its source has gone")
             return
-        if self._state is FollowState.RUNNING:
-            self._flaps = 0 if self._group.now() - self._runs_since >= _STEADY_S else self._flaps + 1
         end: ClientEnd | None = link.end
         rejected = link.rejected
-        if rejected is not None and rejected.retry_parameters is not None and self._tries < _LOGINS:
+        if rejected is not None and rejected.retry_parameters is not None:
             self._try(rejected.retry_parameters)
             return
         why = self._source.url.masked(str(end))  # it is logged, and shown in figures
         # Of connections that bring nothing the first may have come too early; what the others say is told once.
-        if self._state is FollowState.RUNNING or (self._tries > 1 and why != self._told):
+        ran = self._state is FollowState.RUNNING
+        if ran or (self._redial.tries > 1 and why != self._told):
             self._told = why
             _log.info("follow interrupted", source=str(self._source), stream=self._source.url.path, why=why)
-        self._rest(why)
+        self._rest(why, self._group.now() - self._runs_since if ran else 0.0)
 
     def _give_up(self) -> None:
         """End the stream for viewers: its source has stayed away for too long."""
@@ -364,7 +357,7 @@ class Follow:
         if self._state is FollowState.ENDED or (source == self._source and (lasts or not self._parked)):
             self._parked = False
             return
-        self._source, self._tries, self._flaps, self._parked = source, 0, 0, False
+        self._source, self._redial.tries, self._parked = source, 0, False
         if self._state is FollowState.RUNNING:
             self._before, self._link = self._link, None
         self._drop_link("another source")
@@ -433,7 +426,7 @@ class Follow:
             self._pass_on(joined.joint, joined.pieces, now)
 
     def _runs(self) -> None:
-        self._tries, self._told = 0, ""
+        self._told = ""
         self._runs_since = self._group.now()
         self._cancel("hold")
         self._drop_before("another source")

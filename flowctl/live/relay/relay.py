@@ -14,13 +14,12 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable
-from random import Random
 from typing import Any, Final
 
 import structlog
 
 from flowctl.connection import Connection
-from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError, RemoteProtocolError
 from flowctl.live.cluster.follow import Follow, FollowStatistics, Inflow, Source
 from flowctl.live.cluster.names.following import Following
@@ -37,9 +36,6 @@ MOST_HOPS: Final = 3
 """Relays that a stream may come through by pushes."""
 MOST_PUSHES: Final = 1000
 _BACKOFF: Final = Backoff(first_s=0.5, factor=2.0, most_s=30.0)
-_STEADY_S: Final = 10.0
-"""A push that lasted so long is tried again soon after its end."""
-_LOGINS: Final = 3
 _LOOK_S: Final = 2.0
 """How often names that have viewers, and are neither published here nor followed, are looked for again."""
 _AGENT: Final = "FMLE/3.0 (compatible; flowctl relay; hops={})"
@@ -65,9 +61,8 @@ class Push:
         self._url: Final = rule.target(stream)
         self._agent: Final = _AGENT.format(hops + 1)
         self._on_over: Final = on_over
-        self._rng: Final = Random()
+        self._redial: Final = Redial(_BACKOFF)
         self._session: PushSession | None = None
-        self._tries = 0  # since the last one that lasted
         self._connections = 0
         self._began_at = 0.0
         self._ended = False
@@ -81,7 +76,7 @@ class Push:
         if not self._server.hub.is_published(self.stream):
             self.end("nobody publishes it")
             return
-        self._tries += 1
+        self._redial.begin()
         self.state = "connecting"
         threading.Thread(target=self._connect, args=(parameters,), name="flowctl-push", daemon=True).start()
 
@@ -98,7 +93,7 @@ class Push:
         """Return figures, as JSON, without secrets. Any thread."""
         session = self._session
         row: dict[str, Any] = {"stream": self.stream, "to": place_of(self._url), "state": self.state, "why": self.why}
-        row |= {"connections": self._connections, "tries": self._tries, "connection": None}
+        row |= {"connections": self._connections, "tries": self._redial.tries, "connection": None}
         if session is not None and session.accepted:
             figures = session.connection.sender.statistics()
             row |= {"connection": session.number, "flow": session.connection.why()}
@@ -136,14 +131,12 @@ class Push:
             return
         self._session = None
         rejected = session.rejected
-        if rejected is not None and rejected.retry_parameters is not None and self._tries < _LOGINS:
+        if rejected is not None and rejected.retry_parameters is not None:
             self.begin(rejected.retry_parameters)
             return
-        if session.accepted and self._server.clock() - self._began_at >= _STEADY_S:
-            self._tries = 0
-        self._rest(why)
+        self._rest(why, self._server.clock() - self._began_at if session.accepted else 0.0)
 
-    def _rest(self, why: str) -> None:
+    def _rest(self, why: str, lasted_s: float = 0.0) -> None:
         """Try again later, if there is something to push."""
         if self._ended:
             return
@@ -153,7 +146,7 @@ class Push:
         if why != self.why:
             _log.warning("push interrupted", stream=self.stream, to=place_of(self._url), why=why)
         self.state, self.why = "waits", why
-        self._group.call_later(_BACKOFF.delay_s(max(self._tries, 1), self._rng), self.begin)
+        self._group.call_later(self._redial.delay_s(lasted_s), self.begin)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(ClosedError, LocalProtocolError):

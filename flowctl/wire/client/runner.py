@@ -14,9 +14,6 @@ from flowctl.pollgroup import PollGroup
 from flowctl.wire.client.base import RtmpClient
 from flowctl.wire.client.connect import start_client
 
-_ATTEMPTS: Final = 3
-"""Connections of one login: without a user, with the user, with the answer."""
-
 _STOP_S: Final = 2.0
 
 ClientT = TypeVar("ClientT", bound=RtmpClient)
@@ -52,13 +49,10 @@ class ClientRun(Generic[ClientT]):
 
     def wait(self) -> None:
         """Wait until the client has ended, logging in where the server wants it."""
-        for _ in range(_ATTEMPTS - 1):
-            self._ended.wait()
-            rejected = self.client.rejected
-            if rejected is None or rejected.retry_parameters is None:
+        while self._ended.wait() and (rejected := self.client.rejected) is not None:
+            if rejected.retry_parameters is None:
                 return
             self.start(rejected.retry_parameters)
-        self._ended.wait()
 
     def finish(self, details: str, deadline_s: float = _STOP_S) -> bool:
         """Ask the client to leave in order, and wait for its end."""

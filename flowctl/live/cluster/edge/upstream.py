@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.live.cluster.edge.gate import PeerMeter, SchedulerGate
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
@@ -32,8 +32,6 @@ STALLED: Final = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
 """Between tries to use an origin that did not answer for the 10 s that it has: it, or the way to it, stood still, which
 is no fault as a lie is, but each time costs viewers some seconds."""
 CONNECT_S: Final = 5.0
-_STEADY_S: Final = 10.0
-"""A connection that lasted for so long is a success: the next try is a first one."""
 _NO_ORIGIN_S: Final = 2.0
 """What ends a connection sooner, without an answer, is perhaps no origin: a server of RTMP hangs up at once."""
 RTMP_PORT: Final = 1935
@@ -176,9 +174,10 @@ class Upstream:
         self._gate = gate
         self._clock = clock
         self._rng = rng
+        self._redial = Redial(AGAIN, rng)
         self._why = "not tried yet"
         self._told = ""  # what the log said last of why it is not fetched from; empty: that it is
-        self._tries = self._stalls = self._connections = self._faults = 0
+        self._stalls = self._connections = self._faults = 0
 
     @property
     def peer(self) -> str:
@@ -193,7 +192,7 @@ class Upstream:
 
     async def _once(self) -> float:
         """Connect once and fetch until that is over; return how long to wait, in seconds."""
-        self._tries += 1
+        self._redial.begin()
         self.state, began_at = UpstreamState.CONNECTING, self._clock()
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -201,7 +200,7 @@ class Upstream:
         except (FlowctlError, OSError) as error:
             cut = getattr(error, "errno", None) in _CUT
             self._rest(f"cannot connect: {_reason(error)}", **({"hint": _HUNG_UP_HINT} if cut else {}))
-            return AGAIN.delay_s(self._tries, self._rng)
+            return self._redial.delay_s()
         self._connections += 1
         peer, asked = self.peer, self.meter.requests
         self.state, self._why = UpstreamState.FETCHING, ""
@@ -225,13 +224,11 @@ class Upstream:
             self._gate.disconnect(peer)
             self._gone(peer)
         lasted_s = self._clock() - began_at
-        if lasted_s > _STEADY_S:
-            self._tries = 1
         if lasted_s < _NO_ORIGIN_S and self.meter.requests == asked:
             self._rest(f"{_HUNG_UP} ({why})", hint=_HUNG_UP_HINT)
         else:
             self._rest(why)
-        return AGAIN.delay_s(self._tries, self._rng)
+        return self._redial.delay_s(lasted_s)
 
     def _tell_connected(self) -> None:
         self._told = ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.nodes.rpc.access.access import PeerIdentity
 from flowctl.nodes.rpc.peers.monitor import Monitor
 from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
@@ -18,8 +19,8 @@ from flowctl.wire.zeromq.socket import ZmqSocket
 if TYPE_CHECKING:
     from flowctl.pollgroup import PollGroup
 
-REDIAL_S: Final = (0.25, 5.0)
-"""How long after its end a connection that ZeroMQ has given up is connected again: at first, and at most."""
+_REDIAL: Final = Backoff(first_s=0.25, most_s=5.0, jitter=0.0)
+"""How long after its end a connection that ZeroMQ has given up is connected again."""
 
 _EVENTS: Final = (
     zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED
@@ -42,7 +43,7 @@ class Dialled:
         "_monitor",
         "_ready",
         "_received",
-        "_redial_s",
+        "_redials",
         "_said_hi",
         "address",
         "heard",
@@ -75,7 +76,7 @@ class Dialled:
         #: Whether it was answered.
         self.ready = False
         self._comes_again = True  # whether ZeroMQ has tried to connect since the connection ended
-        self._redial_s = REDIAL_S[0]
+        self._redials: Final = Redial(_REDIAL, tries=1)
         socket = ZmqSocket(group, raw, self._message)
         self.peer: Final = RpcPeer(conn, socket, identity, due)
         self._monitor: Final = Monitor(group, raw, self._happened, _EVENTS)
@@ -84,7 +85,7 @@ class Dialled:
 
     def answered(self) -> Callable[[ConnectionID], object] | None:
         """Note that the listener has answered; return whom to tell, the first time."""
-        self._redial_s = REDIAL_S[0]
+        self._redials.tries = 1
         if self.ready:
             return None
         self.ready = True
@@ -109,7 +110,7 @@ class Dialled:
         elif event == zmq.EVENT_DISCONNECTED:
             self._comes_again = False
             if self.ready:  # until then there is the deadline of the connect
-                self._group.call_later(self._redial_s, self._redial)
+                self._group.call_later(self._redials.delay_s(), self._redial)
             self.peer.descriptor = -1
             self._lost(self.peer)
         elif self.ready or not self._said_hi:
@@ -125,7 +126,7 @@ class Dialled:
         if int(socket.raw.get(zmq.EVENTS)) & zmq.POLLOUT:
             return
         self._comes_again = True
-        self._redial_s = min(2 * self._redial_s, REDIAL_S[1])
+        self._redials.begin()
         to = self.address.zmq_address
         with suppress(zmq.ZMQError):
             socket.raw.disconnect(to)  # what is left of it
