@@ -32,8 +32,9 @@ from flowctl.load.peers.reactor import Reactor
 from flowctl.load.plan import LoadPlan, PeerOrder
 from flowctl.load.results.result import PUBLISHER, PeerEnd, PeerKind, PeerResult
 from flowctl.wire.client.measure import StreamClock
-from flowctl.wire.client.pace import Timeline
+from flowctl.wire.client.pace import TagFeed, Timeline
 from flowctl.wire.client.source import FlvFile
+from flowctl.wire.media.stamp import Stamper
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import parse_url
 
@@ -172,7 +173,7 @@ class LoadWorker:
             config=_PUBLISHER_CONFIG,
             began=self._began,
             on_end=self._publisher_gone,
-            tags=iter(Timeline(source, loop=plan.source is not None)),
+            feed=TagFeed(tags=iter(Timeline(source, loop=plan.source is not None)), stamper=Stamper()),
             on_start=lambda origin_us: say(published=index, origin_us=origin_us),
         )
         self._publishers.append(publisher)
@@ -181,7 +182,7 @@ class LoadWorker:
     def _publisher_gone(self, publisher: LoadPublisher) -> None:
         if not publisher.publishing:
             say(unpublished=publisher.result.number, why=publisher.result.end_details)
-        say(publisher_lag_s=publisher.max_lag_s)
+        say(publisher_lag_s=publisher.feed.max_lag_s)
         self._row(publisher.result)
         if self._over.is_set() and all(item.ended for item in self._publishers):
             self._left.set()

@@ -22,16 +22,9 @@ from flowctl.load.peers.http import HTTP_SCHEMES, HttpSpeech
 from flowctl.load.peers.ownfault import OWN_FAULTS
 from flowctl.load.peers.reactor import READ, WRITE, Reactor
 from flowctl.load.results.result import PeerEnd, PeerResult
+from flowctl.wire.client.base import Status, status_of
 from flowctl.wire.rtmp.client.session import ClientSession
-from flowctl.wire.rtmp.commands import ENDING_CODES
-from flowctl.wire.rtmp.events import (
-    ClientEvent,
-    HandshakeDone,
-    ReconnectRequested,
-    Rejected,
-    StatusReceived,
-    StreamEnded,
-)
+from flowctl.wire.rtmp.events import ClientEvent, HandshakeDone, Rejected
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import Message
@@ -270,21 +263,17 @@ class PeerLink:
         if isinstance(event, HandshakeDone):
             self.shaken = True
             self.result.handshake_s = now - self.started - (self.result.connect_s or 0.0)
-        elif isinstance(event, StatusReceived):
-            self.status(event.level, event.code, event.description)
-        elif isinstance(event, StreamEnded):
-            self.status("status", event.reason, "")
-        elif isinstance(event, ReconnectRequested):
-            self.status("status", "NetConnection.Connect.ReconnectRequest", event.description)
         elif isinstance(event, Rejected):
             self.result.end_code = event.code or None
             self.end(PeerEnd.REFUSED, f"{event.what} refused: {event.description or event.code}", now)
+        elif (status := status_of(event)) is not None:
+            self.note_status(status)
 
-    def status(self, level: str, code: str, description: str) -> None:
+    def note_status(self, status: Status) -> None:
         """Remember the server's last error, or what it ended the stream with."""
-        if level == "error" or code in ENDING_CODES:
-            self.result.end_code = code
-            self.result.end_details = description[:200]
+        if status.explains_end:
+            self.result.end_code = status.code
+            self.result.end_details = status.description[:200]
 
     # -- ending
 

@@ -10,17 +10,15 @@ nothing, and reports how late it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from flowctl.core.flow.state import MessageClass
-from flowctl.errors import FlowctlError
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
 from flowctl.load.peers.link import PeerLink
 from flowctl.load.results.result import PeerEnd
-from flowctl.wire.client.pace import TimedTag
-from flowctl.wire.media.stamp import Stamper
+from flowctl.wire.client.pace import TagFeed, TimedTag
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, StreamEnded
 
@@ -34,29 +32,21 @@ class LoadPublisher(PeerLink):
     """One connection that publishes until it is told to leave, or the source ends.
 
     Attributes:
-        tags: of the source.
         on_start: called with the wall-clock time in microseconds at which timestamp 0 was due.
-        max_lag_s: how late a frame was sent at worst.
     """
 
     asks: Callable[[ClientSession], None] = ClientSession.publish
-    tags: Iterator[TimedTag]
+    feed: TagFeed
     on_start: Callable[[int], None]
-    max_lag_s: float = 0.0
     publishing: bool = False
-    _next: TimedTag | None = None
-    _stamper: Stamper = field(default_factory=Stamper)
-    _source_error: str = ""
-    _start_at: float = 0.0  # when the first tag is due
 
     def event(self, event: ClientEvent, now: float) -> None:
         """Begin when the server says so; end when it takes the stream away."""
         if isinstance(event, PublishStarted) and not self.publishing:
             self.publishing = True
-            self._start_at = now
-            self._take_next()
+            self.feed.begin(now)
             origin_us = time.time_ns() // 1000
-            tag = None if self._next is None else self._next.tag
+            tag = None if self.feed.next is None else self.feed.next.tag
             # Metadata has no time of its own: what follows it is due at once.
             first = 0 if tag is None or tag.type_id == TAG_SCRIPT else tag.timestamp
             self.on_start(origin_us - first * 1000)
@@ -71,30 +61,20 @@ class LoadPublisher(PeerLink):
             return
         parts: list[bytes] = []
         size = 0
-        while (timed := self._next) is not None:
-            due_at = self._start_at + timed.due_ms / 1000
-            if due_at > now or len(self.out) + size > _QUEUED_MAX_BYTES:
-                break
-            self.max_lag_s = max(self.max_lag_s, now - due_at)
-            parts.append(self._octets(session, timed))
-            size += len(parts[-1])
-            self._take_next()
+        feed = self.feed
+        while feed.next is not None and feed.due_at(now) <= now and len(self.out) + size <= _QUEUED_MAX_BYTES:
+            timed, octets = feed.send(session, now, time.time_ns() // 1000)
+            self._count(timed)
+            parts.append(octets)
+            size += len(octets)
         self._put(b"".join(parts), now)
         if self.sock is None:
             return  # it broke
-        if self._next is None:
-            self.leave(PeerEnd.LEFT, self._source_error or "everything was sent", self.farewell(), now)
+        if feed.next is None:
+            self.leave(PeerEnd.LEFT, feed.why_over, self.farewell(), now)
             return
-        due_at = self._start_at + self._next.due_ms / 1000
+        due_at = feed.due_at(now)
         self.reactor.call_at(due_at if due_at > now else now + _LOOK_AGAIN_S, self._pump)
-
-    def _take_next(self) -> None:
-        """Get the next tag; a source that turns out to be broken ends there, and the row says why."""
-        try:
-            self._next = next(self.tags, None)
-        except FlowctlError as error:
-            self._next = None
-            self._source_error = f"the source: {error}"
 
     def _put(self, octets: bytes, now: float) -> None:
         """Send; unlike what a viewer says, media waits as long as it has to."""
@@ -104,10 +84,8 @@ class LoadPublisher(PeerLink):
         else:
             self.send(octets, now)
 
-    def _octets(self, session: ClientSession, timed: TimedTag) -> bytes:
-        type_id, timestamp, payload = timed.tag
-        payload = self._stamper.stamped(type_id, payload, time.time_ns() // 1000)
-        result = self.result
+    def _count(self, timed: TimedTag) -> None:
+        result, type_id = self.result, timed.tag.type_id
         media = timed.message_class is not MessageClass.HEADER
         if type_id == TAG_VIDEO:
             result.video += media
@@ -116,7 +94,6 @@ class LoadPublisher(PeerLink):
             result.audio += media
         else:
             result.data += 1
-        return session.send_tag(type_id, timestamp, payload)
 
     def input(self, now: float) -> None:
         """Read what the server says; not counted: a publisher's octets are those it sent."""
@@ -138,4 +115,4 @@ class LoadPublisher(PeerLink):
 
     def ending(self, now: float) -> None:
         """Say how late it was."""
-        self.result.notes = f"largest lag {self.max_lag_s * 1000:.0f} ms"
+        self.result.notes = f"largest lag {self.feed.max_lag_s * 1000:.0f} ms"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.load.peers.paces import ReadPace
-from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES
+from flowctl.wire.client.throttle import shrink_receive_buffer
 
 _SO_ATTACH_FILTER: Final = 26  # Linux, asm-generic/socket.h; Python has no name for it
 _DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return 0 octets, which drops the packet
@@ -44,15 +44,9 @@ class Manner:
 
 
 def prepare_socket(sock: socket.socket, manner: Manner) -> None:
-    """Set what has to be known before the connection is made.
-
-    With a receive buffer smaller than a segment the sender would probe the window with growing pauses instead of
-    filling it; loopback has segments of 64 KiB, so those of Ethernet are agreed on.
-    """
+    """Set what has to be known before the connection is made."""
     if manner.receive_buffer_bytes:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, manner.receive_buffer_bytes)
-        segment = min(SLOW_SEGMENT_BYTES, max(manner.receive_buffer_bytes // 2, 536))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+        shrink_receive_buffer(sock, manner.receive_buffer_bytes)
     clamp = getattr(socket, "TCP_WINDOW_CLAMP", None)
     if manner.window_bytes and clamp is not None:
         sock.setsockopt(socket.IPPROTO_TCP, clamp, manner.window_bytes)

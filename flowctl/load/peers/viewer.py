@@ -22,6 +22,7 @@ from flowctl.load.peers.reactor import HANGUP, READ
 from flowctl.load.peers.skim import FrameBook, Skimmer
 from flowctl.load.peers.slow import Manner, drop_everything, prepare_socket
 from flowctl.load.results.result import PeerEnd, PeerResult
+from flowctl.wire.client.base import Status
 from flowctl.wire.client.measure import OTHER, STALL_S, ViewerMeasure
 from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES, RatePace
 from flowctl.wire.rtmp import commands
@@ -226,15 +227,13 @@ class LoadViewer(PeerLink):
             if value.event == EVENT_PING_REQUEST and self.config.answer_pings:
                 self._say(encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=value.timestamp)), now)
             elif value.event == EVENT_STREAM_EOF:
-                self.status("status", "stream_eof", "")
+                self.note_status(Status("status", "stream_eof", ""))
         elif isinstance(value, WindowAckSize):
             pass  # we acknowledge more often than any window asks for
         elif isinstance(value, Command) and value.name == "onStatus":
             information = commands.first_properties([*value.arguments, value.object])
-            self.status(
-                commands.text(information.get("level")),
-                commands.text(information.get("code")),
-                commands.text(information.get("description"), 200),
+            self.note_status(
+                Status(*(commands.text(information.get(name)) for name in ("level", "code", "description")))
             )
 
     # -- manners

@@ -18,7 +18,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.errors import InternalError
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.client.session import ClientSession
-from flowctl.wire.rtmp.commands import ENDING_CODES
+from flowctl.wire.rtmp.commands import ENDING_CODES, RECONNECT_REQUEST
 from flowctl.wire.rtmp.events import ClientEvent, ReconnectRequested, Rejected, StatusReceived, StreamEnded
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
@@ -38,15 +38,30 @@ DEFAULT_CONFIG: Final = ClientSessionConfig()
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One thing that the server said with ``onStatus`` or a refusal.
-
-    Args:
-        code: for example ``NetStream.Play.UnpublishNotify``.
-    """
+    """One thing that the server said with ``onStatus`` or a refusal."""
 
     level: str
     code: str
     description: str
+
+    @property
+    def explains_end(self) -> bool:
+        """Whether a connection that ends behind it ends for this."""
+        return self.level == "error" or self.code in ENDING_CODES
+
+
+def status_of(event: ClientEvent) -> Status | None:
+    """Return what the server said with an event; None for one without words of its own."""
+    match event:
+        case StatusReceived():
+            return Status(event.level, event.code, event.description)
+        case Rejected():
+            return Status("error", event.code, event.description)
+        case ReconnectRequested():
+            return Status("status", RECONNECT_REQUEST, event.description)
+        case StreamEnded():
+            return Status("status", event.reason, "")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +209,7 @@ class RtmpClient(Session):
                 if isinstance(event, Message):
                     self.media(event, now)
                 else:
-                    self._take(event, now)
+                    self._take_event(event, now)
         finally:
             self.flush_protocol()
         self._arm(now)
@@ -225,7 +240,7 @@ class RtmpClient(Session):
             # All was sent, and it is up to the server in which way it closes.
             reason, details = CloseReason.FINISHED, self._leaving or details
         explaining = [status for status in self.statuses if status.level == "error"]
-        explaining = explaining or [status for status in self.statuses[-1:] if status.code in ENDING_CODES]
+        explaining = explaining or [status for status in self.statuses[-1:] if status.explains_end]
         after_s = self.connection.clock() - self.connection.opened_at
         self.end = ClientEnd(reason, details, explaining[-1] if explaining else None, after_s)
         self.sock = None
@@ -248,23 +263,14 @@ class RtmpClient(Session):
         self._leave_look = self._leave_by if self._shut else now + _LEAVE_LOOK_S
         self._arm(now)
 
-    def _take(self, event: ClientEvent, now: float) -> None:
-        if isinstance(event, StatusReceived):
-            self._note(event.level, event.code, event.description)
-        elif isinstance(event, Rejected):
+    def _take_event(self, event: ClientEvent, now: float) -> None:
+        status = status_of(event)
+        if status is not None and not (self.statuses and isinstance(event, StreamEnded)):
+            self.statuses = [*self.statuses[1 - STATUSES_KEPT :], status]  # the last ones say how it ended
+        if isinstance(event, Rejected):
             self.rejected = event
-            self._note("error", event.code, event.description)
             self.connection.close_after_flush(f"{event.what} refused")
-        elif isinstance(event, ReconnectRequested):
-            self._note("status", "NetConnection.Connect.ReconnectRequest", event.description)
-        elif isinstance(event, StreamEnded) and not self.statuses:
-            self._note("status", event.reason, "")
         self.event(event, now)
-
-    def _note(self, level: str, code: str, description: str) -> None:
-        if len(self.statuses) >= STATUSES_KEPT:
-            self.statuses.pop(0)  # the last ones say how it ended
-        self.statuses.append(Status(level, code, description))
 
     def _arm(self, now: float) -> None:
         if self.end is not None or self.connection.sender.closed:

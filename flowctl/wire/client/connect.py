@@ -22,7 +22,7 @@ from flowctl.errors import BrokenError, ConfigError, RemoteProtocolError
 from flowctl.pollgroup import PollGroup
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
 from flowctl.wire.client.base import RtmpClient
-from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES
+from flowctl.wire.client.throttle import shrink_receive_buffer
 from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
 
 _AUTHORITIES: Final = "SSL_CERT_FILE"
@@ -73,8 +73,7 @@ def connect_socket(
         sock = socket.socket(family, kind, protocol)
         try:
             if receive_buffer_bytes:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SLOW_SEGMENT_BYTES)
+                shrink_receive_buffer(sock, receive_buffer_bytes)
             sock.settimeout(left_s)
             sock.connect(address)
             sock.setblocking(False)

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flowctl.core.flow.state import MessageClass
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, FlowctlError, LocalProtocolError
 from flowctl.flv import TAG_SCRIPT, FlvTag
+from flowctl.wire.media.stamp import Stamper
+from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.wire import CLOCK_MASK
 
@@ -133,3 +135,58 @@ class Timeline:
         step = 0 if last is None else max(self._elapsed_ms - last[0], 0)
         # A step of 0 (two tracks in one type, or a burst) says nothing about when the next one is due.
         self._tracks[type_id] = (self._elapsed_ms, step or (last[1] if last is not None else 0))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TagFeed:
+    """The tags of a timeline as a publisher sends them: which is next, when it is due, and its octets.
+
+    Attributes:
+        pace: media seconds per second, 0 for as fast as they are taken.
+        stamper: numbers synthetic frames as they are sent. None: they go as they are.
+        next: the tag to be sent. None: not begun, or all were sent.
+        error: what the source broke with, which counts as its end. None: it has not.
+        max_lag_s: how late a tag was sent at worst.
+    """
+
+    tags: Iterator[TimedTag]
+    pace: float = 1.0
+    stamper: Stamper | None = None
+    next: TimedTag | None = None
+    error: FlowctlError | None = None
+    max_lag_s: float = 0.0
+    _began_at: float = 0.0
+
+    def begin(self, now: float) -> None:
+        """Get the first tag, which is due at `now`."""
+        self._began_at = now
+        self._advance()
+
+    def due_at(self, now: float) -> float:
+        """Return when the next tag is due: `now` where there is no pace, or no tag."""
+        if not self.pace or self.next is None:
+            return now
+        return self._began_at + self.next.due_ms / 1000 / self.pace
+
+    def send(self, session: ClientSession, now: float, wall_us: int) -> tuple[TimedTag, bytes]:
+        """Return the next tag, stamped, and its octets for the socket; there is one."""
+        timed = self.next
+        if timed is None:
+            raise LocalProtocolError("all tags were sent")
+        self.max_lag_s = max(self.max_lag_s, now - self.due_at(now))
+        type_id, timestamp, payload = timed.tag
+        if self.stamper is not None:
+            payload = self.stamper.stamped(type_id, payload, wall_us)
+        self._advance()
+        sent = TimedTag(FlvTag(type_id, timestamp, payload), timed.due_ms, timed.message_class)
+        return sent, session.send_tag(type_id, timestamp, payload)
+
+    @property
+    def why_over(self) -> str:
+        return "everything was sent" if self.error is None else f"the source: {self.error}"
+
+    def _advance(self) -> None:
+        try:
+            self.next = next(self.tags, None)
+        except FlowctlError as error:
+            self.next, self.error = None, error

@@ -12,7 +12,7 @@ Synthetic frames are stamped when they are sent: with numbers that go on over lo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
@@ -22,7 +22,7 @@ from flowctl.deferred import Job
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flv import FlvTag
 from flowctl.wire.client.base import RtmpClient
-from flowctl.wire.client.pace import TimedTag, Timeline
+from flowctl.wire.client.pace import TagFeed, Timeline
 from flowctl.wire.media.stamp import Stamper
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, StreamEnded
 
@@ -69,7 +69,6 @@ class RtmpPublisher(RtmpClient):
         duration_s: ends after so much media time. None: with the source.
         stamped: the frames are stamped already, and go as they are.
         begins: returns when the first tag is due, given the time at which the server agreed. None: then.
-        source_error: what went wrong with the source, which counts as its end. None: nothing.
     """
 
     source: Iterable[FlvTag]
@@ -80,11 +79,8 @@ class RtmpPublisher(RtmpClient):
     stamped: bool = False
     begins: Callable[[float], float] | None = None
     on_sent: Callable[[FlvTag, MessageClass], None] | None = None
-    source_error: FlowctlError | None = None
     _timeline: Timeline = field(init=False)
-    _tags: Iterator[TimedTag] = field(init=False)
-    _stamper: Stamper | None = None
-    _next: TimedTag | None = None  # taken from the timeline, not yet sent
+    _feed: TagFeed = field(init=False)
     _job: Job | None = None  # runs the pump; made when the connection is there
     _sent_ms: int = 0  # media time of the last tag sent
     _started_at: float | None = None  # when the first tag was due; None: not publishing
@@ -92,7 +88,6 @@ class RtmpPublisher(RtmpClient):
     _tally: Tally = field(default_factory=Tally)
     _waits: int = 0
     _waited_s: float = 0.0
-    _max_lag_s: float = 0.0
 
     def __post_init__(self) -> None:
         RtmpClient.__post_init__(self)
@@ -100,18 +95,22 @@ class RtmpPublisher(RtmpClient):
         if not 0 <= self.pace <= MAX_PACE:
             raise ConfigError(f"pace is {self.pace}, it must be 0 (unpaced) to {MAX_PACE:g}")
         self._timeline = Timeline(self.source, loop=self.loop, duration_s=self.duration_s)
-        self._tags = iter(self._timeline)
-        self._stamper = None if self.stamped else Stamper()
+        stamper = None if self.stamped else Stamper()
+        self._feed = TagFeed(tags=iter(self._timeline), pace=self.pace, stamper=stamper)
 
     # -- any thread
 
+    @property
+    def source_error(self) -> FlowctlError | None:
+        """What went wrong with the source, which counts as its end. None: nothing."""
+        return self._feed.error
+
     def statistics(self) -> PublisherStatistics:
         """Return a frozen snapshot. Figures of the connection's thread may be a step apart."""
-        following = self._next
         opened = self._job is not None
         now = self.connection.clock() if opened else 0.0
         since = self._waiting_since
-        lag_s = max(now - self._time_of(following, now), 0.0) if following is not None and self.end is None else 0.0
+        lag_s = max(now - self._feed.due_at(now), 0.0) if self.end is None else 0.0
         return PublisherStatistics(
             publishing=self._started_at is not None and self.end is None,
             sent=self._tally.frozen(),
@@ -119,7 +118,7 @@ class RtmpPublisher(RtmpClient):
             rounds=self._timeline.rounds,
             media_s=self._sent_ms / 1000,
             lag_s=lag_s,
-            max_lag_s=max(self._max_lag_s, lag_s),
+            max_lag_s=max(self._feed.max_lag_s, lag_s),
             waits=self._waits,
             waited_s=self._waited_s + (now - since if since is not None else 0.0),
         )
@@ -135,7 +134,7 @@ class RtmpPublisher(RtmpClient):
         """Begin when the server says so; end when it takes the stream away."""
         if isinstance(event, PublishStarted) and self._started_at is None:
             self._started_at = now if self.begins is None else self.begins(now)
-            self._take_next()
+            self._feed.begin(self._started_at)
             self._pump()
         elif isinstance(event, StreamEnded):
             self.connection.close_after_flush(f"the server ended the stream: {event.reason}")
@@ -153,12 +152,6 @@ class RtmpPublisher(RtmpClient):
 
     # -- the pump
 
-    def _time_of(self, timed: TimedTag, now: float) -> float:
-        """Return when `timed` is due: `now` where there is no pace."""
-        if not self.pace or self._started_at is None:
-            return now
-        return self._started_at + timed.due_ms / 1000 / self.pace
-
     def _pump(self) -> None:
         """Send what is due, as far as there is room, and see to it that it is run again."""
         if self._started_at is None or self._leaving is not None or self.connection.sender.closed:
@@ -166,32 +159,21 @@ class RtmpPublisher(RtmpClient):
         now = self.connection.clock()
         budget = _TURN_BYTES
         for _ in range(_TURN_TAGS):
-            timed = self._next
-            if timed is None:
-                self.finish("everything was sent" if self.source_error is None else f"the source: {self.source_error}")
+            if self._feed.next is None:
+                self.finish(self._feed.why_over)
                 return
-            due_at = self._time_of(timed, now)
+            due_at = self._feed.due_at(now)
             if due_at > now:
                 self.wake_at(due_at)
                 return
             if not self._has_room(now):
                 self.wake_at(now + _LOOK_AGAIN_S)
                 return
-            self._max_lag_s = max(self._max_lag_s, now - due_at)
-            budget -= self._send(timed)
-            self._take_next()
+            budget -= self._send(now)
             if budget <= 0:
                 break
         if self._job is not None:
             self.connection.registration.schedule(self._job)  # more is due, but others have their turn first
-
-    def _take_next(self) -> None:
-        """Get the next tag of the source; a source that fails ends there, and its error is kept for our caller."""
-        try:
-            self._next = next(self._tags, None)
-        except FlowctlError as error:
-            self._next = None
-            self.source_error = error
 
     def _has_room(self, now: float) -> bool:
         if self.connection.sender.load().size_bytes < MAX_QUEUED_BYTES:
@@ -204,15 +186,11 @@ class RtmpPublisher(RtmpClient):
             self._waits += 1
         return False
 
-    def _send(self, timed: TimedTag) -> int:
+    def _send(self, now: float) -> int:
         """Give one tag to the Sender; return its size on the wire."""
-        type_id, timestamp, payload = timed.tag
-        self._sent_ms = timed.due_ms
-        if self._stamper is not None:
-            payload = self._stamper.stamped(type_id, payload, time.time_ns() // 1000)
-        octets = self._protocol.send_tag(type_id, timestamp, payload)
-        self.connection.sender.send(octets, timed.message_class, droppable=False)
-        self._tally.add(timed.message_class, len(payload))
+        (tag, self._sent_ms, message_class), octets = self._feed.send(self._protocol, now, time.time_ns() // 1000)
+        self.connection.sender.send(octets, message_class, droppable=False)
+        self._tally.add(message_class, len(tag.payload))
         if self.on_sent is not None:
-            self.on_sent(FlvTag(type_id, timestamp, payload), timed.message_class)
+            self.on_sent(tag, message_class)
         return len(octets)

@@ -7,6 +7,7 @@ lump then, as large as the clock was late.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -140,3 +141,9 @@ def receive_buffer(rate: int) -> int:
     470 ms; with two packets it sees 2.8 kB each 17 ms.
     """
     return int(min(max(rate / 8 * _BUFFER_S, _LEAST_BUFFER_BYTES), _MAX_BUFFER_BYTES))
+
+
+def shrink_receive_buffer(sock: socket.socket, size_bytes: int) -> None:
+    """Give a socket that is not connected yet a small receive buffer, and segments that fit into it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size_bytes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, min(SLOW_SEGMENT_BYTES, max(size_bytes // 2, 536)))
