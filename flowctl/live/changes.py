@@ -22,32 +22,22 @@ KEPT: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of a running server.
-
-    Args:
-        at: when it came into force, in seconds since the epoch.
-        what: ``limits file``, ``bans file``, ``limits``, ``ban``, ``unban`` or ``drain``.
-        origin: who asked for it, as the caller put it; empty: a file, or an operator who gave no name.
-        detail: what is in force now, as JSON has it; of a ban all that is known of it.
-    """
+    """One change of a running server."""
 
     version: int
-    at: float
-    what: str
-    origin: str
-    detail: Mapping[str, Any]
+    at: float  # when it came into force, in seconds since the epoch
+    what: str  # ``limits file``, ``bans file``, ``limits``, ``ban``, ``unban`` or ``drain``
+    origin: str  # who asked for it, as the caller put it; empty: a file, or an operator who gave no name
+    detail: Mapping[str, Any]  # what is in force now, as JSON has it; of a ban all that is known of it
 
 
 class Changes:
-    """The changes of one server. Any thread.
-
-    Attributes:
-        run: differs from one start of a server to the next: versions begin anew then.
-        listeners: called with each change, on the thread that made it, one change after the other.
-    """
+    """The changes of one server. Any thread."""
 
     def __init__(self, on_error: Callable[[str, Exception], None], wall: Callable[[], float] = time.time) -> None:
+        # differs from one start of a server to the next: versions begin anew then
         self.run: Final = secrets.token_hex(8)
+        # called with each change, on the thread that made it, one change after the other
         self.listeners: Final[list[Callable[[Change], None]]] = []
         self._on_error: Final = on_error
         self._wall: Final = wall

@@ -48,15 +48,10 @@ class SecondPublisher(enum.Enum):
 
 
 class Difference(NamedTuple):
-    """A setting that has another value than before.
+    """A setting that has another value than before."""
 
-    Attributes:
-        name: of the setting, or of the levels that differ.
-        path: its place in `LiveConfig`.
-    """
-
-    name: str
-    path: str
+    name: str  # of the setting, or of the levels that differ
+    path: str  # its place in `LiveConfig`
     value: Any
     takes: Takes
 

@@ -35,8 +35,7 @@ class AccessGate:
     """Asked before anybody connects, publishes or plays, over RTMP and HTTP alike; any thread may call its methods.
 
     Attributes:
-        on_error: told of faults of our own.
-        decide_s: how long a question may be under way; who asks gives up then, with `TOO_SLOW`.
+        decide_s: how long a question may be under way; who asks gives up then, with `TOO_SLOW`
     """
 
     def __init__(self, config: Callable[[], LiveConfig], now: Callable[[], float] = time.time) -> None:
@@ -47,6 +46,7 @@ class AccessGate:
         self._stopped = False  # guarded by _lock
         self._known: _Known | None = None  # replaced as a whole
         self.hooks: HookRunner | None = None  # set before the first connection
+        # told of faults of our own
         self.on_error: ErrorHook = log_error  # likewise
 
     @property

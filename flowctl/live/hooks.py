@@ -130,13 +130,7 @@ class LiveHooks:
 
 
 class HookRunner:
-    """Calls the hooks of one server on threads that are not the server's; any thread may call its methods.
-
-    Attributes:
-        decides: whether there is a question to ask, by kind.
-        tap: takes (stream, class, type, timestamp, payload) of each message. None: nobody wants them.
-        hears: the kinds of which beginnings or ends are told.
-    """
+    """Calls the hooks of one server on threads that are not the server's; any thread may call its methods."""
 
     def __init__(self, hooks: LiveHooks, on_error: ErrorHook, loop: asyncio.AbstractEventLoop | None = None) -> None:
         # The class itself would do until the first question, and then refuse everybody.
@@ -158,9 +152,12 @@ class HookRunner:
         self._waiting_count = 0  # news in _news; guarded by _lock
         self._left_out = False  # whether some were since there were few; guarded by _lock
         self._lost: dict[str, int] = {}  # by stream, since the last frame that was taken; guarded by _lock
+        # whether there is a question to ask, by kind
         self.decides: Final = {kind: _overridden(hooks, f"may_{kind}") for kind in _NEWS}
+        # takes (stream, class, type, timestamp, payload) of each message. None: nobody wants them.
         self.tap: Final = self._take_frame if _overridden(hooks, "frame") else None
         self.decide_s: Final = hooks.decide_s
+        # the kinds of which beginnings or ends are told
         self.hears: Final = {
             kind for kind, names in _NEWS.items() if any(_overridden(hooks, name) for name in names if name)
         }

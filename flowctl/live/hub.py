@@ -117,18 +117,7 @@ class NameAuthority(Protocol):
 
 
 class Hub:
-    """Streams by name.
-
-    Attributes:
-        config: the settings in force; replaced as a whole, see `LiveConfig.at` for those of a stream.
-        gate: decides who may connect, publish and play.
-        visits: plays that are fetched file by file.
-        observers: are told what happens to the sessions.
-        taker: takes what is published. None: nobody does.
-        oversight: looks at the viewers that lag: memory budget, shares of viewers.
-        names: decides who has a name, with other servers. None: this one decides alone.
-        demand: called with the name of a stream that has got its first viewer, or lost its last one. Any thread.
-    """
+    """Streams by name."""
 
     def __init__(
         self,
@@ -137,7 +126,7 @@ class Hub:
         call_later: Callable[..., Any],
         age_from: AgeSource = AgeSource.QUEUE,
     ) -> None:
-        self.config = config
+        self.config = config  # the settings in force; replaced as a whole, see `LiveConfig.at` for those of a stream
         self._clock = clock
         self._call_later = call_later
         self._lock = OwnedLock()
@@ -146,12 +135,17 @@ class Hub:
         self._book: NameBook[Publisher] = NameBook(self._rules)  # guarded by _lock
         self._copies: set[Publisher] = set()  # of streams of other servers; guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
-        self.gate: Final = AccessGate(lambda: self.config)
-        self.visits: Final = Visits(self.gate, clock, call_later)
+        self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
+        self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
+        # are told what happens to the sessions
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
+        # takes what is published. None: nobody does.
         self.taker: Taker | None = None  # likewise
+        # looks at the viewers that lag: memory budget, shares of viewers
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
+        # decides who has a name, with other servers. None: this one decides alone.
         self.names: NameAuthority | None = None  # set before the first connection
+        # called with the name of a stream that has got its first viewer, or lost its last one. Any thread.
         self.demand: Callable[[str], None] | None = None  # likewise
 
     def _rules(self, name: str) -> NameRules:

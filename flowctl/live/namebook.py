@@ -25,16 +25,11 @@ _TAKEN_HINT: Final = "choose another name, or start the server with --second-pub
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a published name is, as far as a server can tell.
+    """Whose a published name is, as far as a server can tell."""
 
-    Args:
-        address: from which it is published; of IPv6 the /64, whose hosts change theirs as they like.
-        key: digest of the secrets in the stream's query; empty without any.
-    """
-
-    address: str
+    address: str  # from which it is published; of IPv6 the /64, whose hosts change theirs as they like
     user: str | None = None
-    key: bytes = b""
+    key: bytes = b""  # digest of the secrets in the stream's query; empty without any
 
     @classmethod
     def of(cls, address: str, user: str | None, query: Mapping[str, str]) -> Self:
@@ -83,19 +78,13 @@ class Freed(NamedTuple, Generic[_H]):
 
 @dataclass(slots=True)
 class NameEntry(Generic[_H]):
-    """One name.
+    """One name."""
 
-    Attributes:
-        holder: publishes. None: nobody does.
-        owner: of `holder`, or of the one for whom the name is kept.
-        kept_for: address that this is counted for; empty: none.
-        standby: publishers that wait for a turn, and whose they are, in order.
-    """
-
-    holder: _H | None = None
-    owner: Owner | None = None
+    holder: _H | None = None  # publishes. None: nobody does.
+    owner: Owner | None = None  # of `holder`, or of the one for whom the name is kept
     kept_until: float | None = None
-    kept_for: str = ""
+    kept_for: str = ""  # address that this is counted for; empty: none
+    # publishers that wait for a turn, and whose they are, in order
     standby: dict[_H, Owner] = field(default_factory=dict)
 
 

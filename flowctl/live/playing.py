@@ -84,12 +84,7 @@ class PlayWords:
 
 
 class Playing:
-    """The stream that the peer plays; one per connection. Its connection's thread.
-
-    Attributes:
-        waiting: whether it waits for a publisher.
-        waits_until: when waiting for a publisher is given up. None: it is published, or the wait has no limit.
-    """
+    """The stream that the peer plays; one per connection. Its connection's thread."""
 
     __slots__ = (
         *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_own_times", "_policy_name", "_video"),
@@ -108,8 +103,9 @@ class Playing:
         self._own_times = False  # whether the times of its Sender are those of this stream
         self._policy_name = hub.config.policy  # of its Sender, but for what is muted
         self.stream = stream
-        self.waiting = True
+        self.waiting = True  # whether it waits for a publisher
         self.began_at = self._connection.now()
+        # when waiting for a publisher is given up. None: it is published, or the wait has no limit.
         self.waits_until: float | None = None
         self.paused = False
 
@@ -317,13 +313,7 @@ def refusal_word(why: Why, by: str) -> str:
 
 
 class ViewerSession(Session):
-    """A session that may play a stream.
-
-    Attributes:
-        refusal: why its last request to play or publish was refused, in a word of records. None: none was.
-        harmless: whether a connection that ends so says nothing against its peer: it was let in, could not be decided
-            about, or is what a page can have a browser open.
-    """
+    """A session that may play a stream."""
 
     __slots__ = ("_config", "_hub", "_limit_hit", "_played", "_playing", "harmless", "refusal", "user_agent")
 
@@ -333,8 +323,11 @@ class ViewerSession(Session):
         self._playing: Playing | None = None
         self._played: LiveRequest | None = None  # what it plays. None: nobody is told of its end
         self._limit_hit: str | None = None
+        # why its last request to play or publish was refused, in a word of records. None: none was.
         self.refusal: str | None = None
         self.user_agent = ""
+        # whether a connection that ends so says nothing against its peer: it was let in, could not be decided about, or
+        # is what a page can have a browser open
         self.harmless = False
 
     @property

@@ -38,12 +38,7 @@ class PublishWords:
 
 
 class Publishing:
-    """What the peer publishes under one name. Its connection's thread.
-
-    Attributes:
-        look_at: when it is looked at whether it has fallen silent. None: it may be.
-        request: what it asked for. None: no hook wants to know.
-    """
+    """What the peer publishes under one name. Its connection's thread."""
 
     __slots__ = (
         *("_began_at", "_connection", "_discarded", "_hub", "_ingest", "_limits_told", "_media_at", "_messages"),
@@ -72,8 +67,9 @@ class Publishing:
         self._limits_told: frozenset[str] = frozenset()  # limits on what is kept of its headers that were logged
         self._signal: ShareSubscription | None = None  # tells it how its viewers are doing; None: it has not asked
         self.stream = stream
+        # when it is looked at whether it has fallen silent. None: it may be.
         self.look_at = self._next_look(now, self._settings.rtmp.limits.first_media_s, now)
-        self.request: LiveRequest | None = None
+        self.request: LiveRequest | None = None  # what it asked for. None: no hook wants to know.
 
     @property
     def _settings(self) -> LiveConfig:

@@ -67,19 +67,12 @@ _DRAIN_LOOK_S: Final = 0.05
 
 
 class BanOutcome(NamedTuple):
-    """What came of a ban.
+    """What came of a ban."""
 
-    Attributes:
-        ban: as it is in force: joined with what there was for the network.
-        ended: connections that were ended when it came into force.
-        in_store: whether it outlives the server.
-        warning: what was not done; empty: all was.
-    """
-
-    ban: Ban
-    ended: int
-    in_store: bool
-    warning: str = ""
+    ban: Ban  # as it is in force: joined with what there was for the network
+    ended: int  # connections that were ended when it came into force
+    in_store: bool  # whether it outlives the server
+    warning: str = ""  # what was not done; empty: all was
 
 
 class Fleet(Protocol):
@@ -90,13 +83,9 @@ class Fleet(Protocol):
 
 
 class Companion(Protocol):
-    """What runs beside a server: begins when it has started, ends after the connections.
+    """What runs beside a server: begins when it has started, ends after the connections."""
 
-    Attributes:
-        bound: addresses that it listens on, once it has begun.
-    """
-
-    bound: list[str]
+    bound: list[str]  # addresses that it listens on, once it has begun
 
     def start(self) -> None:
         """Begin; what it raises ends the start of the server."""
@@ -108,9 +97,9 @@ class Companion(Protocol):
 class RefusalLog:
     """Logs connections that were refused, but not each one of a flood; on a listener's thread.
 
-    Args:
-        event: what each line is called.
-        more: what else stands in each.
+    Attributes:
+        event: what each line is called
+        more: what else stands in each
     """
 
     def __init__(self, event: str, clock: Callable[[], float], **more: str) -> None:

@@ -140,11 +140,7 @@ class RtmpPublishWords(PublishWords):
 
 
 class LiveSession(ViewerSession):
-    """Server side of one RTMP connection.
-
-    Attributes:
-        ingest: how well its media comes in. None: it has never published.
-    """
+    """Server side of one RTMP connection."""
 
     __slots__ = (
         "_application",
@@ -175,7 +171,7 @@ class LiveSession(ViewerSession):
         self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
         self._words: RtmpPlayWords | None = None  # of what it plays, or has played last
-        self.ingest: Ingest | None = None
+        self.ingest: Ingest | None = None  # how well its media comes in. None: it has never published.
         self._application = ""  # that it was let into
         self._connected: LiveRequest | None = None  # as which it was let in. None: nobody is told of its end
 

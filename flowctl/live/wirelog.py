@@ -74,12 +74,9 @@ class KeptHeaders(Generic[_T]):
 
 
 class WireFormat(Protocol):
-    """How the messages of a stream go over the wire; immutable, and complete in each message.
+    """How the messages of a stream go over the wire; immutable, and complete in each message."""
 
-    Attributes:
-        ends: whether nothing can follow what `end` returns, so that each publication has a log of its own.
-    """
-
+    # whether nothing can follow what `end` returns, so that each publication has a log of its own
     ends: ClassVar[bool] = False
 
     @property

@@ -65,14 +65,11 @@ def _digest(salt: bytes, key: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """What is stored of a key, and what it is for.
-
-    Args:
-        kind: ``"publish"``, ``"play"``, or ``"edge"``, which is to play as well. None: to publish and to play.
-    """
+    """What is stored of a key, and what it is for."""
 
     salt: bytes = field(repr=False)
     digest: bytes = field(repr=False)
+    # ``"publish"``, ``"play"``, or ``"edge"``, which is to play as well. None: to publish and to play.
     kind: Use | None = None
     streams: str = "*"
 

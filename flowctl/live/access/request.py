@@ -96,18 +96,14 @@ TOO_SLOW: Final = Refusal("The server did not decide in time.", Why.UNAVAILABLE)
 
 
 class Question:
-    """A decision under way.
-
-    Attributes:
-        under: another one that this one waits for, which is cancelled with it.
-    """
+    """A decision under way."""
 
     __slots__ = ("_answer", "_cancelled", "under")
 
     def __init__(self, answer: Callable[[Question, Refusal | None], None]) -> None:
         self._answer = answer
         self._cancelled = False
-        self.under: Question | None = None
+        self.under: Question | None = None  # another one that this one waits for, which is cancelled with it
 
     def cancel(self) -> None:
         """Want no answer any more. Any thread."""

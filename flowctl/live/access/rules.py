@@ -49,46 +49,25 @@ class HookFailure(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamAccess:
-    """Who may connect, publish and play.
+    """Who may connect, publish and play."""
 
-    Args:
-        publish_auth: what counts as a proof for publishers, one is enough; empty: none is asked for.
-        play_auth: the same for viewers.
-        keys: of the keys file. None: there is none.
-        token_secrets: sign tokens. None: there are none.
-        jwt_key: looks at web tokens. None: there is none.
-        leeway_s: how far the clocks of those who make tokens may be apart from ours, seconds.
-        allow_publish: networks that may publish; empty: all.
-        deny_publish: networks that may not, whatever else is allowed.
-        allow_play: networks that may play; empty: all.
-        deny_play: networks that may not, whatever else is allowed.
-        on_connect: HTTP hooks (URLs) that decide about connections; all of them must allow one.
-        on_publish: those that decide about publishing.
-        on_play: those that decide about playing.
-        on_end: HTTP hooks that are told when a connection, a publication or a play is over.
-        hook_timeout_s: time that all hooks of a question have together.
-        hook_failure: what happens when they fail.
-
-    Raises:
-        ConfigError: a value is out of range, or a hook is no HTTP address.
-    """
-
+    # what counts as a proof for publishers, one is enough; empty: none is asked for
     publish_auth: tuple[Proof, ...] = ()
-    play_auth: tuple[Proof, ...] = ()
-    keys: KeyFile | None = None
-    token_secrets: SecretFile | None = None
-    jwt_key: WebTokenKey | None = None
-    leeway_s: float = 10.0
-    allow_publish: tuple[Network, ...] = ()
-    deny_publish: tuple[Network, ...] = ()
-    allow_play: tuple[Network, ...] = ()
-    deny_play: tuple[Network, ...] = ()
-    on_connect: tuple[str, ...] = ()
-    on_publish: tuple[str, ...] = ()
-    on_play: tuple[str, ...] = ()
-    on_end: tuple[str, ...] = ()
-    hook_timeout_s: float = 5.0
-    hook_failure: HookFailure = HookFailure.REFUSE
+    play_auth: tuple[Proof, ...] = ()  # the same for viewers
+    keys: KeyFile | None = None  # of the keys file. None: there is none.
+    token_secrets: SecretFile | None = None  # sign tokens. None: there are none.
+    jwt_key: WebTokenKey | None = None  # looks at web tokens. None: there is none.
+    leeway_s: float = 10.0  # how far the clocks of those who make tokens may be apart from ours, seconds
+    allow_publish: tuple[Network, ...] = ()  # networks that may publish; empty: all
+    deny_publish: tuple[Network, ...] = ()  # networks that may not, whatever else is allowed
+    allow_play: tuple[Network, ...] = ()  # networks that may play; empty: all
+    deny_play: tuple[Network, ...] = ()  # networks that may not, whatever else is allowed
+    on_connect: tuple[str, ...] = ()  # HTTP hooks (URLs) that decide about connections; all of them must allow one
+    on_publish: tuple[str, ...] = ()  # those that decide about publishing
+    on_play: tuple[str, ...] = ()  # those that decide about playing
+    on_end: tuple[str, ...] = ()  # HTTP hooks that are told when a connection, a publication or a play is over
+    hook_timeout_s: float = 5.0  # time that all hooks of a question have together
+    hook_failure: HookFailure = HookFailure.REFUSE  # what happens when they fail
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -26,14 +26,10 @@ _HINT: Final = "write it like HS256:/etc/flowctl/jwt.secret or RS256:/etc/flowct
 
 @dataclass(frozen=True, slots=True)
 class WebTokenKey:
-    """The key that web tokens are looked at with.
-
-    Args:
-        path: file of the secret, or of the public key (PEM).
-    """
+    """The key that web tokens are looked at with."""
 
     algorithm: str
-    path: str
+    path: str  # file of the secret, or of the public key (PEM)
     key: Any = field(repr=False, compare=False)
     octets: bytes = field(repr=False)
 

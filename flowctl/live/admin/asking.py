@@ -35,17 +35,13 @@ _STATUS: Final = {
 
 
 class Refused(Exception):  # noqa: N818 - what is refused need not be anybody's error
-    """A request is not carried out.
-
-    Attributes:
-        said: code, message and hint: the body of the answer.
-        status: of HTTP; that of the code, unless it is given.
-    """
+    """A request is not carried out."""
 
     def __init__(self, code: str, message: str, hint: str | None = None, status: int | None = None) -> None:
         super().__init__(message)
+        # code, message and hint: the body of the answer
         self.said: Final = {"code": code, "message": message, "hint": hint}
-        self.status: Final = status or _STATUS.get(code, 500)
+        self.status: Final = status or _STATUS.get(code, 500)  # of HTTP; that of the code, unless it is given
 
 
 class OperationAsker:

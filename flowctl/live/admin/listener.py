@@ -45,11 +45,7 @@ def admin_of(server: LiveServer) -> AdminListener:
 
 
 class AdminListener:
-    """The admin surface of a server; a companion of it.
-
-    Attributes:
-        bound: the address of the dashboard, once it has started.
-    """
+    """The admin surface of a server; a companion of it."""
 
     def __init__(self, config: LiveConfig, carry_out: CarryOut, report: ErrorHook | None = None) -> None:
         self._address: Final = config.admin_address
@@ -68,7 +64,7 @@ class AdminListener:
         self._make_server: Final = make_server
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        self.bound: list[str] = []
+        self.bound: list[str] = []  # the address of the dashboard, once it has started
 
     def start(self) -> None:
         """Listen."""

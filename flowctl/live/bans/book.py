@@ -70,13 +70,7 @@ class WordStore(Protocol):
 
 
 class BanBook:
-    """The book of one server, or of the supervisor of several workers. One thread at a time.
-
-    Attributes:
-        words: what commands, penalties and other servers have said.
-        fault: why the store does not have all of it; empty: it has.
-        listeners: told of each group of words that is said here.
-    """
+    """The book of one server, or of the supervisor of several workers. One thread at a time."""
 
     def __init__(
         self,
@@ -92,8 +86,9 @@ class BanBook:
         self._of_file = NO_BANS
         self._left: frozenset[WordPlace] = frozenset()  # what a store has that was let go of
         self._written_at = steady()  # when the store was written last, or tried
-        self.words: Final = Words()
-        self.fault = ""
+        self.words: Final = Words()  # what commands, penalties and other servers have said
+        self.fault = ""  # why the store does not have all of it; empty: it has
+        # told of each group of words that is said here
         self.listeners: Final[list[Callable[[Sequence[Word]], None]]] = []
         if store is not None:
             self._load(store)

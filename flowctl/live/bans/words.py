@@ -74,25 +74,15 @@ WordPlace = tuple[str, WordKind, str]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word; `of_ban`, `lifting` and `of_limits` make them.
-
-    Args:
-        key: network, in its canonical form; "" of the limits.
-        value: as JSON has it: the ban, who lifted it and until when it would have lasted, or the limits.
-
-    Attributes:
-        ban: that it is. None: it is none.
-        ends_s: when the ban ends, or the longest ban that was lifted would have, seconds since the epoch.
-
-    Raises:
-        ConfigError: it is none that a server says.
-    """
+    """One word; `of_ban`, `lifting` and `of_limits` make them."""
 
     kind: WordKind
-    key: str
+    key: str  # network, in its canonical form; "" of the limits
     stamp: Stamp
+    # as JSON has it: the ban, who lifted it and until when it would have lasted, or the limits
     value: Mapping[str, Any]
-    ban: Ban | None = field(init=False, compare=False)
+    ban: Ban | None = field(init=False, compare=False)  # that it is. None: it is none.
+    # when the ban ends, or the longest ban that was lifted would have, seconds since the epoch
     ends_s: float = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -172,17 +162,12 @@ class Word:
 
 
 class Words:
-    """The words that one server holds. One thread.
-
-    Attributes:
-        node: name of the server.
-        sums: one number per bucket; servers whose sums are equal hold the same words.
-        touched: what was entered, and taken out (None), since it was stored last; the store's owner clears it.
-    """
+    """The words that one server holds. One thread."""
 
     def __init__(self, node: str = "", most: int = MOST_WORDS) -> None:
-        self.node = node
-        self.sums: Final = [0] * BUCKETS
+        self.node = node  # name of the server
+        self.sums: Final = [0] * BUCKETS  # one number per bucket; servers whose sums are equal hold the same words
+        # what was entered, and taken out (None), since it was stored last; the store's owner clears it
         self.touched: Final[dict[WordPlace, Word | None]] = {}
         self._most: Final = most
         self._words: Final[dict[WordPlace, Word]] = {}

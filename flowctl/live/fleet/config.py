@@ -25,18 +25,12 @@ _MEMBER: Final = frozenset({"address", "key"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
-    """A fleet, as one of its members is told of it.
-
-    Args:
-        members: where each is, and its public key, by name.
-        listen: where this one listens for the others.
-        keys: its key pair. None: nothing is encrypted.
-    """
+    """A fleet, as one of its members is told of it."""
 
     name: str
-    members: Mapping[str, Destination]
-    listen: Destination
-    keys: KeyPair | None = None
+    members: Mapping[str, Destination]  # where each is, and its public key, by name
+    listen: Destination  # where this one listens for the others
+    keys: KeyPair | None = None  # its key pair. None: nothing is encrypted.
 
     @property
     def others(self) -> dict[str, Destination]:

@@ -60,32 +60,18 @@ _REST_S: Final = 0.004
 
 @dataclass(slots=True)
 class Other:
-    """What is known of another member.
+    """What is known of another member."""
 
-    Attributes:
-        connection: to it, of the messenger.
-        heard_at: when it was heard of last, monotonic seconds. None: not in this life.
-        same: whether it held the same words when it was heard of last. None: it did not say.
-        count: words that it held then.
-        dropped: messages of it that could not be read, or came faster than they are.
-        gained_at: when it last had words in a comparison that were not here.
-    """
-
-    connection: int = 0
-    heard_at: float | None = None
-    same: bool | None = None
-    count: int | None = None
-    dropped: int = 0
-    gained_at: float = -inf
+    connection: int = 0  # to it, of the messenger
+    heard_at: float | None = None  # when it was heard of last, monotonic seconds. None: not in this life.
+    same: bool | None = None  # whether it held the same words when it was heard of last. None: it did not say.
+    count: int | None = None  # words that it held then
+    dropped: int = 0  # messages of it that could not be read, or came faster than they are
+    gained_at: float = -inf  # when it last had words in a comparison that were not here
 
 
 class Gossip:
-    """What a member tells the others, and does with what they tell; no sockets here.
-
-    Attributes:
-        others: the other members, by name.
-        strangers: messages of senders that are no members.
-    """
+    """What a member tells the others, and does with what they tell; no sockets here."""
 
     def __init__(
         self,
@@ -103,8 +89,8 @@ class Gossip:
         self._take: Final = take
         self._lock: Final = nullcontext() if lock is None else lock
         self._rng: Final = rng or Random()
-        self.others: Final = {name: Other() for name in others}
-        self.strangers = 0
+        self.others: Final = {name: Other() for name in others}  # the other members, by name
+        self.strangers = 0  # messages of senders that are no members
 
     def tell(self, words: Sequence[Word]) -> None:
         """Tell all others what was said here."""

@@ -48,18 +48,13 @@ class BudgetAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one viewer keeps from being freed.
-
-    Args:
-        behind_bytes: from its place to the log's tail, overhead included (`span_bytes`).
-        own_bytes: what is queued for it alone, overhead included.
-    """
+    """What one viewer keeps from being freed."""
 
     key: Hashable
     log: Hashable | None
     address: str
-    behind_bytes: int
-    own_bytes: int = 0
+    behind_bytes: int  # from its place to the log's tail, overhead included (`span_bytes`)
+    own_bytes: int = 0  # what is queued for it alone, overhead included
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +85,14 @@ class Victim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetStatistics:
-    """A snapshot of the budget.
-
-    Args:
-        thinned: viewers thinned so far; one may be counted in several episodes.
-    """
+    """A snapshot of the budget."""
 
     limit_bytes: int
     low_bytes: int
     held: Held = NOTHING_HELD
     active: bool = False
     episodes: int = 0
-    thinned: int = 0
+    thinned: int = 0  # viewers thinned so far; one may be counted in several episodes
     closed: int = 0
     freed_bytes: int = 0
     emptied: int = 0

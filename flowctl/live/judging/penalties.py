@@ -112,13 +112,11 @@ class PenaltyLimits:
 
     No honest client comes near them: not an encoder with a wrong key that tries again each second, not two hundred
     viewers behind one router who all come back at once.
-
-    Args:
-        commands: of RTMP, of all connections together, beyond what is usual of each.
     """
 
     connections: Allowance = field(default=Allowance(2000, 100))
     refused: Allowance = field(default=Allowance(600, 300))
+    # of RTMP, of all connections together, beyond what is usual of each
     commands: Allowance = field(default=Allowance(6000, 120))
     control: Allowance = field(default=Allowance(24_000, 120))
     limits: Allowance = field(default=Allowance(600, 600))
@@ -136,33 +134,20 @@ class PenaltyLimits:
 
 
 class Overflow(NamedTuple):
-    """A bucket has overflowed.
+    """A bucket has overflowed."""
 
-    Attributes:
-        cidr: the address or network that the bucket is of.
-        offence: the kind that the bucket counts.
-        repeats: overflows so far, those that are forgotten left out; 1 for the first.
-        evidence: what the address has done since the overflow before, by name.
-        allowance: of the bucket, in words.
-        wide: whether it is a network of several addresses.
-    """
-
-    cidr: str
-    offence: Offence
-    repeats: int
-    evidence: Mapping[str, float]
-    allowance: str
-    wide: bool
+    cidr: str  # the address or network that the bucket is of
+    offence: Offence  # the kind that the bucket counts
+    repeats: int  # overflows so far, those that are forgotten left out; 1 for the first
+    evidence: Mapping[str, float]  # what the address has done since the overflow before, by name
+    allowance: str  # of the bucket, in words
+    wide: bool  # whether it is a network of several addresses
 
 
 class Sentence(NamedTuple):
-    """The penalty that follows from an overflow.
+    """The penalty that follows from an overflow."""
 
-    Attributes:
-        ban: whether no new connection comes in; if not, few do.
-    """
-
-    ban: bool
+    ban: bool  # whether no new connection comes in; if not, few do
     length_s: float
     reason: str
 

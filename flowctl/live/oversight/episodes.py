@@ -27,16 +27,12 @@ _log: Final = structlog.get_logger("flowctl.live")
 
 @dataclass(slots=True, eq=False)
 class Episode:
-    """Log of one viewer's troubles.
+    """Log of one viewer's troubles."""
 
-    Args:
-        fields: those of each line.
-        quiet_at: when the episode ends if nothing happens until then. None: there is none, or it goes on.
-    """
-
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # those of each line
     why: Callable[[], str]
     dropped: Callable[[], Counts]
+    # when the episode ends if nothing happens until then. None: there is none, or it goes on.
     quiet_at: float | None = None
     _dropped_before: Counts = NO_COUNTS  # when the episode began
     _seen: Counts = NO_COUNTS  # when it was looked at last

@@ -59,45 +59,30 @@ _LINES: Final = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OversightStatistics:
-    """A snapshot of what the looks have found.
+    """A snapshot of what the looks have found."""
 
-    Args:
-        budget: memory held for slow viewers, and who gave way.
-        shares: states of the viewers, and the pictures they get, of each stream, at the last look.
-    """
-
-    budget: BudgetStatistics
+    budget: BudgetStatistics  # memory held for slow viewers, and who gave way
     held_by_stream: dict[str, int] = field(default_factory=dict)
+    # states of the viewers, and the pictures they get, of each stream, at the last look
     shares: dict[str, ViewerShares] = field(default_factory=dict)
     looks: int = 0
 
 
 class _Seen(NamedTuple):
-    """A viewer that lags. It names no place in the log, which it would hold until the look has ended.
-
-    Attributes:
-        delay_ms: how far behind it was at its last sample.
-        behind_bytes: of the log, from its place on, overhead and the log's headers included.
-        own_bytes: queued for it alone, overhead included.
-    """
+    """A viewer that lags. It names no place in the log, which it would hold until the look has ended."""
 
     stream: Stream
     log: StreamLog
     sender: Sender
     state: SendState
     picture_share: float
-    delay_ms: float
-    behind_bytes: int
-    own_bytes: int
+    delay_ms: float  # how far behind it was at its last sample
+    behind_bytes: int  # of the log, from its place on, overhead and the log's headers included
+    own_bytes: int  # queued for it alone, overhead included
 
 
 class Oversight:
-    """The looks of one server.
-
-    Attributes:
-        signals: subscriptions to the shares of viewers.
-        report: told of exceptions of subscribers: (where, error). Replaced before `start`.
-    """
+    """The looks of one server."""
 
     def __init__(
         self,
@@ -107,8 +92,9 @@ class Oversight:
         streams: Callable[[], dict[Stream, int]],
         age_from: AgeSource = AgeSource.QUEUE,
     ) -> None:
+        # told of exceptions of subscribers: (where, error). Replaced before `start`.
         self.report: Callable[[str, Exception], None] = log_error
-        self.signals: Final = Signals(self._report)
+        self.signals: Final = Signals(self._report)  # subscriptions to the shares of viewers
         self.age_from = age_from
         self._clock = clock
         self._call_later = call_later

@@ -42,19 +42,12 @@ class RestingPace:
 
 @dataclass(kw_only=True, slots=True)
 class CpuShare:
-    """Keeps what threads of observers use within a share of what the whole process uses (pure).
+    """Keeps what threads of observers use within a share of what the whole process uses (pure)."""
 
-    Args:
-        share: of the processor time of the process, 0 to 1.
-        least: share of a core that is allowed in any case.
-        credit_s: for how long what was not used is saved up.
-        debt_s: processor time that was used beyond what was allowed, in seconds; below 0: saved up.
-    """
-
-    share: float
-    least: float
-    credit_s: float
-    debt_s: float = 0.0
+    share: float  # of the processor time of the process, 0 to 1
+    least: float  # share of a core that is allowed in any case
+    credit_s: float  # for how long what was not used is saved up
+    debt_s: float = 0.0  # processor time that was used beyond what was allowed, in seconds; below 0: saved up
 
     def rest_s(self, used_s: float, process_s: float, wall_s: float) -> float:
         """Enter what was used since the last call, and return how long to rest before there is more, in seconds."""

@@ -30,12 +30,7 @@ SharesCallback = Callable[[ViewerShares], object]
 
 
 class ShareSubscription:
-    """One subscriber; see `Signals.subscribe`.
-
-    Attributes:
-        stream: name of the stream. None: all.
-        settings: when it is told.
-    """
+    """One subscriber; see `Signals.subscribe`."""
 
     __slots__ = ("_cancelled", "_signals", "_told", "callback", "settings", "stream")
 
@@ -43,9 +38,9 @@ class ShareSubscription:
         self._signals = signals
         self._told: dict[str, ViewerShares] = {}  # last, by stream; the first poll group's thread
         self._cancelled = False
-        self.stream = stream
+        self.stream = stream  # name of the stream. None: all.
         self.callback = callback
-        self.settings = settings
+        self.settings = settings  # when it is told
 
     def cancel(self) -> None:
         """End it: the callback is not called again, but for a call that is under way. Any thread; idempotent."""

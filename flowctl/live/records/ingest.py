@@ -26,14 +26,10 @@ _PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass
 
 @dataclass(slots=True, eq=False)
 class Ingest:
-    """Figures of one publisher, over all that it has published on its connection.
-
-    Attributes:
-        pictures: messages of them that hold pictures; of several tracks, of all.
-    """
+    """Figures of one publisher, over all that it has published on its connection."""
 
     size_bytes: int = 0
-    pictures: int = 0
+    pictures: int = 0  # messages of them that hold pictures; of several tracks, of all
     key_frames: int = 0
     audio: int = 0
     _media_at: float | None = None  # when the last message came. None: none has, or the publication is over

@@ -33,15 +33,10 @@ _MOST_TEXT: Final = 100
 
 
 class Whose(NamedTuple):
-    """What is summed up together.
+    """What is summed up together."""
 
-    Attributes:
-        stream: its name, `OTHERS`, or empty: neither played nor published one.
-        role: ``viewer``, ``publisher`` or ``none``.
-    """
-
-    stream: str
-    role: str
+    stream: str  # its name, `OTHERS`, or empty: neither played nor published one
+    role: str  # ``viewer``, ``publisher`` or ``none``
 
 
 class Sums:

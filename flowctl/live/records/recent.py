@@ -31,13 +31,10 @@ _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
 
 
 class RecentEvents(Observer):
-    """The last events of a server. That a viewer plays is none of them: they come by the thousand.
-
-    Attributes:
-        run: differs from one start of a server to the next: numbers begin anew then.
-    """
+    """The last events of a server. That a viewer plays is none of them: they come by the thousand."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        # differs from one start of a server to the next: numbers begin anew then
         self.run: Final = secrets.token_hex(4)
         self._wall: Final = wall
         self._lock: Final = OwnedLock()

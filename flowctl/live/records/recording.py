@@ -39,14 +39,7 @@ def usual_node(port: int) -> str:
 
 
 class Recording:
-    """Everything that a live server records with.
-
-    Attributes:
-        recorder: queues and files; other records (flights) have a lane of it.
-        events: what is said of connections and the server.
-        sampler: samples the connections.
-        sessions: observes the live sessions.
-    """
+    """Everything that a live server records with."""
 
     def __init__(
         self,
@@ -55,10 +48,11 @@ class Recording:
         connections: Callable[[], list[Connection]],
         clock: Callable[[], float],
     ) -> None:
-        self.recorder: Final = Recorder(options, clock)
+        self.recorder: Final = Recorder(options, clock)  # queues and files; other records (flights) have a lane of it
+        # what is said of connections and the server
         self.events: Final = Events(self.recorder, Privacy(options.addresses, options.streams, options.key))
-        self.sampler: Final = Sampler(fanouts, connections, self.events, clock)
-        self.sessions: Final = SessionRecords(self.events, self.sampler)
+        self.sampler: Final = Sampler(fanouts, connections, self.events, clock)  # samples the connections
+        self.sessions: Final = SessionRecords(self.events, self.sampler)  # observes the live sessions
         self._clock = clock
         self._began = False
         if options.key is None and (options.streams is RecordedStreams.HASH or options.addresses is Addresses.HASHED):

@@ -49,21 +49,17 @@ _Sums = tuple[int, Figures, Figures, Figures]
 
 @dataclass(slots=True, eq=False)
 class SampledSquad:
-    """A squad, or one viewer, where it stood when it was sampled last.
-
-    Attributes:
-        odd: members that stand, or stood, for themselves, by index: they are looked at one by one.
-        connections: of the others, all of which stood at `mark`.
-        crowds: identities of the others by use: (role, application, stream).
-    """
+    """A squad, or one viewer, where it stood when it was sampled last."""
 
     members: list[Sender]
     pulses: list[int | None]
     mark: Mark
     round: int
     at: float
+    # members that stand, or stood, for themselves, by index: they are looked at one by one
     odd: frozenset[int] = frozenset()
-    connections: list[Connection] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)  # of the others, all of which stood at `mark`
+    # identities of the others by use: (role, application, stream)
     crowds: dict[tuple[str | None, ...], Identities] = field(default_factory=dict)
 
     def settle(self, odd: frozenset[int], records: Mapping[int, ConnectionEvents]) -> None:
@@ -87,31 +83,21 @@ class SampledSquad:
 
 @dataclass(slots=True, eq=False)
 class Book:
-    """What the records so far say of one connection. The sampler's thread.
+    """What the records so far say of one connection. The sampler's thread."""
 
-    Attributes:
-        accepted: totals in the records, less those at `seen.mark` where that is set.
-        dropped: totals of what was dropped; a mark has none.
-        seen: where it stood then; its mark moves while the squad is unchanged. None: it followed no log as others do.
-        round: the last round in which it was sampled by itself.
-        at: when it was sampled last by itself, in seconds; with its squad, at `seen.at`.
-        still: whether nothing was queued then and no log followed.
-        felt: what its samples say, where they tell anything. None: it kept up.
-        target_ms: target delay of its stream, in ms, when it was asked last; 0: none.
-    """
-
-    at: float
+    at: float  # when it was sampled last by itself, in seconds; with its squad, at `seen.at`
     first: int = 0
-    felt: Felt | None = None
-    target_ms: float = 0.0
-    accepted: Figures = NO_FIGURES
+    felt: Felt | None = None  # what its samples say, where they tell anything. None: it kept up.
+    target_ms: float = 0.0  # target delay of its stream, in ms, when it was asked last; 0: none
+    accepted: Figures = NO_FIGURES  # totals in the records, less those at `seen.mark` where that is set
     sent: Figures = NO_FIGURES
-    dropped: Figures = NO_FIGURES
+    dropped: Figures = NO_FIGURES  # totals of what was dropped; a mark has none
     sent_bytes: int = 0
     pulse: int | None = None
+    # where it stood then; its mark moves while the squad is unchanged. None: it followed no log as others do.
     seen: SampledSquad | None = None
-    round: int = -1
-    still: bool = False
+    round: int = -1  # the last round in which it was sampled by itself
+    still: bool = False  # whether nothing was queued then and no log followed
 
     @property
     def since(self) -> float:

@@ -66,11 +66,7 @@ _Ended = tuple[Connection, ConnectionEvents, SenderStatistics, float, dict[str, 
 
 
 class Sampler:
-    """Samples the connections of a server.
-
-    Attributes:
-        cpu_s: processor time that they took, in seconds.
-    """
+    """Samples the connections of a server."""
 
     def __init__(
         self,
@@ -102,7 +98,7 @@ class Sampler:
         self._ended: deque[_Ended] = deque()  # any thread
         self._said_at = float("-inf")
         self.rounds = 0
-        self.cpu_s = 0.0
+        self.cpu_s = 0.0  # processor time that they took, in seconds
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -32,19 +32,14 @@ _Look = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileStatus:
-    """How it stands with a watched file.
-
-    Args:
-        fault: what is wrong with the present version, and where; empty: nothing, or there is no file.
-        hint: what can be done about the fault; empty: it says so itself, or there is none.
-    """
+    """How it stands with a watched file."""
 
     path: str
     applied: int = 0
     invalid: int = 0
-    fault: str = ""
+    fault: str = ""  # what is wrong with the present version, and where; empty: nothing, or there is no file
     there: bool = False
-    hint: str = ""
+    hint: str = ""  # what can be done about the fault; empty: it says so itself, or there is none
 
     @property
     def state(self) -> str:
@@ -55,11 +50,7 @@ class FileStatus:
 
 
 class WatchedFile:
-    """A file, and who takes what it says. One thread at a time; `status` may be read by any.
-
-    Attributes:
-        status: how it stands; replaced as a whole.
-    """
+    """A file, and who takes what it says. One thread at a time; `status` may be read by any."""
 
     def __init__(
         self,
@@ -76,7 +67,7 @@ class WatchedFile:
         self._digest = b""  # of the contents that were read last
         self._taken = False  # whether it ever said anything that is in force
         self._blank: _Look | None = None  # what `stat` said of a file that turned up empty and is not taken yet
-        self.status = FileStatus(path=str(path))
+        self.status = FileStatus(path=str(path))  # how it stands; replaced as a whole
 
     def read(self) -> bool:
         """Look at the file, and hand on what it says if that is new; return whether it was taken."""

@@ -319,16 +319,11 @@ def _extra(name: str) -> Any:
 
 
 class Setting(NamedTuple):
-    """A setting, in words.
+    """A setting, in words."""
 
-    Attributes:
-        name: of it; ``--name`` with hyphens, ``FLOWCTL_NAME``, a key of the file.
-        default: written so; empty: there is none.
-    """
-
-    name: str
+    name: str  # of it; ``--name`` with hyphens, ``FLOWCTL_NAME``, a key of the file
     kind: str
-    default: str
+    default: str  # written so; empty: there is none
     what: str
 
     @property

@@ -16,17 +16,12 @@ _WILD: Final = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class RelayRule:
-    """One line of them.
-
-    Args:
-        url: address at the other server, with ``{app}`` and ``{stream}`` for those of the stream. Not shown: it may
-            hold keys.
-        always: pulled without viewers, too.
-    """
+    """One line of them."""
 
     streams: str
+    # address at the other server, with ``{app}`` and ``{stream}`` for those of the stream. Not shown: it may hold keys.
     url: str = field(repr=False)
-    always: bool = False
+    always: bool = False  # pulled without viewers, too
 
     def __post_init__(self) -> None:
         if "/" not in self.streams:

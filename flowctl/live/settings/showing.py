@@ -35,16 +35,12 @@ _DEFAULT: Final = "default"
 
 
 class Effective(NamedTuple):
-    """A setting, and where it came from.
-
-    Attributes:
-        value: as it is written, secrets masked; empty: it has none.
-        source: where it stands: ``--stuck``, ``FLOWCTL_STUCK``, ``flowctl.toml, line 3: stuck``; or ``default``, or
-            what it follows.
-    """
+    """A setting, and where it came from."""
 
     name: str
-    value: str
+    value: str  # as it is written, secrets masked; empty: it has none
+    # where it stands: ``--stuck``, ``FLOWCTL_STUCK``, ``flowctl.toml, line 3: stuck``; or ``default``, or what it
+    # follows
     source: str
 
 

@@ -47,14 +47,10 @@ _NOT_SETTINGS: Final = frozenset({"CACHE", "CONFIG", "FFMPEG", "KEY", "LOG_LEVEL
 
 
 class Given(NamedTuple):
-    """A setting that was given.
-
-    Attributes:
-        source: where, for errors: ``--stuck``, ``FLOWCTL_STUCK``, ``flowctl.toml, line 3: stuck``.
-    """
+    """A setting that was given."""
 
     value: object
-    source: str
+    source: str  # where, for errors: ``--stuck``, ``FLOWCTL_STUCK``, ``flowctl.toml, line 3: stuck``
 
 
 class SettingPlace(NamedTuple):
