@@ -59,7 +59,6 @@ class Changes:
 
     @property
     def version(self) -> int:
-        """Of the last change; 0: there was none."""
         with self._lock:
             return self._version
 

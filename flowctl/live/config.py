@@ -264,7 +264,6 @@ class LiveConfig(ServeOptions):
         object.__setattr__(self, "_levels", Levels(self.levels))
 
     def with_level(self, level: Level) -> LiveConfig:
-        """Return what one level alone makes of these settings."""
         soft, hard = (level.values.get(path) for path in MARKS)
         if soft is not None or hard is not None:
             Limits.parse(soft or write_marks(self.limits, "soft"), hard)
@@ -279,7 +278,6 @@ class LiveConfig(ServeOptions):
 
     @property
     def has_levels(self) -> bool:
-        """Whether anything differs for any stream or role."""
         return bool(self._levels)
 
     def at(self, stream: str, role: Role | None = None) -> LiveConfig:
@@ -292,7 +290,6 @@ class LiveConfig(ServeOptions):
 
     @property
     def admin_address(self) -> tuple[str, int]:
-        """Host and port of `admin`."""
         return _one_address(self.admin, "admin")
 
     def check_start(self) -> None:
@@ -325,7 +322,6 @@ class LiveConfig(ServeOptions):
             )
 
     def _check_control(self) -> None:
-        """See that `control` names addresses."""
         for address in self.control_addresses:
             if address != "ipc" and not re.fullmatch(r"ipc:///[^,]+|tcp://[^/,]+:([0-9]{1,5}|\*)", address):
                 raise ConfigError(
@@ -335,13 +331,11 @@ class LiveConfig(ServeOptions):
 
     @property
     def serves_http(self) -> bool:
-        """Whether it listens for HTTP, with TLS or without."""
         handed = "http" in self.listen_fds or "https" in self.listen_fds
         return handed or any(addresses for name, addresses in self.listening if name in {"http", "https"})
 
     @property
     def http_origin_set(self) -> frozenset[str]:
-        """The origins of `http_origins`, in lower case."""
         return frozenset(item.strip().rstrip("/").lower() for item in self.http_origins.split(",") if item.strip())
 
     @property

@@ -83,7 +83,6 @@ class AccessGate:
         return known
 
     def access(self, request: LiveRequest) -> StreamAccess:
-        """Return the settings for a request: those of its application, stream and role."""
         name = f"{request.stream}/" if request.kind == "connect" else request.stream
         return self._config().at(name, _ROLES[request.kind]).access
 
@@ -152,7 +151,6 @@ class AccessGate:
         return self.access(request).identity(request, self._now())
 
     def minds(self, request: LiveRequest) -> bool:
-        """Return whether anybody decides about a request, or hears of it."""
         access, hooks = self.access(request), self.hooks
         return bool(
             (request.kind == "play" and access.play_auth)
@@ -173,7 +171,6 @@ class AccessGate:
         return None if same and known else _LOG_IN
 
     def hears(self, kind: RequestKind) -> bool:
-        """Return whether anybody wants to hear of beginnings and ends of that kind; if not, no request need be kept."""
         return self._summary().told or (self.hooks is not None and kind in self.hooks.hears)
 
     def check_news(self, request: LiveRequest) -> None:

@@ -170,7 +170,6 @@ class HookRunner:
         self._teller.start()
 
     def stop(self, deadline_s: float) -> None:
-        """Tell what is still to be told, for at most `deadline_s`; then end the threads."""
         end = time.monotonic() + deadline_s
         self._news.put(None)
         if self._teller.ident is not None:
@@ -359,7 +358,6 @@ def load_hooks(text: str) -> LiveHooks:
 
 
 def find_hooks(text: str) -> Callable[[], object]:
-    """Return the class, and make nothing of it; see `load_hooks`."""
     module, _, name = text.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:

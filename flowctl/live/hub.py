@@ -69,7 +69,6 @@ class Publisher(StreamMember, Protocol):
 
 
 def line_fields(connection: Connection, stream: str) -> dict[str, Any]:
-    """Return what every log line about a connection and a stream names."""
     return {"stream": stream, "peer": f"{connection.peer[0]}:{connection.peer[1]}", "connection": connection.number}
 
 
@@ -227,7 +226,6 @@ class Hub:
                 publisher.on_thread(publisher.publish_replaced, stream)
 
     def silent(self, name: str) -> bool:
-        """Return whether the stream's publisher has sent neither sound nor picture for a while, or has gone."""
         with self._lock:
             stream = self._streams.get(name)
             if stream is None or stream.publisher is None:
@@ -322,7 +320,6 @@ class Hub:
             return stream is not None and bool(stream.viewers)
 
     def link(self, name: str, link: object) -> Stream:
-        """Enter another server, which follows the stream `name`, published or not."""
         with self._lock:
             stream = self._stream_locked(name, self._clock())
             stream.links.add(link)
@@ -334,7 +331,6 @@ class Hub:
             self._forget_if_idle_locked(stream)
 
     def is_published(self, name: str) -> bool:
-        """Return whether somebody publishes the stream, or may be back within the grace time."""
         with self._lock:
             stream = self._streams.get(name)
             return stream is not None and not stream.ended
@@ -367,7 +363,6 @@ class Hub:
             del self._streams[stream.name]
 
     def add_observer(self, observer: Observer) -> None:
-        """Tell `observer` too from now on; of connections that are open it may hear anything first. Any thread."""
         with self._lock:
             self.observers = (*self.observers, observer)
 
@@ -392,7 +387,6 @@ class Hub:
             return dict(self._limits_hit)
 
     def find_stream(self, name: str) -> Stream | None:
-        """Return the stream of that name, which is published, kept or waited for. Any thread."""
         with self._lock:
             return self._streams.get(name)
 
@@ -405,7 +399,6 @@ class Hub:
             return [(name, self._viewers[item]) for name, stream in self._streams.items() for item in stream.viewers]
 
     def fanouts(self) -> Iterator[Fanout]:
-        """Iterate over the fan-outs of all streams that have viewers. Any thread."""
         for stream in self.streams():
             for wire in stream.wires:
                 if not wire.for_links:

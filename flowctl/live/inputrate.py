@@ -34,7 +34,6 @@ octets, and a flood has megabytes, minutes of work, on the way in the kernels of
 
 
 def weight_of(messages: int, size_bytes: int) -> float:
-    """Return how many full messages those of a read count for."""
     return messages * min(_MOST_TIMES, max(1.0, FULL_BYTES * messages / max(1, size_bytes)))
 
 

@@ -202,7 +202,6 @@ class NameBook(Generic[_H]):
             self._kept.update(ordered)
 
     def _begin(self, name: str, entry: NameEntry[_H], holder: _H, owner: Owner) -> None:
-        """Let a publisher have the name; the one before it has lost it."""
         if entry.holder is not None and entry.owner is not None:
             _decrease(self._published_from, entry.owner.address)
         self._keep_no_longer(name, entry)
@@ -216,7 +215,6 @@ class NameBook(Generic[_H]):
             entry.kept_until, entry.kept_for = None, ""
 
     def let_go(self, name: str) -> None:
-        """Keep a name no longer: its owner has not come back."""
         entry = self.entries.get(name)
         if entry is not None and entry.holder is None:
             self._keep_no_longer(name, entry)
@@ -227,7 +225,6 @@ class NameBook(Generic[_H]):
         return [name for name, until in self._kept.items() if until <= now]
 
     def next_deadline(self) -> float | None:
-        """Return when the next name is due, in seconds on the caller's clock. None: never."""
         return next(iter(self._kept.values()), None)
 
     def _forget(self, name: str, entry: NameEntry[_H]) -> None:

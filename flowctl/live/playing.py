@@ -112,7 +112,6 @@ class Playing:
     # -- begin and wait
 
     def begin(self) -> StartPlace:
-        """Accept the play, or let it wait for a publisher; return from where to `follow` behind the replies."""
         self.put_settings()
         # In this order: what ends the stream after the look stands in the log that the player then follows.
         place = self.stream.start_place(self._wire)
@@ -126,7 +125,6 @@ class Playing:
         return place
 
     def follow(self, place: StartPlace) -> None:
-        """Follow the log from `place` on, with the GOP cache if there is one."""
         start, prefix, wait = place
         FollowPlace(self._connection, self._wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
 
@@ -142,7 +140,6 @@ class Playing:
             self._wait()
 
     def stream_published(self) -> None:
-        """Play again, if the stream is published still."""
         if not self.stream.ended:
             self.waits_until = None
             self._note_end()  # where the stream was back before `stream_ended` ran: the log has told the player
@@ -191,7 +188,6 @@ class Playing:
     # -- at the player's word
 
     def pause(self, *, pause: bool) -> None:
-        """Stop delivery, or go on at the live edge: a live stream has no place to go back to."""
         if self.paused == pause:
             return
         self.paused = pause
@@ -219,7 +215,6 @@ class Playing:
             self._words.repeat()
 
     def mute(self, *, audio: bool | None = None, video: bool | None = None) -> None:
-        """Send sound and picture, or leave them out; None: as before."""
         self._audio = self._audio if audio is None else audio
         self._video = self._video if video is None else video
         self._put_policy()
@@ -255,7 +250,6 @@ class Playing:
             self._put_policy()
 
     def _put_policy(self) -> None:
-        """Let the Sender decide by the policy of the stream's viewers, with what the player has muted."""
         policy = LIVE_POLICIES[self._policy_name]
         if self._muted:
             policy = Muted(policy, audio=self._audio, video=self._video)
@@ -284,7 +278,6 @@ class Playing:
         return total(counts for reason, counts in dropped.items() if reason is not DropReason.UNFOLLOWED)
 
     def end(self, why: str) -> None:
-        """Leave the log, the stream and its settings, and log what became of it."""
         connection = self._connection
         if connection.place is not None:
             connection.place.end()
@@ -431,7 +424,6 @@ class ViewerSession(Session):
 
     @property
     def _settings(self) -> LiveConfig:
-        """What is set for it while it does not play."""
         return self._hub.config
 
     def _end_playing(self, why: str) -> None:

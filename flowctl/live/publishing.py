@@ -198,7 +198,6 @@ class HubSink:
                 self._on_replaced()
 
     def begin(self, now: float) -> None:
-        """Publish, again if it was being published: the timeline of viewers goes on."""
         del now
         if self._stream is None:
             self._stream = self._hub.publish(self._name, self, right=Right.FOLLOWS)
@@ -206,13 +205,11 @@ class HubSink:
             self._hub.restart(self._stream, self)
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
-        """Publish one message."""
         if self._stream is not None:
             with contextlib.suppress(LimitExceededError):  # a header that is not kept, as of any publisher
                 self._stream.publish(self, type_id, timestamp, payload, now)
 
     def end(self, why: str) -> None:
-        """End the publication."""
         del why
         stream, self._stream = self._stream, None
         if stream is not None:

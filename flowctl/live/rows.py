@@ -31,7 +31,6 @@ def is_slow(account: Account) -> bool:
 
 
 def identity_row(connection: Connection) -> Json:
-    """Return who is on a connection."""
     streams = connection.session.streams()
     return {
         "connection": connection.number,
@@ -42,7 +41,6 @@ def identity_row(connection: Connection) -> Json:
 
 
 def connection_row(connection: Connection) -> Json:
-    """Return one connection as lists show it."""
     sender, now = connection.sender, connection.now()
     found, limits = sender.statistics(), sender.limits
     return identity_row(connection) | {
@@ -75,7 +73,6 @@ def _axis(value: int, marks: AxisLimits) -> Mapping[str, int]:
 
 
 def connection_in_full(connection: Connection) -> Json:
-    """Return all that is known of one connection: figures, limits, and its ledger in words."""
     found, now = connection.sender.statistics(), connection.now()
     return connection_row(connection) | {
         "streams": [foreign(name, TEXT) for name in connection.session.streams()],
@@ -117,7 +114,6 @@ def stream_row(stream: Stream, viewers: int) -> Json:
 
 
 def add_viewer(row: Json, account: Account) -> None:
-    """Add a viewer to the row of its stream."""
     row["states"][account.state.name] += 1
     row["sent_bytes"] += account.bytes_sent
     row["slow"] += is_slow(account)

@@ -109,7 +109,6 @@ class RefusalLog:
         self._seen: dict[str, tuple[float, int]] = {}  # by address: last line, refused since
 
     def tell(self, peer: tuple[str, int], error: LimitExceededError) -> None:
-        """Take one that was refused."""
         now, key = self._clock(), address_key(peer[0])
         last, count = self._seen.get(key, (-_REFUSAL_LOG_S, 0))
         if now - last >= _REFUSAL_LOG_S:
@@ -227,7 +226,6 @@ class LiveServer(Server):
             group.call_soon(lambda: group.call_later(delay_s, callback, *args))
 
     def _log_refusal(self, peer: tuple[str, int], error: LimitExceededError) -> None:
-        """Log and record a refused connection."""
         self.penalties.refused(peer, error)
         if self.recording is not None:
             self.recording.refused(peer, error)
@@ -520,8 +518,6 @@ class LiveServer(Server):
         return self.reload.do(change)
 
     def unban(self, cidr: str, *, origin: str = "") -> list[Ban]:
-        """Let a network in again, now and after a restart; return what was in force for it."""
-
         def change() -> list[Ban]:
             lifted, word = self.book.lift(cidr, self.admission.bans.bans, origin)
             self._put_words_in_force([word], origin)
@@ -665,7 +661,6 @@ class LiveServer(Server):
 
 
 def book_of(config: LiveConfig) -> BanBook:
-    """Return the book of bans of a server, with what its store has."""
     if config.ban_store is None:
         return BanBook()
     # Loaded for a server that has one.

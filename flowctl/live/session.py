@@ -192,7 +192,6 @@ class LiveSession(ViewerSession):
 
     @property
     def asked_count(self) -> tuple[int, int]:
-        """Commands and control messages that it has sent. Any thread."""
         return self._rtmp.message_totals
 
     # -- what the hub asks for
@@ -213,7 +212,6 @@ class LiveSession(ViewerSession):
         self._arm()
 
     def publish_replaced(self, stream: Stream) -> None:
-        """Another publisher has taken the name: this one is told and closed."""
         for stream_id, publishing in tuple(self._publishing.items()):
             if publishing.stream is stream:
                 self._rtmp.reject_publish(stream_id, description="Another publisher has taken the stream.")
@@ -320,7 +318,6 @@ class LiveSession(ViewerSession):
         self._take(lambda _, now: self._rtmp.tick(now))
 
     def _check(self, check: Callable[[float], None], now: float) -> None:
-        """Run a check of a message stream, which tells the peer of the limit that it raises."""
         try:
             check(now)
         except LimitExceededError as error:
@@ -615,7 +612,6 @@ class LiveSession(ViewerSession):
     # -- playing
 
     def _acknowledged(self, sequence_number: int) -> None:
-        """Tell the Sender what the player's application says it has read: a number of octets modulo 2^32."""
         if self._playing is not None:
             sent = self.connection.sender.account(rows=False).bytes_sent
             self.connection.sender.peer_acknowledged(sent - Acknowledgement(sequence_number).behind(sent))
@@ -723,7 +719,6 @@ def _obey(
 
 
 def _tell(observer: Observer, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
-    """Tell an observer, in words that all protocols share, what the peer has said."""
     match event:
         case rtmp_events.HandshakeDone():
             observer.greeted(connection, now, style=event.style)

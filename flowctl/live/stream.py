@@ -332,7 +332,6 @@ class Stream:
         return rebased
 
     def _note_codec(self, info: MediaInfo) -> None:
-        """Note what the publisher that counts shows of the codec."""
         self._lock.assert_owned()
         if info.codec and (0 in info.tracks or info.kind not in self.codecs):
             self.codecs[info.kind] = info.codec
@@ -424,7 +423,6 @@ class Stream:
         return wire
 
     def _made_locked(self, key: int | str, wire_format: WireFormat) -> WireLog:
-        """Return a new log, which begins as the usual one stands."""
         self._lock.assert_owned()
         links = key == _LINKS
         wire = self._wires[key] = WireLog(
@@ -470,7 +468,6 @@ class Stream:
 
     @property
     def standby_bytes(self) -> int:
-        """Bytes of headers kept of publishers on standby. Any thread."""
         with self._lock:
             return sum(headers.size_bytes for headers in self._standby_headers.values())
 

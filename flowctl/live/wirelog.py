@@ -199,8 +199,6 @@ class WireLog:
         self.log.headers = ()
 
     def seed(self, other: WireLog) -> None:
-        """Begin with headers and GOP cache of the same stream's log in another format, rewritten for this one."""
-
         def rewritten(wires: tuple[bytes, ...]) -> tuple[bytes, ...]:
             found = (self.wire_format.serialise(*other.wire_format.deserialise(wire)) for wire in wires)
             return tuple(filter(None, found))

@@ -41,7 +41,6 @@ def make_key() -> str:
 
 
 def hash_key(key: str, salt: bytes | None = None) -> str:
-    """Return what is stored of a key."""
     if not LEAST_KEY_CHARS <= len(key) <= _MOST_KEY_CHARS:
         raise ConfigError(
             f"the key has {len(key)} characters, it must have {LEAST_KEY_CHARS} to {_MOST_KEY_CHARS}",
@@ -74,7 +73,6 @@ class StoredKey:
     streams: str = "*"
 
     def is_for(self, kind: RequestKind | Use, stream: str) -> bool:
-        """Return whether it is for that."""
         kinds = {None: ("publish", "play"), "edge": ("edge", "play")}.get(self.kind, (self.kind,))
         return kind in kinds and fnmatchcase(stream, self.streams)
 
@@ -115,7 +113,6 @@ class KeyFile:
 
 
 def read_keys(path: Path) -> KeyFile:
-    """Return the keys of a file: a stored one per line, ``#`` begins a comment line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

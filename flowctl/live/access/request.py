@@ -113,7 +113,6 @@ class Question:
 
     @property
     def cancelled(self) -> bool:
-        """Whether no answer is wanted any more. Any thread."""
         return self._cancelled
 
     def tell(self, refusal: Refusal | None) -> None:

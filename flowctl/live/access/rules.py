@@ -83,13 +83,11 @@ class StreamAccess:
                 _check_hook(name, url)
 
     def asked(self, kind: RequestKind) -> tuple[str, ...]:
-        """Return the HTTP hooks that decide about `kind`."""
         if kind == "connect":
             return self.on_connect
         return self.on_publish if kind == "publish" else self.on_play
 
     def missing(self) -> str | None:
-        """Return which proof is asked for that nothing is there to check with. None: there is none such."""
         there = {Proof.KEY: self.keys, Proof.TOKEN: self.token_secrets, Proof.JWT: self.jwt_key}
         for name, proofs in (("publish_auth", self.publish_auth), ("play_auth", self.play_auth)):
             for proof in proofs:
@@ -115,7 +113,6 @@ class StreamAccess:
         return self._prove(proofs, request, now_s) if proofs else None
 
     def check_network(self, request: LiveRequest) -> Refusal | None:
-        """Return why the network that a request comes from does not allow it. None: it does."""
         publishes = request.kind == "publish"
         allowed = self.allow_publish if publishes else self.allow_play
         denied = self.deny_publish if publishes else self.deny_play
@@ -188,7 +185,6 @@ def _web_token(request: LiveRequest) -> str:
 
 
 def _tries(proof: Proof, request: LiveRequest) -> bool:
-    """Return whether the request looks as if it brought that proof."""
     query = request.query
     if proof is Proof.KEY:
         return any(query.get(name) for name in KEY_PARAMETERS)

@@ -28,14 +28,12 @@ _HINT: Final = "flowctl key secret FILE makes one"
 
 
 def sign(secret: bytes, kind: RequestKind, stream: str, expires: int, address: str = "") -> str:
-    """Return the token that allows `kind` on ``app/stream``."""
     text = "\n".join((_VERSION, kind, stream, str(expires), address))
     digest = hmac.digest(secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def signed_query(secret: bytes, kind: RequestKind, stream: str, expires: int, address: str = "") -> str:
-    """Return what is put behind the ``?`` of the stream's address."""
     bound = f"&address={address}" if address else ""
     return f"expires={expires}{bound}&token={sign(secret, kind, stream, expires, address)}"
 

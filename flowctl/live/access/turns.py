@@ -46,7 +46,6 @@ class Turns:
         self._queue: Final[FairQueue[asyncio.Future[None]]] = FairQueue()
 
     async def take(self, key: str) -> None:
-        """Wait for a turn, which is to be given back."""
         if self._free:
             self._free -= 1
             return

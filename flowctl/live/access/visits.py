@@ -97,7 +97,6 @@ class Visits:
             self._call_later(_LOOK_S, self._look)
 
     def stop(self) -> None:
-        """End all of them, and let none begin."""
         with self._lock:
             self._stopped = True
             gone = [self._forget_locked(key) for key in tuple(self._visits)]

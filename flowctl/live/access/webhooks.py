@@ -101,7 +101,6 @@ def body_of(action: str, request: LiveRequest) -> dict[str, Any]:
 
 
 def read_answer(status: int, body: bytes) -> Refusal | None:
-    """Return what a hook has answered: None allows."""
     if status in _SAYS_NO:
         return Refusal(_REFUSED, _SAYS_NO[status], guess=_SAYS_NO[status] is Why.UNAUTHORIZED)
     if status != 200:
@@ -135,7 +134,6 @@ class WebHooks:
         self._logged: Final[dict[str, tuple[float, int]]] = {}  # by host: last line, failures since
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
         self._thread.loop.call_soon_threadsafe(self._begin)
 
@@ -146,7 +144,6 @@ class WebHooks:
             self._tasks.add(task)
 
     def stop(self, deadline_s: float) -> None:
-        """Tell what is still to be told, for at most `deadline_s`; then end the thread."""
         if self._stopped:
             return
         self._stopped = True
@@ -169,7 +166,6 @@ class WebHooks:
     def ask(
         self, access: StreamAccess, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
     ) -> Question:
-        """Ask all hooks of `access` that decide about `request`; each must allow it."""
         question = Question(answer)
         self._soon(self._decide(access, request, question), lambda: question.tell(UNDECIDED))
         return question

@@ -75,7 +75,6 @@ def _texts(claim: object) -> list[str]:
 
 
 def read_web_token_key(text: str) -> WebTokenKey:
-    """Return the key that ``ALGORITHM:path`` names."""
     algorithm, colon, name = text.partition(":")
     if not (colon and name) or (algorithm not in _LEAST_BYTES and algorithm not in _PUBLIC):
         known = ", ".join((*_LEAST_BYTES, *_PUBLIC))

@@ -85,7 +85,6 @@ class AdminApp:
         self._guard: Final = Guard(app=app, tokens=tokens, is_static=lambda path: not path.startswith(_NOT_STATIC))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         self._loop = asyncio.get_running_loop()
         await self._guard(scope, receive, send)
 
@@ -106,7 +105,6 @@ class AdminApp:
                 self._add(app, "POST", operation, self._change(operation))
 
         async def one(request: Request, connection: _Number) -> Response:
-            """Return one connection with its ledger."""
             try:
                 made = await self._asking.ask("connections", {"connection": connection}, _permission(request))
             except Refused as error:
@@ -121,7 +119,6 @@ class AdminApp:
     def _add(
         self, app: FastAPI, method: str, operation: Operation, endpoint: Callable[..., Awaitable[Response]]
     ) -> None:
-        """Add the path of an operation, described as the table has it."""
         arguments = operation.arguments
         if method == "GET" and not operation.looks:
             arguments = tuple(item for item in arguments if item.name in _SHOWN_BY)
@@ -181,7 +178,6 @@ class AdminApp:
             return JSONResponse({"status": "draining" if drains else "ready"}, 503 if drains else 200)
 
         async def metrics(request: Request) -> Response:
-            """Return metrics in the text format of Prometheus."""
             said = json.loads(await self._asking.ask("metrics", {}, _permission(request)))
             loop = asyncio.get_running_loop()
             async with self._writes:
@@ -232,7 +228,6 @@ def _query(request: Request) -> dict[str, Any]:
 
 
 async def _arguments(request: Request) -> Mapping[str, Any]:
-    """Return the arguments of a body; nothing at all stands for none."""
     body = await request.body()
     try:
         value = json.loads(body) if body.strip() else {}

@@ -59,7 +59,6 @@ class OperationAsker:
     async def ask(
         self, name: str, given: Mapping[str, Any] | None = None, permission: Permission = Permission.BASIC
     ) -> bytes:
-        """Return the result of an operation as JSON."""
         looks = BY_NAME[name].looks
         if self._waiting[looks] >= MOST_WAITING:
             raise Refused("BUSY", "too many calls are waiting already", "try again")
@@ -81,6 +80,5 @@ class OperationAsker:
         self._waiting[looks] -= 1
 
     def stop(self) -> None:
-        """Carry nothing more out."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)

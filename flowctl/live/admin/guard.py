@@ -65,7 +65,6 @@ class Guard:
     is_static: Callable[[str], bool]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return
         sending = _Sending(send)
@@ -121,7 +120,6 @@ class Guard:
 
 
 def _token(headers: dict[bytes, bytes]) -> str:
-    """Return the token of a request, an empty text where there is none."""
     word, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     return token.strip() if word.lower() == "bearer" else ""
 

@@ -67,7 +67,6 @@ class AdminListener:
         self.bound: list[str] = []  # the address of the dashboard, once it has started
 
     def start(self) -> None:
-        """Listen."""
         sock = self._listen()
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
@@ -99,7 +98,6 @@ class AdminListener:
         return sock
 
     def _run(self, server: uvicorn.Server, sock: socket.socket) -> None:
-        """Serve; the thread of the surface."""
         try:
             server.run(sockets=[sock])
         except Exception as error:  # noqa: BLE001 - the server goes on without it
@@ -109,7 +107,6 @@ class AdminListener:
             sock.close()
 
     def stop(self, deadline_s: float) -> None:
-        """End; what is being carried out is not waited for."""
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
             self._app.end()

@@ -65,7 +65,6 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def text(self, said: Json) -> bytes:
-        """Return the metrics in the text format of Prometheus, version 0.0.4."""
         self._parts = said["parts"]
         for part in self._parts:
             worker, pid = part.get("worker", 0), part["pid"]
@@ -76,7 +75,6 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the families; called by the registry."""
         if not self._parts:
             return
         total: Counts = Counter(self._gone)
@@ -120,7 +118,6 @@ def _rows(parts: Iterable[Json]) -> Iterator[Json]:
 
 
 def _counts_of(part: Json) -> Counts:
-    """Return the counters of one process."""
     counts: Counts = Counter()
     for row in part["rows"]:
         whose = row["stream"], row["role"]

@@ -58,7 +58,6 @@ class _Reading(FlowControl):
         self._conn: Final = conn
 
     def resume_reading(self) -> None:
-        """Read, unless h11 has what it may not read yet."""
         if not (self._conn.their_state is h11.DONE and self._conn.trailing_data[0]):
             super().resume_reading()
 
@@ -121,7 +120,6 @@ class _Timed(H11Protocol):
             self.cut()
 
     def _idle(self) -> bool:
-        """Return whether no request is being answered."""
         cycle: Any = self.cycle  # None at first, whatever its type says
         return cycle is None or bool(cycle.response_complete)
 
@@ -154,12 +152,10 @@ class _Timed(H11Protocol):
             self._unsent, self._stall = left, self.loop.call_later(SEND_S, self._look_stalled)
 
     def resume_writing(self) -> None:
-        """All is sent."""
         super().resume_writing()
         self._disarm_stall()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._disarm_head()
         self._disarm_stall()
         super().connection_lost(exc)
@@ -181,7 +177,6 @@ class _Resting(selectors.DefaultSelector):
     _rested_at = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready."""
         worked_s = time.thread_time() - self._rested_at
         if worked_s >= _WORK_S:
             time.sleep(min(worked_s * _REST, _MOST_REST_S))
@@ -197,7 +192,6 @@ class _Config(uvicorn.Config):
 
 
 def make_server(app: Any) -> uvicorn.Server:
-    """Return uvicorn for an ASGI application; `uvicorn.Server.run` serves on the calling thread."""
     config = _Config(
         app,
         http=_Timed,

@@ -73,7 +73,6 @@ class EventStreams:
 
     @property
     def count(self) -> int:
-        """How many listen."""
         return len(self._listeners)
 
     def has_room(self, caller: str) -> bool:
@@ -82,7 +81,6 @@ class EventStreams:
         return own < MOST_LISTENERS - self.count
 
     def end(self) -> None:
-        """End all streams. The loop's thread."""
         self._ends = True
         if self._reader is not None:
             self._reader.cancel()
@@ -149,7 +147,6 @@ class EventStreams:
         return listener
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one listener until it leaves, or the server ends."""
         found = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -191,7 +188,6 @@ class EventStreams:
 
 
 async def _left(receive: Receive, then: Callable[[], None]) -> None:
-    """Return once the peer has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
     then()

@@ -58,7 +58,6 @@ class Tokens:
         self._digests = digests
 
     def permission(self, token: str) -> Permission:
-        """Return what the bearer of a token may do; all are looked at, however early one fits."""
         self._look()
         given, found = digest_of(token), Permission.NONE
         for digest, level in self._digests:

@@ -95,7 +95,6 @@ class BanBook:
 
     @property
     def stored(self) -> bool:
-        """Whether there is a store that has all of it."""
         return self._store is not None and not self.fault
 
     def join(self, node: str) -> None:
@@ -109,7 +108,6 @@ class BanBook:
     # -- what is in force
 
     def in_force(self) -> BanList:
-        """Return all that counts: what was said, and what the file says."""
         now = self._wall()
         said = [word.ban for word in self.words if word.ban is not None and word.ban.lasts(now)]
         file = [ban for ban in self._of_file.bans if not self._let_in(ban)]
@@ -169,7 +167,6 @@ class BanBook:
         return found, word
 
     def say_limits(self, limits: Mapping[str, str]) -> None:
-        """Have the limits of all servers of the fleet be these."""
         self._say([Word.of_limits(limits, self.words.next_stamp(self._wall()))])
 
     def merge(self, words: Iterable[Word]) -> list[Word]:

@@ -77,7 +77,6 @@ class _Part:
         self.usual: dict[Offence, tuple[float, float]] = {}  # of what counts for nobody: level, and when
 
     def beyond_usual(self, offence: Offence, amount: float, now: float) -> float:
-        """Return how much of `amount` is more than a well-behaved connection does."""
         usual = USUAL[offence]
         level, at = self.usual.get(offence, (0.0, now))
         level = usual.left(level, now - at) + amount
@@ -110,7 +109,6 @@ class _Tried:
         return True
 
     def forget(self, address: str) -> None:
-        """Let all that the address tries count again."""
         self._count -= len(self._tried.pop(address, (0.0, ()))[1])
 
 
@@ -146,11 +144,9 @@ class PenaltyWatch(Observer):
         self._charge(connection, Offence.REFUSED, 1.0, now, "login")
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        """Note that who comes from there is let in."""
         self._let_in(connection)
 
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
-        """Note that who comes from there is let in."""
         self._let_in(connection)
 
     def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
@@ -200,7 +196,6 @@ class PenaltyWatch(Observer):
     # -- what is read
 
     def look(self) -> None:
-        """Read the counts of all connections, every `POLL_S`; the thread of the files."""
         now = self._clock()
         if now - self._polled_at >= POLL_S:
             self._polled_at = now
@@ -208,7 +203,6 @@ class PenaltyWatch(Observer):
                 self._count(connection, now)
 
     def _count(self, connection: Connection, now: float, *, last: bool = False) -> None:
-        """Charge the commands and control messages that came since the last look."""
         totals = getattr(connection.session, "asked_count", None)
         if totals is None:  # another protocol
             return
@@ -310,7 +304,6 @@ def _is_of(address: str, overflow: Overflow) -> bool:
 
 
 def overflow_line(overflow: Overflow) -> list[object]:
-    """Return an overflow as JSON has it, for another process; `overflow_of` makes it of that again."""
     return [*overflow[:1], overflow.offence.value, *overflow[2:]]
 
 

@@ -89,7 +89,6 @@ class BanStore:
         return bool(self._left) and self._look() == self._left
 
     def close(self) -> None:
-        """Let go of the file; idempotent."""
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 
@@ -103,7 +102,6 @@ class BanStore:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Make a transaction of what is done within."""
         if not self.whole():
             raise OSError(errno.EUCLEAN, "it was removed, replaced or written over", str(self.path))
         try:
@@ -136,7 +134,6 @@ class BanStore:
             raise self._unusable(error) from error
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, and make or check its tables."""
         try:  # addresses of people: for the user of the server alone
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
@@ -207,7 +204,6 @@ class BanStore:
 
     @contextlib.contextmanager
     def _mapped(self) -> Iterator[None]:
-        """Raise the errors of SQLite as those of a file."""
         try:
             yield
         except sqlite3.Error as error:

@@ -108,7 +108,6 @@ class Word:
 
     @classmethod
     def of_ban(cls, ban: Ban, stamp: Stamp) -> Word:
-        """Return the word of a ban; evidence that is too long is left out: it is in the records of its server."""
         kind, value = WordKind(ban.action.value), ban.as_dict()
         word = cls(kind, ban.cidr, stamp, value)
         return word if len(word.line()) <= MOST_WORD_BYTES else cls(kind, ban.cidr, stamp, value | {"evidence": {}})
@@ -123,7 +122,6 @@ class Word:
 
     @classmethod
     def read(cls, line: str) -> Word:
-        """Return the word of a line."""
         try:
             kind, key, ms, counter, node, value = json.loads(line)
             stamp = Stamp(ms, counter, node)
@@ -137,7 +135,6 @@ class Word:
             raise ConfigError(f"{short(line)} is no word") from error
 
     def line(self) -> str:
-        """Return it as a line of JSON; `read` makes the same word of that."""
         return json.dumps([self.kind.value, self.key, *self.stamp, self.value], sort_keys=True, separators=(",", ":"))
 
     def detail(self) -> dict[str, Any]:
@@ -183,7 +180,6 @@ class Words:
         return iter(list(self._words.values()))
 
     def of(self, key: str) -> list[Word]:
-        """Return all words of a network; "": the limits."""
         return [self._words[place] for place in self._of_network.get(key, ())]
 
     def get(self, key: str, kind: WordKind) -> Word | None:
@@ -228,7 +224,6 @@ class Words:
         return sum(word.ban is not None for word in over)
 
     def renamed(self, node: str) -> None:
-        """Give the server a name, with what it said when it had none."""
         self.node = node
         for word in self:
             if not word.stamp.node:
@@ -242,12 +237,10 @@ class Words:
         self._put(new)
 
     def differing(self, sums: Sequence[int]) -> list[int]:
-        """Return the numbers of the buckets whose sum is not that of another map."""
         return [number for number, (own, other) in enumerate(zip(self.sums, sums, strict=True)) if own != other]
 
     @staticmethod
     def number_of(place: WordPlace) -> int:
-        """Return the number of the bucket of a place."""
         return int.from_bytes(blake2b(place_text(place).encode(), digest_size=2).digest(), "little") % BUCKETS
 
     def bucket(self, number: int) -> list[Word]:
@@ -271,12 +264,10 @@ class Words:
         self._count(place, word)
 
     def _count(self, place: WordPlace, word: Word) -> None:
-        """Enter a word in the sums, or take it out again."""
         number = self.number_of(place)
         self.sums[number] ^= int.from_bytes(blake2b(word.line().encode(), digest_size=8).digest(), "little")
         self._buckets[number].symmetric_difference_update({place})
 
 
 def place_text(place: WordPlace) -> str:
-    """Return a place as the store has it."""
     return f"{place[1].value} {place[0]} {place[2]}"

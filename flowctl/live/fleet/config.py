@@ -38,7 +38,6 @@ class FleetConfig:
 
 
 def read_config(path: Path) -> FleetConfig:
-    """Return what a file says."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1).decode()
@@ -119,7 +118,6 @@ class _FleetReader:
     def _texts(
         self, place: tuple[str, ...], table: Mapping[str, Any], names: frozenset[str], tables: set[str]
     ) -> dict[str, str]:
-        """Return the texts of a table, which has no other keys than these names."""
         for name, value in table.items():
             if name not in names:
                 where = self._toml.place(*place, name)

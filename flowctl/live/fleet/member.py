@@ -93,7 +93,6 @@ class Gossip:
         self.strangers = 0  # messages of senders that are no members
 
     def tell(self, words: Sequence[Word]) -> None:
-        """Tell all others what was said here."""
         for page in _pages([word.line() for word in words]):
             for name in self.others:
                 self._send(name, json.dumps({"words": page}))
@@ -215,7 +214,6 @@ class Member:
         book.join(config.name)
 
     def start(self) -> None:
-        """Listen, reach for the others, and compare from then on."""
         config = self._config
         self._messenger.start()
         for name, item in config.others.items():
@@ -226,7 +224,6 @@ class Member:
         _log.info("member of a fleet", member=config.name, at=config.listen.endpoint, others=sorted(config.others))
 
     def stop(self, deadline_s: float = 1.0) -> None:
-        """Take part no longer; idempotent."""
         self._ended.set()
         self._messenger.stop(deadline_s)
 
@@ -258,7 +255,6 @@ class Member:
             self._messenger.send_message(self._gossip.others[name].connection, said, deadline=_PASSING_S)
 
     def status(self) -> dict[str, Any]:
-        """Return how the fleet stands; any thread."""
         words, now = list(self._book.words), time.monotonic()
         return {
             "member": self._config.name,

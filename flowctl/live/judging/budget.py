@@ -119,7 +119,6 @@ def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
 def choose(
     logs: Mapping[Hashable, int], holdings: Iterable[Holding], excess_bytes: int, *, per_address: bool = False
 ) -> list[tuple[Holding, int]]:
-    """Return the viewers that have to give way so that `excess_bytes` are freed, with what each frees; most first."""
     pieces: list[_Piece] = []
     for log, items in _by_log(holdings).items():
         if log is None:

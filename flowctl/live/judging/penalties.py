@@ -122,7 +122,6 @@ class PenaltyLimits:
     limits: Allowance = field(default=Allowance(600, 600))
 
     def of(self) -> dict[Offence, Allowance]:
-        """Return the allowances by offence; those that are off are left out."""
         found = {
             Offence.CONNECTIONS: self.connections,
             Offence.REFUSED: self.refused,
@@ -190,7 +189,6 @@ class _Record:
             self.evidence.clear()
 
     def guilt(self, allowances: Mapping[Offence, Allowance]) -> float:
-        """Return how much would be lost if it were forgotten."""
         full = max((level / allowances[offence].count for offence, level in self.levels.items()), default=0.0)
         return self.repeats + full
 
@@ -212,7 +210,6 @@ class _Book:
         return found is not None and now < found.serves_until
 
     def charge(self, cidr: str, offence: Offence, amount: float, name: str, now: float) -> Overflow | None:
-        """Count an offence; return the overflow, if that is one too many."""
         record, allowance = self._record(cidr, now), self._allowances[offence]
         record.age(now, self._allowances)
         level = record.levels[offence] = record.levels.get(offence, 0.0) + amount
@@ -264,7 +261,6 @@ class Penalties:
         return len(self._addresses) + len(self._networks)
 
     def charge(self, address: str, offence: Offence, amount: float, now: float, name: str = "") -> list[Overflow]:
-        """Count what an address has done."""
         if offence not in self.allowances:
             return []
         found = networks_of(address)

@@ -103,7 +103,6 @@ class Episode:
         _log.info("viewer slow", **self.fields, state=self._worst.name, cause=entry.why, why=self.why(), **self._more())
 
     def check(self, now: float) -> None:
-        """End the episode if the viewer has been READY for long enough."""
         if self.quiet_at is None or now < self.quiet_at:
             return
         dropped = self.dropped()

@@ -114,11 +114,9 @@ class Oversight:
         self.report(where, error)
 
     def configure(self, config: LiveConfig) -> None:
-        """Take another memory budget, from the next look on. Any thread."""
         self._budget.set_limit(config.memory_budget_bytes, per_address=config.memory_budget_per_address)
 
     def start(self) -> None:
-        """Look from now on, until the server stops."""
         self._call_later(LOOK_S, self._tick)
 
     def _tick(self) -> None:
@@ -149,7 +147,6 @@ class Oversight:
             pass
 
     def _look(self) -> Generator[None, None, None]:
-        """Look once; each step is short."""
         now = self._clock()
         streams = self._streams()
         logs, caches, seen = yield from self._see(streams)

@@ -58,7 +58,6 @@ class CpuShare:
 
 
 def _on_a_loop() -> bool:
-    """Return whether a loop runs on this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -48,13 +48,11 @@ class ShareSubscription:
         self._signals.remove(self)
 
     def tell(self, shares: ViewerShares) -> None:
-        """Call the callback if `shares` are worth it. The first poll group's thread."""
         if not self._cancelled and is_worth_telling(shares, self._told.get(shares.stream), self.settings):
             self._told[shares.stream] = shares
             self.callback(shares)
 
     def forget(self, present: Mapping[str, ViewerShares]) -> None:
-        """Forget the streams that are not there any more."""
         for name in self._told.keys() - present.keys():
             del self._told[name]
 
@@ -86,7 +84,6 @@ class Signals:
             return bool(self._subscriptions)
 
     def tell(self, present: Mapping[str, ViewerShares]) -> None:
-        """Tell the subscribers what is worth telling. The first poll group's thread."""
         with self._lock:
             subscriptions = self._subscriptions
         for subscription in subscriptions:

@@ -14,8 +14,6 @@ from flowctl.sender import Sender
 
 
 def make_flights(options: FlightOptions, events: Events) -> Flights:
-    """Return the flight recorder of a server, which writes beside `events`."""
-
     def identity(number: int, peer: tuple[str, int], now: float) -> Identity:
         return Identity(
             conn_id=events.conn_id(number),
@@ -29,6 +27,5 @@ def make_flights(options: FlightOptions, events: Events) -> Flights:
 
 
 def name_flight(sender: Sender, who: tuple[str | None, int | None, str | None, str | None, str | None]) -> None:
-    """Let the flight of a connection, if it is recorded, say whose stream it is about."""
     if isinstance(sender, RecordedSender):
         sender.describe(who[2], who[3], who[4])

@@ -52,7 +52,6 @@ class Sums:
         self.delay_s = 0.0
 
     def add_connection(self, connection: Connection, account: Account) -> None:
-        """Add what a connection was sent and spared so far."""
         self.received_bytes += connection.receiver.bytes_in
         if not account.noted:  # nothing was ever done to it
             self.sent_bytes += account.bytes_sent
@@ -72,7 +71,6 @@ class Sums:
             self.delay_s += delay_s
 
     def add_sums(self, other: Sums, sign: int = 1) -> None:
-        """Add other sums of the past, or take them off."""
         self.sent_bytes += sign * other.sent_bytes
         self.received_bytes += sign * other.received_bytes
         self.states_s = [known + sign * more for known, more in zip(self.states_s, other.states_s, strict=True)]

@@ -42,7 +42,6 @@ class RecentEvents(Observer):
         self._count = 0  # number of the last one; guarded by _lock
 
     def since(self, number: int | None, most: int) -> tuple[list[dict[str, Any]], int, int]:
-        """Return events, oldest first. Any thread."""
         with self._lock:
             kept, count = list(self._kept), self._count
         oldest = count - len(kept)  # number of the last one that is gone
@@ -73,7 +72,6 @@ class RecentEvents(Observer):
         self._note("denied", connection, why=f"{request.kind} is not allowed")
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
-        """Note a change of state, or an episode of drops."""
         change = entry.change
         why = foreign(entry.why, _TEXT)
         if change is not None and max(change.old, change.new) > _FLAP:

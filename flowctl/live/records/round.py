@@ -63,7 +63,6 @@ class SampledSquad:
     crowds: dict[tuple[str | None, ...], Identities] = field(default_factory=dict)
 
     def settle(self, odd: frozenset[int], records: Mapping[int, ConnectionEvents]) -> None:
-        """Let the members of these indices stand for themselves, and the others be sampled in one go."""
         self.odd = odd
         self.crowds = {}
         self.connections = []
@@ -105,7 +104,6 @@ class Book:
 
     @property
     def count(self) -> int:
-        """How often it was sampled: in each round since the first one."""
         last = self.round if self.seen is None else max(self.round, self.seen.round)
         return last - self.first + 1 if self.round >= 0 else 0
 
@@ -117,7 +115,6 @@ class Book:
         return self.target_ms
 
     def columns(self, sampled_ms: float, count: int, left_at: tuple[float, ...]) -> dict[str, Any]:
-        """Return the columns of `flow_closes` that samples know, by name."""
         felt = NOTHING_FELT if self.felt is None else self.felt.columns(sampled_ms, left_at)
         return felt | {
             "samples_count": count,
@@ -272,7 +269,6 @@ class Round:
     # -- all others
 
     def connection(self, connection: Connection) -> None:
-        """Sample a connection that is no member of a squad."""
         record = self._records.get(connection.number)
         if record is None:
             return

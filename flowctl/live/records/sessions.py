@@ -41,7 +41,6 @@ class SessionRecords(Observer):
         self._record(connection).connected(now, agent, app_named=app_named)
 
     def asked(self, connection: Connection, kind: RequestKind, stream: str, now: float) -> None:
-        """Record whose stream the connection is about from now on."""
         record, session = self._record(connection), connection.session
         role = RecordedRole.PUBLISH if kind == "publish" else RecordedRole.PLAY
         if kind == "play" and session.protocol.startswith("http"):
@@ -71,7 +70,6 @@ class SessionRecords(Observer):
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
     ) -> None:
-        """Record a limit, at the time of the end where that is known."""
         record = self._record(connection)
         record.limit_hit(now if record.ended_at is None else record.ended_at, limit, value, maximum)
 

@@ -53,7 +53,6 @@ class _Wish(enum.Enum):
 
 
 def rest() -> None:
-    """Let the threads of the server run."""
     time.sleep(_REST_S)
 
 
@@ -95,16 +94,13 @@ class Reload:
 
     @property
     def watching(self) -> bool:
-        """Whether there is any file to look at."""
         return bool(self._files)
 
     @property
     def status(self) -> dict[str, FileStatus]:
-        """How it stands with each file: ``config``, ``limits``, ``bans``. Any thread."""
         return {name: file.status for name, file in self._files.items()}
 
     def digest(self, name: str) -> str:
-        """Return what tells the contents of a file, ``limits`` or ``bans``, from others that it had. Any thread."""
         file = self._files.get(name)
         return "" if file is None else file.digest
 
@@ -117,7 +113,6 @@ class Reload:
                 _log.warning("there is no such file yet, it is watched for", file=str(file.path), what=name)
 
     def start(self) -> None:
-        """Begin to watch, on a thread of its own, unless it runs."""
         with self._lock:
             if self._stopped:
                 raise ClosedError("the server is ending, nothing of it is changed any more")

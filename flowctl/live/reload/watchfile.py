@@ -93,7 +93,6 @@ class WatchedFile:
 
     @property
     def digest(self) -> str:
-        """What tells the contents that were read last from others."""
         return self._digest.hex()
 
     @property
@@ -139,7 +138,6 @@ class WatchedFile:
         return data
 
     def _contents(self) -> bytes:
-        """Return the contents, or one octet more than may be."""
         # Not waiting for the other end, should it be a pipe: a thread that waits there cannot be ended.
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -75,7 +75,6 @@ class Level:
             raise ConfigError("a level is of an application, of streams or of a role", hint="name one of them")
 
     def __str__(self) -> str:
-        """As the file writes it."""
         role = "" if self.role is None else self.role.value
         for word, name in (("application", self.application), ("stream", self.stream)):
             if name:
@@ -85,7 +84,6 @@ class Level:
 
     @property
     def nearness(self) -> tuple[bool, int, bool, int]:
-        """How near it is, to be compared with that of others."""
         pattern = self.stream or self.application
         letters = sum(letter not in _WILDCARDS for letter in pattern)
         return self.role is not None, bool(pattern) + bool(self.stream), letters == len(pattern), letters
@@ -106,11 +104,9 @@ class Levels(Generic[_T]):
         return bool(self._farthest_first)
 
     def __iter__(self) -> Iterator[Level]:
-        """Yield them, the farthest first."""
         return iter(self._farthest_first)
 
     def that_fit(self, stream: str, role: Role | None) -> list[Level]:
-        """Return those that fit what has `role` in ``app/stream``, the farthest first."""
         return [self._farthest_first[number] for number in self._fitting(stream, role)]
 
     def _fitting(self, stream: str, role: Role | None) -> tuple[int, ...]:
@@ -122,7 +118,6 @@ class Levels(Generic[_T]):
         )
 
     def find(self, stream: str, role: Role | None, make: Callable[[list[Level]], _T]) -> _T:
-        """Return what `make` makes of the levels that fit, remembered."""
         key = stream, role
         try:
             return self._by_name[key]
@@ -141,7 +136,6 @@ class Levels(Generic[_T]):
 
 
 def differing(before: Iterable[Level], now: Iterable[Level]) -> str:
-    """Return the levels that differ, as the file writes them."""
     before, now = tuple(before), tuple(now)
     others = [level for level in (*before, *now) if (level in before) != (level in now)]
     return ", ".join(dict.fromkeys(map(str, others))) or "the order of levels"
@@ -200,7 +194,6 @@ def with_marks(limits: Limits, levels: list[Level]) -> Limits:
 
 
 def placed(settings: Any, values: Mapping[str, Any]) -> Any:
-    """Return the dataclass `settings` with values by place, as ``settings.stuck_s``."""
     tree: dict[str, Any] = {}
     for path, value in values.items():
         put(tree, path, value)
@@ -208,7 +201,6 @@ def placed(settings: Any, values: Mapping[str, Any]) -> Any:
 
 
 def put(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value into a tree of tables, at its place."""
     *outer, last = path.split(".")
     for name in outer:
         tree = tree.setdefault(name, {})

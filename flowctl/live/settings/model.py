@@ -79,7 +79,6 @@ _Roles: TypeAlias = frozenset[Role] | None
 
 
 def _at(path: str, what: str, *, streams: bool | None = None, takes: Takes | None = None, of: _Roles = None) -> Any:
-    """Return the field of a setting that has a place in `LiveConfig`, with the default that stands there."""
     streams = path.partition(".")[0] not in _OF_ALL if streams is None else streams
     return _own(what, path=path, streams=streams, takes=takes, of=of, default=value_at(_DEFAULTS, path))
 
@@ -101,7 +100,6 @@ def _own(
 
 
 def value_at(settings: Any, path: str) -> Any:
-    """Return what stands at a place of settings, as ``settings.stuck_s``."""
     for name in path.split("."):
         settings = getattr(settings, name)
     return settings
@@ -292,13 +290,11 @@ class LiveSettings(BaseModel):
 
 
 def place(name: str) -> str | None:
-    """Return the place of a setting in `LiveConfig`. None: it has none of its own."""
     found: str | None = _extra(name)["path"]
     return found
 
 
 def of_streams(name: str) -> bool:
-    """Return whether a setting means nothing to a server without streams."""
     return bool(_extra(name)["streams"])
 
 
@@ -337,7 +333,6 @@ class Setting(NamedTuple):
 
 
 def kind_of(name: str) -> SettingKind:
-    """Return how the value of a setting is written."""
     return next(item for item in reversed(LiveSettings.model_fields[name].metadata) if isinstance(item, SettingKind))
 
 

@@ -40,11 +40,9 @@ class RelayRule:
             )
 
     def fits(self, stream: str) -> bool:
-        """Return whether it is of the stream ``app/stream``."""
         return fnmatchcase(stream, self.streams)
 
     def target(self, stream: str) -> RtmpUrl:
-        """Return where a stream is pushed to, or pulled from."""
         app, _, name = stream.rpartition("/")
         return parse_url(self.url.replace("{app}", app).replace("{stream}", name))
 
@@ -54,7 +52,6 @@ class RelayRule:
         return place_of(self.target("app/stream"))
 
     def __str__(self) -> str:
-        """As it may be shown."""
         return f"{self.streams}={self.place}{' ' + _ALWAYS if self.always else ''}"
 
 

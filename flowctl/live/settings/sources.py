@@ -61,7 +61,6 @@ class SettingPlace(NamedTuple):
     role: Role | None = None
 
     def __str__(self) -> str:
-        """As the file writes it."""
         return str(Level(application=self.application, stream=self.stream, role=self.role)) if any(self) else "server"
 
 
@@ -80,7 +79,6 @@ def read_settings(
     file: Path | None = None,
     text: str | None = None,
 ) -> ServeOptions:
-    """Return what a server is to be built with."""
     if file is not None and text is None:
         text = read_file(file)
     pairs = tuple(pairs)
@@ -150,7 +148,6 @@ class FileSource:
             )
 
     def differences(self, before: LiveConfig, now: LiveConfig) -> list[Difference]:
-        """Return what differs, by the names that settings have for operators."""
         return differences(before, now)
 
 
@@ -207,7 +204,6 @@ _PLACES: Final = {
 
 
 def differences(before: LiveConfig, now: LiveConfig) -> list[Difference]:
-    """Return what differs between two configurations, each place once, by the names of its settings."""
     names: dict[str, list[str]] = {}
     for name in LiveSettings.model_fields:
         path = _PLACES.get(name) or place(name)
@@ -285,7 +281,6 @@ def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
 
 
 def check_proofs(given: Settings) -> None:
-    """See that what is asked for can be checked."""
     there = {name for values in given.values() for name in values}
     for values in given.values():
         for name in ("publish_auth", "play_auth"):
@@ -299,7 +294,6 @@ def check_proofs(given: Settings) -> None:
 
 
 def read_file(file: Path) -> str:
-    """Return the text of a file of settings."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -411,7 +405,6 @@ def _of_options(options: Mapping[str, str], pairs: Iterable[str]) -> Settings:
 
 
 def _pair(text: str) -> tuple[str, str, str]:
-    """Return name, sign and value of a text of ``--set``; a name in quotes may have an equals sign."""
     found = re.match(r"((?:[^\"'=]|\"[^\"]*\"|'[^']*')*)(=)(.*)", text, re.DOTALL)
     return (found[1], found[2], found[3]) if found else (text, "", "")
 
