@@ -117,7 +117,6 @@ class LiveConfig(ServeOptions):
             `return_grace_s`). 0: any number.
         memory_budget_bytes: what may wait for slow viewers of this server, bytes that several wait for counted once,
             before those who hold most give way; another server in the process has its own. 0: there is no limit.
-        memory_budget_per_address: whether the viewers of one address count as one where it is weighed who gives way.
         work: how much of its thread one connection and one address may take with what they send; who goes over is
             slowed down, and cut if it goes on.
         levels: what differs for an application, a stream or a role, see `at`.
@@ -179,7 +178,6 @@ class LiveConfig(ServeOptions):
     players_may_wait: bool = True
     publishers_per_address: int = 8
     memory_budget_bytes: int = 0
-    memory_budget_per_address: bool = False
     work: WorkLimits = field(default_factory=WorkLimits)
     levels: tuple[Level, ...] = ()
     access: StreamAccess = field(default_factory=StreamAccess)

@@ -24,8 +24,8 @@ from flowctl.live.judging.budget import (
 )
 
 
-def viewer(key, behind, *, log="a", own=0, address="10.0.0.1"):
-    return Holding(key, log, address, behind, own)
+def viewer(key, behind, *, log="a", own=0):
+    return Holding(key, log, behind, own)
 
 
 def relieved(logs, holdings, chosen):
@@ -94,15 +94,12 @@ SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 20), st.sampled_
 # -- who gives way
 
 
-@given(SPANS, st.integers(0, 300), st.integers(0, 4000), st.booleans())
-def test_victims_when_they_have_gone_have_freed_what_was_asked(spans, cached, excess, per_address):
+@given(SPANS, st.integers(0, 300), st.integers(0, 4000))
+def test_victims_when_they_have_gone_have_freed_what_was_asked(spans, cached, excess):
     """The chosen free the excess, or all that can be freed; each pins something; what is said to be freed is."""
     logs = {"a": cached, "b": 0}
-    holdings = [
-        viewer(number, span, log=log, own=own, address=f"10.0.0.{number % 3}")
-        for number, (span, own, log) in enumerate(spans)
-    ]
-    chosen = choose(logs, holdings, excess, per_address=per_address)
+    holdings = [viewer(number, span, log=log, own=own) for number, (span, own, log) in enumerate(spans)]
+    chosen = choose(logs, holdings, excess)
     freed = held_by(logs, holdings).total_bytes - relieved(logs, holdings, chosen)
     assert freed == sum(size for _, size in chosen)
     assert freed >= min(excess, held_by(logs, holdings).total_bytes - cached)
@@ -121,15 +118,6 @@ def test_victims_when_two_streams_are_held_are_those_whose_going_frees_most_each
     """Fifty viewers that hold one stream together are spared while one viewer alone holds as much of another."""
     crowd = [viewer(number, 1000) for number in range(50)]
     assert [item.key for item, _ in choose({"a": 0, "b": 0}, [*crowd, viewer("one", 900, log="b")], 500)] == ["one"]
-
-
-def test_victims_when_counted_by_address_are_the_one_with_many_connections():
-    """An address with fifty connections counts as one where that is asked for, so it goes before two others."""
-    crowd = [viewer(number, 1000, address="10.9.9.9") for number in range(50)]
-    others = [viewer("x", 900, log="b", address="10.0.0.1"), viewer("y", 900, log="b", address="10.0.0.2")]
-    logs = {"a": 0, "b": 0}
-    assert {item.address for item, _ in choose(logs, crowd + others, 500, per_address=True)} == {"10.9.9.9"}
-    assert {item.key for item, _ in choose(logs, crowd + others, 500)} == {"x", "y"}
 
 
 def test_victims_when_all_stand_in_the_cache_are_none():

@@ -10,7 +10,7 @@ one are held for the first alone; the following stretch for two, and so on. Reli
 Viewers that stand inside the GOP cache hold nothing: the cache is there for newcomers, and has bounds of its own.
 
 Which viewers give way? On every log the furthest behind go first, as many as it takes, and of all logs those whose
-going frees most per viewer; or most per address, so that an address with a hundred connections counts as one. They are
+going frees most per viewer. They are
 thinned first: what is queued for them is dropped up to a key frame. One that is chosen again in the same episode is
 closed. An episode begins above the limit and ends at the low mark. A viewer that holds nothing is never chosen. Where
 the GOP caches take more than half of the limit they give way first, the largest before the others: otherwise a
@@ -52,7 +52,6 @@ class Holding:
 
     key: Hashable
     log: Hashable | None
-    address: str
     behind_bytes: int  # from its place to the log's tail, overhead included (`span_bytes`)
     own_bytes: int = 0  # what is queued for it alone, overhead included
 
@@ -116,17 +115,16 @@ def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
     return Held(sum(by_log.values()), own, by_log)
 
 
-def choose(
-    logs: Mapping[Hashable, int], holdings: Iterable[Holding], excess_bytes: int, *, per_address: bool = False
-) -> list[tuple[Holding, int]]:
+def choose(logs: Mapping[Hashable, int], holdings: Iterable[Holding], excess_bytes: int) -> list[tuple[Holding, int]]:
+    """Return the viewers that have to give way so that `excess_bytes` are freed, with what each frees; most first."""
     pieces: list[_Piece] = []
     for log, items in _by_log(holdings).items():
         if log is None:
-            pieces += [_Piece(item.own_bytes, 1, [(item, item.own_bytes)]) for item in items if item.own_bytes]
+            pieces += [_Piece(item.own_bytes, [(item, item.own_bytes)]) for item in items if item.own_bytes]
         else:
-            pieces += _pieces(items, logs.get(log, 0), per_address=per_address)
+            pieces += _pieces(items, logs.get(log, 0))
     # The pieces of one log become less worthwhile one after the other, so sorting keeps their order.
-    pieces.sort(key=lambda piece: piece.freed_bytes / piece.count, reverse=True)
+    pieces.sort(key=lambda piece: piece.per_viewer, reverse=True)
     chosen: list[tuple[Holding, int]] = []
     left = excess_bytes
     for piece in pieces:
@@ -143,8 +141,11 @@ class _Piece:
     """Viewers of one log that go together: (holding, bytes freed by its going after those before it)."""
 
     freed_bytes: int
-    count: int
     items: list[tuple[Holding, int]]
+
+    @property
+    def per_viewer(self) -> float:
+        return self.freed_bytes / len(self.items)
 
 
 def _by_log(holdings: Iterable[Holding]) -> dict[Hashable | None, list[Holding]]:
@@ -154,7 +155,7 @@ def _by_log(holdings: Iterable[Holding]) -> dict[Hashable | None, list[Holding]]
     return result
 
 
-def _pieces(items: list[Holding], floor: int, *, per_address: bool) -> list[_Piece]:
+def _pieces(items: list[Holding], floor: int) -> list[_Piece]:
     """Return the viewers of one log, furthest behind first, in pieces that free less and less per viewer.
 
     The bytes that the first k of them free, over k, is a curve; its upper hull tells where to stop: of two that stand
@@ -163,18 +164,13 @@ def _pieces(items: list[Holding], floor: int, *, per_address: bool) -> list[_Pie
     ordered = sorted(items, key=lambda item: item.behind_bytes, reverse=True)
     ordered = [item for item in ordered if item.behind_bytes > floor or item.own_bytes]
     hull: list[_Piece] = []
-    addresses: set[str] = set()
     for index, item in enumerate(ordered):
         below = max(ordered[index + 1].behind_bytes, floor) if index + 1 < len(ordered) else floor
         freed = max(item.behind_bytes - below, 0) + item.own_bytes
-        count = 1
-        if per_address:
-            count = 0 if item.address in addresses else 1
-            addresses.add(item.address)
-        piece = _Piece(freed, count, [(item, freed)])
-        while hull and (not piece.count or hull[-1].freed_bytes * piece.count <= piece.freed_bytes * hull[-1].count):
+        piece = _Piece(freed, [(item, freed)])
+        while hull and hull[-1].per_viewer <= piece.per_viewer:
             last = hull.pop()
-            piece = _Piece(last.freed_bytes + piece.freed_bytes, last.count + piece.count, last.items + piece.items)
+            piece = _Piece(last.freed_bytes + piece.freed_bytes, last.items + piece.items)
         hull.append(piece)
     return [piece for piece in hull if piece.freed_bytes]
 
@@ -189,7 +185,7 @@ def _without_ties(chosen: list[tuple[Holding, int]]) -> list[tuple[Holding, int]
 class MemoryBudget:
     """Watches what is held and says which viewers give way. Not thread-safe: one thread looks."""
 
-    def __init__(self, limit_bytes: int, *, low_bytes: int | None = None, per_address: bool = False) -> None:
+    def __init__(self, limit_bytes: int, *, low_bytes: int | None = None) -> None:
         if limit_bytes < 0:
             raise ConfigError(f"the memory budget is {limit_bytes}, it must be 0 (off) or more bytes")
         low = int(limit_bytes * _DEFAULT_LOW_SHARE) if low_bytes is None else low_bytes
@@ -197,16 +193,14 @@ class MemoryBudget:
             raise ConfigError(f"the low mark of the memory budget is {low}, it must be 0 to below {limit_bytes}")
         self.limit_bytes = limit_bytes
         self.low_bytes = low
-        self.per_address = per_address
         self._held = NOTHING_HELD
         self._active = False
         self._thinned_at: dict[Hashable, float] = {}  # of the present episode
         self._episodes = self._thinned = self._closed = self._freed = self._emptied = 0
 
-    def set_limit(self, limit_bytes: int, *, per_address: bool) -> None:
+    def set_limit(self, limit_bytes: int) -> None:
         """Take another budget, with the usual low mark; an episode goes on by it."""
         self.limit_bytes, self.low_bytes = limit_bytes, int(limit_bytes * _DEFAULT_LOW_SHARE)
-        self.per_address = per_address
 
     def caches_to_empty(
         self, caches: Mapping[_Key, int], logs: Mapping[Hashable, int], holdings: Iterable[Holding]
@@ -237,7 +231,7 @@ class MemoryBudget:
             self._thinned_at.clear()
         if not self._active:
             return []
-        chosen = choose(logs, items, held.total_bytes - self.low_bytes, per_address=self.per_address)
+        chosen = choose(logs, items, held.total_bytes - self.low_bytes)
         return [victim for item, freed in chosen if (victim := self._sentence(item, freed, held, now)) is not None]
 
     def _sentence(self, item: Holding, freed: int, held: Held, now: float) -> Victim | None:

@@ -26,7 +26,6 @@ from flowctl.core.loop.faults import as_exception, log_error
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.settings import AgeSource
-from flowctl.core.text.addresses import address_key
 from flowctl.live.config import LiveConfig
 from flowctl.live.judging.budget import (
     MESSAGE_OVERHEAD_BYTES,
@@ -99,7 +98,7 @@ class Oversight:
         self._clock = clock
         self._call_later = call_later
         self._streams = streams
-        self._budget = MemoryBudget(config.memory_budget_bytes, per_address=config.memory_budget_per_address)
+        self._budget = MemoryBudget(config.memory_budget_bytes)
         self._lock = OwnedLock()
         self._shares: dict[str, ViewerShares] = {}  # replaced as a whole; guarded by _lock
         self._held_by_stream: dict[str, int] = {}  # replaced as a whole; guarded by _lock
@@ -114,7 +113,7 @@ class Oversight:
         self.report(where, error)
 
     def configure(self, config: LiveConfig) -> None:
-        self._budget.set_limit(config.memory_budget_bytes, per_address=config.memory_budget_per_address)
+        self._budget.set_limit(config.memory_budget_bytes)
 
     def start(self) -> None:
         self._call_later(LOOK_S, self._tick)
@@ -189,10 +188,7 @@ class Oversight:
         self, logs: dict[Hashable, int], caches: dict[Stream, dict[Hashable, int]], seen: list[_Seen], now: float
     ) -> Generator[None, None, None]:
         # One that is closed after a flush is shown too: until then it holds what it held. A closed one holds nothing.
-        holdings = [
-            Holding(item.sender, item.log, address_key(_peer(item.sender)[0]), item.behind_bytes, item.own_bytes)
-            for item in seen
-        ]
+        holdings = [Holding(item.sender, item.log, item.behind_bytes, item.own_bytes) for item in seen]
         yield
         sizes = {stream: sum(found.values()) for stream, found in caches.items()}
         for number, stream in enumerate(self._budget.caches_to_empty(sizes, logs, holdings)):
@@ -223,15 +219,10 @@ class Oversight:
         if not isinstance(sender, Sender):
             raise TypeError("the memory budget was shown something that is no viewer")
         if logged:
-            peer = _peer(sender)
-            _log.warning(
-                "memory budget: viewer thinned"
-                if victim.action is BudgetAction.THIN
-                else "memory budget: viewer closed",
-                stream=_stream_name(victim.holding.log),
-                peer=f"{peer[0]}:{peer[1]}",
-                why=victim.why,
-            )
+            done = "thinned" if victim.action is BudgetAction.THIN else "closed"
+            host, port = sender.host.peer if isinstance(sender.host, Connection) else ("", 0)
+            stream = _stream_name(victim.holding.log)
+            _log.warning(f"memory budget: viewer {done}", stream=stream, peer=f"{host}:{port}", why=victim.why)
         if victim.action is BudgetAction.THIN:
             sender.relieve(victim.why)
         else:
@@ -328,11 +319,6 @@ def _seen(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) ->
 def _sample_all(senders: list[Sender]) -> None:
     for sender in senders:
         sender.sample_delay()
-
-
-def _peer(sender: Sender) -> tuple[str, int]:
-    host = sender.host
-    return host.peer if isinstance(host, Connection) else ("", 0)
 
 
 def _stream_name(log: object) -> str:
