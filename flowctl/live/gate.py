@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -21,6 +21,10 @@ _ROLES: Final[dict[RequestKind, Role | None]] = {"connect": None, "publish": Rol
 _LOG_IN: Final = Refusal("A user and a password are needed.", Why.UNAUTHORIZED)
 _SPARE_S: Final = 1.0
 """Beyond the time of the hooks, so that their own word about it comes first."""
+
+_Answer = Callable[[Question, Refusal | None], None]
+_Step = Callable[[_Answer], Question | Refusal | None]
+"""Asks one of those that decide: what it answers at once, or a question that it answers later."""
 
 
 class _Known(NamedTuple):
@@ -89,58 +93,22 @@ class AccessGate:
     def check(self, request: LiveRequest) -> Refusal | None:
         return self._log_in(request) or self.access(request).check(request, self._now())
 
-    def ask(
-        self, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
-    ) -> Question | Refusal | None:
+    def ask(self, request: LiveRequest, answer: _Answer) -> Question | Refusal | None:
         """Ask whether `request` is allowed. None: it is; a refusal: it is not; a question: that is being decided."""
         missed = _missed_connect(request)
-        if missed is None:
-            return self._ask(request, answer)
-        both = Question(answer)
+        asked = [request] if missed is None else [missed, request]
+        return _ask_each(Question(answer), (step for item in asked for step in self._steps(item)))
 
-        def go_on(_: Question, refusal: Refusal | None) -> None:
-            if refusal is not None or both.cancelled:
-                both.tell(refusal)
-                return
-            found = self._ask(request, lambda _, refusal: both.tell(refusal))
-            if isinstance(found, Question):
-                both.under = found
-            else:
-                both.tell(found)
-
-        found = self._ask(missed, go_on)
-        if isinstance(found, Question):
-            both.under = found
-            return both
-        return found or self._ask(request, answer)
-
-    def _ask(
-        self, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
-    ) -> Question | Refusal | None:
-        access = self.access(request)
-        refusal = self.check(request)
-        if refusal is not None:
-            return refusal
-        hooks = self.hooks
-        own = hooks if hooks is not None and hooks.decides[request.kind] else None
-        if not access.asked(request.kind):
-            return None if own is None else own.ask(request, answer)
-        web = self._web_hooks()
-        if web is None:
-            return UNDECIDED
-        if own is None:
-            return web.ask(access, request, answer)
+    def _steps(self, request: LiveRequest) -> Iterator[_Step]:
+        """Yield what is asked, one after the other: each must allow it."""
+        yield lambda _: self.check(request)
         # The application first, which costs less; what a web server was asked about, it takes for begun.
-        both = Question(answer)
-
-        def go_on(_: Question, refusal: Refusal | None) -> None:
-            if refusal is not None or both.cancelled:
-                both.tell(refusal)
-            else:
-                both.under = web.ask(access, request, lambda _, refusal: both.tell(refusal))
-
-        both.under = own.ask(request, go_on)
-        return both
+        if (hooks := self.hooks) is not None and hooks.decides[request.kind]:
+            yield lambda answer: hooks.ask(request, answer)
+        access = self.access(request)
+        if access.asked(request.kind):
+            web = self._web_hooks()
+            yield lambda answer: UNDECIDED if web is None else web.ask(access, request, answer)
 
     def refuses_network(self, request: LiveRequest) -> Refusal | None:
         """Refuse who comes from where this is not allowed; None: it is. For requests that go on with what was."""
@@ -189,6 +157,27 @@ class AccessGate:
         if access.on_end and (web := self._web_hooks()) is not None:
             figures = {"send_bytes": sent_bytes, "recv_bytes": received_bytes} if request.kind == "connect" else {}
             web.tell(access, request, **figures)
+
+
+def _ask_each(question: Question, steps: Iterator[_Step]) -> Question | Refusal | None:
+    """Take steps until one refuses, or has to be waited for: then it goes on from there, on the thread that answers."""
+
+    def go_on(_: Question, refusal: Refusal | None) -> None:
+        if refusal is None and not question.cancelled:
+            found = _ask_each(question, steps)
+            if found is question:
+                return
+            refusal = None if isinstance(found, Question) else found
+        question.tell(refusal)
+
+    for step in steps:
+        found = step(go_on)
+        if isinstance(found, Question):
+            question.under = found
+            return question
+        if found is not None:
+            return found
+    return None
 
 
 def _missed_connect(request: LiveRequest) -> LiveRequest | None:
