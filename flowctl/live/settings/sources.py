@@ -458,6 +458,8 @@ def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Sett
 def _hint(name: str, program: ServerProgram) -> str:
     if name in _ROLES:
         return f"a role is [role.{name}]"
+    if name.endswith("_connect"):
+        return "networks are chosen by allow_publish, deny_publish, allow_play and deny_play; flowctl ban keeps one out"
     if name.startswith("log"):
         return "the log goes to standard error, as lines of JSON with --log-json: a shell or systemd keeps it"
     near = difflib.get_close_matches(name, [item.name for item in settings_of(program)], 1, 0.7)
