@@ -141,6 +141,7 @@ class Session:
         pinned: whether the connection stays on the thread where it began; set it where a session shares state with what
             else lives there.
         user_agent: what the peer calls itself; empty: it does not say.
+        harmless: whether a connection that ends so says nothing against its peer.
     """
 
     __slots__ = ("connection",)
@@ -148,6 +149,17 @@ class Session:
     connection: Connection
     pinned: ClassVar[bool] = False
     user_agent: str = ""
+    harmless: bool = False
+
+    @property
+    def asked_count(self) -> tuple[int, int] | None:
+        """Commands and control messages that the peer has sent, where these count. None: they do not. Any thread."""
+        return None
+
+    def record_columns(self, now: float) -> dict[str, Any]:
+        """Return what the session adds to the record of its connection, by column. Any thread."""
+        del now
+        return {}
 
     @property
     def protocol(self) -> str:

@@ -338,6 +338,10 @@ class ViewerSession(Session):
     def ask_to_reconnect(self) -> None:
         """Ask the peer to connect again: the server is going down. Without words for it, a play goes on to its end."""
 
+    def record_columns(self, now: float) -> dict[str, Any]:
+        del now
+        return {"refusal": self.refusal}
+
     # -- what the hub asks for
 
     @property

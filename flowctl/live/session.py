@@ -194,6 +194,9 @@ class LiveSession(ViewerSession):
     def asked_count(self) -> tuple[int, int]:
         return self._rtmp.message_totals
 
+    def record_columns(self, now: float) -> dict[str, Any]:
+        return super().record_columns(now) | ({} if self.ingest is None else self.ingest.columns(now))
+
     # -- what the hub asks for
 
     def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
@@ -385,27 +388,24 @@ class LiveSession(ViewerSession):
                 reason = CloseReason.AUTH_REFUSED if refused else CloseReason.FINISHED
                 self._send_replies()
                 self.connection.close_after_flush(f"authentication: {event.reason}", reason=reason)
-            case rtmp_events.PublishRequested():
-                # Withdrawn in the same breath (deleteStream passes while a request is decided): nothing to answer.
-                if self._rtmp.stream_state(event.stream_id) is StreamState.PUBLISH_DECIDING:
-                    self._ask(event, now)
-            case rtmp_events.PlayRequested():
-                if self._rtmp.stream_state(event.stream_id) is StreamState.PLAY_DECIDING:
+            case rtmp_events.PublishRequested() | rtmp_events.PlayRequested():
+                if self._decides(event):  # else it was withdrawn in the same breath, by a deleteStream
                     self._ask(event, now)
             case rtmp_events.MetadataReceived():
                 if (publishing := self._publishing.get(event.message.msid)) is not None:
                     publishing.publish(event.message, now)
             case rtmp_events.StreamClosed():
                 self._stream_closed(event)
-            case rtmp_events.PauseRequested() | rtmp_events.ReceiveAudio() | rtmp_events.ReceiveVideo():
-                if (playing := self._playing_on(event.stream_id)) is not None:
-                    _obey(playing, event)
+            case rtmp_events.PauseRequested() if playing := self._playing_on(event.stream_id):
+                playing.pause(pause=event.pause)
+            case rtmp_events.ReceiveAudio() if playing := self._playing_on(event.stream_id):
+                playing.mute(audio=event.enabled)
+            case rtmp_events.ReceiveVideo() if playing := self._playing_on(event.stream_id):
+                playing.mute(video=event.enabled)
             case rtmp_events.Acknowledged():
                 self._acknowledged(event.sequence_number)
             case rtmp_events.Ignored():
                 self._ignored(event, now)
-            case _:
-                pass
 
     def _playing_on(self, stream_id: int) -> Playing | None:
         words = self._words
@@ -706,18 +706,6 @@ class LiveSession(ViewerSession):
         connection.set_timer(min((when for when in times if when is not None), default=None))
 
 
-def _obey(
-    playing: Playing, event: rtmp_events.PauseRequested | rtmp_events.ReceiveAudio | rtmp_events.ReceiveVideo
-) -> None:
-    match event:
-        case rtmp_events.PauseRequested():
-            playing.pause(pause=event.pause)
-        case rtmp_events.ReceiveAudio():
-            playing.mute(audio=event.enabled)
-        case rtmp_events.ReceiveVideo():
-            playing.mute(video=event.enabled)
-
-
 def _tell(observer: Observer, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
     match event:
         case rtmp_events.HandshakeDone():
@@ -743,5 +731,3 @@ def _tell(observer: Observer, connection: Connection, event: rtmp_events.ServerE
             observer.command(connection, event.reason, {}, now)
         case rtmp_events.Ignored():  # once per kind and connection
             observer.command(connection, "ignored", {"what": event.what}, now)
-        case _:
-            pass

@@ -20,14 +20,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from math import inf
-from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from flowctl.core.server.bans import MOST_BANS, NO_BANS, Ban, BanList, merge_bans, utc_text
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.live.bans.words import Stamp, Word, WordKind, WordPlace, Words
+
+if TYPE_CHECKING:  # it is loaded only where there is one
+    from flowctl.live.bans.store import BanStore
 
 _log: Final = structlog.get_logger("flowctl.live")
 PENALTY: Final = "penalty"
@@ -46,35 +48,12 @@ def steady_s() -> float:
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
-class WordStore(Protocol):
-    """Where words are kept: `flowctl.live.bans.store.BanStore`, which is loaded only where there is one."""
-
-    @property
-    def path(self) -> Path:
-        """Of the file."""
-
-    def read(self) -> tuple[list[Word], float]:
-        """Return all words, and when they were written last, in seconds since the epoch."""
-
-    def write(self, changed: Mapping[WordPlace, Word | None], seen: float, *, anew: bool = False) -> None:
-        """Enter words and take others out, all of it or nothing."""
-
-    def whole(self) -> bool:
-        """Return whether the file is the one that was written last."""
-
-    def mend(self) -> None:
-        """Put the file, which is damaged or another, aside, and begin a new one."""
-
-    def close(self) -> None:
-        """Let go of the file."""
-
-
 class BanBook:
     """The book of one server, or of the supervisor of several workers. One thread at a time."""
 
     def __init__(
         self,
-        store: WordStore | None = None,
+        store: BanStore | None = None,
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = steady_s,
     ) -> None:
@@ -238,7 +217,7 @@ class BanBook:
                 bans=self._move_ends(self._set_back_s),
             )
 
-    def _load(self, store: WordStore) -> None:
+    def _load(self, store: BanStore) -> None:
         try:
             found, seen = store.read()
         except OSError as error:
@@ -273,7 +252,7 @@ class BanBook:
                 _log.info("ban store is written to again", bans=len(self.words))
             self.fault = ""
 
-    def _write(self, store: WordStore, changed: Mapping[WordPlace, Word | None], *, anew: bool = False) -> None:
+    def _write(self, store: BanStore, changed: Mapping[WordPlace, Word | None], *, anew: bool = False) -> None:
         """Write to the store, in a new file where its own is damaged or another; raises as it does."""
         everything = {word.place: word for word in self.words} | dict(changed)
         try:

@@ -238,7 +238,4 @@ def line_columns(connection: Connection) -> dict[str, int]:
 
 def _told_by(connection: Connection, now: float) -> dict[str, Any]:
     """Return the columns that the session of a connection knows, and while it is open its kernel, by name."""
-    session = connection.session
-    ingest = getattr(session, "ingest", None)
-    found: dict[str, Any] = {} if ingest is None else ingest.columns(now)
-    return found | {"refusal": getattr(session, "refusal", None)} | line_columns(connection)
+    return connection.session.record_columns(now) | line_columns(connection)
