@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from flowctl.connection import Connection
 from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.server.bans import Ban, BanAction
 from flowctl.core.server.guilt import LIMIT_POINTS, MILD_LIMITS
 from flowctl.core.text.addresses import Network, address_key, meanings
@@ -65,23 +66,21 @@ class Spared:
 
 
 class _Part:
-    """What one connection did: its own levels, so that it is known who of an address is guilty."""
+    """What one connection did: its own buckets, so that it is known who of an address is guilty."""
 
-    __slots__ = ("at", "commands", "control", "levels", "usual")
+    __slots__ = ("buckets", "commands", "control", "usual")
 
-    def __init__(self, now: float) -> None:
-        self.at = now
-        self.commands = 0  # counted so far
-        self.control = 0
-        self.levels: dict[Offence, float] = {}
-        self.usual: dict[Offence, tuple[float, float]] = {}  # of what counts for nobody: level, and when
+    def __init__(self) -> None:
+        self.commands = self.control = 0  # counted so far
+        self.buckets: dict[Offence, TokenBucket] = {}  # of an address's allowance, as if it were this one's alone
+        self.usual: dict[Offence, TokenBucket] = {}  # of what counts for nobody
 
     def beyond_usual(self, offence: Offence, amount: float, now: float) -> float:
         usual = USUAL[offence]
-        level, at = self.usual.get(offence, (0.0, now))
-        level = usual.left(level, now - at) + amount
-        self.usual[offence] = min(level, usual.count), now
-        return max(0.0, level - usual.count)
+        bucket = self.usual.setdefault(offence, usual.full_bucket(now))
+        left = usual.fill(bucket, now) - amount
+        bucket.tokens = max(0.0, left)
+        return max(0.0, -left)
 
 
 class _Tried:
@@ -175,7 +174,7 @@ class PenaltyWatch(Observer):
         self._count(connection, now, last=True)
         with self._lock:
             self._parts.pop(connection.number, None)
-        if getattr(connection.session, "harmless", False):
+        if connection.session.harmless:
             self._let_in(connection)
         elif reason not in _OURS:
             with self._lock:
@@ -203,13 +202,13 @@ class PenaltyWatch(Observer):
                 self._count(connection, now)
 
     def _count(self, connection: Connection, now: float, *, last: bool = False) -> None:
-        totals = getattr(connection.session, "asked_count", None)
+        totals = connection.session.asked_count
         if totals is None:  # another protocol
             return
         with self._lock:
             if connection.ended is not None and not last:
                 return
-            part = self._part_locked(connection.number, now)
+            part = self._part_locked(connection.number)
             commands = part.beyond_usual(Offence.COMMANDS, max(0, totals[0] - part.commands), now)
             control = part.beyond_usual(Offence.CONTROL, max(0, totals[1] - part.control), now)
             part.commands, part.control = totals
@@ -222,11 +221,11 @@ class PenaltyWatch(Observer):
         with self._lock:
             self._offenders.pop(address_key(connection.peer[0]), None)
 
-    def _part_locked(self, number: int, now: float) -> _Part:
+    def _part_locked(self, number: int) -> _Part:
         self._lock.assert_owned()
         part = self._parts.get(number)
         if part is None:
-            part = self._parts[number] = _Part(now)
+            part = self._parts[number] = _Part()
         return part
 
     def _charge(
@@ -238,12 +237,11 @@ class PenaltyWatch(Observer):
         if keep:
             with self._lock:
                 # None for one that has ended meanwhile, which nobody would forget again.
-                made = _Part(now) if connection.ended is not None else self._part_locked(connection.number, now)
+                made = _Part() if connection.ended is not None else self._part_locked(connection.number)
                 part = self._parts.get(connection.number, made)
-                passed_s, part.at = max(0.0, now - part.at), now
-                for other, level in part.levels.items():
-                    part.levels[other] = self._penalties.allowances[other].left(level, passed_s)
-                part.levels[offence] = part.levels.get(offence, 0.0) + amount
+                bucket = part.buckets.setdefault(offence, allowance.full_bucket(now))
+                allowance.fill(bucket, now)
+                bucket.tokens -= amount
         self._charge_address(connection.peer[0], offence, amount, now, name)
 
     def _charge_address(self, address: str, offence: Offence, amount: float, now: float, name: str) -> None:
@@ -275,15 +273,15 @@ class PenaltyWatch(Observer):
         whose single wrong key was the one too many, nor only one of sixteen that shared the work.
         """
         within = [item for item in self._connections() if item.ended is None and _is_of(item.peer[0], overflow)]
-        least = self._penalties.allowances[overflow.offence].count * _GUILTY_SHARE
+        most = self._penalties.allowances[overflow.offence].count
         with self._lock:
-            levels = {
-                item.number: part.levels.get(overflow.offence, 0.0)
+            done = {
+                item.number: most - bucket.tokens
                 for item in within
-                if (part := self._parts.get(item.number)) is not None
+                if (part := self._parts.get(item.number)) and (bucket := part.buckets.get(overflow.offence))
             }
-        least = max(least, max(levels.values(), default=0.0) / 2)
-        guilty = [item for item in within if levels.get(item.number, 0.0) >= least]
+        least = max(most * _GUILTY_SHARE, max(done.values(), default=0.0) / 2)
+        guilty = [item for item in within if done.get(item.number, 0.0) >= least]
         numbers = {item.number for item in guilty}
         return sum(item.session.behaves() for item in within if item.number not in numbers), guilty
 
@@ -295,7 +293,7 @@ _OURS: Final = frozenset(
 
 
 def _over_http(connection: Connection) -> bool:
-    return not hasattr(connection.session, "asked_count")
+    return connection.session.asked_count is None
 
 
 def _is_of(address: str, overflow: Overflow) -> bool:

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.text.addresses import meanings
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
@@ -95,8 +96,11 @@ class Allowance:
     def __str__(self) -> str:
         return f"{self.count:g}/{self.period_s:g}s"
 
-    def left(self, level: float, passed_s: float) -> float:
-        return max(0.0, level - passed_s * self.count / self.period_s)
+    def full_bucket(self, now: float) -> TokenBucket:
+        return TokenBucket(self.count, now)
+
+    def fill(self, bucket: TokenBucket, now: float) -> float:
+        return bucket.fill(self.count / self.period_s, self.count, now)
 
 
 USUAL: Final[Mapping[Offence, Allowance]] = MappingProxyType(
@@ -172,25 +176,28 @@ def length_of(repeats: int) -> float:
 class _Record:
     """What one address or network has done."""
 
-    at: float  # when levels and repeats were true
+    at: float  # when repeats were true
     serves_until: float  # a penalty
-    levels: dict[Offence, float] = field(default_factory=dict)
+    buckets: dict[Offence, TokenBucket] = field(default_factory=dict)  # those that are not full
     repeats: float = 0.0
     evidence: dict[str, float] = field(default_factory=dict)
 
     def age(self, now: float, allowances: Mapping[Offence, Allowance]) -> None:
         passed_s, self.at = max(0.0, now - self.at), max(self.at, now)
-        left = ((offence, allowances[offence].left(level, passed_s)) for offence, level in self.levels.items())
-        self.levels = {offence: level for offence, level in left if level}
+        for offence, bucket in tuple(self.buckets.items()):
+            if allowances[offence].fill(bucket, now) >= allowances[offence].count:
+                del self.buckets[offence]
         self.repeats *= 0.5 ** (passed_s / HALF_LIFE_S)
         if self.repeats < _FORGIVEN:
             self.repeats = 0.0
-        if not self.levels:
+        if not self.buckets:
             self.evidence.clear()
 
     def guilt(self, allowances: Mapping[Offence, Allowance]) -> float:
-        full = max((level / allowances[offence].count for offence, level in self.levels.items()), default=0.0)
-        return self.repeats + full
+        fullest = min(
+            (bucket.tokens / allowances[offence].count for offence, bucket in self.buckets.items()), default=1.0
+        )
+        return self.repeats + 1.0 - fullest
 
 
 class _Book:
@@ -212,12 +219,13 @@ class _Book:
     def charge(self, cidr: str, offence: Offence, amount: float, name: str, now: float) -> Overflow | None:
         record, allowance = self._record(cidr, now), self._allowances[offence]
         record.age(now, self._allowances)
-        level = record.levels[offence] = record.levels.get(offence, 0.0) + amount
+        bucket = record.buckets.setdefault(offence, allowance.full_bucket(now))
+        bucket.tokens -= amount
         if name in record.evidence or len(record.evidence) < _MOST_NAMES:
             record.evidence[name] = record.evidence.get(name, 0.0) + amount
-        if level <= allowance.count:
+        if bucket.tokens >= 0:
             return None
-        del record.levels[offence]
+        del record.buckets[offence]
         evidence, record.evidence = record.evidence, {}
         if offence in MILD:
             repeats, length_s = 1, MILD_S

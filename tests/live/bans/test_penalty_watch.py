@@ -29,7 +29,7 @@ class World:
 
     def connect(self, *, address=ONE, http=False, harmless=True):
         self._count += 1
-        session = SimpleNamespace(harmless=harmless) if http else SimpleNamespace(asked_count=(0, 0), harmless=harmless)
+        session = SimpleNamespace(asked_count=None if http else (0, 0), harmless=harmless)
         made = SimpleNamespace(number=self._count, peer=(address, 1), ended=None, session=session)
         self.open.append(made)
         return made
