@@ -26,9 +26,9 @@ def check(
     pairs: _Pairs = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Check a file of settings, and the files that it names, as a server would that is started with it.
+    """Check a file of settings, and the files that it names.
 
-    Variables FLOWCTL_NAME and --set go before the file, as for serve. Exits with 2 where it is not valid.
+    They are read as by a server that is started with them. Variables FLOWCTL_NAME and --set go before the file, as for serve. Exits with 2 where it is not valid.
     """
     import os
 
@@ -69,9 +69,9 @@ def show(
     pairs: _Pairs = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Show the value of each setting and where it came from: option, variable, line of the file, or default.
+    """Show the value of each setting and where it came from.
 
-    Secrets are masked. With --stream or --role: what may differ there, and which level says it.
+    That is an option, a variable, a line of the file, or the default. Secrets are masked. With --stream or --role: what may differ there, and which level says it.
     """
     from flowctl.cli.common import print_json
     from flowctl.core.text.output import say

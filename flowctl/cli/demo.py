@@ -46,9 +46,9 @@ def demo(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON.")] = False,
 ) -> None:
-    """Run a server, a publisher and viewers of all kinds; report who lost what and why.
+    """Show who of a crowd loses what on a live server, and why.
 
-    The exit status is 1 if a healthy viewer lost a frame or a limit did not act. It can be watched in a browser
+    A server, a publisher and viewers of all kinds run on this machine. The exit status is 1 if a healthy viewer lost a frame or a limit did not act. It can be watched in a browser
     (needs the admin extra): the address is said at the beginning and at the end.
 
     With --pipeline, a server is loaded with honest slow and abusive viewers, and records them; the analysis recommends

@@ -44,9 +44,9 @@ def edge(
     ca_file: CaFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Serve viewers streams of ORIGINs: of flowctl serve live --origin HOST:PORT, or of other edges.
+    """Serve viewers the streams of origins, or of other edges.
 
-    Each stream that somebody views is fetched in segments from all origins: one that dies, lies or is slow costs
+    An ORIGIN is a flowctl serve live --origin HOST:PORT, or such an edge. Each stream that somebody views is fetched in segments from all origins: one that dies, lies or is slow costs
     nothing that another one has. With --follow frames come at once from one origin, and segments fill the gap when it
     dies. With --origin other edges can fetch from this one. All settings are those of flowctl serve live.
     """

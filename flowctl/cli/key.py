@@ -33,7 +33,7 @@ def make(
     kind: _For = "",
     streams: _Streams = "",
 ) -> None:
-    """Make a stream key and write it; the server gets its hash alone."""
+    """Make a stream key and write it. The server gets its hash alone."""
     from flowctl.core.text.output import say
     from flowctl.live.access.keys import make_key
 
@@ -48,7 +48,7 @@ def make(
 
 @app.command("hash")
 def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> None:
-    """Read a stream key from standard input, and write the line for keys_file."""
+    """Write the line of a stream key for keys_file. The key is read from standard input."""
     import sys
 
     from flowctl.core.text.output import say
@@ -60,7 +60,7 @@ def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> Non
 
 @app.command("secret")
 def secret(file: Annotated[Path, typer.Argument(help="token_secret_file; a new file.")]) -> None:
-    """Make a secret for signed addresses, in a file that only its owner can read."""
+    """Make a secret for signed addresses. Its file can be read by its owner only."""
     import os
     import secrets
 

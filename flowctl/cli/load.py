@@ -74,9 +74,9 @@ def load(
     table: Annotated[bool, typer.Option("--table/--no-table", help="Show a live table on a terminal.")] = True,
     list_profiles: Annotated[bool, typer.Option("--list-profiles", help="Explain the profiles, and end.")] = False,
 ) -> None:
-    """Load an RTMP server with viewers of all kinds, on this machine unless --allow-remote is given.
+    """Load an RTMP server with viewers of all kinds.
 
-    It always ends by itself. Exit status: 0 all went well; 1 a condition of --fail-on holds or could not be measured,
+    It is on this machine unless --allow-remote is given. A run always ends by itself. Exit status: 0 all went well; 1 a condition of --fail-on holds or could not be measured,
     nobody could connect, no healthy viewer got a frame, the server or a publisher was lost in mid run, or the load
     tester itself failed for a peer; 2 wrong use; 130 or 143 ended by a signal.
     """

@@ -33,7 +33,7 @@ def play(
     insecure: Insecure = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
 ) -> None:
-    """Play a stream and say what came, what is missing, and how it ended. Times count from the first message."""
+    """Play a stream, and say what came and what is missing. It says how it ended, too; times count from the first message."""
     from flowctl.cli.common import optional_duration, optional_rate, set_up_log
     from flowctl.wire.client.connect import parse_address, trust
     from flowctl.wire.client.player import PlayProfile

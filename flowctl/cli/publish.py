@@ -45,9 +45,9 @@ def publish(
     insecure: Insecure = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
 ) -> None:
-    """Publish a file (once, or with --loop for ever) or a synthetic source (for ever, or for --duration).
+    """Publish a file or a synthetic source to a server.
 
-    Synthetic frames carry numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
+    A file is sent once, or with --loop for ever; a synthetic source for ever, or for --duration. Synthetic frames carry numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.errors import ConfigError

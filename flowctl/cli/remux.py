@@ -41,9 +41,9 @@ def record(
     once: Annotated[bool, typer.Option("--once", help="End when each stream has ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write a line of JSON per file, and the summary.")] = False,
 ) -> None:
-    """Record live streams, and write the name of each finished file to standard output.
+    """Record live streams as FLV or MP4 files.
 
-    A stream that is not published yet is waited for. A server that is lost, or not there, is tried again until the end,
+    The name of each finished file is written to standard output. A stream that is not published yet is waited for. A server that is lost, or not there, is tried again until the end,
     and the log says why. A file that is being written ends with .part; what an earlier run has left behind is finished
     first.
     """
@@ -90,9 +90,9 @@ def hls(
     once: Annotated[bool, typer.Option("--once", help="End when each stream has ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
 ) -> None:
-    """Write live streams as HLS: DIR/app/stream.m3u8 and its segments, in as few files as players need.
+    """Write live streams as HLS, for players to fetch.
 
-    Have them served by "flowctl serve live --hls-folder DIR", or by any server of files.
+    That is DIR/app/stream.m3u8 and its segments, in as few files as players need. Have them served by "flowctl serve live --hls-folder DIR", or by any server of files.
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.errors import ConfigError

@@ -42,9 +42,9 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object per flight.")] = False,
 ) -> None:
-    """Run a recorded connection again, and print every transition with its cause.
+    """Run a recorded connection again, and say what happened.
 
-    Several flights are listed; name one with --conn, or --all. Exit status: 0 the replay brought what was recorded, 1
+    Every transition is printed with its cause. Several flights are listed; name one with --conn, or --all. Exit status: 0 the replay brought what was recorded, 1
     it diverges or is damaged (with --all the others are replayed all the same), 2 wrong use. With --limits,
     --policy or --target-delay the same stream and link are shown to another choice, what is not named being as it was
     in force: the answer comes from the Sender itself, on a link that is known only from what it took.

@@ -131,7 +131,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="stats",
         permission=Permission.BASIC,
-        summary="Show a running server: figures, streams, and who is slow and why.",
+        summary="Show a server: figures, streams, and who is slow and why.",
         arguments=(
             Argument(name="stream", kind=text(), what=_FITS, default="*"),
             Argument(name="viewers", kind=choice("slow", "all", "none"), what="Which viewers.", default="slow"),
@@ -158,7 +158,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="connections",
         permission=Permission.BASIC,
-        summary="List the connections: state, what waits on each axis, drops and why; or one with its ledger.",
+        summary="List the connections, or show one with its ledger. Each has its state, what waits, its drops, and why.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Only this one, with its ledger.", first=True),
             Argument(name="state", kind=choice(*(item.name for item in SendState), "slow"), what="In which state."),
@@ -177,7 +177,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="events",
         permission=Permission.BASIC,
-        summary="Tell what happened: changes of state, drops, limits that were hit, publishers, and ends.",
+        summary="Tell what happened: drops, limits that were hit, ends. Changes of state and publishers, too.",
         arguments=(
             Argument(name="since", kind=text(most=MOST_CURSOR), what="The cursor of the last answer.", default=""),
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=200),
@@ -189,7 +189,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="metrics",
         permission=Permission.BASIC,
-        summary="Tell sums for monitoring: by stream, role, state and reason, for each process.",
+        summary="Tell sums for monitoring. They are by stream, role, state and reason, for each process.",
         arguments=(),
         effect=lambda server, asked: _listings().metrics(server, asked),
         together=together.METRICS,
@@ -198,7 +198,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="kick",
         permission=Permission.ADMIN,
-        summary="End connections: one, or all that fit what is given; they may come again.",
+        summary="End one connection, or all that fit what is given. They may come again.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Its number, as lists show it.", first=True),
             Argument(name="stream", kind=text(), what="Who plays or publishes this app/stream."),
@@ -211,7 +211,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="limits",
         permission=Permission.ADMIN,
-        summary="Show the limits, or set them for open and new connections, for one, or for those of a stream.",
+        summary="Show the limits, or set them. They are of open and new connections, of one, or of those of a stream.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Only of this one.", first=True),
             Argument(name="stream", kind=text(), what="Only of those that play or publish such a stream now."),
@@ -267,7 +267,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="fleet",
         permission=Permission.BASIC,
-        summary="Show how the fleet stands, as this server sees it: who is behind, and by how much.",
+        summary="Show how the fleet stands, as this server sees it. That is who is behind, and by how much.",
         arguments=(),
         effect=effects.fleet,
         together=together.HERE,
@@ -276,7 +276,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="drain",
         permission=Permission.ADMIN,
-        summary="Take no new connections, ask clients to reconnect elsewhere, and end.",
+        summary="Let clients go elsewhere, and end. No new connections are taken; clients are asked to reconnect.",
         arguments=(
             Argument(
                 name="within",
@@ -292,7 +292,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="reload",
         permission=Permission.ADMIN,
-        summary="Read the files of settings, limits, bans and certificate now, and say what changed or is wrong.",
+        summary="Read all files now, and say what changed or is wrong. That is settings, limits, bans and certificate.",
         arguments=(),
         effect=effects.reload,
         together=together.RELOAD,
@@ -300,7 +300,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="changes",
         permission=Permission.ADMIN,
-        summary="List what was changed while the server ran, by files and by commands.",
+        summary="List what files and commands changed while it ran.",
         arguments=(
             Argument(name="since", kind=number(0, 2**63 - 1), what="Only what came after this version.", default=0),
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=50),

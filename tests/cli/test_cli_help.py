@@ -44,6 +44,24 @@ def test_help_when_the_terminal_has_80_columns_shows_option_names_whole(monkeypa
     assert wrong == []
 
 
+def test_help_when_commands_are_listed_in_80_columns_cuts_no_sentence(monkeypatch, capsys):
+    from flowctl.cli.errors import run as run_app
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    cut = []
+    for words, group in commands():
+        if not hasattr(group, "list_commands"):
+            continue
+        run_app(app, [*words, "--help"])
+        listed = " ".join(capsys.readouterr().out.split())
+        for name in group.list_commands(None):
+            sentence = group.get_command(None, name).get_short_help_str(200)
+            if len(sentence) > 60 or f" {name} {sentence}" not in listed:
+                cut.append(f"{' '.join((*words, name))}: {sentence}")
+    assert cut == []
+
+
 @pytest.mark.parametrize("name", ["live", "echo"])
 def test_settings_when_listed_are_those_of_the_server(name):
     """All settings are listed with what they are, their kind and their default, for people and programs."""

@@ -12,7 +12,7 @@ from flowctl.cli.analyze import compare, jobs, synth, watch
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Turn the records of servers into decisions: who was slow and why, which limits would be better, whom to keep "
+    help="Turn the records of servers into decisions. Who was slow and why, which limits would be better, whom to keep "
     "out, how many viewers a node carries. Runs on Spark.",
 )
 for name, command in jobs.COMMANDS.items():

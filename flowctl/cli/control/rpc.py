@@ -13,7 +13,7 @@ from flowctl.cli.control.operations import AsJson, Key, Timeout, keys_of, timeou
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Make keys, and call servers that speak OxenMQ, of flowctl or not.",
+    help="Make keys, and call servers that speak OxenMQ.",
 )
 
 
@@ -30,9 +30,9 @@ def keygen(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key pair in a file that only its owner can read, and write the public key.
+    """Make a pair of keys, and write the public one.
 
-    A server gives its public key to its clients, who name it in its address, curve://host:port/KEY. A client gives its
+    Both are in a file that only its owner can read. A server gives its public key to its clients, who name it in its address, curve://host:port/KEY. A client gives its
     own to the server, which has it in the file of control_clients.
     """
     from flowctl.cli.common import print_json
@@ -61,9 +61,9 @@ def call(
     timeout: Timeout = "15s",
     as_json: AsJson = False,
 ) -> None:
-    """Call any command of a server, and write each part of the reply as a line.
+    """Call any command of a server, and write its reply.
 
-    A part that is no text is written in hex, with 0x in front.
+    Each part of the reply is a line. A part that is no text is written in hex, with 0x in front.
     """
     import asyncio
 
@@ -96,7 +96,7 @@ def describe(
     timeout: Timeout = "15s",
     as_json: AsJson = False,
 ) -> None:
-    """Show which operations a server has, what each takes, and who may call it."""
+    """Show the operations of a server. Of each: what it takes, and who may call it."""
     from flowctl.cli.common import print_json
     from flowctl.cli.errors import terminable
     from flowctl.control.operations import OPERATIONS

@@ -32,9 +32,9 @@ def top(
     timeout: Timeout = "15s",
     as_json: Annotated[bool, typer.Option("--json", help="Write each look as one line of JSON.")] = False,
 ) -> None:
-    """Show streams and connections of a running server, the worst first, again and again.
+    """Show a running server again and again, the worst first.
 
-    On a terminal the table redraws itself and fits it; elsewhere one look follows the other. Ends with Ctrl-C.
+    That is its streams and its connections. On a terminal the table redraws itself and fits it; elsewhere one look follows the other. Ends with Ctrl-C.
     """
     import contextlib
     import shutil
