@@ -37,6 +37,5 @@ __all__ = ["app", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
     open_missing_streams()
     return run(app, list(sys.argv[1:] if arguments is None else arguments))

@@ -42,7 +42,6 @@ def given(context: typer.Context, parameter: str) -> bool:
 
 
 def set_up_log(*, as_json: bool = False, level: str | None = None) -> None:
-    """Send the log to standard error."""
     from flowctl import log
 
     log.configure(settings.log_level if level is None else level, json=as_json)

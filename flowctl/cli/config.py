@@ -28,7 +28,8 @@ def check(
 ) -> None:
     """Check a file of settings, and the files that it names.
 
-    They are read as by a server that is started with them. Variables FLOWCTL_NAME and --set go before the file, as for serve. Exits with 2 where it is not valid.
+    They are read as by a server that is started with them. Variables FLOWCTL_NAME and --set go before the file, as for
+    serve. Exits with 2 where it is not valid.
     """
     import os
 
@@ -71,7 +72,8 @@ def show(
 ) -> None:
     """Show the value of each setting and where it came from.
 
-    That is an option, a variable, a line of the file, or the default. Secrets are masked. With --stream or --role: what may differ there, and which level says it.
+    That is an option, a variable, a line of the file, or the default. Secrets are masked. With --stream or --role: what
+    may differ there, and which level says it.
     """
     from flowctl.cli.common import print_json
     from flowctl.core.text.output import say
@@ -96,7 +98,6 @@ def show(
 
 
 def _gather(server: str, file: Path | None, pairs: list[str] | None) -> tuple[ServerProgram, Settings]:
-    """Return the server and what is given to it."""
     import os
 
     from flowctl.cli.servers import load_server

@@ -48,8 +48,9 @@ def demo(
 ) -> None:
     """Show who of a crowd loses what on a live server, and why.
 
-    A server, a publisher and viewers of all kinds run on this machine. The exit status is 1 if a healthy viewer lost a frame or a limit did not act. It can be watched in a browser
-    (needs the admin extra): the address is said at the beginning and at the end.
+    A server, a publisher and viewers of all kinds run on this machine. The exit status is 1 if a healthy viewer lost a
+    frame or a limit did not act. It can be watched in a browser (needs the admin extra): the address is said at the
+    beginning and at the end.
 
     With --pipeline, a server is loaded with honest slow and abusive viewers, and records them; the analysis recommends
     limits and bans; the same server takes both while it runs; the same load comes again. The status is 1 if honest slow

@@ -46,9 +46,10 @@ def edge(
 ) -> None:
     """Serve viewers the streams of origins, or of other edges.
 
-    An ORIGIN is a flowctl serve live --origin HOST:PORT, or such an edge. Each stream that somebody views is fetched in segments from all origins: one that dies, lies or is slow costs
-    nothing that another one has. With --follow frames come at once from one origin, and segments fill the gap when it
-    dies. With --origin other edges can fetch from this one. All settings are those of flowctl serve live.
+    An ORIGIN is a flowctl serve live --origin HOST:PORT, or such an edge. Each stream that somebody views is fetched in
+    segments from all origins: one that dies, lies or is slow costs nothing that another one has. With --follow frames
+    come at once from one origin, and segments fill the gap when it dies. With --origin other edges can fetch from this
+    one. All settings are those of flowctl serve live.
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.serve import options_of, run_server

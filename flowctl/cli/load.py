@@ -76,9 +76,10 @@ def load(
 ) -> None:
     """Load an RTMP server with viewers of all kinds.
 
-    It is on this machine unless --allow-remote is given. A run always ends by itself. Exit status: 0 all went well; 1 a condition of --fail-on holds or could not be measured,
-    nobody could connect, no healthy viewer got a frame, the server or a publisher was lost in mid run, or the load
-    tester itself failed for a peer; 2 wrong use; 130 or 143 ended by a signal.
+    It is on this machine unless --allow-remote is given. A run always ends by itself. Exit status: 0 all went well; 1 a
+    condition of --fail-on holds or could not be measured, nobody could connect, no healthy viewer got a frame, the
+    server or a publisher was lost in mid run, or the load tester itself failed for a peer; 2 wrong use; 130 or 143
+    ended by a signal.
     """
     given = dict(locals())  # as options are: text in, values out, in `_plan` alone
     from flowctl.cli.common import set_up_log
@@ -98,7 +99,6 @@ def load(
 
 
 def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: str | None, **given: Any) -> LoadPlan:
-    """Return the run that the options describe."""
     from flowctl.cli.common import optional_duration
     from flowctl.errors import ConfigError
     from flowctl.load.plan import MAX_PEERS, LoadPlan
@@ -180,7 +180,6 @@ def _command_line() -> str:
 
 
 def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[FailCondition]:
-    """Return the conditions of --fail-on."""
     from flowctl.load.profiles import parse_profile
     from flowctl.load.results.failon import parse_conditions
     from flowctl.load.results.result import PUBLISHER, PeerKind
@@ -194,7 +193,6 @@ def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[FailCondition]:
 def _load(
     plan: LoadPlan, conditions: list[FailCondition], files: dict[str, Path | None], *, as_json: bool, table: bool
 ) -> None:
-    """Run it, then write summary and files."""
     import signal
 
     from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
@@ -224,7 +222,6 @@ def _load(
 
 
 def _show(result: RunResult, verdicts: list[ConditionResult], *, as_json: bool) -> None:
-    """Write the summary to standard output."""
     from flowctl.cli.common import print_json
     from flowctl.load.results import summary
 
@@ -257,7 +254,6 @@ def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, 
 
 
 def _list_profiles(*, as_json: bool) -> None:
-    """Write every profile with its explanation to standard output."""
     from flowctl.cli.common import print_json
     from flowctl.load.catalogue import as_dicts, as_lines
 

@@ -33,7 +33,10 @@ def play(
     insecure: Insecure = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
 ) -> None:
-    """Play a stream, and say what came and what is missing. It says how it ended, too; times count from the first message."""
+    """Play a stream, and say what came and what is missing.
+
+    It says how it ended, too. Times count from the first message.
+    """
     from flowctl.cli.common import optional_duration, optional_rate, set_up_log
     from flowctl.wire.client.connect import parse_address, trust
     from flowctl.wire.client.player import PlayProfile
@@ -130,7 +133,6 @@ def _show(player: RtmpPlayer, *, as_json: bool, to_stderr: bool) -> None:
 
 
 def summary(player: RtmpPlayer) -> dict[str, Any]:
-    """Return the figures of a player as plain values, for JSON."""
     figures, end = player.statistics(), player.end
 
     def seconds(value: float | None) -> float | None:
@@ -157,7 +159,6 @@ def summary(player: RtmpPlayer) -> dict[str, Any]:
 
 
 def describe(player: RtmpPlayer) -> list[str]:
-    """Return the figures of a player as lines for people."""
     from flowctl.units import format_bit_rate, format_count, format_duration, format_size
 
     figures = player.statistics()

@@ -47,7 +47,8 @@ def publish(
 ) -> None:
     """Publish a file or a synthetic source to a server.
 
-    A file is sent once, or with --loop for ever; a synthetic source for ever, or for --duration. Synthetic frames carry numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
+    A file is sent once, or with --loop for ever; a synthetic source for ever, or for --duration. Synthetic frames carry
+    numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.errors import ConfigError
@@ -78,7 +79,6 @@ def publish(
 
 
 def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterable[FlvTag]:
-    """Return the synthetic source."""
     from flowctl.errors import ConfigError
     from flowctl.wire.media.synthetic import SyntheticSource
 
@@ -93,7 +93,6 @@ def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterabl
 
 
 def _refuse_ignored(context: typer.Context, source: str) -> None:
-    """Refuse options that a file would ignore."""
     from flowctl.cli.common import given
     from flowctl.errors import ConfigError
 
@@ -122,7 +121,6 @@ def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
 def publish_tags(
     address: RtmpUrl, tags: Iterable[FlvTag], *, pace: float, loop: bool, duration_s: float | None, as_json: bool
 ) -> None:
-    """Publish `tags`, then write the summary."""
     from flowctl.cli.common import check_end, run_client
     from flowctl.wire.client.publisher import RtmpPublisher
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
@@ -140,7 +138,6 @@ def publish_tags(
 
 
 def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:
-    """Write the summary to standard output."""
     from flowctl.cli.common import print_json
     from flowctl.units import format_count, format_duration, format_size
 

@@ -43,9 +43,9 @@ def record(
 ) -> None:
     """Record live streams as FLV or MP4 files.
 
-    The name of each finished file is written to standard output. A stream that is not published yet is waited for. A server that is lost, or not there, is tried again until the end,
-    and the log says why. A file that is being written ends with .part; what an earlier run has left behind is finished
-    first.
+    The name of each finished file is written to standard output. A stream that is not published yet is waited for. A
+    server that is lost, or not there, is tried again until the end, and the log says why. A file that is being written
+    ends with .part; what an earlier run has left behind is finished first.
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.live.remux.files import NameTemplate
@@ -92,7 +92,8 @@ def hls(
 ) -> None:
     """Write live streams as HLS, for players to fetch.
 
-    That is DIR/app/stream.m3u8 and its segments, in as few files as players need. Have them served by "flowctl serve live --hls-folder DIR", or by any server of files.
+    That is DIR/app/stream.m3u8 and its segments, in as few files as players need. Have them served by "flowctl serve
+    live --hls-folder DIR", or by any server of files.
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.errors import ConfigError
@@ -126,7 +127,6 @@ def hls(
 
 
 def _addresses(urls: list[str]) -> list[RtmpUrl]:
-    """Return the addresses to pull from."""
     from flowctl.errors import ConfigError
     from flowctl.wire.client.connect import parse_address
 
@@ -141,7 +141,6 @@ def _addresses(urls: list[str]) -> list[RtmpUrl]:
 
 
 def _form(form: str) -> Callable[[], Form]:
-    """Return what makes the files."""
     from flowctl.errors import ConfigError
     from flowctl.live.remux.flvform import FlvForm
 
@@ -156,7 +155,6 @@ def _form(form: str) -> Callable[[], Form]:
 
 
 def check_media() -> None:
-    """See that PyAV is there."""
     import importlib.util
 
     from flowctl.errors import ConfigError
@@ -253,7 +251,6 @@ def _outage(url: RtmpUrl, figures: FollowStatistics, told: str) -> str:
 
 
 def _progress(recorders: Sequence[StreamRecorder | HlsWriter]) -> None:
-    """Write one line over the one before."""
     from flowctl.units import format_count, format_duration, format_size
 
     figures = [recorder.statistics() for recorder in recorders]
@@ -269,7 +266,6 @@ def _progress(recorders: Sequence[StreamRecorder | HlsWriter]) -> None:
 def _summarise(
     addresses: list[RtmpUrl], recorders: Sequence[StreamRecorder | HlsWriter], follows: list[Follow], *, as_json: bool
 ) -> None:
-    """Say what was recorded."""
     from flowctl.cli.common import print_json
     from flowctl.errors import FlowctlError
     from flowctl.units import format_count

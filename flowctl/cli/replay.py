@@ -44,10 +44,11 @@ def replay(
 ) -> None:
     """Run a recorded connection again, and say what happened.
 
-    Every transition is printed with its cause. Several flights are listed; name one with --conn, or --all. Exit status: 0 the replay brought what was recorded, 1
-    it diverges or is damaged (with --all the others are replayed all the same), 2 wrong use. With --limits,
-    --policy or --target-delay the same stream and link are shown to another choice, what is not named being as it was
-    in force: the answer comes from the Sender itself, on a link that is known only from what it took.
+    Every transition is printed with its cause. Several flights are listed; name one with --conn, or --all. Exit status:
+    0 the replay brought what was recorded, 1 it diverges or is damaged (with --all the others are replayed all the
+    same), 2 wrong use. With --limits, --policy or --target-delay the same stream and link are shown to another choice,
+    what is not named being as it was in force: the answer comes from the Sender itself, on a link that is known only
+    from what it took.
     """
     from flowctl.errors import ConfigError, DamagedFlightError
     from flowctl.records.telemetry.flightfiles import Damaged, flight_files, flights_rows, list_flights
@@ -123,7 +124,6 @@ def _replay_one(
     choice: _Named | None,
     as_json: bool,
 ) -> bool:
-    """Replay one flight and show it; return whether it diverges."""
     from flowctl.cli.common import print_json
     from flowctl.records.flight.reading import read_flights
     from flowctl.records.flight.replay import compare
@@ -203,7 +203,6 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
 
 
 def _plain(value: Any) -> str:
-    """Return a figure as people read it."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {count}" for name, count in value.items()) or "none"
     return "none" if value is None else str(value)

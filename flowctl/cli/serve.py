@@ -162,7 +162,6 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
 def run_server(
     program: ServerProgram, options: ServeOptions, ended: EndSignals, *, stats_s: float | None, as_json: bool
 ) -> None:
-    """Build, start, wait for a signal, stop."""
     import os
     import signal
 
@@ -222,7 +221,6 @@ def _tend(server: Server, ended: EndSignals, notifier: Notifier, stats_s: float 
 
 
 def _status(server: Server) -> str:
-    """Return how a server is, in a line for systemd."""
     from flowctl.units import format_count
 
     where = _where([(item.name, item.address) for item in server.listeners])
@@ -230,7 +228,6 @@ def _status(server: Server) -> str:
 
 
 def _where(listeners: list[tuple[str, tuple[str, int]]]) -> str:
-    """Return where a server listens, in words."""
     from flowctl.core.server.listener import shown
 
     return ", ".join(shown(*address, name) for name, address in listeners)
@@ -305,7 +302,6 @@ def _run_workers(
 
 
 def _ready(program: ServerProgram, address: tuple[str, int], limits: str, control: list[str]) -> dict[str, Any]:
-    """Return what a program that started us has to know."""
     host, port = address
     ready: dict[str, Any] = {"server": program.name, "host": host, "port": port}
     if program.default_port == 1935:  # the registered port of RTMP

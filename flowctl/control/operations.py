@@ -158,7 +158,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="connections",
         permission=Permission.BASIC,
-        summary="List the connections, or show one with its ledger. Each has its state, what waits, its drops, and why.",
+        summary="List the connections, or show one with its ledger. Each has its state, what waits, drops, and why.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Only this one, with its ledger.", first=True),
             Argument(name="state", kind=choice(*(item.name for item in SendState), "slow"), what="In which state."),

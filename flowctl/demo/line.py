@@ -23,12 +23,7 @@ _LEAST_PAUSE_S: Final = 0.01
 
 
 class ProxyLine:
-    """Listens on a port of loopback, and connects each client with another one; a context.
-
-    Attributes:
-        lies_told: pieces that were changed so far.
-        hung_up: connections that their clients ended.
-    """
+    """Listens on a port of loopback, and connects each client with another one; a context."""
 
     def __init__(
         self, target_port: int, *, rate: float | None = None, lies: bool = False, buffer_bytes: int | None = None
@@ -44,8 +39,8 @@ class ProxyLine:
         self._thread = threading.Thread(target=self._run, name="demo-line", daemon=True)
         self.port = 0
         self.carried_bytes = 0
-        self.lies_told = 0
-        self.hung_up = 0
+        self.lies_told = 0  # pieces that were changed so far
+        self.hung_up = 0  # connections that their clients ended
 
     def __enter__(self) -> Self:
         self._thread.start()

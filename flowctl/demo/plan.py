@@ -50,41 +50,30 @@ class ViewerKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ViewerPlan:
-    """One viewer.
-
-    Args:
-        profile: how it behaves, as the load tester calls it.
-    """
+    """One viewer."""
 
     label: str
     kind: ViewerKind
-    profile: str
+    profile: str  # how it behaves, as the load tester calls it
     number: int
 
     @property
     def host(self) -> str:
-        """Its own address, of the loopback network."""
         return source_address(self.number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoPlan:
-    """The whole demonstration.
-
-    Args:
-        slow_shares: share of the bit rate that each slow viewer reads, each above 0 and below 1.
-        stall_after_s: when the stalling viewer stops reading, from its first frame.
-        soft: soft limits of the server, as ``bytes,messages,age``.
-        stuck_s: after which time without progress a viewer is cut; 0 is never.
-    """
+    """The whole demonstration."""
 
     duration_s: float = 24.0
     healthy: int = 20
+    # share of the bit rate that each slow viewer reads, each above 0 and below 1
     slow_shares: tuple[float, ...] = SLOW_SHARES
-    stall_after_s: float = 3.0
-    soft: str = DEFAULT_SOFT
+    stall_after_s: float = 3.0  # when the stalling viewer stops reading, from its first frame
+    soft: str = DEFAULT_SOFT  # soft limits of the server, as ``bytes,messages,age``
     hard: str = DEFAULT_HARD
-    stuck_s: float = 10.0
+    stuck_s: float = 10.0  # after which time without progress a viewer is cut; 0 is never
 
     def __post_init__(self) -> None:
         check_bounds(self, duration_s=(4, 600), healthy=(1, 500), stall_after_s=(0, 600))
@@ -94,7 +83,6 @@ class DemoPlan:
 
     @property
     def limits(self) -> Limits:
-        """The server's limits."""
         return Limits.parse(self.soft, self.hard)
 
     def _crowd(self) -> dict[str, tuple[ViewerKind, str, int]]:

@@ -29,13 +29,9 @@ _LOOK_S: Final = 0.1
 
 
 class ServerProcess:
-    """One server process.
+    """One server process."""
 
-    Attributes:
-        ready: what the server said of itself when it was ready; of `wait_until_ready`.
-    """
-
-    ready: dict[str, Any]
+    ready: dict[str, Any]  # what the server said of itself when it was ready; of `wait_until_ready`
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name: Final = name
@@ -73,7 +69,6 @@ class ServerProcess:
 
     @property
     def port(self) -> int:
-        """Where viewers and publishers connect."""
         return int(self.ready["port"])
 
     @property
@@ -85,7 +80,6 @@ class ServerProcess:
         return f"rtmp://127.0.0.1:{self.port}/{stream}"
 
     def stats(self) -> dict[str, Any]:
-        """Return what the server says of itself."""
         return call_operation(self.ready["control"][0], "stats", {}, timeout_s=_STATS_S)
 
     # -- the log
@@ -119,17 +113,14 @@ class ServerProcess:
     # -- its end
 
     def check(self) -> None:
-        """Raise when the process has ended."""
         if self._process.poll() is not None:
             raise FlowctlError(f"{self.name} has ended", hint=f"it has logged: {self.log[-600:].strip() or 'nothing'}")
 
     def kill(self) -> None:
-        """End it as a crash would."""
         self._process.kill()
         self._process.wait(_TERM_S)
 
     def end(self) -> None:
-        """Ask it to end in order."""
         self._process.terminate()
 
     def stop(self) -> None:

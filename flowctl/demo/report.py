@@ -38,20 +38,15 @@ _ATTACK_CUTS: Final = _STALL_CUTS | {CloseReason.LIMIT_HIT.value}
 
 @dataclass(frozen=True, slots=True)
 class ViewerOutcome:
-    """One viewer: the server's account, its own, and what is wrong.
-
-    Args:
-        stalled_after_s: when it stopped reading, since it connected. None: it never did.
-    """
+    """One viewer: the server's account, its own, and what is wrong."""
 
     watched: WatchedViewer
     peer: PeerResult
     faults: tuple[str, ...]
-    stalled_after_s: float | None = None
+    stalled_after_s: float | None = None  # when it stopped reading, since it connected. None: it never did.
 
     @property
     def received(self) -> int:
-        """Frames that came."""
         return self.peer.video + self.peer.audio
 
     @property
@@ -65,7 +60,6 @@ class ViewerOutcome:
         return None if self.stalled_after_s is None else self.watched.connected_s - self.stalled_after_s
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         peer = self.peer
         return {
             "kind": self.watched.plan.kind.value,
@@ -87,22 +81,15 @@ class ViewerOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SeenPictures:
-    """What a viewer saw, or viewers of one kind, on average; as they measured it.
-
-    Args:
-        pictures_per_s: pictures that came in each second of the run, of one viewer.
-        picture_share: share of the pictures that came. None: not measured, as all that follows.
-        delay_p50_ms: median delay of the frames, sound included.
-        longest_freeze_s: longest time without a new picture.
-    """
+    """What a viewer saw, or viewers of one kind, on average; as they measured it."""
 
     label: str
-    pictures_per_s: tuple[float, ...]
-    picture_share: float | None = None
+    pictures_per_s: tuple[float, ...]  # pictures that came in each second of the run, of one viewer
+    picture_share: float | None = None  # share of the pictures that came. None: not measured, as all that follows.
     line_share: float | None = None
-    delay_p50_ms: float | None = None
+    delay_p50_ms: float | None = None  # median delay of the frames, sound included
     delay_p95_ms: float | None = None
-    longest_freeze_s: float | None = None
+    longest_freeze_s: float | None = None  # longest time without a new picture
 
     @property
     def bars(self) -> str:
@@ -115,41 +102,31 @@ class SeenPictures:
         return "".join(_BARS[max(round(share * (len(_BARS) - 1)), share > 0)] for share in shares)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         found = {name: value for name, value in asdict(self).items() if name != "label"}
         return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ShowReport:
-    """The whole demonstration.
-
-    Args:
-        published: what the publisher sent: frames, bytes.
-        floods_cut: connections that the server cut by the limit on control messages.
-        seen: what viewers saw, side by side: a healthy one first.
-    """
+    """The whole demonstration."""
 
     outcomes: tuple[ViewerOutcome, ...]
-    published: dict[str, Any]
+    published: dict[str, Any]  # what the publisher sent: frames, bytes
     limits: str
-    floods_cut: int = 1
+    floods_cut: int = 1  # connections that the server cut by the limit on control messages
     general: tuple[str, ...] = ()
-    seen: tuple[SeenPictures, ...] = ()
+    seen: tuple[SeenPictures, ...] = ()  # what viewers saw, side by side: a healthy one first
 
     @property
     def faults(self) -> list[str]:
-        """Everything that is not as it should be."""
         single = [f"{outcome.watched.plan.label}: {fault}" for outcome in self.outcomes for fault in outcome.faults]
         return [*single, *self.general]
 
     @property
     def passed(self) -> bool:
-        """Whether all is as it should be."""
         return not self.faults
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         viewers = {outcome.watched.plan.label: outcome.as_dict() for outcome in self.outcomes}
         return {
             "passed": self.passed,
@@ -162,7 +139,6 @@ class ShowReport:
         }
 
     def lines(self) -> list[str]:
-        """Return the report for people."""
         published = self.published
         healthy = [outcome for outcome in self.outcomes if outcome.watched.plan.kind is ViewerKind.HEALTHY]
         lost = sum(sum(outcome.missing.values()) for outcome in healthy)
@@ -221,7 +197,6 @@ def _side_by_side(seen: Sequence[SeenPictures]) -> list[str]:
 
 
 def make_report(plan: DemoPlan, viewers: list[WatchedViewer], floods_cut: int, result: RunResult) -> ShowReport:
-    """Return the report of a demonstration."""
     rows = {peer.number: peer for peer in result.peers if peer.kind is not PeerKind.PUBLISHER}
     publishers = [peer for peer in result.peers if peer.kind is PeerKind.PUBLISHER]
     outcomes = []
@@ -324,7 +299,6 @@ def _counted(counts: dict[str, int]) -> str:
 
 
 def _line(outcome: ViewerOutcome) -> str:
-    """Return one viewer's fate in one line."""
     watched = outcome.watched
     lost = f"lost {_counted(watched.dropped)}"
     if watched.reasons:

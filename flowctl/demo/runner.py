@@ -43,7 +43,6 @@ class DemoReport(Protocol):
 
 
 def check_bounds(plan: object, **bounds: tuple[float, float]) -> None:
-    """Refuse a plan whose fields are out of their bounds."""
     for name, (low, high) in bounds.items():
         value = getattr(plan, name)
         if not low <= value <= high:
@@ -94,7 +93,6 @@ def write_page(path: Path, text: str) -> None:
 
 
 def load_page(result: RunResult, conditions: tuple[str, ...]) -> str:
-    """Return the page of a load run, judged by these conditions."""
     figures = RunFigures(result)
     return render(result, [parse_condition(text).judge(figures) for text in conditions])
 

@@ -64,7 +64,6 @@ class ViewerDisplay(Display):
     _next_at = 0.0
 
     def looked(self, at_s: float, viewers: list[WatchedViewer], changed: list[WatchedViewer]) -> None:
-        """Show where everybody is, `at_s` seconds after the first viewer joined."""
         self.show(lambda: self._table(at_s, viewers), lambda: self._lines(at_s, viewers, changed))
 
     def _table(self, at_s: float, viewers: list[WatchedViewer]) -> Table:

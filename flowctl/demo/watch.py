@@ -35,32 +35,24 @@ class EndedViewer(NamedTuple):
 
 @dataclass(slots=True)
 class WatchedViewer:
-    """One viewer as the server sees it.
-
-    Args:
-        peak_age_ms: the oldest message seen in its queue.
-        dropped: messages dropped for it, by class and summed over reasons.
-        time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
-        why: the server's words for its present state.
-        cut: why the server ended its connection, or how it ended otherwise. None: it is there.
-    """
+    """One viewer as the server sees it."""
 
     plan: ViewerPlan
     state: SendState | None = None
     load: Load = EMPTY_LOAD
     peak_bytes: int = 0
-    peak_age_ms: float = 0.0
-    dropped: dict[str, int] = field(default_factory=dict)
+    peak_age_ms: float = 0.0  # the oldest message seen in its queue
+    dropped: dict[str, int] = field(default_factory=dict)  # messages dropped for it, by class and summed over reasons
     reasons: dict[str, int] = field(default_factory=dict)
+    # seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT
     time_in_states_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     picture_share: float = 1.0
-    why: str = "joining"
+    why: str = "joining"  # the server's words for its present state
     connected_s: float = 0.0
-    cut: str | None = None
+    cut: str | None = None  # why the server ended its connection, or how it ended otherwise. None: it is there.
     cut_details: str = ""
 
     def update(self, connection: Connection) -> None:
-        """Take over what the server says of a viewer that is there."""
         sender = connection.sender.statistics()
         self.load = sender.load
         self.why = connection.why()
@@ -68,7 +60,6 @@ class WatchedViewer:
         self._take(sender)
 
     def end(self, viewer: EndedViewer) -> None:
-        """Take over the server's last word on a viewer."""
         self.load = EMPTY_LOAD
         self.connected_s = viewer.connected_s
         self.cut = viewer.reason.value
@@ -93,7 +84,6 @@ class WatchedViewer:
 
     @property
     def dropped_total(self) -> int:
-        """Messages dropped while it was served."""
         return sum(self.dropped.values())
 
     @property
@@ -103,11 +93,9 @@ class WatchedViewer:
 
     @property
     def reached(self) -> SendState:
-        """The worst state in which it has spent any time."""
         return max((state for state in SendState if self.time_in_states_s[state] > 0), default=SendState.READY)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {
             "state": None if self.state is None else self.state.name,
             "reached": self.reached.name,
@@ -131,13 +119,10 @@ _NO_CUT = frozenset(
 
 
 class ViewerWatch(Observer):
-    """All viewers of the demonstration.
-
-    Attributes:
-        viewers: what is known of each; further connections of an attacker are added as they are seen.
-    """
+    """All viewers of the demonstration."""
 
     def __init__(self, viewers: list[ViewerPlan]) -> None:
+        # what is known of each; further connections of an attacker are added as they are seen
         self.viewers = [WatchedViewer(viewer) for viewer in viewers]
         self._by_host = {watched.plan.host: watched for watched in self.viewers}
         self._by_connection: dict[int, WatchedViewer] = {}

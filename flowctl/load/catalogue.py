@@ -18,7 +18,6 @@ _WIDTH: Final = 100
 
 
 def as_dicts() -> list[dict[str, Any]]:
-    """Return all profiles as plain values, by kind."""
     return [
         {
             "name": profile.name,
@@ -35,7 +34,6 @@ def as_dicts() -> list[dict[str, Any]]:
 
 
 def as_lines() -> list[str]:
-    """Return all profiles with their explanations, for people."""
     found: list[str] = []
     for kind, group in itertools.groupby(as_dicts(), key=lambda profile: PeerKind(profile["kind"])):
         found += [_TITLES[kind], ""]

@@ -86,23 +86,16 @@ def source_address(number: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class PeerCrowd:
-    """The viewers and attackers of one process.
-
-    Attributes:
-        began: start of the run on `time.monotonic`.
-        clocks: of each stream.
-        on_row: called with the row of each peer that has ended.
-        recent: delays of healthy viewers in this second.
-    """
+    """The viewers and attackers of one process."""
 
     reactor: Reactor
     plan: LoadPlan
     target: Target
     urls: list[RtmpUrl]
-    began: float
-    clocks: list[StreamClock]
-    on_row: Callable[[PeerResult], None]
-    recent: DelayHistogram = field(default_factory=DelayHistogram)
+    began: float  # start of the run on `time.monotonic`
+    clocks: list[StreamClock]  # of each stream
+    on_row: Callable[[PeerResult], None]  # called with the row of each peer that has ended
+    recent: DelayHistogram = field(default_factory=DelayHistogram)  # delays of healthy viewers in this second
     _book: FrameBook = field(default_factory=FrameBook)
     _tallies: dict[str, ProfileTally] = field(default_factory=dict)
     _waiting: int = 0  # peers whose time has not come
@@ -116,7 +109,6 @@ class PeerCrowd:
     # -- coming
 
     def order(self, orders: Iterable[PeerOrder]) -> None:
-        """Start each peer when its time has come."""
         for order in orders:
             self._waiting += 1
             self._tally(order.profile)
@@ -182,7 +174,6 @@ class PeerCrowd:
             self._empty.set()
 
     async def _attack(self, order: PeerOrder, result: PeerResult, tally: ProfileTally, source: str) -> None:
-        """Run a hostile profile and make its row of the verdict."""
         from flowctl.load.hostile.registry import hostile_profile  # noqa: PLC0415 - loaded only by crowds that attack
         from flowctl.load.hostile.types import AttackContext  # noqa: PLC0415 - the same
 
@@ -225,7 +216,6 @@ class PeerCrowd:
 
     @property
     def alive(self) -> int:
-        """Peers that are there, or still to come."""
         return (
             self._waiting
             + self._returning
@@ -250,7 +240,6 @@ class PeerCrowd:
         }
 
     def delays(self) -> dict[str, list[int]]:
-        """Return the delays of all viewers that have ended, by profile."""
         return {name: tally.delays.as_list() for name, tally in self._tallies.items() if tally.delays.buckets}
 
     # -- ending

@@ -28,23 +28,17 @@ _REFUSED_SHARE: Final = 0.01
 
 @dataclass(eq=False)
 class Gathering:
-    """The result of a run, as it grows.
-
-    Attributes:
-        closed: the last second that became a sample.
-        lost_publishers: rows of publishers of ours that ended before they were told to.
-        server_gone: whether the server's process, where it is watched, has ended.
-        deserted: whether all have gone and no one is to come, by the last sample.
-    """
+    """The result of a run, as it grows."""
 
     plan: LoadPlan
     url: str
     on_sample: Callable[[RunSample], None] | None
     result: RunResult = field(init=False)
-    closed: int = 0
+    closed: int = 0  # the last second that became a sample
+    # rows of publishers of ours that ended before they were told to
     lost_publishers: list[PeerResult] = field(default_factory=list)
-    server_gone: bool = False
-    deserted: bool = False
+    server_gone: bool = False  # whether the server's process, where it is watched, has ended
+    deserted: bool = False  # whether all have gone and no one is to come, by the last sample
     _began: float = 0.0
     _seconds: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)  # second -> worker -> its report
     _cpu_s: dict[int, float] = field(default_factory=dict)  # of each worker, at its last word
@@ -67,7 +61,6 @@ class Gathering:
         )
 
     def warn(self, text: str) -> None:
-        """Add a warning, once."""
         if text not in self.result.warnings:
             self.result.warnings.append(text)
 
@@ -97,7 +90,6 @@ class Gathering:
         self._cpu_s[worker] = cpu_s
 
     def row(self, values: dict[str, Any]) -> None:
-        """Take the row of a peer that has ended."""
         result = PeerResult(**{**values, "kind": PeerKind(values["kind"]), "end": PeerEnd(values["end"])})
         self.result.peers.append(result)
         if result.kind is not PeerKind.PUBLISHER:
@@ -119,11 +111,9 @@ class Gathering:
             self._seconds.setdefault(second, {})[worker] = message
 
     def publisher_lag(self, lag_s: float) -> None:
-        """Note how late a publisher of ours was at worst."""
         self._publisher_lag_s = max(self._publisher_lag_s, lag_s)
 
     def died(self, orders: Orders, words: str) -> None:
-        """Make rows for the peers of a worker that died."""
         if orders.role == "publishers":
             self.warn(f"the process of the publishers died: {words}")
             return
@@ -155,7 +145,6 @@ class Gathering:
     # -- samples
 
     def close_second(self, now: float, workers: int) -> None:
-        """Make a sample of the oldest second that is complete, or late."""
         second = self.closed + 1
         due = self._began + second
         reports = self._seconds.get(second, {})
@@ -214,7 +203,6 @@ class Gathering:
     # -- the end
 
     def finish(self, done: list[dict[str, Any]]) -> RunResult:
-        """Return the whole result."""
         result = self.result
         if self._began:
             result.duration_s = round(max(time.monotonic() - self._began, 0.0), 3)

@@ -38,44 +38,34 @@ _LEAST_FOR_PARSING: Final = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LoadPlan:
-    """One load run.
+    """One load run."""
 
-    Args:
-        url: ``rtmp://host[:port]/app/stream``, or ``http://`` and ``ws://`` with ``.flv`` behind.
-        profiles: how many viewers of each profile, as `parse_crowd` returns it.
-        publishers: how many of our own publishers, 0 to `MAX_PUBLISHERS`; 0 plays what is there.
-        streams: number of streams that the viewers are spread over. None: as many as publishers, at least 1. With
-            more than one they are named ``stream-1``, ``stream-2`` and so on.
-        source: FLV file to publish, again and again. None: a synthetic stream with numbered and stamped frames.
-        bit_rate: of the synthetic stream, bits per second, audio included.
-        key_frame_bytes: size of its key frames. None: by the bit rate.
-        ramp_s: time over which the viewers join, evenly.
-        duration_s: time from the end of the ramp to the end of the run.
-        until: ``duration``, or ``stream-end``: the run ends sooner when all viewers are gone.
-        spread_addresses: whether each viewer has its own source address of 127.0.0.0/8, for servers that limit
-            connections per address. Loopback only. None: where the address that the server's name stands for allows it.
-        workers: processes for viewers. None: by number of viewers and cores.
-        measure_every: every n-th viewer of a profile is parsed, 1 all of them. None: as many as the processors of
-            this machine can take beside the server.
-        server_pid: process of the server, on this machine, to be watched with its children. None: none.
-    """
-
-    url: str
+    url: str  # ``rtmp://host[:port]/app/stream``, or ``http://`` and ``ws://`` with ``.flv`` behind
+    # how many viewers of each profile, as `parse_crowd` returns it
     profiles: Mapping[str, int] = dataclasses.field(default_factory=lambda: {HEALTHY: 1})
-    publishers: int = 0
+    publishers: int = 0  # how many of our own publishers, 0 to `MAX_PUBLISHERS`; 0 plays what is there
+    # number of streams that the viewers are spread over. None: as many as publishers, at least 1. With more than one
+    # they are named ``stream-1``, ``stream-2`` and so on.
     streams: int | None = None
+    # FLV file to publish, again and again. None: a synthetic stream with numbered and stamped frames.
     source: str | None = None
-    bit_rate: int = 2_500_000
+    bit_rate: int = 2_500_000  # of the synthetic stream, bits per second, audio included
     fps: float = 30.0
     key_interval_s: float = 2.0
-    key_frame_bytes: int | None = None
+    key_frame_bytes: int | None = None  # size of its key frames. None: by the bit rate.
     disposable_every: int = 0
-    ramp_s: float = 0.0
-    duration_s: float = 10.0
+    ramp_s: float = 0.0  # time over which the viewers join, evenly
+    duration_s: float = 10.0  # time from the end of the ramp to the end of the run
+    # ``duration``, or ``stream-end``: the run ends sooner when all viewers are gone
     until: Literal["duration", "stream-end"] = "duration"
+    # whether each viewer has its own source address of 127.0.0.0/8, for servers that limit connections per address.
+    # Loopback only. None: where the address that the server's name stands for allows it.
     spread_addresses: bool | None = False
-    workers: int | None = None
+    workers: int | None = None  # processes for viewers. None: by number of viewers and cores.
+    # every n-th viewer of a profile is parsed, 1 all of them. None: as many as the processors of this machine can take
+    # beside the server.
     measure_every: int | None = None
+    # process of the server, on this machine, to be watched with its children. None: none.
     server_pid: int | None = None
     allow_remote: bool = False
     connect_timeout_s: float = 10.0
@@ -117,7 +107,6 @@ class LoadPlan:
 
     @property
     def length_s(self) -> float:
-        """From the first viewer to the end of the run."""
         return self.ramp_s + self.duration_s
 
     def synthetic(self, seed: int) -> SyntheticSource:
@@ -135,19 +124,16 @@ class LoadPlan:
 
     @property
     def peers(self) -> int:
-        """Number of peers, publishers not counted."""
         return sum(self.profiles.values())
 
     @property
     def stream_count(self) -> int:
-        """Number of streams."""
         return self.streams or max(self.publishers, 1)
 
     def stream_name(self, name: str, index: int) -> str:
         return name if self.stream_count == 1 else f"{name}-{index + 1}"
 
     def worker_count(self, cores: int) -> int:
-        """Return how many processes run the viewers."""
         if self.workers is not None:
             return min(self.workers, self.peers)
         return max(1, min(cores, math.ceil(self.peers / VIEWERS_PER_WORKER)))
@@ -189,5 +175,4 @@ class PeerOrder:
     index: int
 
     def as_list(self) -> list[Any]:
-        """Return plain values, short in JSON."""
         return [self.number, self.profile, self.stream, self.join_s, self.parsed, self.index]

@@ -39,20 +39,15 @@ Said: TypeAlias = "tuple[WorkerProcess, dict[str, Any]]"
 
 
 class WorkerProcess:
-    """One process.
-
-    Attributes:
-        done: its last message. None: it has not said it.
-        cpu_s: its processor time, by its last word.
-    """
+    """One process."""
 
     def __init__(self, orders: Orders, inbox: queue.Queue[Said]) -> None:
         self.orders: Final = orders
         self._inbox = inbox
         self.ready = False
-        self.done: dict[str, Any] | None = None
+        self.done: dict[str, Any] | None = None  # its last message. None: it has not said it.
         self.died = False
-        self.cpu_s = 0.0
+        self.cpu_s = 0.0  # its processor time, by its last word
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and package
             [sys.executable, "-P", "-c", _START, _PACKAGES],

@@ -15,15 +15,10 @@ _MOST_PROCESSES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """Of a process and all that it started.
+    """Of a process and all that it started."""
 
-    Args:
-        cpu_s: processor time so far, user and system.
-        rss_bytes: resident memory; pages that several processes share are counted in each.
-    """
-
-    cpu_s: float
-    rss_bytes: int
+    cpu_s: float  # processor time so far, user and system
+    rss_bytes: int  # resident memory; pages that several processes share are counted in each
     fds: int
 
 

@@ -34,28 +34,22 @@ HEALTHY: Final = "healthy"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """One kind of peer.
+    """One kind of peer."""
 
-    Args:
-        name: as written on the command line, without parameters.
-        parameters: how the parameters are written, "" for none; in brackets when they may be left out.
-        make: returns the manner of its viewers, of the parameters by their names in lower case.
-    """
-
-    name: str
+    name: str  # as written on the command line, without parameters
     kind: PeerKind
     summary: str
     explanation: str
-    parameters: str = ""
+    parameters: str = ""  # how the parameters are written, "" for none; in brackets when they may be left out
     example: str = ""
     expectation: str = ""
     alias: str = ""
     over_http: bool = False
+    # returns the manner of its viewers, of the parameters by their names in lower case
     make: Callable[..., Manner] = Manner
 
     @property
     def usage(self) -> str:
-        """How it is written, with the names of its parameters."""
         if self.parameters.startswith("["):
             return f"{self.name}[@{self.parameters[1:]}"
         return f"{self.name}@{self.parameters}" if self.parameters else self.name
@@ -63,23 +57,16 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ChosenProfile:
-    """A profile with its parameters, as somebody asked for it.
-
-    Args:
-        text: name with parameters, without a share; the name of the peers in all results.
-        share: of all viewers, 0 to 1. None: no percentage was given.
-        count: number of peers. None: no number was given.
-    """
+    """A profile with its parameters, as somebody asked for it."""
 
     profile: Profile
-    text: str
+    text: str  # name with parameters, without a share; the name of the peers in all results
     manner: Manner
-    share: float | None = None
-    count: int | None = None
+    share: float | None = None  # of all viewers, 0 to 1. None: no percentage was given.
+    count: int | None = None  # number of peers. None: no number was given.
 
 
 def _line(rate: Constant | Sawtooth | Trace, mean: float) -> Manner:
-    """Return the manner of a viewer behind a line of some rate."""
     return Manner(pace=lambda now: RatePace(rate, now), receive_buffer_bytes=receive_buffer(round(mean)))
 
 
@@ -245,7 +232,6 @@ def profiles() -> Mapping[str, Profile]:
 
 
 def _hostile_profiles() -> list[Profile]:
-    """Return the hostile profiles, named by their id."""
     from flowctl.load.hostile.registry import HOSTILE_PROFILES  # noqa: PLC0415 - what attacks is loaded when asked for
 
     return [
@@ -374,7 +360,6 @@ def pattern_of(grammar: str) -> str:
 
 
 def _values(profile: Profile, text: str, whole: str) -> dict[str, Any]:
-    """Return the parameters in `text` by their names: bits per second, seconds, bytes, or a trace."""
     if not text:
         return {}
     match = re.fullmatch(pattern_of(profile.parameters), text, re.DOTALL)

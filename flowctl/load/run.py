@@ -130,7 +130,6 @@ class _Run:
     # -- the parts of a run, in their order
 
     def carry_out(self, cores: int) -> RunResult:
-        """Do everything; return what was found."""
         plan, gathering = self.plan, self._gathering
         orders = plan.assignments(cores)
         gathering.expect(orders, plan.parsed_every(cores))
@@ -179,7 +178,6 @@ class _Run:
                 )
 
     def _publish(self) -> None:
-        """Let the publishers begin, and wait until all of them publish."""
         wanted = self.plan.publishers
         if not wanted:
             return
@@ -254,7 +252,6 @@ class _Run:
         return True
 
     def _stop(self) -> None:
-        """Let the viewers leave, then the publishers."""
         patience_s = 0.0 if self._interrupted else ATTACK_PATIENCE_S
         for group in (self._viewing, self._publishing):
             for worker in group:
@@ -267,7 +264,6 @@ class _Run:
                     self._gathering.warn("a worker process did not end in time; its last figures are missing")
 
     def close(self) -> None:
-        """Leave no process behind."""
         for worker in self._all:
             worker.close()
 
@@ -335,7 +331,6 @@ def _check_attacks(plan: LoadPlan, *, over_http: bool) -> None:
 
 
 def _stream_url(plan: LoadPlan, url: RtmpUrl, index: int) -> str:
-    """Return the whole address of a stream, secrets included."""
     base, mark, query = plan.url.partition("?")
     if plan.stream_count == 1:
         return plan.url

@@ -47,23 +47,17 @@ _PUBLISHER_CONFIG: Final = ClientSessionConfig(flash_version="FMLE/3.0 (compatib
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """What a worker has to do.
-
-    Args:
-        urls: of the streams; they may hold secrets, which is why orders come by a pipe.
-        peers: viewers: as `PeerOrder.as_list`. Publishers: indices of streams.
-    """
+    """What a worker has to do."""
 
     role: str
     family: int
     address: list[Any]
-    urls: list[str]
-    peers: list[Any]
+    urls: list[str]  # of the streams; they may hold secrets, which is why orders come by a pipe
+    peers: list[Any]  # viewers: as `PeerOrder.as_list`. Publishers: indices of streams.
     plan: LoadPlan
 
 
 def say(**values: Any) -> None:
-    """Write one line."""
     sys.stdout.write(json.dumps(values, separators=(",", ":")) + "\n")
     sys.stdout.flush()
 
@@ -96,7 +90,6 @@ class LoadWorker:
         return StreamClock(key_interval=plan.synthetic(0).key_interval_frames, disposable_every=plan.disposable_every)
 
     async def run(self) -> None:
-        """Do what was ordered until told to stop."""
         loop = asyncio.get_running_loop()
         os.set_blocking(0, False)
         loop.add_reader(0, self._read_input)
@@ -129,7 +122,6 @@ class LoadWorker:
         self._hear(octets)
 
     def _hear(self, octets: bytes) -> None:
-        """Carry out each whole line that has come."""
         *lines, self.told = (self.told + octets).split(b"\n")
         for line in lines:
             self._obey(json.loads(line))
@@ -228,7 +220,6 @@ async def _work(orders: Orders, told: bytes) -> None:
 
 
 def main() -> int:
-    """Read the orders, carry them out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # In the way of thousands of objects that live for the whole run, a full collection takes as long as a flush.
     gc.set_threshold(50_000, 20, 100)

@@ -69,7 +69,6 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
 
 
 def _jobs(skip: list[str]) -> list[str]:
-    """Return the names of all jobs but some."""
     from flowctl.analyze.run import JOBS
     from flowctl.errors import ConfigError
 
@@ -94,8 +93,6 @@ _Maybe = Annotated[str | None, typer.Argument(metavar="[EVENTS]", help="Folder t
 
 
 def _command(name: str) -> Command:
-    """Return the command of a job with all its options."""
-
     def job(events: Events, *, out: Out, **values: Any) -> None:
         _run(name, events, out, values)
 

@@ -63,7 +63,6 @@ def shared(*groups: Group) -> Callable[[Command], Command]:
 
 
 def _annotation(field: str, item: JobOption) -> Any:
-    """Return the type of a value, with what typer has to know."""
     kind: Any = list[str] if item.many else str if item.metavar else bool
     return Annotated[kind | None, typer.Option(item.option(field), metavar=item.metavar or None, help=item.help)]
 

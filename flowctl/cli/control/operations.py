@@ -37,7 +37,6 @@ def add_to(app: typer.Typer) -> None:
 
 
 def add_operation(app: typer.Typer, name: str, operation: Operation) -> None:
-    """Add an operation as the command `name`."""
     app.command(name, help=_help(operation))(_command(operation))
 
 
@@ -102,7 +101,6 @@ def _run(
     timeout: str,
     as_json: bool,
 ) -> None:
-    """Call an operation and show its answer."""
     read_arguments(operation.name, operation.arguments, given)  # what is wrong is told without a server
     from flowctl.cli.common import print_json
     from flowctl.cli.control.showing import show
@@ -129,7 +127,6 @@ def _run(
 
 
 def timeout_of(text: str) -> float:
-    """Return how long to wait, in seconds."""
     from flowctl.errors import ConfigError
     from flowctl.units import parse_duration
 

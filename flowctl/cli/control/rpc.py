@@ -32,8 +32,8 @@ def keygen(
 ) -> None:
     """Make a pair of keys, and write the public one.
 
-    Both are in a file that only its owner can read. A server gives its public key to its clients, who name it in its address, curve://host:port/KEY. A client gives its
-    own to the server, which has it in the file of control_clients.
+    Both are in a file that only its owner can read. A server gives its public key to its clients, who name it in its
+    address, curve://host:port/KEY. A client gives its own to the server, which has it in the file of control_clients.
     """
     from flowctl.cli.common import print_json
     from flowctl.core.text.output import say
@@ -160,7 +160,6 @@ def _described(address: str, keys: Any, timeout_s: float) -> dict[str, Any]:
 
 
 def _octets(part: str) -> str | bytes:
-    """Return a part as it is sent."""
     if not part.startswith("0x"):
         return part
     from flowctl.core.text.printable import short

@@ -34,7 +34,8 @@ def top(
 ) -> None:
     """Show a running server again and again, the worst first.
 
-    That is its streams and its connections. On a terminal the table redraws itself and fits it; elsewhere one look follows the other. Ends with Ctrl-C.
+    That is its streams and its connections. On a terminal the table redraws itself and fits it; elsewhere one look
+    follows the other. Ends with Ctrl-C.
     """
     import contextlib
     import shutil
@@ -99,7 +100,6 @@ def _drawing(stack: Any) -> Callable[[str], None]:
 
 
 def screen(found: Mapping[str, Any], columns: int, rows: int) -> list[str]:
-    """Return the lines of one look (pure)."""
     server, streams, connections = found["server"], found["streams"], found["connections"]
     closed = sum(server.get("closed", {}).values())
     lines = [

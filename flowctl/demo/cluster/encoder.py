@@ -25,11 +25,7 @@ FrameKey = tuple[int, int]
 
 
 class DueFrames:
-    """A synthetic source whose frames say when they are due; every iteration gives the same octets. Thread-safe.
-
-    Attributes:
-        checksums: of what was produced, by type and number.
-    """
+    """A synthetic source whose frames say when they are due; every iteration gives the same octets. Thread-safe."""
 
     def __init__(self, source: SyntheticSource, duration_s: float) -> None:
         self._source = source
@@ -37,11 +33,10 @@ class DueFrames:
         self._lock = threading.Lock()
         self._begun_us: int | None = None  # guarded by _lock
         self._begun_at = 0.0  # guarded by _lock
-        self.checksums: dict[FrameKey, int] = {}
+        self.checksums: dict[FrameKey, int] = {}  # of what was produced, by type and number
 
     @property
     def last(self) -> dict[int, int]:
-        """Number of the last frame so far, by type."""
         # Keys are in the order of their numbers, so the last of each type stays; a list, since it grows meanwhile.
         return dict(list(self.checksums))
 
@@ -91,7 +86,6 @@ class Encoder:
         ]
 
     def start(self, head_start_s: float = 0.0) -> None:
-        """Connect to all servers and begin; blocks until the connections are made."""
         for number, publisher in enumerate(self._publishers):
             start_client(self._group, publisher)
             if number == 0 and head_start_s:
@@ -104,7 +98,6 @@ class Encoder:
 
     @property
     def sent_all(self) -> int:
-        """How many publishers have sent all."""
         return sum(publisher.end is not None and publisher.end.as_wanted for publisher in self._publishers)
 
 

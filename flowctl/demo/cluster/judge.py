@@ -28,40 +28,30 @@ left out of delays."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """One viewer.
-
-    Args:
-        lost: frames published after its first one that it never got.
-        disordered: frames that came behind a later one of their track.
-        changed: frames with other octets than were published.
-        delay_p50_ms: from when a frame was due to when it came, median. None: too short a play.
-    """
+    """One viewer."""
 
     label: str
     frames: int
-    lost: int
+    lost: int  # frames published after its first one that it never got
     doubled: int
-    disordered: int
-    changed: int
-    delay_p50_ms: float | None
+    disordered: int  # frames that came behind a later one of their track
+    changed: int  # frames with other octets than were published
+    delay_p50_ms: float | None  # from when a frame was due to when it came, median. None: too short a play.
     delay_p99_ms: float | None
     longest_pause_s: float
     recovered_s: float | None
 
     @property
     def whole(self) -> bool:
-        """Whether it got everything once, in order and unchanged."""
         return self.frames > 0 and not (self.lost or self.doubled or self.disordered or self.changed)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return asdict(self)
 
 
 def judge(
     label: str, seen: Sequence[SeenFrame], published: Mapping[FrameKey, int], event_us: int | None = None
 ) -> Judged:
-    """Return what became of a viewer's stream."""
     counts = Counter((item.type_id, item.number) for item in seen)
     first: dict[int, int] = {}
     latest: dict[int, int] = {}

@@ -17,7 +17,6 @@ _PAINTS: Final = {ORIGIN_A: "var(--s6)", ORIGIN_B: "var(--s1)", SLOW: "var(--s4)
 
 
 def render(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Return the page."""
     verdict = "".join(f'<li><b class="no">✕</b> {text(fault, 300)}</li>' for fault in report.faults)
     verdict = verdict or '<li><b class="yes">✓</b> every viewer has every frame, once, in order and unchanged</li>'
     kind = "good" if report.passed else "bad"
@@ -51,7 +50,6 @@ def _tiles(report: ClusterReport) -> list[tuple[str, str]]:
 
 
 def _gone(report: ClusterReport, origin: str) -> str:
-    """Return what became of an origin; "" if nothing did."""
     if origin == report.killed:
         return f"killed at {report.killed_s:.1f} s"
     ends = [item for edge in EDGES if (item := report.last(edge, origin)) is not None]

@@ -27,15 +27,11 @@ EDGES: Final = (FOLLOWING, BY_SEGMENTS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterPlan:
-    """The whole demonstration.
-
-    Args:
-        kill_share: of the stream, after which the origin is killed that the first edge follows then.
-    """
+    """The whole demonstration."""
 
     duration_s: float = 24.0
     viewers: int = 4
-    kill_share: float = 0.5
+    kill_share: float = 0.5  # of the stream, after which the origin is killed that the first edge follows then
 
     def __post_init__(self) -> None:
         check_bounds(self, duration_s=(12, 300), viewers=(1, 100), kill_share=(0.2, 0.8))

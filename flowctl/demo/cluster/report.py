@@ -24,18 +24,14 @@ MOST_PER_SEGMENT: Final = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What an edge had from an origin by some moment.
-
-    Args:
-        faults: times that it sent what is no segment, or another one than it named.
-    """
+    """What an edge had from an origin by some moment."""
 
     at_s: float
     edge: str
     origin: str
     requests: int
     size_bytes: int
-    faults: int = 0
+    faults: int = 0  # times that it sent what is no segment, or another one than it named
     connected: bool = True
     followed: bool = False
 
@@ -50,29 +46,22 @@ class JudgedViewer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReport:
-    """The whole demonstration.
-
-    Args:
-        fetched: of each edge and origin, in the order of time.
-        lies_told: pieces that the line to the liar changed.
-    """
+    """The whole demonstration."""
 
     watched: Sequence[JudgedViewer]
-    fetched: Sequence[Fetched]
+    fetched: Sequence[Fetched]  # of each edge and origin, in the order of time
     per_segment: dict[str, float | None]
     killed: str
     killed_s: float
     duration_s: float
-    lies_told: int
+    lies_told: int  # pieces that the line to the liar changed
     sent_all: int
 
     @property
     def nodes(self) -> list[str]:
-        """Names of the servers with viewers, in order."""
         return list(dict.fromkeys(item.node for item in self.watched))
 
     def of(self, node: str) -> list[Judged]:
-        """Return the viewers of a server."""
         return [item.judged for item in self.watched if item.node == node]
 
     def last(self, edge: str, origin: str) -> Fetched | None:
@@ -82,7 +71,6 @@ class ClusterReport:
 
     @property
     def faults(self) -> list[str]:
-        """Everything that is not as it should be."""
         return [*self._viewer_faults(), *self._origin_faults()]
 
     def _viewer_faults(self) -> list[str]:
@@ -119,11 +107,9 @@ class ClusterReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all is as it should be."""
         return not self.faults
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {
             "passed": self.passed,
             "faults": self.faults,
@@ -143,7 +129,6 @@ class ClusterReport:
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """Return the report for people."""
         return [
             "",
             f"{self.killed} was killed {self.killed_s:.1f} s after the first frame of {self.duration_s:.0f} s.",

@@ -73,7 +73,6 @@ class _Cluster:
         return self._names.get(self.edges[FOLLOWING].stats()["edge"]["followed"].get(STREAM, ""), "")
 
     def look(self, at_s: float) -> None:
-        """Note what each edge has asked whom for."""
         for name, node in self.edges.items():
             found = node.stats()["edge"]
             followed = found["followed"].get(STREAM)

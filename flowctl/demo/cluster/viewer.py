@@ -34,7 +34,6 @@ class FrameViewer:
         self._player = RtmpPlayer(parse_address(url), PlayProfile(stay=True), on_message=self._take)
 
     def start(self, group: PollGroup) -> None:
-        """Connect; blocks until the connection is made."""
         start_client(group, self._player)
 
     def _take(self, message: Message, message_class: MessageClass) -> None:
@@ -53,7 +52,6 @@ class FrameViewer:
         return "" if end is None else str(end)
 
     def has(self, type_id: int, number: int) -> bool:
-        """Return whether one of its last frames is this one."""
         return any(item.type_id == type_id and item.number == number for item in self.seen[-_TAIL:])
 
 

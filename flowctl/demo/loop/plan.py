@@ -39,16 +39,11 @@ ABUSES: Final = ("B05", "B17", "B08", "B02")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopPlan:
-    """The whole demonstration.
+    """The whole demonstration."""
 
-    Args:
-        duration_s: how long the crowd stays each time, 8 to 600 s.
-        slow: number of honest viewers of each kind of bad link, 1 to 50.
-    """
-
-    duration_s: float = 15.0
+    duration_s: float = 15.0  # how long the crowd stays each time, 8 to 600 s
     healthy: int = 20
-    slow: int = 4
+    slow: int = 4  # number of honest viewers of each kind of bad link, 1 to 50
     abusers: int = 1
 
     def __post_init__(self) -> None:
@@ -56,7 +51,6 @@ class LoopPlan:
 
     @property
     def limits(self) -> LimitsFile:
-        """The limits of the first run."""
         return LimitsFile(
             limits=Limits.parse(TIGHT_SOFT, TIGHT_HARD),
             objective="none: too tight on purpose, to be found out",

@@ -18,17 +18,12 @@ _LEAST_FEWER: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One of the two runs. Delays are over all frames of such viewers, ms; None: no frame came.
-
-    Args:
-        honest_refused: honest viewers, slow ones or not, that were refused at accept as banned.
-        refusals: connections refused at accept as banned.
-    """
+    """One of the two runs. Delays are over all frames of such viewers, ms; None: no frame came."""
 
     limits: str
     slow: int
     slow_cut: int
-    honest_refused: int
+    honest_refused: int  # honest viewers, slow ones or not, that were refused at accept as banned
     healthy: int
     healthy_cut: int
     healthy_missing: int
@@ -38,20 +33,15 @@ class Side:
     slow_p99_ms: float | None
     abusers: int
     abusers_refused: int
-    refusals: int
+    refusals: int  # connections refused at accept as banned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopComparison:
-    """Both runs, and the verdict.
+    """Both runs, and the verdict."""
 
-    Args:
-        before: the first run, with limits that are too tight and without bans.
-        after: the second run, with what the analysis recommends.
-    """
-
-    before: Side
-    after: Side
+    before: Side  # the first run, with limits that are too tight and without bans
+    after: Side  # the second run, with what the analysis recommends
     same_process: bool
     files: dict[str, str]
 
@@ -74,7 +64,6 @@ class LoopComparison:
         return faults
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return the table: what, before, after."""
         before, after = self.before, self.after
         return [
             ("limits", before.limits, after.limits),
@@ -88,7 +77,6 @@ class LoopComparison:
         ]
 
     def lines(self) -> list[str]:
-        """Return the report for people."""
         rows = [("", "before", "after"), *self.rows()]
         widths = [max(len(row[column]) for row in rows if row[0] != "limits") for column in range(2)]
         lines = [f"limits before: {self.before.limits}", f"limits after:  {self.after.limits}", ""]
@@ -102,7 +90,6 @@ class LoopComparison:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {
             "passed": not self.faults,
             "faults": self.faults,
@@ -125,7 +112,6 @@ def addresses(plan: LoopPlan) -> tuple[set[str], set[str]]:
 
 
 def side_of(plan: LoopPlan, result: RunResult, refused: set[str], refusals: int, limits: str) -> Side:
-    """Return what a run was like."""
     figures = RunFigures(result)
 
     def count(name: str, scope: str) -> int:

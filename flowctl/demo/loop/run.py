@@ -77,7 +77,6 @@ class _Loop:
         self._limits.parent.mkdir()
 
     def run(self) -> LoopComparison:
-        """Do everything; return both runs."""
         write_text(self._limits, render_limits(self._plan.limits))
         arguments = ["serve", "live", "--log-json", "--stats", "1s"]
         arguments += ["--limits", str(self._limits), "--bans", str(self._bans)]

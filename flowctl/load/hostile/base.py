@@ -41,47 +41,37 @@ UNHARMED: Final = frozenset({AttackOutcome.CONTAINED, AttackOutcome.REFUSED})
 
 @dataclass(eq=False)
 class Attack:
-    """One form in action: its connections and what it noticed.
-
-    Attributes:
-        peers: connections, in the order in which they were made; the first one is judged.
-        details: what happened, for the report, where the form can say more than its connection.
-        undecided: the deadline came before a sound server would have acted.
-    """
+    """One form in action: its connections and what it noticed."""
 
     context: AttackContext
     deadline: float
+    # connections, in the order in which they were made; the first one is judged
     peers: list[Peer] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    details: str = ""
-    undecided: bool = False
+    details: str = ""  # what happened, for the report, where the form can say more than its connection
+    undecided: bool = False  # the deadline came before a sound server would have acted
 
     @property
     def left_s(self) -> float:
-        """Time until the deadline, 0 or more."""
         return max(0.0, self.deadline - asyncio.get_running_loop().time())
 
     async def open(self, *, receive_buffer_bytes: int = 0) -> Peer:
-        """Connect, TCP only."""
         peer = self.context.peer()
         self.peers.append(peer)
         await peer.open(source=self.context.source, receive_buffer_bytes=receive_buffer_bytes)
         return peer
 
     async def shaken(self, **options: int) -> Peer:
-        """Connect and do the handshake; options as for `open`."""
         peer = await self.open(**options)
         await peer.handshake()
         return peer
 
     async def connected(self, **options: int) -> Peer:
-        """Connect, do the handshake, and have connect accepted."""
         peer = await self.shaken(**options)
         await peer.connect()
         return peer
 
     async def publishing(self, name: str, **options: int) -> Peer:
-        """Publish `name`, up to the server's consent."""
         peer = await self.connected(**options)
         await peer.publish(name)
         return peer
@@ -105,7 +95,6 @@ class Attack:
         return peer.ended is not None
 
     def close(self) -> None:
-        """Close all connections at once."""
         for peer in self.peers:
             peer.close()
 
@@ -115,33 +104,25 @@ Run = Callable[[Attack], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackForm:
-    """One way to carry out an attack.
-
-    Args:
-        run: does it; may end early or be cancelled at the deadline. Where it returns, its first connection is watched
-            for a few seconds, unless it has ended.
-        needs_s: a sound server with common settings acts within this time; an attack that is shorter and sees
-            nothing cannot tell. 0: at once.
-    """
+    """One way to carry out an attack."""
 
     name: str
+    # does it; may end early or be cancelled at the deadline. Where it returns, its first connection is watched for a
+    # few seconds, unless it has ended.
     run: Run
     allowed: frozenset[AttackOutcome] = ANY
+    # a sound server with common settings acts within this time; an attack that is shorter and sees nothing cannot tell.
+    # 0: at once.
     needs_s: float = 0.0
     reads: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileProfile:
-    """One attack, ready to be run.
+    """One attack, ready to be run."""
 
-    Args:
-        id: public name, ``B01`` to ``B34``, ``W01`` to ``W08``, ``H01`` to ``H08``.
-        name: readable name, like ``declared-length``; unique as well.
-    """
-
-    id: str
-    name: str
+    id: str  # public name, ``B01`` to ``B34``, ``W01`` to ``W08``, ``H01`` to ``H08``
+    name: str  # readable name, like ``declared-length``; unique as well
     summary: str
     explanation: str
     forms: tuple[AttackForm, ...]

@@ -26,19 +26,15 @@ class Witness:
     """A connection beside an attack that does nothing wrong.
 
     It is made anew every second, so that no server has a reason to end it as idle.
-
-    Attributes:
-        alone: whether it was left alone. None: it never got in.
     """
 
     context: AttackContext
     over_http: bool
-    alone: bool | None = None
+    alone: bool | None = None  # whether it was left alone. None: it never got in.
     _task: asyncio.Task[None] | None = None
     _peer: Peer | None = None
 
     async def enter(self) -> None:
-        """Get in before the attack begins, if the server lets us."""
         if not self.context.probe or not await self._come():
             return
         self.alone = True
@@ -50,7 +46,6 @@ class Witness:
             await asyncio.wait([self._task], timeout=_WITNESS_LOOK_S)
 
     def close(self) -> None:
-        """Go; harmless when gone."""
         if self._task is not None:
             self._task.cancel()
         if self._peer is not None:

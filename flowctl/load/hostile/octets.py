@@ -30,7 +30,6 @@ def header(
 
 
 def cut(type_id: int, body: bytes, *, csid: int = 3, msid: int = 0, chunk_size: int = 128) -> bytes:
-    """Return a whole message of any content as chunks."""
     parts = [body[at : at + chunk_size] for at in range(0, len(body), chunk_size)] or [b""]
     return header(type_id, len(body), csid=csid, msid=msid) + basic_header(3, csid).join(parts)
 

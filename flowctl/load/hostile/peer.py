@@ -64,20 +64,7 @@ class UnreachableError(Exception):
 
 @dataclass(eq=False)
 class Peer:
-    """One connection; not connected yet.
-
-    Attributes:
-        handshake_s: time of the handshake. None: it is not done.
-        spoke: whether the server has sent anything at all.
-        ended: how the server ended the connection: ``closed`` or ``reset``. None: it has not.
-        refusal: the server's words when it said no. None: it has not.
-        code: last error or final status code of the server.
-        frames: audio and video messages read.
-        results: answers read, whether awaited or not.
-        controls: messages of types 1 to 6 read, by type.
-        media: audio and video messages read. None: they are counted only.
-        stream_id: message stream of publish or play; 0 before.
-    """
+    """One connection; not connected yet."""
 
     host: str
     port: int
@@ -85,20 +72,21 @@ class Peer:
     rng: random.Random
     opened: bool = False
     connect_s: float | None = None
-    handshake_s: float | None = None
-    spoke: bool = False
+    handshake_s: float | None = None  # time of the handshake. None: it is not done.
+    spoke: bool = False  # whether the server has sent anything at all
+    # how the server ended the connection: ``closed`` or ``reset``. None: it has not.
     ended: Literal["closed", "reset"] | None = None
     ended_at: float | None = None
-    refusal: str | None = None
-    code: str | None = None
+    refusal: str | None = None  # the server's words when it said no. None: it has not.
+    code: str | None = None  # last error or final status code of the server
     last_words: str = ""
     sent_bytes: int = 0
     received_bytes: int = 0
-    frames: int = 0
-    media: list[Message] | None = None
-    results: int = 0
-    controls: dict[int, int] = field(default_factory=dict)
-    stream_id: int = 0
+    frames: int = 0  # audio and video messages read
+    media: list[Message] | None = None  # audio and video messages read. None: they are counted only.
+    results: int = 0  # answers read, whether awaited or not
+    controls: dict[int, int] = field(default_factory=dict)  # messages of types 1 to 6 read, by type
+    stream_id: int = 0  # message stream of publish or play; 0 before
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _sock: socket.socket | None = None
     _reader: ChunkReader = field(default_factory=lambda: ChunkReader(_LENIENT))
@@ -110,13 +98,11 @@ class Peer:
 
     @property
     def sock(self) -> socket.socket:
-        """The socket, for options and half-closing."""
         if self._sock is None:
             raise PeerGoneError("not connected")
         return self._sock
 
     async def open(self, *, source: str | None = None, receive_buffer_bytes: int = 0) -> None:
-        """Connect."""
         began = self._loop.time()
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
@@ -191,13 +177,11 @@ class Peer:
             raise self._gone("reset")
 
     def close(self) -> None:
-        """Close the socket; harmless when it is closed."""
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
 
     def reset(self) -> None:
-        """Close with a reset."""
         with contextlib.suppress(OSError, PeerGoneError):
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.close()
@@ -205,7 +189,6 @@ class Peer:
     # -- RTMP
 
     async def handshake(self) -> None:
-        """Do the simple handshake."""
         began = self._loop.time()
         shake = Handshake.client("simple", self.rng)
         await self.write(shake.start())
@@ -262,7 +245,6 @@ class Peer:
         return transaction_id
 
     async def call(self, name: str, *values: Any, stream_id: int = 0) -> Command:
-        """Send a command and wait for its answer."""
         return await self.answer(await self.command(name, *values, stream_id=stream_id), name)
 
     async def answer(self, transaction_id: float, what: str) -> Command:
@@ -277,7 +259,6 @@ class Peer:
         return command
 
     async def _heard(self, what: str, wanted: Callable[[Command], bool]) -> Command:
-        """Read until a command comes that is wanted."""
         async with _answer_in_time(what):
             while True:
                 while self._inbox:
@@ -295,7 +276,6 @@ class Peer:
         await self.call("connect", self.connect_object(app=app, tc_url=tc_url, **members))
 
     def connect_object(self, *, app: str | None = None, tc_url: str | None = None, **members: Any) -> dict[str, Any]:
-        """Return the command object of a proper connect."""
         name = self.app if app is None else app
         host, port = self.host, self.port
         usual = f"rtmp://{f'[{host}]' if ':' in host else host}:{port}/{name}"
@@ -309,7 +289,6 @@ class Peer:
         }
 
     async def create_stream(self) -> int:
-        """Have a message stream made; return its id."""
         reply = await self.call("createStream", None)
         value = reply.arguments[0] if reply.arguments else 1.0
         return int(commands.number(value, 1.0))
@@ -340,16 +319,13 @@ class Peer:
         return commands.text(said.get("code"))
 
     async def wait_frames(self, count: int) -> None:
-        """Read until `count` frames have come in all."""
         while self.frames < count:
             await self.pump()
 
     def media_message(self, type_id: int, timestamp: int, payload: bytes) -> Message:
-        """Return an audio or video message of the stream that is being published."""
         return Message(4 if type_id == TYPE_AUDIO else 6, timestamp, type_id, self.stream_id, payload)
 
     def data_message(self, *values: Any) -> Message:
-        """Return a data message of the stream that is being published."""
         return Message(5, 0, TYPE_DATA_AMF0, self.stream_id, amf0.encode(*values))
 
 

@@ -32,38 +32,28 @@ class AttackOutcome(enum.Enum):
 
 @dataclass(kw_only=True)
 class AttackContext:
-    """What an attack is aimed at and bounded by.
+    """What an attack is aimed at and bounded by."""
 
-    Args:
-        host: of the server; resolved and checked by the caller.
-        stream: name of a stream that is live, for attacks by readers. Publishing attacks use names of their own.
-        source: own address to bind to. None: the system's choice.
-        number: of the peer in the run; makes names of streams unique.
-        watch_s: how long a form whose octets are out is watched for what the server does; a sound one acts at once,
-            or never.
-        probe: whether there is a witness, and a newcomer who tries to get in at the end.
-    """
-
-    host: str
+    host: str  # of the server; resolved and checked by the caller
     port: int
     app: str = "live"
+    # name of a stream that is live, for attacks by readers. Publishing attacks use names of their own.
     stream: str = "stream"
-    source: str | None = None
-    number: int = 0
+    source: str | None = None  # own address to bind to. None: the system's choice.
+    number: int = 0  # of the peer in the run; makes names of streams unique
     duration_s: float = 10.0
     rng: random.Random = field(default_factory=random.Random)
     forms: tuple[str, ...] | None = None
+    # how long a form whose octets are out is watched for what the server does; a sound one acts at once, or never
     watch_s: float = WATCH_S
-    probe: bool = True
+    probe: bool = True  # whether there is a witness, and a newcomer who tries to get in at the end
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Keep `text` for the report; only the first few."""
         if len(self.notes) < _MOST_NOTES:
             self.notes.append(text)
 
     def peer(self) -> Peer:
-        """Return a connection that is not made yet."""
         return Peer(self.host, self.port, app=self.app, rng=self.rng)
 
     def own_name(self, what: str) -> str:
@@ -73,48 +63,35 @@ class AttackContext:
 
 @dataclass(slots=True, kw_only=True)
 class FormResult:
-    """What came of one form.
-
-    Args:
-        met: whether a sound server may do that. None: the attack was too short to tell, or the tester failed.
-        code: error or final status code of the server.
-        end: how the form's first connection ended, in the words of the load tester.
-    """
+    """What came of one form."""
 
     form: str
     outcome: AttackOutcome
+    # whether a sound server may do that. None: the attack was too short to tell, or the tester failed.
     met: bool | None
     details: str = ""
-    code: str | None = None
-    end: PeerEnd = PeerEnd.RUN_ENDED
+    code: str | None = None  # error or final status code of the server
+    end: PeerEnd = PeerEnd.RUN_ENDED  # how the form's first connection ended, in the words of the load tester
     after_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class AttackResult:
-    """What came of an attack: that of the form that went worst, and all of them.
-
-    Args:
-        met: whether the server did what a sound one may do, in all forms, and let a newcomer in. None: too short to
-            tell.
-        code: error or final status code of the server.
-        connect_s: time for TCP to connect. None: it never did.
-        handshake_s: time of the RTMP handshake. None: it was not done.
-        newcomer: whether a newcomer got in afterwards. None: not tried.
-    """
+    """What came of an attack: that of the form that went worst, and all of them."""
 
     outcome: AttackOutcome
+    # whether the server did what a sound one may do, in all forms, and let a newcomer in. None: too short to tell.
     met: bool | None
     details: str
     end: PeerEnd
-    code: str | None = None
+    code: str | None = None  # error or final status code of the server
     cut: bool = False
-    connect_s: float | None = None
-    handshake_s: float | None = None
+    connect_s: float | None = None  # time for TCP to connect. None: it never did.
+    handshake_s: float | None = None  # time of the RTMP handshake. None: it was not done.
     sent_bytes: int = 0
     received_bytes: int = 0
     connections: int = 0
-    newcomer: bool | None = None
+    newcomer: bool | None = None  # whether a newcomer got in afterwards. None: not tried.
     witness: bool | None = None
     forms: list[FormResult] = field(default_factory=list)
     notes: str = ""

@@ -45,11 +45,9 @@ class Sawtooth:
     look_s: float = LOOK_S
 
     def at(self, elapsed_s: float) -> float:
-        """Return the rate at `elapsed_s`."""
         return self.low + (self.high - self.low) * (elapsed_s % self.period_s) / self.period_s
 
     def carried(self, elapsed_s: float) -> float:
-        """Return the area below the teeth."""
         periods, left_s = divmod(elapsed_s, self.period_s)
         whole = periods * self.period_s * (self.low + self.high) / 2
         return whole + left_s * (self.low + self.at(left_s)) / 2
@@ -57,13 +55,9 @@ class Sawtooth:
 
 @dataclass(slots=True)
 class Trace:
-    """Rates from a recording, each until the next one; from the end it begins again.
+    """Rates from a recording, each until the next one; from the end it begins again."""
 
-    Attributes:
-        steps: seconds and bits per second, from 0 on.
-    """
-
-    steps: Sequence[tuple[float, float]]
+    steps: Sequence[tuple[float, float]]  # seconds and bits per second, from 0 on
     length_s: float
     look_s: float = LOOK_S
     _times: list[float] = field(init=False)
@@ -77,18 +71,15 @@ class Trace:
 
     @property
     def mean_rate(self) -> float:
-        """Bits per second over the whole recording."""
         return self._sums[-1] / self.length_s
 
     def _step(self, place_s: float) -> int:
         return bisect.bisect_right(self._times, place_s) - 1
 
     def at(self, elapsed_s: float) -> float:
-        """Return the rate at `elapsed_s`."""
         return self.steps[self._step(elapsed_s % self.length_s)][1]
 
     def carried(self, elapsed_s: float) -> float:
-        """Return the area below the steps."""
         rounds, place_s = divmod(elapsed_s, self.length_s)
         step = self._step(place_s)
         return rounds * self._sums[-1] + self._sums[step] + (place_s - self._times[step]) * self.steps[step][1]
@@ -103,14 +94,12 @@ class RhythmPace:
     began: float
 
     def allowance(self, now: float) -> int:
-        """Return whether it is time to read."""
         return UNLIMITED if (now - self.began) % (self.on_s + self.off_s) < self.on_s else 0
 
     def took(self, count: int, now: float) -> None:
         """Do nothing: there is no rate."""
 
     def wake_at(self, now: float) -> float | None:
-        """Return when the next time of reading begins."""
         later_s = (self.on_s + self.off_s) - (now - self.began) % (self.on_s + self.off_s)
         return now + later_s if later_s < math.inf else None
 

@@ -29,15 +29,11 @@ _READ_MOST: Final = 64 * 1024
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadPublisher(PeerLink):
-    """One connection that publishes until it is told to leave, or the source ends.
-
-    Attributes:
-        on_start: called with the wall-clock time in microseconds at which timestamp 0 was due.
-    """
+    """One connection that publishes until it is told to leave, or the source ends."""
 
     asks: Callable[[ClientSession], None] = ClientSession.publish
     feed: TagFeed
-    on_start: Callable[[int], None]
+    on_start: Callable[[int], None]  # called with the wall-clock time in microseconds at which timestamp 0 was due
     publishing: bool = False
 
     def event(self, event: ClientEvent, now: float) -> None:
@@ -102,7 +98,6 @@ class LoadPublisher(PeerLink):
         self.result.wire_bytes = sent
 
     def farewell(self) -> list[bytes]:
-        """Return what a publisher says before it leaves."""
         session = self.session
         if session is None or not session.stream_id:
             return []
@@ -110,9 +105,7 @@ class LoadPublisher(PeerLink):
         return [session.data_to_send()]
 
     def depart(self, end: PeerEnd, details: str, now: float) -> None:
-        """Leave in order."""
         self.leave(end, details, self.farewell(), now)
 
     def ending(self, now: float) -> None:
-        """Say how late it was."""
         self.result.notes = f"largest lag {self.feed.max_lag_s * 1000:.0f} ms"

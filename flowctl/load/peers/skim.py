@@ -45,24 +45,19 @@ _LITTLE: Final = struct.Struct("<I").unpack_from
 
 
 class FrameBook:
-    """What is known of frames by their first octets; shared by the viewers of a process.
-
-    Attributes:
-        known: type and first octets -> frame. Emptied when it is full: the frames of a moment are what counts.
-    """
+    """What is known of frames by their first octets; shared by the viewers of a process."""
 
     __slots__ = ("known",)
 
     def __init__(self) -> None:
+        # type and first octets -> frame. Emptied when it is full: the frames of a moment are what counts.
         self.known: dict[tuple[int, bytes], MediaFrame] = {}
 
     def of(self, type_id: int, body: bytes) -> MediaFrame:
-        """Return what a media message is."""
         key = (type_id, body[:HEAD_BYTES])
         return self.known.get(key) or self.learn(key)
 
     def learn(self, key: tuple[int, bytes]) -> MediaFrame:
-        """Look into a frame that is not known yet."""
         if len(self.known) >= _KNOWN_MAX:
             self.known.clear()
         frame = self.known[key] = describe(inspect(*key), key[1])
@@ -70,11 +65,7 @@ class FrameBook:
 
 
 class Skimmer:
-    """Reads one connection's chunk stream; hand it everything from the end of the handshake on with `skim`.
-
-    Attributes:
-        control: what came and is not media, whole; the reader empties the list.
-    """
+    """Reads one connection's chunk stream; hand it everything from the end of the handshake on with `skim`."""
 
     __slots__ = ("_book", "_lanes", "_media", "_reader", "control")
 
@@ -85,7 +76,7 @@ class Skimmer:
         # they are the ones that the quick way is for.
         self._lanes: dict[int, ChunkStream] = {}
         self._media: list[Skimmed] = []  # what the piece has completed so far; empty between pieces
-        self.control: list[Message] = []
+        self.control: list[Message] = []  # what came and is not media, whole; the reader empties the list
 
     @property
     def unfinished_bytes(self) -> int:
@@ -157,7 +148,6 @@ class Skimmer:
         return at
 
     def _take(self, completed: list[Message]) -> None:
-        """Take out what the reader has completed."""
         for message in completed:
             if message.type_id not in _MEDIA:
                 self.control.append(message)

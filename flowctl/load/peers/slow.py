@@ -22,25 +22,18 @@ _DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manner:
-    """How the viewers of one profile behave.
+    """How the viewers of one profile behave."""
 
-    Args:
-        pace: makes the pace of a viewer, given the time of its first frame. None: reads all there is.
-        ack_rate: bits per second that are acknowledged without being read; 0 for none.
-        vanish_after_s: when it is gone, from its first frame. None: it is not.
-        stay_s: leaves after so long, from its first frame, and comes back. None: stays.
-        join_at_s: joins at this moment of the run instead of its place in the ramp. None: the ramp.
-    """
-
+    # makes the pace of a viewer, given the time of its first frame. None: reads all there is.
     pace: Callable[[float], ReadPace] | None = None
     reads_never: bool = False
     receive_buffer_bytes: int = 0
     window_bytes: int = 0
-    ack_rate: float = 0.0
+    ack_rate: float = 0.0  # bits per second that are acknowledged without being read; 0 for none
     half_close: bool = False
-    vanish_after_s: float | None = None
-    stay_s: float | None = None
-    join_at_s: float | None = None
+    vanish_after_s: float | None = None  # when it is gone, from its first frame. None: it is not.
+    stay_s: float | None = None  # leaves after so long, from its first frame, and comes back. None: stays.
+    join_at_s: float | None = None  # joins at this moment of the run instead of its place in the ramp. None: the ramp.
 
 
 def prepare_socket(sock: socket.socket, manner: Manner) -> None:

@@ -53,20 +53,14 @@ _LOOK_S: Final = 0.25
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadViewer(PeerLink):
-    """One connection that plays.
-
-    Attributes:
-        measure: what it has counted so far.
-        asked: whether play was asked for.
-        playing: whether a frame has come.
-    """
+    """One connection that plays."""
 
     manner: Manner
-    measure: ViewerMeasure
+    measure: ViewerMeasure  # what it has counted so far
     book: FrameBook
     parsed: bool
-    asked: bool = False
-    playing: bool = False
+    asked: bool = False  # whether play was asked for
+    playing: bool = False  # whether a frame has come
     _over_http: bool = False
     _pace: ReadPace | None = None  # from the first frame on
     _skimmer: Skimmer | FlvSkimmer | None = None
@@ -90,11 +84,9 @@ class LoadViewer(PeerLink):
         return self.result.wire_bytes - HANDSHAKE_BYTES
 
     def tuned(self, sock: socket.socket) -> None:
-        """Make the socket of the profile."""
         prepare_socket(sock, self.manner)
 
     def input(self, now: float) -> None:
-        """Read as much as the pace allows."""
         if self._looking:
             self._drain(now)
             return
@@ -221,7 +213,6 @@ class LoadViewer(PeerLink):
         self.send(chunks, now)
 
     def _control(self, message: Message, now: float) -> None:
-        """Take what is not media while the session is no longer spoken."""
         value = decode_message(message, self.config.limits)
         if isinstance(value, UserControl):
             if value.event == EVENT_PING_REQUEST and self.config.answer_pings:
@@ -342,7 +333,6 @@ class LoadViewer(PeerLink):
             self.reactor.call_at(now + _LOOK_S, lambda later: self.leave(end, details, [self._farewell], later))
 
     def ending(self, now: float) -> None:
-        """Complete the row."""
         if self.playing and self._reading and now - self._armed_at > STALL_S:
             self._note_stall(now - self._armed_at)
         self._conclude(now)
@@ -366,7 +356,6 @@ _SAME: Final = "video keys audio data missing_video missing_audio missed_at_end 
 
 
 def write_row(result: PeerResult, measure: ViewerMeasure) -> None:
-    """Put the figures of a viewer into its row."""
     for name in _SAME.split():
         setattr(result, name, getattr(measure, name))
     result.started_on_key = measure.started_on_key

@@ -56,14 +56,10 @@ _CONDITION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FailCondition:
-    """Something that must not be so.
-
-    Args:
-        scope: the peers it is about. None: those that the figure is about by itself.
-    """
+    """Something that must not be so."""
 
     text: str
-    scope: str | None
+    scope: str | None  # the peers it is about. None: those that the figure is about by itself.
     figure: RunFigure
     op: str
     bound: float
@@ -96,17 +92,12 @@ class FailCondition:
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """What became of a condition.
-
-    Args:
-        value: what was measured, in the unit of the figure. None: it was not measured.
-        not_judged: why it has neither failed nor passed. "": it has.
-    """
+    """What became of a condition."""
 
     condition: FailCondition
-    value: float | None
+    value: float | None  # what was measured, in the unit of the figure. None: it was not measured.
     failed: bool
-    not_judged: str = ""
+    not_judged: str = ""  # why it has neither failed nor passed. "": it has.
 
     @property
     def measured(self) -> str:
@@ -123,7 +114,6 @@ class ConditionResult:
         return f"{word}  {self.condition.wanted}  ({why}{self.measured})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {
             "condition": self.condition.text,
             "figure": self.condition.where,
@@ -182,7 +172,6 @@ def parse_condition(text: str) -> FailCondition:
 def parse_conditions(
     texts: Iterable[str], crowd: Mapping[str, PeerKind], *, server_watched: bool = True
 ) -> list[FailCondition]:
-    """Return the conditions of a run."""
     conditions = [parse_condition(text) for text in texts]
     blind = next((item for item in conditions if not server_watched and item.figure.of_server), None)
     if blind is not None:

@@ -21,11 +21,7 @@ _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 
 
 class RunFigures:
-    """Works out the figures of one run; looks at each peer once per scope.
-
-    Attributes:
-        kinds: of each profile; healthy ones first, publishers last.
-    """
+    """Works out the figures of one run; looks at each peer once per scope."""
 
     def __init__(self, result: RunResult) -> None:
         self.result = result
@@ -33,6 +29,7 @@ class RunFigures:
         for peer in result.peers:
             kinds.setdefault(peer.profile, peer.kind)
         order = list(PeerKind)
+        # of each profile; healthy ones first, publishers last
         self.kinds = dict(sorted(kinds.items(), key=lambda item: order.index(item[1])))
         self._crowds: dict[str, ScopedPeers] = {}
 
@@ -60,25 +57,21 @@ class RunFigures:
 
     @property
     def most_viewers(self) -> int:
-        """The largest number of viewers that were connected at the same time."""
         names = [name for name, kind in self.kinds.items() if kind in VIEWERS]
         return max((sum(sample.connected.get(name, 0) for name in names) for sample in self.result.samples), default=0)
 
     @property
     def cpu_us_per_viewer_s(self) -> float | None:
-        """Processor time of the server in microseconds per viewer and second."""
         used, seconds = self.result.server_cpu_s, self.crowd(BOTH).seconds
         return used * 1e6 / seconds if used is not None and seconds > 0 else None
 
     @property
     def rss_growth_kb(self) -> float | None:
-        """How much more memory the server had at its peak than before the run, in kB."""
         base, sizes = self.result.server_base_rss_bytes, self.samples("server_rss_bytes")
         return (max(sizes) - base) / 1000 if base is not None and sizes else None
 
     @property
     def rss_kb_per_viewer(self) -> float | None:
-        """That growth, per viewer connected at the same time."""
         growth, viewers = self.rss_growth_kb, self.most_viewers
         return growth / viewers if growth is not None and viewers else None
 
@@ -90,17 +83,12 @@ class RunFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigure:
-    """One figure: its name, what it means, and how to get it; of a crowd or of the whole run.
-
-    Args:
-        unit: ``ms``, ``s``, ``us``, ``kB``, ``kbit/s``, ``percent``, ``share`` or ``count``.
-        scope: the peers it is about where none are named.
-    """
+    """One figure: its name, what it means, and how to get it; of a crowd or of the whole run."""
 
     name: str
-    unit: str
+    unit: str  # ``ms``, ``s``, ``us``, ``kB``, ``kbit/s``, ``percent``, ``share`` or ``count``
     meaning: str
-    scope: str = BOTH
+    scope: str = BOTH  # the peers it is about where none are named
     of_crowd: Callable[[ScopedPeers], float | None] | None = None
     of_run: Callable[[RunFigures], float | None] | None = None
 
@@ -115,8 +103,6 @@ def _played(peer: PeerResult) -> bool:
 
 
 def _times(name: str, field: str, meaning: str) -> list[RunFigure]:
-    """Return the quantiles of a time that every peer measures once."""
-
     def make(share: float) -> Callable[[ScopedPeers], float | None]:
         return lambda crowd: crowd.times_ms(field, share)
 

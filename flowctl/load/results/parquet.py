@@ -33,7 +33,6 @@ _ROWS_PER_GROUP: Final = 20_000
 
 
 def check_available() -> None:
-    """See to it that pyarrow is there, before a run whose result is to be written."""
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError("--parquet needs pyarrow, which is not installed", hint=install_hint("telemetry"))
 
@@ -57,7 +56,6 @@ def _column(hint: Any) -> tuple[str, bool]:
 
 
 def metadata_of(result: RunResult) -> dict[str, str]:
-    """Return what the file says of the run as a whole."""
     try:
         version = importlib.metadata.version("flowctl")
     except importlib.metadata.PackageNotFoundError:
@@ -77,7 +75,6 @@ def metadata_of(result: RunResult) -> dict[str, str]:
 
 
 def schema_of(metadata: Mapping[str, str]) -> pa.Schema:
-    """Return the schema of the file."""
     import pyarrow as pa
 
     fields = [
@@ -87,7 +84,6 @@ def schema_of(metadata: Mapping[str, str]) -> pa.Schema:
 
 
 def write_parquet(path: Path, result: RunResult) -> None:
-    """Write the peers of a run; whole or not at all."""
     check_available()
     import pyarrow as pa
     from pyarrow import parquet

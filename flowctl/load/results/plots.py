@@ -60,7 +60,6 @@ def lines_of(figures: RunFigures) -> list[ProfileLine]:
 
 
 def plots_of(figures: RunFigures) -> list[Figure]:
-    """Return the plots of a run, without those that would be empty."""
     lines = lines_of(figures)
     made = [
         _playing(figures.result, lines),
@@ -86,8 +85,6 @@ def _over_time(samples: Sequence[RunSample], value: Callable[[RunSample], float 
 
 
 def _summed(samples: Sequence[RunSample], name: str, profiles: frozenset[str]) -> list[Point]:
-    """Return the sum of a count over profiles, sample by sample."""
-
     def value(sample: RunSample) -> float:
         counts: dict[str, int] = getattr(sample, name)
         return sum(counts.get(profile, 0) for profile in profiles)

@@ -51,7 +51,6 @@ _PROFILE_FIGURES: Final = (
 
 
 def render(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> str:
-    """Return the page."""
     figures = RunFigures(result)
     body = [
         _header(result),

@@ -38,7 +38,6 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def weighted_quantiles(samples: Iterable[tuple[Sequence[float], float]], shares: Sequence[float]) -> list[float]:
-    """Return quantiles of several samples together."""
     pairs = sorted((value, weight) for values, weight in samples for value in values)
     if not pairs:
         return []
@@ -78,7 +77,6 @@ class ScopedPeers:
         ]
 
     def total(self, name: str) -> int:
-        """Return the sum of a field over all peers."""
         return sum(getattr(peer, name) for peer in self.peers)
 
     def frames(self, name: str) -> float | None:
@@ -108,7 +106,6 @@ class ScopedPeers:
         return sum(self._cuts) / len(self._cuts) if self._cuts else None
 
     def times_ms(self, name: str, share: float) -> float | None:
-        """Return a quantile of a time that peers measured in seconds, in milliseconds."""
         times = sorted(value for peer in self.peers if (value := getattr(peer, name)) is not None)
         found = quantile(times, share)
         return None if found is None else found * 1000
@@ -126,7 +123,6 @@ class ScopedPeers:
         ]
 
     def delay_ms(self, share: float) -> float | None:
-        """Return a quantile of the delay over all frames."""
         found = weighted_quantiles(self.delays, (share,))
         return found[0] if found else None
 

@@ -200,7 +200,6 @@ def summarize(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> di
 
 
 def whole(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> dict[str, Any]:
-    """Return everything: the summary, the samples of every second, and every peer."""
     return {
         **summarize(result, verdicts),
         "samples": [sample.as_dict() for sample in result.samples],

@@ -30,14 +30,11 @@ _SILENT_S: Final = 5.0
 
 
 class Display:
-    """Shows something as it changes; a context.
-
-    Attributes:
-        console: the terminal. None: standard error is none, or no table is wanted.
-    """
+    """Shows something as it changes; a context."""
 
     def __init__(self, *, table: bool) -> None:
         shown = table and sys.stderr.isatty()
+        # the terminal. None: standard error is none, or no table is wanted.
         self.console = Console(stderr=True, no_color=not use_colours(sys.stderr)) if shown else None
         self._live = Live(console=self.console, auto_refresh=False, transient=True) if shown else None
 
@@ -58,7 +55,6 @@ class Display:
             self.console.print(printable(text), markup=False, highlight=False)
 
     def show(self, table: Callable[[], Table], lines: Callable[[], Iterable[str]]) -> None:
-        """Draw the table, or write the lines."""
         if self._live is not None:
             self._live.update(table(), refresh=True)
         else:
@@ -76,7 +72,6 @@ class RunDisplay(Display):
         self._total_s = total_s
 
     def sampled(self, sample: RunSample) -> None:
-        """Show the run as it is now."""
         self.show(lambda: self._table(sample), lambda: [self._line(sample)])
 
     def _left(self, sample: RunSample) -> str:
@@ -123,7 +118,6 @@ class RunDisplay(Display):
 
 
 def _delays(sample: RunSample) -> str:
-    """Return the delay of the healthy viewers now, in words."""
     found = (sample.delay_p50_ms, sample.delay_p99_ms)
     p50, p99 = ("-" if value is None else f"{value:.0f} ms" for value in found)
     return f"delay p50 {p50}, p99 {p99}"

@@ -18,8 +18,6 @@ _LAUGHS: Final = 9
 
 
 def _connect(body: bytes, type_id: int = TYPE_COMMAND_AMF0) -> Run:
-    """Return a form that sends a connect with `body` behind name and transaction id."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.shaken()
         await peer.write(cut(type_id, CONNECT + body))
@@ -28,8 +26,6 @@ def _connect(body: bytes, type_id: int = TYPE_COMMAND_AMF0) -> Run:
 
 
 def _metadata(body: bytes) -> Run:
-    """Return a form that publishes metadata with `body` behind the name ``onMetaData``."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.publishing(attack.context.own_name("metadata"))
         payload = amf0.encode("@setDataFrame", "onMetaData") + body
@@ -39,8 +35,6 @@ def _metadata(body: bytes) -> Run:
 
 
 def _calls(name: str, *arguments: Any) -> Run:
-    """Return a form that sends one command with odd arguments, on a message stream."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.connected()
         stream_id = await peer.create_stream()
@@ -50,7 +44,6 @@ def _calls(name: str, *arguments: Any) -> Run:
 
 
 async def _truncated_publish(attack: Attack) -> None:
-    """Publish with a name of which half is missing."""
     peer = await attack.connected()
     stream_id = await peer.create_stream()
     body = amf0.encode("publish", 3.0, None, "a-name-that-ends-early")
@@ -58,7 +51,6 @@ async def _truncated_publish(attack: Attack) -> None:
 
 
 async def _truncated_anywhere(attack: Attack) -> None:
-    """Connect with an object that is cut off at a place of chance."""
     peer = await attack.shaken()
     body = amf0.encode("connect", 1.0, peer.connect_object())
     at = attack.context.rng.randrange(1, len(body) - 3)
@@ -67,7 +59,6 @@ async def _truncated_anywhere(attack: Attack) -> None:
 
 
 async def _xml_connect(attack: Attack) -> None:
-    """Connect with XML documents as members."""
     peer = await attack.shaken()
     values = peer.connect_object(pageUrl=Xml(_laughs()), swfUrl=Xml(_ENTITY))
     await peer.write(cut(TYPE_COMMAND_AMF0, amf0.encode("connect", 1.0, values)))

@@ -28,8 +28,6 @@ _FILL_BYTES: Final = 64 * 1024
 
 
 def after_handshake(octets: bytes) -> Run:
-    """Return a form that sends `octets` right after the handshake."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.shaken()
         await peer.write(octets)
@@ -38,7 +36,6 @@ def after_handshake(octets: bytes) -> Run:
 
 
 async def _huge_chunk_size(attack: Attack) -> None:
-    """Announce 2 GiB chunks and begin one."""
     peer = await attack.shaken()
     await peer.write(set_chunk_size(b"\x7f\xff\xff\xff"))
     await peer.write(header(TYPE_VIDEO, 0xFFFFFF, csid=6, msid=1) + bytes(1024))
@@ -56,7 +53,6 @@ async def _filled(attack: Attack) -> None:
 
 
 async def _one_octet_chunks(attack: Attack) -> None:
-    """Connect and publish in chunks of one octet, and send 256 KiB of video so."""
     peer = await attack.shaken()
     writer = ChunkWriter()
     octets = writer.set_chunk_size(1)
@@ -70,7 +66,6 @@ async def _one_octet_chunks(attack: Attack) -> None:
 
 
 async def _many_chunk_streams(attack: Attack) -> None:
-    """Begin a message on every chunk stream there is, and finish none."""
     peer = await attack.shaken()
     for start in range(3, CSID_MAX + 1, _BATCH):
         csids = range(start, min(start + _BATCH, CSID_MAX + 1))
@@ -83,8 +78,6 @@ def _changed(second: bytes) -> Run:
 
 
 def _resized(first: int, second: int) -> Run:
-    """Return a form that changes its chunk size from `first` to `second` octets in the middle of its connect."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.shaken()
         body = amf0.encode("connect", 1.0, peer.connect_object(pageUrl="x" * 1200))

@@ -50,7 +50,6 @@ async def _unknown(attack: Attack) -> None:
 
 
 async def _unknown_flood(attack: Attack) -> None:
-    """Send 3000 of them at once."""
     peer = await attack.connected()
     await peer.write(b"".join(peer.chunks(Message(3, 0, 77, 0, b"")) for _ in range(_FLOOD)))
 
@@ -74,7 +73,6 @@ def _window(size: int) -> Run:
 
 
 async def _absurd(attack: Attack) -> None:
-    """Acknowledge what was never sent, backwards too; ping and state buffers of 2^32-1; play on."""
     peer = await attack.connected()
     for sequence in (_HIGHEST, 0, 1, 0x80000000, 0xF0000000, 5):
         await peer.send(encode_control(Acknowledgement(sequence)))
@@ -88,8 +86,6 @@ async def _absurd(attack: Attack) -> None:
 
 
 def _short(type_id: int, size: int) -> Run:
-    """Return a form that sends a control message whose body has `size` octets only."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.connected()
         await peer.send(Message(2, 0, type_id, 0, bytes(size)))

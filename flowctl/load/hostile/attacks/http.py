@@ -41,7 +41,6 @@ def _with(headers: bytes) -> Callable[[Attack], bytes]:
 
 
 def _body(header: bytes) -> Callable[[Attack], bytes]:
-    """Return a request with a body: its head."""
     return lambda attack: _request(attack, method="POST", headers=header + b"\r\n\r\n")
 
 
@@ -54,7 +53,6 @@ def _stream(attack: Attack) -> str:
 
 
 async def _play(attack: Attack, headers: bytes = b"", **options: int) -> Peer:
-    """Ask for the stream, and wait for the first octets of the answer."""
     peer = await attack.open(**options)
     await peer.write(_request(attack, _stream(attack), headers=headers) + b"\r\n")
     await peer.read_some(1)
@@ -62,8 +60,6 @@ async def _play(attack: Attack, headers: bytes = b"", **options: int) -> Peer:
 
 
 def _sends(make: Callable[[Attack], bytes], *, half_close: bool = False) -> Run:
-    """Return a form that sends octets once, and may close its sending half behind them."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.open()
         await peer.write(make(attack))
@@ -74,8 +70,6 @@ def _sends(make: Callable[[Attack], bytes], *, half_close: bool = False) -> Run:
 
 
 def _floods(make: Callable[[Attack], bytes], piece: bytes) -> Run:
-    """Return a form that sends octets, and then a piece again and again."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.open()
         await peer.write(make(attack))
@@ -113,7 +107,6 @@ async def _slow_body(attack: Attack) -> None:
 
 
 async def _pipeline(attack: Attack) -> None:
-    """Ask without end, and read no answer."""
     peer = await attack.open(receive_buffer_bytes=_SMALL_BUFFER)
     requests = (_request(attack) + b"\r\n") * 500
     while True:
@@ -121,7 +114,6 @@ async def _pipeline(attack: Attack) -> None:
 
 
 async def _slow_reader(attack: Attack) -> None:
-    """Play, and read 1 kB/s."""
     peer = await _play(attack, receive_buffer_bytes=_SMALL_BUFFER)
     attack.undecided = attack.context.duration_s < _READER_S
     while True:
@@ -131,8 +123,6 @@ async def _slow_reader(attack: Attack) -> None:
 
 
 def _websocket(octets: bytes, *, first: bytes = b"") -> Run:
-    """Return a form that plays over WebSocket, sends octets without end, and reads no answer."""
-
     async def run(attack: Attack) -> None:
         peer = await _play(attack, _UPGRADE, receive_buffer_bytes=_SMALL_BUFFER)
         await peer.write(first)

@@ -40,7 +40,6 @@ _BODIES: Final = (
 
 
 async def _tiny_messages(attack: Attack) -> None:
-    """Publish audio messages of one octet as fast as the server takes them, four million at most."""
     peer = await attack.publishing(attack.context.own_name("tiny"))
     await peer.send(peer.media_message(TYPE_AUDIO, 0, b"\xaf"))
     # A type 3 chunk: everything as before. Two octets a message is the least there is.
@@ -53,7 +52,6 @@ async def _tiny_messages(attack: Attack) -> None:
 
 
 async def _short_bodies(attack: Attack) -> None:
-    """Publish bodies of 0, 1 and 2 octets, and others that promise more than they have."""
     peer = await attack.publishing(attack.context.own_name("bodies"))
     for number in range(3):
         for index, (type_id, body) in enumerate(_BODIES):
@@ -101,8 +99,6 @@ async def _some_frames(publisher: Peer) -> None:
 
 
 def _without_keys(*, first: bool) -> Run:
-    """Return a form that publishes 24 MiB without a key frame, but for the first, if `first`."""
-
     async def run(attack: Attack) -> None:
         peer = await attack.publishing(attack.context.own_name("one-key" if first else "no-key"))
         await peer.send(peer.media_message(TYPE_VIDEO, 0, VIDEO_CONFIG))
@@ -158,7 +154,6 @@ def _inter_frames(player: Peer) -> int:
 
 
 async def _duplicate(attack: Attack) -> None:
-    """Publish a name that is being published; a player sees whether the two are mixed."""
     name = attack.context.own_name("duplicate")
     second = await attack.connected()
     first = await attack.publishing(name)

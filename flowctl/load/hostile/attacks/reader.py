@@ -31,7 +31,6 @@ _FLOW_S: Final = 30.0
 
 
 async def _slow(attack: Attack) -> None:
-    """Read 1 kB/s."""
     peer = await attack.playing(receive_buffer_bytes=_SMALL_BUFFER)
     attack.undecided = attack.context.duration_s < _FLOW_S
     while True:
@@ -41,7 +40,6 @@ async def _slow(attack: Attack) -> None:
 
 
 async def _acknowledge(attack: Attack) -> None:
-    """Acknowledge a plausible number of octets, and read none."""
     peer = await attack.playing(receive_buffer_bytes=_SMALL_BUFFER)
     attack.undecided = attack.context.duration_s < _FLOW_S
     await peer.wait_frames(1)
@@ -54,7 +52,6 @@ async def _acknowledge(attack: Attack) -> None:
 
 
 async def _flood(attack: Attack) -> None:
-    """Send 5000 pings a second, and read no answers."""
     peer = await attack.playing(receive_buffer_bytes=_SMALL_BUFFER)
     attack.undecided = attack.context.duration_s < _FLOW_S
     ping = peer.chunks(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=1)))
@@ -76,7 +73,6 @@ async def _silent_viewer(attack: Attack) -> None:
 
 
 async def _silent_publisher(attack: Attack) -> None:
-    """Publish a few frames, and then be silent for good."""
     peer = await attack.publishing(attack.context.own_name("silent"))
     for index in range(_FRAMES):
         await peer.send(peer.media_message(TYPE_VIDEO, index * 40, picture(1000, key=True)))
@@ -86,7 +82,6 @@ async def _silent_publisher(attack: Attack) -> None:
 
 
 async def _bandwidth(attack: Attack) -> None:
-    """Ask for peer bandwidths of 0, 1 and the most there is, and see whether the stream goes on."""
     peer = await attack.playing()
     try:
         async with asyncio.timeout(min(_FIRST_FRAMES_S, attack.left_s)):

@@ -38,7 +38,6 @@ _GUESSES: Final = (
 
 
 async def _streams_at_once(attack: Attack) -> None:
-    """Ask for 2000 message streams in one go."""
     peer = await attack.connected()
     create = [peer.chunks(commands.command("createStream", 10.0 + index, None)) for index in range(_BURST)]
     await peer.write(b"".join(create))
@@ -48,7 +47,6 @@ async def _streams_at_once(attack: Attack) -> None:
 
 
 async def _streams_slowly(attack: Attack) -> None:
-    """Ask for a message stream ten times a second, 40 times."""
     peer = await attack.connected()
     for _ in range(_SLOWLY):
         await peer.create_stream()
@@ -70,7 +68,6 @@ async def _connections(attack: Attack) -> None:
 
 
 async def _enter(attack: Attack) -> bool:
-    """Connect and shake hands; return whether the server let us."""
     try:
         await attack.shaken()
     except (PeerGoneError, UnreachableError):
@@ -79,8 +76,6 @@ async def _enter(attack: Attack) -> bool:
 
 
 def _silent_after(enter: Callable[[Attack], Awaitable[Peer]]) -> Run:
-    """Return a form that comes so far, and says nothing more."""
-
     async def run(attack: Attack) -> None:
         await attack.watch(await enter(attack), attack.left_s)
 
@@ -88,14 +83,12 @@ def _silent_after(enter: Callable[[Attack], Awaitable[Peer]]) -> Run:
 
 
 async def _half(attack: Attack) -> Peer:
-    """Send C0 and C1."""
     peer = await attack.open()
     await peer.write(Handshake.client("simple").start())
     return peer
 
 
 async def _drip(attack: Attack) -> None:
-    """Send the handshake an octet at a time."""
     peer = await attack.open()
     reading = asyncio.ensure_future(peer.read_to_end())
     try:
@@ -107,7 +100,6 @@ async def _drip(attack: Attack) -> None:
 
 
 async def _waiting_players(attack: Attack) -> None:
-    """Play 16 streams that nobody publishes, each on a connection of its own, and stay."""
     let_in = 0
     for index in range(_WAITING):
         try:
@@ -122,7 +114,6 @@ async def _waiting_players(attack: Attack) -> None:
 
 
 async def _flash_publish(attack: Attack) -> None:
-    """Publish on a message stream that was never made, without an announcement, and break off; ten times."""
     for index in range(_FLASH_ROUNDS):
         peer = await attack.connected()
         name = attack.context.own_name(f"flash-{index}")
@@ -135,8 +126,6 @@ async def _flash_publish(attack: Attack) -> None:
 
 
 def _named(name: str) -> Run:
-    """Return a form that publishes a name, and plays it on another connection."""
-
     async def run(attack: Attack) -> None:
         try:
             peer = await attack.publishing(name)
@@ -152,7 +141,6 @@ def _named(name: str) -> Run:
 
 
 async def _secret_url(attack: Attack) -> None:
-    """Connect with a secret in tcUrl, and publish with one in the name."""
     peer = await attack.shaken()
     host, port = attack.context.host, attack.context.port
     tc_url = f"rtmp://user:{CANARY}@{host}:{port}/{peer.app}?token={CANARY}"
@@ -172,7 +160,6 @@ async def _secret_refused(attack: Attack) -> None:
 
 
 async def _default_credentials(attack: Attack) -> None:
-    """Try to log in with what servers have shipped."""
     peer = await attack.shaken()
     try:
         await peer.connect()

@@ -57,7 +57,6 @@ def _flood(prepare: Step, connections: int, *, per_s: float = 0.0) -> Run:
 
 
 async def _one(attack: Attack, prepare: Step, per_s: float) -> None:
-    """Be one of the connections of a flood."""
     peer = None
     with contextlib.suppress(TimeoutError, PeerGoneError, RefusedError, UnreachableError):
         async with asyncio.timeout(max(attack.left_s - _LAST_S, 0)):
