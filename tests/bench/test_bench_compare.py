@@ -52,7 +52,6 @@ def measured(monkeypatch):
 
 
 def test_plan_when_carried_out_alternates_contenders():
-    """Contenders take turns at each point, backwards in every other repetition, and lazy crowds come once more."""
     items = list(PLAN.items())
     assert len(items) == 2 * 2 * 3
     assert [item.name for item in items[:4]] == ["flowctl", "bare loop", "flowctl", "bare loop"]
@@ -62,7 +61,6 @@ def test_plan_when_carried_out_alternates_contenders():
 
 
 def test_comparison_when_interrupted_goes_on(tmp_path, measured, capsys):
-    """What was measured before an interruption is not measured again, and the rows are those of a whole run."""
     path = tmp_path / "compare.jsonl"
     measured.interrupt_at(4)
     with pytest.raises(KeyboardInterrupt):
@@ -78,7 +76,6 @@ def test_comparison_when_interrupted_goes_on(tmp_path, measured, capsys):
 
 
 def test_comparison_when_a_line_was_cut_short_measures_that_again(tmp_path, measured):
-    """A measurement whose line was not wholly written is made again, and the line does not spoil the next one."""
     path = tmp_path / "compare.jsonl"
     bench_compare.carry_out(PLAN, path)
     path.write_text(path.read_text()[:-20])
@@ -89,7 +86,6 @@ def test_comparison_when_a_line_was_cut_short_measures_that_again(tmp_path, meas
 
 
 def test_comparison_when_settings_or_code_differ_begins_anew(tmp_path, measured):
-    """Measurements with another window are not mixed with these."""
     path = tmp_path / "compare.jsonl"
     bench_compare.carry_out(PLAN, path)
     bench_compare.carry_out(dataclasses.replace(PLAN, window_s=1.0), path)
@@ -97,14 +93,11 @@ def test_comparison_when_settings_or_code_differ_begins_anew(tmp_path, measured)
 
 
 def test_comparison_when_flowctl_was_measured_runs_the_loop_at_its_interval(tmp_path, measured):
-    """The bare loop runs at the interval that flowctl was seen to use at the same point."""
     bench_compare.carry_out(PLAN, tmp_path / "compare.jsonl")
     assert {settings.interval_s for name, settings in measured.made if name == "bare loop"} == {0.02}
 
 
 def test_comparison_when_one_measurement_fails_keeps_the_others(tmp_path, monkeypatch, capsys):
-    """A server that does not start costs its own line, with the reason, and no other."""
-
     def fail(contender, settings, *, window_s, measured):
         if contender.name == "bare loop":
             raise RuntimeError("it did not start")
@@ -119,7 +112,6 @@ def test_comparison_when_one_measurement_fails_keeps_the_others(tmp_path, monkey
 
 
 def test_comparison_when_a_rival_is_absent_says_so(tmp_path, measured, monkeypatch, capsys):
-    """A rival that is not installed is left out, on the screen and in the table, with how to install it."""
     nginx = dataclasses.replace(rivals.CONTENDERS["nginx-rtmp"], absent=lambda: "install it like so")
     monkeypatch.setitem(rivals.CONTENDERS, "nginx-rtmp", nginx)
     rows = bench_compare.carry_out(dataclasses.replace(PLAN, contenders=("flowctl", "nginx-rtmp")), tmp_path / "c")
@@ -130,7 +122,6 @@ def test_comparison_when_a_rival_is_absent_says_so(tmp_path, measured, monkeypat
 
 
 def test_rivals_when_programs_are_missing_tell_how_to_install(monkeypatch, tmp_path):
-    """Without nginx, Node.js or the package of npm, the reason names what to install."""
     monkeypatch.setenv("FLOWCTL_CACHE", str(tmp_path))
     monkeypatch.setattr(rivals.shutil, "which", lambda program: None)
     assert "libnginx-mod-rtmp" in rivals.no_nginx()
@@ -155,14 +146,12 @@ def test_rivals_when_programs_are_missing_tell_how_to_install(monkeypatch, tmp_p
     ],
 )
 def test_doubts_when_something_was_full_name_it(change, words):
-    """Each sign of overload is told by itself; without one there is no doubt."""
     assert measure.doubts(SOUND) == []
     (doubt,) = measure.doubts({**SOUND, **change})
     assert doubt.startswith(words)
 
 
 def test_ratio_when_something_was_full_is_in_brackets():
-    """A ratio to a server that left work undone is no plain ratio."""
     item = plan.Item(name="flowctl", viewers=10, bit_rate=1000, repetition=0)
     found = {
         item: SOUND,
@@ -174,7 +163,6 @@ def test_ratio_when_something_was_full_is_in_brackets():
 
 
 def test_rows_when_repetitions_differ_hide_no_loss():
-    """Costs are medians; missing frames are the most of all repetitions; a doubt counts from half of them on."""
     item = plan.Item(name="flowctl", viewers=10, bit_rate=1000, repetition=0)
     runs = [
         {**SOUND, "cpu_us_per_viewer_s": 100.0, "missing": 7, "doubts": ["machine: 1% idle"]},
@@ -188,7 +176,6 @@ def test_rows_when_repetitions_differ_hide_no_loss():
 
 
 def test_chart_when_drawn_twice_is_the_same_small_file(tmp_path):
-    """The same figures make the same chart to the octet, with a title for those who do not see it, in bounded size."""
     items = plan.Plan(contenders=rivals.USUAL).items()
     costs = itertools.cycle((100.0, 120.0, 90.0, 300.0, 250.0, 80.0, 170.0))
     found = {item: {**SOUND, "cpu_us_per_viewer_s": cost} for item, cost in zip(items, costs, strict=False)}
@@ -203,7 +190,6 @@ def test_chart_when_drawn_twice_is_the_same_small_file(tmp_path):
 
 
 def test_progress_when_measurements_are_slow_estimates_more():
-    """The time left follows how the estimate was wrong so far."""
     clock = ManualClock()
     items = list(PLAN.items())
     progress = plan.Progress(items, PLAN.window_s, clock)
@@ -214,7 +200,6 @@ def test_progress_when_measurements_are_slow_estimates_more():
 
 
 def test_soak_when_its_samples_are_drawn_says_what_rose(tmp_path):
-    """The part of the document has the plot, the slopes, and what the healthy viewers missed."""
     samples = [
         {
             "at_s": float(second),
@@ -241,7 +226,6 @@ def test_soak_when_its_samples_are_drawn_says_what_rose(tmp_path):
 
 @pytest.mark.realtime
 def test_comparison_when_run_measures_server_and_loop(tmp_path):
-    """A few viewers of the live server and of the bare loop give all figures, and no frame is missing."""
     tiny = plan.Plan(
         contenders=("flowctl", "bare loop"),
         viewers=(12,),
@@ -262,7 +246,6 @@ def test_comparison_when_run_measures_server_and_loop(tmp_path):
 
 @pytest.mark.realtime
 def test_soak_when_quick_samples_the_server(monkeypatch, tmp_path):
-    """A soak of seconds samples the server while viewers of all kinds come and go."""
     monkeypatch.setattr(bench_soak, "RESULTS", tmp_path)
     found = bench_soak.soak(bench_soak.SHORT)
     assert max(sample["connections"] for sample in found["samples"]) > bench_soak.SHORT.viewers / 2

@@ -46,7 +46,6 @@ def test_benchmark_when_run_by_itself_is_a_program(path):
 
 @pytest.mark.parametrize("name", COMPUTING)
 def test_benchmark_when_quick_returns_rows_of_figures(name):
-    """The quick form of a benchmark returns rows with the same keys, with figures above zero among them."""
     module = bench_run.load(name)
     rows = module.run(**module.QUICK)
     assert len(rows) > 1
@@ -57,7 +56,6 @@ def test_benchmark_when_quick_returns_rows_of_figures(name):
 
 
 def test_scheduler_simulation_when_run_twice_gives_the_same_figures_and_picture(tmp_path):
-    """Virtual time and seeded dice: all figures repeat, every policy gives answers, and the chart is drawn of them."""
     module = bench_run.load("scheduler_simulation")
     rows = module.run(**module.QUICK)
     assert rows == module.run(**module.QUICK)
@@ -68,14 +66,12 @@ def test_scheduler_simulation_when_run_twice_gives_the_same_figures_and_picture(
 
 @pytest.mark.realtime
 def test_sendfile_when_quick_returns_rows_of_figures():
-    """The benchmark of the ways to write runs with real sockets."""
     module = bench_run.load("sendfile")
     assert len(module.run(**module.QUICK)) > 1
 
 
 @pytest.mark.realtime
 def test_lowat_when_quick_shows_a_stalled_viewer():
-    """The benchmark of TCP_NOTSENT_LOWAT notices the viewer that stops to read."""
     module = bench_run.load("lowat")
     (row,) = module.run(**module.QUICK)
     assert row["stalled_noticed_after_s"] is not None
@@ -83,7 +79,6 @@ def test_lowat_when_quick_shows_a_stalled_viewer():
 
 @pytest.mark.realtime
 def test_beside_when_quick_compares_with_and_without_slow_viewers():
-    """The benchmark of healthy viewers beside slow ones loads a server twice, and the healthy ones miss nothing."""
     module = bench_run.load("beside")
     alone, beside = module.run(**module.QUICK)
     assert (alone["slow"], beside["slow"]) == (0, module.QUICK["slow"])
@@ -97,7 +92,6 @@ def test_beside_when_quick_compares_with_and_without_slow_viewers():
 
 @pytest.mark.realtime
 def test_capacity_when_quick_measures_crowds_that_the_job_reads():
-    """The benchmark of the capacity model loads servers, and what it leaves is a file of measurements."""
     module = bench_run.load("capacity")
     rows = module.run(**module.QUICK)
     assert [row["viewers"] for row in rows] == list(module.QUICK["counts"])
@@ -109,7 +103,6 @@ def test_capacity_when_quick_measures_crowds_that_the_job_reads():
 
 @pytest.mark.realtime
 def test_smooth_when_short_counts_the_rounds_of_many_streams(monkeypatch):
-    """The benchmark of what could keep the thread finds rounds, and all of its viewers playing."""
     module = bench_run.load("smooth")
     monkeypatch.setattr(module, "_START_S", 1.0)
     monkeypatch.setattr(module, "_SETTLE_S", 1.0)
@@ -121,7 +114,6 @@ def test_smooth_when_short_counts_the_rounds_of_many_streams(monkeypatch):
 
 @pytest.mark.realtime
 def test_slow_when_quick_shows_what_lines_carry(monkeypatch, tmp_path):
-    """The benchmark of slow viewers has a row per server and line, and nobody gets a picture that cannot be decoded."""
     module = bench_run.load("slow")
     monkeypatch.setattr(module, "CACHE", tmp_path)
     quick = {**module.QUICK, "window_s": 3.0, "warm_s": 1.0, "shares": (0.5,)}
@@ -136,7 +128,6 @@ def test_slow_when_quick_shows_what_lines_carry(monkeypatch, tmp_path):
 
 
 def test_slow_when_a_viewer_has_used_half_of_what_its_line_could_carry_says_so():
-    """Shares are of what came to the viewer without a line; of the line, what it could carry of the stream."""
     module = bench_run.load("slow")
     case = module.Case(bit_rate=1_500_000, gop_s=2.0, b_frames=0)
     whole = {"line": "", "bytes": 1000, "pictures": 200, "audio": 40}
@@ -158,7 +149,6 @@ def test_slow_when_a_viewer_has_used_half_of_what_its_line_could_carry_says_so()
     [((), 0), ((5,), 0), ((4,), 5), ((4, 5, 6, 7, 8, 9), 0), ((0,), 9), ((0, 10), 18), (tuple(range(2, 20)), 0)],
 )
 def test_slow_when_a_picture_is_missing_counts_those_that_need_it(tmp_path, left_out, broken):
-    """Every picture up to the next key frame needs the ones before it, but for those that nobody needs."""
     heads = {
         "K": b"\x17\x01\0\0\0\0\0\0\x03\x65\0",
         "P": b"\x27\x01\0\0\0\0\0\0\x03\x41\0",
@@ -180,7 +170,6 @@ def record_of(name: str, rows: list[dict]) -> dict:
 
 
 def test_document_when_written_twice_is_the_same(tmp_path):
-    """A record goes between the marks of its name and nowhere else; writing it again changes nothing."""
     document = tmp_path / "benchmarks.md"
     text = (
         "A\n\n<!-- measured: machine -->\n<!-- /measured -->\n\n<!-- measured: amf -->\nold\n<!-- /measured -->\n\nB\n"
@@ -202,7 +191,6 @@ def test_document_when_written_twice_is_the_same(tmp_path):
 
 
 def test_document_when_it_has_no_place_for_a_record_stays_as_it_is(tmp_path):
-    """A benchmark whose marks the document does not have is not written anywhere."""
     document = tmp_path / "benchmarks.md"
     document.write_text("<!-- measured: machine -->\n<!-- /measured -->\n")
     assert not bench_run.write(record_of("amf", [{"what": 1}]), document, tmp_path)
@@ -218,7 +206,6 @@ def test_document_when_read_has_parts_for_benchmarks_only():
 
 
 def test_table_when_rows_lack_values_leaves_cells_empty():
-    """A row without a key, or with None for it, has an empty cell; columns of numbers stand to the right."""
     lines = table([{"name": "a", "ms": 12.34, "note": None}, {"name": "b", "ms": None}]).splitlines()
     assert lines == [
         "| name |   ms | note |",
@@ -237,24 +224,20 @@ def swinging(second: float) -> float:
 
 
 def test_trend_when_a_figure_swings_is_flat():
-    """What swings without growing is flat, however small the rise that is allowed."""
     assert trend(SECONDS, [swinging(second) for second in SECONDS], share=0.0001, least=0.001).flat
 
 
 def test_trend_when_a_figure_leaks_is_not_flat():
-    """A slow growth under the swinging is found, and its slope is right."""
     line = trend(SECONDS, [swinging(second) + second / 60 for second in SECONDS], share=0.002, least=0.1)
     assert not line.flat
     assert line.slope_per_min == pytest.approx(1.0, abs=0.1)
 
 
 def test_trend_when_growth_ends_in_the_first_half_is_flat():
-    """Caches that fill at the beginning are no growth."""
     assert trend(SECONDS, [min(second, 290.0) for second in SECONDS], share=0.0, least=0.0).flat
 
 
 def test_trend_when_growth_is_allowed_is_flat():
-    """A rise below the share of the mean, or below the least, is let pass."""
     values = [50 + second / 600 for second in SECONDS]  # 0.1 per minute
     assert trend(SECONDS, values, share=0.003, least=0.0).flat
     assert trend(SECONDS, values, share=0.0, least=0.11).flat
@@ -262,14 +245,12 @@ def test_trend_when_growth_is_allowed_is_flat():
 
 
 def test_trend_when_there_are_too_few_samples_refuses():
-    """A line through three points proves nothing."""
     with pytest.raises(ValueError, match="3 samples"):
         trend([0.0, 1.0, 2.0, 3.0, 4.0], [1.0] * 5, share=0.1, least=0.1)
 
 
 @pytest.mark.parametrize("name", ["flow_closes", "flow_events", "flow_samples"])
 def test_checks_when_put_in_sql_count_rows_as_the_job_does(tmp_path, name):
-    """DuckDB takes the checks of each table, whatever its columns are called."""
     duckdb = pytest.importorskip("duckdb")
     from record_kit import close, event, sample, write
 

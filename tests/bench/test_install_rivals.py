@@ -34,7 +34,6 @@ def system(monkeypatch, tmp_path):
 
 
 def test_nginx_when_absent_is_installed_and_not_started(system, tmp_path):
-    """As root beside apt-get both packages are installed while a policy forbids services; the policy goes again."""
     _, ran = system
     assert install_rivals.install_nginx() == ""
     ((command, policy),) = [item for item in ran if "install" in item[0]]
@@ -45,7 +44,6 @@ def test_nginx_when_absent_is_installed_and_not_started(system, tmp_path):
 
 
 def test_nginx_when_a_policy_let_it_start_is_stopped(system, tmp_path):
-    """A policy of somebody's is neither replaced nor removed; what it let start is stopped."""
     _, ran = system
     (tmp_path / "policy-rc.d").write_text("theirs")
     (tmp_path / "nginx.pid").touch()
@@ -56,7 +54,6 @@ def test_nginx_when_a_policy_let_it_start_is_stopped(system, tmp_path):
 
 @pytest.mark.parametrize("hindrance", ["not root", "no apt-get", "an nginx"])
 def test_nginx_when_it_cannot_be_installed_is_left_to_the_user(system, monkeypatch, hindrance):
-    """Without root or apt-get, or beside somebody's nginx, nothing is run, and it is said what to install."""
     programs, ran = system
     if hindrance == "not root":
         monkeypatch.setattr(install_rivals.os, "geteuid", lambda: 1000)
@@ -69,7 +66,6 @@ def test_nginx_when_it_cannot_be_installed_is_left_to_the_user(system, monkeypat
 
 
 def test_nginx_when_apt_fails_says_why_and_leaves_no_policy(system, monkeypatch, tmp_path):
-    """The last line of apt-get is the reason."""
     failed = subprocess.CompletedProcess([], 100, "", "E: noise\nE: Unable to locate package nginx\n")
     monkeypatch.setattr(install_rivals.subprocess, "run", lambda *_, **__: failed)
     assert "Unable to locate package nginx" in install_rivals.install_nginx()
@@ -78,7 +74,6 @@ def test_nginx_when_apt_fails_says_why_and_leaves_no_policy(system, monkeypatch,
 
 @pytest.mark.parametrize(("reason", "status"), [("", 0), ("nginx is not installed", 1)])
 def test_main_when_done_says_what_became_of_each(monkeypatch, capsys, reason, status):
-    """A line for each, and a status that tells whether all can run."""
     monkeypatch.setattr(rivals, "install_node", lambda: "")
     monkeypatch.setattr(install_rivals, "install_nginx", lambda: reason)
     assert status == install_rivals.main()

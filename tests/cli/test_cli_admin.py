@@ -29,7 +29,6 @@ def connected(server, count):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
 def test_admin_when_there_are_workers_stands_for_all_of_them(tmp_path_factory, monkeypatch):
-    """Lists are of all workers, a kick finds its connection, a ban reaches each, and metrics are sums."""
     folder = tmp_path_factory.mktemp("run")  # a short one: sockets have short paths
     folder.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
@@ -62,7 +61,6 @@ def test_admin_when_there_are_workers_stands_for_all_of_them(tmp_path_factory, m
 
 
 def test_admin_when_its_packages_are_missing_says_what_to_install():
-    """A server that is told to have it, without the extra, ends with a hint and no traceback."""
     code = (
         "import sys; sys.modules['fastapi'] = None\n"
         "from flowctl.cli import main\n"

@@ -40,7 +40,6 @@ def test_commands_when_a_package_cannot_be_loaded_are_named_and_the_others_work(
 
 
 def test_commands_when_listed_are_those_of_the_entry_points():
-    """What pyproject.toml names is what is there: none was left out of it."""
     modules = {point.module for point in entry_points(group=GROUP)}
     added = {command.callback.__module__ for command in program.registered_commands}
     added |= {"flowctl.cli.analyze.app", "flowctl.cli.config", "flowctl.cli.key"}
@@ -81,7 +80,6 @@ def test_public_name_when_its_extra_lacks_names_it():
 
 
 def test_missing_extra_when_the_module_is_of_none_is_none():
-    """A module of ours that lacks is a fault, and no matter of extras."""
     assert missing_extra(ModuleNotFoundError("no", name="flowctl.nothing"), "x") is None
     assert isinstance(missing_extra(ModuleNotFoundError("no", name="zmq.asyncio"), "x"), ConfigError)
     assert flowctl.ConfigError is ConfigError

@@ -29,7 +29,6 @@ def run(tmp_path, monkeypatch):
 
 
 def test_check_when_the_file_is_valid_says_so(run):
-    """The settings and levels are counted."""
     result = run("check", "one.toml", "--json", one='stuck = 5\n[role.viewer]\npolicy = "audio-first"\n')
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"valid": True, "settings": 1, "levels": 1})
     assert "one.toml is valid: 1 setting of the server, 1 level" in run("check", "one.toml").stdout
@@ -101,12 +100,10 @@ def test_file_when_a_server_would_not_start_with_it_is_refused_by_check_and_by_r
 
 
 def test_file_when_it_names_a_host_twice_listens_there_once(run):
-    """A server starts with it, so it is valid."""
     assert run("check", "one.toml", one='host = "127.0.0.1,127.0.0.1"\ncontrol = "off"\n').exit_code == 0
 
 
 def test_reload_when_a_file_in_force_is_broken_is_about_the_settings_alone(tmp_path):
-    """The server that runs watches that file itself, and keeps what it said: other settings can still be changed."""
     limits, path = tmp_path / "limits.toml", tmp_path / "one.toml"
     limits.write_text("version = 1\n", "utf-8")
     path.write_text('limits = "limits.toml"\ncontrol = "off"\n', "utf-8")
@@ -116,7 +113,6 @@ def test_reload_when_a_file_in_force_is_broken_is_about_the_settings_alone(tmp_p
 
 
 def test_show_when_asked_for_a_stream_has_value_and_source_of_each(run, monkeypatch):
-    """Pairs before variables before the file; only what is not the default, if asked so."""
     monkeypatch.setenv("FLOWCTL_ROLE__VIEWER__POLICY", "audio-first")
     args = ("show", "one.toml", "--stream", "talk/a", "--role", "viewer", "--changed", "--set", "stuck=4s")
     result = run(*args, "--json", one="stuck = 5\ntarget_delay = 7\n")
@@ -129,7 +125,6 @@ def test_show_when_asked_for_a_stream_has_value_and_source_of_each(run, monkeypa
 
 
 def test_show_when_there_is_no_file_shows_the_defaults(run):
-    """Without a file all is as without settings, and an unknown role is refused."""
     found = json.loads(run("show", "--json").stdout)
     assert found["host"] == {"value": "127.0.0.1", "source": "default"}
     assert isinstance(run("show", "--role", "guest").exception, ConfigError)

@@ -96,7 +96,6 @@ def fleet(tmp_path):
 
 
 def test_fleet_when_a_member_is_killed_has_the_same_at_each_again(fleet):
-    """A ban of one server is at all, its maker and its end too; one that was killed has, back again, what it missed."""
     fleet.begin("abc")
     fleet.call("a", "ban", network=ONE, duration="1h", reason="rude", origin="ops")
     fleet.wait_banned({ONE}, "abc")

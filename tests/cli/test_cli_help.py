@@ -26,7 +26,6 @@ def commands():
 
 
 def test_help_when_the_terminal_has_80_columns_shows_option_names_whole(monkeypatch, capsys):
-    """No name of an option is cut, of no command, and no line is longer than the terminal."""
     from flowctl.cli.errors import run as run_app
 
     monkeypatch.setenv("COLUMNS", "80")
@@ -64,7 +63,6 @@ def test_help_when_commands_are_listed_in_80_columns_cuts_no_sentence(monkeypatc
 
 @pytest.mark.parametrize("name", ["live", "echo"])
 def test_settings_when_listed_are_those_of_the_server(name):
-    """All settings are listed with what they are, their kind and their default, for people and programs."""
     from flowctl.cli.servers import load_server
     from flowctl.live.settings.model import settings_of
 
@@ -81,7 +79,6 @@ def test_settings_when_listed_are_those_of_the_server(name):
 
 
 def test_completion_when_asked_for_is_a_script():
-    """The shell's completion can be shown and set up."""
     status, output, _ = run("--show-completion", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert "--show-completion" in run("--help")[1]
     assert status in {0, 2}, output

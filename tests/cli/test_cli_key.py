@@ -18,7 +18,6 @@ def run(*args, text=None):
 
 
 def test_key_that_is_made_is_good_and_its_hash_alone_is_kept(tmp_path):
-    """The key goes to standard output, its hash into the file, with what it is for; a second one joins it."""
     file = tmp_path / "keys"
     first = run("make", file, "--for", "publish", "--streams", "live/*").stdout.strip()
     second = run("make", file).stdout.strip()
@@ -45,14 +44,12 @@ def test_key_from_standard_input_is_hashed(tmp_path):
     "args", [["hash", "--for", "both"], ["hash", "--streams", "a b"], ["hash"], ["make", "--for", "x"]]
 )
 def test_key_when_it_is_too_short_or_for_nothing_is_refused(args):
-    """Nothing is written then."""
     result = run(*args, text="short\n" if args == ["hash"] else "a-key-of-my-own-choice\n")
     assert result.exit_code != 0
     assert "sha256" not in result.stdout
 
 
 def test_address_that_is_signed_is_good_for_its_time(tmp_path):
-    """The secret is made, nobody else may read it, and it is not overwritten."""
     file = tmp_path / "tokens.secret"
     assert run("secret", file).exit_code == 0
     assert file.stat().st_mode & 0o777 == 0o600
@@ -71,7 +68,6 @@ def test_address_that_is_signed_is_good_for_its_time(tmp_path):
 
 @pytest.mark.parametrize("args", [["view", "live/room"], ["play", "room"], ["play", "live/a?b"], ["play", "live/.."]])
 def test_address_when_it_makes_no_sense_is_not_signed(tmp_path, args):
-    """An action there is not, a name that is none."""
     run("secret", tmp_path / "s")
     result = run("sign", tmp_path / "s", *args)
     assert result.exit_code != 0

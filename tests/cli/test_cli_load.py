@@ -20,7 +20,6 @@ STREAM = ["--publishers", "1", "--bit-rate", "600k", "--key-interval", "500ms", 
 
 
 def test_load_when_all_goes_well(tmp_path):
-    """Viewers of several kinds and an attacker: a summary in JSON, three files, conditions that pass, status 0."""
     report, parquet, whole = (tmp_path / name for name in ("run.html", "run.parquet", "run.json"))
     with served("live") as server:
         status, output, errors = run(
@@ -55,7 +54,6 @@ def test_load_when_all_goes_well(tmp_path):
 
 
 def test_load_when_a_condition_fails():
-    """A condition that holds is told with the measured value, one that cannot be measured fails: status 1."""
     with served("live") as server:
         status, output, errors = run(
             *("load", server.url(), "--viewers", "2", *STREAM, "--duration", "1500ms"),
@@ -70,7 +68,6 @@ def test_load_when_a_condition_fails():
 
 
 def test_load_when_there_is_no_stream():
-    """A run in which no viewer gets a frame fails without any condition, and says what may be wrong."""
     with served("live") as server:
         status, output, _ = run("load", server.url(), "--viewers", "2", "--duration", "1s", "--ramp", "0")
     assert status == 1
@@ -78,7 +75,6 @@ def test_load_when_there_is_no_stream():
 
 
 def test_load_when_nobody_listens():
-    """Without a server the run fails with what the system says."""
     status, output, _ = run("load", "rtmp://127.0.0.1:1/live/room", "--viewers", "1", "--duration", "1s")
     assert status == 1
     assert "FAIL  nobody could connect: Connection refused" in output
@@ -86,7 +82,6 @@ def test_load_when_nobody_listens():
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_load_when_ended_by_a_signal(number, expected, tmp_path):
-    """Ctrl-C and SIGTERM end a run in order: with its summary, its files, and a status of their own."""
     report = tmp_path / "run.html"
     with served("live") as server:
         began = time.monotonic()
@@ -105,7 +100,6 @@ def test_load_when_ended_by_a_signal(number, expected, tmp_path):
 
 @pytest.mark.parametrize("delay_s", [0.5, 0.9])
 def test_load_when_interrupted_in_the_first_second_ends_without_complaint(delay_s):
-    """Ctrl-C goes to the whole process group while workers still start: status 130, and nothing to explain."""
     with served("live") as server:
         process = start("load", server.url(), "--viewers", "2", *STREAM, "--duration", "20s", start_new_session=True)
         time.sleep(delay_s)
@@ -131,7 +125,6 @@ sys.exit(main())
 
 
 def test_command_when_interrupted_while_it_is_imported_ends_in_silence():
-    """Ctrl-C before the command line has been read is no traceback of imports: status 130, no word."""
     found = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, timeout=30, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (130, b"", b"")
 
@@ -159,7 +152,6 @@ def test_command_when_interrupted_while_it_is_imported_ends_in_silence():
     ],
 )
 def test_load_when_used_wrongly_is_refused_before_anything_starts(arguments, error, hint, capsys):
-    """What cannot be carried out is refused at once with status 2, and nothing is loaded."""
     given = ["rtmp://127.0.0.1:1/live/room" if item == "URL" else item for item in arguments]
     assert main(["load", *given]) == 2
     shown = capsys.readouterr()
@@ -169,14 +161,12 @@ def test_load_when_used_wrongly_is_refused_before_anything_starts(arguments, err
 
 
 def test_load_when_a_share_is_nobody_says_so(capsys):
-    """A profile that was asked for and gets no viewer is named, not left out in silence."""
     given = ["load", "rtmp://127.0.0.1:1/live/room", "--viewers", "2", "--duration", "1s", "--profile", "stall:0%"]
     assert main(given) == 1
     assert "warning: of 2 viewers nobody is left for --profile stall" in capsys.readouterr().err
 
 
 def test_load_when_profiles_are_listed(capsys):
-    """Every profile is explained, for people and as JSON, with an example that can be given."""
     assert main(["load", "--list-profiles"]) == 0
     text = capsys.readouterr().out
     assert main(["load", "--list-profiles", "--json"]) == 0

@@ -26,7 +26,6 @@ def test_help_when_no_command_is_named():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_when_a_command_is_named(command):
-    """Every command has its help, on -h as well."""
     for option in ("--help", "-h"):
         result = CliRunner().invoke(app, [command, option])
         assert result.exit_code == 0
@@ -34,7 +33,6 @@ def test_help_when_a_command_is_named(command):
 
 
 def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_with(monkeypatch, tmp_path):
-    """Options, --set, environment and file come together in one object, which is handed on."""
     built = []
     monkeypatch.setattr(serve_module, "run_server", lambda program, options, *_, **__: built.append(options))
     path = tmp_path / "flowctl.toml"
@@ -60,7 +58,6 @@ def test_version_when_asked_for_json():
 
 
 def test_version_when_asked_for_text(capsys):
-    """The version is one line."""
     assert main(["version"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("flowctl ")
@@ -129,7 +126,6 @@ def test_version_when_asked_for_text(capsys):
     ],
 )
 def test_errors_when_use_or_settings_are_wrong(arguments, error, hint, capsys):
-    """Wrong use ends with status 2 and says what and what to do, without a traceback, on standard error."""
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -142,7 +138,6 @@ def test_errors_when_use_or_settings_are_wrong(arguments, error, hint, capsys):
 
 @pytest.mark.parametrize("arguments", [[], ["rpc"], ["analyze"]])
 def test_help_when_no_command_is_given_is_no_error(arguments, capsys):
-    """Who names no command is shown which there are, on standard error, and that is all."""
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -151,7 +146,6 @@ def test_help_when_no_command_is_given_is_no_error(arguments, capsys):
 
 
 def test_errors_when_nobody_listens(capsys):
-    """A failure at run time ends with status 1; a secret of the address is not shown."""
     assert main(["--log-level", "error", "play", "rtmp://127.0.0.1:1/live/room?token=S3CRET"]) == 1
     shown = capsys.readouterr()
     assert shown.err.startswith("error: cannot connect to 127.0.0.1:1")
@@ -183,20 +177,17 @@ def run_raising(error, *arguments):
     ],
 )
 def test_status_when_a_command_raises(error, status, capsys):
-    """The kind of the exception decides the exit status; no traceback is shown."""
     assert run_raising(error) == status
     assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [ConfigError("x"), ZeroDivisionError("x")])
 def test_errors_when_debugging(error):
-    """With --debug the exception itself comes out."""
     with pytest.raises(type(error)):
         run_raising(error, "--debug")
 
 
 def test_errors_when_they_hold_an_address(capsys):
-    """Secrets of addresses are taken out of errors and hints."""
     run_raising(FlowctlError("no rtmp://h/a?key=S3CRET", hint="try rtmp://u:S3CRET@h/a"))
     assert "S3CRET" not in capsys.readouterr().err
 

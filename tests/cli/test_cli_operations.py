@@ -73,7 +73,6 @@ def viewers(count):
 
 
 def test_operations_when_called_as_commands_do_what_they_say(runtime, clients, tmp_path, here, asked):
-    """Who is slow is shown, held to new limits, kicked, banned, let in again; then the server drains and ends."""
     bans = tmp_path / "bans.jsonl"
     with served("live", *OFF, "--bans", str(bans)) as server:
         there = SimpleNamespace(address=("127.0.0.1", server.ready["port"]))
@@ -130,7 +129,6 @@ def turned_away(address):
 
 
 def test_commands_when_they_cannot_be_carried_out_say_why_and_what_to_do(runtime, tmp_path, here, asked, monkeypatch):
-    """No server, several, a wrong argument, a file that is wrong: an error, a hint and the status for it."""
     assert here("stats")[::2] == (
         1,
         """error: no server of this user runs on this machine
@@ -180,7 +178,6 @@ def call_as_another_user(address):
 
 
 def test_operations_when_the_server_is_elsewhere_take_a_key_that_it_knows(runtime, tmp_path, here, asked, monkeypatch):
-    """Keys made on the command line, a file of clients: who is in it is served as his line says, others are not."""
     public = {name: asked("rpc", "keygen", str(tmp_path / name))["public"] for name in ("server", "admin", "stranger")}
     clients = tmp_path / "clients"
     clients.write_text(f"{public['admin']} admin night shift\n")
@@ -201,7 +198,6 @@ def test_operations_when_the_server_is_elsewhere_take_a_key_that_it_knows(runtim
 
 
 def test_call_when_the_server_does_not_answer_in_time_says_so(tmp_path, here):
-    """A socket that somebody listens at who says nothing costs the caller his own time limit and no more."""
     path = tmp_path / "mute.sock"
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(path))
@@ -244,8 +240,6 @@ FORGED = "\x1b]0;mine\x07\u202ewords\nerror: forged"
     ],
 )
 def test_answers_when_a_server_forges_them_stay_on_their_lines(tmp_path, here, answer):
-    """What a server says neither reads as a line of ours nor fills the screen, and what it leaves out is no bug."""
-
     async def described(message):
         return json.dumps(answer)
 
@@ -266,7 +260,6 @@ def test_answers_when_a_server_forges_them_stay_on_their_lines(tmp_path, here, a
 
 
 def test_keygen_when_asked_makes_a_file_for_its_owner_and_shows_the_public_key(tmp_path, here, asked):
-    """Nothing secret is shown, and no key is written over."""
     path = tmp_path / "server.key"
     found = asked("rpc", "keygen", str(path))
     assert len(bytes.fromhex(found["public"])) == 32

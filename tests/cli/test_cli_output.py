@@ -34,7 +34,6 @@ def shell(command: str) -> subprocess.CompletedProcess:
 
 
 def test_text_when_it_is_written_anywhere_goes_through_one_function():
-    """Nothing but `core.text.output.say` writes text to the standard streams, so nothing can get around its care."""
     wrong = []
     allowed = {"flowctl/core/text/output.py", "flowctl/load/worker.py"}  # the latter speaks JSON to its own parent
     for path in sorted([*(ROOT / "flowctl").rglob("*.py"), *(ROOT / "servers").rglob("*.py")]):
@@ -51,7 +50,6 @@ def test_text_when_it_is_written_anywhere_goes_through_one_function():
 
 @pytest.mark.parametrize("to_stderr", [False, True])
 def test_say_when_the_text_is_hostile_writes_escapes(capsys, to_stderr):
-    """What others chose is shown as text, on either stream; lines of ours stay lines."""
     output.say(f"line one\nname {HOSTILE}", to_stderr=to_stderr)
     found = capsys.readouterr()
     text = found.err if to_stderr else found.out
@@ -59,7 +57,6 @@ def test_say_when_the_text_is_hostile_writes_escapes(capsys, to_stderr):
 
 
 def test_say_when_the_encoding_has_no_such_letter_writes_an_escape(monkeypatch):
-    """A terminal that knows few letters gets the text all the same."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     output.say("a東b")
@@ -69,7 +66,6 @@ def test_say_when_the_encoding_has_no_such_letter_writes_an_escape(monkeypatch):
 @pytest.mark.parametrize("command", ["version", "version --json", "load --list-profiles", "--help", "serve --help"])
 @pytest.mark.parametrize(("where", "word"), [("/dev/full", "No space left"), ("&-", "is closed")])
 def test_standard_output_when_it_takes_nothing_is_said(command, where, word):
-    """A full disk or a closed output costs the command, with one line of error and no traceback."""
     done = shell(f"flowctl {command} >{where}")
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
@@ -92,14 +88,12 @@ def test_standard_output_when_it_takes_nothing_is_said(command, where, word):
     ],
 )
 def test_standard_error_when_it_takes_nothing_leaves_the_status(command, status):
-    """Without a standard error there is nobody to tell, and the status tells it; nothing ends in a traceback."""
     done = shell(f"flowctl {command}")
     assert done.returncode == status
     assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_log_when_standard_error_is_full_makes_the_status_tell():
-    """A command that did all it should, but for its log, does not end with 0."""
     script = """
 import sys
 from flowctl.cli import app, main
@@ -123,7 +117,6 @@ sys.exit(main(["only-logs"]))
 
 
 def test_streams_when_they_are_closed_are_not_taken_by_files_of_ours():
-    """The first file that a program opens never gets the number of a standard stream."""
     script = (
         "from flowctl.core.text.output import open_missing_streams; open_missing_streams(); f = open('/dev/null'); "
     )
@@ -144,7 +137,6 @@ def test_streams_when_they_are_closed_are_not_taken_by_files_of_ours():
     ],
 )
 def test_error_of_the_system_when_no_command_has_words_for_it_is_no_bug(capsys, error, words):
-    """Rights, full disks and folders are named as what they are, with a way out."""
     import typer
 
     from flowctl.cli.errors import run
@@ -163,7 +155,6 @@ def test_error_of_the_system_when_no_command_has_words_for_it_is_no_bug(capsys, 
 
 @pytest.mark.parametrize("command", ["version", "serve --help", "load --list-profiles", "config show"])
 def test_failure_when_the_reader_has_gone_is_silent(command):
-    """A pipe that was closed early, as by head, is no error to talk about: the status is that of SIGPIPE."""
     gone, ours = os.pipe()
     os.close(gone)
     done = subprocess.run(
@@ -179,8 +170,6 @@ def test_failure_when_the_reader_has_gone_is_silent(command):
 
 
 def test_say_when_standard_output_fails_raises_what_can_be_told(monkeypatch):
-    """The error names the stream and why."""
-
     class Full(io.StringIO):
         def flush(self) -> None:
             raise OSError(28, os.strerror(28))

@@ -42,7 +42,6 @@ def folder(tmp_path_factory):
 
 
 def test_replay_when_one_flight_is_named_prints_its_transitions(folder):
-    """Each edge with cause, axis, value and limit, each drop and step, and that it came again; status 0."""
     status, output, errors = run("replay", str(folder), "--conn", "7")
     assert (status, errors) == (0, "")
     assert "READY -> OVERLOADED: blocked" in output
@@ -75,7 +74,6 @@ def test_replay_when_it_diverges_says_where_and_fails(folder):
 
 
 def test_replay_when_all_are_wanted_passes_over_damaged_ones(folder, tmp_path):
-    """A damaged flight, and a damaged file, cost a line each and the status; the others are replayed all the same."""
     shutil.copytree(folder / "flight", tmp_path / "flight")
     whole = (tmp_path / "flight" / "a.parquet").read_bytes()
     (tmp_path / "flight" / "half.parquet").write_bytes(whole[: len(whole) // 2])
@@ -111,7 +109,6 @@ def test_replay_when_the_middle_of_a_file_is_damaged_goes_on_with_the_others(fol
 
 
 def test_replay_when_json_is_wanted_has_outputs_and_figures(folder):
-    """One object with the comparison, every output and the accounts."""
     status, output, _ = run("replay", str(folder), "--conn", "7", "--json", "--limits", "1MiB,900", "--policy", "keep")
     assert status == 0
     found = json.loads(output)
@@ -123,7 +120,6 @@ def test_replay_when_json_is_wanted_has_outputs_and_figures(folder):
 
 
 def test_replay_when_all_are_shown_other_limits_passes_over_who_followed_nothing(folder, tmp_path):
-    """A publisher's flight has no stream to be slow at: its line says so, and the viewers behind it are answered."""
     viewer = slow_history(seconds=2)
     (tmp_path / "flight").mkdir()
     viewer.rows.write(tmp_path / "flight" / "a.parquet", uid="a")
@@ -159,7 +155,6 @@ def test_replay_when_other_limits_are_tried_keeps_the_policy_in_force(tmp_path):
 
 
 def test_replay_when_another_target_delay_is_tried_keeps_what_its_level_said(tmp_path):
-    """A level's target delay and policy come with the stream and go with it; what is not named is taken of them."""
     viewer = slow_history(seconds=2)
     sender, usual = viewer.sender, viewer.sender.limits
     sender.set_limits(replace(usual, target_delay_ms=500))

@@ -23,7 +23,6 @@ VIEWER = {
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 300])
 def test_table_when_wider_than_the_terminal_has_its_last_columns_under_the_row(columns, monkeypatch, capsys):
-    """No line is longer than the terminal, and nothing is left out."""
     monkeypatch.setenv("COLUMNS", str(columns))
     show({"viewers": [VIEWER, VIEWER | {"connection": 4}]})
     shown = capsys.readouterr().out
@@ -44,7 +43,6 @@ def test_rate_when_shown_is_bytes_in_a_second(monkeypatch, capsys):
 
 
 def test_lists_when_in_a_change_have_their_units(monkeypatch, capsys):
-    """Figures of a list have the unit of its name, and the list ends where the next name begins."""
     monkeypatch.setenv("COLUMNS", "80")
     show({"changes": [{"version": 1, "detail": {"age_ms": [1000, 500], "hard_policy": "close"}}]})
     assert "age 1.0 s, 500 ms; hard policy close" in capsys.readouterr().out
@@ -58,7 +56,6 @@ AXES = {
 
 
 def test_connection_when_shown_has_its_axes_with_units_and_marks(monkeypatch, capsys):
-    """What waits stands beside soft and hard limit in units that people read; a mark that is off is not named."""
     monkeypatch.setenv("COLUMNS", "200")
     show({"connection": {"connection": 3, "axes": AXES}})
     expected = "bytes 173 KiB (soft 2.0 MiB, hard 4.0 MiB); messages 43 (no limit); age 632 ms (soft 4.0 s)"
@@ -66,7 +63,6 @@ def test_connection_when_shown_has_its_axes_with_units_and_marks(monkeypatch, ca
 
 
 def test_table_when_rows_have_nothing_to_say_does_not_say_it(monkeypatch, capsys):
-    """Of a connection that keeps up no zero is listed, no object, and no reason; a list says where its rows stand."""
     monkeypatch.setenv("COLUMNS", "40")
     healthy = VIEWER | {"state": "READY", "dropped": 0, "why": "READY for 6 s", "axes": AXES, "drops": {}}
     show({"connections": [healthy], "found": {"connections": 3, "offset": 1, "limit": 1}})

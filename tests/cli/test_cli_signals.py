@@ -14,7 +14,6 @@ OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 @pytest.mark.realtime
 def test_serve_when_signalled_goes_on_and_says_what_it_did():
-    """SIGHUP without files is named and ignored, SIGUSR1 and SIGUSR2 log figures; SIGQUIT ends it in order."""
     with served("live", "--log-json") as server:
         for number, text in zip(OTHERS, ("SIGHUP: there is nothing to do", "figures", "figures"), strict=True):
             server.process.send_signal(number)
@@ -33,7 +32,6 @@ def test_serve_when_signalled_goes_on_and_says_what_it_did():
 @pytest.mark.realtime
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM])
 def test_publish_when_it_is_ended_says_what_it_did(number):
-    """A client that is ended by any signal still writes its summary; the status tells."""
     with served("live") as server:
         client = start("publish", "synthetic", server.url(), "--json")
         server.wait_logged("publish started")

@@ -42,7 +42,6 @@ def look(count):
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 10), (200, 60), (1, 1)])
 def test_screen_when_the_terminal_is_of_any_size_fits_it(columns, rows):
-    """No line is longer and there are no more than the terminal has, and nothing in it acts on the terminal."""
     lines = screen(look(100), columns, rows)
     assert len(lines) <= rows
     assert max(map(len, lines)) <= columns
@@ -50,7 +49,6 @@ def test_screen_when_the_terminal_is_of_any_size_fits_it(columns, rows):
 
 
 def test_screen_when_it_has_80_columns_and_24_lines_shows_figures_streams_and_connections():
-    """The usual terminal has room for the server, its streams, ten connections, and how many more there are."""
     lines = screen(look(100), 80, 24)
     assert "busy 25%" in lines[0]
     assert sum(line.startswith("live/") for line in lines) == 5
@@ -75,7 +73,6 @@ def test_screen_when_it_has_80_columns_and_24_lines_shows_figures_streams_and_co
     ],
 )
 def test_screen_when_why_is_longer_than_its_room_shows_blame_and_reason(why, columns, shown):
-    """In 80 columns it ended within the state, which has a column of its own."""
     found = look(1)
     found["connections"][0]["why"] = why
     line = screen(found, columns, 24)[-1]
@@ -84,7 +81,6 @@ def test_screen_when_why_is_longer_than_its_room_shows_blame_and_reason(why, col
 
 
 def test_top_when_asked_for_json_writes_a_line_for_each_look(tmp_path, monkeypatch):
-    """Each look is one object on one line, with server, streams and connections."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with open_live_server() as server, Clients() as clients:
         listener = listener_of(server)

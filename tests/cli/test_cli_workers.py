@@ -73,7 +73,6 @@ def connected(server, count):
 
 
 def test_workers_when_one_is_killed_serve_on_and_it_is_started_again(own_folder):
-    """All workers serve one port; a killed one is told of and has a successor; the end leaves nothing."""
     with served("live", "--workers", "2", "--control", "off") as server:
         first, second = server.ready["workers"]
         os.kill(first, signal.SIGKILL)
@@ -102,7 +101,6 @@ def test_workers_when_they_cannot_begin_are_an_error_with_their_words():
 
 
 def test_workers_when_there_are_several_listeners_serve_each(tmp_path):
-    """Each worker has a socket of each listener, TLS and HTTP and a second address too; a new one has them as well."""
     pair = Pair(tmp_path)
     secured = ("--rtmps", "127.0.0.1:0", "--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
     hosts = ("--host", "127.0.0.1,127.0.0.2", "--http", "127.0.0.1:0")
@@ -125,7 +123,6 @@ def reached(address, context):
 
 
 def test_workers_when_the_port_is_in_use_are_refused():
-    """A port that another server has is not shared with it, not even with one that has workers."""
     with served("live", "--workers", "2", "--control", "off") as server:
         port = str(server.ready["port"])
         status, _, errors = run("serve", "live", "--port", port, "--workers", "2")
@@ -135,7 +132,6 @@ def test_workers_when_the_port_is_in_use_are_refused():
 
 
 def test_workers_when_the_file_of_settings_changes_all_take_it(tmp_path):
-    """On SIGHUP each worker reads the file; what is wrong changes nothing in any, and a reload says so."""
     path = tmp_path / "flowctl.toml"
     path.write_text('soft = "1MiB,100,1s"\n', "utf-8")
     with served("live", "--workers", "2", "--config", str(path)) as server:
@@ -155,7 +151,6 @@ def test_workers_when_the_file_of_settings_changes_all_take_it(tmp_path):
 
 
 def test_workers_when_levels_change_who_has_a_name_say_that_it_waits(tmp_path):
-    """The supervisor keeps the rules that it began with; what else the level says is in force, and told apart."""
     path, beside = tmp_path / "flowctl.toml", tmp_path / "beside"
     path.write_text('[application.talk]\nreturn_grace = "1s"\n', "utf-8")
     waits = ['[application."talk"].return_grace', '[application."talk"].second_publisher', "publishers_per_address"]
@@ -180,7 +175,6 @@ def asked(server, operation, **given):
 
 
 def test_operations_when_there_are_workers_are_of_all_of_them(tmp_path):
-    """Limits, bans, kicks and figures are of all workers; one that comes later has them too; a drain ends all."""
     bans = tmp_path / "bans"
     bans.write_text('{"cidr": "203.0.113.9", "expires": null}\n')
     with served("live", "--workers", "2", "--bans", str(bans)) as server:
@@ -202,7 +196,6 @@ def test_operations_when_there_are_workers_are_of_all_of_them(tmp_path):
 
 
 def test_bans_when_there_are_workers_and_a_store_outlive_a_kill_of_all(tmp_path):
-    """The supervisor is the one writer: after kill -9 the next server has the bans, in each of its workers."""
     store = str(tmp_path / "bans.sqlite")
     with served("live", "--workers", "2", "--ban-store", store) as server:
         banned = asked(server, "ban", network="203.0.113.7", duration="10min", reason="test")
@@ -246,7 +239,6 @@ class Hooks(LiveHooks):
 
 
 def test_workers_when_they_end_at_once_wait_and_tell_why(tmp_path, monkeypatch):
-    """A worker that cannot begin any more is told of with its last words, and started again less and less often."""
     flag = tmp_path / "flag"
     (tmp_path / "broken_hooks.py").write_text(HOOKS.format(flag=str(flag)))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -267,7 +259,6 @@ def test_workers_when_they_end_at_once_wait_and_tell_why(tmp_path, monkeypatch):
 
 
 def test_workers_when_one_hangs_kill_it(monkeypatch):
-    """A worker that answers nothing is killed and started again; the others serve on."""
     monkeypatch.setattr(restarts, "HUNG_S", 1.0)
     monkeypatch.setattr(restarts, "ASKED_EVERY_S", 0.1)
     ends = threading.Event()
@@ -294,7 +285,6 @@ def test_workers_when_one_hangs_kill_it(monkeypatch):
 
 
 def test_supervisor_when_a_job_about_bans_fails_does_the_next():
-    """The fault is told of, and penalties and the words of the fleet are taken as before."""
     supervisor = Supervisor(load_server("live"), LiveConfig(control="off", port=0), 2, wake=list)
     done = []
     try:
@@ -307,7 +297,6 @@ def test_supervisor_when_a_job_about_bans_fails_does_the_next():
 
 
 def test_limits_of_connections_when_there_are_workers_hold_over_all(tmp_path):
-    """An address has as many connections as it may have, and not as many in each worker; records name the workers."""
     events = tmp_path / "events"
     settings = ("--per-address", "6", "--new-per-address", "0", "--events", str(events))
     with served("live", "--workers", "2", *settings) as server:
@@ -324,7 +313,6 @@ def test_limits_of_connections_when_there_are_workers_hold_over_all(tmp_path):
 
 
 def test_stream_when_a_worker_is_killed_goes_on_for_the_viewers_of_others():
-    """Viewers of all workers get one publisher's stream; a killed worker costs its own viewers, and others no frame."""
     settings = ("--new-per-address", "0", "--return-grace", "0")
     with served("live", "--workers", "2", *settings) as server, Clients() as clients:
         there = SimpleNamespace(address=("127.0.0.1", server.ready["port"]))

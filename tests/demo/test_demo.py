@@ -58,7 +58,6 @@ IDLE = Sender(ManualHost(), ScriptedTransport([])).statistics()
 
 
 def test_dashboard_when_its_packages_are_missing_is_done_without(monkeypatch, capsys):
-    """The demonstration goes on, and says which package is missing and how to get it."""
     monkeypatch.setitem(sys.modules, "flowctl.live.admin.app", None)
     server = run._build_server(QUICK)
     assert run._add_dashboard(server) is None
@@ -69,7 +68,6 @@ def test_dashboard_when_its_packages_are_missing_is_done_without(monkeypatch, ca
 
 
 def test_last_line_when_over_names_the_dashboard():
-    """The address that was shown stands at the end, with how to have it stay, or that it does."""
     assert "--stay" in run._of_dashboard("http://127.0.0.1:1/", stays=False)
     assert "until Ctrl-C" in run._of_dashboard("http://127.0.0.1:1/", stays=True)
 
@@ -78,7 +76,6 @@ def test_last_line_when_over_names_the_dashboard():
 
 
 def test_demo_when_everything_acts(capsys, tmp_path, monkeypatch):
-    """A short demonstration passes: nobody healthy loses a frame, each of the others meets its fate, a page is made."""
     configure("error")
     monkeypatch.setenv("FLOWCTL_CACHE", str(tmp_path / "made"))
     stays = Looked(capsys)
@@ -109,7 +106,6 @@ def test_demo_when_everything_acts(capsys, tmp_path, monkeypatch):
 
 
 def test_demo_when_a_limit_is_off(capsys, tmp_path):
-    """Without a limit that could cut the stalled viewer the demonstration fails, with status 1, and says so."""
     page = tmp_path / "page.html"
     arguments = ["demo", "--duration", "4s", "--healthy", "2", "--soft", "96KiB,0", "--hard", "0,0"]
     assert main([*arguments, "--report", str(page)]) == 1
@@ -121,7 +117,6 @@ def test_demo_when_a_limit_is_off(capsys, tmp_path):
 
 
 def test_cache_when_it_is_named(monkeypatch, tmp_path):
-    """Files go where FLOWCTL_CACHE says, else to the user's cache, else beside us."""
     monkeypatch.setenv("FLOWCTL_CACHE", str(tmp_path / "a"))
     assert cache_directory() == tmp_path / "a"
     monkeypatch.delenv("FLOWCTL_CACHE")
@@ -139,13 +134,11 @@ def test_cache_when_it_is_named(monkeypatch, tmp_path):
     "values", [{"duration_s": 1}, {"healthy": 0}, {"slow_shares": (1.5,)}, {"soft": "1"}, {"stall_after_s": -1}]
 )
 def test_plan_when_a_value_is_out_of_range(values):
-    """A plan refuses what it cannot carry out."""
     with pytest.raises(ConfigError):
         DemoPlan(**values)
 
 
 def test_plan_when_asked_for_viewers():
-    """By default there are twenty healthy viewers, three slow ones, one that stalls and an attacker, each apart."""
     plan = DemoPlan()
     viewers = plan.viewers(plan.load_plan("rtmp://127.0.0.1/demo/sample"))
     counts = {kind: sum(viewer.kind is kind for viewer in viewers) for kind in ViewerKind}
@@ -211,7 +204,6 @@ FINE = {
 
 @pytest.mark.parametrize("kind", ViewerKind)
 def test_verdict_when_all_is_well(kind):
-    """Each kind of viewer passes with the fate that is meant for it."""
     assert judge(watched(kind, **FINE[kind]), peer(kind), 1.0).faults == ()
 
 
@@ -239,7 +231,6 @@ def test_verdict_when_all_is_well(kind):
     ],
 )
 def test_verdict_when_something_is_wrong(kind, changes, values, said):
-    """Whatever is not as it should be becomes a fault in words, and fails the whole."""
     outcome = judge(watched(kind, **(FINE[kind] | changes)), peer(kind, **values), 1.0)
     report = ShowReport((outcome,), PUBLISHED, "limits")
     assert said in " ".join(outcome.faults)
@@ -248,7 +239,6 @@ def test_verdict_when_something_is_wrong(kind, changes, values, said):
 
 
 def test_report_when_a_stalled_viewer_was_cut():
-    """The report says how long after it stopped reading a viewer was cut, and by which limit."""
     stalled = watched(
         ViewerKind.STALLED, **FINE[ViewerKind.STALLED], connected_s=8.5, cut_details="tick: age_ms 3001, limit 3000"
     )
@@ -259,7 +249,6 @@ def test_report_when_a_stalled_viewer_was_cut():
 
 @pytest.mark.parametrize(("floods", "passed"), [(0, False), (1, True)])
 def test_report_when_made_of_both_accounts(floods, passed):
-    """Server and peers are put together by number; a flood that no limit cut, or a viewer without a row, is a fault."""
     viewers = [watched(kind, **FINE[kind]) for kind in ViewerKind]
     result = RunResult(url="rtmp://h/a/s", peers=[peer(kind) for kind in ViewerKind])
     assert make_report(QUICK, viewers, floods, result).passed is passed
@@ -277,7 +266,6 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_display_when_viewers_have_changed(stream, monkeypatch):
-    """Table and lines show state, queue, drops and reason; markup in a reason is shown as it is."""
     errors = stream()
     monkeypatch.setattr(sys, "stderr", errors)
     monkeypatch.setenv("COLUMNS", "220")
@@ -304,7 +292,6 @@ def test_display_when_viewers_have_changed(stream, monkeypatch):
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_display_when_a_viewer_is_served_77_percent_says_so_although_nothing_changes(stream, monkeypatch):
-    """Its share stands beside its state, and a healthy one that misses pictures does not keep up."""
     errors = stream()
     monkeypatch.setattr(sys, "stderr", errors)
     monkeypatch.setenv("COLUMNS", "120")
@@ -321,7 +308,6 @@ def test_display_when_a_viewer_is_served_77_percent_says_so_although_nothing_cha
 
 
 def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer():
-    """The stalled and the hostile viewer are on the screen, and who misses pictures is not READY and nothing else."""
     from rich.console import Console
 
     plan = DemoPlan()
@@ -346,7 +332,6 @@ def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer():
 
 @pytest.mark.parametrize("seconds", [1, 6, 26, 600])
 def test_report_when_viewers_were_measured_draws_them_side_by_side(seconds):
-    """Bars of pictures per second, shares of pictures and line, delay and freeze, of what the viewers received."""
     plan, peers = DemoPlan(), []
     fields = {"kind": PeerKind.SLOW, "url": "rtmp://h/a/s", "audio": 1, "first_frame_s": 0.1, "delays": 9}
     peers.append(PeerResult(number=0, profile="healthy", video=900, longest_freeze_s=0.05, **fields))
@@ -377,12 +362,10 @@ def test_report_when_viewers_were_measured_draws_them_side_by_side(seconds):
 
 
 def test_bars_when_hardly_a_picture_was_seen_are_not_empty():
-    """One key frame in 2 s is the least bar, and nothing is none."""
     assert SeenPictures("slow 20%", (30.0, 0.5, 0.0)).bars == "█▁ "
 
 
 def test_report_when_shown_fits_80_columns():
-    """The summary of the demonstration can be read on any terminal, and names viewers as the page does."""
     plan = DemoPlan()
     result = RunResult(url="rtmp://127.0.0.1/demo/sample")
     watch = ViewerWatch(plan.viewers(plan.load_plan(result.url)))

@@ -30,7 +30,6 @@ def came(numbers, delay_ms=50, **later):
 
 
 def test_judge_when_all_came_once_is_whole():
-    """From its first frame on, which need not be the first published, nothing is missing."""
     found = judge("a", came(range(20, COUNT)), published())
     assert found.whole
     assert (found.frames, found.lost, found.delay_p50_ms, found.delay_p99_ms) == (COUNT - 20, 0, 50.0, 50.0)
@@ -49,20 +48,17 @@ def test_judge_when_all_came_once_is_whole():
     ],
 )
 def test_judge_when_something_is_wrong_counts_it(seen, field, count):
-    """Lost, doubled, out of order and changed are told apart, and none of them is whole."""
     found = judge("a", seen, published())
     assert getattr(found, field) == count
     assert not found.whole
 
 
 def test_judge_when_nothing_came_is_not_whole():
-    """A viewer without a frame lost nothing of its own, and is no success."""
     found = judge("a", [], published(), event_us=1)
     assert (found.frames, found.lost, found.whole, found.delay_p50_ms) == (0, 0, False, None)
 
 
 def test_judge_when_a_track_is_missing_counts_it_from_its_begin():
-    """A viewer with pictures and no sound has lost the sound."""
     sound = {(TYPE_AUDIO, number): 1 for number in range(10)}
     assert judge("a", came(range(COUNT)), {**published(), **sound}).lost == 10
 
@@ -78,7 +74,6 @@ def test_recovered_when_frames_were_late_after_an_event_is_when_the_last_of_them
 
 
 def test_recovered_when_nothing_was_late_is_zero():
-    """An event that nobody noticed took no time; what was late in the seconds before it is usual."""
     assert recovered_s(came(range(COUNT)), 200 * 40_000) == 0.0
     assert recovered_s(came(range(COUNT), n150=500, n250=550), 200 * 40_000) == 0.0
     # Long before the event is not usual any more, and long after it is of something else.
@@ -87,7 +82,6 @@ def test_recovered_when_nothing_was_late_is_zero():
 
 
 def test_recovered_when_new_frames_came_late_is_that_beyond_the_usual_delay():
-    """Frames due from an event on came after a pause of 250 ms instead of 50 ms: it took 200 ms."""
     late = {f"n{number}": max(50, 250 - (number - 200) * 40) for number in range(200, 206)}
     assert recovered_s(came(range(COUNT), **late), 200 * 40_000) == pytest.approx(0.25)
     slight = {f"n{number}": 140 for number in range(200, 203)}
@@ -95,7 +89,6 @@ def test_recovered_when_new_frames_came_late_is_that_beyond_the_usual_delay():
 
 
 def test_delay_line_when_drawn_has_the_worst_of_each_step():
-    """Each fifth of a second shows its latest frame, and the viewer's begin is left out."""
     line = delay_line(came(range(COUNT), n101=90), 0)
     assert line[0][0] >= 2.0
     assert dict(line)[4.0] == 90.0
@@ -103,7 +96,6 @@ def test_delay_line_when_drawn_has_the_worst_of_each_step():
 
 
 def test_frames_when_iterated_twice_are_the_same_octets_and_remembered():
-    """Two publishers of one encoder send equal frames, each with its number and the time at which it is due."""
     frames = DueFrames(SyntheticSource(video_bit_rate=500_000), 1.0)
     assert frames.begun_us is None
     assert list(frames) == []

@@ -48,7 +48,6 @@ def fetch(port, size):
 
 @pytest.mark.parametrize("settings", [{}, {"rate": 1e9}])
 def test_line_when_honest_carries_all_as_it_is(settings):
-    """Octets come as they were sent, are counted, and who hangs up is too."""
     with serving(BODY) as port, ProxyLine(port, **settings) as line:
         assert fetch(line.port, len(BODY)) == BODY
         deadline = time.monotonic() + 20
@@ -58,7 +57,6 @@ def test_line_when_honest_carries_all_as_it_is(settings):
 
 
 def test_line_when_it_lies_changes_octets_of_large_pieces_only():
-    """Of a large body some octets are others, its length and what is short stay."""
     with serving(BODY) as port, ProxyLine(port, lies=True) as line:
         found = fetch(line.port, len(BODY))
         assert len(found) == len(BODY)
@@ -69,7 +67,6 @@ def test_line_when_it_lies_changes_octets_of_large_pieces_only():
 
 
 def test_line_when_slow_takes_its_time():
-    """A body at ten times its size a second takes a tenth of a second at least."""
     with serving(BODY) as port, ProxyLine(port, rate=len(BODY) * 10) as line:
         begun = time.monotonic()
         assert fetch(line.port, len(BODY)) == BODY

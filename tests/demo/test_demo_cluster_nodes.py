@@ -10,7 +10,6 @@ from flowctl.errors import FlowctlError
 
 
 def test_start_when_a_server_is_not_ready_in_time_says_so_with_a_hint(tmp_path, monkeypatch):
-    """A machine that is too busy is named as the reason, and the process is gone."""
     monkeypatch.setattr(processes, "_READY_S", 0.01)
     with ServerProcesses(tmp_path) as found, pytest.raises(FlowctlError, match="origin A was not ready") as caught:
         found.start("origin A", "serve", "live")
@@ -18,7 +17,6 @@ def test_start_when_a_server_is_not_ready_in_time_says_so_with_a_hint(tmp_path, 
 
 
 def test_start_when_a_server_ends_at_once_says_with_what_and_shows_its_log(tmp_path):
-    """Its status is told, and what it had to say."""
     with (
         ServerProcesses(tmp_path) as found,
         pytest.raises(FlowctlError, match="origin A ended with status 2") as caught,

@@ -65,7 +65,6 @@ def report(**values):
 
 
 def test_report_when_all_is_as_it_should_be_passes():
-    """Nothing is wrong, and the table says what counts: frames lost, time to recover, octets per segment."""
     found = report()
     assert found.faults == []
     said = found.as_dict()
@@ -106,7 +105,6 @@ def test_report_when_all_is_as_it_should_be_passes():
     ],
 )
 def test_report_when_something_is_wrong_names_it(values, fault):
-    """Each thing that should not be so is a fault of its own, and none passes."""
     found = report(**values)
     assert not found.passed
     assert any(fault in item for item in found.faults)
@@ -128,7 +126,6 @@ class _Ids(HTMLParser):
 
 
 def test_page_when_made_draws_network_timeline_and_delays():
-    """Three pictures, the figures that count, each viewer; a fault stands first."""
     delays = {edge: [(second / 5, 40.0 + second) for second in range(100)] for edge in EDGES}
     page = _Ids(render(report(), delays))
     assert [name.split("-title")[0] for name in page.svg] == ["network", "timeline", "delays"]
@@ -139,7 +136,6 @@ def test_page_when_made_draws_network_timeline_and_delays():
 
 
 def test_plan_when_out_of_range_is_refused():
-    """What cannot be shown in the time is said at once."""
     assert ClusterPlan(duration_s=20).kill_s == 10
     for values in ({"duration_s": 5}, {"viewers": 0}, {"kill_share": 0.95}):
         with pytest.raises(ConfigError, match=next(iter(values))):

@@ -51,7 +51,6 @@ def compared(after, before=SIDE, *, same_process=True):
     ],
 )
 def test_comparison_when_one_thing_is_not_better_fails_and_says_which(comparison, fault):
-    """Each claim of the loop can fail by itself."""
     assert len(comparison.faults) == 1
     assert fault in comparison.faults[0]
     assert comparison.lines()[-2:] == ["FAILED:", f"  {comparison.faults[0]}"]
@@ -59,7 +58,6 @@ def test_comparison_when_one_thing_is_not_better_fails_and_says_which(comparison
 
 
 def test_comparison_when_all_is_better_shows_both_sides():
-    """The table has a row per claim, with the figures of before and after."""
     comparison = compared(BETTER)
     assert comparison.faults == []
     text = "\n".join(comparison.lines())
@@ -69,7 +67,6 @@ def test_comparison_when_all_is_better_shows_both_sides():
 
 
 def test_side_when_made_of_a_run_counts_who_is_who():
-    """Honest viewers that were refused, and abusers that were, are told apart by their addresses."""
     honest, abusers = addresses(QUICK)
     assert len(honest) == 3 + 3 * 2
     assert len(abusers) == 4
@@ -85,14 +82,12 @@ def test_side_when_made_of_a_run_counts_who_is_who():
 
 
 def test_loop_when_the_analysis_makes_nothing_says_so(tmp_path, monkeypatch):
-    """Without files there is nothing to hand over; no server is left behind."""
     monkeypatch.setattr("flowctl.demo.loop.run.run_load", lambda plan, _: RunResult(url=plan.url))
     with pytest.raises(FlowctlError, match=r"the analysis made no limits.toml"):
         run_loop(QUICK, tmp_path, decide=lambda *_: None, record=False)
 
 
 def test_plan_when_a_value_is_out_of_range_is_refused():
-    """Everything is bounded."""
     with pytest.raises(ConfigError, match="healthy is 1, it must be 2 to 500"):
         LoopPlan(healthy=1)
 
@@ -101,8 +96,6 @@ def test_plan_when_a_value_is_out_of_range_is_refused():
     "missing", ["flowctl.analyze.spark.java.find_java", "flowctl.analyze.spark.session.check_available"]
 )
 def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(missing, monkeypatch, tmp_path, capsys):
-    """Without Java or PySpark there is no load first: status 2, with what is missing."""
-
     def absent():
         raise ConfigError("it is not there", hint="get it")
 

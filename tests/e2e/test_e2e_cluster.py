@@ -43,7 +43,6 @@ def nodes(tmp_path):
 
 
 def test_cluster_when_an_origin_is_killed_and_one_lies_loses_and_doubles_no_frame(nodes, group):
-    """A stream of two origins, through an edge and an edge of that edge, and an edge that follows: all of it once."""
     serve = ("serve", "live", "--origin", "127.0.0.1:0")
     origins = nodes.start_all(dict.fromkeys(("liar", "a", "b"), serve))
     with ProxyLine(origins["liar"].segments_port, lies=True) as lying:

@@ -20,7 +20,6 @@ SMALL_BUFFERS = SocketOptions(notsent_lowat_bytes=16 * 1024, send_buffer_bytes=1
 def test_viewer_when_its_link_is_slow_is_given_part_of_the_pictures_and_decodes_them(
     live, clients, programs, sample, tmp_path
 ):
-    """It is given some of the pictures and the sound; FFmpeg finds no error in that, and 10 others miss nothing."""
     server = live(
         limits=Limits.parse("4MiB,0,30s", "8MiB,0,60s", target_delay_ms=500),
         settings=SenderSettings(stuck_s=0, soft_too_long_s=0, sample_s=0.2),

@@ -44,7 +44,6 @@ def background():
 def test_players_get_what_ffmpeg_published_when_they_waited_for_it(
     case, background, live, clients, programs, sample, tmp_path
 ):
-    """FFmpeg, PyAV and our player, all waiting before the publisher comes, get every packet as it was sent."""
     name, options = CASES[case]
     source = sample(name)
     server = live()
@@ -81,7 +80,6 @@ def test_players_get_what_ffmpeg_published_when_they_waited_for_it(
 
 
 def test_late_viewers_decode_from_their_first_packet(background, live, clients, programs, sample, tmp_path):
-    """Who joins in the middle gets the headers, a key frame at once, everything after it, and no older sound."""
     source = sample("plain")
     server = live()
     published = programs.publish(server, source, rate=2.0)
@@ -135,7 +133,6 @@ def signed(timestamp):
 
 @pytest.mark.parametrize("start", [(1 << 24) - 700, (1 << 32) - 700], ids=["extended", "wrap"])
 def test_pyav_reads_right_timestamps_when_they_grow_long_or_wrap(start, background, live, clients):
-    """A stream that passes 2^24 ms (extended timestamps) or 2^32 ms (wrap) reaches FFmpeg's demuxer unharmed."""
     source = SyntheticSource(start_timestamp=start, video_bit_rate=1_000_000, key_interval_s=0.5)
     server = live()
     watched = background.submit(watch, address_of(server))
@@ -150,7 +147,6 @@ def test_pyav_reads_right_timestamps_when_they_grow_long_or_wrap(start, backgrou
 
 
 def test_our_player_reads_right_timestamps_when_ffmpeg_publishes_past_2_24(live, clients, programs, sample):
-    """FFmpeg as a publisher repeats extended timestamps in its 128-octet chunks; all frames come out right."""
     source = sample("plain")
     server = live()
     ours = clients.play(server, PlayProfile())
@@ -166,7 +162,6 @@ def test_our_player_reads_right_timestamps_when_ffmpeg_publishes_past_2_24(live,
 
 
 def test_pictures_differ_when_a_frame_is_missing(sample, tmp_path):
-    """What these tests compare does tell: without one frame the pictures up to the next key frame are other ones."""
     tags = read_flv(sample("plain"))
     classes = [inspect(type_id, payload).message_class for type_id, _, payload in tags]
     lost = keys_in(classes)[0] + classes[keys_in(classes)[0] :].index(MessageClass.INTER)

@@ -6,7 +6,6 @@ import run as bench_run
 
 
 def test_messages_when_both_ends_are_killed_again_and_again_are_each_applied_once():
-    """5000 messages, a link that loses a fifth, kills of both sides: all are applied, none twice, nothing is left."""
     module = bench_run.load("messenger_faults")
     (row,) = module.run(messages=5000, kills=8, pause_s=(0.05, 0.6), limit_s=90.0, seed=4)
     assert (row["missing"], row["twice"], row["left"]) == (0, 0, 0)

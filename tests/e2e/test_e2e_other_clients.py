@@ -77,7 +77,6 @@ def test_gstreamer_and_librtmp_when_their_name_is_taken_end_with_an_error(elemen
 
 
 def test_gstreamer_plays_what_ffmpeg_publishes(live, programs, sample, tmp_path):
-    """rtmp2src follows the stream to its end and writes an FLV file that decodes."""
     if not has_element("rtmp2src"):
         pytest.skip("GStreamer has no rtmp2src here")
     server = live()
@@ -134,7 +133,6 @@ def test_rtmpdump_plays_what_ffmpeg_publishes(live, programs, sample, tmp_path):
 def test_ffmpeg_and_players_of_ours_mean_the_same_by_an_address(
     address, stream, live, clients, programs, sample, tmp_path
 ):
-    """Published by FFmpeg, played by FFmpeg and by us, under one name of the server's."""
     server = live()
     ours = clients.play(server, name=address)
     theirs = programs.play(server, tmp_path / "played.flv", name=address)

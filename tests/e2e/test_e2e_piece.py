@@ -101,7 +101,6 @@ def write_all(piece, sock, size):
 
 
 def test_piece_when_some_transports_must_see_the_bytes_reaches_all(piece, monkeypatch):
-    """Plain sockets get it by reference, a wrapper as bytes: everybody the same."""
     files = []
     monkeypatch.setattr(os, "sendfile", lambda *args, kept=os.sendfile: (files.append(args[0]), kept(*args))[1])
     pairs = [tcp_pair() for _ in range(3)]
@@ -146,7 +145,6 @@ def test_piece_when_a_peer_does_not_read_says_how_much_was_taken(piece):
 
 
 def test_piece_when_the_peer_has_gone_reports_the_error(piece):
-    """The connection's end is told for the member it concerns, and the others are served."""
     broken, healthy = tcp_pair(), tcp_pair()
     broken[0].close()
     squad = squad_of(piece, broken[0], healthy[0])
@@ -158,7 +156,6 @@ def test_piece_when_the_peer_has_gone_reports_the_error(piece):
 
 
 def test_piece_when_a_member_has_tls_is_encrypted_for_it(piece):
-    """A TLS socket has a descriptor too, and must not be written past its encryption."""
     ours, theirs = tcp_pair()
     server, reader = tls_pair(ours, theirs)
     slow = []

@@ -52,7 +52,6 @@ def assert_headers_then_key(play, start):
 
 
 def test_viewers_go_on_when_a_killed_publisher_is_back_in_time(live, clients, programs, sample, tmp_path):
-    """A publisher crashes and comes back within the grace time: no end is announced, and no clock goes back."""
     source = sample("plain")
     server = live(return_grace_s=15.0)
     ours = clients.play(server)
@@ -85,7 +84,6 @@ def test_viewers_go_on_when_a_killed_publisher_is_back_in_time(live, clients, pr
 
 
 def test_players_are_told_and_ffmpeg_ends_when_a_publisher_is_gone_for_good(live, clients, programs, sample, tmp_path):
-    """A publisher crashes and stays away: after the grace time players get UnpublishNotify, and FFmpeg ends."""
     source = sample("plain")
     server = live(return_grace_s=0.3)
     staying, leaving = clients.play(server, STAY), clients.play(server)
@@ -111,7 +109,6 @@ def test_players_are_told_and_ffmpeg_ends_when_a_publisher_is_gone_for_good(live
 
 
 def test_second_publisher_is_refused_when_the_setting_says_so(live, clients, programs, sample):
-    """By default the name is taken: the newcomer fails with a reason, the viewers of the first lose nothing."""
     server = live()
     player = clients.play(server)
     wait_for_viewers(server, 1)
@@ -126,7 +123,6 @@ def test_second_publisher_is_refused_when_the_setting_says_so(live, clients, pro
 
 
 def test_viewers_go_on_with_the_second_publisher_when_it_replaces_the_first(live, clients, programs, sample):
-    """With "replace" the first publisher is closed, and viewers see the second from its headers and key frame on."""
     source = sample("other")
     server = live(second_publisher=SecondPublisher.REPLACE)
     player = clients.play(server)
@@ -152,7 +148,6 @@ def test_viewers_go_on_with_the_second_publisher_when_it_replaces_the_first(live
 def test_viewers_go_on_with_the_standby_when_the_first_publisher_goes(
     orderly, live, clients, programs, sample, tmp_path
 ):
-    """With "standby" the newcomer waits and takes over: viewers get its headers, then its key frame, and decode it."""
     server = live(second_publisher=SecondPublisher.STANDBY)
     player = clients.play(server)
     wait_for_viewers(server, 1)

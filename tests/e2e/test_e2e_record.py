@@ -49,7 +49,6 @@ def finished(process, number=None):
 
 @pytest.mark.parametrize("recipe", ["b_frames", "hevc"])
 def test_record_when_ffmpeg_publishes_writes_every_frame(tmp_path, live, programs, sample, recipe):
-    """Each frame that FFmpeg published is in the file, with its octets and its time, and the file has its name."""
     server = live()
     path = sample(recipe)
     with recording(server, tmp_path, "--once", "--name", "{stream}") as process:
@@ -65,7 +64,6 @@ def test_record_when_ffmpeg_publishes_writes_every_frame(tmp_path, live, program
 
 
 def test_record_when_told_to_end_finishes_its_files(tmp_path, live, clients, sample):
-    """SIGTERM ends two recordings in order: files are whole and have their names, the exit status is 0."""
     server = live()
     names = ("live/one", "live/two")
     with recording(server, tmp_path, names=names) as process:
@@ -97,7 +95,6 @@ def test_record_when_killed_leaves_a_file_that_the_next_start_finishes(tmp_path,
 
 
 def test_record_when_the_disk_is_full_disturbs_nobody_and_goes_on(tmp_path, live, clients, sample):
-    """A real disk that is full ends the file; a player beside it gets everything, and with room a new file begins."""
     with small_disk(tmp_path / "disk") as folder:
         server = live()
         player = clients.play(server)
@@ -135,7 +132,6 @@ def small_disk(folder):
 
 @pytest.mark.parametrize("form", ["ts", "fmp4"])
 def test_hls_when_ffmpeg_reads_it_decodes_every_picture(tmp_path, live, programs, sample, ffmpeg_path, form):
-    """FFmpeg publishes, ``flowctl hls`` writes, and FFmpeg finds every picture behind the playlist, in order."""
     server = live()
     path = sample("b_frames")
     command = [*COMMAND, "hls", address_of(server), "--out", str(tmp_path), "--format", form, "--segment-time", "1s"]

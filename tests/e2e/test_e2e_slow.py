@@ -144,7 +144,6 @@ STALLS = {
 
 @pytest.mark.parametrize("case", STALLS)
 def test_stalled_viewer_is_reset_with_its_reason_and_others_lose_nothing(case, live, clients):
-    """A viewer that stops reading is cut at the limit that is set, and its socket reset; 20 others get every frame."""
     soft, hard, settings, reason, words = STALLS[case]
     server = live(settings=settings, socket_options=EARLY)
     healthy = [clients.play(server) for _ in range(HEALTHY_VIEWERS)]
@@ -167,7 +166,6 @@ def test_stalled_viewer_is_reset_with_its_reason_and_others_lose_nothing(case, l
 
 
 def test_input_of_a_soft_limited_viewer_is_paused_but_its_acknowledgements_are_seen(live, clients):
-    """At SOFT_LIMIT acknowledgements still count, commands wait and pings stay unanswered; READY, all is as before."""
     limits = Limits.parse("64KiB,0", "8MiB,0")
     server = live(limits=limits, settings=PATIENT, socket_options=SMALL_BUFFERS)
     with RawPlayer(server) as viewer:
@@ -198,7 +196,6 @@ def test_input_of_a_soft_limited_viewer_is_paused_but_its_acknowledgements_are_s
 
 
 def test_limits_can_be_changed_while_a_viewer_is_slow(live, clients):
-    """Limits raised on a slow viewer bring it back from SOFT_LIMIT at once; lowered, they cut it."""
     server = live(limits=Limits.parse("64KiB,0", "64MiB,0"), settings=PATIENT, socket_options=SMALL_BUFFERS)
     with RawPlayer(server) as viewer:
         wait_for_viewers(server, 1)
@@ -215,7 +212,6 @@ def test_limits_can_be_changed_while_a_viewer_is_slow(live, clients):
 
 
 def test_joining_viewer_loses_nothing_when_the_cache_is_larger_than_its_limits(live, clients):
-    """A GOP cache far beyond soft and hard limit reaches a viewer that keeps up, whole and with all that follows."""
     server = live(limits=Limits.parse("32KiB,32,1s", "64KiB,64,5s"), settings=PATIENT)
     source = SyntheticSource(video_bit_rate=3_000_000, key_interval_s=600.0, key_frame_bytes=20_000)
     publishing = clients.publish(server, source)

@@ -25,7 +25,6 @@ def secured(live, tmp_path, monkeypatch):
 
 
 def test_ffmpeg_and_our_player_when_they_speak_rtmps_get_every_packet(secured, clients, programs, sample, tmp_path):
-    """What FFmpeg publishes with TLS comes out with TLS, octet by octet, at FFmpeg and at a player of ours."""
     server, _ = secured
     source = sample("plain")
     recorded = programs.play(server, tmp_path / "recorded.flv")
@@ -43,7 +42,6 @@ def test_ffmpeg_and_our_player_when_they_speak_rtmps_get_every_packet(secured, c
 
 
 def test_our_player_when_the_servers_certificate_is_not_trusted_ends_and_says_why(secured, clients, monkeypatch):
-    """A client verifies unless it is told not to."""
     server, _ = secured
     monkeypatch.delenv("SSL_CERT_FILE")
     ours = clients.play(server)
@@ -56,7 +54,6 @@ def test_our_player_when_the_servers_certificate_is_not_trusted_ends_and_says_wh
 
 
 def test_certificate_when_renewed_is_shown_soon_and_a_broken_one_is_told_of_and_changes_nothing(secured, clients):
-    """The files are watched; who plays goes on."""
     server, pair = secured
     clients.play(server)
     wait_for_viewers(server, 1)

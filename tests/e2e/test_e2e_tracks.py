@@ -52,7 +52,6 @@ def decode_tracks(url):
 def test_late_viewer_of_two_tracks_has_both_from_the_first_key_frame_on(
     background, two_tracks, live, clients, programs
 ):
-    """The headers of both, the key frame of track 0, then that of track 1; both decode without a fault."""
     server = live()
     timed = tuple(part for at in (0, 2) for part in ("-readrate", 2.0, *two_tracks[at : at + 2]))
     published = programs.start(*timed, *OUTPUT, address_of(server))

@@ -111,7 +111,6 @@ class Checker:
 
 @pytest.mark.parametrize("limit", [1 << 24, 1 << 32], ids=["extended", "wrap"])
 def test_two_hours_stay_right_when_the_clock_passes_a_limit_in_the_middle(limit, live, clients):
-    """Viewers from the start and one that joins late get every frame of two hours with its right timestamp."""
     start = (limit - int(TWO_HOURS_S * 500)) % CLOCK
     source = SyntheticSource(
         fps=FPS, video_bit_rate=24_000, sample_rate=AUDIO_RATE, audio_bit_rate=16_000, start_timestamp=start

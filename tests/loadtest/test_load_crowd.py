@@ -83,7 +83,6 @@ def median(values):
 
 
 def test_crowd_when_it_has_run_has_a_row_for_each_peer(crowd):
-    """Every peer has connected, and every connection is a row; the publisher is one, too."""
     assert {*range(EACH * 13)} == {row.number for row in crowd.result.peers if row.kind is not PeerKind.PUBLISHER}
     unfinished = [row for row in crowd.result.peers if row.connect_s is None or row.handshake_s is None]
     # Who churns may have come back in the last moment of the run.
@@ -112,7 +111,6 @@ def test_crowd_when_it_has_run_has_samples_of_server_and_tester(crowd):
 
 @pytest.mark.parametrize("name", ["healthy", "burst@2s", "churn@1s"])
 def test_healthy_when_others_are_slow_loses_nothing(crowd, name):
-    """Viewers that read get every frame, from a key frame on, whatever the others do."""
     rows = crowd.rows[name]
     assert {0} == {row.missing_video + row.missing_audio + row.broken_restarts for row in rows}
     assert {True} == {row.started_on_key for row in rows if row.video}
@@ -124,7 +122,6 @@ def test_healthy_when_others_are_slow_loses_nothing(crowd, name):
 
 @pytest.mark.parametrize("name", ["slow@200k", "sawtooth@100k-300k/1s", "trace"])
 def test_slow_when_it_reads_at_a_rate_takes_no_more_than_that(crowd, name):
-    """A fifth of the stream's rate is what is read; at the server the rest is queued, dropped, or in its kernel."""
     name = crowd.trace if name == "trace" else name
     rows = crowd.rows[name]
     # What comes before the first frame is read at once: handshake and answers.
@@ -136,14 +133,12 @@ def test_slow_when_it_reads_at_a_rate_takes_no_more_than_that(crowd, name):
 
 
 def test_pause_when_it_reads_again_has_seen_the_delay(crowd):
-    """What comes while it does not read is late by up to a second, and is no stall: it did not listen."""
     rows = crowd.rows["pause@500ms/1s"]
     assert median([row.delay_max_ms for row in rows]) > 500
     assert median([row.wire_bytes for row in rows]) > median([row.wire_bytes for row in crowd.rows["stall@1s"]])
 
 
 def test_stall_when_its_time_has_come_takes_nothing_more(crowd):
-    """Its frames end after a second; the connection stays."""
     rows = crowd.rows["stall@1s"]
     assert max(row.video for row in rows) < median([row.video for row in crowd.rows["healthy"]])
     assert {PeerEnd.RUN_ENDED} == {row.end for row in rows}
@@ -155,7 +150,6 @@ def test_stall_when_its_time_has_come_takes_nothing_more(crowd):
 
 @pytest.mark.parametrize("name", ["never-read", "ack-only@1M"])
 def test_never_read_when_it_has_asked_to_play_takes_nothing(crowd, name):
-    """It is a viewer at the server, which sends to it, and it has not read one frame."""
     rows = crowd.rows[name]
     assert {(0, 0, None)} == {(row.video, row.audio, row.first_frame_s) for row in rows}
     assert all(viewer.sender.bytes_sent > HALF / 2 for viewer in at_server(crowd, name))
@@ -163,14 +157,12 @@ def test_never_read_when_it_has_asked_to_play_takes_nothing(crowd, name):
 
 
 def test_ack_only_when_it_reads_nothing_acknowledges_all_the_same(crowd):
-    """What it says it has is more than what it has read."""
     for row in crowd.rows["ack-only@1M"]:
         words = row.notes.replace(",", "").split()
         assert int(words[1]) > 200_000 > int(words[4])
 
 
 def test_tiny_window_when_served_meets_full_windows(crowd):
-    """It gets frames; at the server, writes met a full socket, which those of healthy viewers did not."""
     assert all(row.video for row in crowd.rows["tiny-window@2KiB"])
     tiny = [viewer.sender.transitions for viewer in at_server(crowd, "tiny-window@2KiB")]
     waiting = [crowd.unacknowledged[port_of(row)] for row in crowd.rows["tiny-window@2KiB"]]
@@ -178,7 +170,6 @@ def test_tiny_window_when_served_meets_full_windows(crowd):
 
 
 def test_half_close_when_it_has_sent_its_fin_is_closed_in_order(crowd):
-    """Our server answers the end of its input with its own end, and the viewer sees it."""
     rows = crowd.rows["half-close"]
     assert {(PeerEnd.SERVER_CLOSED, True)} == {(row.end, row.cut) for row in rows}
     assert crowd.closed[CloseReason.PEER_CLOSED] >= EACH
@@ -212,7 +203,6 @@ def test_churn_when_it_has_left_comes_back(crowd):
 
 
 def test_burst_when_its_moment_has_come_joins_at_once(crowd):
-    """Nobody comes before the moment, and the ramp does not hold for them."""
     starts = [row.started_s for row in crowd.rows["burst@2s"]]
     assert min(starts) > 1.99  # timers are good for half a millisecond
     assert max(starts) < 4.0

@@ -19,7 +19,6 @@ SETTINGS = rivals.Settings(viewers=100, bit_rate=600_000)
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_load_when_the_server_is_another_measures_it(name):
-    """Healthy viewers get every frame of our publisher through another server, and slow ones read as slowly as told."""
     contender = rivals.CONTENDERS[name]
     if reason := contender.absent():
         pytest.skip(reason)

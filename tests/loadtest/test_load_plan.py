@@ -40,13 +40,11 @@ def plan(**fields):
     ],
 )
 def test_plan_when_a_value_is_out_of_range_names_it(fields, what):
-    """Every bound is checked when the plan is made."""
     with pytest.raises(ConfigError, match=what):
         plan(**fields)
 
 
 def test_assignments_when_profiles_are_mixed_are_spread_over_the_ramp():
-    """Each profile joins evenly over the whole ramp, not one profile after the other; streams are taken in turn."""
     made = plan(profiles={"healthy": 90, "stall": 10}, ramp_s=10.0, streams=4).assignments(2)
     assert [*range(100)] == [order.number for order in made]
     stalls = [order.join_s for order in made if order.profile == "stall"]
@@ -57,20 +55,17 @@ def test_assignments_when_profiles_are_mixed_are_spread_over_the_ramp():
 
 
 def test_assignments_when_a_burst_is_among_them_join_it_at_its_moment():
-    """The ramp is not for a burst."""
     made = plan(profiles={"healthy": 3, "burst@7s": 3}, ramp_s=3.0, duration_s=5.0).assignments(2)
     assert {7.0} == {order.join_s for order in made if order.profile == "burst@7s"}
 
 
 @pytest.mark.parametrize(("peers", "every"), [(100, 1), (1000, 1), (2000, 2), (8000, 45)])
 def test_parsed_every_when_the_crowd_is_large_parses_a_part(peers, every):
-    """As many viewers are parsed as the processors can take beside the server."""
     assert every == plan(profiles={"healthy": peers}).parsed_every(2)
     assert plan(profiles={"healthy": peers}, measure_every=1).parsed_every(2) == 1
 
 
 def test_assignments_when_a_part_is_parsed_include_some_of_each_profile():
-    """The first of every profile is parsed, however few there are."""
     made = plan(profiles={"healthy": 50, "stall": 2}, measure_every=10).assignments(2)
     parsed = [order.profile for order in made if order.parsed]
     assert (parsed.count("healthy"), parsed.count("stall")) == (5, 1)
@@ -78,13 +73,11 @@ def test_assignments_when_a_part_is_parsed_include_some_of_each_profile():
 
 @pytest.mark.parametrize(("peers", "cores", "workers"), [(1, 4, 1), (1500, 4, 1), (1501, 4, 2), (20_000, 4, 4)])
 def test_workers_when_not_said_follow_viewers_and_cores(peers, cores, workers):
-    """One process up to 1500 viewers, then more, at most one per core."""
     assert workers == plan(profiles={"healthy": peers}).worker_count(cores)
     assert min(3, peers) == plan(profiles={"healthy": peers}, workers=3).worker_count(cores)
 
 
 def test_source_addresses_when_spread_are_all_different_and_loopback():
-    """Each peer has an address of 127.0.0.0/8 of its own."""
     addresses = [source_address(number) for number in range(MAX_PEERS)]
     assert len(set(addresses)) == MAX_PEERS
     assert all(item.startswith("127.") and max(map(int, item.split("."))) < 255 for item in addresses)
@@ -95,7 +88,6 @@ def test_source_addresses_when_spread_are_all_different_and_loopback():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "[::1]"])
 def test_resolve_when_the_server_is_on_the_loopback_interface_is_allowed(host):
-    """Loopback needs no permission."""
     url, chosen = resolve(f"rtmp://{host}:9/live/room", allow_remote=False)
     assert (url.port, 9) == (9, chosen.address[1])
 
@@ -110,7 +102,6 @@ def test_run_when_the_server_is_elsewhere_is_refused_before_anything_starts(host
 
 
 def test_resolve_when_one_of_several_addresses_is_elsewhere_is_refused(monkeypatch):
-    """All addresses of a name are checked, and the one that is used is handed on."""
     found = [(2, 1, 6, "", ("127.0.0.1", 1935)), (2, 1, 6, "", ("192.0.2.7", 1935))]
     monkeypatch.setattr(target.socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.7"):
@@ -132,7 +123,6 @@ def test_resolve_when_one_of_several_addresses_is_elsewhere_is_refused(monkeypat
 def test_addresses_when_not_decided_are_spread_where_the_address_is_loopback(
     monkeypatch, host, family, address, spread
 ):
-    """What the name stands for decides, not how it is written: only IPv4's loopback has many addresses."""
     monkeypatch.setattr(target.socket, "getaddrinfo", lambda *_, **__: [(family, 1, 6, "", address)])
     monkeypatch.setattr(target, "_answers", lambda *_: True)
     plans = []
@@ -152,8 +142,6 @@ def test_addresses_when_not_decided_are_spread_where_the_address_is_loopback(
 
 
 def test_resolve_when_the_host_is_unknown_says_so(monkeypatch):
-    """A name that cannot be resolved is the circumstances' fault."""
-
     def unknown(*_, **__):
         raise OSError(-2, "Name or service not known")
 
@@ -164,13 +152,11 @@ def test_resolve_when_the_host_is_unknown_says_so(monkeypatch):
 
 @pytest.mark.parametrize("url", ["rtmps://127.0.0.1/live/x", "rtmp://127.0.0.1", "nonsense"])
 def test_resolve_when_it_is_no_address_of_a_stream_is_refused(url):
-    """Only rtmp:// addresses of streams are loaded."""
     with pytest.raises(ConfigError):
         resolve(url, allow_remote=False)
 
 
 def test_descriptors_when_there_are_too_few_are_raised_or_refused(monkeypatch):
-    """The soft limit is raised as far as needed; over the hard one nothing is begun."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1000))
     wanted = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: wanted.append(pair))
@@ -182,7 +168,6 @@ def test_descriptors_when_there_are_too_few_are_raised_or_refused(monkeypatch):
 
 
 def test_run_when_the_process_to_watch_is_not_there_is_refused():
-    """A server pid is looked at before anything starts."""
     with pytest.raises(ConfigError, match="no such process"):
         run_load(plan(server_pid=2**22 + 12345))
 
@@ -196,13 +181,11 @@ def test_run_when_the_process_to_watch_is_not_there_is_refused():
     ],
 )
 def test_run_when_what_it_is_to_publish_is_wrong_is_refused(fields, what):
-    """The source is looked at before any process is started."""
     with pytest.raises(ConfigError, match=what):
         run_load(plan(publishers=1, **fields))
 
 
 @pytest.mark.parametrize(("url", "name"), [("rtmp://127.0.0.1/live/a", "H03"), ("ws://127.0.0.1/live/a.flv", "B05")])
 def test_run_when_an_attack_is_on_another_protocol_is_refused(url, name):
-    """An attack on HTTP goes to an address of HTTP, and the others to one of RTMP."""
     with pytest.raises(ConfigError, match=f"profile {name} attacks"):
         run_load(LoadPlan(url=url, profiles={name: 1}))

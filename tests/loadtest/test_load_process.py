@@ -29,7 +29,6 @@ def listen_until(worker, inbox, wanted):
 
 
 def test_worker_when_told_to_stop_before_it_listens_ends_in_order():
-    """What comes right behind the orders, in one piece with them, is carried out: Ctrl-C in the first second."""
     inbox = queue.Queue()
     worker = WorkerProcess(nobody(), inbox)
     try:
@@ -42,7 +41,6 @@ def test_worker_when_told_to_stop_before_it_listens_ends_in_order():
 
 @pytest.mark.parametrize("name", ["queue", "json", "flowctl"])
 def test_worker_when_the_folder_has_modules_of_its_own_runs_none_of_them(tmp_path, monkeypatch, name):
-    """Files of the current folder that are named like modules are neither in the way nor run."""
     (tmp_path / f"{name}.py").write_text(HIJACKED)
     monkeypatch.chdir(tmp_path)
     inbox = queue.Queue()

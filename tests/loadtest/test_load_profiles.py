@@ -15,7 +15,6 @@ from flowctl.load.results.result import PeerKind
     "profile", [item for item in SLOW_PROFILES if item.name != "trace"], ids=lambda item: item.name
 )
 def test_example_when_of_any_profile_is_understood(profile):
-    """Every profile shows a text that works, and says what it does and what to expect."""
     choice = parse_profile(profile.example)
     assert profile is choice.profile
     assert profile.summary
@@ -25,7 +24,6 @@ def test_example_when_of_any_profile_is_understood(profile):
 
 
 def test_hostile_profiles_when_listed_have_ids_and_names():
-    """A hostile profile is found by its id, in any case, and by its readable name."""
     hostile = [item for item in profiles().values() if item.kind is PeerKind.HOSTILE]
     assert len(hostile) > 25
     for item in hostile:
@@ -48,13 +46,11 @@ def test_hostile_profiles_when_listed_have_ids_and_names():
     ],
 )
 def test_parameters_when_written_with_units_are_understood(text, fields):
-    """Parameters become bits per second, seconds and bytes."""
     manner = parse_profile(text).manner
     assert {name: getattr(manner, name) for name in fields} == fields
 
 
 def test_pace_when_of_a_profile_reads_as_its_parameters_say(tmp_path):
-    """Rates are carried by the line; a rhythm reads and rests; a stall never reads again."""
     path = tmp_path / "link.csv"
     path.write_text("0,100000\n1,200000\n")
     choice = parse_profile(f"trace@{path}:5%")
@@ -101,7 +97,6 @@ def test_parse_profile_when_the_text_is_wrong_says_what_is_allowed(text, what):
 
 
 def test_trace_when_the_file_is_wrong_names_it(tmp_path):
-    """The error names file, line and format."""
     path = tmp_path / "link.csv"
     path.write_text("0,5\n")
     with pytest.raises(ConfigError, match="line 1") as caught:
@@ -110,7 +105,6 @@ def test_trace_when_the_file_is_wrong_names_it(tmp_path):
 
 
 def test_crowd_when_shares_add_up_is_exact():
-    """Shares become numbers of viewers."""
     crowd = parse_crowd(["healthy:90%", "slow@200k:8%", "stall:2%"], 2000)
     assert crowd == {"healthy": 1800, "slow@200k": 160, "stall": 40}
 
@@ -142,7 +136,6 @@ def test_crowd_when_something_is_left_over_is_filled(texts, crowd):
     ],
 )
 def test_crowd_when_it_does_not_add_up_is_refused(texts, what):
-    """Nothing is guessed."""
     with pytest.raises(ConfigError, match=what):
         parse_crowd(texts, 10)
 
@@ -159,7 +152,6 @@ def test_crowd_when_it_does_not_add_up_is_refused(texts, what):
     ],
 )
 def test_crowd_when_shares_are_the_whole_has_exactly_the_viewers(texts, viewers, crowd):
-    """Shares of 100 % together make all viewers and never one more, whatever they round to."""
     found = parse_crowd(texts, viewers)
     assert viewers == sum(found.values())
     assert crowd is None or {name: count for name, count in crowd.items() if count} == found
@@ -170,7 +162,6 @@ def test_crowd_when_shares_are_the_whole_has_exactly_the_viewers(texts, viewers,
     st.integers(1, 5000),
 )
 def test_crowd_when_shares_with_decimals_are_the_whole_is_never_refused(parts, viewers):
-    """Shares cut from 100 % at random, by hundredths, make the viewers asked for, each within one of exact."""
     names = ["stall", "never-read", "half-close", "ack-only", "vanish"]
     shares = [*parts, 10_000 - sum(parts)]
     texts = [f"{name}:{share / 100:.2f}%" for name, share in zip(names, shares, strict=False)]

@@ -50,7 +50,6 @@ def run(url, on_sample=None, **fields):
 
 
 def test_run_when_most_viewers_are_not_parsed_counts_their_bytes(server):
-    """They read as much as the others, and the result says that they were not looked into."""
     result = run(url_of(server, "live/part"), profiles={"healthy": 12}, measure_every=4)
     parsed = [row for row in viewers(result) if row.parsed]
     others = [row for row in viewers(result) if not row.parsed]
@@ -64,7 +63,6 @@ def test_run_when_most_viewers_are_not_parsed_counts_their_bytes(server):
 
 
 def test_run_when_there_are_several_streams_spreads_viewers_and_addresses(server):
-    """Each publisher has a stream of its own, viewers take them in turn, each from an address of its own."""
     result = run(url_of(server, "live/many"), profiles={"healthy": 6}, publishers=3, spread_addresses=True, workers=2)
     streams = sorted(row.url.rpartition("/")[2] for row in viewers(result))
     assert streams == ["many-1", "many-1", "many-2", "many-2", "many-3", "many-3"]
@@ -74,7 +72,6 @@ def test_run_when_there_are_several_streams_spreads_viewers_and_addresses(server
 
 
 def test_run_when_a_file_is_published_measures_against_our_clock(server, tmp_path):
-    """A recording carries no stamps; its delays are against the time at which each frame was due."""
     path = tmp_path / "plain.flv"
     with path.open("wb") as file:
         writer = FlvWriter(file)
@@ -89,7 +86,6 @@ def test_run_when_a_file_is_published_measures_against_our_clock(server, tmp_pat
 
 
 def test_run_when_a_profile_is_hostile_has_its_verdict(server):
-    """An attack runs beside the viewers, and its row says whether the server did what a sound one does."""
     result = run(url_of(server, "live/attacked"), profiles={"healthy": 5, "B03": 1}, duration_s=3.0)
     (row,) = [row for row in result.peers if row.kind is PeerKind.HOSTILE]
     assert True is row.expectation_met, row
@@ -98,7 +94,6 @@ def test_run_when_a_profile_is_hostile_has_its_verdict(server):
 
 
 def test_run_when_nobody_listens_has_a_row_for_each_that_could_not_connect():
-    """Refused connections are results, not errors of the tool."""
     url = f"rtmp://127.0.0.1:{free_port()}/live/room"
     result = run(url, profiles={"healthy": 3}, publishers=0, duration_s=60.0)
     assert result.duration_s < 30  # nobody is there and nobody is to come
@@ -109,7 +104,6 @@ def test_run_when_nobody_listens_has_a_row_for_each_that_could_not_connect():
 
 
 def test_run_when_the_stream_is_taken_says_that_the_publisher_was_refused(server):
-    """A publisher that is refused is an error before the first viewer comes."""
     refused = []
 
     def once_more(_sample):
@@ -123,7 +117,6 @@ def test_run_when_the_stream_is_taken_says_that_the_publisher_was_refused(server
 
 
 def test_run_when_interrupted_ends_in_order_with_what_it_has(server):
-    """Ctrl-C ends it early: rows, samples, and the handler of before."""
     before = signal.getsignal(signal.SIGINT)
     result = run(
         url_of(server, "live/cut"),
@@ -139,7 +132,6 @@ def test_run_when_interrupted_ends_in_order_with_what_it_has(server):
 
 
 def test_run_when_a_worker_dies_reports_its_peers_and_goes_on(server):
-    """The peers of the dead process are the tester's fault; the others go on to the end."""
     killed = []
 
     def kill_one(sample):
@@ -162,13 +154,11 @@ def _workers():
 
 
 def test_run_when_it_is_over_leaves_no_process_behind(server):
-    """Workers are gone when the result is there."""
     run(url_of(server, "live/clean"), profiles={"healthy": 1}, duration_s=0.3)
     assert _workers() == []
 
 
 def test_run_when_the_server_ends_has_failed_and_ends_soon():
-    """Nobody waits for the rest of the time, the reason is told, and what was not seen has not passed."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(open_server())
         result = run(
@@ -183,7 +173,6 @@ def test_run_when_the_server_ends_has_failed_and_ends_soon():
 
 
 def test_run_when_the_publisher_is_lost_has_failed_and_ends_soon(server):
-    """The server is well and the viewers are still there, but nothing comes any more."""
     killed = []
 
     def kill_publisher(_sample):
@@ -198,7 +187,6 @@ def test_run_when_the_publisher_is_lost_has_failed_and_ends_soon(server):
 
 
 def test_run_when_everybody_is_about_to_come_back_goes_on(server):
-    """Viewers who churn are gone between two visits; that is not the end of the run."""
     result = run(url_of(server, "live/churning"), profiles={"churn@300ms": 1}, duration_s=2.5)
     assert result.duration_s >= 2.5
     assert len(viewers(result)) >= 3
@@ -206,7 +194,6 @@ def test_run_when_everybody_is_about_to_come_back_goes_on(server):
 
 
 def test_run_when_a_viewer_is_behind_a_line_tells_what_of_it_was_in_use(server):
-    """Its octets are those of its line and no more; who has no line has no share of one; samples count pictures."""
     result = run(url_of(server, "live/line"), profiles={"healthy": 1, "slow@400k": 1})
     rows = {row.profile: row for row in viewers(result)}
     slow, healthy = rows["slow@400k"], rows["healthy"]
@@ -220,7 +207,6 @@ def test_run_when_a_viewer_is_behind_a_line_tells_what_of_it_was_in_use(server):
 
 
 def test_run_when_a_viewer_stops_reading_says_since_when(server):
-    """Its row says when, on the clock of the run; one that reads to the end has no such moment."""
     result = run(url_of(server, "live/deaf"), profiles={"healthy": 1, "stall@500ms": 1, "never-read": 1})
     since = {row.profile: row.stopped_reading_s for row in viewers(result)}
     assert since["healthy"] is None
@@ -229,7 +215,6 @@ def test_run_when_a_viewer_stops_reading_says_since_when(server):
 
 
 def test_run_when_the_stream_ends_may_end_as_well(server):
-    """With until="stream-end" nobody waits for the rest of the time once all viewers are gone."""
     result = run(url_of(server, "live/early"), profiles={"half-close": 3}, until="stream-end", duration_s=60.0)
     assert result.duration_s < 30
     assert all(row.cut for row in viewers(result))
@@ -241,7 +226,6 @@ def test_run_when_the_stream_ends_may_end_as_well(server):
 
 
 def test_figures_when_of_this_process_grow_with_its_work():
-    """Processor time, memory and descriptors come from /proc; a process that is not there has none."""
     before = figures_of(os.getpid())
     with Path("/dev/null").open("rb"):
         assert sum(range(3_000_000)) > 0
@@ -254,7 +238,6 @@ def test_figures_when_of_this_process_grow_with_its_work():
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
 def test_run_when_over_http_measures_viewers_as_over_rtmp(scheme):
-    """Frames, gaps and delays of each viewer come from the same measures, whatever it plays over."""
     server = LiveServer(LiveConfig(admission=AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)))
     address = listen_http(server, "127.0.0.1", 0)
     program = [sys.executable, str(ROOT / "bench" / "programs" / "publisher.py"), url_of(server)]

@@ -102,7 +102,6 @@ def connection_of(server, client):
 
 
 def test_throttled_viewer_when_watched_turns_soft_limit_within_2_s_with_its_reason(browser, room, slow):
-    """From the server's edge to the page it is less than 2 s, with axis, value and limit; the ledger has it too."""
     server, _, address = room
     browser.open(address)
     browser.wait(lambda: browser.text("#freshness") == "live", "figures")
@@ -120,7 +119,6 @@ def test_throttled_viewer_when_watched_turns_soft_limit_within_2_s_with_its_reas
 
 
 def test_kick_when_confirmed_ends_the_connection(browser, room, slow):
-    """The dialog asks first; then the connection is gone at the server, and the page says so."""
     server, _, address = room
     browser.open(address)
     viewer = slow()
@@ -136,7 +134,6 @@ def test_kick_when_confirmed_ends_the_connection(browser, room, slow):
 
 
 def test_limits_when_changed_are_in_force_for_that_connection(browser, room, slow):
-    """New marks of one viewer are those of its Sender, and its charts show them."""
     server, _, address = room
     browser.open(address)
     viewer = slow()
@@ -155,7 +152,6 @@ def test_limits_when_changed_are_in_force_for_that_connection(browser, room, slo
 
 
 def test_picture_when_watched_moves(browser, room):
-    """mpegts.js plays the stream of the HTTP listener: its time goes on, and its pictures have the stream's size."""
     _, _, address = room
     browser.open(address)
     browser.click("#streams button")
@@ -168,7 +164,6 @@ def test_picture_when_watched_moves(browser, room):
 
 
 def test_picture_when_its_address_says_so_is_shown_beside_that_of_a_slow_line(browser, room):
-    """A demonstration opens the page with both: the stream as it is, and what a viewer on half a line gets of it."""
     server, _, address = room
     port = next(item.address[1] for item in server.listeners if item.name == "http")
     with ProxyLine(port, rate=40_000, buffer_bytes=32 * 1024) as line:
@@ -182,7 +177,6 @@ def test_picture_when_its_address_says_so_is_shown_beside_that_of_a_slow_line(br
 
 
 def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_path):
-    """Who may not watch without is asked for what viewers bring; with it the picture moves."""
     key = make_key()
     (tmp_path / "keys").write_text(f"{hash_key(key)} play live/*\n")
     access = StreamAccess(play_auth=(Proof.KEY,), keys=read_keys(tmp_path / "keys"))
@@ -196,7 +190,6 @@ def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_pa
 
 
 def test_requests_when_all_is_used_go_to_no_other_host(browser, room, slow):
-    """By the browser's own account everything came from this host, and nothing was refused by the page's policy."""
     _, _, address = room
     browser.open(address)
     viewer = slow()
@@ -212,7 +205,6 @@ def test_requests_when_all_is_used_go_to_no_other_host(browser, room, slow):
 
 
 def test_page_when_only_keys_are_used_can_be_operated(browser, room, slow):
-    """Tab reaches a viewer and what can be done to it, focus can be seen everywhere, Enter acts, Escape goes back."""
     server, _, address = room
     browser.open(address)
     viewer = slow()
@@ -251,7 +243,6 @@ def test_page_when_only_keys_are_used_can_be_operated(browser, room, slow):
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_when_light_or_dark_wide_or_narrow_fits_and_can_be_read(browser, room, slow, size, scheme):
-    """Nothing is wider than the screen, colours follow the reader's, and every text has a contrast of 4.5 or more."""
     _, _, address = room
     browser.open(address, size=size, scheme=scheme)
     viewer = slow()
@@ -284,7 +275,6 @@ def test_page_when_light_or_dark_wide_or_narrow_fits_and_can_be_read(browser, ro
 
 
 def test_viewers_when_many_are_read_page_by_page_and_nothing_jumps(browser):
-    """Of 120 viewers 50 are in the page at a time, however many there are; nothing moves that nobody touched."""
     with shown_server(admission=AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)) as (
         server,
         clients,
@@ -313,7 +303,6 @@ def test_viewers_when_many_are_read_page_by_page_and_nothing_jumps(browser):
 
 
 def test_token_when_one_is_set_is_asked_for_kept_in_the_tab_and_lets_ban(browser, tmp_path):
-    """Without it nothing is shown; with it an address is banned; it is in no address and no storage that lasts."""
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN} admin\n")
     with shown_server(admin_token_file=tokens) as (server, clients, address):
@@ -344,7 +333,6 @@ def test_token_when_one_is_set_is_asked_for_kept_in_the_tab_and_lets_ban(browser
     ids=["markup", "turned round", "4 kB"],
 )
 def test_names_when_hostile_are_only_read(browser, room, stream, agent):
-    """A stream's name and what a player calls itself are text: nothing runs, nothing turns round, nothing overflows."""
     server, clients, address = room
     config = dataclasses.replace(ClientSessionConfig(), flash_version=agent)
     source = SyntheticSource(video_bit_rate=100_000)
@@ -369,7 +357,6 @@ def test_names_when_hostile_are_only_read(browser, room, stream, agent):
 
 
 def test_server_when_gone_is_said_and_found_again(browser):
-    """What is shown is called stale when the server is silent, and live again when one answers at the same place."""
     with shown_server() as (_, _, address):
         browser.open(address)
         browser.wait(lambda: browser.text("#freshness") == "live", "figures")

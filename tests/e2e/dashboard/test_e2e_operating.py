@@ -102,7 +102,6 @@ def let_in(port):
 
 @pytest.mark.timeout(120)  # a dozen processes, one after the other
 def test_commands_when_run_in_their_order_lead_from_a_file_to_a_banned_abuser(tmp_path):
-    """Each command succeeds; the slow viewer is named with its reason, the abuser is kept out until that is lifted."""
     walk = Walk(tmp_path)
     said = {}
     with contextlib.ExitStack() as stack:

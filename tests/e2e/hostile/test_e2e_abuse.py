@@ -119,7 +119,6 @@ WIRE = {
 
 @pytest.mark.parametrize("case", WIRE)
 def test_peer_is_cut_when_it_goes_over_a_limit_of_the_wire(case, live, clients):
-    """What a peer announces beyond a limit ends its connection, with the name of the limit; nobody else notices."""
     octets, limit = WIRE[case]
     server = live()
     with nobody_disturbed(server, clients), shake_hands(server) as sock:
@@ -131,7 +130,6 @@ def test_peer_is_cut_when_it_goes_over_a_limit_of_the_wire(case, live, clients):
 
 @pytest.mark.parametrize("octets", [b"", b"\x03" + bytes(700)], ids=["silent", "half"])
 def test_peer_is_cut_when_its_handshake_takes_too_long(octets, live, clients):
-    """A peer that does not shake hands in time is cut with HANDSHAKE_TIMEOUT, also when it drips octets."""
     server = live(wire={"handshake_time_s": 0.5})
     with nobody_disturbed(server, clients), open_socket(server) as sock:
         sock.sendall(octets)
@@ -151,7 +149,6 @@ def test_peer_is_cut_when_its_handshake_takes_too_long(octets, live, clients):
 
 
 def test_peer_is_cut_when_it_says_nothing_after_the_handshake(live, clients):
-    """A peer that shakes hands and then is silent is cut by the limit on the time to its first command."""
     server = live(wire={"first_command_s": 0.3})
     with nobody_disturbed(server, clients), shake_hands(server) as sock:
         assert is_cut(sock)
@@ -159,7 +156,6 @@ def test_peer_is_cut_when_it_says_nothing_after_the_handshake(live, clients):
 
 
 def test_player_is_told_and_cut_when_nobody_publishes(live, clients):
-    """A player that waits for a stream in vain is told which limit ended the wait."""
     server = live(wire={"player_wait_s": 0.3})
     with nobody_disturbed(server, clients):
         waiting = clients.play(server, name="live/nothing", profile=PlayProfile(stay=True))
@@ -169,7 +165,6 @@ def test_player_is_told_and_cut_when_nobody_publishes(live, clients):
 
 
 def test_memory_follows_what_was_received_when_messages_are_announced(live, clients):
-    """Forty peers announce 10 MiB each and send 128 octets: the server holds what came, not what was announced."""
     server = live(admission=MANY)
     with nobody_disturbed(server, clients), contextlib.ExitStack() as stack:
         before = resident_bytes()
@@ -184,7 +179,6 @@ def test_memory_follows_what_was_received_when_messages_are_announced(live, clie
 
 
 def test_connections_beyond_the_limit_of_an_address_are_refused_and_later_taken(live, clients):
-    """At the limit newcomers are reset; whenever one leaves, one may come, round after round."""
     limit = 12
     server = live(admission=AdmissionLimits(connections_per_address=limit, new_per_address_and_s=0))
     with nobody_disturbed(server, clients):
@@ -202,7 +196,6 @@ def test_connections_beyond_the_limit_of_an_address_are_refused_and_later_taken(
 
 
 def test_connections_that_come_too_fast_are_refused_and_later_taken(live, clients):
-    """An address that opens connections faster than its rate is refused, and served again a moment later."""
     server = live(admission=AdmissionLimits(new_per_address_and_s=20.0, burst_per_address=10))
     with nobody_disturbed(server, clients):
         for _ in range(100):
@@ -212,7 +205,6 @@ def test_connections_that_come_too_fast_are_refused_and_later_taken(live, client
 
 
 def test_ping_flooder_is_cut_at_the_limit_of_control_messages(live, clients):
-    """Thousands of pings per second end the connection with the limit's name; other viewers lose nothing."""
     server = live()
     with nobody_disturbed(server, clients):
         flooder = clients.play(server, PlayProfile(pings_per_s=5000), name=BYSTANDER)
@@ -222,7 +214,6 @@ def test_ping_flooder_is_cut_at_the_limit_of_control_messages(live, clients):
 
 
 def test_pings_below_the_limit_are_answered_once_per_interval(live, clients):
-    """A viewer that pings often, but not too often, stays; it gets one answer per interval, so it costs nothing."""
     server = live(rtmp={"ping_answer_interval_s": 3600.0})
     with nobody_disturbed(server, clients), RawPlayer(server, name=BYSTANDER) as viewer:
         end = connection_to(server, viewer)
@@ -235,7 +226,6 @@ def test_pings_below_the_limit_are_answered_once_per_interval(live, clients):
 
 
 def test_ping_flooder_that_does_not_read_is_cut_when_its_answers_pile_up(live, clients):
-    """With both limits on pings off, the answers that nobody reads end the connection at the control lane's limit."""
     settings = SenderSettings(control_bytes=4096, stuck_s=0, soft_too_long_s=0)
     rtmp = {"ping_answer_interval_s": 0.0, "control_messages_per_second": 0}
     server = live(rtmp=rtmp, settings=settings)

@@ -54,7 +54,6 @@ LISTED = [profile for profile in HOSTILE_PROFILES if profile.id in DEFENCES]
 
 @pytest.mark.parametrize("profile", LISTED, ids=lambda item: f"{item.id}-{item.name}")
 def test_server_when_attacked_contains_it_and_nobody_loses_anything(profile, arena):
-    """The attacker comes to the end that docs/security.md states, within bounds; 50 viewers lose nothing."""
     defence = DEFENCES[profile.id]
     bout = arena.attack(profile.id)
     verdict = bout.verdict
@@ -90,7 +89,6 @@ def test_memory_when_given_back_at_once_is_seen_in_the_peak():
 
 
 def test_profiles_when_counted_are_all_of_the_list():
-    """B01 to B34 are profiles, or are listed with the reason why they cannot be carried out."""
     ids = {profile.id for profile in HOSTILE_PROFILES if profile.id.startswith("B")}
     assert ids.isdisjoint(NOT_POSSIBLE)
     assert ids | NOT_POSSIBLE.keys() == {f"B{number:02}" for number in range(1, 35)}
@@ -101,7 +99,6 @@ def test_profiles_when_counted_are_all_of_the_list():
     ("policy", "outcome"), [("replace", AttackOutcome.CONTAINED), ("standby", AttackOutcome.CONTAINED)]
 )
 def test_second_publisher_when_let_in_never_mixes_frames(policy, outcome, tmp_path):
-    """With replace and with standby a second publisher is taken in, and the two are never mixed in a player."""
     arena = Arena(tmp_path, policy, viewers=3)
     try:
         duplicate = arena.attack("B31", duration_s=4.0)
@@ -120,7 +117,6 @@ def test_second_publisher_when_let_in_never_mixes_frames(policy, outcome, tmp_pa
 
 
 def test_shipped_credentials_when_tried_let_nobody_in(live):
-    """With credentials of our own choice, none of the pairs that servers have shipped is accepted."""
     server = live(rtmp={"credentials": {"somebody": "a password of ours", "admin": "another one"}})
     context = AttackContext(host="127.0.0.1", port=server.address[1], app=APP, duration_s=5.0, watch_s=0.1)
     verdict = asyncio.run(hostile_profile("B29").attack(context))

@@ -12,7 +12,6 @@ LOGINS = 8
 
 @pytest.mark.parametrize("password", ["hunter2", "wrong"])
 def test_ffmpeg_when_it_logs_in_many_times_succeeds_or_is_told_why_each_time(password, live, programs, sample):
-    """With the right password it publishes each time, with a wrong one it says each time what was wrong."""
     server = live(rtmp={"credentials": USER})
     url = f"rtmp://bob:{password}@127.0.0.1:{server.address[1]}/{NAME}"
     for number in range(LOGINS):

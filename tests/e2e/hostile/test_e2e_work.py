@@ -45,7 +45,6 @@ def arena(tmp_path_factory):
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda item: f"{item.id}-{item.name}")
 def test_server_when_made_to_work_keeps_its_time_for_the_others(profile, arena):
-    """The address gets no more of the processor than its share, and 50 viewers lose no frame and little time."""
     waited_s, began = waiting_s(arena.server.pid), time.monotonic()
     bout = arena.attack(profile.id, duration_s=FLOODS.get(profile.id, DURATION_S))
     starved = waiting_s(arena.server.pid) - waited_s > MOST_WAITING * (time.monotonic() - began)

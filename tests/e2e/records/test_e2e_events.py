@@ -21,7 +21,6 @@ def read(folder, table):
 
 
 def test_events_when_viewers_come_and_go_add_up_to_their_totals(tmp_path):
-    """Viewers of a load run, healthy, slow and hostile, are recorded from open to close; samples sum up to totals."""
     folder = tmp_path / "events"
     flowctl = [sys.executable, "-m", "flowctl", "--log-level", "error"]
     serve = [*flowctl, "serve", "live", "--port", "0", "--json", "--events", str(folder), "--set", "events_rotate=1s"]

@@ -45,7 +45,6 @@ def check_all(folder):
 
 
 def test_flights_when_viewers_are_slow_on_two_threads_replay_identically(live, clients, tmp_path):
-    """Slow, stalling and healthy viewers on two poll groups, some of them moved in mid-stream: all flights replay."""
     server = live(
         group_count=2,
         limits=LIMITS,
@@ -85,7 +84,6 @@ def test_flights_when_viewers_are_slow_on_two_threads_replay_identically(live, c
 
 
 def test_flights_when_asked_for_by_address_or_ahead_are_of_those_alone(live, clients, tmp_path):
-    """Nobody is recorded but who was asked for: an address, or the next connections."""
     server = live(
         events=EventsOptions(folder=str(tmp_path), **PLAIN),
         flights=FlightOptions(addresses=parse_networks("127.0.0.77")),
@@ -105,7 +103,6 @@ def test_flights_when_asked_for_by_address_or_ahead_are_of_those_alone(live, cli
 
 
 def test_flights_when_the_server_is_killed_replay_up_to_what_was_written(clients, tmp_path):
-    """SIGKILL in the middle: what was rotated before replays, and nothing of it is damaged."""
     command = [sys.executable, "-c", "import sys; from flowctl.cli import main; sys.exit(main())", "serve", "live"]
     command += ["--port", "0", "--json", "--events", str(tmp_path), "--flights", "100%", "--set", "events_rotate=500ms"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

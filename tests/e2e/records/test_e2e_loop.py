@@ -37,7 +37,6 @@ def _spark_there():
 @pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("_spark_there")
 def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path, capfd):
-    """What is recommended makes the same load go better, in the same process; abusers are banned and nobody else is."""
     (tmp_path / "kept").write_text("not ours", "utf-8")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").write_text("of an earlier run", "utf-8")

@@ -104,7 +104,6 @@ def source():
 
 
 def test_push_when_a_stream_is_published_gives_the_other_server_every_frame(live, clients):
-    """What is published here is published there, under the name that the rule says, and ends with its publisher."""
     target = live()
     with relaying(push=f"live/*=rtmp://127.0.0.1:{target.address[1]}/copy/{{stream}}?key=SECRET") as (server, relays):
         player = clients.play(target, name="copy/stream")
@@ -123,7 +122,6 @@ def test_push_when_a_stream_is_published_gives_the_other_server_every_frame(live
 
 
 def test_push_when_the_target_is_lost_is_tried_again(clients):
-    """A server that is not there, or goes, is tried again until it is back."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
@@ -136,7 +134,6 @@ def test_push_when_the_target_is_lost_is_tried_again(clients):
 
 
 def test_push_when_the_target_is_slow_is_a_slow_viewer(clients):
-    """A target that does not read is dropped for as any viewer, at key frames, and the stream goes on for others."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with (
@@ -191,7 +188,6 @@ def deaf_server(listener):
 
 
 def test_push_when_servers_name_each_other_ends_after_some_relays(clients):
-    """Two servers that push under ever new names to each other stop by themselves."""
     with socket.socket() as one, socket.socket() as two:
         for sock in (one, two):
             sock.bind(("127.0.0.1", 0))
@@ -216,7 +212,6 @@ def relaying_at(port, push):
 
 
 def test_pull_when_somebody_views_is_followed_while_he_does(live, clients):
-    """A stream is fetched for its first viewer, under the rule's name, and no more after its last one."""
     origin = live()
     publisher = clients.publish(origin, source())
     with relaying(pull=f"edge/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}") as (server, relays):
@@ -238,7 +233,6 @@ def test_pull_when_always_needs_no_viewers(live, clients):
 
 
 def test_pull_when_recorded_is_told_of_as_a_publisher(live, clients, tmp_path):
-    """The connection that fetches a stream has its row, under the name that the stream has here."""
     origin = live()
     clients.publish(origin, source())
     pull = f"edge/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}"
@@ -252,7 +246,6 @@ def test_pull_when_recorded_is_told_of_as_a_publisher(live, clients, tmp_path):
 
 
 def test_pull_when_the_stream_is_published_here_is_none(live, clients):
-    """A publisher of this server's own comes first."""
     origin = live()
     clients.publish(origin, source())
     with relaying(pull=f"live/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}") as (server, relays):
@@ -263,7 +256,6 @@ def test_pull_when_the_stream_is_published_here_is_none(live, clients):
 
 
 def test_nginx_when_it_is_pushed_to_plays_every_frame(clients, tmp_path, programs, sample):
-    """A stream that is published here is played at nginx-rtmp, frame by frame."""
     with nginx(tmp_path) as url, relaying(push=f"live/*={url}") as (server, _):
         publisher = clients.publish(server, FlvFile(sample("plain")), loop=True)
         player = wait_for_play(clients, url)
@@ -271,7 +263,6 @@ def test_nginx_when_it_is_pushed_to_plays_every_frame(clients, tmp_path, program
 
 
 def test_nginx_when_it_is_pulled_from_is_an_origin(clients, tmp_path, sample):
-    """A stream that is published at nginx-rtmp is played here, frame by frame."""
     from e2e_kit import Publish
 
     with nginx(tmp_path) as url, relaying(pull=f"live/*={url}") as (server, _):

@@ -198,7 +198,6 @@ def free_port():
 
 
 def test_secrets_when_sent_through_every_door_leave_by_none(tmp_path, monkeypatch):
-    """Keys, tokens, passwords and queries are in no line of the log at any level, no answer, no record, no title."""
     monkeypatch.setenv("FLOWCTL_LOG_LEVEL", "debug")
     mark, http_address, admin_address = Marks(), f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     hook = f"http://me:{mark('password of a hook')}@127.0.0.1:9/hook?token={mark('query of a hook')}"
@@ -267,7 +266,6 @@ def named_through_http(address, mark):
 
 
 def test_names_when_they_carry_secrets_are_hashed_in_log_and_records_alike(tmp_path, monkeypatch):
-    """No line at any level and no record has a secret that a name or an agent carries; plain names are readable."""
     monkeypatch.setenv("FLOWCTL_LOG_LEVEL", "debug")
     mark, address, folder = Marks(), f"127.0.0.1:{free_port()}", tmp_path / "events"
     asked = ("--http", address, "--events", str(folder), "--events-streams", "plain")

@@ -44,7 +44,6 @@ def server(hook):
 
 
 def test_ffmpeg_without_what_is_asked_for_is_refused_in_words(server, hook, programs, sample, tmp_path):
-    """A wrong key, no token, a token that has expired; the web server is asked about the connection alone."""
     refused = programs.publish(server, sample("plain"), name=f"{NAME}?key=guessed-by-somebody")
     assert refused.wait() != 0
     assert "The stream key is wrong." in refused.log
@@ -57,7 +56,6 @@ def test_ffmpeg_without_what_is_asked_for_is_refused_in_words(server, hook, prog
 
 
 def test_ffmpeg_with_what_is_asked_for_is_let_in_and_the_web_server_hears_of_all(server, hook, programs, sample):
-    """Connect, publish, unpublish and close, in this order, with the figures of the connection."""
     assert programs.publish(server, sample("plain"), rate=8.0, name=f"{NAME}?key={KEY}").wait() == 0
     wait_until(lambda: len(hook.bodies) == 4, "the web server is told", PATIENCE_S)
     assert hook.actions() == ["on_connect", "on_publish", "on_unpublish", "on_close"]
@@ -67,7 +65,6 @@ def test_ffmpeg_with_what_is_asked_for_is_let_in_and_the_web_server_hears_of_all
 
 
 def test_ffmpeg_is_refused_when_the_web_server_says_no(server, hook, programs, sample):
-    """About the connection: the server's words are in what FFmpeg says."""
     hook.answer = lambda _: http("1")
     refused = programs.publish(server, sample("plain"), name=f"{NAME}?key={KEY}")
     assert refused.wait() != 0

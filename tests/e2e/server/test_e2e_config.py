@@ -57,7 +57,6 @@ def reload(server, path, text):
 
 
 def test_config_when_the_file_changes_is_in_force_for_open_connections_at_once(configured, clients):
-    """Limits, policy, times, levels, admission, cache, flush interval: of a viewer and a publisher that are there."""
     start, path = configured
     server = start()
     clients.publish(server, SyntheticSource(video_bit_rate=500_000), pace=1.0)
@@ -102,7 +101,6 @@ def test_config_when_the_file_changes_is_in_force_for_open_connections_at_once(c
 
 
 def test_config_when_the_file_is_wrong_changes_nothing_and_says_where(configured):
-    """One wrong value among right ones: none is taken, and file, line, key, value and rule are told."""
     start, path = configured
     server = start()
     before = server.hub.config
@@ -120,7 +118,6 @@ def test_config_when_the_file_is_wrong_changes_nothing_and_says_where(configured
 
 
 def test_config_when_the_file_is_emptied_or_cut_later_keeps_the_rules_in_force(configured):
-    """What counts as cut goes by the text that was taken last, and is told until the file is whole again."""
     start, path = configured
     server = start()
     gated = FIRST + 'deny_play = "192.0.2.0/24"\nper_address = 70\n'
@@ -134,7 +131,6 @@ def test_config_when_the_file_is_emptied_or_cut_later_keeps_the_rules_in_force(c
 
 
 def test_config_when_a_key_cannot_change_live_says_that_it_waits(configured):
-    """Address and threads are those of the start; what waits is told until the file says the old value again."""
     start, path = configured
     server = start()
     text = FIRST + 'groups = 3\nport = 1999\nhooks = "mine:Hooks"\n'
@@ -150,7 +146,6 @@ def test_config_when_a_key_cannot_change_live_says_that_it_waits(configured):
 
 
 def test_config_when_a_file_that_it_names_changes_is_read_again_on_demand(configured, tmp_path):
-    """Users and passwords are those of the file at the last reload, for connections that come."""
     start, _ = configured
     users = tmp_path / "users"
     users.write_text("ann:first\n")
@@ -167,7 +162,6 @@ def test_config_when_a_file_that_it_names_changes_is_read_again_on_demand(config
 
 
 def test_config_when_an_option_says_otherwise_keeps_what_the_option_says(configured):
-    """At a reload the sources go in the order of the start."""
     start, path = configured
     server = start(options={"stuck": "3s"})
     reload(server, path, FIRST.replace("15s", "16s"))
@@ -175,7 +169,6 @@ def test_config_when_an_option_says_otherwise_keeps_what_the_option_says(configu
 
 
 def test_config_when_there_is_a_limits_file_leaves_the_limits_to_it(configured, tmp_path):
-    """Both files are watched by one reader: the limits file says limits and its times, the other one the rest."""
     start, path = configured
     limits = tmp_path / "limits.toml"
     limits.write_text(render_limits(LimitsFile(limits=Limits.parse("5MiB,500,5s"), stuck_s=5.0)), "utf-8")
@@ -191,7 +184,6 @@ def test_config_when_there_is_a_limits_file_leaves_the_limits_to_it(configured, 
 
 
 def test_limits_when_a_command_set_them_stay_until_the_file_says_others(configured):
-    """What an operator has set is not undone by a change of something else."""
     start, path = configured
     server = start()
     server.change_limits(Limits.parse("8MiB,800,8s"))
@@ -203,7 +195,6 @@ def test_limits_when_a_command_set_them_stay_until_the_file_says_others(configur
 
 
 def test_limits_when_a_command_does_not_go_with_a_level_are_refused(configured):
-    """A soft limit above the hard one of a level changes nothing, and the level is named."""
     start, _ = configured
     server = start(FIRST + '[role.viewer]\nhard = "2MiB,2000,8s"\n')
     with pytest.raises(ConfigError, match=r"\[role.viewer\]: hard limit of bytes is 2097152, it must be at least"):
@@ -227,7 +218,6 @@ def test_config_when_levels_change_is_recorded_without_names_of_streams(configur
 
 
 def test_limits_when_they_change_are_recorded_as_at_the_start(configured, tmp_path, monkeypatch):
-    """By a file or by a command: who reads the records knows all marks and times that are in force then."""
     start, _ = configured
     limits = tmp_path / "limits.toml"
     limits.write_text(render_limits(LimitsFile(limits=Limits.parse("5MiB,500,5s"))), "utf-8")
@@ -246,7 +236,6 @@ def test_limits_when_they_change_are_recorded_as_at_the_start(configured, tmp_pa
 
 
 def test_config_when_a_worker_takes_it_has_its_part_of_what_all_share(live, tmp_path):
-    """Of a memory budget that has changed each worker has its part; what a worker has of its own does not wait."""
     path = tmp_path / "flowctl.toml"
     text = 'memory_budget = "1GiB"\nworkers = 2\ncontrol = "off"\n'
     path.write_text(text, "utf-8")
@@ -257,7 +246,6 @@ def test_config_when_a_worker_takes_it_has_its_part_of_what_all_share(live, tmp_
 
 
 def test_config_when_it_changed_before_the_start_is_the_new_one(live, tmp_path):
-    """A worker is started with what was read for all of them, and looks at the file itself."""
     path = tmp_path / "flowctl.toml"
     path.write_text(FIRST, "utf-8")
     settings = read_settings(LIVE, file=path)

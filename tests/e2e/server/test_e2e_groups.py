@@ -28,7 +28,6 @@ def move(connection, groups):
 
 
 def test_viewers_get_the_same_when_they_are_on_different_groups(live, clients):
-    """With two poll groups the connections are spread, and every viewer gets every frame, in order."""
     server = live(group_count=2)
     players = [clients.play(server) for _ in range(VIEWERS)]
     wait_for_viewers(server, VIEWERS)
@@ -40,7 +39,6 @@ def test_viewers_get_the_same_when_they_are_on_different_groups(live, clients):
 
 
 def test_no_octet_is_lost_when_connections_move_in_mid_stream(live, clients):
-    """Viewers and the publisher change their thread many times; every viewer gets every frame, in order."""
     server = live(group_count=2)
     players = [clients.play(server) for _ in range(VIEWERS)]
     wait_for_viewers(server, VIEWERS)
@@ -62,7 +60,6 @@ def test_no_octet_is_lost_when_connections_move_in_mid_stream(live, clients):
 
 
 def test_no_octet_is_lost_when_the_groups_are_rebalanced(live, clients):
-    """All connections crowd on one group; rebalancing spreads them while they play, and nobody loses a frame."""
     server = live(group_count=2)
     server.groups._dwell_s = 0.0  # by default a connection stays for 10 s where it was put
     players = [clients.play(server) for _ in range(2 * VIEWERS)]

@@ -50,7 +50,6 @@ def server():
 
 
 def test_ffmpeg_is_told_why_it_may_not_publish_or_play(server, programs, sample, tmp_path):
-    """The words of the hook are in what FFmpeg says, and it ends with an error."""
     refused = programs.publish(server, sample("plain"), name=f"{NAME}?key=wrong")
     assert refused.wait() != 0
     assert WORDS in refused.log
@@ -61,7 +60,6 @@ def test_ffmpeg_is_told_why_it_may_not_publish_or_play(server, programs, sample,
 
 
 def test_what_ffmpeg_publishes_is_recorded_whole(server, programs, sample, tmp_path):
-    """Every tag, in order, between published and ended; the recording decodes to the same pictures."""
     source = sample("plain")
     assert programs.publish(server, source, rate=8.0, name=f"{NAME}?key=right").wait() == 0
     wait_until(lambda: len(server.told.news) == 2, "the end is told", PATIENCE_S)

@@ -44,7 +44,6 @@ def web(live):
 def test_players_over_http_when_they_waited_for_it_get_what_ffmpeg_published(
     case, background, web, programs, sample, tmp_path
 ):
-    """FFmpeg and PyAV, waiting before the publisher comes, get every packet as it was sent, and the end."""
     name, options = CASES[case]
     (server, url), source = web, sample(name)
     target = tmp_path / "recorded.flv"
@@ -62,7 +61,6 @@ def test_players_over_http_when_they_waited_for_it_get_what_ffmpeg_published(
 
 
 def test_late_player_over_http_decodes_from_its_first_packet(background, web, programs, sample):
-    """A player that joins in the middle begins at a key frame, and its clock is the stream's."""
     (server, url), source = web, sample("plain")
     published = programs.publish(server, source, rate=2.0)
     wait_for_keys(server, 3)

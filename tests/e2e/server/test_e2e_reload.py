@@ -57,7 +57,6 @@ def turned_away(server, source):
 
 
 def test_limits_when_the_file_changes_are_those_of_open_and_new_connections(live, clients, tmp_path):
-    """The viewer that is there and the one that comes are held to the new marks and times."""
     path = tmp_path / "limits.toml"
     path.write_text(limits_text("1MiB,1000,4s", stuck_s=15.0), "utf-8")
     server = live(limits_file=path)
@@ -79,7 +78,6 @@ def test_limits_when_the_file_changes_are_those_of_open_and_new_connections(live
 
 
 def test_limits_when_the_file_changes_reach_a_viewer_with_a_target_delay_of_its_stream_once(live, clients, tmp_path):
-    """New marks come with that target delay, and never first with that of the file; others have the file's."""
     path = tmp_path / "limits.toml"
     path.write_text(limits_text("1MiB,1000,4s"), "utf-8")
     level = Level(stream=NAME, role=Role.VIEWER, values={"limits.target_delay_ms": 800})
@@ -100,7 +98,6 @@ def test_limits_when_the_file_changes_reach_a_viewer_with_a_target_delay_of_its_
 
 
 def test_limits_when_the_file_is_wrong_stay_and_the_fault_is_told(live, tmp_path):
-    """Half a file and a slip of the pen change nothing, whoever looks at the server sees why, and a repair is taken."""
     path = tmp_path / "limits.toml"
     good = limits_text("1MiB,1000,4s")
     path.write_text(good, "utf-8")
@@ -119,7 +116,6 @@ def test_limits_when_the_file_is_wrong_stay_and_the_fault_is_told(live, tmp_path
 
 
 def test_bans_when_the_file_comes_end_open_connections_and_refuse_new_ones(live, clients, tmp_path):
-    """Who takes no part is out at once, nobody comes in, others notice nothing; when it is lifted all may come."""
     path = tmp_path / "bans.jsonl"
     server = live(bans_file=path)
     clients.play(server)
@@ -168,7 +164,6 @@ def test_bans_when_a_viewer_of_the_address_behaves_leave_it_alone(live, clients,
 
 
 def test_bans_when_their_time_is_over_let_in_again_without_a_change_of_the_file(live, tmp_path):
-    """The clock on the wall decides at each connection."""
     path = tmp_path / "bans.jsonl"
     path.write_text(render([Ban(cidr="127.0.0.9", expires=datetime.fromtimestamp(1_000, UTC))]), "utf-8")
     server = live(bans_file=path)
@@ -182,7 +177,6 @@ def test_bans_when_their_time_is_over_let_in_again_without_a_change_of_the_file(
 
 @pytest.mark.parametrize("name", ["--limits", "--bans"])
 def test_serve_when_a_file_is_wrong_at_the_start_ends_with_status_2_and_says_where(tmp_path, name):
-    """A server that cannot have the limits that were asked for does not start."""
     path = tmp_path / "file"
     path.write_text("version = 1\nlimit = 3\n", "utf-8")
     command = [sys.executable, "-m", "flowctl", "serve", "live", "--port", "0", name, str(path)]
@@ -193,7 +187,6 @@ def test_serve_when_a_file_is_wrong_at_the_start_ends_with_status_2_and_says_whe
 
 
 def test_serve_when_hung_up_reads_the_files_and_goes_on(tmp_path):
-    """SIGHUP, which ends a program that does not care for it, is what administrators send after a change."""
     limits = tmp_path / "limits.toml"
     limits.write_text(limits_text("1MiB,1000,4s"), "utf-8")
     command = [sys.executable, "-m", "flowctl", "serve", "live", "--port", "0", "--json", "--limits", str(limits)]

@@ -13,7 +13,6 @@ from flowctl.live.oversight.signals import message_values
 def test_ffmpeg_when_it_publishes_is_unharmed_by_messages_about_viewers(
     live, clients, programs, sample, monkeypatch, query, least
 ):
-    """FFmpeg does not know the message: it publishes to the end without a word, and its viewer misses nothing."""
     told = []
     monkeypatch.setattr(publishing, "message_values", lambda shares: told.append(shares) or message_values(shares))
     server = live()

@@ -106,7 +106,6 @@ async def knock(attack):
 
 
 def test_form_when_it_is_done_closes_its_connections_though_another_goes_on():
-    """A form that takes long does not keep the connections of the others open, for the server to end them as idle."""
     ended = asyncio.Event()
 
     async def serve(reader, writer, count):
@@ -125,7 +124,6 @@ def test_form_when_it_is_done_closes_its_connections_though_another_goes_on():
 
 
 def test_attack_when_the_server_serves_on_is_contained():
-    """A server that answers and stays has contained the attack, and lets a newcomer in."""
     verdict = judge(profile_of(knock, allowed=STAYS), sound)
     assert (verdict.outcome, verdict.met, verdict.newcomer) == (AttackOutcome.CONTAINED, True, True)
     assert verdict.connections == 1
@@ -134,7 +132,6 @@ def test_attack_when_the_server_serves_on_is_contained():
 
 
 def test_attack_when_the_server_may_not_keep_it_is_not_met():
-    """What has to end and does not is a failure of the server."""
     verdict = judge(profile_of(knock, allowed=ENDED), sound)
     assert (verdict.outcome, verdict.met) == (AttackOutcome.CONTAINED, False)
 
@@ -146,8 +143,6 @@ def test_attack_when_too_short_to_tell_says_so():
 
 
 def test_attack_when_the_server_closes_after_the_handshake_is_cut():
-    """An end of the server's own is a cut, with its time."""
-
     async def cuts(reader, writer, count):
         if count != 2:  # the witness comes first, the newcomer last
             await sound(reader, writer, count)
@@ -164,21 +159,17 @@ def test_attack_when_the_server_closes_after_the_handshake_is_cut():
 
 
 def test_attack_when_the_server_closes_at_once_is_refused_and_newcomers_too():
-    """A server that lets nobody in any more fails every profile, whatever it did with the attacker."""
     verdict = judge(profile_of(knock, allowed=ANY), rude)
     assert (verdict.outcome, verdict.newcomer, verdict.met) == (AttackOutcome.REFUSED, False, False)
     assert "newcomer" in verdict.details
 
 
 def test_attack_when_the_server_breaks_the_protocol_is_an_error_of_the_server():
-    """Something else than RTMP is never what a sound server does."""
     verdict = judge(profile_of(knock, allowed=ANY), broken)
     assert (verdict.outcome, verdict.met, verdict.end) == (AttackOutcome.BROKEN, False, PeerEnd.ERROR)
 
 
 def test_attack_when_the_server_never_answers_ends_at_its_deadline():
-    """No attack lasts longer than it may, and a server that has gone deaf is found out by the newcomer."""
-
     async def run():
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -191,7 +182,6 @@ def test_attack_when_the_server_never_answers_ends_at_its_deadline():
 
 
 def test_attack_when_nobody_listens_is_unreachable():
-    """A port without a server says nothing about a server."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     context = AttackContext(host="127.0.0.1", port=port, duration_s=SECONDS, probe=False)
@@ -200,7 +190,6 @@ def test_attack_when_nobody_listens_is_unreachable():
 
 
 def test_attack_when_the_server_dies_of_it_is_not_met_although_the_attacker_is_cut():
-    """A server that ends everybody's connections and comes back at once is found out by the witness."""
     everybody = []
 
     async def fragile(reader, writer, count):
@@ -220,8 +209,6 @@ def test_attack_when_the_server_dies_of_it_is_not_met_although_the_attacker_is_c
 
 
 def test_attack_when_a_fault_was_seen_is_not_met_whatever_the_outcome():
-    """What no sound server does counts more than how the connection ended."""
-
     async def run(attack):
         await attack.connected()
         attack.fault("the server told a secret")
@@ -232,7 +219,6 @@ def test_attack_when_a_fault_was_seen_is_not_met_whatever_the_outcome():
 
 
 def test_attack_when_forms_end_alike_tells_them_in_one_line():
-    """Each outcome with its code stands once, with the names of its forms; a single form has nothing to list."""
     ways = [
         ("zero", AttackOutcome.CUT, "C", True),
         ("one", AttackOutcome.CUT, "C", True),
@@ -248,7 +234,6 @@ def test_attack_when_forms_end_alike_tells_them_in_one_line():
 
 
 def test_attack_when_one_form_is_asked_for_runs_that_one_only():
-    """Forms can be chosen; a name that is none leaves nothing to tell."""
     profile = hostile_profile("bad-chunk-size")
     verdict = judge(profile, sound, forms=("zero",))
     assert [item.form for item in verdict.forms] == ["zero"]
@@ -256,8 +241,6 @@ def test_attack_when_one_form_is_asked_for_runs_that_one_only():
 
 
 def test_attack_when_the_server_answers_per_message_is_found_out():
-    """A server that acknowledges every message is not sound, and the profile sees it."""
-
     async def chatty(reader, writer, _count):
         config = ServerSessionConfig(ack_floor_bytes=1)
         session = ServerSession(config, now=0.0)
@@ -277,7 +260,6 @@ def test_attack_when_the_server_answers_per_message_is_found_out():
 
 
 def test_profiles_when_listed_are_complete_and_explained():
-    """Ids and names are unique, every form has a name of its own, and what is expected is said."""
     assert len({item.id for item in HOSTILE_PROFILES}) == len(HOSTILE_PROFILES) == 48
     assert len({item.name for item in HOSTILE_PROFILES}) == len(HOSTILE_PROFILES)
     for profile in HOSTILE_PROFILES:
@@ -289,7 +271,6 @@ def test_profiles_when_listed_are_complete_and_explained():
 
 
 def test_profile_when_looked_up_is_found_by_id_and_name():
-    """Both names lead to the same profile; what cannot be carried out says why."""
     assert hostile_profile("b04") is hostile_profile("B04") is hostile_profile("declared-length")
     with pytest.raises(ConfigError, match="no HTTP"):
         hostile_profile("B34")
@@ -300,7 +281,6 @@ def test_profile_when_looked_up_is_found_by_id_and_name():
 
 @pytest.mark.parametrize(("key", "name"), [(True, "KEY"), (False, "INTER")])
 def test_picture_when_made_is_what_servers_take_for_one(key, name):
-    """Attacks by publishers send frames that are recognised as frames; marks stand where they are looked for."""
     body = picture(200, b"mark", key=key)
     assert inspect(9, body).message_class.name == name
     assert len(body) == 200

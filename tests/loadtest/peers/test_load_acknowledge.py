@@ -164,7 +164,6 @@ def play(stage, total_bytes, *, first_bytes=0):
     "profile", ["healthy", "slow@4M", "sawtooth@1M-8M/1s", "pause@200ms/300ms", "burst@2s", "tiny-window@8KiB"]
 )
 def test_acknowledgement_when_reads_are_of_odd_sizes_is_what_was_read(open_stage, profile, parsed):
-    """However it reads, each number it acknowledges is what it has read by then: not an octet more or less."""
     stage = open_stage(profile, parsed=parsed)
     play(stage, 1_200_000, first_bytes=70_001)
     assert len(stage.acknowledged) >= 3
@@ -173,7 +172,6 @@ def test_acknowledgement_when_reads_are_of_odd_sizes_is_what_was_read(open_stage
 
 
 def test_acknowledgement_when_one_was_read_without_is_of_a_quarter_megabyte_at_most(open_stage):
-    """A viewer acknowledges each 250 kB, a read more at most."""
     stage = open_stage("healthy")
     play(stage, 2_000_000)
     steps = [after - before for before, after in zip(stage.acknowledged, stage.acknowledged[1:], strict=False)]
@@ -196,7 +194,6 @@ def test_first_read_when_the_viewer_has_a_pace_is_small(open_stage):
 @pytest.mark.realtime
 @pytest.mark.parametrize("rate", [300_000, 1_275_000])
 def test_reads_when_a_line_is_always_full_go_a_few_packets_at_a_time(open_stage, rate):
-    """To the sender's kernel a slow viewer takes some packets, and again some, and never a buffer full at once."""
     stage = open_stage(f"slow@{rate}", parsed=False)
     play(stage, 150_000, first_bytes=120_000)
     assert stage.viewer.playing

@@ -30,7 +30,6 @@ def url(text):
 
 
 def test_request_when_of_either_scheme_names_stream_host_and_query():
-    """The path has the suffix, the query and no secret is lost on the way."""
     plain = HttpSpeech(url("http://[::1]:8080/live/room.flv?key=a")).data_to_send().decode()
     assert plain.startswith("GET /live/room.flv?key=a HTTP/1.0\r\nHost: [::1]:8080\r\n")
     assert "Upgrade: websocket" in HttpSpeech(url("ws://a.example/live/room.flv")).data_to_send().decode()
@@ -38,7 +37,6 @@ def test_request_when_of_either_scheme_names_stream_host_and_query():
 
 @pytest.mark.parametrize(("scheme", "status"), [("http", "200 OK"), ("ws", "101 Switching Protocols")])
 def test_head_when_it_comes_in_pieces_ends_where_the_body_begins(scheme, status):
-    """The octets behind the head are known however it is cut."""
     head = f"HTTP/1.1 {status}\r\nServer: x\r\n\r\n".encode()
     for cut in range(1, len(head)):
         speech = HttpSpeech(url(f"{scheme}://a/live/room.flv"))
@@ -48,7 +46,6 @@ def test_head_when_it_comes_in_pieces_ends_where_the_body_begins(scheme, status)
 
 
 def test_head_when_it_says_no_is_a_refusal_with_its_status():
-    """The row of the viewer says what the server said."""
     speech = HttpSpeech(url("http://a/live/room.flv"))
     (found,) = speech.receive(memoryview(b"HTTP/1.1 404 Not Found\r\n\r\n"), 0.0)
     assert isinstance(found, Rejected)
@@ -56,14 +53,12 @@ def test_head_when_it_says_no_is_a_refusal_with_its_status():
 
 
 def test_head_when_it_does_not_end_is_an_error():
-    """A server that sends headers for ever is not waited for."""
     with pytest.raises(RemoteProtocolError, match="does not end"):
         HttpSpeech(url("http://a/live/room.flv")).receive(memoryview(b"x" * 20_000), 0.0)
 
 
 @pytest.mark.parametrize("websocket", [False, True])
 def test_skim_when_tags_are_cut_anywhere_finds_each_once(websocket):
-    """Kinds and times are those of the tags, in frames or bare."""
     server = Connection(ConnectionType.SERVER)
     parts = [flv.header(audio=True, video=True), *TAGS]
     wire = b"".join(bytes(server.send(BytesMessage(data=part))) if websocket else part for part in parts)
@@ -76,7 +71,6 @@ def test_skim_when_tags_are_cut_anywhere_finds_each_once(websocket):
 
 
 def test_skim_when_the_server_pings_has_the_answer():
-    """A viewer that is there says so."""
     skimmer, server = FlvSkimmer(FrameBook(), websocket=True), Connection(ConnectionType.SERVER)
     skimmer.skim(memoryview(bytes(server.send(Ping(payload=b"x")))))
     server.receive_data(skimmer.replies)
@@ -84,6 +78,5 @@ def test_skim_when_the_server_pings_has_the_answer():
 
 
 def test_address_when_of_another_scheme_is_refused():
-    """What cannot be played is named."""
     with pytest.raises(ConfigError, match="'https' is not supported"):
         url("https://a/live/room.flv")

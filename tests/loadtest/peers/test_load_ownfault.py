@@ -66,7 +66,6 @@ def test_attack_when_there_is_no_descriptor_left_is_the_testers_fault():
 
 
 def test_attack_when_its_source_address_is_not_ours_is_the_testers_fault(monkeypatch):
-    """Neither is the server to blame for a newcomer that could not even try to get in."""
     monkeypatch.setattr("flowctl.load.hostile.bystanders.PROBE_S", 0.3)
     verdict = verdict_of(knock, source=FOREIGN, probe=True)
     assert (verdict.end, verdict.met, verdict.newcomer) == (PeerEnd.TESTER_FAILED, None, None)
@@ -116,13 +115,11 @@ def end_of(source="", asks=ClientSession.play, guard=contextlib.nullcontext):
     ],
 )
 def test_viewer_when_the_tester_fails_is_not_counted_as_the_servers_doing(options, words):
-    """No descriptor, no address, a mistake of ours: the end says so, and nobody was cut."""
     row = end_of(**options)
     assert (row.end, row.end_details, row.cut) == (PeerEnd.TESTER_FAILED, words, False)
 
 
 def test_run_when_the_tester_failed_for_somebody_has_failed():
-    """Its figures are of another load than the one that was asked for."""
     peers = [viewer(number, "healthy", PeerKind.HEALTHY) for number in range(9)]
     assert summary.what_failed(some_run(peers=peers)) is None
     peers.append(viewer(9, "B04", PeerKind.HOSTILE, end=PeerEnd.TESTER_FAILED, end_details="no socket"))

@@ -37,14 +37,12 @@ def read_for(pace, seconds, *, start=0.0, available=1 << 40):
 
 @pytest.mark.parametrize("rate", [1_000, 64_000, 200_000, 10_000_000])
 def test_rate_when_constant_is_kept_over_time(rate):
-    """What is read in 60 s is the rate, give or take a lump."""
     taken = read_for(RatePace(Constant(rate), 5.0), 60.0, start=5.0)
     assert rate / 8 * 60 == pytest.approx(taken, abs=lump(rate) + 1)
 
 
 @pytest.mark.parametrize("rate", [64_000, 1_275_000, 2_375_000, 20_000_000])
 def test_rate_when_something_always_waits_is_read_evenly(rate):
-    """A lump at most is read at once, and none of the line is lost: a few ms of it, or one packet."""
     pace, now, most, taken = RatePace(Constant(rate), 0.0), 0.0, 0, 0
     while now < 10.0:
         count = pace.allowance(now)
@@ -77,7 +75,6 @@ def test_rate_when_the_clock_is_late_loses_nothing_of_a_line_that_had_something_
 
 
 def test_rate_when_nothing_came_allows_one_lump_only():
-    """What the line could have carried while there was nothing is lost."""
     pace = RatePace(Constant(8_000_000), 0.0)
     assert pace.allowance(100.0) == 5_000
     pace.took(1_000, 100.0)
@@ -93,14 +90,12 @@ def test_rate_when_nothing_came_allows_one_lump_only():
     "rate", [Constant(9e5), Sawtooth(1e5, 9e5, 3.0), Trace([(0.0, 1e6), (2.0, 0.0), (3.0, 3e6)], 4.0)]
 )
 def test_carried_when_the_rate_changes_is_its_sum_over_time(rate):
-    """What a line can carry is the area below its rate, over many periods."""
     step = 0.001
     total = sum(rate.at((index + 0.5) * step) * step for index in range(17_300))
     assert rate.carried(17.3) == pytest.approx(total, rel=1e-4)
 
 
 def test_rate_when_more_was_taken_than_allowed_goes_into_debt():
-    """What was read too much is waited for."""
     pace = RatePace(Constant(8_000), 0.0)
     pace.took(5_000, 0.0)
     assert pace.allowance(4.9) == 0
@@ -108,7 +103,6 @@ def test_rate_when_more_was_taken_than_allowed_goes_into_debt():
 
 
 def test_sawtooth_when_a_period_has_passed_falls_back():
-    """The rate rises evenly within the period and begins again."""
     saw = Sawtooth(100_000, 300_000, 10.0)
     assert [saw.at(second) for second in (0.0, 5.0, 10.0, 17.5)] == [100_000, 200_000, 100_000, 250_000]
 
@@ -119,27 +113,23 @@ def test_sawtooth_when_read_for_whole_periods_gives_the_mean():
 
 
 def test_trace_when_its_end_is_reached_begins_again():
-    """Each rate holds until the next; the last one as long as the one before it."""
     trace = Trace([(0.0, 1e6), (2.0, 0.0), (3.0, 3e6)], 4.0)
     assert [trace.at(second) for second in (0.0, 1.9, 2.5, 3.5, 4.1)] == [1e6, 1e6, 0.0, 3e6, 1e6]
     assert trace.mean_rate == pytest.approx(5e6 / 4)
 
 
 def test_trace_when_its_rate_is_0_for_a_while_reads_nothing_then():
-    """A rate of 0 is waited through, however long it lasts."""
     taken = read_for(RatePace(Trace([(0.0, 800_000), (1.0, 0.0)], 2.0), 0.0), 20.0)
     assert pytest.approx(taken, rel=0.02) == 800_000 / 8 * 10
 
 
 def test_rhythm_when_it_is_off_wakes_at_the_next_on():
-    """Reading is unlimited while on, and not allowed while off."""
     pace = RhythmPace(2.0, 3.0, 10.0)
     assert [pace.allowance(now) for now in (10.0, 11.9, 12.0, 14.9, 15.0)] == [UNLIMITED, UNLIMITED, 0, 0, UNLIMITED]
     assert pace.wake_at(13.0) == pytest.approx(15.0)
 
 
 def test_parse_trace_when_the_file_has_a_head_and_comments_skips_them():
-    """A first line of names and lines with # are no steps."""
     trace = parse_trace("seconds,bit_rate\n# morning\n0, 1000000\n\n1.5,250000\n")
     assert [trace.at(second) for second in (0, 1.5, 2.9, 3.0)] == [1_000_000, 250_000, 250_000, 1_000_000]
 
@@ -161,6 +151,5 @@ def test_parse_trace_when_the_file_has_a_head_and_comments_skips_them():
     ],
 )
 def test_parse_trace_when_the_text_is_wrong_says_where(text, what):
-    """Errors name the line and the rule."""
     with pytest.raises(ValueError, match=what):
         parse_trace(text)

@@ -125,14 +125,12 @@ def cut(octets, sizes):
 @pytest.mark.parametrize("chunk_size", [128, 4096, 65536])
 @pytest.mark.parametrize("stamped", [True, False])
 def test_skim_when_fed_whole_sees_what_the_parser_sees(chunk_size, stamped):
-    """Kinds, key frames, timestamps and numbers of all messages are those of the full parser."""
     octets = on_wire(messages(stamped=stamped), chunk_size)
     assert parsed(octets) == skimmed([octets])
 
 
 @pytest.mark.parametrize("chunk_size", [128, 4096, 65536])
 def test_skim_when_fed_an_octet_at_a_time_sees_the_same(chunk_size):
-    """Where the input is cut makes no difference."""
     octets = on_wire(messages(1.2), chunk_size)
     assert parsed(octets) == skimmed(cut(octets, [1]))
 
@@ -140,7 +138,6 @@ def test_skim_when_fed_an_octet_at_a_time_sees_the_same(chunk_size):
 @pytest.mark.parametrize("chunk_size", [128, 4096, 65536])
 @pytest.mark.parametrize("seed", range(4))
 def test_skim_when_cut_at_random_sees_the_same(chunk_size, seed):
-    """Pieces end in headers, in heads and in bodies."""
     rng = random.Random(seed)
     octets = on_wire(messages(3.0), chunk_size)
     assert parsed(octets) == skimmed(
@@ -150,7 +147,6 @@ def test_skim_when_cut_at_random_sees_the_same(chunk_size, seed):
 
 @pytest.mark.parametrize("sizes", [[1 << 20], [1], [97]])
 def test_skim_when_audio_cuts_into_video_sees_the_same(sizes):
-    """Chunks of another message between those of a frame are no part of it."""
     octets = interleaved(messages(1.5), 1024)
     media, _ = parsed(octets)
     assert {VIDEO, AUDIO} <= {item[0] for item in media}
@@ -158,7 +154,6 @@ def test_skim_when_audio_cuts_into_video_sees_the_same(sizes):
 
 
 def test_skim_when_timestamps_are_extended_sees_the_same():
-    """After 4 h 40 min of a stream every header has an extended timestamp."""
     octets = on_wire(messages(1.5, start=0xFFFFFF - 700), 4096)
     media, other = skimmed(cut(octets, [700]))
     assert parsed(octets) == (media, other)
@@ -173,7 +168,6 @@ def test_skim_when_timestamps_are_extended_sees_the_same():
     longest=st.sampled_from([1, 20, 200, 5000, 1 << 20]),
 )
 def test_skim_when_headers_are_of_any_type_sees_the_same(seed, csids, chunk_sizes, longest):
-    """Headers of type 2 and 3 leave length and type out, and the clock runs by what the header before them said."""
     rng = random.Random(seed)
     # Of commands, which are kept whole, only short ones: what is held is looked at.
     made = [item for item in random_messages(rng, 40, csids) if item.type_id != 20 or len(item.payload) < 16]
@@ -183,7 +177,6 @@ def test_skim_when_headers_are_of_any_type_sees_the_same(seed, csids, chunk_size
 
 
 def test_skim_when_a_piece_ends_with_a_chunk_takes_the_next_header_as_part_of_the_message():
-    """A type 3 header inside a message looks like one that opens the next."""
     chunk = b"v" * 128
     octets = header0(6, 10, 256, 9) + chunk + (basic(3, 6) + chunk) * 7
     first_and_a_half = 12 + 256 + 1 + 129
@@ -192,7 +185,6 @@ def test_skim_when_a_piece_ends_with_a_chunk_takes_the_next_header_as_part_of_th
 
 
 def test_skim_when_type_3_opens_a_message_after_an_extended_timestamp_sees_the_same():
-    """Such a header repeats the extended timestamp, which is no payload."""
     start, body = 1 << 24, b"v" * 100
     octets = header0(6, start, 100, 9) + body + (basic(3, 6) + start.to_bytes(4, "big") + body) * 3
     assert [item[2] for item in parsed(octets)[0]] == [start, 2 * start, 3 * start, 4 * start]
@@ -200,7 +192,6 @@ def test_skim_when_type_3_opens_a_message_after_an_extended_timestamp_sees_the_s
 
 
 def test_skim_when_a_table_is_full_forgets_and_goes_on():
-    """The table of known frames is bounded, and what is seen does not depend on it."""
     book = FrameBook()
     skimmer = Skimmer(book, LIMITS)
     seen = skimmer.skim(on_wire(messages(4.0), 4096))
@@ -227,7 +218,6 @@ def frames_of(made):
 
 @pytest.mark.parametrize("stamped", [True, False])
 def test_measure_when_frames_are_missing_counts_them(stamped):
-    """Missing frames of video and audio are counted, by number or by time, gap by gap."""
     rng = random.Random(5)
     lost = {index for index in range(40, 300) if rng.random() < 0.1}
     whole = messages(5.0, stamped=True)
@@ -250,7 +240,6 @@ def video(number, *, key=False, sent_us=BASE_US, timestamp=None):
 
 
 def test_measure_when_a_gap_ends_without_a_key_frame_is_broken():
-    """After missing frames a key frame must come first; once per gap."""
     clean = taken([video(0, key=True), video(1), video(5, key=True), video(6)])
     broken = taken([video(0, key=True), video(1), video(4), video(5), video(9)])
     assert [clean.broken_restarts, broken.broken_restarts] == [0, 2]
@@ -258,7 +247,6 @@ def test_measure_when_a_gap_ends_without_a_key_frame_is_broken():
 
 
 def test_measure_when_only_disposable_frames_are_missing_is_not_broken():
-    """Frames that nobody refers to may be missing; where the source is ours, it is known which these are."""
     clock = StreamClock(key_interval=60, disposable_every=2)
     measure = taken([video(0, key=True), video(1), video(3), video(5)], clock)  # 2 and 4 are missing
     assert [measure.missing_video, measure.broken_restarts] == [2, 0]
@@ -267,13 +255,11 @@ def test_measure_when_only_disposable_frames_are_missing_is_not_broken():
 
 
 def test_measure_when_the_publisher_begins_anew_counts_no_gap():
-    """Numbers that fall back, or jump absurdly, are another publisher."""
     measure = taken([video(50, key=True), video(0, key=True), video(2_000_000, key=True)])
     assert measure.missing == 0
 
 
 def test_measure_when_frames_are_older_than_the_wish_has_no_delay_of_them():
-    """What was sent before the viewer asked to play is the server's cache."""
     items = [video(0, key=True, sent_us=BASE_US - 900_000), video(1, sent_us=BASE_US + 10_000)]
     measure = taken(items, asked_us=BASE_US, now_us=BASE_US + 30_000)
     assert (measure.video, measure.delays.count, measure.delays.max_us) == (2, 1, 20_000)
@@ -287,7 +273,6 @@ def test_measure_when_sound_is_all_there_is_measures_it():
 
 
 def test_clock_when_the_publisher_is_ours_counts_from_its_origin():
-    """A frame without a stamp was due at origin plus timestamp."""
     clock = StreamClock()
     clock.origin_us = BASE_US
     assert clock.delay_us(1000, BASE_US, BASE_US + 1_040_000) == 40_000
@@ -304,7 +289,6 @@ def test_clock_when_the_server_has_its_own_timestamps_does_not_trust_the_origin(
 
 
 def test_clock_when_nothing_else_is_known_takes_the_fastest_viewer():
-    """The frame that came soonest after its timestamp has delay 0, all others more."""
     clock = StreamClock()
     arrivals = [(0, 500), (33, 30_000), (66, 70_000), (100, 95_000)]
     assert [clock.delay_us(ms, 0, BASE_US + us) for ms, us in arrivals] == [0, 0, 7_000, 0]
@@ -321,7 +305,6 @@ def test_measure_when_the_wire_is_stamped_says_so_and_fills_the_row():
 
 
 def test_measure_when_no_picture_comes_for_a_while_counts_a_freeze():
-    """From one picture to the next, or to the end; the sound that comes meanwhile is none, and the cache has none."""
     measure, row = ViewerMeasure(StreamClock()), PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
     write_row(row, measure)
     assert row.longest_freeze_s is None
@@ -342,7 +325,6 @@ def sound(timestamp):
 
 @pytest.mark.parametrize(("sound_ms", "missed"), [(2960, 0), (3900, 0), (8000, 152)])
 def test_measure_when_only_sound_comes_after_a_picture_misses_those_of_its_time(sound_ms, missed):
-    """No later picture tells of them, and a viewer left with the sound does not see all pictures; a second is none."""
     measure = taken([video(index, key=not index) for index in range(91)])
     row = PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
     assert measure.missed_at_end == 0
@@ -355,13 +337,11 @@ def test_measure_when_only_sound_comes_after_a_picture_misses_those_of_its_time(
 
 
 def test_measure_when_another_publisher_has_other_times_misses_nothing():
-    """A leap of its clock is no time without pictures."""
     measure = taken([video(0, key=True), video(1), sound(2_000_000_000)])
     assert measure.missed_at_end == 0
 
 
 def test_measure_when_others_watch_shares_the_delays_of_the_second():
-    """Delays of healthy viewers are also counted for the sample of the second."""
     recent = DelayHistogram()
     for _ in range(3):
         ViewerMeasure(StreamClock(), recent).take([video(0, key=True)], BASE_US + 1000)

@@ -38,7 +38,6 @@ def judged(text, run=None):
 )
 @settings(max_examples=300, deadline=None)
 def test_condition_when_written_by_its_grammar_is_understood(name, scope, op, number, spaces, data):
-    """Every figure with every operator, unit and scope is read as what it says."""
     figure = FIGURES[name]
     scope = None if figure.of_run is not None else scope
     unit = data.draw(st.sampled_from(["", *_UNITS[figure.unit]]))
@@ -53,7 +52,6 @@ def test_condition_when_written_by_its_grammar_is_understood(name, scope, op, nu
 @given(st.text(max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_condition_when_it_is_any_text_is_understood_or_refused(text):
-    """Whatever is given ends in a condition with a known figure, or in an error that says how to write one."""
     hint = ""
     try:
         found = parse_condition(text)
@@ -86,7 +84,6 @@ def test_condition_when_it_is_wrong_is_refused(text, said, hint):
 
 @pytest.mark.parametrize("text", ["stall.missing>0", "hostile.cut>0", "expectation_failed>0", "publisher.failed>0"])
 def test_conditions_when_nobody_is_meant_are_refused(text):
-    """A condition about peers that do not take part is refused before the run, with those that do."""
     with pytest.raises(ConfigError) as caught:
         parse_conditions([text], CROWD)
     assert "no peer of this run is" in str(caught.value)
@@ -95,13 +92,11 @@ def test_conditions_when_nobody_is_meant_are_refused(text):
 
 @pytest.mark.parametrize("scope", ["slow@1.5M", "SLOW@1.5M", "slow", "sawtooth", "viewers", "all", "healthy"])
 def test_conditions_when_somebody_is_meant_are_taken(scope):
-    """A scope is a profile, a kind, or a profile without its parameters."""
     (found,) = parse_conditions([f"{scope}.p99_ms>1"], CROWD)
     assert found.scope == scope
 
 
 def test_conditions_when_there_are_too_many_are_refused():
-    """The number of conditions has a limit."""
     with pytest.raises(ConfigError, match="at most 100"):
         parse_conditions(["fds>1"] * (MAX_CONDITIONS + 1), CROWD)
 
@@ -109,7 +104,6 @@ def test_conditions_when_there_are_too_many_are_refused():
 @pytest.mark.parametrize("op", OPERATORS)
 @pytest.mark.parametrize("bound", [3, 4, 5])
 def test_verdict_when_measured_follows_the_operator(op, bound):
-    """A condition fails exactly if what it says is so; four viewers were cut."""
     verdict = judged(f"cut{op}{bound}")
     assert verdict.value == 4.0
     assert verdict.failed is OPERATORS[op](4, bound)
@@ -131,7 +125,6 @@ def test_verdict_when_measured_follows_the_operator(op, bound):
     ],
 )
 def test_verdict_when_judged_says_what_was_measured(text, failed, words):
-    """Units are those of the condition, the measured value is told with its own."""
     verdict = judged(text)
     assert (verdict.failed, words in verdict.measured) == (failed, True)
     assert str(verdict).startswith("FAIL" if failed else "pass")
@@ -139,7 +132,6 @@ def test_verdict_when_judged_says_what_was_measured(text, failed, words):
 
 @pytest.mark.parametrize("text", ["fds>10", "rss_kb<1000000", "cpu_us_per_viewer_s>1", "load_cpu_percent>1"])
 def test_verdict_when_the_server_was_not_measured_fails(text):
-    """Without the figures of a process its conditions fail, and say why."""
     verdict = judged(text, some_run(samples=[], server_cpu_s=None, server_base_rss_bytes=None))
     assert (verdict.value, verdict.failed) == (None, True)
     assert "not measured" in verdict.measured
@@ -154,7 +146,6 @@ def test_verdict_when_nothing_happened_fails(name):
 
 @pytest.mark.parametrize("figure", ["missing", "missing_share", "gaps", "broken_restarts", "p99_ms", "stalls"])
 def test_verdict_when_no_frame_came_is_not_that_none_is_missing(figure):
-    """Viewers that got nothing miss nothing that was counted: the condition fails instead of passing."""
     nothing = {"video": 0, "audio": 0, "first_frame_s": None, "delays": 0, "delay_p99_ms": None}
     run = some_run(peers=[viewer(0, "healthy", PeerKind.HEALTHY, **nothing)], delays_ms={})
     assert judged(f"healthy.{figure}>0", run).failed

@@ -55,7 +55,6 @@ def test_quantile_when_there_is_nothing_is_none():
     ],
 )
 def test_scope_when_named_means_these_profiles(scope, profiles):
-    """A profile of that name comes first, then a kind, then profiles without their parameters."""
     kinds = {
         "healthy": PeerKind.HEALTHY,
         "churn@3s": PeerKind.HEALTHY,
@@ -68,7 +67,6 @@ def test_scope_when_named_means_these_profiles(scope, profiles):
 
 
 def test_figures_when_taken_of_a_known_run():
-    """Each figure is what can be worked out by hand."""
     figures = RunFigures(some_run())
     assert figures.value("connections") == 50
     assert figures.value("connections", "all") == 53
@@ -84,7 +82,6 @@ def test_figures_when_taken_of_a_known_run():
 
 
 def test_cut_when_some_cannot_tell_is_of_the_others():
-    """Who has vanished counts neither as cut nor as kept; where nobody can tell, nothing was measured."""
     peers = [
         viewer(0, "stall", PeerKind.SLOW, cut=True),
         viewer(1, "healthy", PeerKind.HEALTHY),
@@ -98,7 +95,6 @@ def test_cut_when_some_cannot_tell_is_of_the_others():
 
 
 def test_rate_when_peers_were_there_for_less_than_a_second_is_not_measured():
-    """The burst from a cache at the begin is no rate; from a second on, it is an average."""
     peers = [viewer(0, "half-close", PeerKind.SLOW, started_s=1.0, ended_s=1.01)]
     peers.append(viewer(1, "healthy", PeerKind.HEALTHY, started_s=1.0, ended_s=2.0, wire_bytes=125_000))
     figures = RunFigures(some_run(peers=peers))
@@ -107,7 +103,6 @@ def test_rate_when_peers_were_there_for_less_than_a_second_is_not_measured():
 
 
 def test_processor_time_when_viewers_stay_for_different_times():
-    """The time per viewer and second counts the seconds that viewers were there, attackers and publishers not."""
     peers = [
         viewer(0, "healthy", PeerKind.HEALTHY, started_s=0.0, ended_s=10.0),
         viewer(1, "healthy", PeerKind.HEALTHY, started_s=5.0, ended_s=None),
@@ -119,7 +114,6 @@ def test_processor_time_when_viewers_stay_for_different_times():
 
 
 def test_delay_when_profiles_have_unequal_numbers_of_frames():
-    """A percentile over several profiles weighs them by their frames, not by the sizes of their samples."""
     peers = [
         viewer(0, "healthy", PeerKind.HEALTHY, delays=9900),
         viewer(1, "slow@1M", PeerKind.SLOW, delays=100),
@@ -133,7 +127,6 @@ def test_delay_when_profiles_have_unequal_numbers_of_frames():
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_when_listed_are_of_one_kind_and_named_by_their_unit(name):
-    """A figure is of a crowd or of the run, and times carry their unit in their names."""
     figure = FIGURES[name]
     assert (figure.of_crowd is None) is not (figure.of_run is None)
     if figure.unit in {"ms", "s", "us"}:
@@ -156,5 +149,4 @@ def test_figures_when_listed_are_of_one_kind_and_named_by_their_unit(name):
     ],
 )
 def test_value_when_shown_has_its_unit(value, unit, shown):
-    """Figures are shown with as many digits as they are worth."""
     assert format_value(value, unit) == shown

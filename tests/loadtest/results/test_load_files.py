@@ -14,7 +14,6 @@ from flowctl.errors import ConfigError, FlowctlError
 
 
 def test_result_when_the_name_is_a_pipe(tmp_path):
-    """A pipe is written to as it is: no file takes its place, and nothing is made beside it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     got = []
@@ -29,7 +28,6 @@ def test_result_when_the_name_is_a_pipe(tmp_path):
 
 
 def test_result_when_the_name_is_a_link(tmp_path):
-    """A link keeps leading to its file, which gets the result, in another folder too."""
     (tmp_path / "results").mkdir()
     link, target = tmp_path / "latest.html", tmp_path / "results" / "report.html"
     link.symlink_to(target)
@@ -42,7 +40,6 @@ def test_result_when_the_name_is_a_link(tmp_path):
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "device", "second"])
 def test_result_when_the_name_was_planted_by_another_user(tmp_path, monkeypatch, kind):
-    """A link or pipe of another user is replaced by the file, and what it leads to stays as it is."""
     mine, report = tmp_path / "mine", tmp_path / "report.html"
     mine.write_text("of the user")
     if kind == "pipe":
@@ -68,7 +65,6 @@ def test_result_when_the_name_was_planted_by_another_user(tmp_path, monkeypatch,
 
 
 def test_result_when_a_file_is_there_has_its_rights(tmp_path):
-    """Who could read the earlier one can read the new one; a new one is as the user's mask says."""
     before = os.umask(0o027)
     try:
         write_text(tmp_path / "a", "x")
@@ -112,7 +108,6 @@ def test_result_when_another_user_put_the_folder_where_everybody_may_is_refused(
 
 @pytest.mark.parametrize("known", [True, False])
 def test_umask_when_read_stays_what_it_is(monkeypatch, known):
-    """Where the system tells it, it is never changed, not even for a moment in which other threads make files."""
     before = os.umask(0o031)
     try:
         if known:
@@ -126,7 +121,6 @@ def test_umask_when_read_stays_what_it_is(monkeypatch, known):
 
 
 def test_result_when_a_device_takes_nothing(tmp_path):
-    """A device that is full is said, under the name that was given, and it stays a device."""
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
     with pytest.raises(FlowctlError, match=r"cannot write .*/full: No space left on device"):
@@ -136,8 +130,6 @@ def test_result_when_a_device_takes_nothing(tmp_path):
 
 
 def test_target_when_its_folder_may_not_be_looked_into_is_wrong_use(monkeypatch, tmp_path):
-    """The option is named before the run, where the system does not even say whether the file is there."""
-
     def refuse(path, **_):
         raise PermissionError(13, "Permission denied", str(path))
 

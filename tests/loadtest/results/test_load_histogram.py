@@ -21,7 +21,6 @@ def histogram(values):
 
 @given(st.integers(0, MAX_US))
 def test_bucket_when_any_value_is_counted_holds_it_and_is_narrow(value):
-    """A value lies within the bounds of its bucket, which is at most 2 % of it wide, or a microsecond."""
     low, high = bounds_of(bucket_of(value))
     assert low <= value < high
     assert high - low <= max(1, 0.02 * value)
@@ -29,7 +28,6 @@ def test_bucket_when_any_value_is_counted_holds_it_and_is_narrow(value):
 
 @given(st.integers(0, MAX_US - 1))
 def test_bucket_when_values_rise_never_falls(value):
-    """Buckets are in the order of their values, without a hole between two of them."""
     step = bucket_of(value + 1) - bucket_of(value)
     assert step in (0, 1)
 
@@ -45,7 +43,6 @@ def test_percentile_when_compared_with_the_values_is_within_two_percent(values, 
 @settings(max_examples=50)
 @given(DELAYS, DELAYS)
 def test_merge_when_two_are_merged_equals_counting_all(first, second):
-    """Merging loses nothing, nor does the way through a list."""
     merged = DelayHistogram.from_list(histogram(first).as_list())
     merged.merge(histogram(second))
     both = histogram(first + second)
@@ -56,7 +53,6 @@ def test_merge_when_two_are_merged_equals_counting_all(first, second):
 @settings(max_examples=50)
 @given(DELAYS, st.integers(1, 50))
 def test_sample_when_asked_for_is_sorted_bounded_and_keeps_the_median(values, most):
-    """A sample has at most so many values, in order, none above the largest, spread over the ranks."""
     made = histogram(values)
     sample = made.sample_ms(most)
     assert len(sample) == min(most, len(values))
@@ -65,11 +61,9 @@ def test_sample_when_asked_for_is_sorted_bounded_and_keeps_the_median(values, mo
 
 
 def test_percentile_when_nothing_was_counted_is_none():
-    """No values have no percentile: it is never 0."""
     assert DelayHistogram().percentile_ms(0.99) is None
     assert DelayHistogram().sample_ms(10) == []
 
 
 def test_bucket_when_clocks_differ_takes_negative_delays_as_none():
-    """A delay below 0 is counted as 0."""
     assert bucket_of(-5) == 0

@@ -38,7 +38,6 @@ def verdicts_of(run):
 
 
 def test_report_when_a_server_says_bad_things_only_shows_them():
-    """Markup in what a server said is text of the page: no tag, attribute or address comes of it."""
     run = some_run(warnings=[NASTY], url=f"rtmp://127.0.0.1/{NASTY}", command=NASTY)
     run.profiles[NASTY] = 1
     run.peers.append(viewer(99, NASTY, PeerKind.SLOW, cut=True, end_details=NASTY, address=NASTY, end_code=NASTY))
@@ -53,8 +52,6 @@ def test_report_when_a_server_says_bad_things_only_shows_them():
 @given(st.text(max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_report_when_texts_are_of_any_kind_has_the_same_tags(text):
-    """No text of a peer changes which tags there are, nor brings a character that a page may not have."""
-
     def page(words):
         peer = viewer(1, "stall", PeerKind.SLOW, cut=True, end=PeerEnd.SERVER_RESET, end_details=words, end_code="x")
         hostile = viewer(2, "B04", PeerKind.HOSTILE, notes=f"n{words}", expectation_met=False)
@@ -66,7 +63,6 @@ def test_report_when_texts_are_of_any_kind_has_the_same_tags(text):
 
 
 def test_report_when_opened_asks_for_nothing():
-    """The page names no other resource, and forbids itself to load any."""
     text = render(some_run())
     page = Page(text)
     policy = [value for tag, name, value in page.attributes if tag == "meta" and name == "content"]
@@ -77,7 +73,6 @@ def test_report_when_opened_asks_for_nothing():
 
 
 def test_report_when_read_without_eyes_says_what_is_drawn():
-    """Every plot has a title, a description with figures, a legend and a table."""
     run = some_run()
     plots = plots_of(RunFigures(run))
     page = Page(render(run))
@@ -102,7 +97,6 @@ def test_report_when_read_without_eyes_says_what_is_drawn():
 
 
 def test_report_when_nothing_was_measured_is_still_a_page():
-    """A run in which nobody could connect has a report without plots, which says so."""
     nothing = {"connect_s": None, "first_frame_s": None, "video": 0, "audio": 0, "delays": 0, "delay_p99_ms": None}
     peer = viewer(0, "healthy", PeerKind.HEALTHY, end=PeerEnd.NOT_CONNECTED, end_details="refused", **nothing)
     run = some_run(peers=[peer], samples=[], delays_ms={}, server_cpu_s=None, server_base_rss_bytes=None)
@@ -112,7 +106,6 @@ def test_report_when_nothing_was_measured_is_still_a_page():
 
 
 def test_report_when_all_is_well_says_so():
-    """Where nobody was badly off the page says that instead of an empty table."""
     run = some_run(peers=[viewer(number, "healthy", PeerKind.HEALTHY) for number in range(3)])
     words = Page(render(run, [parse_condition("missing>0").judge(RunFigures(run))])).words
     assert "Nobody: no viewer missed a frame" in words
@@ -120,7 +113,6 @@ def test_report_when_all_is_well_says_so():
 
 
 def test_report_when_there_are_many_profiles_shares_lines():
-    """However many profiles there are, a plot has no more lines than colours."""
     peers = [viewer(number, f"slow@{number + 1}M", PeerKind.SLOW) for number in range(30)]
     peers += [viewer(30 + number, f"B{number + 1:02}", PeerKind.HOSTILE) for number in range(34)]
     run = some_run(peers=peers, profiles={peer.profile: 1 for peer in peers})
@@ -134,7 +126,6 @@ def test_report_when_there_are_many_profiles_shares_lines():
 
 
 def test_summary_when_for_machines_is_json():
-    """The summary is plain values; conditions and what failed are in it."""
     run = some_run(warnings=["slow tester"])
     found = json.loads(json.dumps(summary.summarize(run, verdicts_of(run)), allow_nan=False))
     assert found["passed"] is False
@@ -158,7 +149,6 @@ def test_summary_when_for_machines_is_json():
 
 
 def test_summary_when_viewers_are_slow_tells_shares():
-    """By profile and by class: pictures seen, share of the line, delay, the longest freeze; unknown is not whole."""
     slow = {"video": 770, "missing_video": 230, "longest_freeze_s": 1.04, "freezes": 9}
     slow |= {"line_bytes": 4_000_000, "line_used_bytes": 3_920_000}
     peers = [viewer(0, "healthy", PeerKind.HEALTHY, longest_freeze_s=0.05), viewer(1, "slow@1M", PeerKind.SLOW, **slow)]
@@ -178,7 +168,6 @@ def test_summary_when_viewers_are_slow_tells_shares():
 
 
 def test_plot_of_pictures_when_viewers_lose_some_draws_their_share():
-    """Of the pictures of 5 s each; who got none has no line, and nobody stands at 100 % for not being measured."""
     (plot,) = [plot for plot in plots_of(RunFigures(some_run())) if plot.picture.name == "pictures"]
     assert plot.rows == [["healthy", "100 %", "100 %", "100 %"], ["slow@200k", "62 %", "62 %", "62 %"]]
     assert {y for series in plot.picture.series for _, y in series.points} == {100.0, 62.5}
@@ -189,7 +178,6 @@ def test_plot_of_pictures_when_viewers_lose_some_draws_their_share():
 
 
 def test_summary_when_for_people_is_safe_for_a_terminal():
-    """Doubts come first, verdicts last, and no character of a server's words moves a cursor."""
     run = some_run(warnings=[NASTY])
     lines = summary.lines(run, verdicts_of(run))
     assert lines[0].startswith("warning: ")
@@ -203,7 +191,6 @@ def _unfolded(lines):
 
 
 def test_summary_when_for_people_fits_a_terminal():
-    """No line is longer than 80 columns, with delays of seconds, long warnings and the reasons of many ends."""
     peers = [viewer(number, "healthy", PeerKind.HEALTHY) for number in range(1000)]
     peers += [viewer(1000, "slow@1280k", PeerKind.SLOW, stopped_reading_s=12.0)]
     end = {"cut": True, "end": PeerEnd.SERVER_CLOSED, "end_details": "hard limit: " + "a reason of many words " * 8}
@@ -215,7 +202,6 @@ def test_summary_when_for_people_fits_a_terminal():
 
 
 def test_cuts_when_worded_with_other_numbers_are_one_group():
-    """Peers that were cut for the same reason with other figures are counted together."""
     (stalled, hostile) = summary.cut_groups(some_run().peers)
     assert (stalled["profile"], stalled["count"], stalled["end"]) == ("stall", 4, "server_reset")
     assert stalled["after_s"]["first"] <= stalled["after_s"]["median"] <= stalled["after_s"]["last"]
@@ -232,7 +218,6 @@ def test_cuts_when_the_words_repeat_the_code_say_it_once():
 
 
 def test_summary_when_an_attack_has_several_forms_has_a_line_for_each_end():
-    """How each form ended stands on a line; the end of the peer, which is that of its worst form, is not told."""
     forms = "video, data: cut (NetConnection.Connect.Rejected)\nwithin: contained"
     run = some_run(peers=[viewer(0, "B04", PeerKind.HOSTILE, expectation_met=True, forms=forms)])
     lines = [line.strip() for line in summary.lines(run)]
@@ -242,7 +227,6 @@ def test_summary_when_an_attack_has_several_forms_has_a_line_for_each_end():
 
 
 def test_cuts_when_there_are_very_many_kinds_are_bounded():
-    """A server that words each end differently fills no list: beyond a number of groups they are counted in one."""
     peers = [
         viewer(number, "stall", PeerKind.SLOW, cut=True, end=PeerEnd.SERVER_CLOSED, end_details="x" * number)
         for number in range(80)
@@ -267,7 +251,6 @@ def test_cuts_when_there_are_very_many_kinds_are_bounded():
     ],
 )
 def test_run_when_it_measured_nothing_has_failed(peers, said):
-    """A run in which nobody connected or no viewer got anything has failed, whatever its conditions say."""
     found = summary.what_failed(some_run(peers=peers))
     assert found is None if said is None else said in found
 
@@ -278,7 +261,6 @@ def test_run_when_it_measured_nothing_has_failed(peers, said):
 @given(st.text(max_size=300))
 @settings(max_examples=300, deadline=None)
 def test_text_when_made_printable_is_one_short_line(text):
-    """What is left of any text can be printed, on one line, and is not long."""
     found = foreign(text, 50)
     assert found == printable(found)
     assert len(found) <= 50
@@ -287,7 +269,6 @@ def test_text_when_made_printable_is_one_short_line(text):
 
 
 def test_parquet_when_read_again_has_what_was_written(tmp_path):
-    """One row per connection with the values of its fields; the run is in the metadata."""
     parquet = pytest.importorskip("pyarrow.parquet")
     run = some_run(warnings=["careful"])
     path = tmp_path / "run.parquet"
@@ -305,7 +286,6 @@ def test_parquet_when_read_again_has_what_was_written(tmp_path):
 
 
 def test_parquet_when_rows_lack_values_keeps_types_and_nulls(tmp_path):
-    """Types do not depend on the values: a column of nothing but None is still one of numbers, and 0 is not None."""
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "run.parquet"
     peers = [PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="rtmp://h/a/b")]
@@ -322,7 +302,6 @@ def test_parquet_when_rows_lack_values_keeps_types_and_nulls(tmp_path):
 
 
 def test_parquet_when_pyarrow_is_missing_says_how_to_get_it(monkeypatch):
-    """Without the extra the error says which one it is."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
         parquet_module.check_available()
@@ -330,7 +309,6 @@ def test_parquet_when_pyarrow_is_missing_says_how_to_get_it(monkeypatch):
 
 
 def test_file_when_writing_fails_is_as_it_was(tmp_path):
-    """After an error the old file is there whole, and nothing beside it."""
     path = tmp_path / "report.html"
     write_text(path, "old")
 
@@ -356,7 +334,6 @@ def current_mask():
 
 
 def test_file_when_it_cannot_be_written_is_refused_before_and_reported_after(tmp_path):
-    """A folder, or a file in a folder that is none, is refused before a run; what fails later is a failure."""
     with pytest.raises(ConfigError, match="is a folder"):
         check_target(tmp_path, "--report")
     with pytest.raises(ConfigError, match="there is no folder"):
@@ -376,7 +353,6 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_display_when_nobody_gets_frames_says_so_after_a_while(stream, monkeypatch):
-    """Connected viewers without a frame after five seconds are named while there is time to look; never before."""
     monkeypatch.setattr(sys, "stderr", stream())
     monkeypatch.setenv("COLUMNS", "200")
     display = RunDisplay("rtmp://h/a", {"healthy": 9}, 30.0, table=True)
@@ -410,7 +386,6 @@ def test_summary_when_peers_stop_reading_marks_what_they_measured():
 
 
 def test_summary_when_interrupted_has_neither_passed_nor_failed():
-    """Of a run that was cut short nobody knows: `passed` is null, and no condition is told as held."""
     run = some_run(interrupted=True)
     verdicts = verdicts_of(run)
     found = summary.summarize(run, verdicts)
@@ -426,7 +401,6 @@ def test_summary_when_interrupted_has_neither_passed_nor_failed():
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_display_when_the_run_goes_on_shows_it(stream, monkeypatch):
-    """Table and lines show counts, delays, the server and the time left; without colours where none are wanted."""
     errors = stream()
     monkeypatch.setattr(sys, "stderr", errors)
     monkeypatch.setenv("COLUMNS", "200")
