@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -100,6 +102,31 @@ class Attack:
 
 
 Run = Callable[[Attack], Awaitable[None]]
+Octets = bytes | Callable[[Attack, Peer], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What most forms do: come so far, send octets, and then others again and again."""
+
+    come: Callable[[Attack], Awaitable[Peer]]
+    octets: Octets = b""
+    again: Octets = b""
+    every_s: float = 0.0
+    most_bytes: float = math.inf
+    half_close: bool = False
+
+    async def __call__(self, attack: Attack) -> None:
+        peer = await self.come(attack)
+        first, again = (item if isinstance(item, bytes) else item(attack, peer) for item in (self.octets, self.again))
+        await peer.write(first)
+        if self.half_close:
+            peer.sock.shutdown(socket.SHUT_WR)
+        while again and peer.sent_bytes < self.most_bytes:
+            await peer.write(again)
+            if self.every_s:
+                await asyncio.sleep(self.every_s)
+                peer.look()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowctl.load.hostile.base import Attack, AttackForm, Run, hostile
+from flowctl.load.hostile.base import Attack, AttackForm, Run, Script, hostile
 from flowctl.load.hostile.octets import CONNECT, cut, u29
+from flowctl.load.hostile.peer import Peer
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.values import UNDEFINED, Xml
 from flowctl.wire.rtmp.wire import TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3, TYPE_DATA_AMF0, Message
@@ -18,20 +19,27 @@ _LAUGHS: Final = 9
 
 
 def _connect(body: bytes, type_id: int = TYPE_COMMAND_AMF0) -> Run:
-    async def run(attack: Attack) -> None:
-        peer = await attack.shaken()
-        await peer.write(cut(type_id, CONNECT + body))
-
-    return run
+    return Script(Attack.shaken, cut(type_id, CONNECT + body))
 
 
 def _metadata(body: bytes) -> Run:
-    async def run(attack: Attack) -> None:
-        peer = await attack.publishing(attack.context.own_name("metadata"))
-        payload = amf0.encode("@setDataFrame", "onMetaData") + body
-        await peer.send(Message(5, 0, TYPE_DATA_AMF0, peer.stream_id, payload))
+    payload = amf0.encode("@setDataFrame", "onMetaData") + body
+    return Script(
+        lambda attack: attack.publishing(attack.context.own_name("metadata")),
+        lambda _, peer: peer.chunks(Message(5, 0, TYPE_DATA_AMF0, peer.stream_id, payload)),
+    )
 
-    return run
+
+def _cut_anywhere(attack: Attack, peer: Peer) -> bytes:
+    body = amf0.encode("connect", 1.0, peer.connect_object())
+    at = attack.context.rng.randrange(1, len(body) - 3)
+    attack.context.note(f"connect cut off after {at} of {len(body)} bytes")
+    return cut(TYPE_COMMAND_AMF0, body[:at])
+
+
+def _xml_connect(_: Attack, peer: Peer) -> bytes:
+    values = peer.connect_object(pageUrl=Xml(_laughs()), swfUrl=Xml(_ENTITY))
+    return cut(TYPE_COMMAND_AMF0, amf0.encode("connect", 1.0, values))
 
 
 def _calls(name: str, *arguments: Any) -> Run:
@@ -48,20 +56,6 @@ async def _truncated_publish(attack: Attack) -> None:
     stream_id = await peer.create_stream()
     body = amf0.encode("publish", 3.0, None, "a-name-that-ends-early")
     await peer.send(Message(5, 0, TYPE_COMMAND_AMF0, stream_id, body[:-9]))
-
-
-async def _truncated_anywhere(attack: Attack) -> None:
-    peer = await attack.shaken()
-    body = amf0.encode("connect", 1.0, peer.connect_object())
-    at = attack.context.rng.randrange(1, len(body) - 3)
-    attack.context.note(f"connect cut off after {at} of {len(body)} bytes")
-    await peer.write(cut(TYPE_COMMAND_AMF0, body[:at]))
-
-
-async def _xml_connect(attack: Attack) -> None:
-    peer = await attack.shaken()
-    values = peer.connect_object(pageUrl=Xml(_laughs()), swfUrl=Xml(_ENTITY))
-    await peer.write(cut(TYPE_COMMAND_AMF0, amf0.encode("connect", 1.0, values)))
 
 
 _ENTITY: Final = (
@@ -119,7 +113,7 @@ PROFILES: Final = (
         "A decoder that does not look where the data ends reads what is behind it, or raises what nobody "
         "catches. Sound servers refuse such a command, and pass on or drop such metadata.",
         AttackForm(name="connect", run=_connect(b"\x03\x00\x03app\x02\x00\x40live")),
-        AttackForm(name="anywhere", run=_truncated_anywhere),
+        AttackForm(name="anywhere", run=Script(Attack.shaken, _cut_anywhere)),
         AttackForm(name="publish", run=_truncated_publish),
         AttackForm(name="metadata", run=_metadata(b"\x08\x00\x00\x00\x02\x00\x05width\x00\x40\x84")),
     ),
@@ -145,7 +139,7 @@ PROFILES: Final = (
         "The billion laughs, an entity that names a file and one that names an address, as XML documents "
         "in connect and in metadata. A server that parses XML takes gigabytes, reads files or opens connections. Sound "
         "servers keep it as text.",
-        AttackForm(name="connect", run=_xml_connect),
+        AttackForm(name="connect", run=Script(Attack.shaken, _xml_connect)),
         AttackForm(name="metadata", run=_metadata(amf0.encode({"xmp": Xml(_laughs()), "liveXML": Xml(_ENTITY)}))),
     ),
 )

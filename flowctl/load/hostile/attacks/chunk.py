@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.load.hostile.base import ANY, Attack, AttackForm, Run, hostile
-from flowctl.load.hostile.octets import CONNECT, cut, header, set_chunk_size
+from flowctl.load.hostile.base import ANY, Attack, AttackForm, Run, Script, hostile
+from flowctl.load.hostile.octets import CONNECT, header, set_chunk_size
 from flowctl.load.hostile.peer import UnreachableError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.amf import amf0
@@ -24,21 +24,12 @@ from flowctl.wire.rtmp.wire import (
 _FIRST_PART: Final = bytes(128)
 """What fits in a chunk before anybody has said otherwise."""
 _BATCH: Final = 64
+_HUGE: Final = set_chunk_size(b"\x7f\xff\xff\xff") + header(TYPE_VIDEO, 0xFFFFFF, csid=6, msid=1) + bytes(1024)
 _FILL_BYTES: Final = 64 * 1024
 
 
 def after_handshake(octets: bytes) -> Run:
-    async def run(attack: Attack) -> None:
-        peer = await attack.shaken()
-        await peer.write(octets)
-
-    return run
-
-
-async def _huge_chunk_size(attack: Attack) -> None:
-    peer = await attack.shaken()
-    await peer.write(set_chunk_size(b"\x7f\xff\xff\xff"))
-    await peer.write(header(TYPE_VIDEO, 0xFFFFFF, csid=6, msid=1) + bytes(1024))
+    return Script(Attack.shaken, octets)
 
 
 async def _filled(attack: Attack) -> None:
@@ -102,7 +93,7 @@ PROFILES: Final = (
         "Set Chunk Size 0x7FFFFFFF, and 0xFFFFFFFF, whose first bit may not be set. A server that makes "
         "room for a whole chunk takes 2 GiB per connection. Sound servers refuse the size, or let memory follow the "
         "bytes that have come.",
-        AttackForm(name="largest", run=_huge_chunk_size),
+        AttackForm(name="largest", run=after_handshake(_HUGE)),
         AttackForm(name="first-bit", run=after_handshake(set_chunk_size(b"\xff\xff\xff\xff"))),
     ),
     hostile(
@@ -163,5 +154,3 @@ PROFILES: Final = (
         AttackForm(name="smaller", run=_resized(512, 128), allowed=ANY),
     ),
 )
-
-__all__ = ["PROFILES", "after_handshake", "cut"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from flowctl.load.hostile.base import STAYS, Attack, AttackForm, Run, hostile
+from flowctl.load.hostile.base import STAYS, Attack, AttackForm, Run, Script, hostile
 from flowctl.load.hostile.octets import picture
+from flowctl.load.hostile.peer import Peer
 from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_SET_BUFFER_LENGTH,
@@ -49,9 +50,12 @@ async def _unknown(attack: Attack) -> None:
     await peer.check_alive()
 
 
-async def _unknown_flood(attack: Attack) -> None:
-    peer = await attack.connected()
-    await peer.write(b"".join(peer.chunks(Message(3, 0, 77, 0, b"")) for _ in range(_FLOOD)))
+def _unknown_flood(_: Attack, peer: Peer) -> bytes:
+    return b"".join(peer.chunks(Message(3, 0, 77, 0, b"")) for _ in range(_FLOOD))
+
+
+def _short(type_id: int, size: int) -> Run:
+    return Script(Attack.connected, lambda _, peer: peer.chunks(Message(2, 0, type_id, 0, bytes(size))))
 
 
 def _window(size: int) -> Run:
@@ -85,14 +89,6 @@ async def _absurd(attack: Attack) -> None:
     await peer.check_alive()
 
 
-def _short(type_id: int, size: int) -> Run:
-    async def run(attack: Attack) -> None:
-        peer = await attack.connected()
-        await peer.send(Message(2, 0, type_id, 0, bytes(size)))
-
-    return run
-
-
 PROFILES: Final = (
     hostile(
         "B19 unknown-messages",
@@ -100,7 +96,7 @@ PROFILES: Final = (
         "Servers and clients of some makers send undocumented types. Sound servers count and ignore them, "
         "and end the connection over their rate, not over their presence.",
         AttackForm(name="at-ease", run=_unknown, allowed=STAYS),
-        AttackForm(name="flood", run=_unknown_flood),
+        AttackForm(name="flood", run=Script(Attack.connected, _unknown_flood)),
     ),
     hostile(
         "B32 absurd-control",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from flowctl.load.hostile.base import ANY, ENDED, Attack, AttackForm, Run, hostile
+from flowctl.load.hostile.base import ANY, ENDED, Attack, AttackForm, Run, Script, hostile
 from flowctl.load.hostile.peer import Peer
 
 _MIB: Final = 1 << 20
@@ -29,6 +29,7 @@ _PING: Final = b"\x89\x84\0\0\0\0ping"
 _ENDLESS_FRAME: Final = b"\x82\xff" + (1 << 62).to_bytes(8, "big") + b"\0\0\0\0"
 """Head of a WebSocket frame of 4 EiB."""
 _FRAGMENT: Final = b"\0\x81\0\0\0\0f"
+_open_small: Final = partial(Attack.open, receive_buffer_bytes=_SMALL_BUFFER)
 
 
 def _request(attack: Attack, path: str = "/flowctl", *, method: str = "GET", headers: bytes = b"") -> bytes:
@@ -36,15 +37,15 @@ def _request(attack: Attack, path: str = "/flowctl", *, method: str = "GET", hea
     return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n".encode() + headers
 
 
-def _with(headers: bytes) -> Callable[[Attack], bytes]:
-    return lambda attack: _request(attack, headers=headers)
+def _with(headers: bytes, *, method: str = "GET") -> Callable[[Attack, Peer], bytes]:
+    return lambda attack, _: _request(attack, method=method, headers=headers)
 
 
-def _body(header: bytes) -> Callable[[Attack], bytes]:
-    return lambda attack: _request(attack, method="POST", headers=header + b"\r\n\r\n")
+def _body(header: bytes) -> Callable[[Attack, Peer], bytes]:
+    return _with(header + b"\r\n\r\n", method="POST")
 
 
-def _stream_with_body(attack: Attack) -> bytes:
+def _stream_with_body(attack: Attack, _: Peer) -> bytes:
     return _request(attack, _stream(attack), headers=b"Transfer-Encoding: chunked\r\n\r\n")
 
 
@@ -59,29 +60,13 @@ async def _play(attack: Attack, headers: bytes = b"", **options: int) -> Peer:
     return peer
 
 
-def _sends(make: Callable[[Attack], bytes], *, half_close: bool = False) -> Run:
-    async def run(attack: Attack) -> None:
-        peer = await attack.open()
-        await peer.write(make(attack))
-        if half_close:
-            peer.sock.shutdown(socket.SHUT_WR)
-
-    return run
+def _websocket(octets: bytes, first: bytes = b"") -> Run:
+    """Return a form that plays over WebSocket, sends octets without end, and reads no answer."""
+    return Script(partial(_play, headers=_UPGRADE, receive_buffer_bytes=_SMALL_BUFFER), first, octets)
 
 
-def _floods(make: Callable[[Attack], bytes], piece: bytes) -> Run:
-    async def run(attack: Attack) -> None:
-        peer = await attack.open()
-        await peer.write(make(attack))
-        while peer.sent_bytes < _FLOOD_BYTES:
-            await peer.write(piece)
-
-    return run
-
-
-async def _half_closed_player(attack: Attack) -> None:
-    peer = await _play(attack)
-    peer.sock.shutdown(socket.SHUT_WR)
+def _flood(octets: Callable[[Attack, Peer], bytes], piece: bytes) -> Run:
+    return Script(Attack.open, octets, piece, most_bytes=_FLOOD_BYTES)
 
 
 def _slowly(octets: bytes) -> Run:
@@ -97,39 +82,12 @@ def _slowly(octets: bytes) -> Run:
     return run
 
 
-async def _slow_body(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_body(b"Content-Length: 60000")(attack))
-    while True:
-        await peer.write(b"b")
-        await asyncio.sleep(_SLOW_S)
-        peer.look()
-
-
-async def _pipeline(attack: Attack) -> None:
-    peer = await attack.open(receive_buffer_bytes=_SMALL_BUFFER)
-    requests = (_request(attack) + b"\r\n") * 500
-    while True:
-        await peer.write(requests)
-
-
 async def _slow_reader(attack: Attack) -> None:
     peer = await _play(attack, receive_buffer_bytes=_SMALL_BUFFER)
-    attack.undecided = attack.context.duration_s < _READER_S
     while True:
         await peer.read_some(_SLOW_BYTES)
         peer.look()
         await asyncio.sleep(_SLOW_S)
-
-
-def _websocket(octets: bytes, *, first: bytes = b"") -> Run:
-    async def run(attack: Attack) -> None:
-        peer = await _play(attack, _UPGRADE, receive_buffer_bytes=_SMALL_BUFFER)
-        await peer.write(first)
-        while True:
-            await peer.write(octets)
-
-    return run
 
 
 PROFILES: Final = (
@@ -138,9 +96,9 @@ PROFILES: Final = (
         "closes its sending half behind a request, in the middle of one, and while it plays",
         "The first half of B34: a reader that will never say anything again. Sound servers answer what came whole, and "
         "free what belongs to a player that has left.",
-        AttackForm(name="request", run=_sends(lambda attack: _request(attack) + b"\r\n", half_close=True)),
-        AttackForm(name="player", run=_half_closed_player),
-        AttackForm(name="head", run=_sends(_request, half_close=True), allowed=ENDED),
+        AttackForm(name="request", run=Script(Attack.open, _with(b"\r\n"), half_close=True)),
+        AttackForm(name="player", run=Script(_play, half_close=True)),
+        AttackForm(name="head", run=Script(Attack.open, _with(b""), half_close=True), allowed=ENDED),
     ),
     hostile(
         "H02 http-body",
@@ -148,10 +106,10 @@ PROFILES: Final = (
         "The second half of B34. A body is of no use here, and one in chunks has no length. Sound servers read a "
         "little of it and refuse the rest.",
         AttackForm(
-            name="chunks", run=_floods(_body(b"Transfer-Encoding: chunked"), b"1;x=y\r\nz\r\n" * 1000), allowed=ENDED
+            name="chunks", run=_flood(_body(b"Transfer-Encoding: chunked"), b"1;x=y\r\nz\r\n" * 1000), allowed=ENDED
         ),
-        AttackForm(name="announced", run=_sends(_body(b"Content-Length: 10995116277760")), allowed=ENDED),
-        AttackForm(name="of-get", run=_floods(_stream_with_body, b"4000\r\n" + b"b" * 0x4000 + b"\r\n"), allowed=ENDED),
+        AttackForm(name="announced", run=Script(Attack.open, _body(b"Content-Length: 10995116277760")), allowed=ENDED),
+        AttackForm(name="of-get", run=_flood(_stream_with_body, b"4000\r\n" + b"b" * 0x4000 + b"\r\n"), allowed=ENDED),
     ),
     hostile(
         "H03 http-slowloris",
@@ -160,24 +118,36 @@ PROFILES: Final = (
         "limit the time to the end of a request, not only silence.",
         AttackForm(name="line", run=_slowly(b"GET /" + b"a" * 4096), allowed=ENDED, needs_s=_PATIENCE_S),
         AttackForm(name="headers", run=_slowly(b"GET / HTTP/1.1\r\n"), allowed=ENDED, needs_s=_PATIENCE_S),
-        AttackForm(name="body", run=_slow_body, allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(
+            name="body",
+            run=Script(Attack.open, _body(b"Content-Length: 60000"), b"b", every_s=_SLOW_S),
+            allowed=ENDED,
+            needs_s=_PATIENCE_S,
+        ),
     ),
     hostile(
         "H04 http-huge-head",
         "sends a path or a header of 1 MiB, 100,000 headers, and a header without end",
         "What is not complete has to be kept. Sound servers limit bytes and number of headers, and say which.",
         AttackForm(
-            name="target", run=_sends(lambda attack: _request(attack, "/" + "a" * _MIB) + b"\r\n"), allowed=ENDED
+            name="target",
+            run=Script(Attack.open, lambda attack, _: _request(attack, "/" + "a" * _MIB) + b"\r\n"),
+            allowed=ENDED,
         ),
-        AttackForm(name="header", run=_sends(_with(b"X: " + b"a" * _MIB + b"\r\n\r\n")), allowed=ENDED),
-        AttackForm(name="count", run=_sends(_with(b"X: y\r\n" * 100_000 + b"\r\n")), allowed=ENDED),
-        AttackForm(name="endless", run=_floods(_with(b"X: "), b"a" * 65536), allowed=ENDED),
+        AttackForm(name="header", run=Script(Attack.open, _with(b"X: " + b"a" * _MIB + b"\r\n\r\n")), allowed=ENDED),
+        AttackForm(name="count", run=Script(Attack.open, _with(b"X: y\r\n" * 100_000 + b"\r\n")), allowed=ENDED),
+        AttackForm(name="endless", run=_flood(_with(b"X: "), b"a" * 65536), allowed=ENDED),
     ),
     hostile(
         "H05 http-pipeline",
         "sends requests without end, and reads no answer",
         "Each request makes an answer that waits. Sound servers look at no further request while answers wait.",
-        AttackForm(name="", run=_pipeline, allowed=ANY, reads=False),
+        AttackForm(
+            name="",
+            run=Script(_open_small, again=lambda attack, _: (_request(attack) + b"\r\n") * 500),
+            allowed=ANY,
+            reads=False,
+        ),
     ),
     hostile(
         "H06 http-slow-reader",

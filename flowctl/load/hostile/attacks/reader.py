@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
-from flowctl.load.hostile.base import ENDED, STAYS, Attack, AttackForm, hostile
+from flowctl.load.hostile.base import ENDED, STAYS, Attack, AttackForm, Script, hostile
 from flowctl.load.hostile.octets import picture
+from flowctl.load.hostile.peer import Peer
 from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
     Acknowledgement,
@@ -26,13 +28,23 @@ _PINGS: Final = 250
 _PING_PAUSE_S: Final = 0.05
 _PATIENCE_S: Final = 95.0
 """nginx-rtmp and we ping after 60 s of silence and wait 30 s."""
-_FLOW_S: Final = 30.0
-"""A stream of 1 Mbit/s or more fills every kernel's buffers within this time, so that the server feels the reader."""
+
+
+def _play(attack: Attack) -> Coroutine[Any, Any, Peer]:
+    return attack.playing(receive_buffer_bytes=_SMALL_BUFFER)
+
+
+def _ping(peer: Peer, number: int) -> bytes:
+    return peer.chunks(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=number)))
+
+
+_flood: Final = Script(
+    _play, lambda _, peer: _ping(peer, 1), again=lambda _, peer: _ping(peer, 2) * _PINGS, every_s=_PING_PAUSE_S
+)
 
 
 async def _slow(attack: Attack) -> None:
-    peer = await attack.playing(receive_buffer_bytes=_SMALL_BUFFER)
-    attack.undecided = attack.context.duration_s < _FLOW_S
+    peer = await _play(attack)
     while True:
         await peer.read_some(round(_SLOW_BYTES_PER_S * _TICK_S))
         peer.look()
@@ -40,8 +52,7 @@ async def _slow(attack: Attack) -> None:
 
 
 async def _acknowledge(attack: Attack) -> None:
-    peer = await attack.playing(receive_buffer_bytes=_SMALL_BUFFER)
-    attack.undecided = attack.context.duration_s < _FLOW_S
+    peer = await _play(attack)
     await peer.wait_frames(1)
     count = peer.received_bytes
     while True:
@@ -51,21 +62,9 @@ async def _acknowledge(attack: Attack) -> None:
         await asyncio.sleep(_TICK_S)
 
 
-async def _flood(attack: Attack) -> None:
-    peer = await attack.playing(receive_buffer_bytes=_SMALL_BUFFER)
-    attack.undecided = attack.context.duration_s < _FLOW_S
-    ping = peer.chunks(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=1)))
-    again = peer.chunks(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=2)))
-    await peer.write(ping)
-    while True:
-        await peer.write(again * _PINGS)
-        peer.look()
-        await asyncio.sleep(_PING_PAUSE_S)
-
-
 async def _silent_viewer(attack: Attack) -> None:
     """Play, and from the first frames on be as one whose machine lost its power: no read, no answer, no end."""
-    peer = await attack.playing(receive_buffer_bytes=_SMALL_BUFFER)
+    peer = await _play(attack)
     await peer.wait_frames(1)
     while True:
         await asyncio.sleep(_TICK_S)
