@@ -8,7 +8,6 @@ import time
 from e2e_kit import NAME, PATIENCE_S, address_of
 
 from flowctl.wire.client.connect import connect_socket, parse_address
-from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import PlayStarted, Pong, StatusReceived
 from flowctl.wire.rtmp.messages import encode_control
@@ -75,10 +74,6 @@ class RawPlayer:
     def send_control(self, value):
         """Send a protocol or user control message."""
         self.sock.sendall(self.session.send_message(encode_control(value)))
-
-    def send_pause(self):
-        message = commands.command("pause", 0.0, None, True, 0.0, stream_id=self.session.stream_id)
-        self.sock.sendall(self.session.send_message(message))
 
     def send_acknowledgement(self, count):
         """Acknowledge any number of octets."""

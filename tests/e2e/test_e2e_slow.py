@@ -30,7 +30,6 @@ from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader, FlvWriter
 from flowctl.reasons import CloseReason
 from flowctl.wire.client.player import PlayProfile
 from flowctl.wire.media.synthetic import SyntheticSource
-from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl
 
 HEALTHY_VIEWERS = 20
 EARLY = SocketOptions(notsent_lowat_bytes=32 * 1024)
@@ -129,86 +128,25 @@ def test_throttled_viewer_recovers_and_what_it_got_decodes(name, live, clients, 
     assert keys_in(slow.classes)
 
 
-STALLS = {
-    "hard_limit": ("64KiB,0,500ms", "8MiB,0,1500ms", PATIENT, CloseReason.HARD_LIMIT, "oldest"),
-    "stuck": ("64KiB,0", "8MiB,0", SenderSettings(stuck_s=1.0, soft_too_long_s=0), CloseReason.STUCK, "took nothing"),
-    "soft_too_long": (
-        "64KiB,0",
-        "8MiB,0",
-        SenderSettings(stuck_s=0, soft_too_long_s=1.0),
-        CloseReason.SOFT_TOO_LONG,
-        "SOFT_LIMIT",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", STALLS)
-def test_stalled_viewer_is_reset_with_its_reason_and_others_lose_nothing(case, live, clients):
-    soft, hard, settings, reason, words = STALLS[case]
-    server = live(settings=settings, socket_options=EARLY)
+def test_stalled_viewer_is_reset_with_its_reason_and_others_lose_nothing(live, clients):
+    server = live(settings=SenderSettings(stuck_s=1.0, soft_too_long_s=0), socket_options=EARLY)
     healthy = [clients.play(server) for _ in range(HEALTHY_VIEWERS)]
     with RawPlayer(server) as stalled:
         wait_for_viewers(server, HEALTHY_VIEWERS + 1)
         end = connection_to(server, stalled)
         number = end.number
-        end.sender.set_limits(Limits.parse(soft, hard))
+        end.sender.set_limits(Limits.parse("64KiB,0", "8MiB,0"))
         publishing = clients.publish(server, BIG_KEYS, duration_s=4.0)
         ended = wait_until(lambda: ended_viewer(server, number), "the stalled viewer cut")
         wait_for_viewers(server, HEALTHY_VIEWERS)
-        assert reason is ended.reason
-        assert words in ended.details
-        assert {reason: 1} == server.closed_by_reason
+        assert ended.reason is CloseReason.STUCK
+        assert "took nothing" in ended.details
+        assert server.closed_by_reason == {CloseReason.STUCK: 1}
         with pytest.raises(ConnectionResetError):
             stalled.read_to_end()
         wait_for_end(publishing, *healthy)
     for player in healthy:
         assert publishing.messages == player.messages
-
-
-def test_input_of_a_soft_limited_viewer_is_paused_but_its_acknowledgements_are_seen(live, clients):
-    limits = Limits.parse("64KiB,0", "8MiB,0")
-    server = live(limits=limits, settings=PATIENT, socket_options=SMALL_BUFFERS)
-    with RawPlayer(server) as viewer:
-        wait_for_viewers(server, 1)
-        end = connection_to(server, viewer)
-        publishing = clients.publish(server, BIG_KEYS)
-        wait_for_states(server, end.number, SendState.SOFT_LIMIT)
-        held = wait_until(lambda: end.receiver.statistics().held_by, "input held")
-        assert list(held) == [SOFT]
-        viewer.send_control(UserControl(EVENT_PING_REQUEST, timestamp=4711))
-        viewer.send_pause()
-        viewer.send_acknowledgement(123_456)
-        rtmp = end.session._rtmp
-        wait_until(lambda: rtmp.last_acknowledged_bytes == 123_456, "the acknowledgement seen")
-        assert rtmp.held_bytes > 0
-        assert end.session._playing.paused is False
-        assert end.sender.state is SendState.SOFT_LIMIT
-
-        viewer.read_until(lambda: end.sender.state is SendState.READY)
-        wait_until(lambda: end.session._playing.paused, "the held command obeyed")
-        assert end.receiver.statistics().held_by == {}
-        viewer.send_control(UserControl(EVENT_PING_REQUEST, timestamp=4712))
-        viewer.read_until(lambda: 4712 in viewer.pongs)
-        assert viewer.pongs == [4712]
-        assert viewer_of(server, end.number).input_pauses[SOFT] >= 1
-        publishing.connection.close()
-        wait_for_end(publishing)
-
-
-def test_limits_can_be_changed_while_a_viewer_is_slow(live, clients):
-    server = live(limits=Limits.parse("64KiB,0", "64MiB,0"), settings=PATIENT, socket_options=SMALL_BUFFERS)
-    with RawPlayer(server) as viewer:
-        wait_for_viewers(server, 1)
-        end = connection_to(server, viewer)
-        publishing = clients.publish(server, BIG_KEYS)
-        wait_for_states(server, end.number, SendState.SOFT_LIMIT)
-        end.sender.set_limits(Limits.parse("512MiB,0"))
-        wait_until(lambda: end.sender.state is SendState.OVERLOADED, "back from SOFT_LIMIT")
-        end.sender.set_limits(Limits.parse("1KiB,0", "2KiB,0"))
-        ended = wait_until(lambda: ended_viewer(server, end.number), "cut")
-        assert ended.reason is CloseReason.HARD_LIMIT
-        publishing.connection.close()
-        wait_for_end(publishing)
 
 
 def test_joining_viewer_loses_nothing_when_the_cache_is_larger_than_its_limits(live, clients):

@@ -97,24 +97,6 @@ def test_limits_when_the_file_changes_reach_a_viewer_with_a_target_delay_of_its_
     assert changes == [str(before), str(senders[0].limits)]
 
 
-def test_limits_when_the_file_is_wrong_stay_and_the_fault_is_told(live, tmp_path):
-    path = tmp_path / "limits.toml"
-    good = limits_text("1MiB,1000,4s")
-    path.write_text(good, "utf-8")
-    server = live(limits_file=path)
-    for wrong, said in ((good[: good.index("4s")], "limits.toml"), (good.replace("4s", "4 years"), "line 5: soft age")):
-        faults = server.reload.status["limits"].invalid
-        put(path, wrong)
-        server.reload.look_now()
-        wait_until(lambda: server.reload.status["limits"].invalid > faults, "the fault")  # noqa: B023 - called here
-        assert said in server.reload.status["limits"].fault
-        assert server.limits == Limits.parse("1MiB,1000,4s")
-    put(path, limits_text("2MiB,1000,4s"))
-    server.reload.look_now()
-    wait_until(lambda: server.limits == Limits.parse("2MiB,1000,4s"), "the repaired file")
-    wait_until(lambda: server.reload.status["limits"].fault == "", "the fault's end")
-
-
 def test_bans_when_the_file_comes_end_open_connections_and_refuse_new_ones(live, clients, tmp_path):
     path = tmp_path / "bans.jsonl"
     server = live(bans_file=path)
@@ -161,18 +143,6 @@ def test_bans_when_a_viewer_of_the_address_behaves_leave_it_alone(live, clients,
     assert turned_away(server, "127.0.0.1")
     [viewer] = server.connections()
     assert viewer.session.behaves()
-
-
-def test_bans_when_their_time_is_over_let_in_again_without_a_change_of_the_file(live, tmp_path):
-    path = tmp_path / "bans.jsonl"
-    path.write_text(render([Ban(cidr="127.0.0.9", expires=datetime.fromtimestamp(1_000, UTC))]), "utf-8")
-    server = live(bans_file=path)
-    now = [999.0]
-    server.admission._wall = lambda: now[0]
-    assert turned_away(server, "127.0.0.9")
-    now[0] = 1_000.0
-    with visitor(server, "127.0.0.9"):
-        wait_until(lambda: len(server.connections()) == 1, "who was banned until now")
 
 
 @pytest.mark.parametrize("name", ["--limits", "--bans"])
