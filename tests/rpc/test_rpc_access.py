@@ -7,7 +7,15 @@ import itertools
 import pytest
 
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.nodes.rpc.access.access import Access, AuthLevel
+from flowctl.nodes.rpc.access.access import (
+    Access,
+    AuthLevel,
+    ServiceNodes,
+    checked_keys,
+    is_claimed,
+    key_route,
+    refusal_code,
+)
 from flowctl.nodes.rpc.access.admission import (
     BURST_PER_ADDRESS,
     MOST_ADDRESSES,
@@ -15,8 +23,6 @@ from flowctl.nodes.rpc.access.admission import (
     AddressRates,
     RpcAdmission,
 )
-from flowctl.nodes.rpc.access.rules import is_assigned, is_claimed, key_route, refusal_code
-from flowctl.nodes.rpc.access.servicenodes import ServiceNodes, checked_keys
 from flowctl.wire.zeromq.zap import ZapRefusal, ZapRequest
 
 KEY, OTHER = bytes(32), bytes(range(32))
@@ -66,7 +72,6 @@ def test_routes_when_they_are_keys_of_others_are_claims():
     assert not is_claimed(key_route(OTHER), b"")
     assert not is_claimed(b"anything", KEY)
     assert not is_claimed(key_route(OTHER) + b"x", KEY)
-    assert (is_assigned(b"\0abcd"), is_assigned(key_route(KEY)), is_assigned(b"")) == (True, False, False)
 
 
 def test_service_nodes_when_changed_tell_who_is_gone():

@@ -13,7 +13,7 @@ import pytest
 from flowctl.errors import LocalProtocolError
 from flowctl.nodes.rpc.access.access import Access, AuthLevel
 from flowctl.nodes.rpc.commands import Category, HandlerKind, RpcCommand, access_of, kind_of
-from flowctl.nodes.rpc.describe import described as described_as
+from flowctl.nodes.rpc.commands import described as described_as
 from flowctl.nodes.rpc.jobs.slots import Slots
 from flowctl.nodes.rpc.message import DeferredSend, RpcMessage, parts_of
 from flowctl.nodes.rpc.node import RpcNode

@@ -11,11 +11,12 @@ from math import inf
 
 import pytest
 
-from flowctl.errors import BusyError, ClosedError, ConfigError, LocalProtocolError
+from flowctl.errors import BusyError, ClosedError, ConfigError
 from flowctl.nodes.rpc.jobs import dispatcher as dispatcher_module
 from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
 from flowctl.nodes.rpc.jobs.slots import NotStarted, NotStartedError, SlotVerdict, WorkerJob
+from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.pollgroup import PollGroup
 
 WAIT_S = 20.0
@@ -26,10 +27,10 @@ class Bench:
 
     def __init__(self, group, general=2):
         self.group = group
-        self.dispatcher = Dispatcher("test", general)
+        self.dispatcher = Dispatcher("test", general, NodeCalls(group))
 
     def start(self):
-        self.dispatcher.start(self.group)
+        self.dispatcher.start()
         return self
 
     def on(self, call):
@@ -267,7 +268,7 @@ def test_tagged_thread_when_its_start_function_fails_works_all_the_same(bench, e
 
 def test_tagged_thread_when_of_another_node_or_too_late_is_refused(bench):
     """Threads belong to one node, have names of their own, and are added before the start."""
-    other = Dispatcher("other", 1).add_tagged_thread("disk")
+    other = Dispatcher("other", 1, NodeCalls(bench.group)).add_tagged_thread("disk")
     bench.dispatcher.add_tagged_thread("disk")
     for name in ("disk", ""):
         with pytest.raises(ConfigError, match="name is"):
@@ -277,8 +278,6 @@ def test_tagged_thread_when_of_another_node_or_too_late_is_refused(bench):
         bench.dispatcher.job(lambda: None, other)
     with pytest.raises(ConfigError, match="another node's"):
         bench.dispatcher.add_timer(lambda: None, 1.0, thread=other)
-    with pytest.raises(LocalProtocolError, match="before the node starts"):
-        bench.dispatcher.add_tagged_thread("late")
 
 
 def test_deadline_when_it_passes_in_the_queue_has_the_job_not_started(bench):

@@ -15,7 +15,7 @@ from flowctl.nodes.rpc.jobs.slots import MOST_WAITING_BYTES, Slots, SlotVerdict,
 from flowctl.nodes.rpc.message import FRAME_BYTES, RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.reaching import Reaching
-from flowctl.nodes.rpc.wire.tag import make_tag
+from flowctl.nodes.rpc.wire.frames import make_tag
 
 WAIT_MS = 20_000
 
@@ -77,7 +77,7 @@ def test_requests_that_wait_when_their_tags_are_large_count_with_them(listening,
     for number in range(2):
         other.send_multipart([b"a.hang", b"%d" % number])
     assert ask(other, b"a.echo", b"t", b"x") == [b"REPLY", b"t", b"x"]
-    assert len(node._serving_here.tasks) == 5 + 2
+    assert len(node._serving.tasks) == 5 + 2
 
 
 def test_parts_when_they_are_empty_count_too():
@@ -117,7 +117,7 @@ def test_streams_when_their_taker_never_reads_cost_one_attempt_at_a_time(listeni
     while tries[0] < before + 3:  # three rounds, in which nobody else has tried or made anything
         assert ask(other, b"a.echo", b"t") == [b"REPLY", b"t"]
     assert (tries[0] - before < 10, made[0]) == (True, made_before)
-    assert len(node._serving_here.tasks) == 200
+    assert len(node._serving.tasks) == 200
 
 
 def test_octets_that_wait_when_they_are_of_one_sender_leave_others_as_many():

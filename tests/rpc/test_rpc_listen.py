@@ -13,11 +13,10 @@ import zmq
 from zmq_kit import NEVER_MS
 
 from flowctl.errors import ClosedError, ConfigError, RpcError
-from flowctl.nodes.rpc.access.access import Access, AuthLevel
-from flowctl.nodes.rpc.access.rules import key_route
+from flowctl.nodes.rpc.access.access import Access, AuthLevel, key_route
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
-from flowctl.nodes.rpc.peers.reach import Reach
+from flowctl.nodes.rpc.peers.peer import Reach
 from flowctl.pollgroup import LoopFactory
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve
 

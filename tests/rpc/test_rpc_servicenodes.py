@@ -12,8 +12,7 @@ import pytest
 from flowctl.errors import RpcError
 from flowctl.nodes.rpc.message import DeferredSend, RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
-from flowctl.nodes.rpc.peers.peer import ConnectionID
-from flowctl.nodes.rpc.peers.reach import Reach
+from flowctl.nodes.rpc.peers.peer import ConnectionID, Reach
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory
 from flowctl.wire.zeromq.curve import KeyPair

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gc
 import sys
+from dataclasses import dataclass
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError, InternalError
 from flowctl.nodes.rpc.jobs import slots as slots_module
-from flowctl.nodes.rpc.jobs.slots import CategoryLane, LaneKind, Slots, SlotVerdict, WorkerJob
-from flowctl.nodes.rpc.jobs.turns import MOST_IN_LINE
+from flowctl.nodes.rpc.jobs.slots import (
+    MOST_IN_LINE,
+    SenderTurns,
+    Slots,
+    SlotVerdict,
+    WorkerJob,
+)
 
 FEW_LINES = 8
 """What it costs whether a job has others of its sender before it; not how many."""
@@ -266,19 +272,6 @@ def test_expire_when_time_passes_removes_what_is_late_from_all_queues():
     assert script.end("C1") == ["C3"]
 
 
-def test_withdraw_when_a_job_waits_takes_it_out_once():
-    """A job taken back is not started; one that runs or is gone cannot be taken back."""
-    script = Script(1, C=())
-    script.arrive("C")
-    lane = script.lanes["C"]
-    jobs = [WorkerJob(lane, lambda: None, name=name) for name in ("x", "y")]
-    for job in jobs:
-        script.slots.arrived(job, 0.0)
-    assert [script.slots.withdraw(jobs[0]), script.slots.withdraw(jobs[0])] == [True, False]
-    assert script.slots.ended(lane, 0.0) == [jobs[1]]
-    assert not script.slots.withdraw(jobs[1])
-
-
 def test_close_when_jobs_wait_gives_them_back_and_starts_none_any_more():
     """After the close nothing starts: neither what arrives, nor what waited (OX-82)."""
     script = Script(1, C=())
@@ -400,18 +393,6 @@ def test_memory_when_jobs_overtake_for_long_keeps_nothing_of_them():
     assert (script.slots.waiting, len(script.slots._commands)) == (2, 2)
 
 
-def test_lane_when_made_says_whose_jobs_it_has():
-    """The three kinds of lanes are told apart by their kind alone: names of categories are free."""
-    slots = Slots(1, 0, 0)
-    lane = slots.add_category("batch")
-    assert isinstance(lane, CategoryLane)
-    assert [lane.kind, slots.batch.kind, Slots.tagged_thread("batch").kind] == [
-        LaneKind.COMMANDS,
-        LaneKind.OWN,
-        LaneKind.TAGGED,
-    ]
-
-
 def lines_run(call):
     count = 0
 
@@ -431,7 +412,7 @@ def lines_run(call):
     return count
 
 
-@pytest.mark.parametrize("what", ["overtaking", "general", "withdraw", "full"])
+@pytest.mark.parametrize("what", ["overtaking", "general", "full"])
 def test_cost_when_thousands_wait_is_that_of_ten(what):
     """A command costs the same however many wait and however many categories there are."""
     found = set()
@@ -454,8 +435,95 @@ def test_cost_when_thousands_wait_is_that_of_ten(what):
                 assert slots.ended(own, 0.0) == [last]
             elif what == "general":
                 assert len(slots.ended(lanes[0], 0.0)) == 1
-            elif what == "withdraw":
-                assert slots.withdraw(last)
 
         found.add(lines_run(step))
     assert max(found) - min(found) <= FEW_LINES
+
+
+@dataclass(eq=False)
+class Item:
+    """Something that waits."""
+
+    sender: str | None
+    number: int
+
+
+def taken(turns: SenderTurns) -> list[Item]:
+    found = []
+    while (head := turns.head()) is not None:
+        turns.remove(head)
+        found.append(head)
+    return found
+
+
+def test_turns_when_nobody_sends_many_are_the_order_of_arrival():
+    """Up to as many of each as have a place in the line, and with one sender always, nobody is overtaken."""
+    for senders in ("ab" * MOST_IN_LINE, "aabcab", "a" * 100):
+        items = [Item(sender, number) for number, sender in enumerate(senders)]
+        turns: SenderTurns = SenderTurns()
+        for item in items:
+            turns.add(item)
+        assert taken(turns) == items
+
+
+def test_turns_when_one_sends_without_end_keep_another_waiting_for_a_few():
+    """What comes behind a flood waits for those of it that are in the line, and each that follows likewise."""
+    turns: SenderTurns = SenderTurns()
+    for number in range(200):
+        turns.add(Item("flood", number))
+    for number in range(200, 203):
+        turns.add(Item("other", number))
+    order = [item.sender for item in taken(turns)]
+    assert order[: MOST_IN_LINE + 3] == ["flood"] * MOST_IN_LINE + ["other"] * 3
+    assert len(order) == 203
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("aaab"), st.sampled_from(["add", "add", "take", "withdraw"]), st.integers(0, 99))
+    )
+)
+@example([("a", "add", 0)] * (MOST_IN_LINE + 5) + [("b", "add", 0), ("a", "withdraw", 3)] + [("b", "take", 0)] * 25)
+def test_turns_when_anything_comes_and_goes_are_those_of_a_plain_list(steps):
+    """The line is a list; what is beyond the few of a sender waits, and comes to its end as one of them leaves."""
+    turns: SenderTurns = SenderTurns()
+    line: list[Item] = []
+    behind: list[Item] = []
+
+    def leave(item: Item) -> None:
+        turns.remove(item)
+        if item in behind:
+            behind.remove(item)
+            return
+        line.remove(item)
+        following = next((other for other in behind if other.sender == item.sender), None)
+        if following is not None:
+            behind.remove(following)
+            line.append(following)
+
+    for number, (sender, what, which) in enumerate(steps):
+        if what == "add":
+            item = Item(sender, number)
+            turns.add(item)
+            mine = sum(other.sender == sender for other in line)
+            (line if mine < MOST_IN_LINE else behind).append(item)
+        elif what == "take" and line:
+            leave(line[0])
+        elif what == "withdraw" and (every := line + behind):
+            leave(every[which % len(every)])
+        assert turns.head() is (line[0] if line else None)
+        assert len(turns) == len(line) + len(behind) == len(list(turns))
+        assert all(item in turns for item in line + behind)
+
+
+def test_share_when_some_wait_is_the_same_for_all():
+    """A newcomer counts as one of those that share; the one that has most is named, and its newest."""
+    turns: SenderTurns = SenderTurns()
+    assert turns.above_share("a")
+    for number in range(4):
+        turns.add(Item("a", number))
+    assert turns.above_share("a")
+    assert not turns.above_share("b")
+    assert turns.newest_of_most().number == 3
+    turns.add(Item("b", 9))
+    assert [turns.above_share(sender) for sender in "abc"] == [True, False, False]

@@ -60,13 +60,12 @@ def test_timer_when_its_job_ends_in_time_is_due_once_per_interval():
 def test_timer_when_squelched_is_passed_over_until_its_job_has_ended():
     """By default a timer does not submit a second job while the first waits or runs."""
     clock = Clock()
-    timer = clock.add(0.1)
+    clock.add(0.1)
     clock.turn(0.55)
     assert clock.times == [0.1]
     clock.end_all()
     clock.turn(0.1)
     assert clock.times == [0.1, 0.6]
-    assert timer.passed_over_count == 4
 
 
 def test_timer_when_not_squelched_is_submitted_each_time():
@@ -81,12 +80,11 @@ def test_timer_when_not_squelched_is_submitted_each_time():
 def test_timer_when_the_machine_slept_is_due_once_and_goes_on_in_step():
     """What was missed is not made up for, and the times stay multiples of the interval."""
     clock = Clock()
-    timer = clock.add(0.1, squelch=False)
+    clock.add(0.1, squelch=False)
     clock.turn(1.03, step=1.03)
     assert clock.times == [1.03]
     clock.turn(0.2)
     assert clock.times == [1.03, 1.1, 1.2]
-    assert timer.passed_over_count == 9
 
 
 def test_timer_when_there_is_no_room_for_its_job_goes_on():

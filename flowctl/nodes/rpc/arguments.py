@@ -32,19 +32,13 @@ MOST_LISTED: Final = 1000
 
 
 class Arguments:
-    """What one command takes.
-
-    Attributes:
-        shown: as `rpc.describe` tells it: ``{"parts": [least, most]}``, and of a type its JSON schema.
-    """
-
-    __slots__ = ("_adapter", "_command", "_known", "_least", "_most", "shown")
+    """What one command takes."""
 
     def __init__(self, command: str, takes: Takes) -> None:
         self._command: Final = command
         self._adapter: TypeAdapter[Any] | None = None
         self._known = ""  # fields of a dataclass, for texts
-        self.shown: dict[str, Any] = {"parts": [1, 1]}
+        self.shown: dict[str, Any] = {"parts": [1, 1]}  #: as `rpc.describe` tells it
         kind: Any = takes
         if _is_type(kind):
             from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415 - see the head

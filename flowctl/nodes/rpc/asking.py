@@ -1,34 +1,31 @@
 """What a node asks of others: its requests, until each has its outcome, once.
 
 Theory of operation. A request of ours waits in the table of the peer that was asked, so what another peer says about it
-does not count; it leaves the table before its caller is told. All but `send`, `request`, `future`, `call` and `stream`
-is for the node's thread.
+does not count; it leaves the table before its caller is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import copy_context
-from functools import partial, wraps
+from functools import partial
 from itertools import count
 from math import inf
 from random import SystemRandom
 from typing import Any, Final, TypeAlias
 
 from flowctl.core.text.printable import short
-from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeoutError
-from flowctl.nodes.rpc.incoming import Incoming
+from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
 from flowctl.nodes.rpc.message import MOST_PARTS, SERVED, Part, octets
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import ConnectionID, PendingCall, PendingCalls, RpcPeer
 from flowctl.nodes.rpc.peers.reaching import NO_CONNECTION, Reaching, check_timeout
 from flowctl.nodes.rpc.wire import frames as wire
-from flowctl.nodes.rpc.wire.tag import MOST_CREDIT, NUMBERS, make_tag
 
 _log: Final = logging.getLogger("flowctl.rpc")
 
@@ -43,104 +40,20 @@ Settle: TypeAlias = Callable[[bool, list[bytes]], object]
 
 
 class Asking:
-    """Sends commands and requests, and tells what became of them.
-
-    Attributes:
-        asked_count: requests that were sent.
-        late_count: answers that nothing waited for.
-        malformed_count: answers that no peer should send.
-    """
-
-    __slots__ = (
-        *("_calls", "_clock", "_jobs", "_late_told_at", "_numbers", "_reaching"),
-        *("asked_count", "late_count", "malformed_count"),
-    )
+    """Sends commands and requests, and tells what became of them; but for `ask`, on the node's thread only."""
 
     def __init__(self, calls: NodeCalls, reaching: Reaching, jobs: Dispatcher, clock: Callable[[], float]) -> None:
         self._calls: Final = calls
         self._reaching: Final = reaching
         self._jobs: Final = jobs
         self._clock: Final = clock
-        self._numbers: Final = count(SystemRandom().randrange(NUMBERS))
+        self._numbers: Final = count(SystemRandom().randrange(wire.NUMBERS))
         self._late_told_at = -inf
         self.asked_count = 0
-        self.late_count = 0
-        self.malformed_count = 0
+        self.late_count = 0  #: answers that nothing waited for
+        self.malformed_count = 0  #: answers that no peer should send
 
-    # --- any thread ----------------------------------------------------------------------------------------------
-
-    def send(
-        self,
-        conn: ConnectionID,
-        command: str,
-        parts: tuple[Part, ...],
-        queue_full: Callable[[], object] | None,
-        queue_failure: Callable[[str], object] | None,
-    ) -> None:
-        self._calls.do(self._send, conn, _checked(conn, command, parts), queue_full, queue_failure)
-
-    def request(
-        self, conn: ConnectionID, command: str, parts: tuple[Part, ...], on_reply: Settle, timeout_s: float
-    ) -> None:
-        self._ask(conn, command, parts, partial(self.call_back, _served(on_reply)), timeout_s)
-
-    def future(self, conn: ConnectionID, command: str, parts: tuple[Part, ...], timeout_s: float) -> RequestFuture:
-        future = RequestFuture(self._calls.group.in_thread)
-        self._ask(conn, command, parts, partial(_settle, future, command), timeout_s)
-        return future
-
-    async def call(self, conn: ConnectionID, command: str, parts: tuple[Part, ...], timeout_s: float) -> list[bytes]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[bool, list[bytes]]] = loop.create_future()
-        here = self._calls.group.in_thread()
-
-        def settle(ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
-            if here:
-                if not future.done():
-                    future.set_result((ok, data))
-            else:
-                with suppress(RuntimeError):  # the caller's loop is closed
-                    loop.call_soon_threadsafe(_set_result, future, (ok, data))
-
-        asked = self._ask(conn, command, parts, settle, timeout_s)
-        try:
-            ok, data = await future
-        except asyncio.CancelledError:
-            with suppress(ClosedError):
-                self._calls.do(self._withdraw, asked)
-            raise
-        if ok:
-            return data
-        raise failure_of(command, data)
-
-    async def stream(
-        self,
-        conn: ConnectionID,
-        command: str,
-        parts: tuple[Part, ...],
-        timeout_s: float,
-        credit: int,
-    ) -> AsyncIterator[list[bytes]]:
-        if not 1 <= credit <= MOST_CREDIT:
-            raise LocalProtocolError(f"credit is {credit}, it must be 1 to {MOST_CREDIT}")
-        incoming = Incoming(asyncio.get_running_loop(), here=self._calls.group.in_thread(), credit=credit)
-        asked = self._ask(conn, command, parts, incoming.end, timeout_s, credit, incoming.put)
-        taken = 0
-        try:
-            while (item := await incoming.take()) is not None:
-                yield item
-                taken += 1
-                if 2 * taken >= credit and not incoming.ended:
-                    self._calls.do(self._give_credit, asked, taken, incoming)
-                    taken = 0
-        finally:
-            if not incoming.ended:
-                with suppress(ClosedError):
-                    self._calls.do(self._withdraw, asked)
-        if incoming.failure is not None:
-            raise failure_of(command, incoming.failure)
-
-    def _ask(
+    def ask(
         self,
         conn: ConnectionID,
         command: str,
@@ -150,27 +63,26 @@ class Asking:
         credit: int = 0,
         item: Callable[[list[bytes]], bool] | None = None,
     ) -> PendingCall:
-        """Send a request, on whatever thread; of a handler, with at most the time that its own caller still waits."""
+        """Send a request, on any thread; of a handler, with at most the time that its own caller still waits."""
         check_timeout(timeout_s)
         served = SERVED.get()
         if served is not None:
             timeout_s = min(timeout_s, served.left_s())
-        tag = make_tag(next(self._numbers) % NUMBERS, timeout_s, credit)
-        name, *checked = _checked(conn, command, parts)
+        tag = wire.make_tag(next(self._numbers) % wire.NUMBERS, timeout_s, credit)
+        name, *checked = checked_frames(conn, command, parts)
         frames = [name, tag, *checked]
         call = PendingCall(tag, name, settle, item)
         self._calls.do_or_fail(self._request, conn, frames, call, timeout_s)
         return call
 
-    # --- the node's thread ---------------------------------------------------------------------------------------
-
-    def _send(
+    def send(
         self,
         conn: ConnectionID,
         frames: list[bytes],
         queue_full: Callable[[], object] | None,
         queue_failure: Callable[[str], object] | None,
     ) -> None:
+        """Send a command."""
         peer = self._reaching.find(conn)
         problem = NO_CONNECTION if peer is None else self._reaching.try_to_send(peer, frames)
         if problem is wire.QUEUE_FULL and queue_full is not None:
@@ -189,7 +101,7 @@ class Asking:
             return
         calls = peer.calls
         if calls is None:
-            calls = peer.calls = PendingCalls()
+            calls = peer.calls = PendingCalls(self._calls_due)
         if len(calls) >= MOST_CALLS:
             self._calls.make(call.settle, False, [wire.QUEUE_FULL])
             return
@@ -201,35 +113,32 @@ class Asking:
         deadline = self._clock() + timeout_s
         call.peer = peer
         calls.add(call.tag, call, deadline)
-        if deadline < peer.due:
-            peer.due = deadline
-            self._calls.group.deadlines.set(peer, deadline)
+        if deadline < calls.due_at:
+            calls.due_at = deadline
+            self._calls.group.deadlines.set(calls, deadline)
 
-    def _withdraw(self, call: PendingCall) -> None:
+    def withdraw(self, call: PendingCall) -> None:
         """Give up a request: have its handler cancelled."""
         peer = call.peer
         if peer is not None and peer.calls is not None and peer.calls.take(call.tag) is not None:
             self._reaching.send_to(peer, [wire.CANCEL, call.tag])
 
-    def _give_credit(self, call: PendingCall, count: int, incoming: Incoming) -> None:
+    def give_credit(self, call: PendingCall, count: int, incoming: Incoming) -> None:
         """Let more items of a stream come."""
         peer = call.peer
         if peer is not None and peer.calls is not None and call.tag in peer.calls:
             incoming.allow(count)
             self._reaching.send_to(peer, [wire.CREDIT, call.tag, b"%d" % count])
 
-    def calls_due(self, peer: RpcPeer) -> None:
+    def _calls_due(self, calls: PendingCalls) -> None:
         """Tell the requests to a peer whose time is up."""
-        calls = peer.calls
-        peer.due = inf
-        if calls is None:
-            return
+        calls.due_at = inf
         for call in calls.take_due(self._clock()):
             self._calls.make(call.settle, False, [wire.TIMEOUT])
         following = calls.next_deadline()
-        if following is not None and not peer.closed:
-            peer.due = min(peer.due, following)
-            self._calls.group.deadlines.set(peer, peer.due)
+        if following is not None:
+            calls.due_at = min(calls.due_at, following)
+            self._calls.group.deadlines.set(calls, calls.due_at)
 
     def received_reply(self, peer: RpcPeer, frames: list[bytes]) -> None:
         """End a request with its reply."""
@@ -282,6 +191,66 @@ class Asking:
         self._jobs.reply(partial(callback, *args), getattr(callback, "__qualname__", "callback"))
 
 
+class Incoming:
+    """What has come of a stream and was not taken yet; the taker is on the node's own loop (`here`), or on another one.
+
+    `allow`, `put` and `end` on the node's thread, `take` on the taker's loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, here: bool, credit: int) -> None:
+        self._loop: Final = loop
+        self._here: Final = here
+        self._allowed = credit  # the node's thread only
+        self._items: deque[list[bytes]] = deque()  # any thread: each operation is one of a deque
+        self._wake: asyncio.Future[None] | None = None  # the taker's loop only
+        self.failure: list[bytes] | None = None  #: code and text, once it has failed
+        self.ended = False  #: nothing comes any more
+
+    def allow(self, count: int) -> None:
+        """Let more items come."""
+        self._allowed += count
+
+    def put(self, parts: list[bytes]) -> bool:
+        """Take an item; False: it was not allowed to come."""
+        if not self._allowed:
+            return False
+        self._allowed -= 1
+        self._items.append(parts)
+        self._do(self._notify)
+        return True
+
+    def end(self, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (as the callback of a reply)
+        """Take the end: parts of a last item, or code and text of a failure."""
+        if ok and data:
+            self._items.append(data)
+        self._do(self._end, None if ok else data)
+
+    async def take(self) -> list[bytes] | None:
+        """Return the next item, when there is one; None: it has ended, and `failure` says how."""
+        while not self._items:
+            if self.ended:
+                return None
+            self._wake = self._loop.create_future()
+            await self._wake
+        return self._items.popleft()
+
+    def _end(self, failure: list[bytes] | None) -> None:
+        self.failure = failure
+        self.ended = True
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _do(self, what: Callable[..., object], *args: object) -> None:
+        if self._here:
+            what(*args)
+        else:
+            with suppress(RuntimeError):  # the taker's loop is closed
+                self._loop.call_soon_threadsafe(what, *args)
+
+
 class RequestFuture(Future[list[bytes]]):
     """The outcome of a request, for other threads than the node's."""
 
@@ -304,29 +273,7 @@ def failure_of(command: str, data: Sequence[bytes]) -> RpcError:
     return kind(f"request {command} failed with {code}{text}", code=code)
 
 
-def _settle(future: RequestFuture, command: str, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
-    if not future.set_running_or_notify_cancel():
-        return
-    if ok:
-        future.set_result(data)
-    else:
-        future.set_exception(failure_of(command, data))
-
-
-def _served(callback: Settle) -> Settle:
-    """Have a callback of a handler run for that one's caller too: what it asks in turn has no more time."""
-    if SERVED.get() is None:
-        return callback
-    context = copy_context()
-    return wraps(callback)(lambda ok, data: context.run(callback, ok, data))
-
-
-def _set_result(future: asyncio.Future[Any], value: object) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _checked(conn: ConnectionID, command: str, parts: tuple[Part, ...]) -> list[bytes]:
+def checked_frames(conn: ConnectionID, command: str, parts: tuple[Part, ...]) -> list[bytes]:
     """Return command and parts as they are sent; more than a node takes is refused here, where their sender is told."""
     if len(parts) > MOST_PARTS:
         raise LocalProtocolError(f"a message has {len(parts)} parts, at most {MOST_PARTS} are allowed")

@@ -1,11 +1,12 @@
-"""What a node can be asked: categories and their commands, as they were added."""
+"""What a node can be asked: categories and their commands, as they were added, and as `rpc.describe` tells them."""
 
 from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 Handler: TypeAlias = "Callable[..., Any]"
 """Called with a `Message`, and with the value where its command takes a type."""
+
+MOST_DESCRIBED_BYTES: Final = 900_000
+"""Of one description, which is to stay below the limit of a message; what is beyond is left out."""
+_MOST_SUMMARY: Final = 120
 
 
 class HandlerKind(enum.Enum):
@@ -38,24 +43,19 @@ class Category:
     running_bytes: int = 0  #: octets of the messages that those were given
 
 
+@dataclass(slots=True, eq=False)
 class RpcCommand:
-    """A command, or a request command.
+    """A command, or a request command."""
 
-    Attributes:
-        takes: what it takes, as `rpc.describe` shows it; None: anything.
-    """
+    category: Category
+    handler: Handler
+    is_request: bool
+    takes: dict[str, Any] | None = None  #: what it takes, as `rpc.describe` shows it; None: anything
+    kind: HandlerKind = field(init=False)
+    count: int = 0
 
-    __slots__ = ("category", "count", "handler", "is_request", "kind", "takes")
-
-    def __init__(
-        self, category: Category, handler: Handler, *, is_request: bool, takes: dict[str, Any] | None = None
-    ) -> None:
-        self.category: Final = category
-        self.handler: Final = handler
-        self.is_request: Final = is_request
-        self.kind: Final = kind_of(handler)
-        self.takes: Final = takes
-        self.count = 0
+    def __post_init__(self) -> None:
+        self.kind = kind_of(self.handler)
 
 
 def kind_of(handler: object) -> HandlerKind:
@@ -79,3 +79,31 @@ def access_of(access: Access | AuthLevel | str) -> Access:
         return Access(AuthLevel[access.upper()])
     except (KeyError, AttributeError):
         raise LocalProtocolError(f"access is {access!r}, it must be an Access or one of none, basic, admin") from None
+
+
+def described(commands: Mapping[bytes, RpcCommand], aliases: Mapping[bytes, bytes]) -> str:
+    """Return commands, those that the caller may call, with aliases, as JSON.
+
+    ``{"commands": [{"name": ..., "kind": "command" | "request" | "stream", "access": "none" | ..., "summary": ...}]}``
+    in the order of their names; the summary is the first line of the handler's docstring. An alias has ``alias_of``,
+    and what was added with `takes` has that: ``{"parts": [least, most]}``, and of a type its JSON schema as ``json``.
+    """
+    entries: list[str] = []
+    left = MOST_DESCRIBED_BYTES
+    for name, command in sorted(commands.items()):
+        entry: dict[str, Any] = {
+            "name": name.decode(),
+            "kind": "stream" if command.kind is HandlerKind.STREAM else "request" if command.is_request else "command",
+            "access": command.category.access.auth.name.lower(),
+            "summary": (inspect.getdoc(command.handler) or "").partition("\n")[0][:_MOST_SUMMARY],
+        }
+        if name in aliases:
+            entry["alias_of"] = aliases[name].decode()
+        if command.takes is not None:
+            entry["takes"] = command.takes
+        text = json.dumps(entry)
+        left -= len(text) + 2
+        if left < 0:
+            break
+        entries.append(text)
+    return f'{{"commands": [{", ".join(entries)}]}}'

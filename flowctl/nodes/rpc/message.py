@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from flowctl.errors import LocalProtocolError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.arguments import as_json
 from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID, RpcPeer
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 SERVED: Final[ContextVar[RpcMessage | None]] = ContextVar("flowctl-rpc-served", default=None)
 """What the handler was given that runs here, and whose deadline its own requests have."""
@@ -32,8 +30,7 @@ class Dataclass(Protocol):
 class Model(Protocol):
     """A value of a model of Pydantic."""
 
-    def model_dump_json(self) -> str:
-        """Return it in JSON."""
+    def model_dump_json(self) -> str: ...
 
 
 Part = str | bytes | bytearray | memoryview | Dataclass | Model
@@ -48,12 +45,12 @@ def octets(part: Part) -> bytes:
         return part.encode()
     if isinstance(part, (bytearray, memoryview)):
         return bytes(part)
-    found = as_json(part)
-    if found is None:
+    text = as_json(part)
+    if text is None:
         raise LocalProtocolError(
             f"a part of a message is text or bytes, or a dataclass or model, not {type(part).__name__}"
         )
-    return found
+    return text
 
 
 def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
@@ -81,18 +78,10 @@ def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
 class Answering(Protocol):
     """What a message needs of its node to be answered; any thread."""
 
-    def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None:
-        """Answer a request, if it was not answered."""
-
-    def now(self) -> float:
-        """Return seconds on its clock."""
-
-    def name_of(self, peer: RpcPeer) -> ConnectionID:
-        """Return what names a peer, as the service node that it may be at this moment."""
-
-    def send(self, conn: ConnectionID, command: str, *parts: Part) -> None:
-        """Send a command."""
-
+    def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None: ...
+    def now(self) -> float: ...
+    def name_of(self, peer: RpcPeer) -> ConnectionID: ...
+    def send(self, conn: ConnectionID, command: str, *parts: Part) -> None: ...
     def request(
         self,
         conn: ConnectionID,
@@ -100,43 +89,24 @@ class Answering(Protocol):
         *parts: Part,
         on_reply: Callable[[bool, list[bytes]], object],
         timeout_s: float = ...,
-    ) -> None:
-        """Send a request."""
-
-    def request_future(
-        self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = ...
-    ) -> Future[list[bytes]]:
-        """Send a request."""
+    ) -> None: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RpcMessage:
-    """A command or request as its handler sees it; any thread.
+    """A command or request as its handler sees it; any thread."""
 
-    Attributes:
-        cancelled: whether nobody wants the answer any more: the caller has gone, has given up, or is out of time. A
-            coroutine is cancelled then; a function on a worker thread may look.
-    """
-
-    __slots__ = ("_answered", "_node", "_replied", "cancelled", "command", "data", "deadline", "peer", "tag")
-
-    def __init__(
-        self,
-        node: Answering,
-        peer: RpcPeer,
-        command: bytes,
-        tag: bytes | None,
-        data: list[bytes],
-        deadline: float | None,
-    ) -> None:
-        self._node: Final = node
-        self.peer: Final = peer
-        self.command: Final = command
-        self.tag: Final = tag
-        self.data: Final = data
-        self.deadline: Final = deadline
-        self._answered = False
-        self._replied = False  # its handler has; noted at once on whatever thread
-        self.cancelled = False
+    _node: Answering
+    peer: RpcPeer
+    command: bytes
+    tag: bytes | None
+    data: list[bytes]
+    deadline: float | None
+    #: Whether nobody wants the answer any more: the caller has gone, has given up, or is out of time. A coroutine is
+    #: cancelled then; a function on a worker thread may look.
+    cancelled: bool = False
+    _answered: bool = False
+    _replied: bool = False  #: its handler has; noted at once on whatever thread
 
     @property
     def conn(self) -> ConnectionID:

@@ -13,38 +13,34 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from math import inf
 from typing import Any, Final, Self
 
 from flowctl.core.loop.faults import ErrorHook
-from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.nodes.rpc import describe
-from flowctl.nodes.rpc.access.access import Access, AuthLevel
+from flowctl.errors import ClosedError, LocalProtocolError, RpcError
+from flowctl.nodes.rpc.access.access import Access, AuthLevel, checked_keys, refusal_code
 from flowctl.nodes.rpc.access.admission import Allow
 from flowctl.nodes.rpc.access.logins import LoginDesk, Logins, PasswordHash
-from flowctl.nodes.rpc.access.rules import refusal_code
-from flowctl.nodes.rpc.access.servicenodes import checked_keys
 from flowctl.nodes.rpc.arguments import Arguments, Takes
-from flowctl.nodes.rpc.asking import Asking, RequestFuture, Settle
-from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of
+from flowctl.nodes.rpc.asking import Asking, Incoming, RequestFuture, Settle, checked_frames, failure_of
+from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of, described
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.nodes.rpc.jobs.timers import TimerID
-from flowctl.nodes.rpc.message import Part, RpcMessage, parts_of
+from flowctl.nodes.rpc.message import SERVED, Part, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
-from flowctl.nodes.rpc.peers.peer import SERVICE_NODE, ConnectionID, RpcPeer
-from flowctl.nodes.rpc.peers.reach import ANY_WAY, CONNECT_KEEP_ALIVE_S, Reach
-from flowctl.nodes.rpc.peers.reaching import CONNECT_TIMEOUT_S, LINGER_S, Reaching, refuse_connection
+from flowctl.nodes.rpc.peers.peer import ANY_WAY, CONNECT_KEEP_ALIVE_S, SERVICE_NODE, ConnectionID, Reach, RpcPeer
+from flowctl.nodes.rpc.peers.reaching import CONNECT_TIMEOUT_S, LINGER_S, SELF, Failed, Reaching, Ready
 from flowctl.nodes.rpc.serving import Serving
-from flowctl.nodes.rpc.statistics import RpcStatistics
 from flowctl.nodes.rpc.wire import frames as wire
-from flowctl.nodes.rpc.wire.tag import read_tag
+from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.curve import KeyPair, node_keys
 
@@ -55,6 +51,27 @@ STREAM_CREDIT: Final = 32
 """Items of a stream that may be on their way: enough for a network of some milliseconds, little enough to hold."""
 STOP_GRACE_S: Final = 1.0
 """What a stop gets beyond its deadline, to close sockets and to say which handlers it leaves behind."""
+_OWN_CATEGORY: Final = "rpc"
+"""Of `rpc.describe` and `rpc.login`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcStatistics:
+    """A node at one moment; counts are since the start."""
+
+    incoming: int  #: peers that have connected to us
+    outgoing: int  #: connections that we have opened
+    waiting: int  #: requests of ours without an outcome
+    running: int  #: coroutines of handlers that wait
+    called_count: Mapping[str, int]  #: times that each command ran or was queued
+    refused_count: Mapping[str, int]  #: commands and requests of others that were refused, by code
+    failed_count: int  #: handlers that raised
+    cancelled_count: int  #: handlers cancelled since nobody wanted their answer any more
+    asked_count: int  #: requests that we have sent
+    late_count: int  #: replies and failures to what waits no more
+    malformed_count: int  #: messages that were none, or too long, or out of place
+    unsent_count: int  #: times that a message found too much waiting for its peer: it was dropped, or put off
+    jobs: JobStatistics  #: worker threads and their queues
 
 
 class RpcNode:
@@ -100,16 +117,10 @@ class RpcNode:
         self._on_error: Final = on_error
         self._clock: Final = clock
         self._calls: Final = NodeCalls(PollGroup(name, loop_factory=loop_factory, clock=clock, on_error=on_error))
-        self._jobs: Final = Dispatcher(name, os.cpu_count() or 1)
-        self._reaching: Final = Reaching(
-            self._calls,
-            self.keys,
-            clock,
-            sn_lookup,
-            received=self._received,
-            due=lambda peer: self._asking.calls_due(peer),  # noqa: PLW0108  (it is made below)
-        )
+        self._jobs: Final = Dispatcher(name, os.cpu_count() or 1, self._calls)
+        self._reaching: Final = Reaching(self._calls, self.keys, clock, sn_lookup, received=self._received)
         self._asking: Final = Asking(self._calls, self._reaching, self._jobs, clock)
+        self._serving: Final = Serving(self._calls, self._jobs, self._reaching)
         self._winding_up: asyncio.Task[None] | None = None  # on the node's thread
         # One for all that stop it: what another one queues when the loop has been stopped never runs.
         self._wound_up: Final[Future[None]] = Future()
@@ -121,7 +132,6 @@ class RpcNode:
         # Only for the node's thread:
         self._logins: Final = Logins()
         self._login_desk: LoginDesk | None = None
-        self._serving_here: Serving | None = None
         self._malformed_count = 0
         self._refused_counts: Counter[str] = Counter()
 
@@ -241,10 +251,10 @@ class RpcNode:
         stored = password if isinstance(password, PasswordHash) else PasswordHash.of(password)
         self._logins.add(user, stored, level)
         if len(self._logins) == 1:
-            if describe.CATEGORY not in self._categories:
-                self.add_category(describe.CATEGORY)
+            if _OWN_CATEGORY not in self._categories:
+                self.add_category(_OWN_CATEGORY)
                 self._own_category = True
-            self.add_request_command("rpc", "login", self._login)
+            self.add_request_command(_OWN_CATEGORY, "login", self._login)
 
     async def _login(self, message: RpcMessage) -> bytes | None:
         """Answer ``rpc.login`` [user, password] with the level that it gives."""
@@ -425,26 +435,23 @@ class RpcNode:
 
     def _describe(self) -> None:
         """Add `rpc.describe`, unless the application has a category of that name."""
-        if describe.CATEGORY not in self._categories:
-            self._categories[describe.CATEGORY] = Category(
-                describe.CATEGORY, Access(), self._jobs.slots.add_category(describe.CATEGORY, 0, 0)
-            )
+        if _OWN_CATEGORY not in self._categories:
+            lane = self._jobs.slots.add_category(_OWN_CATEGORY, 0, 0)
+            self._categories[_OWN_CATEGORY] = Category(_OWN_CATEGORY, Access(), lane)
         elif not self._own_category:
             return
 
         async def what_you_may_call(message: RpcMessage) -> str:
             """Return the commands that you may call, as JSON."""
             mine = {name: item for name, item in self._commands.items() if not self._refused(item, message.peer, b"")}
-            return describe.described(mine, self._aliases)
+            return described(mine, self._aliases)
 
-        category = self._categories[describe.CATEGORY]
-        name = f"{describe.CATEGORY}.{describe.COMMAND}".encode()
-        self._commands[name] = RpcCommand(category, what_you_may_call, is_request=True)
+        category = self._categories[_OWN_CATEGORY]
+        self._commands[b"rpc.describe"] = RpcCommand(category, what_you_may_call, is_request=True)
 
     def _begin(self) -> None:
-        self._jobs.start(self._calls.group)
+        self._jobs.start()
         self._login_desk = LoginDesk(self._calls.group, self._logins)
-        self._serving_here = Serving(self._calls.group, self._jobs, self._reaching.send_to)
         self._reaching.start()
 
     async def _wind_up(self, deadline_s: float) -> None:
@@ -586,16 +593,16 @@ class RpcNode:
             LocalProtocolError: asked to wait on the node's own thread.
             RpcError: it has not answered; only without callbacks.
         """
+        to = Address.parse(address)
         if on_connect is not None or on_failure is not None:
             told = self._called_back(on_connect, on_failure)
-            return self._reaching.connect(address, timeout_s, auth, *told, ephemeral=ephemeral_routing_id)
+            return self._reaching.connect(to, timeout_s, auth, *told, ephemeral=ephemeral_routing_id)
         if self._calls.group.in_thread():
             raise LocalProtocolError(
                 "connect_remote() would wait on the node's own thread", hint="await connect(), or give callbacks"
             )
         done: Future[ConnectionID] = Future()
-        failed = partial(refuse_connection, done, address)
-        self._reaching.connect(address, timeout_s, auth, done.set_result, failed, ephemeral=ephemeral_routing_id)
+        self._reaching.connect(to, timeout_s, auth, *_told(done, address), ephemeral=ephemeral_routing_id)
         return done.result()
 
     def _called_back(self, *callbacks: Callable[..., object] | None) -> Iterable[Callable[..., object]]:
@@ -616,7 +623,15 @@ class RpcNode:
             ConfigError: the address is none.
             RpcError: it has not answered in time.
         """
-        return await self._reaching.wait_connected(address, timeout_s, auth, ephemeral=ephemeral_routing_id)
+        done: Future[ConnectionID] = Future()
+        told, to = _told(done, address), Address.parse(address)
+        conn = self._reaching.connect(to, timeout_s, auth, *told, ephemeral=ephemeral_routing_id)
+        try:
+            return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            with suppress(ClosedError):
+                self.disconnect(conn, 0.0)
+            raise
 
     def connect_inproc(
         self,
@@ -637,14 +652,14 @@ class RpcNode:
         Returns:
             The connection, at once and on any thread.
         """
-        return self._reaching.connect_self(timeout_s, auth, *self._called_back(on_connect, on_failure))
+        return self._reaching.connect(SELF, timeout_s, auth, *self._called_back(on_connect, on_failure))
 
     def disconnect(self, conn: ConnectionID | bytes, linger_s: float = 1.0) -> None:
         """Close a connection; what was sent goes on being sent for `linger_s` seconds. Not there: nothing happens.
 
         Of a service node, that which we have opened, or else that which it has; the next message opens another.
         """
-        self._reaching.disconnect(self._named(conn), linger_s)
+        self._calls.do(self._reaching.disconnect, self._named(conn), linger_s)
 
     def now(self) -> float:
         """Return seconds on the node's clock; any thread."""
@@ -678,7 +693,8 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._asking.send(self._named(conn), command, parts, queue_full, queue_failure)
+        conn = self._named(conn)
+        self._calls.do(self._asking.send, conn, checked_frames(conn, command, parts), queue_full, queue_failure)
 
     def request(
         self,
@@ -703,7 +719,8 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._asking.request(self._named(conn), command, parts, on_reply, timeout_s)
+        settle = partial(self._asking.call_back, _served(on_reply))
+        self._asking.ask(self._named(conn), command, parts, settle, timeout_s)
 
     def request_future(
         self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
@@ -713,7 +730,9 @@ class RpcNode:
         Returns:
             What ``get()`` waits for, on another thread than the node's.
         """
-        return self._asking.future(self._named(conn), command, parts, timeout_s)
+        future = RequestFuture(self._calls.group.in_thread)
+        self._asking.ask(self._named(conn), command, parts, partial(_settle, future, command), timeout_s)
+        return future
 
     async def call(
         self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
@@ -727,9 +746,29 @@ class RpcNode:
             RpcTimeoutError: the deadline passed.
             RpcError: it failed; its `code` says how.
         """
-        return await self._asking.call(self._named(conn), command, parts, timeout_s)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[bool, list[bytes]]] = loop.create_future()
+        here = self._calls.group.in_thread()
 
-    def stream(
+        def settle(ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+            if here:
+                _set_result(future, (ok, data))
+            else:
+                with suppress(RuntimeError):  # the caller's loop is closed
+                    loop.call_soon_threadsafe(_set_result, future, (ok, data))
+
+        asked = self._asking.ask(self._named(conn), command, parts, settle, timeout_s)
+        try:
+            ok, data = await future
+        except asyncio.CancelledError:
+            with suppress(ClosedError):
+                self._calls.do(self._asking.withdraw, asked)
+            raise
+        if ok:
+            return data
+        raise failure_of(command, data)
+
+    async def stream(
         self,
         conn: ConnectionID | bytes,
         command: str,
@@ -757,7 +796,24 @@ class RpcNode:
             RpcTimeoutError: the deadline passed.
             RpcError: it failed; its `code` says how. Items that came before were yielded.
         """
-        return self._asking.stream(self._named(conn), command, parts, timeout_s, credit)
+        if not 1 <= credit <= wire.MOST_TAG_CREDIT:
+            raise LocalProtocolError(f"credit is {credit}, it must be 1 to {wire.MOST_TAG_CREDIT}")
+        incoming = Incoming(asyncio.get_running_loop(), here=self._calls.group.in_thread(), credit=credit)
+        asked = self._asking.ask(self._named(conn), command, parts, incoming.end, timeout_s, credit, incoming.put)
+        taken_count = 0
+        try:
+            while (item := await incoming.take()) is not None:
+                yield item
+                taken_count += 1
+                if 2 * taken_count >= credit and not incoming.ended:
+                    self._calls.do(self._asking.give_credit, asked, taken_count, incoming)
+                    taken_count = 0
+        finally:
+            if not incoming.ended:
+                with suppress(ClosedError):
+                    self._calls.do(self._asking.withdraw, asked)
+        if incoming.failure is not None:
+            raise failure_of(command, incoming.failure)
 
     def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None:
         """Answer a request, if it was not answered; for `RpcMessage`."""
@@ -767,12 +823,6 @@ class RpcNode:
     def _reply(self, message: RpcMessage, frames: list[bytes]) -> None:
         if message.answer_once():
             self._reaching.send_to(message.peer, frames)
-
-    @property
-    def _serving(self) -> Serving:
-        if self._serving_here is None:
-            raise LocalProtocolError("the node was not started")
-        return self._serving_here
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
@@ -795,7 +845,7 @@ class RpcNode:
         deadline: float | None = None
         credit = 0
         if tag is not None:
-            read = read_tag(tag)
+            read = wire.read_tag(tag)
             if read is not None:
                 left_s, credit = read
                 deadline = self._clock() + left_s
@@ -846,16 +896,20 @@ class RpcNode:
         """Act on an item, on credit for more, or on a caller that takes no more."""
         if len(frames) < 2:
             self._malformed_count += 1
-        elif frames[0] == wire.CANCEL:
-            self._serving.cancel(peer, frames[1])
-        elif frames[0] == wire.CREDIT:
-            count = wire.credit_of(frames)
-            if count is None:
-                self._malformed_count += 1
-            else:
-                self._serving.credit(peer, frames[1], count)
-        else:
+            return
+        if frames[0] == wire.ITEM:
             self._asking.received_item(peer, frames)
+            return
+        running = peer.running.get(frames[1])
+        if frames[0] == wire.CANCEL:
+            if running is not None:
+                running.cancel()
+            return
+        count = wire.credit_of(frames)
+        if count is None:
+            self._malformed_count += 1
+        elif running is not None:
+            running.add_credit(count)
 
     # --- jobs of the program -------------------------------------------------------------------------------------
 
@@ -930,8 +984,7 @@ class RpcNode:
 
     def statistics(self) -> RpcStatistics:
         """Return a frozen snapshot; from another thread than the node's, its figures may be a moment apart."""
-        serving = self._serving_here
-        reaching, asking = self._reaching, self._asking
+        serving, reaching, asking = self._serving, self._reaching, self._asking
         listeners, dialled = list(reaching.listeners.values()), list(reaching.dialled.values())
         peers = [peer for listener in listeners for peer in list(listener.routes.values())]
         peers += [each.peer for each in dialled]
@@ -940,15 +993,15 @@ class RpcNode:
             incoming=sum(map(len, listeners)),
             outgoing=len(dialled),
             waiting=sum(len(peer.calls) for peer in peers if peer.calls is not None),
-            running=0 if serving is None else len(serving.tasks),
+            running=len(serving.tasks),
             called_count={name.decode(): command.count for name, command in list(self._commands.items())},
             refused_count={
                 **dict(self._refused_counts),
-                "QUEUE_FULL": 0 if serving is None else serving.full_count,
-                "WRONG_ARGUMENT": 0 if serving is None else serving.wrong_count,
+                "QUEUE_FULL": serving.full_count,
+                "WRONG_ARGUMENT": serving.wrong_count,
             },
-            failed_count=0 if serving is None else serving.failed_count,
-            cancelled_count=0 if serving is None else serving.cancelled_count,
+            failed_count=serving.failed_count,
+            cancelled_count=serving.cancelled_count,
             asked_count=asking.asked_count,
             late_count=asking.late_count,
             malformed_count=self._malformed_count + asking.malformed_count + odd,
@@ -964,3 +1017,34 @@ class RpcNode:
 def _set_result(future: asyncio.Future[Any], value: object) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def _told(done: Future[ConnectionID], address: str) -> tuple[Ready, Failed]:
+    """Return what is called with the outcome of a connect that somebody waits for, or has given up."""
+
+    def ready(conn: ConnectionID) -> None:
+        if not done.cancelled():
+            done.set_result(conn)
+
+    def failed(_: ConnectionID, why: str) -> None:
+        if not done.cancelled():
+            done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
+
+    return ready, failed
+
+
+def _settle(future: RequestFuture, command: str, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+    if not future.set_running_or_notify_cancel():
+        return
+    if ok:
+        future.set_result(data)
+    else:
+        future.set_exception(failure_of(command, data))
+
+
+def _served(callback: Settle) -> Settle:
+    """Have a callback of a handler run for that one's caller too: what it asks in turn has no more time."""
+    if SERVED.get() is None:
+        return callback
+    context = copy_context()
+    return wraps(callback)(lambda ok, data: context.run(callback, ok, data))

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from flowctl.errors import ClosedError
 from flowctl.pollgroup import PollGroup
 
 
+@dataclass(slots=True, eq=False)
 class NodeCalls:
-    """Calls on the node's thread; any thread.
+    """Calls on the node's thread; any thread."""
 
-    Attributes:
-        group: whose thread it is; another one where the node runs on its caller's loop.
-        started: whether the node was; nothing is added to it any more.
-        stopping: whether nothing new begins.
-    """
-
-    __slots__ = ("_over", "_undone", "group", "started", "stopping")
-
-    def __init__(self, group: PollGroup) -> None:
-        self.group = group
-        self.started = False
-        self.stopping = False
-        # What has an outcome to tell and waits for the node's thread; any thread appends.
-        self._undone: Final[dict[Callable[[], object], object]] = {}
-        self._over = False  # nothing that is queued on the loop is sure to run
+    group: PollGroup  #: whose thread it is; another one where the node runs on its caller's loop
+    started: bool = False  #: nothing is added to the node any more
+    stopping: bool = False  #: nothing new begins
+    #: What has an outcome to tell and waits for the node's thread; any thread appends.
+    _undone: dict[Callable[[], object], object] = field(default_factory=dict)
+    _over: bool = False  #: nothing that is queued on the loop is sure to run
 
     def do(self, what: Callable[..., object], *args: Any) -> None:
         """Do it on the node's thread: now if this is it, else soon and in the order of the calls."""

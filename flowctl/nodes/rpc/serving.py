@@ -11,26 +11,24 @@ without credit it stands still.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outcomes.pending import Pending
 from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.nodes.rpc.commands import HandlerKind, RpcCommand
 from flowctl.nodes.rpc.jobs.begin import begin
+from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
 from flowctl.nodes.rpc.jobs.slots import NotStarted, NotStartedError, SlotVerdict, WorkerJob
 from flowctl.nodes.rpc.message import SERVED, RpcMessage, parts_of
+from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.nodes.rpc.peers.reaching import Reaching
 from flowctl.nodes.rpc.wire import frames as wire
-
-if TYPE_CHECKING:
-    from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
-    from flowctl.nodes.rpc.peers.peer import RpcPeer
-    from flowctl.pollgroup import PollGroup
 
 MOST_RUNNING: Final = 10_000
 """Handlers of one category that wait on the loop; each holds some kilobytes."""
@@ -82,39 +80,20 @@ class Running:
 
 
 class Serving:
-    """Runs handlers; on the node's thread only.
+    """Runs handlers; on the node's thread only."""
 
-    Attributes:
-        wrong_count: requests and commands whose arguments were wrong, as their handlers or what they take say.
-        full_count: requests and commands refused since too much runs or waits already.
-        cancelled_count: requests that nobody wanted answered any more.
-    """
-
-    __slots__ = (
-        "_due",
-        "_group",
-        "_jobs",
-        "_send",
-        "_stopping",
-        "cancelled_count",
-        "failed_count",
-        "full_count",
-        "tasks",
-        "wrong_count",
-    )
-
-    def __init__(self, group: PollGroup, jobs: Dispatcher, send: Callable[[RpcPeer, Sequence[bytes]], bool]) -> None:
-        self._group: Final = group
+    def __init__(self, calls: NodeCalls, jobs: Dispatcher, reaching: Reaching) -> None:
+        self._calls: Final = calls
         self._jobs: Final = jobs
-        self._send: Final = send
+        self._reaching: Final = reaching
         #: Coroutines that wait.
         self.tasks: set[asyncio.Task[None]] = set()
         self._due: Pending[Running, None] = Pending()
         self._stopping = False
         self.failed_count = 0
-        self.wrong_count = 0
-        self.full_count = 0
-        self.cancelled_count = 0
+        self.wrong_count = 0  #: requests and commands whose arguments were wrong, as their handlers say
+        self.full_count = 0  #: requests and commands refused since too much runs or waits already
+        self.cancelled_count = 0  #: requests that nobody wanted answered any more
 
     def run(self, command: RpcCommand, message: RpcMessage, credit: int = 0) -> None:
         """Run a handler."""
@@ -131,33 +110,21 @@ class Serving:
         ):
             self._full(message)
         elif command.kind is HandlerKind.COROUTINE:
-            task = begin(self._group.loop, self._serve(command, message))
+            task = begin(self._calls.group.loop, self._serve(command, message))
             if task is not None:
                 self._keep(command, Running(message), task)
         elif not credit:
             self.fail(message, wire.HANDLER_FAILED, b"it streams: call it with stream()")
         else:
             running = Running(message, credit)
-            task = begin(self._group.loop, self._stream(command, running))
+            task = begin(self._calls.group.loop, self._stream(command, running))
             if task is not None:
                 self._keep(command, running, task)
-
-    def credit(self, peer: RpcPeer, tag: bytes, count: int) -> None:
-        """Let `count` more items of a stream go out."""
-        running = peer.running.get(tag)
-        if running is not None:
-            running.add_credit(count)
-
-    def cancel(self, peer: RpcPeer, tag: bytes) -> None:
-        """End what runs for a request that its caller has given up."""
-        running = peer.running.get(tag)
-        if running is not None:
-            running.cancel()
 
     def fail(self, message: RpcMessage, code: bytes, text: bytes = b"") -> None:
         """Tell the sender of a request why it gets no reply, unless it was answered."""
         if message.tag is not None and message.answer_once():
-            self._send(message.peer, wire.failure(code, message.tag, text))
+            self._reaching.send_to(message.peer, wire.failure(code, message.tag, text))
 
     def deadline_due(self, now: float) -> None:
         """Cancel what is late."""
@@ -165,7 +132,7 @@ class Serving:
             running.cancel()
         following = self._due.next_deadline()
         if following is not None:
-            self._group.deadlines.set(self, following)
+            self._calls.group.deadlines.set(self, following)
 
     def stop(self) -> None:
         """Cancel what waits, and start nothing any more: callers are told."""
@@ -227,7 +194,7 @@ class Serving:
             await self._peer_reads(message)
             async for item in items:
                 while not running.credit:
-                    running.more = self._group.loop.create_future()
+                    running.more = self._calls.group.loop.create_future()
                     await running.more
                 running.credit -= 1
                 parts = parts_of(item, message.peer.conn.most_part_bytes)
@@ -250,7 +217,7 @@ class Serving:
         One of its streams tries, the others wait for that one: thousands of them cost no more than one.
         """
         async with message.peer.turn:
-            while not self._send(message.peer, frames):  # noqa: ASYNC110  (ZeroMQ does not tell of room)
+            while not self._reaching.send_to(message.peer, frames):  # noqa: ASYNC110  (ZeroMQ does not tell of room)
                 await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
 
     async def _peer_reads(self, message: RpcMessage) -> None:
@@ -263,7 +230,7 @@ class Serving:
     def _answer(self, message: RpcMessage, parts: list[bytes] | None) -> None:
         """Send the reply of a handler, unless it has answered itself."""
         if parts is not None and message.tag is not None and message.answer_once():
-            self._send(message.peer, [wire.REPLY, message.tag, *parts])
+            self._reaching.send_to(message.peer, [wire.REPLY, message.tag, *parts])
 
     def _failed(self, message: RpcMessage, error: BaseException) -> None:
         """Tell of what a handler raised: the caller that it failed, the application what it was."""
@@ -281,7 +248,7 @@ class Serving:
                 self.fail(message, code, str(error).encode(errors="replace")[:MOST_TEXT_BYTES])
                 return
         self.failed_count += 1
-        self._group.report(f"handler of {message.command.decode(errors='replace')}", error)
+        self._calls.group.report(f"handler of {message.command.decode(errors='replace')}", error)
         self.fail(message, wire.HANDLER_FAILED)
 
     def _keep(self, command: RpcCommand, running: Running, task: asyncio.Task[None]) -> None:
@@ -318,7 +285,7 @@ class Serving:
         before = self._due.next_deadline()
         self._due.add(running, None, message.deadline)
         if before is None or message.deadline < before:
-            self._group.deadlines.set(self, message.deadline)
+            self._calls.group.deadlines.set(self, message.deadline)
 
     def _leave(self, running: Running) -> None:
         message = running.message

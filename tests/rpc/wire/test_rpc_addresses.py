@@ -25,8 +25,7 @@ SLASHED = bytes([255]) * 32  # in base64 it is nothing but slashes, nearly
         ("tcp://example.com:80", "example.com", 80, "tcp://example.com:80"),
         (f"curve://a:1/{HEX}", "a", 1, "tcp://a:1"),
         (f"tcp+curve://a:1/{B32Z}", "a", 1, "tcp://a:1"),
-        (f"CURVE://$::1$:1/{B32Z.upper()}", "[::1]", 1, "tcp://[::1]:1"),
-        ("TCP://PUBLIC.EXAMPLE:12345", "public.example", 12345, "tcp://public.example:12345"),
+        (f"curve://[::1]:1/{B32Z.upper()}", "[::1]", 1, "tcp://[::1]:1"),
     ],
 )
 def test_address_when_tcp_has_host_and_port(text, host, port, zmq):
@@ -71,12 +70,11 @@ def test_address_when_the_key_has_slashes_in_base64_is_cut_at_the_right_one():
 
 
 def test_addresses_when_they_say_the_same_are_equal():
-    """The encoding of the key, and the form for QR codes, make no difference; key, host and transport do."""
-    texts = [f"tcp+curve://a:1/{HEX}", f"curve://a:1/{B32Z}", f"curve://a:1/{B64}", f"CURVE://A:1/{B32Z.upper()}"]
+    """The encoding of the key makes no difference; key, host and transport do."""
+    texts = [f"tcp+curve://a:1/{HEX}", f"curve://a:1/{B32Z}", f"curve://a:1/{B64}", f"curve://a:1/{B32Z.upper()}"]
     assert {Address.parse(text) for text in texts} == {Address(AddressTransport.TCP, host="a", port=1, pubkey=KEY)}
-    assert Address.parse(f"CURVE://A:1/{HEX.upper()}") == Address.parse(texts[0])
     assert Address.parse("tcp://a:1") != Address.parse(texts[0])
-    assert Address.parse("tcp://A:1") != Address.parse("TCP://A:1")
+    assert Address.parse("tcp://A:1") != Address.parse("tcp://a:1")
     assert Address.parse(texts[0]).with_pubkey(b"") == Address.parse("tcp://a:1")
 
 
@@ -89,20 +87,6 @@ def test_address_when_printed_has_the_key_in_the_encoding_asked_for():
     assert f"ipc+curve://./s/{HEX}" == Address.parse(f"ipc+curve://./s/{B64}").full_address(KeyEncoding.HEX)
     with pytest.raises(ConfigError, match="z85"):
         address.full_address(KeyEncoding.Z85)
-
-
-def test_address_when_shown_as_a_qr_code_uses_its_letters_only():
-    """Upper case, upper-case base32z, and dollars around an IPv6 address; and it is read again."""
-    plain = Address.parse("tcp://public.example:12345")
-    curve = plain.with_pubkey(KEY)
-    six = Address.parse("tcp://[fe80::1]:1")
-    assert plain.qr_address == "TCP://PUBLIC.EXAMPLE:12345"
-    assert curve.qr_address == f"CURVE://PUBLIC.EXAMPLE:12345/{B32Z.upper()}"
-    assert six.qr_address == "TCP://$FE80::1$:1"
-    assert [plain, curve, six] == [Address.parse(item.qr_address) for item in (plain, curve, six)]
-    for text in ("ipc://a", "inproc://a", "tcp://a_b:1"):
-        with pytest.raises(ConfigError, match="QR"):
-            _ = Address.parse(text).qr_address
 
 
 @pytest.mark.parametrize(
@@ -130,12 +114,9 @@ def test_address_when_shown_as_a_qr_code_uses_its_letters_only():
             "ipc://",
             "ipc://a\0b",
         ),
-        *(f"CURVE://PUBLIC.EXAMPLe:1/{B32Z.upper()}", f"CURVE://A:1/{B32Z}", f"CURVE://A:1/{HEX}", "TCP://[::1]:1"),
+        *(f"CURVE://A:1/{B32Z.upper()}", f"CURVE://A:1/{B32Z}", "TCP://[::1]:1", "tcp://[::1]:", "tcp://[::1]x:1"),
         *(
-            f"CURVE://A:1/{'A' * 43}",
-            f"CURVE://A:1/{'A' * 43}=",
             "Tcp://a:1",
-            "TCP://$::1:1",
             "tcp://$::1$:1",
             "IPC://A",
         ),
@@ -171,7 +152,7 @@ def test_address_when_made_of_parts_that_do_not_fit_is_refused():
 @settings(max_examples=300, deadline=None)
 @given(
     st.text(max_size=120),
-    st.sampled_from(["", "tcp://", "curve://", "CURVE://", "ipc://", "ipc+curve://", "inproc://"]),
+    st.sampled_from(["", "tcp://", "tcp://[", "curve://", "ipc://", "ipc+curve://", "inproc://"]),
 )
 def test_text_when_anything_is_an_address_or_an_error_of_ours(text, scheme):
     """Nothing else is raised, and what is an address is the same one after printing."""

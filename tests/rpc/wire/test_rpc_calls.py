@@ -14,7 +14,7 @@ def call(number: int, command: bytes = b"a.b") -> PendingCall:
 def test_calls_when_taken_in_any_way_are_those_of_a_plain_list():
     """By tag, by command, by deadline: each comes once, the oldest first, and nothing is kept of it (OX-58)."""
     random = Random(7)
-    calls, model = PendingCalls(), []
+    calls, model = PendingCalls(print), []
     for number in range(4000):
         now, command = number // 8, b"a.%d" % random.randrange(4)
         kind = random.randrange(8)
@@ -53,7 +53,7 @@ def test_calls_when_a_command_is_unknown_to_a_busy_peer_are_not_searched():
 
         __hash__ = bytes.__hash__
 
-    calls, commands = PendingCalls(), [Counted(b"a.%d" % number) for number in range(500)]
+    calls, commands = PendingCalls(print), [Counted(b"a.%d" % number) for number in range(500)]
     for number, command in enumerate(commands):
         calls.add(b"%d" % number, call(number, command), 1.0)
     Counted.count = 0

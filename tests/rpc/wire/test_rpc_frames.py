@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowctl.nodes.rpc.wire import frames as wire
-from flowctl.nodes.rpc.wire.tag import LONGEST_MS, MOST_CREDIT, NUMBERS, TAG_BYTES, make_tag, read_tag
+from flowctl.nodes.rpc.wire.frames import LONGEST_MS, MOST_TAG_CREDIT, NUMBERS, TAG_BYTES, make_tag, read_tag
 
 
 @given(
     number=st.integers(0, NUMBERS - 1),
     left_s=st.floats(0, 4_000_000),
-    credit=st.integers(0, MOST_CREDIT),
+    credit=st.integers(0, MOST_TAG_CREDIT),
 )
 def test_tag_when_read_says_what_it_was_made_with(number, left_s, credit):
     """Its 15 octets carry the time left, to the millisecond, and the credit."""

@@ -16,7 +16,7 @@ from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RequestFuture, RpcNode
 from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
-from flowctl.nodes.rpc.wire.tag import make_tag, read_tag
+from flowctl.nodes.rpc.wire.frames import make_tag, read_tag
 from flowctl.wire.zeromq.curve import KeyPair, serve_curve
 
 WAIT_S = 20.0

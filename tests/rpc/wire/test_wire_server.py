@@ -14,7 +14,7 @@ from zmq_kit import NEVER_MS
 from flowctl.nodes.rpc.access.access import Access, AuthLevel
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
-from flowctl.nodes.rpc.wire.tag import make_tag
+from flowctl.nodes.rpc.wire.frames import make_tag
 
 WAIT_S = 20.0
 LONG = b"a." + b"x" * 250

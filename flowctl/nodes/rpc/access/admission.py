@@ -16,8 +16,7 @@ from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.text.addresses import address_key
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.nodes.rpc.access.access import AuthLevel
-from flowctl.nodes.rpc.access.servicenodes import ServiceNodes
+from flowctl.nodes.rpc.access.access import AuthLevel, ServiceNodes
 from flowctl.wire.zeromq.zap import ZapRefusal, ZapRequest
 
 AUTH_PROPERTY: Final = "X-AuthLevel"
@@ -51,8 +50,6 @@ def rate_key(address: str) -> str:
 class AddressRates:
     """One `TokenBucket` per address (see `rate_key`); those seen longest ago are forgotten. Not locked."""
 
-    __slots__ = ("_buckets", "_burst", "_rate_per_s")
-
     def __init__(self, rate_per_s: float, burst: int) -> None:
         self._rate_per_s: Final = rate_per_s
         self._burst: Final = burst
@@ -76,8 +73,6 @@ class AddressRates:
 
 class RpcAdmission:
     """Decides on new connections; for the node's thread."""
-
-    __slots__ = ("_clock", "_doors", "_numbers", "_rates", "_service_nodes", "too_many_count")
 
     def __init__(self, service_nodes: ServiceNodes, clock: Callable[[], float]) -> None:
         self._service_nodes: Final = service_nodes

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.errors import BusyError, ClosedError, ConfigError, InternalError, LocalProtocolError
+from flowctl.errors import BusyError, ClosedError, ConfigError, InternalError
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.slots import (
     CategoryLane,
@@ -35,9 +35,7 @@ from flowctl.nodes.rpc.jobs.slots import (
 )
 from flowctl.nodes.rpc.jobs.timers import Timer, TimerID
 from flowctl.nodes.rpc.jobs.workers import Workers
-
-if TYPE_CHECKING:
-    from flowctl.pollgroup import PollGroup
+from flowctl.nodes.rpc.nodecalls import NodeCalls
 
 MOST_JOBS: Final = 1_000_000
 """Jobs of the program's own (batches, single ones, injected tasks) that have not ended: some 400 MB. A program that
@@ -76,27 +74,11 @@ class JobStatistics:
 class Dispatcher:
     """Jobs of one node. Methods on the node's thread, unless they say that any thread may call them."""
 
-    __slots__ = (
-        "_arriving",
-        "_closed",
-        "_expiring",
-        "_feeding",
-        "_full_at",
-        "_group",
-        "_ids",
-        "_lock",
-        "_name",
-        "_own_count",
-        "_tagged",
-        "_timers",
-        "_workers",
-        "slots",
-    )
-
-    def __init__(self, name: str, general: int) -> None:
-        self._name: Final = name
+    def __init__(self, name: str, general: int, calls: NodeCalls) -> None:
+        self._calls: Final = calls
         #: The rule; for adding categories and setting numbers of threads before the start.
         self.slots: Final = Slots(general)
+        self._workers: Final = Workers(name, calls, self._ended, self._turn_ended)
         self._tagged: Final[dict[str, tuple[TaggedThread, Callable[[], object] | None]]] = {}
         self._timers: Final[dict[TimerID, Timer]] = {}  # any thread: each operation is one of a dict
         self._ids: Final = count(1)  # any thread: `next` is atomic
@@ -104,8 +86,7 @@ class Dispatcher:
         self._feeding = False  # the node's thread will look at `_arriving`
         self._lock: Final = OwnedLock()  # a leaf: nothing else is locked or called under it
         self._own_count = 0  # jobs of the program's own that have not ended  # guarded by _lock
-        self._group: PollGroup | None = None
-        self._workers: Workers | None = None
+        self._started = False
         self._expiring = False  # `deadline_due` is set
         self._full_at: Final[dict[str, float]] = {}  # when it was last reported that a category drops commands
         self._closed: Callable[[], object] | None = None  # called once nothing runs, after `close`
@@ -114,8 +95,6 @@ class Dispatcher:
 
     def add_tagged_thread(self, name: str, start: Callable[[], object] | None = None) -> TaggedThread:
         """Return a thread that runs its jobs one at a time, in order; before the start."""
-        if self._group is not None:
-            raise LocalProtocolError("tagged threads are added before the node starts")
         if not name or name in self._tagged:
             raise ConfigError(f"name is {name!r}, it must not be empty, nor of another tagged thread")
         if len(self._tagged) >= MOST_TAGGED:
@@ -124,15 +103,14 @@ class Dispatcher:
         self._tagged[name] = (thread, start)
         return thread
 
-    def start(self, group: PollGroup) -> None:
-        """Run on `group` from now on; tagged threads are started, and what was submitted before begins."""
-        self._workers = Workers(self._name, group, self._ended, self._turn_ended)
+    def start(self) -> None:
+        """Start the tagged threads, and begin what was submitted before."""
         for name, (_, start) in self._tagged.items():
             self._workers.add_tagged(name, start)
-        self._group = group
-        group.call_soon(self._feed)
+        self._started = True
+        self._calls.group.call_soon(self._feed)
         for timer in list(self._timers.values()):
-            group.call_soon(self._begin, timer)
+            self._calls.group.call_soon(self._begin, timer)
 
     def close(self, closed: Callable[[], object]) -> None:
         """Start nothing any more; what waits is told `NotStartedError`, what runs goes on."""
@@ -144,37 +122,34 @@ class Dispatcher:
         waiting = self.slots.close()
         for thread, _ in self._tagged.values():
             waiting += self.slots.close_lane(thread.lane)
-        if self._group is not None and self._expiring:
-            self._group.deadlines.remove(self)
+        if self._expiring:
+            self._calls.group.deadlines.remove(self)
         for job in chain(waiting, chain.from_iterable(self._fronts())):
             self._tell(job, None, NotStartedError(job.name, NotStarted.STOPPED))
-        if self._workers is not None:
-            self._workers.finish()
+        self._workers.finish()
         self._turn_ended()
 
     def join(self, deadline_s: float) -> bool:
         """Wait for the threads to end, other than the caller's, after `closed` was called; any thread."""
-        return self._workers is None or self._workers.join(deadline_s)
+        return self._workers.join(deadline_s)
 
     def in_worker(self) -> bool:
         """Tell whether the caller is on one of the threads of jobs."""
-        return self._workers is not None and self._workers.in_worker()
+        return self._workers.in_worker()
 
     def unfinished(self) -> list[str]:
         """Return what threads are busy with, by name, after `close`; any thread."""
-        return [] if self._workers is None else self._workers.unfinished()
+        return self._workers.unfinished()
 
     # --- jobs of the node ----------------------------------------------------------------------------------------
 
     def submit(self, job: WorkerJob) -> SlotVerdict:
         """Run `job` if it has a slot, else queue or refuse it; where it is refused, `job.done` is not called."""
-        group, workers = self._group, self._workers
-        if group is None or workers is None:
-            raise LocalProtocolError("the dispatcher was not started")
+        group = self._calls.group
         now = group.now()
         verdict = self.slots.arrived(job, now)
         if verdict is SlotVerdict.START:
-            self._run(workers, job)
+            self._run(job)
             return verdict
         if verdict is SlotVerdict.WAIT and job.deadline != inf and not self._expiring:
             self._expiring = True
@@ -197,8 +172,8 @@ class Dispatcher:
         """Remove from the queues what is late."""
         self.slots.expire(now)
         self._expiring = self.slots.waiting > 0
-        if self._expiring and self._group is not None:
-            self._group.deadlines.set(self, now + EXPIRY_S)
+        if self._expiring:
+            self._calls.group.deadlines.set(self, now + EXPIRY_S)
         self._tell_not_started()
 
     def inject(self, lane: CategoryLane, call: Callable[[], object], name: str = "task") -> None:
@@ -247,7 +222,7 @@ class Dispatcher:
         timer = Timer(call, interval_s, squelch=squelch, submit=partial(self._timer_due, thread))
         timer_id = TimerID(next(self._ids))
         self._timers[timer_id] = timer
-        if self._group is not None:
+        if self._started:
             self._post(self._begin, timer)
         return timer_id
 
@@ -257,7 +232,7 @@ class Dispatcher:
         if timer is None:
             return False
         timer.cancel()
-        if self._group is not None:
+        if self._started:
             self._post(timer.end)
         return True
 
@@ -271,7 +246,7 @@ class Dispatcher:
             active=slots.active,
             most_active=slots.most_active,
             waiting=slots.waiting,
-            threads=0 if self._workers is None else len(self._workers),
+            threads=len(self._workers),
             timers=len(self._timers),
             lanes=tuple(map(slots.statistics, lanes)),
         )
@@ -296,16 +271,14 @@ class Dispatcher:
     def _arrive(self, jobs: Iterator[WorkerJob]) -> None:
         """Have the node's thread take `jobs` in portions, behind what came before; any thread."""
         self._arriving.append(jobs)
-        if self._group is not None and not self._feeding:
+        if self._started and not self._feeding:
             self._feeding = True
             self._post(self._feed)
 
     def _post(self, call: Callable[..., object], *args: Any) -> None:
         """Call on the node's thread; not at all once its loop is closed."""
-        if self._group is None:
-            raise InternalError("posted before the start")
         with suppress(ClosedError):
-            self._group.call_soon(call, *args)
+            self._calls.group.call_soon(call, *args)
 
     def _feed(self) -> None:
         """Take a portion of what arrives."""
@@ -334,7 +307,7 @@ class Dispatcher:
     ) -> Iterator[WorkerJob]:
         for index, (call, thread) in enumerate(jobs):
             lane = self.slots.batch if thread is None else thread.lane
-            yield WorkerJob(lane, call, partial(self._batch_job_ended, batch, index), own=True)
+            yield WorkerJob(lane, call, partial(self._batch_job_ended, batch, index), lane.name, own=True)
 
     def _batch_job_ended(self, batch: Batch[Any], index: int, value: object, error: BaseException | None) -> None:
         if error is not None and not batch.has_completion:
@@ -352,8 +325,8 @@ class Dispatcher:
             self._submit_own(WorkerJob(lane, call, name="completion of a batch"))
 
     def _begin(self, timer: Timer) -> None:
-        if self._group is not None and self._closed is None:
-            timer.begin(self._group.deadlines, self._group.now())
+        if self._closed is None:
+            timer.begin(self._calls.group.deadlines, self._calls.group.now())
 
     def _timer_due(self, thread: TaggedThread | NodeThread | None, timer: Timer) -> bool:
         if isinstance(thread, NodeThread):
@@ -388,18 +361,16 @@ class Dispatcher:
         if error is not None and not isinstance(error, NotStartedError):
             self._report("a timer", error)
 
-    def _run(self, workers: Workers, job: WorkerJob) -> None:
+    def _run(self, job: WorkerJob) -> None:
         if job.lane.kind is LaneKind.TAGGED:
-            workers.run_tagged(job)
+            self._workers.run_tagged(job)
         else:
-            workers.run(job, self.slots.active)
+            self._workers.run(job, self.slots.active)
 
     def _ended(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
         """Take a job that has ended: first the next ones start, then its outcome is told."""
-        if self._group is None or self._workers is None:
-            raise InternalError("a job ended before the start")
-        for following in self.slots.ended(job.lane, self._group.now()):
-            self._run(self._workers, following)
+        for following in self.slots.ended(job.lane, self._calls.group.now()):
+            self._run(following)
         self._tell(job, value, error)
 
     def _turn_ended(self) -> None:
@@ -407,7 +378,7 @@ class Dispatcher:
         closed = self._closed
         if closed is None or self.slots.active or any(thread.lane.running for thread, _ in self._tagged.values()):
             return
-        self._closed = _nothing
+        self._closed = lambda: None
         closed()
 
     def _tell_not_started(self) -> None:
@@ -428,14 +399,8 @@ class Dispatcher:
         try:
             call(*args)
         except BaseException as error:  # noqa: BLE001  (one job's fault must not cost the others their outcome)
-            if self._group is not None:
-                self._group.report(where, error)
+            self._calls.group.report(where, error)
 
     def _report(self, where: str, error: BaseException) -> None:
         """Report what a job raised on its thread: a KeyboardInterrupt made there is not the one of Ctrl-C."""
-        if self._group is not None:
-            self._group.report(where, as_exception(error))
-
-
-def _nothing() -> None:
-    """Do nothing."""
+        self._calls.group.report(where, as_exception(error))

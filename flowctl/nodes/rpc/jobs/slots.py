@@ -15,9 +15,11 @@ the program submits itself is bounded where it comes in (`nodes.rpc.jobs.dispatc
 batch jobs, replies, then commands in the order of their arrival, over all categories, passing by those without a slot.
 (A tagged thread has one slot that is its own, and waits for nobody.)
 
-One sender must not keep others waiting: of each, a few commands at a time have a place in that order, and the rest of
-what it sends waits behind them (`turns.py`); and where a queue is full, a command of a sender that has less than its
-share of it displaces the newest of the one that has most. With one sender, both rules are the plain ones.
+One sender must not keep others waiting (`SenderTurns`). One line holds what waits, oldest first, but at most
+`MOST_IN_LINE` of any sender; what it has sent beyond them waits behind it, and each that leaves the line lets the next
+one in at its end. So the order is that of arrival as long as nobody sends many at once, and always with one sender; and
+one that sends without end keeps another one's waiting for no more than those few. Where a queue is full, a command of a
+sender that has less than its share of it displaces the newest of the one that has most.
 
 Cost. Between two events nobody who has a slot waits. The end of a job gives a slot to its own lane, or a general one to
 everybody; so only the head of that lane and the head of all commands need to be looked at: O(1) per job, however many
@@ -28,14 +30,14 @@ commands, and leaves both at once, wherever in them it stands.
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from typing import Any, Final
 
 from flowctl.errors import ClosedError, ConfigError, InternalError
-from flowctl.nodes.rpc.jobs.turns import SenderTurns
 
 DEFAULT_MAX_QUEUE: Final = 200
 """Commands of one category that wait, as in OxenMQ."""
@@ -45,6 +47,10 @@ MOST_RESERVED: Final = 1024
 
 MOST_WAITING_BYTES: Final = 256 * 1024 * 1024
 """Octets of all messages that wait in bounded lanes: 200 in each of many categories, of 1 MiB each, are too much."""
+
+MOST_IN_LINE: Final = 4
+"""Of one sender. Each that a flood has in the line is one that others wait for: with 16, the 99th percentile of others'
+calls of plain functions was twice that with 4, and with 1 half of it; but then the order of arrival means nothing."""
 
 
 class SlotVerdict(enum.Enum):
@@ -79,80 +85,95 @@ class LaneKind(enum.Enum):
     TAGGED = "tagged"  #: those of one tagged thread: its one slot is no worker's
 
 
+@dataclass(slots=True, eq=False)
 class WorkerJob:
-    """One thing to do on a worker thread, or on a tagged one.
+    """One thing to do on a worker thread, or on a tagged one."""
 
-    Attributes:
-        lane: where it belongs.
-        call: does it, on that thread.
-        done: told of the outcome on the node's thread, once: the value and None, or None and what was raised. A job
-            that never ran has failed with `NotStartedError`. None: nobody wants to know; what is raised is reported.
-        deadline: seconds on the node's clock from when on it is not worth starting; infinite: always.
-        size_bytes: memory that it keeps while it waits.
-        name: for reports.
-        own: the program submitted it itself, and it counts against what it may.
-        sender: who takes turns with others; None: the program.
-        number: order of arrival, while it waits.
-    """
-
-    __slots__ = ("call", "deadline", "done", "lane", "name", "number", "own", "sender", "size_bytes")
-
-    def __init__(
-        self,
-        lane: CategoryLane,
-        call: Callable[[], object],
-        done: Callable[[object, BaseException | None], object] | None = None,
-        *,
-        deadline: float = inf,
-        size_bytes: int = 0,
-        name: str = "",
-        own: bool = False,
-        sender: Hashable = None,
-    ) -> None:
-        self.lane: Final = lane
-        self.call: Final = call
-        self.done: Final = done
-        self.deadline: Final = deadline
-        self.size_bytes: Final = size_bytes
-        self.name: Final = name or lane.name
-        self.own: Final = own
-        self.sender: Final = sender
-        self.number = 0
+    lane: CategoryLane
+    call: Callable[[], object]  #: does it, on that thread
+    #: Told of the outcome on the node's thread, once: the value and None, or None and what was raised. A job that never
+    #: ran has failed with `NotStartedError`. None: nobody wants to know; what is raised is reported.
+    done: Callable[[object, BaseException | None], object] | None = None
+    name: str = "job"  #: for reports
+    deadline: float = inf  #: seconds on the node's clock from when on it is not worth starting
+    size_bytes: int = 0  #: memory that it keeps while it waits
+    own: bool = False  #: the program submitted it itself, and it counts against what it may
+    sender: Hashable = None  #: who takes turns with others; None: the program
+    number: int = 0  #: order of arrival, while it waits
 
 
+class SenderTurns:
+    """What waits, in the order in which its turns come; all is O(1) but `newest_of_most`."""
+
+    __slots__ = ("_count", "_line", "_of_sender")
+
+    def __init__(self) -> None:
+        self._line: Final[OrderedDict[int, WorkerJob]] = OrderedDict()
+        # All that waits of each sender, none empty, oldest first: the first `MOST_IN_LINE` of them are in the line.
+        self._of_sender: Final[dict[Hashable, OrderedDict[int, WorkerJob]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[WorkerJob]:
+        """Yield all, those of each sender in its order."""
+        for own in self._of_sender.values():
+            yield from own.values()
+
+    def __contains__(self, item: WorkerJob) -> bool:
+        own = self._of_sender.get(item.sender)
+        return own is not None and own.get(item.number) is item
+
+    def head(self) -> WorkerJob | None:
+        return next(iter(self._line.values()), None)
+
+    def add(self, item: WorkerJob) -> None:
+        own = self._of_sender.get(item.sender)
+        if own is None:
+            own = self._of_sender[item.sender] = OrderedDict()
+        own[item.number] = item
+        if len(own) <= MOST_IN_LINE:
+            self._line[item.number] = item
+        self._count += 1
+
+    def remove(self, item: WorkerJob) -> None:
+        """Take `item` out, from wherever it stands; one of its sender's that waits behind the line comes in for it."""
+        own = self._of_sender[item.sender]
+        del own[item.number]
+        self._count -= 1
+        if not own:
+            del self._of_sender[item.sender]
+        if self._line.pop(item.number, None) is not None:
+            for following in islice(own.values(), MOST_IN_LINE - 1, MOST_IN_LINE):
+                self._line[following.number] = following
+
+    def above_share(self, sender: Hashable) -> bool:
+        """Return whether one more of `sender` is above its share, which is the same for all that have some waiting."""
+        own, senders = self._of_sender.get(sender), len(self._of_sender)
+        mine = 0 if own is None else len(own)
+        return (mine + 1) * (senders + (own is None)) > self._count
+
+    def newest_of_most(self) -> WorkerJob:
+        """Return the newest of the sender that has most waiting; something must wait. O(senders)."""
+        own = max(self._of_sender.values(), key=len)
+        return next(reversed(own.values()))
+
+
+@dataclass(slots=True, eq=False)
 class CategoryLane:
-    """Jobs that share a reservation and a queue. Made by `Slots`, which alone changes it.
+    """Jobs that share a reservation and a queue. Made by `Slots`, which alone changes it."""
 
-    Attributes:
-        reserved: jobs that may run whatever others do.
-        max_queue: how many may wait; -1: no limit.
-        late_count: jobs not started because their deadline passed while they waited.
-    """
-
-    __slots__ = (
-        "dropped_count",
-        "earliest",
-        "kind",
-        "late_count",
-        "max_queue",
-        "name",
-        "reserved",
-        "running",
-        "started_count",
-        "waiting",
-    )
-
-    def __init__(self, name: str, kind: LaneKind, reserved: int, max_queue: int) -> None:
-        self.name: Final = name
-        self.kind: Final = kind
-        self.reserved = reserved
-        self.max_queue: Final = max_queue
-        self.running = 0
-        self.waiting: Final[SenderTurns[WorkerJob]] = SenderTurns()
-        self.earliest = inf  # no deadline in `waiting` is before this one
-        self.started_count = 0
-        self.dropped_count = 0
-        self.late_count = 0
+    name: str
+    kind: LaneKind
+    reserved: int  #: jobs that may run whatever others do
+    max_queue: int  #: how many may wait; -1: no limit
+    running: int = 0
+    waiting: SenderTurns = field(default_factory=SenderTurns)
+    earliest: float = inf  #: no deadline in `waiting` is before this one
+    started_count: int = 0
+    dropped_count: int = 0
+    late_count: int = 0  #: jobs not started because their deadline passed while they waited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,56 +191,31 @@ class LaneStatistics:
 
 
 class Slots:
-    """The slots of a node and what waits for them; not locked, its owner has one thread.
-
-    Attributes:
-        active: jobs that run on workers (those of tagged threads are not among them).
-        most_active: the highest that `active` ever was.
-        batch: lane of batch jobs.
-        reply: lane of callbacks of replies.
-    """
-
-    __slots__ = (
-        "_batch_set",
-        "_closed",
-        "_commands",
-        "_displaced",
-        "_general",
-        "_lanes",
-        "_late",
-        "_number",
-        "_reply_set",
-        "_waiting_bytes",
-        "_waiting_bytes_of",
-        "active",
-        "batch",
-        "most_active",
-        "reply",
-    )
+    """The slots of a node and what waits for them; not locked, its owner has one thread."""
 
     def __init__(self, general: int = 1, batch: int = -1, reply: int = -1) -> None:
         self.batch: Final = CategoryLane("batch", LaneKind.OWN, 0, -1)
         self.reply: Final = CategoryLane("reply", LaneKind.OWN, 0, -1)
         self._lanes: Final[dict[str, CategoryLane]] = {}  # categories
-        self._commands: Final[SenderTurns[WorkerJob]] = SenderTurns()  # of all categories
+        self._commands: Final[SenderTurns] = SenderTurns()  # of all categories
         self._number = 0  # of the newest arrival
         self._waiting_bytes = 0  # of bounded lanes
         self._waiting_bytes_of: Final[Counter[Hashable]] = Counter()  # by sender
         self._late: list[WorkerJob] = []
         self._displaced: list[WorkerJob] = []
         self._closed = False
-        self.active = 0
+        self.active = 0  #: jobs that run on workers (those of tagged threads are not among them)
         self.most_active = 0
-        self._general = 1
+        self.general = 1
         self._batch_set = self._reply_set = -1
         self.set_threads(general=general, batch=batch, reply=reply)
 
     def set_threads(self, *, general: int | None = None, batch: int | None = None, reply: int | None = None) -> None:
         """Change numbers of threads; None leaves one as it is. Else as for the class. Before any job arrives."""
-        general = self._general if general is None else _in_range("general_threads", general, 1)
+        general = self.general if general is None else _in_range("general_threads", general, 1)
         batch = self._batch_set if batch is None else _in_range("batch_threads", batch, -1)
         reply = self._reply_set if reply is None else _in_range("reply_threads", reply, -1)
-        self._general, self._batch_set, self._reply_set = general, batch, reply
+        self.general, self._batch_set, self._reply_set = general, batch, reply
         self.batch.reserved = batch if batch >= 0 else -(-general // 2)
         self.reply.reserved = reply if reply >= 0 else -(-general // 8)
 
@@ -236,14 +232,9 @@ class Slots:
         return CategoryLane(name, LaneKind.TAGGED, 1, -1)
 
     @property
-    def general(self) -> int:
-        """General threads."""
-        return self._general
-
-    @property
     def max_workers(self) -> int:
         """Most jobs that run at once on workers: general ones and all that are reserved."""
-        return self._general + self.batch.reserved + self.reply.reserved + sum(x.reserved for x in self._lanes.values())
+        return self.general + self.batch.reserved + self.reply.reserved + sum(x.reserved for x in self._lanes.values())
 
     # --- events --------------------------------------------------------------------------------------------------
 
@@ -251,7 +242,7 @@ class Slots:
         """Take a new job; O(1)."""
         lane = job.lane
         if not self._closed:
-            if lane.running < lane.reserved or (self.active < self._general and lane.kind is not LaneKind.TAGGED):
+            if lane.running < lane.reserved or (self.active < self.general and lane.kind is not LaneKind.TAGGED):
                 self._start(lane)
                 return SlotVerdict.START
             if self._has_room(job, now):
@@ -277,13 +268,6 @@ class Slots:
                 self._start(job.lane)
                 jobs.append(job)
         return jobs
-
-    def withdraw(self, job: WorkerJob) -> bool:
-        """Take back a job that waits; True if it did. O(1)."""
-        if job not in job.lane.waiting:
-            return False
-        self._forget(job)
-        return True
 
     def expire(self, now: float) -> None:
         """Remove what waits and is late; `take_late` returns it. O(categories) if nothing is."""
@@ -350,7 +334,7 @@ class Slots:
 
     def _head(self, freed: CategoryLane) -> WorkerJob | None:
         """Return the next to start after a job of `freed` has ended; it waits still."""
-        if self.active < self._general and freed.kind is not LaneKind.TAGGED:
+        if self.active < self.general and freed.kind is not LaneKind.TAGGED:
             for queue in (self.batch.waiting, self.reply.waiting, self._commands):
                 if queue:
                     return queue.head()

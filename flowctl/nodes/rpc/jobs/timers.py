@@ -8,8 +8,9 @@ passed over while its last job waits or runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NewType, Protocol
+from typing import Final, NewType
 
+from flowctl.core.loop.deadlines import Deadlines
 from flowctl.errors import ConfigError
 
 SHORTEST_S: Final = 0.001
@@ -22,33 +23,8 @@ TimerID = NewType("TimerID", int)
 """Names a timer of one node; never used again."""
 
 
-class TimerDeadlines(Protocol):
-    """What calls ``deadline_due(now)`` of a timer at its time: `flowctl.core.loop.deadlines.Deadlines`."""
-
-    def set(self, owner: Timer, when: float) -> None:
-        """Have it called at `when`."""
-
-    def remove(self, owner: Timer) -> bool:
-        """Have it not called."""
-
-
 class Timer:
-    """One timer. All methods on the node's thread, but for `run` and `cancel`.
-
-    Attributes:
-        passed_over_count: times at which it was not submitted: squelched, no room, or the machine was late.
-    """
-
-    __slots__ = (
-        "_deadlines",
-        "_interval_s",
-        "_job",
-        "_outstanding",
-        "_squelch",
-        "_submit",
-        "_when",
-        "passed_over_count",
-    )
+    """One timer. All methods on the node's thread, but for `run` and `cancel`."""
 
     def __init__(
         self, job: Callable[[], object], interval_s: float, *, squelch: bool, submit: Callable[[Timer], bool]
@@ -61,14 +37,13 @@ class Timer:
         self._submit: Final = submit
         self._outstanding = 0  # jobs that were submitted and have not ended
         self._when = 0.0
-        self._deadlines: TimerDeadlines | None = None  # from `begin` on
-        self.passed_over_count = 0
+        self._deadlines: Deadlines | None = None  # from `begin` on
 
     @property
     def cancelled(self) -> bool:
         return self._job is None
 
-    def begin(self, deadlines: TimerDeadlines, now: float) -> None:
+    def begin(self, deadlines: Deadlines, now: float) -> None:
         """Be due after one interval; no effect once it is cancelled."""
         if not self.cancelled:
             self._deadlines = deadlines
@@ -82,13 +57,10 @@ class Timer:
         missed = int((now - self._when) / self._interval_s)
         self._when += (missed + 1) * self._interval_s
         self._deadlines.set(self, self._when)
-        self.passed_over_count += missed
         if not (self._squelch and self._outstanding):
             self._outstanding += 1
-            if self._submit(self):
-                return
-            self._outstanding -= 1
-        self.passed_over_count += 1
+            if not self._submit(self):
+                self._outstanding -= 1
 
     def end(self) -> None:
         """Be due no more; after `cancel`."""

@@ -27,7 +27,7 @@ from flowctl.errors import ClosedError
 
 if TYPE_CHECKING:
     from flowctl.nodes.rpc.jobs.slots import WorkerJob
-    from flowctl.pollgroup import PollGroup
+    from flowctl.nodes.rpc.nodecalls import NodeCalls
 
 OUTCOMES_PER_TURN: Final = 256
 """Outcomes taken in one turn of the loop: some 2 ms of work, as for messages of a socket."""
@@ -36,17 +36,15 @@ OUTCOMES_PER_TURN: Final = 256
 class Workers:
     """The threads of a node. All methods on the node's thread, but for `join`, `in_worker` and `unfinished`."""
 
-    __slots__ = ("_ended", "_group", "_inbox", "_mailbox", "_name", "_posted", "_tagged", "_threads", "_turn_ended")
-
     def __init__(
         self,
         name: str,
-        group: PollGroup,
+        calls: NodeCalls,
         ended: Callable[[WorkerJob, object, BaseException | None], object],
         turn_ended: Callable[[], object],
     ) -> None:
         self._name: Final = name
-        self._group: Final = group
+        self._calls: Final = calls
         self._ended: Final = ended
         self._turn_ended: Final = turn_ended
         self._inbox: Final[SimpleQueue[WorkerJob | None]] = SimpleQueue()
@@ -66,7 +64,7 @@ class Workers:
     def add_tagged(self, name: str, start: Callable[[], object] | None) -> None:
         """Start a tagged thread, on which `start` is called before anything else."""
         inbox: SimpleQueue[WorkerJob | None] = SimpleQueue()
-        worker = _Worker(f"{self._name} {name}", inbox, self._post, start, self._group.report)
+        worker = _Worker(f"{self._name} {name}", inbox, self._post, start, self._calls.group.report)
         worker.start()
         self._tagged[name] = (worker, inbox)
 
@@ -108,7 +106,7 @@ class Workers:
             worker.start()
         except RuntimeError as error:  # the system gives no more threads
             self._threads.pop()
-            self._group.report("starting a worker thread", error)
+            self._calls.group.report("starting a worker thread", error)
             if not self._threads:
                 job = self._inbox.get()
                 if job is not None:
@@ -122,7 +120,7 @@ class Workers:
         if not self._posted:
             self._posted = True
             with suppress(ClosedError):  # the node did not wait for this job; nobody is there to be told
-                self._group.call_soon(self._empty)
+                self._calls.group.call_soon(self._empty)
 
     def _empty(self) -> None:
         self._posted = False
@@ -132,7 +130,7 @@ class Workers:
         finally:
             if self._mailbox and not self._posted:
                 self._posted = True
-                self._group.call_soon(self._empty)
+                self._calls.group.call_soon(self._empty)
             self._turn_ended()
 
 

@@ -35,22 +35,6 @@ class Dialled:
     is sent.
     """
 
-    __slots__ = (
-        "_comes_again",
-        "_failed",
-        "_group",
-        "_lost",
-        "_monitor",
-        "_ready",
-        "_received",
-        "_redials",
-        "_said_hi",
-        "address",
-        "heard",
-        "peer",
-        "ready",
-    )
-
     def __init__(
         self,
         group: PollGroup,
@@ -63,7 +47,6 @@ class Dialled:
         failed: Callable[[ConnectionID, str], object],
         received: Callable[[RpcPeer, list[bytes], int], object],
         lost: Callable[[RpcPeer], object],
-        due: Callable[[RpcPeer], None],
     ) -> None:
         self._group: Final = group
         self.address: Final = address
@@ -78,7 +61,7 @@ class Dialled:
         self._comes_again = True  # whether ZeroMQ has tried to connect since the connection ended
         self._redials: Final = Redial(_REDIAL, tries=1)
         socket = ZmqSocket(group, raw, self._message)
-        self.peer: Final = RpcPeer(conn, socket, identity, due)
+        self.peer: Final = RpcPeer(conn, socket, identity)
         self._monitor: Final = Monitor(group, raw, self._happened, _EVENTS)
         socket.start()
         self._said_hi = self._say_hi()

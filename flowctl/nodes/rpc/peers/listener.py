@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import zmq
 
 from flowctl.errors import InternalError
-from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity
+from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, is_claimed
 from flowctl.nodes.rpc.access.admission import AUTH_PROPERTY, CONNECTION_PROPERTY
-from flowctl.nodes.rpc.access.rules import is_claimed
 from flowctl.nodes.rpc.peers.monitor import Monitor
 from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
 from flowctl.nodes.rpc.wire.frames import BYE
@@ -49,31 +48,7 @@ def identity_of(frame: zmq.Frame) -> PeerIdentity:
 
 
 class RpcListener:
-    """A bound ROUTER; all methods on the node's thread.
-
-    Attributes:
-        is_inproc: whether it is bound within the process, where no end of a connection is told: BYE says it.
-        refused_count: messages without frames, and of peers who are not let in, for whom there is no room, or who have
-            taken a routing id that says another key than theirs.
-    """
-
-    __slots__ = (
-        "_admit_inproc",
-        "_by_descriptor",
-        "_due",
-        "_ended",
-        "_gone",
-        "_monitor",
-        "_of_key",
-        "_peers",
-        "_received",
-        "by_pubkey",
-        "is_inproc",
-        "number",
-        "refused_count",
-        "routes",
-        "socket",
-    )
+    """A bound ROUTER; all methods on the node's thread."""
 
     def __init__(
         self,
@@ -84,14 +59,13 @@ class RpcListener:
         admit_inproc: Callable[[], AuthLevel | None] | None,
         received: Callable[[RpcPeer, list[bytes], int], object],
         gone: Callable[[RpcPeer], object],
-        due: Callable[[RpcPeer], None],
     ) -> None:
         self.number: Final = number
         self._admit_inproc: Final = admit_inproc
+        #: Bound within the process, where no end of a connection is told: BYE says it.
         self.is_inproc: Final = admit_inproc is not None
         self._received: Final = received
         self._gone: Final = gone
-        self._due: Final = due
         self._peers: dict[str | bytes, RpcPeer] = {}  # by number of the connection; without admission by route
         self.routes: dict[bytes, RpcPeer] = {}
         self._by_descriptor: dict[int, RpcPeer] = {}
@@ -99,6 +73,8 @@ class RpcListener:
         #: The newest connection of each key that lives.
         self.by_pubkey: dict[bytes, RpcPeer] = {}
         self._of_key: dict[bytes, dict[RpcPeer, None]] = {}  # all of each key, oldest first
+        #: Messages without frames, and of peers who are not let in, for whom there is no room, or who have taken a
+        #: routing id that says another key than theirs.
         self.refused_count = 0
         self.socket: Final = ZmqSocket(group, raw, self._message)
         self._monitor: Final = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
@@ -161,8 +137,7 @@ class RpcListener:
             with suppress(zmq.ZMQError):
                 self.socket.send([route, BYE])
             return None
-        peer = RpcPeer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, self._due)
-        peer.key = key
+        peer = RpcPeer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, key)
         with suppress(zmq.ZMQError):
             descriptor = frame.get(_SOURCE)
             if not isinstance(descriptor, int):

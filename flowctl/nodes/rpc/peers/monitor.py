@@ -25,8 +25,6 @@ class Monitor:
     connection, the end of the one that had it can be read here.
     """
 
-    __slots__ = ("_happened", "_socket", "_watched")
-
     def __init__(
         self, group: PollGroup, raw: zmq.Socket[bytes], happened: Callable[[int, int], object], events: int
     ) -> None:

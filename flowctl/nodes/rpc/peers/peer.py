@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Protocol
 
 import zmq
 
 from flowctl.core.outcomes.pending import Pending
+from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.access.access import PeerIdentity
-from flowctl.nodes.rpc.peers.reach import ANY_WAY, Reach
 from flowctl.wire.zeromq.socket import ZmqSocket
 
 LOOK_BYTES: Final = 1 << 20
@@ -28,6 +28,29 @@ CURVE_BYTES: Final = 33
 
 SERVICE_NODE: Final = -1
 """`ConnectionID.id` of a service node that is meant by its key, over whatever connection there is."""
+SEND_KEEP_ALIVE_S: Final = 30.0
+CONNECT_KEEP_ALIVE_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """By which connections a service node may be reached."""
+
+    optional: bool = False
+    incoming: bool = False
+    outgoing: bool = False
+    hint: str = ""  #: address to dial instead of looking it up; of no effect where there is a connection
+    keep_alive_s: float = SEND_KEEP_ALIVE_S  #: how long one that we open is kept when nothing goes over it, or longer
+
+    def __post_init__(self) -> None:
+        if self.incoming and self.outgoing:
+            raise ConfigError("a connection is incoming or outgoing, not both")
+        if not self.keep_alive_s > 0:
+            raise ConfigError(f"keep_alive_s is {self.keep_alive_s}, it must be more than 0")
+
+
+ANY_WAY: Final = Reach()
+"""Over what there is, or a new connection."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +107,18 @@ class PendingCalls:
     with that command. It may come for each of a hundred thousand, and for commands that nobody asked for: it is O(1).
     """
 
-    __slots__ = ("_of_command", "_pending")
+    __slots__ = ("_due", "_of_command", "_pending", "due_at")
 
-    def __init__(self) -> None:
+    def __init__(self, due: Callable[[PendingCalls], None]) -> None:
+        self._due: Final = due
         self._pending: Final[Pending[bytes, PendingCall]] = Pending()
         self._of_command: Final[dict[bytes, dict[bytes, None]]] = {}  # tags, oldest first; none empty
+        #: When the group calls `deadline_due`; infinite: not at all.
+        self.due_at = inf
+
+    def deadline_due(self, now: float) -> None:
+        """Have the requests told whose time is up."""
+        self._due(self)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -106,7 +136,6 @@ class PendingCalls:
             tags[tag] = None
 
     def get(self, tag: bytes) -> PendingCall | None:
-        """Return a request, which stays; None: it is not here."""
         return self._pending.get(tag)
 
     def take(self, tag: bytes) -> PendingCall | None:
@@ -147,62 +176,30 @@ class PendingCalls:
 class Cancellable(Protocol):
     """A request of a peer that runs here."""
 
-    def cancel(self) -> None:
-        """End it: its outcome is not wanted."""
-
-    def add_credit(self, count: int) -> None:
-        """Let more items of a stream go out."""
+    def cancel(self) -> None: ...
+    def add_credit(self, count: int) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class RpcPeer:
     """The other end of one connection; all methods on the node's thread only."""
 
-    __slots__ = (
-        "_due",
-        "_unread_bytes",
-        "calls",
-        "closed",
-        "conn",
-        "descriptor",
-        "due",
-        "identity",
-        "key",
-        "running",
-        "socket",
-        "turn",
-        "waiting_bytes",
-        "waiting_count",
-    )
-
-    def __init__(
-        self, conn: ConnectionID, socket: ZmqSocket, identity: PeerIdentity, due: Callable[[RpcPeer], None]
-    ) -> None:
-        self.conn: Final = conn
-        self.socket: Final = socket
-        self.identity = identity
-        self._due: Final = due
-        #: Whether nothing can be sent to it any more.
-        self.closed = False
-        #: By which its listener finds it; the listener's own.
-        self.key: str | bytes = b""
-        #: Of its connection; -1: there is none (inproc), or it is not known.
-        self.descriptor = -1
-        self._unread_bytes = 0  # sent since the system last took more
-        #: Our requests to it, by their tags; None: there has been none.
-        self.calls: PendingCalls | None = None
-        #: When the group calls `deadline_due`; infinite: not at all.
-        self.due = inf
-        #: What runs for it here and may be cancelled, by the tags of its requests.
-        self.running: dict[object, Cancellable] = {}
-        #: Coroutines that wait for it here, those of commands included.
-        self.waiting_count = 0
-        #: Octets of the messages that those were given.
-        self.waiting_bytes = 0
-        #: Whose turn it is to try again, of the streams to it that found too much waiting.
-        self.turn: Final = asyncio.Lock()
+    conn: ConnectionID
+    socket: ZmqSocket
+    identity: PeerIdentity
+    key: str | bytes = b""  #: by which its listener finds it; the listener's own
+    closed: bool = False  #: nothing can be sent to it any more
+    descriptor: int = -1  #: of its connection; -1: there is none (inproc), or it is not known
+    calls: PendingCalls | None = None  #: our requests to it; None: there has been none
+    #: What runs for it here and may be cancelled, by the tags of its requests.
+    running: dict[object, Cancellable] = field(default_factory=dict)
+    waiting_count: int = 0  #: coroutines that wait for it here, those of commands included
+    waiting_bytes: int = 0  #: octets of the messages that those were given
+    #: Whose turn it is to try again, of the streams to it that found too much waiting.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _unread_bytes: int = 0  #: sent since the system last took more
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send a message."""
         self._unread_bytes += sum(map(len, frames))
         if self._unread_bytes > LOOK_BYTES:
             self._look()
@@ -225,10 +222,6 @@ class RpcPeer:
     def is_awaited(self) -> bool:
         """Return whether it is to answer a request of ours, or we one of its."""
         return bool(self.calls) or bool(self.running)
-
-    def deadline_due(self, now: float) -> None:
-        """Have the requests told whose time is up."""
-        self._due(self)
 
 
 def takes_more(descriptor: int) -> bool:

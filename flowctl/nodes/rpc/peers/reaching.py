@@ -1,21 +1,21 @@
 """Whom a node is connected with: those that have come to its listeners, and those that it has dialled.
 
-Theory of operation. A peer is found by its `ConnectionID`; a service node by its key, over whatever connection there
-is, or a new one. What is sent to a peer that has gone reaches nobody, but for a service node. The end of a connection
-ends what waits because of it: requests of the peer are cancelled, ours to it fail.
+Theory of operation. A peer is found by its `ConnectionID`; a service node by its key, whichever side dialled: over the
+connections that it opened, then the one that we opened; else, unless told otherwise, it is looked up and dialled. A
+connection that we opened so ends when nothing has gone over it for as long as it was to be kept. What is sent to a peer
+that has gone reaches nobody, but for a service node. The end of a connection ends what waits because of it: requests of
+the peer are cancelled, ours to it fail.
 
-`listen`, `connect`, `wait_connected`, `connect_self` and `disconnect` are for any thread, the rest for the node's.
+`listen`, `connect` and `forget_service_nodes` are for any thread, the rest for the node's.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -25,16 +25,13 @@ import zmq
 
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
-from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError
-from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity
+from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
+from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, ServiceNodes, key_route
 from flowctl.nodes.rpc.access.admission import Allow, RpcAdmission
-from flowctl.nodes.rpc.access.rules import key_route
-from flowctl.nodes.rpc.access.servicenodes import ServiceNodes
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.dialled import Dialled
 from flowctl.nodes.rpc.peers.listener import RpcListener
-from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, SERVICE_NODE, ConnectionID, RpcPeer
-from flowctl.nodes.rpc.peers.reach import ANY_WAY, OutgoingConnections
+from flowctl.nodes.rpc.peers.peer import ANY_WAY, MAX_PART_BYTES, SERVICE_NODE, ConnectionID, Reach, RpcPeer
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
 from flowctl.wire.zeromq.context import new_context, shared_context
@@ -53,7 +50,7 @@ DEAD_AFTER_S: Final = 30
 HANDSHAKE_MS: Final = 10_000
 RECONNECT_MS: Final = (250, 5_000)
 LINGER_S: Final = 5.0
-_SELF: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
+SELF: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
 """Where a node listens for itself, in its own context of ZeroMQ: nobody else can connect to there."""
 NO_CONNECTION: Final = wire.DISCONNECTED
 
@@ -62,12 +59,84 @@ Failed: TypeAlias = Callable[[ConnectionID, str], object]
 _Raw: TypeAlias = "zmq.Socket[bytes]"
 
 
-class Reaching:
-    """The peers of a node.
+@dataclass(slots=True, eq=False)
+class _Kept:
+    peer: RpcPeer
+    keep_alive_s: float
+    active_at: float
 
-    Attributes:
-        unsent_count: messages that were dropped since too much waited for their peer already.
-    """
+
+class OutgoingConnections:
+    """Connections that we opened to service nodes, one to each (pure); for one thread."""
+
+    def __init__(
+        self,
+        incoming: Callable[[bytes], RpcPeer | None],
+        lookup: Callable[[bytes], str],
+        dial: Callable[[bytes, str], RpcPeer | None],
+    ) -> None:
+        self._incoming: Final = incoming
+        self._lookup: Final = lookup
+        self._dial: Final = dial
+        self._kept: dict[bytes, _Kept] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, pubkey: bytes, reach: Reach, now: float) -> RpcPeer | None:
+        """Return a connection to the node with that key, a new one if need be. None: there is none, and cannot be."""
+        if not reach.outgoing:
+            peer = self._incoming(pubkey)
+            if peer is not None:
+                return peer
+        kept = None if reach.incoming else self._kept.get(pubkey)
+        if kept is not None:
+            kept.keep_alive_s = max(kept.keep_alive_s, reach.keep_alive_s)
+            kept.active_at = now
+            return kept.peer
+        if reach.optional or reach.incoming:
+            return None
+        address = reach.hint or self._lookup(pubkey)
+        peer = self._dial(pubkey, address) if address else None
+        if peer is not None:
+            self._kept[pubkey] = _Kept(peer, reach.keep_alive_s, now)
+        return peer
+
+    def get(self, pubkey: bytes) -> RpcPeer | None:
+        """Return the connection that we opened to the node with that key."""
+        kept = self._kept.get(pubkey)
+        return None if kept is None else kept.peer
+
+    def active(self, pubkey: bytes, now: float) -> None:
+        """Note that something came over the connection that we opened to the node with that key."""
+        kept = self._kept.get(pubkey)
+        if kept is not None:
+            kept.active_at = now
+
+    def forget(self, pubkey: bytes, peer: RpcPeer) -> None:
+        """Drop a connection that has ended."""
+        kept = self._kept.get(pubkey)
+        if kept is not None and kept.peer is peer:
+            del self._kept[pubkey]
+
+    def take_idle(self, now: float) -> list[RpcPeer]:
+        """Remove and return those over which nothing has gone for as long as they were to be kept, and will come."""
+        idle = [
+            (pubkey, kept.peer)
+            for pubkey, kept in self._kept.items()
+            if now - kept.active_at >= kept.keep_alive_s and not kept.peer.is_awaited()
+        ]
+        for pubkey, _ in idle:
+            del self._kept[pubkey]
+        return [peer for _, peer in idle]
+
+    def take(self, pubkeys: frozenset[bytes]) -> list[RpcPeer]:
+        """Remove and return those to the nodes with these keys."""
+        return [self._kept.pop(pubkey).peer for pubkey in pubkeys & self._kept.keys()]
+
+
+class Reaching:
+    """The peers of a node."""
 
     def __init__(
         self,
@@ -77,14 +146,12 @@ class Reaching:
         sn_lookup: Callable[[bytes], str | None] | None,
         *,
         received: Callable[[RpcPeer, list[bytes], int], object],
-        due: Callable[[RpcPeer], None],
     ) -> None:
         self._calls: Final = calls
         self._keys: Final = keys
         self._clock: Final = clock
         self._sn_lookup: Final = sn_lookup
         self._received: Final = received
-        self._due: Final = due
         self._context: Final = new_context()
         self._destroying: Final = threading.Lock()  # taken once, by the one that ends the context
         self._ids: Final = count(1)
@@ -99,7 +166,7 @@ class Reaching:
         self._sn_checking = False  # whether a timer for idle ones is set
         self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
         self._listens_to_itself = False
-        self.unsent_count = 0
+        self.unsent_count = 0  #: messages dropped since too much waited for their peer already
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -125,7 +192,6 @@ class Reaching:
 
     @property
     def destroyed(self) -> bool:
-        """Whether `destroy` was called."""
         return self._destroying.locked()
 
     def destroy(self) -> None:
@@ -174,37 +240,13 @@ class Reaching:
         return bound
 
     def connect(
-        self, address: str, timeout_s: float, auth: AuthLevel, ready: Ready, failed: Failed, *, ephemeral: bool
+        self, to: Address, timeout_s: float, auth: AuthLevel, ready: Ready, failed: Failed, *, ephemeral: bool = False
     ) -> ConnectionID:
         """Have a listener dialled; the node's thread tells how that went."""
         check_timeout(timeout_s)
-        to = Address.parse(address)
         conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
         self._calls.do_or_fail(self._dial, conn, to, timeout_s, auth, ephemeral, ready, failed)
         return conn
-
-    async def wait_connected(self, address: str, timeout_s: float, auth: AuthLevel, *, ephemeral: bool) -> ConnectionID:
-        """Dial a listener, and wait for its answer; on any loop."""
-        done: Future[ConnectionID] = Future()
-        told = partial(_connected, done), partial(refuse_connection, done, address)
-        conn = self.connect(address, timeout_s, auth, *told, ephemeral=ephemeral)
-        try:
-            return await asyncio.wrap_future(done)
-        except asyncio.CancelledError:
-            with suppress(ClosedError):
-                self.disconnect(conn, 0.0)
-            raise
-
-    def connect_self(self, timeout_s: float, auth: AuthLevel, ready: Ready, failed: Failed) -> ConnectionID:
-        """Have this node dialled by itself."""
-        check_timeout(timeout_s)
-        conn = ConnectionID(next(self._ids))
-        self._calls.do_or_fail(self._dial_self, conn, timeout_s, auth, ready, failed)
-        return conn
-
-    def disconnect(self, conn: ConnectionID, linger_s: float) -> None:
-        """Close a connection."""
-        self._calls.do(self._disconnect, conn, linger_s)
 
     def forget_service_nodes(self, gone: frozenset[bytes]) -> None:
         """Close the connections that we opened to those who are no service nodes any more."""
@@ -305,7 +347,8 @@ class Reaching:
         else:
             self._give_up(peer, wire.DISCONNECTED)
 
-    def _disconnect(self, conn: ConnectionID, linger_s: float) -> None:
+    def disconnect(self, conn: ConnectionID, linger_s: float) -> None:
+        """Close a connection."""
         peer = self._there(conn)
         dialled = None if peer is None else self.dialled.get(peer.conn.id)
         if dialled is not None:
@@ -333,8 +376,8 @@ class Reaching:
             for running in list(peer.running.values()):
                 running.cancel()
         if peer.calls is not None:
-            self._calls.group.deadlines.remove(peer)
-            peer.due = inf
+            self._calls.group.deadlines.remove(peer.calls)
+            peer.calls.due_at = inf
             for call in peer.calls.take_all():
                 self._calls.make(call.settle, False, [code])
 
@@ -343,7 +386,7 @@ class Reaching:
     def _new_socket(self, kind: int, address: str) -> _Raw:
         if self._destroying.locked():
             raise ClosedError("the node was stopped")
-        shared = _is_inproc(address) and address != _SELF.zmq_address
+        shared = _is_inproc(address) and address != SELF.zmq_address
         raw = (shared_context() if shared else self._context).socket(kind)
         raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
         raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
@@ -364,7 +407,6 @@ class Reaching:
             admit_inproc=inproc,
             received=self._received,
             gone=self._lost,
-            due=self._due,
         )
 
     def _dial(
@@ -380,6 +422,9 @@ class Reaching:
         if self._calls.stopping:
             failed(conn, "the node was stopped")
             return
+        if address is SELF and not self._listens_to_itself:
+            self._listens_to_itself = True
+            self.listen(SELF.zmq_address, AuthLevel.ADMIN, None, curve=False)
         raw = self._new_socket(zmq.DEALER, address.zmq_address)
         if address.curve:
             dial_curve(raw, self._keys, address.pubkey)
@@ -407,15 +452,8 @@ class Reaching:
             failed=failed,
             received=self._received,
             lost=self._lost,
-            due=self._due,
         )
         self._calls.group.call_later(timeout_s, self._not_answered, dialled)
-
-    def _dial_self(self, conn: ConnectionID, timeout_s: float, auth: AuthLevel, ready: Ready, failed: Failed) -> None:
-        if not (self._listens_to_itself or self._calls.stopping):
-            self._listens_to_itself = True
-            self.listen(_SELF.zmq_address, AuthLevel.ADMIN, None, curve=False)
-        self._dial(conn, _SELF, timeout_s, auth, False, ready, failed)
 
     # --- service nodes -------------------------------------------------------------------------------------------
 
@@ -467,17 +505,6 @@ class Reaching:
         self._sn_checking = bool(len(self.outgoing)) and not self._calls.stopping
         if self._sn_checking:
             self._calls.group.call_later(SN_CHECK_S, self._sn_check)
-
-
-def _connected(done: Future[ConnectionID], conn: ConnectionID) -> None:
-    if not done.cancelled():
-        done.set_result(conn)
-
-
-def refuse_connection(done: Future[ConnectionID], address: str, _: ConnectionID, why: str) -> None:
-    """Fail what waits for a connection."""
-    if not done.cancelled():
-        done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
 
 
 def check_timeout(timeout_s: float) -> None:

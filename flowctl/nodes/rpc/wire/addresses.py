@@ -4,11 +4,9 @@
 
     tcp://HOST:PORT            ipc://PATH                inproc://NAME
     curve://HOST:PORT/KEY      ipc+curve://PATH/KEY      (tcp+curve:// is curve://)
-    TCP://HOST:PORT            CURVE://HOST:PORT/KEY     for QR codes: upper case only
 
 HOST is a name, an IPv4 address or an IPv6 one in brackets. KEY is the public key of the peer in hex, base32z or base64.
-A QR code takes upper-case letters and a few signs in half the room: there KEY is upper-case base32z (or hex), and an
-IPv6 address stands between dollars instead of brackets. Source: oxen-mq, ``oxenmq/address.h``.
+Source: oxen-mq, ``oxenmq/address.h``, without its form for QR codes.
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ MOST_PATH_BYTES: Final = 107
 MOST_NAME_BYTES: Final = 255
 """Of an inproc name: ZeroMQ takes any, but this is what its manual promises."""
 
-_QR_CHARS: Final = re.compile(r"[A-Z0-9$:/.\-]*")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._\-]*[A-Za-z0-9._])?")
 _IPV6: Final = re.compile(r"[:.0-9a-fA-F]+")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 _HINT: Final = "write it like tcp://host:port, ipc://path, curve://host:port/KEY or ipc+curve://path/KEY"
 _CURVE_ENCODINGS: Final = (KeyEncoding.HEX, KeyEncoding.BASE32Z, KeyEncoding.BASE64)
+_ALLOWED: Final = ", ".join(f"{encoding.value} ({LETTERS[encoding]} letters)" for encoding in _CURVE_ENCODINGS)
 
 
 class AddressTransport(enum.Enum):
@@ -88,10 +86,7 @@ class Address:
         try:
             match scheme:
                 case "tcp" | "curve" | "tcp+curve":
-                    return cls._parse_tcp(rest, curve=scheme != "tcp", qr=False)
-                case "TCP" | "CURVE":
-                    _check_qr(rest)
-                    return cls._parse_tcp(rest, curve=scheme == "CURVE", qr=True)
+                    return cls._parse_tcp(rest, curve=scheme != "tcp")
                 case "ipc":
                     return cls(AddressTransport.IPC, socket=rest)
                 case "ipc+curve":
@@ -103,28 +98,19 @@ class Address:
         raise ConfigError(f"address {short(text)}: {short(scheme)} is no transport", hint=_HINT)
 
     @classmethod
-    def _parse_tcp(cls, rest: str, *, curve: bool, qr: bool) -> Self:
-        brackets = "$$" if qr else "[]"
-        if rest[0] == brackets[0]:
-            end = rest.find(brackets[1], 1)
-            if end < 0:
-                raise ConfigError(f"the IPv6 address has no closing {brackets[1]}")
-            host, rest = f"[{rest[1:end]}]", rest[end + 1 :]
-            if rest[:1] != ":":
-                raise ConfigError("there is no :port behind the host")
-            rest = rest[1:]
-        else:
-            host, found, rest = rest.partition(":")
-            if not found:
-                raise ConfigError("there is no :port behind the host")
-        port, slash, text = rest.partition("/")
+    def _parse_tcp(cls, rest: str, *, curve: bool) -> Self:
+        end = rest.find("]") + 1 if rest[0] == "[" else rest.find(":")
+        if rest[0] == "[" and not end:
+            raise ConfigError("the IPv6 address has no closing ]")
+        if end < 0 or rest[end : end + 1] != ":":
+            raise ConfigError("there is no :port behind the host")
+        host = rest[:end]
+        port, slash, text = rest[end + 1 :].partition("/")
         if not _PORT.fullmatch(port):
             raise ConfigError(f"{short(port)} is no port, it must be 1 to {LAST_PORT}")
         if bool(slash) != curve:
             raise ConfigError("there is no /KEY behind the port" if curve else "there is more behind the port")
-        encodings = _CURVE_ENCODINGS[:2] if qr else _CURVE_ENCODINGS
-        pubkey = _key_of(text, encodings) if curve else b""
-        return cls(AddressTransport.TCP, host.lower() if qr else host, int(port), pubkey=pubkey)
+        return cls(AddressTransport.TCP, host, int(port), pubkey=_key_of(text) if curve else b"")
 
     @classmethod
     def _parse_ipc_curve(cls, rest: str) -> Self:
@@ -134,7 +120,7 @@ class Address:
             key = decode_key(rest[-letters:], encoding)
             if key is not None and rest[-letters - 1 : -letters] == "/":
                 return cls(AddressTransport.IPC, socket=rest[: -letters - 1], pubkey=key)
-        raise ConfigError(f"there is no /KEY behind the path, in {_allowed(_CURVE_ENCODINGS)}")
+        raise ConfigError(f"there is no /KEY behind the path, in {_ALLOWED}")
 
     @property
     def curve(self) -> bool:
@@ -163,27 +149,7 @@ class Address:
         return f"ipc+curve://{self.socket}/{key}"
 
     def __str__(self) -> str:
-        """Return `full_address`, with the key in base32z."""
         return self.full_address()
-
-    @property
-    def qr_address(self) -> str:
-        """The address in the letters of a QR code; of a host it keeps no case."""
-        if self.transport is not AddressTransport.TCP:
-            raise ConfigError(f"an address of {self.transport.value} has no form for QR codes, only one of tcp has")
-        host = self.host.upper()
-        if host[0] == "[":
-            host = f"${host[1:-1]}$"
-        if not _QR_CHARS.fullmatch(host):
-            raise ConfigError(f"host {short(self.host)} has no form for QR codes, which have no underscore")
-        if not self.pubkey:
-            return f"TCP://{host}:{self.port}"
-        return f"CURVE://{host}:{self.port}/{encode_key(self.pubkey, KeyEncoding.BASE32Z).upper()}"
-
-
-def _check_qr(text: str) -> None:
-    if not _QR_CHARS.fullmatch(text):
-        raise ConfigError("only upper-case letters, digits and $:/.- are allowed in the form for QR codes")
 
 
 def _check_host(host: str) -> None:
@@ -204,13 +170,9 @@ def _check_name(what: str, name: str, most_bytes: int) -> None:
         raise ConfigError(f"{what} has a control character: {short(name)}")
 
 
-def _key_of(text: str, encodings: tuple[KeyEncoding, ...]) -> bytes:
-    for encoding in encodings:
+def _key_of(text: str) -> bytes:
+    for encoding in _CURVE_ENCODINGS:
         key = decode_key(text, encoding)
         if key is not None:
             return key
-    raise ConfigError(f"{short(text)} is no key, it must be in {_allowed(encodings)}")
-
-
-def _allowed(encodings: tuple[KeyEncoding, ...]) -> str:
-    return ", ".join(f"{encoding.value} ({LETTERS[encoding]} letters)" for encoding in encodings)
+    raise ConfigError(f"{short(text)} is no key, it must be in {_ALLOWED}")

@@ -1,4 +1,4 @@
-"""The frames of a message, without the routing id that a ROUTER puts in front (pure).
+"""The frames of a message, without the routing id that a ROUTER puts in front, and the tag of a request (pure).
 
 =================  ==========================================  =====================================================
 what               frames                                      remarks
@@ -20,12 +20,28 @@ streamed item      ``[ITEM, tag, part...]``                    only in answer to
 more credit        ``[CREDIT, tag, count]``                    decimal digits
 given up           ``[CANCEL, tag]``                           the caller does not want the answer any more
 =================  ==========================================  =====================================================
+
+A tag has 15 octets, which the server echoes, and in which ours carry what travels with a request:
+
+======  =================================================================================
+octets  what
+======  =================================================================================
+0-5     number of the request
+6       items of a stream that may come before more credit is given; 0: one reply
+7-10    time left until the deadline, in milliseconds
+11-14   CRC-32 of the octets before
+======  =================================================================================
+
+To a node that does not know this form they are 15 arbitrary octets, as its own are. A tag of a foreign node passes for
+ours once in four thousand million; it then has some deadline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 from typing import Final
+from zlib import crc32
 
 REPLY: Final = b"REPLY"
 HI: Final = b"HI"
@@ -55,7 +71,16 @@ MAX_NAME_BYTES: Final = MAX_CATEGORY_BYTES + 1 + MAX_COMMAND_BYTES
 MOST_CREDIT: Final = 1 << 20
 """Most items that one `CREDIT` adds: a number of more digits is not even read."""
 
+TAG_BYTES: Final = 15
+MOST_TAG_CREDIT: Final = 255
+NUMBERS: Final = 1 << 48
+"""Requests are numbered modulo this."""
+LONGEST_MS: Final = 0xFFFFFFFF
+"""Seven weeks; a longer deadline travels as this one."""
+
 _CREDIT_DIGITS: Final = len(str(MOST_CREDIT))
+_TAG_BODY: Final = Struct(">HIBI")
+_TAG: Final = Struct(">HIBII")
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
@@ -94,3 +119,18 @@ def credit_of(frames: Sequence[bytes]) -> int | None:
         return None
     count = int(frames[2])
     return count if 0 < count <= MOST_CREDIT else None
+
+
+def make_tag(number: int, left_s: float, credit: int = 0) -> bytes:
+    """Return the tag of a request."""
+    left_ms = int(left_s * 1000) if left_s * 1000 < LONGEST_MS else LONGEST_MS
+    body = _TAG_BODY.pack(number >> 32, number & 0xFFFFFFFF, credit, left_ms)
+    return body + crc32(body).to_bytes(4, "big")
+
+
+def read_tag(tag: bytes) -> tuple[float, int] | None:
+    """Return time left in seconds and credit of a tag in our form; None: it is a foreign one."""
+    if len(tag) != TAG_BYTES:
+        return None
+    _, _, credit, left_ms, check = _TAG.unpack(tag)
+    return (left_ms / 1000, credit) if crc32(tag[:11]) == check else None
