@@ -48,6 +48,8 @@ _MOST_REFUSED: Final = 4096
 """Addresses (see `flowctl.core.text.addresses`) whose refusals are remembered for that."""
 
 
+_EVENT: Final = FLOW_EVENTS.row_names.index("event")
+_STATES: Final = tuple(state.name for state in SendState)
 _SERVER: Final = (None, None, None, None, None)
 
 
@@ -57,6 +59,8 @@ def event_row(
     event: EventName,
     peer: tuple[Any, ...] = _SERVER,
     *,
+    value: float | None = None,
+    limit: float | None = None,
     account: Account | None = None,
     detail: Mapping[str, Any] | None = None,
     **columns: Any,
@@ -67,9 +71,10 @@ def event_row(
         columns["queued_bytes"], columns["queued_messages"] = load.size_bytes, load.messages
         columns["queued_age_ms"] = load.age_ms
         columns["sent_bytes"], columns["viewer_delay_ms"] = account.bytes_sent, account.delay_ms
-    for name in ("value", "limit"):  # Arrow makes no real number of a whole one that is beyond 2^53
-        if columns.get(name) is not None:
-            columns[name] = float(columns[name])
+    if value is not None:  # Arrow makes no real number of a whole one that is beyond 2^53
+        columns["value"] = float(value)
+    if limit is not None:
+        columns["limit"] = float(limit)
     if detail:
         columns["detail"] = json.dumps(detail, separators=(",", ":"))
     return FLOW_EVENTS.row(ts_us, conn_id, *peer, event.value, **columns)  # the schema begins with these
@@ -243,11 +248,9 @@ class ConnectionEvents:
 
     def put(self, at: float, event: EventName, **columns: Any) -> None:
         """Record an event; `columns` as of `event_row`."""
-        self._events_count += event.value in RECORDED
-        self._put(at, event, **columns)
-
-    def _put(self, at: float, event: EventName, **columns: Any) -> None:
-        self._events.lane.put(event_row(self._events.wall.us(at), self.conn_id, event, self.who, **columns))
+        row = event_row(self._events.wall.us(at), self.conn_id, event, self.who, **columns)
+        self._events_count += row[_EVENT] in RECORDED
+        self._events.lane.put(row)
 
     def opened(self) -> None:
         """Record that the connection is there."""
@@ -313,9 +316,9 @@ class ConnectionEvents:
     def sample(self, at: float, account: Account, rtt_us: int | None, unsent_bytes: int) -> None:
         """Record how a viewer in trouble stands. The sampler's thread."""
         self._sampled_events += 1
-        self._put(
-            at, EventName.SAMPLE, state_to=account.state.name, account=account, rtt_us=rtt_us, unsent_bytes=unsent_bytes
-        )
+        us, state = self._events.wall.us(at), account.state.name
+        told = {"state_to": state, "rtt_us": rtt_us, "unsent_bytes": unsent_bytes}
+        self._events.lane.put(event_row(us, self.conn_id, EventName.SAMPLE, self.who, account=account, **told))
 
     def _course_of(self) -> ConnectionCourse:
         course = self._course
@@ -363,8 +366,8 @@ class ConnectionEvents:
         self.put(
             change.at,
             EventName.STATE_CHANGED,
-            state_from=change.old.name,
-            state_to=change.new.name,
+            state_from=_STATES[change.old],
+            state_to=_STATES[change.new],
             state_ms=None if missed else (change.at - self._at) * 1000,
             cause=change.cause.value,
             axis=None if change.axis is None else change.axis.value,
