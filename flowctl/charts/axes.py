@@ -1,19 +1,16 @@
-"""The paper of all pictures: its size, scales, ticks, the frame of two axes, and places that a pointer finds (pure).
+"""The paper of all pictures: its size, scales, ticks, the frame of two axes, and the marks on it (pure).
 
-Colours are CSS variables of the page, so that one picture serves light and dark. Every text is made printable and
-escaped here, since names of streams, agents and reasons come from peers.
+A picture is a list of marks, elements of SVG as data; `flowctl.charts.page.draw` makes text of them. Colours are CSS
+variables of the page, so that one picture serves light and dark.
 """
 
 from __future__ import annotations
 
-import html
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from flowctl.core.text.printable import printable
 
 WIDTH: Final = 640
 HEIGHT: Final = 264
@@ -93,18 +90,11 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class ChartAxis:
-    """One axis.
-
-    Args:
-        scale: where its values stand.
-        ticks: the values that are marked.
-        label: with its unit.
-        write: writes a value.
-    """
+    """One axis."""
 
     scale: Scale
-    ticks: Sequence[float]
-    label: str
+    ticks: Sequence[float]  # the values that are marked
+    label: str  # with its unit
     write: Callable[[float], str] = plain
 
 
@@ -130,56 +120,63 @@ def y_axis(
     return ChartAxis(Scale(0, end, BOTTOM, TOP), [tick for tick in ticks if tick <= end * 1.0001], label, write)
 
 
-def frame(x: ChartAxis, y: ChartAxis) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One element of a picture."""
+
+    tag: str
+    attributes: Mapping[str, object]
+    text: str = ""
+    title: str = ""  # its tooltip, which every browser shows where a pointer rests; may have several lines
+
+
+def frame(x: ChartAxis, y: ChartAxis) -> list[Mark]:
     """Return grid, ticks and labels of two axes."""
     parts = []
     for tick, written in zip(y.ticks, tick_texts(y.ticks, y.write), strict=True):
         at = y.scale(tick)
-        parts.append(f'<path class="{"base" if tick == 0 else "grid"}" d="M{LEFT} {at:.1f}H{RIGHT}"/>')
-        parts.append(said(LEFT - 8, at + 4, written, anchor="end"))
+        parts += [grid(f"M{LEFT} {at:.1f}H{RIGHT}", base=tick == 0), said(LEFT - 8, at + 4, written, anchor="end")]
     for tick, written in zip(x.ticks, tick_texts(x.ticks, x.write), strict=True):
         at = x.scale(tick)
-        parts.append(f'<path class="base" d="M{at:.1f} {BOTTOM}v4"/>')
-        parts.append(said(at, BOTTOM + 17, written, anchor="middle"))
-    parts.append(said(LEFT, 13, y.label))
-    parts.append(said((LEFT + RIGHT) / 2, HEIGHT - 6, x.label, anchor="middle"))
-    return parts
+        parts += [grid(f"M{at:.1f} {BOTTOM}v4", base=True), said(at, BOTTOM + 17, written, anchor="middle")]
+    label = said((LEFT + RIGHT) / 2, HEIGHT - 6, x.label, anchor="middle")
+    return [*parts, said(LEFT, 13, y.label), label]
 
 
-def escaped(text: str) -> str:
-    """Return any text as one of a picture: neither a control character nor half a character, which no file takes."""
-    return html.escape(printable(text, lines=True))
+def grid(path: str, *, base: bool = False) -> Mark:
+    """Return a thin line, of the grid or of an axis."""
+    return Mark("path", {"class": "base" if base else "grid", "d": path})
 
 
-def said(x: float, y: float, text: str, *, anchor: str = "start", strong: bool = False) -> str:
+def said(
+    x: float, y: float, text: str, *, anchor: str = "start", strong: bool = False, style: str | None = None
+) -> Mark:
     """Return a text on the paper; `anchor`: which end of it stands at `x` (start, middle, end)."""
-    kind = ' class="strong"' if strong else ""
-    return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escaped(text)}</text>'
+    kind = "strong" if strong else None
+    place = {"x": round(x, 1), "y": round(y, 1), "text-anchor": anchor}
+    return Mark("text", {"class": kind, "style": style, **place}, text)
 
 
-def column(first: float, last: float, lines: Iterable[str]) -> str:
+def rectangle(
+    x: float, y: float, width: float, height: float, style: str | None = None, *, title: str = "", **more: object
+) -> Mark:
+    """Return a rectangle."""
+    sizes = {name: round(value, 1) for name, value in {"x": x, "y": y, "width": width, "height": height}.items()}
+    return Mark("rect", {"style": style, **sizes, **more}, title=title)
+
+
+def column(first: float, last: float, lines: Iterable[str]) -> Mark:
     """Return an invisible column between two places along the paper, whose tooltip says `lines`."""
-    box = f'x="{first:.1f}" y="{TOP}" width="{max(last - first, 0.5):.1f}" height="{BOTTOM - TOP}"'
-    return f'<rect class="hit" {box}>{title(lines)}</rect>'
-
-
-def title(lines: Iterable[str]) -> str:
-    """Return a tooltip, which every browser shows where a pointer rests."""
-    return f"<title>{chr(10).join(map(escaped, lines))}</title>"
+    return rectangle(first, TOP, max(last - first, 0.5), BOTTOM - TOP, title="\n".join(lines), **{"class": "hit"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture(ABC):
-    """Something to draw; derive from it.
+    """Something to draw; derive from it."""
 
-    Args:
-        name: for ids, unique on the page; letters and hyphens.
-        description: what is to be seen, in words, for readers who cannot see it.
-    """
-
-    name: str
+    name: str  # for ids, unique on the page; letters and hyphens
     title: str
-    description: str
+    description: str  # what is to be seen, in words, for readers who cannot see it
 
     @property
     @abstractmethod
@@ -191,22 +188,11 @@ class Picture(ABC):
         """Of the paper."""
         return HEIGHT
 
+    @property
+    def legend(self) -> Sequence[tuple[str, str]]:
+        """Label and colour of what is drawn, where a picture says it itself."""
+        return ()
+
     @abstractmethod
-    def marks(self) -> list[str]:
+    def marks(self) -> list[Mark]:
         """Return what is drawn."""
-
-
-def draw(picture: Picture, place: str = "") -> str:
-    """Return a picture as an ``<svg>`` element; "" if there is nothing to draw."""
-    if picture.empty:
-        return ""
-    ids = f"{picture.name}-title {picture.name}-description"
-    return "\n".join(
-        [
-            f'<svg{place} viewBox="0 0 {WIDTH} {picture.height}" role="img" aria-labelledby="{ids}">',
-            f'<title id="{picture.name}-title">{escaped(picture.title)}</title>',
-            f'<desc id="{picture.name}-description">{escaped(picture.description)}</desc>',
-            *picture.marks(),
-            "</svg>",
-        ]
-    )

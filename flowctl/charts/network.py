@@ -16,14 +16,17 @@ from flowctl.charts.axes import (
     RIGHT,
     WIDTH,
     ChartAxis,
+    Mark,
     Picture,
     Scale,
+    grid,
     linear_ticks,
     plain,
+    rectangle,
     said,
     tick_texts,
-    title,
 )
+from flowctl.charts.pictures import short
 
 _BOX_WIDTH: Final = 118
 _BOX_HEIGHT: Final = 40
@@ -60,14 +63,10 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """What went from one box to another.
-
-    Args:
-        target: name of one in a column further to the right.
-    """
+    """What went from one box to another."""
 
     source: str
-    target: str
+    target: str  # name of one in a column further to the right
     weight: float
     text: str = ""
     paint: str = "var(--s1)"
@@ -93,12 +92,12 @@ class Network(Picture):
         count = max((box.column for box in self.boxes), default=0) + 1
         return [[box for box in self.boxes if box.column == number] for number in range(count)]
 
-    def marks(self) -> list[str]:
+    def marks(self) -> list[Mark]:
         """Return what is drawn: arrows first, so that boxes lie over their ends."""
         places = self._places()
         most = max((arrow.weight for arrow in self.arrows), default=0.0) or 1.0
         arrows = [arrow for arrow in self.arrows if arrow.source in places and arrow.target in places]
-        lines = [_arrow(arrow, places, most) for arrow in arrows]
+        lines = [mark for arrow in arrows for mark in _arrow(arrow, places, most)]
         taken: list[tuple[float, float, float]] = []
         texts = [_arrow_text(arrow, places, taken) for arrow in arrows if arrow.text]
         return [*lines, *(mark for box in self.boxes for mark in _box(box, *places[box.name])), *texts]
@@ -118,17 +117,16 @@ class Network(Picture):
         return places
 
 
-def _box(box: Box, x: float, y: float) -> list[str]:
-    dashes = "stroke-dasharray:4 3;" if box.gone else ""
-    style = f"fill:var(--card);stroke:{box.paint};stroke-width:1.5;{dashes}"
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}"'
+def _box(one: Box, x: float, y: float) -> list[Mark]:
+    dashes = "stroke-dasharray:4 3;" if one.gone else ""
+    style = f"fill:var(--card);stroke:{one.paint};stroke-width:1.5;{dashes}"
     middle = x + _BOX_WIDTH / 2
     found = [
-        f'<rect style="{style}" {place} rx="5">{title([box.name, box.text])}</rect>',
-        said(middle, y + (17 if box.text else 24), _short(box.name, _CHARS), anchor="middle", strong=True),
+        rectangle(x, y, _BOX_WIDTH, _BOX_HEIGHT, style, title=f"{one.name}\n{one.text}", rx=5),
+        said(middle, y + (17 if one.text else 24), short(one.name, _CHARS), anchor="middle", strong=True),
     ]
-    if box.text:
-        found.append(said(middle, y + 32, _short(box.text, _CHARS + 2), anchor="middle"))
+    if one.text:
+        found.append(said(middle, y + 32, short(one.text, _CHARS + 2), anchor="middle"))
     return found
 
 
@@ -137,7 +135,7 @@ def _ends(arrow: Arrow, places: dict[str, tuple[float, float]]) -> tuple[float, 
     return from_x + _BOX_WIDTH, from_y + _BOX_HEIGHT / 2, to_x, to_y + _BOX_HEIGHT / 2
 
 
-def _arrow(arrow: Arrow, places: dict[str, tuple[float, float]], most: float) -> str:
+def _arrow(arrow: Arrow, places: dict[str, tuple[float, float]], most: float) -> list[Mark]:
     x, y, to_x, to_y = _ends(arrow, places)
     width = max(1.0, _MOST_STROKE * math.sqrt(max(arrow.weight, 0.0) / most))
     bend = (to_x - x) / 2
@@ -145,11 +143,12 @@ def _arrow(arrow: Arrow, places: dict[str, tuple[float, float]], most: float) ->
     style = f"fill:none;stroke:{arrow.paint};stroke-width:{width:.1f};stroke-opacity:.55;{dashes}"
     path = f"M{x:.1f} {y:.1f}C{x + bend:.1f} {y:.1f} {to_x - bend:.1f} {to_y:.1f} {to_x:.1f} {to_y:.1f}"
     head = f"M{to_x - 8:.1f} {to_y - 5:.1f}L{to_x:.1f} {to_y:.1f}L{to_x - 8:.1f} {to_y + 5:.1f}Z"
-    told = title([f"{arrow.source} to {arrow.target}", arrow.text])
-    return f'<path style="{style}" d="{path}">{told}</path><path style="fill:{arrow.paint}" d="{head}"/>'
+    told = f"{arrow.source} to {arrow.target}\n{arrow.text}"
+    line = Mark("path", {"style": style, "d": path}, title=told)
+    return [line, Mark("path", {"style": f"fill:{arrow.paint}", "d": head})]
 
 
-def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], taken: list[tuple[float, float, float]]) -> str:
+def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], taken: list[tuple[float, float, float]]) -> Mark:
     """Return the text of an arrow, where its way is free of others; `taken` has (left, right, y) of these."""
     x, y, to_x, to_y = _ends(arrow, places)
     half = len(arrow.text) * _CHAR_WIDTH / 2
@@ -163,8 +162,8 @@ def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], taken: lis
     free = (place for place in tried if not any(_meet(place, other) for other in taken))
     found = next(free, tried[0])
     taken.append(found)
-    halo = '<text style="paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round"'
-    return said((found[0] + found[1]) / 2, found[2] + 4, arrow.text, anchor="middle").replace("<text", halo, 1)
+    halo = "paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round"
+    return said((found[0] + found[1]) / 2, found[2] + 4, arrow.text, anchor="middle", style=halo)
 
 
 def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
@@ -201,39 +200,35 @@ class Spans(Picture):
     def height(self) -> int:
         return _SPAN_TOP + _SPAN_ROW * len(self.rows) + _AXIS
 
-    def marks(self) -> list[str]:
+    def marks(self) -> list[Mark]:
         scale = Scale(0.0, max(self.x_end, 1e-9), _LABEL_RIGHT, RIGHT)
         bottom = _SPAN_TOP + _SPAN_ROW * len(self.rows)
         ticks = [tick for tick in linear_ticks(self.x_end, 8) if tick <= self.x_end * 1.0001]
         parts = []
         axis = ChartAxis(scale, ticks, self.x_label, self.x_text)
         for tick, written in zip(ticks, tick_texts(ticks, axis.write), strict=True):
-            parts.append(f'<path class="grid" d="M{scale(tick):.1f} {_SPAN_TOP}V{bottom}"/>')
+            parts.append(grid(f"M{scale(tick):.1f} {_SPAN_TOP}V{bottom}"))
             parts.append(said(scale(tick), bottom + 17, written, anchor="middle"))
         parts.append(said((_LABEL_RIGHT + RIGHT) / 2, bottom + 34, self.x_label, anchor="middle"))
         for place, row in enumerate(self.rows):
             y = _SPAN_TOP + place * _SPAN_ROW
-            parts.append(f'<path class="grid" d="M{_LABEL_RIGHT} {y + _SPAN_ROW}H{RIGHT}"/>')
-            parts.append(said(_LABEL_RIGHT - 8, y + 16, _short(row, _LABEL_CHARS), anchor="end"))
+            parts.append(grid(f"M{_LABEL_RIGHT} {y + _SPAN_ROW}H{RIGHT}"))
+            parts.append(said(_LABEL_RIGHT - 8, y + 16, short(row, _LABEL_CHARS), anchor="end"))
         parts += [_span(span, scale) for span in self.spans]
         return [*parts, *(mark for moment in self.moments for mark in _moment(moment, scale, bottom))]
 
 
-def _span(span: Span, scale: Scale) -> str:
+def _span(span: Span, scale: Scale) -> Mark:
     first, width = scale(span.start), max(scale(span.end) - scale(span.start), 2.0)
     y = _SPAN_TOP + span.row * _SPAN_ROW + 4
-    box = f'x="{first:.1f}" y="{y}" width="{width:.1f}" height="{_SPAN_ROW - 8}" rx="2"'
-    return f'<rect style="fill:{span.paint}" {box}>{title([span.text])}</rect>'
+    return rectangle(first, y, width, _SPAN_ROW - 8, f"fill:{span.paint}", title=span.text, rx=2)
 
 
-def _moment(moment: tuple[float, str], scale: Scale, bottom: float) -> list[str]:
+def _moment(moment: tuple[float, str], scale: Scale, bottom: float) -> list[Mark]:
     at = scale(moment[0])
     left = at > (_LABEL_RIGHT + RIGHT) / 2  # beyond the middle a text grows to the left, or it would leave the paper
+    style = "stroke:var(--bad);stroke-dasharray:4 3;fill:none"
     return [
-        f'<path style="stroke:var(--bad);stroke-dasharray:4 3;fill:none" d="M{at:.1f} {_SPAN_TOP - 6}V{bottom}"/>',
+        Mark("path", {"style": style, "d": f"M{at:.1f} {_SPAN_TOP - 6}V{bottom}"}),
         said(at + (-6 if left else 6), 13, moment[1], anchor="end" if left else "start", strong=True),
     ]
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -1,4 +1,4 @@
-"""Pictures as SVG text, for a page that stands alone: lines, stacked areas, bars and dots; and of networks (pure).
+"""Pictures for a page that stands alone: lines, stacked areas, bars and dots (pure).
 
 No script, no font, no library. Colours are CSS variables of the page (``--s1`` to ``--s8`` for series, ``--quiet``).
 What a pointer would want to know is in the ``<title>`` of invisible columns, which every browser shows as a tooltip;
@@ -19,14 +19,15 @@ from flowctl.charts.axes import (
     RIGHT,
     WIDTH,
     ChartAxis,
+    Mark,
     Picture,
     Scale,
     column,
     frame,
     linear_ticks,
     plain,
+    rectangle,
     said,
-    title,
     x_axis,
     y_axis,
 )
@@ -68,6 +69,11 @@ def colour(number: int) -> str:
     return f"var(--s{number})" if number else "var(--quiet)"
 
 
+def short(text: str, most: int) -> str:
+    """Return a text of at most `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
 def thin(points: Sequence[Point], pick: Callable[[Sequence[Point]], Point], most: int = MOST_POINTS) -> list[Point]:
     """Return at most `most` points: one for each stretch of equally many, chosen by `pick`."""
     if len(points) <= most:
@@ -88,33 +94,24 @@ def last(points: Sequence[Point]) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line.
-
-    Args:
-        steps: whether a value lasts until the next one; else points are joined.
-    """
+    """One line."""
 
     label: str
     points: Sequence[Point]
     colour: int
-    steps: bool = False
+    steps: bool = False  # whether a value lasts until the next one; else points are joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines(Picture):
-    """Lines over one pair of axes.
+    """Lines over one pair of axes."""
 
-    Args:
-        series: at most `COLOURS`; drawn in this order.
-        y_top: least upper end of the y axis.
-    """
-
-    series: Sequence[Series]
+    series: Sequence[Series]  # at most `COLOURS`; drawn in this order
     x_label: str
     y_label: str
     x_log: bool = False
     y_log: bool = False
-    y_top: float = 0.0
+    y_top: float = 0.0  # least upper end of the y axis
     y_text: Callable[[float], str] = plain
     x_text: Callable[[float], str] = plain
 
@@ -127,7 +124,7 @@ class Lines(Picture):
         """Label and colour of each line that is drawn. A single one has them too: the title does not name it."""
         return [(series.label, colour(series.colour)) for series in self.series if series.points]
 
-    def marks(self) -> list[str]:
+    def marks(self) -> list[Mark]:
         xs = [x for series in self.series for x, _ in series.points]
         ys = [y for series in self.series for _, y in series.points]
         x = x_axis(min(xs) if self.x_log else 0.0, max(xs), self.x_label, self.x_text, log=self.x_log)
@@ -135,7 +132,7 @@ class Lines(Picture):
         lines = [_line(series, x.scale, y.scale) for series in self.series if series.points]
         return [*frame(x, y), *lines, *self._columns(x)]
 
-    def _columns(self, x: ChartAxis) -> list[str]:
+    def _columns(self, x: ChartAxis) -> list[Mark]:
         """Return invisible columns whose tooltips say the value of every line there."""
         width = (RIGHT - LEFT) / _COLUMNS
         parts = []
@@ -152,14 +149,14 @@ class Lines(Picture):
         return parts
 
 
-def _line(series: Series, x: Scale, y: Scale) -> str:
+def _line(series: Series, x: Scale, y: Scale) -> Mark:
     points = [(x(at), y(value)) for at, value in series.points]
     path = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     if len(points) == 1:
         path.append("h.01")  # a dot: the ends of lines are round
     for at, value in points[1:]:
         path.append(f"H{at:.1f}V{value:.1f}" if series.steps else f"L{at:.1f} {value:.1f}")
-    return f'<path class="line" style="stroke:{colour(series.colour)}" d="{"".join(path)}"/>'
+    return Mark("path", {"class": "line", "style": f"stroke:{colour(series.colour)}", "d": "".join(path)})
 
 
 def _at(series: Series, x: float) -> float | None:
@@ -179,28 +176,23 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack(Picture):
-    """Areas on top of each other over time: each place along x lasts until the next.
-
-    Args:
-        y_top: upper end of the y axis; what is above is not drawn.
-        more: what a tooltip says beside the layers, one text per place; empty: nothing.
-    """
+    """Areas on top of each other over time: each place along x lasts until the next."""
 
     xs: Sequence[float]
     x_end: float
     layers: Sequence[Layer]
-    y_top: float
+    y_top: float  # upper end of the y axis; what is above is not drawn
     x_label: str
     y_label: str
     y_text: Callable[[float], str] = plain
     x_text: Callable[[float], str] = plain
-    more: Sequence[str] = ()
+    more: Sequence[str] = ()  # what a tooltip says beside the layers, one text per place; empty: nothing
 
     @property
     def empty(self) -> bool:
         return not self.xs
 
-    def marks(self) -> list[str]:
+    def marks(self) -> list[Mark]:
         ends = [*self.xs[1:], max(self.x_end, self.xs[-1])]
         x = x_axis(self.xs[0], ends[-1], self.x_label, self.x_text)
         y = y_axis(self.y_top, self.y_label, self.y_text, exact=True)
@@ -215,7 +207,7 @@ class Stack(Picture):
         # The grid lies over the areas: under a full stack nobody would see it.
         return [*areas, *frame(x, y), *self._columns(places, x.scale)]
 
-    def _columns(self, places: Sequence[tuple[float, float]], x: Scale) -> list[str]:
+    def _columns(self, places: Sequence[tuple[float, float]], x: Scale) -> list[Mark]:
         """Return invisible columns with the figures of each place."""
         parts = []
         for place, (start, end) in enumerate(places):
@@ -233,11 +225,12 @@ def _area(
     x: Scale,
     y: Scale,
     paint: str,
-) -> str:
+) -> Mark:
     """Return one layer: along its upper edge to the right, and back along the lower one."""
     upper = [f"{x(start):.1f} {y(value):.1f}H{x(end):.1f}" for (start, end), value in zip(places, above, strict=True)]
     lower = [f"{x(end):.1f} {y(value):.1f}H{x(start):.1f}" for (start, end), value in zip(places, below, strict=True)]
-    return f'<path class="area" style="fill:{paint}" d="M{"L".join(upper)}L{"L".join(reversed(lower))}Z"/>'
+    path = f"M{'L'.join(upper)}L{'L'.join(reversed(lower))}Z"
+    return Mark("path", {"class": "area", "style": f"fill:{paint}", "d": path})
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,38 +257,33 @@ class Bars(Picture):
     def height(self) -> int:
         return _BAR * min(len(self.bars), MOST_BARS) + 6
 
-    def marks(self) -> list[str]:
+    def marks(self) -> list[Mark]:
         shown = self.bars[:MOST_BARS]
         room = WIDTH - _BAR_LEFT - 96
         most = max((bar.value for bar in shown if math.isfinite(bar.value)), default=0.0)
         parts = []
         for place, bar in enumerate(shown):
             top = place * _BAR + 4
-            whole = len(bar.label) <= _NAME_CHARS
-            name = bar.label if whole else bar.label[: _NAME_CHARS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+            name = short(bar.label, _NAME_CHARS)
             # A bar of something is never invisible: a pixel says "there is one".
             length = min(max(bar.value / most * room, 1.5), room) if most > 0 and bar.value > 0 else 0.0
             parts.append(said(_BAR_LEFT - 10, top + 13, name, anchor="end"))
-            box = f'x="{_BAR_LEFT}" y="{top}" width="{length:.1f}" height="{_BAR - 8}" rx="2"'
-            parts.append(f'<rect style="fill:{bar.paint}" {box}>{title([f"{bar.label}: {bar.text}"])}</rect>')
+            told = f"{bar.label}: {bar.text}"
+            parts.append(rectangle(_BAR_LEFT, top, length, _BAR - 8, f"fill:{bar.paint}", title=told, rx=2))
             parts.append(said(_BAR_LEFT + length + 6, top + 13, bar.text, strong=True))
         return parts
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One dot.
-
-    Args:
-        label: stands beside it; "": nothing does, and the dot is a quiet one.
-    """
+    """One dot."""
 
     x: float
     y: float
     size: float
     title: str
     paint: str = "var(--quiet)"
-    label: str = ""
+    label: str = ""  # stands beside it; "": nothing does, and the dot is a quiet one
     front: bool = False
     hollow: bool = False
 
@@ -304,15 +292,13 @@ class Dot:
 class Dots(Picture):
     """Dots over a pair of axes; the size of a dot is a third figure. x begins at 0.
 
-    Args:
-        dots: those with a label are drawn last, so that nothing hides them.
-        y_least: below this, y is drawn there. y is logarithmic if the largest is far above it, else it begins at 0.
+    y is logarithmic if the largest is far above the least, else it begins at 0.
     """
 
-    dots: Sequence[Dot]
+    dots: Sequence[Dot]  # those with a label are drawn last, so that nothing hides them
     x_label: str
     y_label: str
-    y_least: float = 1.0
+    y_least: float = 1.0  # below this, y is drawn there
     x_text: Callable[[float], str] = plain
     y_text: Callable[[float], str] = plain
 
@@ -320,7 +306,7 @@ class Dots(Picture):
     def empty(self) -> bool:
         return not self.dots
 
-    def marks(self) -> list[str]:
+    def marks(self) -> list[Mark]:
         x, y = self._axes()
         largest = max(dot.size for dot in self.dots) or 1.0
         parts = frame(x, y)
@@ -331,8 +317,8 @@ class Dots(Picture):
             paint = f"fill:{dot.paint}"
             if dot.hollow:
                 kind, paint = "dot hollow", f"fill:none;stroke:{dot.paint}"
-            place = f'cx="{x.scale(dot.x):.1f}" cy="{y.scale(dot.y):.1f}" r="{radius:.1f}"'
-            parts.append(f'<circle class="{kind}" style="{paint}" {place}>{title([dot.title])}</circle>')
+            place = {"cx": round(x.scale(dot.x), 1), "cy": round(y.scale(dot.y), 1), "r": round(radius, 1)}
+            parts.append(Mark("circle", {"class": kind, "style": paint, **place}, title=dot.title))
         return [*parts, *_labels([dot for dot in self.dots if dot.label], x.scale, y.scale)]
 
     def _axes(self) -> tuple[ChartAxis, ChartAxis]:
@@ -342,9 +328,9 @@ class Dots(Picture):
         return x, y_axis(highest, self.y_label, self.y_text, low=lowest if highest > lowest * _FAR else None)
 
 
-def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
+def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[Mark]:
     """Return the names of marked dots, on the side where there is room, and not on top of each other."""
-    parts: list[str] = []
+    parts: list[Mark] = []
     used: list[tuple[float, float]] = []
     for dot in sorted(marked, key=lambda item: -item.y):
         at_x, at_y = x(dot.x), y(dot.y)

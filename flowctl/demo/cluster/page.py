@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from flowctl.charts.network import Arrow, Box, Network, Span, Spans
-from flowctl.charts.page import Figure, figures, page, table, text, tiles
+from flowctl.charts.page import Figure, page
 from flowctl.charts.pictures import Lines, Series
 from flowctl.demo.cluster.plan import BIT_RATE, EDGES, LIAR, ORIGIN_A, ORIGIN_B, ORIGINS, SLOW
 from flowctl.demo.cluster.report import ClusterReport, Fetched
@@ -17,24 +17,15 @@ _PAINTS: Final = {ORIGIN_A: "var(--s6)", ORIGIN_B: "var(--s1)", SLOW: "var(--s4)
 
 
 def render(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    verdict = "".join(f'<li><b class="no">✕</b> {text(fault, 300)}</li>' for fault in report.faults)
-    verdict = verdict or '<li><b class="yes">✓</b> every viewer has every frame, once, in order and unchanged</li>'
-    kind = "good" if report.passed else "bad"
     network = Figure(_network(report), note="What was asked for over each link, which is also the width of its arrow.")
-    shown = [network, Figure(_timeline(report)), _delays(report, delays)]
     return page(
-        "A cluster that lost an origin",
-        [
-            "<header><h1>A cluster that lost an origin</h1>",
-            f"<p>{text(report.killed)} was killed {report.killed_s:.1f} s after the first frame.</p></header>",
-            f'<section class="{kind}"><ul class="verdicts">{verdict}</ul></section>',
-            tiles(_tiles(report)),
-            figures(shown),
-            f"<section><h2>Viewers</h2>{_viewers(report)}</section>",
-        ],
-        # The network and the timeline are wide: one below the other, and on a telephone moved rather than small.
-        style=".plots{grid-template-columns:minmax(0,1fr)}.plots section{overflow-x:auto}"
-        ".plots svg{max-width:820px;min-width:560px}",
+        "demo/cluster/page.html",
+        title="A cluster that lost an origin",
+        report=report,
+        tiles=_tiles(report),
+        figures=[network, Figure(_timeline(report)), _delays(report, delays)],
+        heads=_HEADS,
+        viewers=_viewers(report),
     )
 
 
@@ -149,21 +140,14 @@ def _delays(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, fl
     return Figure(chart, note=note)
 
 
-def _viewers(report: ClusterReport) -> str:
-    heads = (
-        "viewer",
-        "at",
-        "frames",
-        "lost",
-        "doubled",
-        "out of order",
-        "changed",
-        "delay p50",
-        "p99",
-        "pause",
-        "recovered",
-    )
-    rows = [
+_HEADS: Final = (
+    *("viewer", "at", "frames", "lost", "doubled", "out of order", "changed"),
+    *("delay p50", "p99", "pause", "recovered"),
+)
+
+
+def _viewers(report: ClusterReport) -> list[list[str]]:
+    return [
         [
             one.label,
             item.node,
@@ -176,4 +160,3 @@ def _viewers(report: ClusterReport) -> str:
         for item in report.watched
         for one in [item.judged]
     ]
-    return table(heads, rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from flowctl.charts.page import Html, page, table, text, tiles
-from flowctl.charts.page import figures as figure_boxes
+from flowctl.charts.page import page
+from flowctl.core.text.printable import foreign
 from flowctl.load.results.failon import ConditionResult
 from flowctl.load.results.figures import FIGURES, RunFigures, format_value
 from flowctl.load.results.plots import plots_of
@@ -24,10 +24,9 @@ from flowctl.units import format_duration
 
 _WORST: Final = 20
 """Peers in the table of the worst."""
-
-_FOOTER: Final = (
-    "Delays, losses and stalls are what the peers measured; processor time and memory are what the operating system "
-    "counted. Made by <code>flowctl load</code>."
+_WORST_HEADS: Final = (
+    *("peer", "profile", "address", "missing", "broken", "stalls", "delay p99", "first frame", "there for"),
+    *("end", "in words"),
 )
 
 _PROFILE_FIGURES: Final = (
@@ -51,65 +50,33 @@ _PROFILE_FIGURES: Final = (
 
 
 def render(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> str:
-    figures = RunFigures(result)
-    body = [
-        _header(result),
-        _verdicts(result, verdicts),
-        _tiles(figures),
-        figure_boxes(plots_of(figures)),
-        _profiles(figures),
-        _hostile(result),
-        _cuts(result),
-        _worst(result),
-        f"<footer><p>{_FOOTER}{_clock(result)}</p></footer>",
-    ]
-    return page(f"Load test of {result.url}", body)
-
-
-def _section(title: str, *parts: str, kind: str = "") -> str:
-    """Return parts in a box under a heading; "" if there are none. Parts are HTML already."""
-    inner = "".join(parts)
-    return f'<section class="{kind}"><h2>{text(title)}</h2>{inner}</section>' if inner else ""
-
-
-def _clock(result: RunResult) -> str:
-    return f" Delays are against: {text(result.delay_source)}." if result.delay_source else ""
-
-
-def _header(result: RunResult) -> str:
-    crowd = ", ".join(f"{count:,} {text(name, 40)}" for name, count in result.profiles.items()) or "nobody"
-    began = f", begun at {text(result.began_at)[:19].replace('T', ' ')} UTC" if result.began_at else ""
-    interrupted = ", <strong>interrupted</strong>" if result.interrupted else ""
-    command = f'<p class="command"><code>{text(result.command, 2000)}</code></p>' if result.command else ""
-    title = f"<h1>Load test of {text(result.url)}</h1>"
-    return f"<header>{title}<p>{crowd}; {format_duration(result.duration_s)}{began}{interrupted}</p>{command}</header>"
-
-
-def _verdicts(result: RunResult, verdicts: Sequence[ConditionResult]) -> str:
-    """Return what failed and what held, and the tester's own doubts, before any figure."""
-    problem = what_failed(result)
-    items = [f"<li>{_FAILS} {text(f'The run failed: {problem}')}</li>"] if problem else []
-    for verdict in verdicts:
-        sign = _FAILS if verdict.failed else _PASSES
-        if verdict.not_judged:
-            sign = f"<b>not judged: {text(verdict.not_judged)}</b>"
-        said = f" <span>{text(verdict.measured)}</span>" if verdict.measured else ""
-        items.append(f"<li>{sign} <code>{text(verdict.condition.wanted)}</code>{said}</li>")
+    figures, problem, troubled = RunFigures(result), what_failed(result), _troubled(result)
     failed = problem is not None or any(verdict.failed for verdict in verdicts)
-    title = "Interrupted" if result.interrupted else "Failed" if failed else "Passed"
-    shown = f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
-    doubts = "".join(f"<li>{text(warning, 600)}</li>" for warning in result.warnings)
-    return _section(title, shown, kind="bad" if failed or result.interrupted else "good") + _section(
-        "Read the figures with care", f"<ul>{doubts}</ul>" if doubts else "", kind="doubt"
+    return page(
+        "load/results/report.html",
+        title=f"Load test of {result.url}",
+        result=result,
+        duration=format_duration(result.duration_s),
+        verdict="Interrupted" if result.interrupted else "Failed" if failed else "Passed",
+        problem=problem,
+        verdicts=verdicts,
+        tiles=_tiles(figures),
+        plots=plots_of(figures),
+        profile_heads=["profile", *(head for head, _ in _PROFILE_FIGURES)],
+        profiles=[[name, *(cell(figures, of, name) for _, of in _PROFILE_FIGURES)] for name in figures.kinds],
+        notes=reading_notes(figures),
+        hostile=[
+            row | {"ends": hostile_ends(row), "seen": [line for line in (*row["forms"], row["notes"]) if line]}
+            for row in hostile_rows(result)
+        ],
+        cuts=_cuts(result),
+        troubled=len(troubled or ()),
+        worst_heads=_WORST_HEADS,
+        worst=troubled and _worst(troubled),
     )
 
 
-# A word beside the sign: neither the colour nor the shape carries it alone.
-_FAILS: Final = '<b class="no">✕ fails</b>'
-_PASSES: Final = '<b class="yes">✓ passes</b>'
-
-
-def _tiles(figures: RunFigures) -> str:
+def _tiles(figures: RunFigures) -> list[tuple[str, str]]:
     """Return the few figures that one looks for first."""
     scope = "healthy" if any(kind is PeerKind.HEALTHY for kind in figures.kinds.values()) else "viewers"
     viewers = figures.crowd("viewers").peers
@@ -136,43 +103,21 @@ def _tiles(figures: RunFigures) -> str:
         if judged and len(hostile) > len(judged):
             withstood += f", {len(hostile) - len(judged)} without a verdict"
         shown.append(("hostile profiles withstood", withstood))
-    return tiles(shown)
+    return shown
 
 
-def _profiles(figures: RunFigures) -> str:
-    rows = [[profile, *(cell(figures, name, profile) for _, name in _PROFILE_FIGURES)] for profile in figures.kinds]
-    if not rows:
-        return ""
-    notes = "".join(f"<p>{text(note)}</p>" for note in reading_notes(figures))
-    return _section("What each profile saw", table(["profile", *(head for head, _ in _PROFILE_FIGURES)], rows), notes)
-
-
-def _hostile(result: RunResult) -> str:
-    rows = []
-    for row in hostile_rows(result):
-        verdict = Html('<b class="yes">✓ withstood</b>') if row["met"] else text("no verdict")
-        if row["failed"]:
-            verdict = Html(f'<b class="no">✕ {row["failed"]} of {row["peers"]} not</b>')
-        seen = Html("<br>".join(text(line, 300) for line in (*row["forms"], row["notes"]) if line))
-        rows.append([row["profile"], verdict, hostile_ends(row), seen])
-    heads = ["profile", "the server", "how they ended", "what was seen"]
-    return _section("Did the server withstand hostile peers?", table(heads, rows, kind="words") if rows else "")
-
-
-def _cuts(result: RunResult) -> str:
-    rows = [
+def _cuts(result: RunResult) -> list[list[str]]:
+    return [
         [
             group["profile"],
             f"{group['count']:,}",
             "other ways" if group["end"] is None else end_words(PeerEnd(group["end"])),
             _seconds(group["after_s"]["median"]),
-            text(group["code"] or "-", 80),
+            foreign(group["code"] or "-", 80),
             group["details"] or "-",
         ]
         for group in cut_groups(result.peers)
     ]
-    heads = ("profile", "peers", "how", "after (median)", "code", "in words")
-    return _section("How did the server end connections?", table(heads, rows, kind="words") if rows else "")
 
 
 def _seconds(value: float | None) -> str:
@@ -186,23 +131,23 @@ def _trouble(peer: PeerResult) -> tuple[bool, int, int, float]:
     return peer.kind is PeerKind.HEALTHY, lost + missing, peer.stalls, peer.delay_p99_ms or 0.0
 
 
-def _worst(result: RunResult) -> str:
+def _troubled(result: RunResult) -> list[PeerResult] | None:
+    """Return the viewers that lost frames, waited or were cut, the worst first; None: there were no viewers."""
     viewers = [peer for peer in result.peers if peer.kind in (PeerKind.HEALTHY, PeerKind.SLOW)]
     troubled = [
         peer
         for peer in viewers
         if peer.cut or peer.first_frame_s is None or peer.missing_video + peer.missing_audio + peer.stalls
     ]
-    if not viewers:
-        return ""
-    title = "Who was worst off?"
-    if not troubled:
-        return _section(title, "<p>Nobody: no viewer missed a frame, waited for a second, or was cut.</p>")
-    rows = [
+    return sorted(troubled, key=_trouble, reverse=True) if viewers else None
+
+
+def _worst(troubled: Sequence[PeerResult]) -> list[list[str]]:
+    return [
         [
             f"{peer.number}",
-            text(peer.profile, 40),
-            text(peer.address or "-", 60),
+            foreign(peer.profile, 40),
+            foreign(peer.address or "-", 60),
             f"{peer.missing_video + peer.missing_audio:,}",
             f"{peer.broken_restarts:,}",
             f"{peer.stalls:,}",
@@ -210,10 +155,7 @@ def _worst(result: RunResult) -> str:
             _seconds(peer.first_frame_s),
             _seconds(None if peer.ended_s is None else peer.ended_s - peer.started_s),
             end_words(peer.end),
-            text(peer.end_details or "-", 120),
+            foreign(peer.end_details or "-", 120),
         ]
-        for peer in sorted(troubled, key=_trouble, reverse=True)[:_WORST]
+        for peer in troubled[:_WORST]
     ]
-    heads = ("peer", "profile", "address", "missing", "broken", "stalls", "delay p99", "first frame", "there for")
-    note = f"<p>The {len(rows)} worst of {len(troubled):,} viewers that lost frames, waited, or were cut.</p>"
-    return _section(title, note, table([*heads, "end", "in words"], rows, kind="words"))

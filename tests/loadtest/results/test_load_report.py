@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from page_kit import Page
 from result_kit import NASTY, some_run, some_samples, viewer
 
-from flowctl.charts.page import STYLE
 from flowctl.core.text.files import check_target, replacing, write_text
 from flowctl.core.text.printable import foreign, printable
 from flowctl.errors import ConfigError, FlowctlError
@@ -69,7 +68,7 @@ def test_report_when_opened_asks_for_nothing():
     assert any("default-src 'none'" in value for value in policy)
     assert [item for item in page.attributes if item[1] in {"src", "href", "srcset", "data", "action"}] == []
     assert "url(" not in text
-    assert "@import" not in STYLE
+    assert "@import" not in text
 
 
 def test_report_when_read_without_eyes_says_what_is_drawn():
