@@ -317,7 +317,7 @@ class ConnectionEvents:
         """Record how a viewer in trouble stands. The sampler's thread."""
         self._sampled_events += 1
         us, state = self._events.wall.us(at), account.state.name
-        told = {"state_to": state, "rtt_us": rtt_us, "unsent_bytes": unsent_bytes}
+        told: dict[str, Any] = {"state_to": state, "rtt_us": rtt_us, "unsent_bytes": unsent_bytes}
         self._events.lane.put(event_row(us, self.conn_id, EventName.SAMPLE, self.who, account=account, **told))
 
     def _course_of(self) -> ConnectionCourse:
