@@ -75,11 +75,15 @@ def profile_rows(*names: str, hostile: bool = False) -> list[list[str]]:
 
 
 def notes_of(cls: type) -> dict[str, str]:
-    """Return what the source says of each field: in a docstring under it, or in the class docstring's ``Args``."""
+    """Return what the source says of each field: in comments, a docstring under it, or ``Args`` of the class."""
+    source = inspect.getsource(cls)
     notes: dict[str, str] = {}
+    for match in re.finditer(r"^((?: {4}#.*\n)*) {4}(\w+): .*?(?:  # (.*))?$", source, re.MULTILINE):
+        if text := match[3] or " ".join(match[1].replace("    # ", "").split()):
+            notes[match[2]] = text if text.endswith(".") else f"{text}."
     for match in re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", inspect.getdoc(cls) or "", re.MULTILINE):
         notes[match[1]] = " ".join(match[2].split())
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    body = ast.parse(textwrap.dedent(source)).body[0].body
     for field, text in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             notes[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
