@@ -28,7 +28,7 @@ class OriginServer:
         self.server.stop(0.0)
 
     def segments(self, name="live/room"):
-        return [item.id for item in self.origin.pool.of_stream(name)]
+        return [item.id for item in self.origin.pool.streams.get(name, ())]
 
 
 class EdgeServer:

@@ -57,7 +57,7 @@ def test_edge_when_streams_need_a_key_is_told_of_those_that_its_key_is_for(house
     encoders = [Encoder(origin, name=name) for name in ("live/open", "live/room")]
     for encoder in encoders:
         encoder.pictures(60)
-    until(lambda: len(origin.origin.pool.streams()) == 2, "the segments")
+    until(lambda: len(origin.origin.pool.streams) == 2, "the segments")
     with capture_logs() as lines:
         edge = house.edge(with_proof(origin, f"key={getattr(keys, proof)}" if proof else ""))
         (outbound,) = until(lambda: origin.origin._offering and origin.origin._offering._diffusion._outbound)

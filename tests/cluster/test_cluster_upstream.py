@@ -13,7 +13,7 @@ from flowctl.nodes.diffusion.pool.memory import MemoryPool
 from flowctl.nodes.diffusion.streams.memory import memory_pair
 from flowctl.nodes.diffusion.wire import protocol
 from flowctl.nodes.diffusion.wire.codec import encode
-from flowctl.nodes.diffusion.wire.messages import Announced, ReplyIds
+from flowctl.nodes.diffusion.wire.protocol import Announced, ReplyIds
 
 
 def test_origin_when_it_does_not_answer_in_time_is_tried_again_soon_and_not_banned(monkeypatch):

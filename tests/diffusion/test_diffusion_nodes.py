@@ -21,7 +21,7 @@ from flowctl.nodes.diffusion.pool.memory import MemoryPool
 from flowctl.nodes.diffusion.registry import Registry
 from flowctl.nodes.diffusion.streams.memory import memory_pair
 from flowctl.nodes.diffusion.wire.codec import encode
-from flowctl.nodes.diffusion.wire.messages import Announced, ReplyIds
+from flowctl.nodes.diffusion.wire.protocol import Announced, ReplyIds
 
 VALID, INVALID = b"+", b"-"
 

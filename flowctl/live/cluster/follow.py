@@ -61,8 +61,6 @@ class Inflow:
 
 
 class FollowState(enum.Enum):
-    """How far a follow has come."""
-
     CONNECTING = "connecting"
     WAITING = "waiting"  #: connected, and nothing has come yet
     RUNNING = "running"
@@ -151,7 +149,6 @@ class _Link(RtmpClient):
         self.wake_at(self.connection.clock() + _LOOK_S)
 
     def media(self, message: Message, now: float) -> None:
-        """Count a message and hand it on."""
         if self._inflow is not None and message.type_id in _MEDIA:
             if not self._told:
                 self._tell(self._inflow, now)
@@ -167,13 +164,11 @@ class _Link(RtmpClient):
         inflow.observer.publish_started(self.connection, inflow.name, now, standby=False)
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Tell of the end, too."""
         if self._told and self._inflow is not None:
             self._inflow.observer.closed(self.connection, reason, self.url.masked(details), None)
         super().closed(reason, details)
 
     def event(self, event: ClientEvent, now: float) -> None:
-        """Tell that the stream has ended."""
         if isinstance(event, StreamEnded):
             self.ingest.pause(now)
             self._follow.stream_ended(self, event.reason, now)
@@ -194,8 +189,6 @@ class _Link(RtmpClient):
 
 
 class Follow:
-    """Follows one stream."""
-
     def __init__(
         self,
         source: Source,
@@ -230,7 +223,6 @@ class Follow:
     # -- any thread
 
     def start(self) -> None:
-        """Begin."""
         self._post(self._try)
 
     def move(self, source: Source) -> None:
@@ -315,7 +307,6 @@ class Follow:
         self._set(FollowState.WAITING, "connected, nothing has come yet")
 
     def _failed(self, number: int, why: str) -> None:
-        """Try again later."""
         if number == self._number and self._state is not FollowState.ENDED:
             self._rest(why)
 
@@ -388,7 +379,6 @@ class Follow:
         self._end_stream(why)
 
     def _hold(self) -> None:
-        """Keep the stream for viewers for a while."""
         if self._begun and "hold" not in self._timers:
             self._later("hold", self._hold_s, self._give_up)
 
@@ -482,7 +472,6 @@ class Follow:
         self._timers[name] = self._group.call_later(delay_s, callback)
 
     def _cancel(self, name: str) -> bool:
-        """Cancel a timer; return whether it was set."""
         timer = self._timers.pop(name, None)
         if timer is not None:
             timer.cancel()

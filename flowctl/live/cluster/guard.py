@@ -41,7 +41,6 @@ class EdgeGuard:
         self._trusted = False
 
     def prove(self, proof: bytes) -> None:
-        """Take what the edge brings."""
         try:
             self._raw = proof.decode()
         except UnicodeDecodeError as error:
@@ -56,7 +55,6 @@ class EdgeGuard:
                 self._trust()
 
     def allows(self, topic: str) -> bool:
-        """Return whether the edge may have a stream."""
         app, _, stream = topic.rpartition("/")
         request = LiveRequest(
             kind="play",
@@ -77,12 +75,10 @@ class EdgeGuard:
         return refusal is None
 
     def _trust(self) -> None:
-        """It is one of us."""
         if not self._trusted:
             self._trusted = True
             self._server.nodes.enter(self._peer[0])
 
     def left(self) -> None:
-        """The edge has gone."""
         if self._trusted:
             self._server.nodes.leave(self._peer[0])

@@ -58,11 +58,9 @@ class LinkSession(Session):
         self._wire: WireLog | None = None  # joined with `_stream`
 
     def opened(self) -> None:
-        """Start the clock of the handshake."""
         self._arm()
 
     def received(self, data: memoryview) -> None:
-        """Take input, of which there is little."""
         now = self.connection.now()
         events = self._rtmp.receive(data, now)
         while True:
@@ -76,7 +74,6 @@ class LinkSession(Session):
         self._arm()
 
     def timer(self, now: float) -> None:
-        """Look at time limits."""
         self._rtmp.tick(now)
         self._reply()
         self._arm()
@@ -148,11 +145,9 @@ class Links:
 
     @property
     def count(self) -> int:
-        """How many links there are. Any thread."""
         return len(self._connections)
 
     def start(self) -> None:
-        """Listen; the server's groups run."""
         listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.path.unlink(missing_ok=True)
         listener.bind(str(self.path))

@@ -105,21 +105,17 @@ class SegmentListener:
 
     @property
     def group(self) -> PollGroup:
-        """The thread."""
         return self._server.groups.groups[0]
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         host, port = self._server.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def start(self) -> None:
-        """Begin."""
         self._server.start()
 
     def stop(self, deadline_s: float) -> None:
-        """End all connections."""
         self._server.stop(deadline_s)
 
 
@@ -154,18 +150,15 @@ class Offering:
 
     @property
     def edges(self) -> int:
-        """How many are served now."""
         return len(self._tasks)
 
     def serve(self, session: StreamSession) -> None:
-        """Serve a node that has connected."""
         self.served_count += 1
         task = asyncio.get_running_loop().create_task(self._serve(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Stop serving edges."""
         await self._diffusion.close(_FAREWELL_S)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -215,16 +208,13 @@ class Origin:
 
     @property
     def offers(self) -> str:
-        """Where edges connect."""
         return self._listener.address
 
     def start(self) -> None:
-        """Listen."""
         self._listener.start()
         _log.info("origin started", address=self.offers)
 
     def stop(self, deadline_s: float) -> None:
-        """End."""
         if self._offering is not None:
             finish(self._offering.close(), self._listener.group, deadline_s)
         self._listener.stop(deadline_s)
@@ -313,7 +303,6 @@ class Cutting:
             self._publications[name] = _Publication(Cutter(name, 0), self._timelines.get(name), pace)
 
     def message(self, name: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes) -> None:
-        """Put a message into the open segment of its stream."""
         publication = self._publications.get(name)
         if publication is None:
             return

@@ -29,8 +29,6 @@ _CLOCK: Final = 0xFFFFFFFF
 
 
 class Joint(enum.Enum):
-    """What a message is to the stream so far."""
-
     NEXT = "next"  #: it goes on
     REPEATED = "repeated"  #: it came before
     HELD = "held"  #: a header; what follows it decides
@@ -39,8 +37,6 @@ class Joint(enum.Enum):
 
 
 class SeamPiece(NamedTuple):
-    """A message of the stream."""
-
     type_id: int
     timestamp: int
     payload: bytes
@@ -92,7 +88,6 @@ class Seam:
         self._again = self._repeats = None
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> Joined:
-        """Take one message."""
         piece = SeamPiece(type_id, timestamp, payload)
         info = inspect(type_id, payload)
         if info.message_class is MessageClass.HEADER:

@@ -55,7 +55,6 @@ class PeerDecision:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to send."""
         return not (self.ids_to_req or self.objects_to_req_ids)
 
 
@@ -82,7 +81,6 @@ class DecisionContext:
 
     @property
     def policy(self) -> Policy:
-        """The limits in force."""
         return self.state.policy
 
     @property
@@ -91,7 +89,6 @@ class DecisionContext:
         return self.policy.inflight_timeout_s if self.inflight_timeout_s is None else self.inflight_timeout_s
 
     def overdue(self, state: PeerState) -> list[ObjectId]:
-        """Return what has been in flight from a peer for longer than the timeout."""
         timeout_s = self.timeout_s
         return state.overdue(self.now - timeout_s) if timeout_s else []
 
@@ -115,19 +112,14 @@ class Planner(Protocol):
 
 
 class CentralPlanner:
-    """Decides with `make_decisions`. A `Planner`."""
-
     def decide(self, context: DecisionContext) -> Decisions:
-        """Return a decision for each peer that is not busy."""
         return make_decisions(context)
 
     def next_round_at(self, context: DecisionContext) -> float | None:
-        """Return when the next object is overdue."""
         return context.state.next_timeout(context.now, context.timeout_s)
 
 
 def make_decisions(context: DecisionContext) -> Decisions:
-    """Decide what each peer that is not busy asks for."""
     accounts = PlannedCopies(context)
     for object_id in () if accounts.full else _in_order(accounts):
         if accounts.full:
@@ -221,7 +213,6 @@ class PlannedCopies:
         return True
 
     def decisions(self) -> Decisions:
-        """Return a decision for each pending peer."""
         made = {}
         for peer, state in self.pending.items():
             ack, req, pipelined = ids_request(state, self.context.has_object, self.policy)
@@ -284,7 +275,6 @@ class PlannedCopies:
             self.eligible &= ~(1 << slot)
 
     def _put_at(self, slot: int, load: int) -> None:
-        """Enter a peer with its load."""
         self._load[slot] = load
         if load not in self._peers_at:
             self._peers_at[load] = 0

@@ -12,21 +12,15 @@ from typing import Any, Final, Self
 from flowctl.core.loop.faults import ErrorHook, log_error
 from flowctl.errors import ClosedError
 from flowctl.nodes.diffusion.decision import CentralPlanner, Planner
-from flowctl.nodes.diffusion.gate import RequestGate, open_gate
+from flowctl.nodes.diffusion.gate import OpenGate, RequestGate
 from flowctl.nodes.diffusion.inbound import Inbound
+from flowctl.nodes.diffusion.inbox import PeerStream
 from flowctl.nodes.diffusion.objects import ObjectId, PeerId
 from flowctl.nodes.diffusion.outbound import Outbound, ServerChecks
 from flowctl.nodes.diffusion.policy import Policy
 from flowctl.nodes.diffusion.pool.pool import ObjectPool
 from flowctl.nodes.diffusion.registry import DiffusionStatistics, Registry
-from flowctl.nodes.diffusion.streams.stream import PeerStream
-from flowctl.nodes.diffusion.wire.messages import Init, Message, Prove, Subscribe
-
-
-class _OpenGate:
-    """Sends every request at once."""
-
-    begin = staticmethod(open_gate)
+from flowctl.nodes.diffusion.wire.protocol import Init, Message, Prove, Subscribe
 
 
 class ObjectDiffusion:
@@ -63,7 +57,7 @@ class ObjectDiffusion:
         self._topics: dict[str, None] | None = None  # that peers are to tell of. None: all
         self.pool: Final = pool
         self.policy: Final = policy or Policy()
-        self._gate: Final[RequestGate] = gate or _OpenGate()
+        self._gate: Final[RequestGate] = gate or OpenGate()
         self._registry: Final = Registry(
             pool,
             policy=self.policy,

@@ -1,8 +1,7 @@
 """What a peer of object diffusion can do wrong: one class for each fault, each a `flowctl.RemoteProtocolError`.
 
-A peer that caused one is dropped. `code` is the name that the fault has in the protocol, for logs and statistics. What
-is merely too long or too large is a `flowctl.LimitExceededError`, which names the limit. A peer that does not answer in
-time is dropped too, but need not be guilty of it.
+A peer that caused one is dropped. What is merely too long or too large is a `flowctl.LimitExceededError`, which names
+the limit. A peer that does not answer in time is dropped too, but need not be guilty of it.
 """
 
 from __future__ import annotations
@@ -10,157 +9,90 @@ from __future__ import annotations
 from typing import ClassVar
 
 from flowctl.errors import BrokenError, RemoteProtocolError
-from flowctl.nodes.diffusion.objects import ObjectId, short_id
+from flowctl.nodes.diffusion.objects import short_id
 
 
 class DiffusionError(RemoteProtocolError):
     """The peer broke a rule of object diffusion.
 
-    Attributes:
-        name: the fault's name in the protocol, which is the `code` of each error of the class.
+    The name of a class, without ``Error``, is that of the fault in the protocol, and the `code` of its errors.
     """
 
-    name: ClassVar[str] = "ObjectDiffusion"
+    text: ClassVar[str] = "{}"  # what happened, by the values that an error is made with
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code=self.name)
+    def __init__(self, *values: object) -> None:
+        shown = (short_id(value) if isinstance(value, bytes) else value for value in values)
+        super().__init__(self.text.format(*shown), code=type(self).__name__.removesuffix("Error"))
 
 
 class ObjectIdsNotRequestedError(DiffusionError):
-    """A reply holds more ids than were asked for."""
-
-    name = "ObjectIdsNotRequested"
-
-    def __init__(self, received: int, requested: int) -> None:
-        super().__init__(f"{received} ids came where {requested} were asked for")
+    text = "{} ids came where {} were asked for"
 
 
 class ObjectIdAlreadyKnownError(DiffusionError):
     """A peer announces an id again that it has announced already and that is not acknowledged, or is on its way."""
 
-    name = "ObjectIdAlreadyKnown"
-
-    def __init__(self, object_id: ObjectId) -> None:
-        super().__init__(f"id {short_id(object_id)} was announced a second time")
+    text = "id {} was announced a second time"
 
 
 class ObjectMissingError(DiffusionError):
-    """A reply lacks an object that its request named."""
-
-    name = "ObjectMissing"
-
-    def __init__(self, object_id: ObjectId) -> None:
-        super().__init__(f"object {short_id(object_id)} was asked for and did not come")
+    text = "object {} was asked for and did not come"
 
 
 class ObjectNotRequestedError(DiffusionError):
     """A reply holds an object that its request did not name, or one of them twice."""
 
-    name = "ObjectNotRequested"
-
-    def __init__(self, object_id: ObjectId) -> None:
-        super().__init__(f"object {short_id(object_id)} came and was not asked for")
+    text = "object {} came and was not asked for"
 
 
 class ObjectSizeWrongError(DiffusionError):
-    """An object has another size than the peer announced."""
-
-    name = "ObjectSizeWrong"
-
-    def __init__(self, object_id: ObjectId, size_bytes: int, announced_bytes: int) -> None:
-        super().__init__(f"object {short_id(object_id)} has {size_bytes} bytes, {announced_bytes} were announced")
+    text = "object {} has {} bytes, {} were announced"
 
 
 class AckedTooManyObjectIdsError(DiffusionError):
-    """A request acknowledges more ids than are unacknowledged."""
-
-    name = "AckedTooManyObjectIds"
-
-    def __init__(self, acked: int, unacknowledged: int) -> None:
-        super().__init__(f"{acked} ids are acknowledged, {unacknowledged} were open")
+    text = "{} ids are acknowledged, {} were open"
 
 
 class RequestedTooManyObjectIdsError(DiffusionError):
-    """A request asks for more ids than may be unacknowledged."""
-
-    name = "RequestedTooManyObjectIds"
-
-    def __init__(self, requested: int, maximum: int) -> None:
-        super().__init__(f"{requested} ids are asked for, which takes the open ones above the limit of {maximum}")
-        self.requested = requested
-        self.maximum = maximum
+    text = "{} ids are asked for, which takes the open ones above the limit of {}"
 
 
 class RequestedNothingError(DiffusionError):
-    """A request neither asks for ids nor acknowledges any, or waits for none."""
+    """A request neither asks for ids nor acknowledges any, or waits for none, or names no object."""
 
-    name = "RequestedNothing"
-
-    def __init__(self) -> None:
-        super().__init__("a request for ids asks for nothing")
+    text = "a request for ids asks for nothing"
 
 
 class RequestedDuplicateObjectError(DiffusionError):
-    """A request names an object twice."""
-
-    name = "RequestedDuplicateObject"
-
-    def __init__(self, object_id: ObjectId) -> None:
-        super().__init__(f"object {short_id(object_id)} is asked for twice")
+    text = "object {} is asked for twice"
 
 
 class RequestedUnavailableObjectError(DiffusionError):
     """A request names an object that was not announced, or was acknowledged since."""
 
-    name = "RequestedUnavailableObject"
-
-    def __init__(self, object_id: ObjectId) -> None:
-        super().__init__(f"object {short_id(object_id)} is asked for and is not on offer")
+    text = "object {} is asked for and is not on offer"
 
 
 class RequestBlockingError(DiffusionError):
-    """A request for ids blocks although ids stay unacknowledged."""
-
-    name = "RequestBlocking"
-
-    def __init__(self, unacknowledged: int) -> None:
-        super().__init__(f"a request for ids blocks while {unacknowledged} are open")
+    text = "a request for ids blocks while {} are open"
 
 
 class RequestNonBlockingError(DiffusionError):
-    """A request for ids does not block although all are acknowledged."""
-
-    name = "RequestNonBlocking"
-
-    def __init__(self) -> None:
-        super().__init__("a request for ids does not block, and none are open")
+    text = "a request for ids does not block, and none are open"
 
 
 class RequestedTooManyBytesError(DiffusionError):
-    """A request names more objects than fit into a reply."""
-
-    name = "RequestedTooManyBytes"
-
-    def __init__(self, size_bytes: int, maximum_bytes: int) -> None:
-        super().__init__(f"a reply of {size_bytes} bytes is asked for, the limit is {maximum_bytes}")
+    text = "a reply of {} bytes is asked for, the limit is {}"
 
 
 class ObjectInvalidError(DiffusionError):
-    """What came as an object is none."""
-
-    name = "ObjectInvalid"
-
-    def __init__(self, why: object) -> None:
-        super().__init__(f"what came as an object is none: {why}")
+    text = "what came as an object is none: {}"
 
 
 class ObjectRejectedError(DiffusionError):
     """The pool found an object invalid."""
 
-    name = "ObjectRejected"
-
-    def __init__(self, object_id: ObjectId, why: str) -> None:
-        super().__init__(f"object {short_id(object_id)} is invalid: {why}")
+    text = "object {} is invalid: {}"
 
 
 class NoReplyError(BrokenError):

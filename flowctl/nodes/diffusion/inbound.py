@@ -23,12 +23,13 @@ from flowctl.errors import BrokenError, ClosedError, RemoteProtocolError
 from flowctl.nodes.diffusion.decision import PeerDecision
 from flowctl.nodes.diffusion.errors import NoReplyError, ObjectInvalidError
 from flowctl.nodes.diffusion.gate import RequestEnd, RequestGate
-from flowctl.nodes.diffusion.inbox import Inbox
+from flowctl.nodes.diffusion.inbox import Inbox, PeerStream
 from flowctl.nodes.diffusion.objects import ObjectId
 from flowctl.nodes.diffusion.registry import PeerStateAPI, Registry
-from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.codec import MAX_ITEMS, encode, reply_bytes
-from flowctl.nodes.diffusion.wire.messages import (
+from flowctl.nodes.diffusion.wire.protocol import (
+    SIZE_LIMIT_BYTES,
+    TIME_LIMIT_S,
     Done,
     Init,
     Message,
@@ -36,9 +37,10 @@ from flowctl.nodes.diffusion.wire.messages import (
     ReplyObjects,
     RequestIds,
     RequestObjects,
+    State,
     Subscribe,
+    after,
 )
-from flowctl.nodes.diffusion.wire.protocol import SIZE_LIMIT_BYTES, TIME_LIMIT_S, State, after
 
 _REPLY_BYTES: Final = 256 * 1024
 """What one reply should have, if it has more than one object. A reply is of use when it is there as a whole, and has
@@ -54,8 +56,6 @@ _MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.OBJECTS]
 
 @dataclass(frozen=True, slots=True)
 class _SentRequest:
-    """A request that waits for its reply."""
-
     state: State  # in which the reply comes
     most_bytes: int  # of the reply
     req_count: int = 0
@@ -64,8 +64,6 @@ class _SentRequest:
 
 
 class Inbound:
-    """Fetches from one peer."""
-
     def __init__(
         self,
         stream: PeerStream,
@@ -94,7 +92,6 @@ class Inbound:
         self._leaving = False
 
     async def run(self) -> None:
-        """Fetch until the peer ends while it has nothing for us, or `leave`."""
         self._main = asyncio.current_task()
         reading = asyncio.get_running_loop().create_task(self._inbox.run())
         try:
@@ -225,7 +222,6 @@ class Inbound:
         self._arm()
 
     async def _drain(self) -> None:
-        """Wait for the replies that are under way, and finish."""
         while self._sent and self._sent[0].state is not State.IDS_BLOCKING:
             self._replied.clear()
             await self._replied.wait()
@@ -235,7 +231,6 @@ class Inbound:
     # -- replies
 
     def _input(self) -> None:
-        """Something came, or the end."""
         if self._error is not None or self._finished:
             return
         try:
@@ -256,7 +251,6 @@ class Inbound:
                 self.fail(BrokenError(f"the peer ended its stream in state {waits_for.value}, {open_ids} ids are open"))
 
     def _collect(self) -> None:
-        """Take the replies that have come."""
         decoder = self._inbox.decoder
         while decoder.buffered_bytes and self._error is None:
             if not self._sent:
@@ -287,7 +281,6 @@ class Inbound:
                 self._registry.release(self._api.peer)
 
     def _use(self, sent: _SentRequest, message: Message) -> None:
-        """Enter a reply in the state."""
         if isinstance(message, ReplyIds):
             self._api.on_receive_ids(sent.req_count, message.announced)
         elif isinstance(message, ReplyObjects):

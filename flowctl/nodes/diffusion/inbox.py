@@ -1,12 +1,25 @@
-"""What has come from a peer: the reading half of a conversation, on either side."""
+"""A stream to a peer, and what has come from it: the reading half of a conversation, on either side."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.codec import Decoder
+
+
+class PeerStream(Protocol):
+    """Octets in order, both ways, to one peer. All methods belong to one thread, that of the loop."""
+
+    async def read(self) -> bytes:
+        """Wait for octets and return what has come, at most some hundred kilobytes; empty: the peer has ended."""
+
+    async def write(self, data: bytes) -> None:
+        """Send octets, and wait while the peer is slower than we are."""
+
+    def close(self, details: str = "") -> None:
+        """End the stream: what was written goes out first, nothing more is read. A second call has no effect."""
 
 
 class Inbox:
@@ -28,7 +41,6 @@ class Inbox:
         self.failure: Exception | None = None
 
     async def run(self) -> None:
-        """Read to the end."""
         try:
             while data := await self._stream.read():
                 self.decoder.feed(data)
@@ -42,5 +54,4 @@ class Inbox:
         self._told()
 
     def used(self) -> None:
-        """Some of it was used: go on reading."""
         self._used.set()

@@ -48,7 +48,6 @@ class LeasePlanner:
             raise ConfigError(f"claim_delay_s is {self.claim_delay_s}, it must be 0 to 10")
 
     def decide(self, context: DecisionContext) -> Decisions:
-        """Return a decision for each peer that is not busy; `context` is not changed."""
         accounts = PlannedCopies(context)
         objects, has_object = context.state.objects, context.has_object
         free = {key for key in objects if accounts.wanted(key) > 0 and not has_object(key)}
@@ -78,7 +77,6 @@ class LeasePlanner:
         return min((when for when in found if when is not None), default=None)
 
     def _delay_s(self, context: DecisionContext, peer: PeerId, state: PeerState) -> float:
-        """Return how long a peer has to wait before it claims a new object."""
         held_back = peer in context.last or context.overdue(state)
         points = _MOST_POINTS if held_back else state.penalty_now(context.now)
         return min(points, _MOST_POINTS) * self.claim_delay_s

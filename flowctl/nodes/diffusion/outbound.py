@@ -36,12 +36,13 @@ from flowctl.nodes.diffusion.errors import (
     RequestedUnavailableObjectError,
     RequestNonBlockingError,
 )
-from flowctl.nodes.diffusion.inbox import Inbox
+from flowctl.nodes.diffusion.inbox import Inbox, PeerStream
 from flowctl.nodes.diffusion.objects import ObjectId, short_id
 from flowctl.nodes.diffusion.pool.pool import ZERO_TICKET, ObjectPool, PoolEntry
-from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.codec import MAX_ITEMS, MAX_OBJECT_BYTES, encode, reply_bytes
-from flowctl.nodes.diffusion.wire.messages import (
+from flowctl.nodes.diffusion.wire.protocol import (
+    SIZE_LIMIT_BYTES,
+    TIME_LIMIT_S,
     Announced,
     Message,
     Prove,
@@ -49,9 +50,10 @@ from flowctl.nodes.diffusion.wire.messages import (
     ReplyObjects,
     RequestIds,
     RequestObjects,
+    State,
     Subscribe,
+    after,
 )
-from flowctl.nodes.diffusion.wire.protocol import SIZE_LIMIT_BYTES, TIME_LIMIT_S, State, after
 
 MOST_KEPT_BYTES: Final = 64 << 20
 """What the objects that were announced to one peer and not sent may take, beside the last of them."""
@@ -101,8 +103,6 @@ class ServerChecks(Protocol):
 
 
 class Outbound:
-    """Serves one peer from a pool."""
-
     def __init__(
         self,
         stream: PeerStream,
@@ -139,7 +139,6 @@ class Outbound:
         self.sent_bytes = 0
 
     async def run(self) -> None:
-        """Serve until the peer has finished, or left while it waited for nothing, or `stop` had its way."""
         loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
         reading, looking = loop.create_task(self._inbox.run()), loop.create_task(self._look())
@@ -232,7 +231,6 @@ class Outbound:
             )
 
     async def _receive(self, state: State) -> Message | None:
-        """Return the next message; None: the peer has ended its stream."""
         inbox = self._inbox
         while True:
             self._wake.clear()
@@ -395,7 +393,6 @@ class Outbound:
     # -- objects
 
     async def _objects(self, request: RequestObjects) -> ReplyObjects:
-        """Return the objects asked for, in the order in which they were announced."""
         wanted: dict[ObjectId, PoolEntry] = {}
         size_bytes = 0
         for object_id in request.object_ids:

@@ -75,5 +75,4 @@ class Policy:
             )
 
     def room_for(self, size_bytes: int | None) -> int:
-        """Return the octets that an object counts for: its size, or the most it may have where that was not told."""
         return self.max_object_size_bytes if size_bytes is None else size_bytes

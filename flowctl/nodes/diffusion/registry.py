@@ -31,7 +31,7 @@ from flowctl.nodes.diffusion.objects import ObjectId, PeerId
 from flowctl.nodes.diffusion.policy import Policy
 from flowctl.nodes.diffusion.pool.pool import ObjectPool
 from flowctl.nodes.diffusion.state import DecisionGlobalState, PeerState
-from flowctl.nodes.diffusion.wire.messages import Announced
+from flowctl.nodes.diffusion.wire.protocol import Announced
 
 MIN_INTERVAL_S: Final = 0.005
 """Least time between two rounds: what the original sleeps before each."""
@@ -114,7 +114,6 @@ class PeerStateAPI:
         return self._decision
 
     def on_decision_completed(self) -> None:
-        """The decision that was read has been carried out."""
         if self.status is not DecisionStatus.ACTING:
             raise LocalProtocolError(f"peer {self.peer!r} has no decision to complete")
         self.status = DecisionStatus.COMPLETED
@@ -152,7 +151,6 @@ class PeerStateAPI:
         self._registry.poke()
 
     def stop(self) -> None:
-        """Let `read_decision` return None from now on."""
         self._left = True
         self._wake()
 
@@ -170,12 +168,10 @@ class PeerStateAPI:
         return state
 
     def on_request_ids(self, ack: int, req: int, *, blocking: bool) -> None:
-        """A request for ids is sent; see `DecisionGlobalState`."""
         self._changed_state().on_request_ids(self.peer, ack, req)
         self._blocked = blocking
 
     def on_receive_ids(self, requested: int, announced: Sequence[Announced]) -> None:
-        """The reply to it came; see `DecisionGlobalState`."""
         registry = self._registry
         now = registry.clock()
         self._changed_state().on_receive_ids(self.peer, requested, announced, now=now)
@@ -188,11 +184,9 @@ class PeerStateAPI:
         registry.poke()
 
     def on_request_objects(self, object_ids: Sequence[ObjectId]) -> None:
-        """A request for objects is sent; see `DecisionGlobalState`."""
         self._changed_state().on_request_objects(self.peer, object_ids, now=self._registry.clock())
 
     def on_receive_objects(self, requested: Sequence[ObjectId], objects: Sequence[tuple[ObjectId, bytes]]) -> None:
-        """The reply to it came; see `DecisionGlobalState`. The objects are on the way to the pool."""
         self._changed_state()
         self._registry.received(self, requested, objects)
 
@@ -254,14 +248,6 @@ class Registry:
             self._received = deque(item for item in self._received if item[0] is not api)
             self.poke()
 
-    def api_of(self, peer: PeerId) -> PeerStateAPI | None:
-        """Return what the peer was given; None: it is not registered."""
-        return self._apis.get(peer)
-
-    def apis(self) -> list[PeerStateAPI]:
-        """Return what all registered peers were given."""
-        return list(self._apis.values())
-
     def release(self, peer: PeerId) -> None:
         """Decide for a held peer again; one that is not held, or gone: no effect."""
         api = self._apis.get(peer)
@@ -317,7 +303,6 @@ class Registry:
     def received(
         self, api: PeerStateAPI, requested: Sequence[ObjectId], objects: Sequence[tuple[ObjectId, bytes]]
     ) -> None:
-        """Take what a peer has sent: it goes to the pool in its turn."""
         self.state.on_receive_objects(api.peer, requested, objects, now=self.clock())
         self._received_count += len(objects)
         self._received_bytes += sum(len(data) for _, data in objects)
@@ -357,7 +342,6 @@ class Registry:
     # -- the end
 
     async def close(self) -> None:
-        """Let no more rounds come, and stop adding to the pool."""
         if self._apis:
             raise LocalProtocolError(f"{len(self._apis)} peers are registered")
         if self._timer is not None:
@@ -368,7 +352,6 @@ class Registry:
             await asyncio.wait([self._adding])  # a pool may be writing
 
     def statistics(self) -> DiffusionStatistics:
-        """Return what is going on."""
         return DiffusionStatistics(
             peers=len(self._apis),
             objects_known=len(self.state.objects),

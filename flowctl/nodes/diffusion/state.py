@@ -91,7 +91,6 @@ class PeerState:
         return len(list(itertools.takewhile(needs_no_more, self.fifo)))
 
     def overdue(self, before: float) -> list[ObjectId]:
-        """Return the objects that were asked for at `before` or earlier, the oldest first."""
         found = []
         for object_id, item in self.inflight.items():
             if item.since > before:
@@ -139,7 +138,6 @@ class DecisionGlobalState:
         self._free_slots: list[int] = []
 
     def register(self, peer: PeerId, state: PeerState | None = None, *, now: float = 0.0) -> PeerState:
-        """Enter a peer."""
         if peer in self.peers:
             raise LocalProtocolError(f"peer {peer!r} is registered already")
         state = PeerState() if state is None else state
@@ -347,26 +345,22 @@ class DecisionGlobalState:
         return state
 
     def _check_size(self, size_bytes: int) -> None:
-        """See that the size of an object is within the limits."""
         if not 0 <= size_bytes <= self.policy.max_object_size_bytes:
             raise LimitExceededError("max_object_size_bytes", size_bytes, self.policy.max_object_size_bytes)
 
     def _known(self, object_id: ObjectId, now: float) -> KnownObject:
-        """Return an object's entry in the index, made if it is not there."""
         known = self.objects.get(object_id)
         if known is None:
             known = self.objects[object_id] = KnownObject(now)
         return known
 
     def _unavailable(self, object_id: ObjectId, slot: int) -> None:
-        """Take a peer from the providers of an object."""
         known = self.objects[object_id]
         known.providers &= ~(1 << slot)
         if not (known.providers or known.copies):
             del self.objects[object_id]
 
     def _copy_gone(self, object_id: ObjectId) -> None:
-        """Count one copy less of an object under way."""
         known = self.objects[object_id]
         known.copies -= 1
         if not (known.providers or known.copies):

@@ -137,7 +137,6 @@ class AwaitedRequest(_Answer):
         self._over = False  # the coroutine does not wait any more
 
     async def run(self, timeout_s: float, priority: int) -> Any:
-        """Wait for a channel, send, and return the response."""
         check_timeout(timeout_s)
         check_response_type(self._response_type)
         self._deadline = self._desk.now() + timeout_s
@@ -183,7 +182,6 @@ class AwaitedRequest(_Answer):
                 yield channel
 
     def on_discard(self) -> None:
-        """Fail: the scheduler has stopped."""
         self.outcome.fail(_stopped())
 
     def _expired(self) -> None:
@@ -209,10 +207,6 @@ class HeldChannel:
         *,
         response_type: ResponseType = None,
     ) -> Any:
-        """Send a request and return its response.
-
-        Args and Raises: see `MessageScheduler.request`.
-        """
         answer = _Answer(_Outcome())
         answer.peer_id = self.peer_id
         answer.request_id = self._send(message, answer, timeout, response_type)
@@ -258,7 +252,6 @@ class ChannelWait:
         self._over = False
 
     async def run(self, size: int | None, priority: int) -> AsyncGenerator[HeldChannel, None]:
-        """Yield `size` channels, or as many as come until the scheduler stops."""
         count = 0
         while size is None or count < size:
             channel = await self._next(priority)
@@ -291,7 +284,6 @@ class ChannelWait:
             self._desk.free(held)
 
     def on_offer(self, offer: Offer) -> None:
-        """Hold the first channel that was not passed over, or has become free again."""
         if self._over or self._outcome.lost:
             offer.withdraw()
             return
@@ -304,5 +296,4 @@ class ChannelWait:
                     return
 
     def on_discard(self) -> None:
-        """End the iteration: the scheduler has stopped."""
         self._outcome.set(None)

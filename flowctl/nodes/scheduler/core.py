@@ -85,7 +85,6 @@ class PolicyFault:
         self._error: Final = error
 
     def __call__(self) -> None:
-        """Raise it."""
         raise self._error
 
 
@@ -135,7 +134,6 @@ class SenderLine:
         return fifo[0] if fifo and _is_before(fifo[0], heap[0][2]) else heap[0][2]
 
     def remove(self, first: QueuedSender) -> None:
-        """Take out what `first` has returned; O(log n)."""
         if self._fifo and self._fifo[0] is first:
             self._fifo.popleft()
         else:
@@ -190,8 +188,6 @@ class Walk:
 
 @dataclass(slots=True)
 class Counters:
-    """What has happened since the start."""
-
     scheduled: int = 0  #: senders taken up
     offers: int = 0  #: calls of `WaitingSender.on_offer`
     declined: int = 0  #: offers of which nothing was used
@@ -214,8 +210,6 @@ class Counters:
 
 
 class Core:
-    """See the module."""
-
     __slots__ = (
         *("_arrivals", "_budget", "_choice", "_ejected", "_ejection", "_fairness", "_freed", "_hands"),
         *("_last_id", "_later", "_learns", "_limits", "_notice_key", "_offer", "_peer_number", "_resuming", "_served"),
@@ -319,7 +313,6 @@ class Core:
         self.jobs.append(PolicyFault(error))
 
     def _pool(self, peer: PeerChannels) -> None:
-        """Give `peer` to the choice."""
         peer.pooled = True
         try:
             self._choice.add(peer)
@@ -328,7 +321,6 @@ class Core:
             self._fault(error)
 
     def _take(self) -> PeerChannels | None:
-        """Take the next from the choice."""
         try:
             return self._choice.take()
         except Exception as error:  # noqa: BLE001  (a policy's)
@@ -371,7 +363,6 @@ class Core:
             self._pool(peer)
 
     def disconnect(self, peer_id: PeerId, now: float) -> bool:
-        """Remove a peer, claim its requests and enter their end. Returns whether it was there."""
         peer = self.peers.pop(peer_id, None)
         if peer is None:
             return False
@@ -401,7 +392,6 @@ class Core:
     # --- senders -------------------------------------------------------------------------------------------------
 
     def enter(self, sender: WaitingSender, priority: int, peers: Collection[PeerId] | None) -> bool:
-        """Let `sender` wait, if it does not yet. False: stopped."""
         if self.stopped:
             return False
         entry = self.waiting.get(id(sender))
@@ -565,7 +555,6 @@ class Core:
         return peer.open_count > 0
 
     def _next_of(self, walk: Walk) -> tuple[QueuedSender | None, int]:
-        """Take out who stands first in the lines of `walk`; returns also how many stand behind."""
         lines = walk.lines
         where = lines[0]
         found, behind_count = None, -1
@@ -590,7 +579,6 @@ class Core:
         return tuple(found)
 
     def _stand(self, entry: QueuedSender) -> None:
-        """Let `entry` stand in the queue, or in the lines of the peers that it wants."""
         if entry.peers is None:
             entry.lines = self.queue.alone
             self.queue.push(entry)
@@ -615,7 +603,6 @@ class Core:
                     del self._wanting[peer_id]
 
     def _settle(self, offer: Offer) -> None:
-        """End `offer`, whose callback has returned."""
         self._offer = None
         offer.active = False
         for peer in offer.pulled:
@@ -688,7 +675,6 @@ class Core:
             peer.reserved = True
 
     def pull(self, offer: Offer) -> PeerChannels | None:
-        """Return the next open peer for `offer`; None: there is no further one, or the offer is over."""
         while offer.active:
             peer = self._take()
             if peer is None:
@@ -834,7 +820,6 @@ class Core:
         return request
 
     def expire(self, now: float) -> None:
-        """Claim what has come to its time, and enter its end."""
         for _, request in self.table.take_due(now):
             self.counters.timeouts += request.receiver is not None
             request.code = FailureCode.TIMEOUT
@@ -861,12 +846,10 @@ class Core:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def add_call(self, key: int, callback: Call, when: float) -> None:
-        """Keep `callback` until `when`."""
         if not self.stopped:
             self.calls.add(key, callback, when)
 
     def has_other(self, tried: Collection[PeerId]) -> bool:
-        """Return whether a peer that lives is connected, and not left out, that is not in `tried`."""
         return any(
             peer_id not in tried and not peer.ejected and peer.reference() is not None
             for peer_id, peer in self.peers.items()
@@ -885,7 +868,6 @@ class Core:
 
     @property
     def learns(self) -> bool:
-        """Whether a policy asks for how long requests took."""
         return self._learns
 
     def _learn(self, request: SentMessage, outcome: Outcome, now: float) -> None:

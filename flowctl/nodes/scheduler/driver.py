@@ -32,7 +32,6 @@ class Driver:
 
     @property
     def ended(self) -> bool:
-        """Whether its loop is closed."""
         runner = self._runner
         return (runner.loop if isinstance(runner, PollGroup) else runner).is_closed()
 
@@ -41,7 +40,6 @@ class Driver:
         self._post(self._set, when)
 
     def disarm(self) -> None:
-        """Call it no more; any thread."""
         self._disarmed = True
         self._post(self._cancel)
 

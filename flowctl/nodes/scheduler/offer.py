@@ -34,13 +34,11 @@ MAX_TIMEOUT_S: Final = 86_400.0
 
 
 def check_timeout(timeout: float) -> None:
-    """Raise ConfigError where `timeout`, in seconds, is out of its range."""
     if not 0 < timeout <= MAX_TIMEOUT_S:
         raise ConfigError(f"timeout is {timeout} s; it must be more than 0 and at most {MAX_TIMEOUT_S:g}")
 
 
 def check_response_type(response_type: ResponseType) -> None:
-    """Raise ConfigError where nothing can be an instance of `response_type`."""
     try:
         if response_type is not None:
             isinstance(None, response_type)
@@ -99,8 +97,6 @@ class ResponseReceiver(Protocol):
 
 @dataclass(slots=True, eq=False)
 class QueuedSender:
-    """A sender in the queue; it belongs to the core."""
-
     sender: WaitingSender
     number: int  # how many were scheduled before it
     place: float
@@ -143,17 +139,14 @@ class Channel:
 
     @property
     def peer_id(self) -> PeerId:
-        """Which peer it leads to."""
         return self.state.peer_id
 
     def send(
         self, message: Any, receiver: ResponseReceiver, timeout: float, *, response_type: ResponseType = None
     ) -> int | None:
-        """Send a request on it: `Offer.send`."""
         return self.offer.send(self, message, receiver, timeout, response_type=response_type)
 
     def notify(self, message: Any, timeout: float) -> bool:
-        """Send a notification on it: `Offer.notify`."""
         return self.offer.notify(self, message, timeout)
 
 
@@ -184,7 +177,6 @@ class Offer:
         self.pulled: Final[list[PeerChannels]] = []
 
     def __iter__(self) -> Iterator[Channel]:
-        """Yield the fresh channels, until the size is used up."""
         if self.fresh is None:
             return self.full()
         return self._channels_of(self.fresh)

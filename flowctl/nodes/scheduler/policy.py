@@ -49,7 +49,6 @@ class PeerChannels:
 
     @property
     def closed_count(self) -> int:
-        """How many of its channels are closed: messages it was sent and has not finished."""
         return len(self.pending)
 
 
@@ -120,11 +119,9 @@ class FirstComeFirstServed:
         self._places: Final = places_per_priority
 
     def place(self, sender: Any, priority: int, number: int) -> float:
-        """Return the number of its coming, less some for each level of priority."""
         return number - priority * self._places
 
     def size(self, open_count: int, behind_count: int) -> int:
-        """Return 1 where others stand behind, else all."""
         return 1 if behind_count else open_count
 
     def served(self, sender: Any, place: float, sent_count: int) -> None:
@@ -145,7 +142,6 @@ class ById:
         self._taken = False  # the one at the top
 
     def add(self, peer: PeerChannels) -> None:
-        """Take up `peer`; O(log n)."""
         heap = self._heap
         try:
             if not self._taken:
@@ -160,7 +156,6 @@ class ById:
             raise
 
     def take(self) -> PeerChannels | None:
-        """Remove and return the one with the lowest id; O(log n)."""
         heap = self._heap
         if self._taken:
             heappop(heap)

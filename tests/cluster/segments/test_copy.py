@@ -104,7 +104,7 @@ def test_segments_when_their_frames_are_followed_are_held_and_not_fetched():
     assert not made.copy.ready(found[0].id)
     made.follow(SOURCE[10:20])
     assert made.pool.has(found[0].id)
-    assert [item.id for item in made.pool.of_stream("live/cam")] == [found[0].id]
+    assert [item.id for item in made.pool.streams.get("live/cam", ())] == [found[0].id]
     assert made.got() == [tuple(frame) for frame in movie(6)[:17]]
 
 
@@ -118,9 +118,9 @@ def test_id_when_only_its_hash_is_true_of_what_was_followed_is_not_offered_under
     made.follow(SOURCE[:30])
     lie = dataclasses.replace(found[1].id, **change)
     assert made.hear(lie)
-    assert made.pool.of_stream("live/cam") == []
+    assert made.pool.streams == {}
     assert not made.hear(found[1].id)
-    assert [item.data for item in made.pool.of_stream("live/cam")] == [found[1].data]
+    assert [item.data for item in made.pool.streams.get("live/cam", ())] == [found[1].data]
 
 
 def test_segments_when_the_followed_source_is_silent_are_fetched():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.diffusion.wire.codec import MAX_ID_BYTES, MAX_ITEMS, MAX_OBJECT_BYTES, Decoder, encode, reply_bytes
-from flowctl.nodes.diffusion.wire.messages import (
+from flowctl.nodes.diffusion.wire.protocol import (
+    SIZE_LIMIT_BYTES,
     Announced,
     Done,
     Init,
@@ -20,9 +21,9 @@ from flowctl.nodes.diffusion.wire.messages import (
     ReplyObjects,
     RequestIds,
     RequestObjects,
+    State,
     Subscribe,
 )
-from flowctl.nodes.diffusion.wire.protocol import SIZE_LIMIT_BYTES, State
 
 EXACT = [
     (State.INIT, Init(), "81 00"),

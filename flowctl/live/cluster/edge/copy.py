@@ -227,7 +227,6 @@ class StreamCopy:
             self._flush()
 
     def _key(self, name: SegmentId) -> _Key:
-        """Return where a segment stands, and what it is."""
         number = self._publications.number_of(name.position.timeline, (self._current, self._successor))
         return name.position._replace(timeline=number), _content_of(name)
 
@@ -266,7 +265,6 @@ class StreamCopy:
     # -- what is wanted, asked by diffusion
 
     def wants(self, name: SegmentId) -> bool:
-        """Return whether a segment that is not here is to be fetched, now or later."""
         key, now = self._key(name), self._clock()
         heard = self._announced.get(key)
         if heard is None or heard.here:
@@ -278,7 +276,6 @@ class StreamCopy:
         return not ((self._flows(now) or self._is_apart(key[0].timeline)) and now - heard.at > HOLD_S)
 
     def ready(self, name: SegmentId) -> bool:
-        """Return whether a wanted segment is to be fetched now."""
         key, now = self._key(name), self._clock()
         position, heard = key[0], self._announced.get(key)
         if self._splice.cursor is None and self._start is None and not self._settle(now):
@@ -305,7 +302,6 @@ class StreamCopy:
         return next((own for own in self._own if own[0] != content and mapping.of(own[1]) == place), None)
 
     def _hold_against(self, own: tuple[_Content, Position], segment: Segment) -> None:
-        """Look whether what was followed is what its source should have sent."""
         body, _ = self._own.pop(own)
         followed = decode_body(body, 0)[1]
         pairs = list(zip(followed, segment.frames, strict=False))  # the source may have ended sooner
@@ -313,7 +309,6 @@ class StreamCopy:
         self._sound = not self.flawed and len(followed) == len(segment.frames)
 
     def known_for_s(self, name: SegmentId) -> float:
-        """Return for how long a segment has been announced, in seconds."""
         heard = self._announced.get(self._key(name))
         return 0.0 if heard is None else self._clock() - heard.at
 
@@ -383,7 +378,6 @@ class StreamCopy:
         self.gap(now)
 
     def _note(self, key: _Key, name: SegmentId, now: float) -> None:
-        """Take a segment that was announced for the first time."""
         self._announced[key] = _Heard(name, now, here=self._pool.has(name))
         if len(self._announced) > _ANNOUNCED:
             self._announced.popitem(last=False)
@@ -435,7 +429,6 @@ class StreamCopy:
     # -- what comes
 
     def segment(self, segment: Segment) -> None:
-        """Take a segment that was fetched."""
         key = self._key(segment.id)
         segment = replace(segment, id=replace(segment.id, position=key[0]))
         if key in self._announced:
@@ -469,7 +462,6 @@ class StreamCopy:
             self._from_key = True
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
-        """Take a followed message."""
         self._live_at = self._brought_at = self._came_at = now
         message_class = inspect(type_id, payload).message_class
         if self._cutter is None:
@@ -571,7 +563,6 @@ class StreamCopy:
             self._splice.end_part(mapping.of(cut.position), len(cut.frames), next_part)
 
     def _own_segment(self, cut: Cut) -> None:
-        """Look whether what was followed is a segment that was announced."""
         try:
             name, body = segment_of(cut.stream, cut.position, cut.headers, cut.frames, cut.then, cut.next_ms)
         except (LimitExceededError, LocalProtocolError):
@@ -667,7 +658,6 @@ class StreamCopy:
             self._outlet.end("its publisher has gone" if self._splice.ended else "nothing has come any more")
 
     def close(self, why: str) -> None:
-        """Publish it no more."""
         self._outlet.end(why)
 
     def _flush(self) -> None:
@@ -701,7 +691,6 @@ class StreamCopy:
         )
 
     def statistics(self) -> CopyStatistics:
-        """Return a snapshot."""
         newest = next(reversed(self._announced.values()), None)
         return CopyStatistics(
             published=self._outlet.begun,

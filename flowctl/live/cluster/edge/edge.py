@@ -233,11 +233,9 @@ class _Following:
 
     @property
     def running(self) -> bool:
-        """Whether frames come."""
         return self._follow is not None and self._follow.statistics().state is FollowState.RUNNING
 
     def stop(self) -> None:
-        """Follow no more."""
         if self._follow is not None and self._sink is not None:
             self._sink.leave()
             self._follow.stop()
@@ -245,8 +243,6 @@ class _Following:
 
 
 class _Wanted:
-    """A stream that is copied."""
-
     def __init__(self, copy: StreamCopy, following: _Following | None, now: float) -> None:
         self.copy: Final = copy
         self.following: Final = following
@@ -310,7 +306,6 @@ class Edge:
         return "" if self._listener is None else self._listener.address
 
     def start(self) -> None:
-        """Begin to fetch."""
         if self._listener is not None:
             self._listener.start()
         else:
@@ -389,14 +384,12 @@ class Edge:
             self._offering.serve(session)
 
     def _hand_over(self, cut: Cut) -> None:
-        """Keep a segment of a stream that is published here."""
         with contextlib.suppress(ClosedError, LocalProtocolError):
             self._group.call_soon(keep, self.pool, cut)
 
     # -- what is wanted
 
     def _announced(self, peer: PeerId, object_ids: Sequence[bytes]) -> None:
-        """Take what an origin has announced."""
         for object_id in object_ids:
             name = self.pool.name_of(object_id)
             if name is None:
@@ -411,7 +404,6 @@ class Edge:
                 wanted.copy.announced(peer, name)
 
     def _gone(self, peer: PeerId) -> None:
-        """The connection to an origin is lost."""
         for wanted in self._wanted.values():
             wanted.copy.gone(peer)
 
@@ -482,7 +474,6 @@ class Edge:
             self._diffusion.last.update(self._slow)
 
     def _came(self, segment: Segment) -> None:
-        """Put a segment that was fetched to its stream."""
         self._planner.came()
         wanted = self._wanted.get(segment.id.stream)
         if wanted is not None:
@@ -539,7 +530,6 @@ class Edge:
     # -- figures
 
     def statistics(self) -> EdgeStatistics:
-        """Return a snapshot. Any thread; figures may be a step apart."""
         return EdgeStatistics(
             origins=[item.statistics() for item in self._upstreams],
             streams={name: item.copy.statistics() for name, item in tuple(self._wanted.items())},

@@ -49,8 +49,6 @@ class PeerMeter:
 
 
 class _Peer:
-    """A connection, as the scheduler knows it."""
-
     def __init__(self, peer_id: str, meter: PeerMeter) -> None:
         self.peer_id: Final = peer_id
         self.meter: Final = meter
@@ -84,12 +82,10 @@ class _Request:
         """The node ends."""
 
     def on_success(self, request_id: int, response: Any) -> None:
-        """Its channel is free again."""
         del request_id, response
         self._gate.freed(self.peer.peer_id)
 
     def on_failure(self, request_id: int, code: FailureCode) -> None:
-        """The channel is free again, though no answer came."""
         del request_id
         self.failed = True
         if code is FailureCode.TIMEOUT:
@@ -97,7 +93,6 @@ class _Request:
             self._gate.freed(self.peer.peer_id)
 
     def end(self, how: RequestEnd) -> None:
-        """Diffusion is done with it."""
         self._gate.ended(self, how)
 
 
@@ -126,12 +121,10 @@ class SchedulerGate:
         self._held: dict[str, None] = {}
 
     def connect(self, peer_id: str, meter: PeerMeter) -> None:
-        """A connection to a peer is there."""
         peer = self._peers[peer_id] = _Peer(peer_id, meter)
         self.scheduler.connect(peer, CHANNELS)
 
     def disconnect(self, peer_id: str) -> None:
-        """It is gone."""
         if self._peers.pop(peer_id, None) is not None:
             self.scheduler.disconnect(peer_id)
             self._held.pop(peer_id, None)
@@ -163,7 +156,6 @@ class SchedulerGate:
         return request.end
 
     def ended(self, request: _Request, how: RequestEnd) -> None:
-        """Give the channel back."""
         meter = request.peer.meter
         meter.in_flight -= 1
         if how is not RequestEnd.REPLIED:
@@ -188,5 +180,4 @@ class SchedulerGate:
                 self.freed(peer_id)
 
     def stop(self) -> None:
-        """End."""
         self.scheduler.stop()

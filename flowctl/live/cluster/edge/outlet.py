@@ -38,7 +38,6 @@ class Outlet:
     _headers: dict[object, Header] = field(default_factory=dict)
 
     def begin(self, now: float) -> None:
-        """Publish, or let another timeline begin."""
         if now - self._refused_at < REFUSED_S:
             return
         try:

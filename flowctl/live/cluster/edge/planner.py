@@ -30,7 +30,6 @@ _AGAIN_S: Final = 0.1
 
 
 def late_after_s(best_s: float | None) -> float:
-    """Return after how many seconds a request is late."""
     return LATE_S if best_s is None else _LATE_LEAST_S + _LATE_FACTOR * best_s
 
 
@@ -52,7 +51,6 @@ class EdgePlanner:
         self._budget.first_try()
 
     def decide(self, context: DecisionContext) -> Decisions:
-        """Return a decision for each peer that is not busy."""
         hastily = self._hastily(context)
         found = make_decisions(hastily)
         late = self._late(context, hastily)
@@ -67,7 +65,6 @@ class EdgePlanner:
         return found
 
     def next_round_at(self, context: DecisionContext) -> float | None:
-        """Return when to look again."""
         due = context.state.next_timeout(context.now, self._late_s(context))
         soon = context.now + _AGAIN_S if self._busy() else None
         return min((when for when in (due, soon) if when is not None), default=None)

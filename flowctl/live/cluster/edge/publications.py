@@ -52,7 +52,6 @@ class Publications:
         return number
 
     def next_number(self) -> int:
-        """Return a number that is greater than all before."""
         self._last += 1
         return self._last
 
@@ -83,7 +82,6 @@ class Publications:
         return max(living, key=lambda number: (told.count(number), number), default=None)
 
     def is_had(self, number: int | None) -> bool:
-        """Return whether an origin that is connected has announced something of a publication."""
         return any(number in teller.numbers for teller in self.tellers.values())
 
     def rename(self, number: int, to: int) -> None:

@@ -18,8 +18,8 @@ from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.live.cluster.edge.gate import PeerMeter, SchedulerGate
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.errors import NoReplyError
+from flowctl.nodes.diffusion.inbox import PeerStream
 from flowctl.nodes.diffusion.objects import PeerId
-from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.codec import MAX_ID_BYTES
 from flowctl.wire.rtmp.url import DEFAULT_PORTS, RtmpUrl, parse_query, url_of
 
@@ -80,7 +80,6 @@ class OriginAddress:
         return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
 
     def url(self, stream: str) -> RtmpUrl:
-        """Return where a stream can be followed."""
         found = url_of(stream, self.host, self.rtmp_port)
         scheme = "rtmps" if self.tls else found.scheme
         return replace(found, scheme=scheme, raw_query=self.proof, query=parse_query(self.proof))
@@ -100,8 +99,6 @@ def _can_be_looked_up(host: str) -> bool:
 
 
 class UpstreamState(enum.Enum):
-    """How far an origin has come."""
-
     CONNECTING = "connecting"
     FETCHING = "fetching"
     RESTING = "resting"  #: until the next try
@@ -144,7 +141,6 @@ _RTMPS: Final = "rtmps://"
 
 
 def _reason(error: Exception) -> str:
-    """Return why a connection could not be made, in the words of the system."""
     if isinstance(error, TimeoutError):
         return "it takes too long"
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
@@ -153,8 +149,6 @@ def _reason(error: Exception) -> str:
 
 
 class Upstream:
-    """Fetches from one origin for as long as it runs."""
-
     def __init__(
         self,
         address: OriginAddress,
@@ -185,7 +179,6 @@ class Upstream:
         return f"{self.address}#{self._connections}"
 
     async def run(self) -> None:
-        """Connect, fetch, and connect again."""
         while True:
             wait_s = await self._once()
             await asyncio.sleep(wait_s)
@@ -257,7 +250,6 @@ class Upstream:
         return wait_s
 
     def statistics(self) -> UpstreamStatistics:
-        """Return a snapshot."""
         meter = self.meter
         return UpstreamStatistics(
             origin=str(self.address),

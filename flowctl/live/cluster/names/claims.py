@@ -63,7 +63,6 @@ class NameClaims:
     # -- what the hub asks
 
     def claim(self, name: str, number: int, owner: Owner, answer: Callable[[str | None], None]) -> NameClaim:
-        """Ask for a name; see `flowctl.live.hub.NameAuthority`."""
         claim = NameClaim(self, name, number, next(self._ids), answer)
         with self._lock:
             known = self._claims.setdefault((name, number), claim) is not claim

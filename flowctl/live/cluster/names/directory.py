@@ -20,16 +20,12 @@ MOST_NAMES: Final = 100_000
 
 
 class NoticeKind(enum.Enum):
-    """What a worker is told."""
-
     WHERE = "where"  #: which worker has the stream; 0: none
     TURN = "turn"  #: the publisher on standby is the one that counts now
     REVOKED = "revoked"  #: another publisher has taken the name
 
 
 class Holder(NamedTuple):
-    """A publisher."""
-
     worker: int
     number: int
 
@@ -156,5 +152,4 @@ class Directory:
         return notices
 
     def next_deadline(self) -> float | None:
-        """Return when `expire` has something to do, in seconds on the caller's clock. None: never."""
         return self._book.next_deadline()

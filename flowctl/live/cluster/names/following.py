@@ -40,8 +40,6 @@ class _WantedStream:
 
 
 class Following:
-    """Follows streams for the viewers of one server."""
-
     def __init__(
         self,
         hub: Hub,

@@ -81,11 +81,9 @@ class Cut(NamedTuple):
 
     @property
     def next(self) -> Position | None:
-        """Where the segment behind it begins. None: there is none."""
         return following(self.position, self.then, self.next_ms)
 
     def write(self) -> tuple[SegmentId, bytes]:
-        """Return its name and the object."""
         name, body = segment_of(self.stream, self.position, self.headers, self.frames, self.then, self.next_ms)
         return name, object_of(name, body)
 
@@ -130,7 +128,6 @@ class Cutter:
 
     @property
     def has_video(self) -> bool:
-        """Whether the publication has shown video."""
         return self._video
 
     def add(self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass) -> list[Cut]:

@@ -130,7 +130,6 @@ class SegmentId:
 
     @property
     def next(self) -> Position | None:
-        """Where the segment behind it begins. None: there is none."""
         return following(self.position, self.then, self.next_ms)
 
     def encode(self) -> bytes:
@@ -147,7 +146,6 @@ class SegmentId:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return what `data` names."""
         if len(data) <= _ID.size:
             raise _refuse(f"its id has {len(data)} bytes, there are more than {_ID.size}")
         version, timeline, start_ms, part, then, next_ms, count, size_bytes, digest, length = _ID.unpack_from(data)
@@ -170,7 +168,6 @@ class SegmentId:
         return cls(Position(timeline, start_ms, part), what, next_ms, count, size_bytes, digest, stream)
 
     def __str__(self) -> str:
-        """For logs."""
         timeline, start_ms, part = self.position
         return f"{self.stream}@{timeline}:{start_ms}+{part}:{self.digest[:4].hex()}"
 
@@ -190,7 +187,6 @@ class Segment:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return the segment of an object."""
         octets = id_of(data)
         name, body = SegmentId.decode(octets), data[_LENGTH.size + len(octets) :]
         if len(body) != name.size_bytes or hashlib.sha256(body).digest() != name.digest:
@@ -215,7 +211,6 @@ def id_of(data: bytes) -> bytes:
 
 
 def encode_body(headers: Iterable[Header], frames: Iterable[Frame], start: int) -> bytes:
-    """Return the octets of a segment's body."""
     listed = tuple(headers)
     if len(listed) > HEADERS:
         raise LimitExceededError("segment_headers", len(listed), HEADERS)

@@ -42,8 +42,6 @@ Output = Begins | SplicedHeaders | Frame | Gap
 
 
 class _SplicedPart:
-    """A part of which something has come."""
-
     __slots__ = ("frames", "headers", "last", "next", "whole")
 
     def __init__(self, headers: tuple[Header, ...]) -> None:
@@ -161,7 +159,6 @@ class Splice:
             part.end(following)
 
     def add_segment(self, segment: Segment) -> None:
-        """Take a whole segment."""
         position, frames = segment.id.position, segment.frames
         if self.past(position):
             self.repeated_count += len(frames)

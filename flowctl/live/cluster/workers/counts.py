@@ -58,7 +58,6 @@ class WorkerCounts:
         return total, of_address
 
     def leave(self, address: str) -> None:
-        """Count a connection here no more."""
         own = self._own
         own[0] -= 1
         for cell in self._cells(address):
@@ -73,5 +72,4 @@ class WorkerCounts:
 
 
 def clear(memory: memoryview, index: int) -> None:
-    """Clear the region of a worker that has ended."""
     memory[index * REGION : (index + 1) * REGION] = bytes(REGION)

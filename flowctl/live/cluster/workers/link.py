@@ -118,12 +118,10 @@ class Link:
         return str(take_words(self._server, message.data[0]))
 
     def ready(self) -> None:
-        """Tell that this worker serves."""
         said = {"serial": self._order.serial, "limits": str(self._server.limits)}
         self.node.request_future(self.conn, f"{WORKERS}.ready", json.dumps(said)).get()
 
     def stop(self, deadline_s: float = 1.0) -> None:
-        """End what takes part, and the link."""
         for part in reversed(self.parts):
             part.stop(deadline_s)
         self.node.stop(deadline_s)
@@ -151,7 +149,6 @@ class Link:
         return carry_out(self._server, message.data[0])
 
     def _figures(self, message: RpcMessage) -> str:
-        """Return a line of figures."""
         del message
         figures = figures_of(self._server)
         figures["streams"] -= self.followed()  # another worker counts them

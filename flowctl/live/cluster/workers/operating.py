@@ -112,7 +112,6 @@ class Operating:
         self._limits_digest = b""  # of the limits file then; guarded by _lock
 
     def answer(self, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
-        """Carry out an operation; see `flowctl.control.operations.answer`."""
         return answer_with(self._effect, name, call, permission, caller)
 
     def punish(self, verdicts: list[Overflow]) -> None:
@@ -250,7 +249,6 @@ class Operating:
     def _ask(
         self, targets: list[Linked], name: str, asked: Mapping[str, Any]
     ) -> list[tuple[WorkerAnswer, list[Mapping[str, Any]]]]:
-        """Ask processes side by side; return their answers, with the changes that each has made."""
         call = json.dumps({"name": name, "asked": dict(asked)})
         found: list[tuple[WorkerAnswer, list[Mapping[str, Any]]]] = []
         for number, octets, missing in self._request(targets, f"{WORKER}.operate", call):
@@ -385,7 +383,6 @@ def carry_out(server: LiveServer, call: bytes) -> bytes:
 
 
 def behaving(server: LiveServer, call: bytes) -> bytes:
-    """Say, in a worker, how many connections behave of each address of verdicts, and end the guilty ones."""
     return json.dumps(server.end_guilty(overflow_of(item) for item in json.loads(call))).encode()
 
 
@@ -407,7 +404,6 @@ def words_call(words: Iterable[Word], origin: str | None) -> str:
 
 
 def take_words(server: LiveServer, call: bytes, *, told: bool = True) -> int:
-    """Put in force, in a worker, what the supervisor tells; return how many connections that ended."""
     said = json.loads(call)
     words = [Word.read(line) for line in said["words"]]
     return server.reload.do(lambda: server.take_words(words, said["origin"], told=told))

@@ -58,7 +58,6 @@ class Order:
 
     @property
     def supervisor(self) -> str:
-        """Address of the supervisor."""
         return f"ipc://{self.folder / SOCKET}"
 
     @property
@@ -67,7 +66,6 @@ class Order:
         return self.serial * CONN_NUMBERS + 1
 
     def write(self) -> int:
-        """Return a descriptor from which the worker reads the order."""
         try:
             body = pickle.dumps(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -83,6 +81,5 @@ class Order:
 
 
 def read_order(file: BinaryIO) -> Order:
-    """Return the order that a supervisor has written; the first line was read before."""
     order: Order = pickle.load(file)  # noqa: S301 - from the process that started this one, in memory without a name
     return order

@@ -33,7 +33,6 @@ _MOST_NODE: Final = 61
 
 
 def main(supervisor_pid: int, file: BinaryIO) -> None:
-    """Serve until told to end; the whole life of the process."""
     die_with(supervisor_pid)
     order = read_order(file)
     file.close()
@@ -91,7 +90,6 @@ def options_of(order: Order) -> LiveConfig:
 
 
 def counts_of(order: Order) -> WorkerCounts:
-    """Return the connections of all workers."""
     memory = memoryview(mmap.mmap(order.counts_fd, order.count * REGION))
     os.close(order.counts_fd)
     return WorkerCounts(memory, order.number - 1, order.count, order.counts_key)

@@ -57,13 +57,11 @@ class WorkerPulse:
         return True
 
     def heard(self, now: float) -> None:
-        """Note a sign of life."""
         self._began = True
         self._heard_at = now
         self._unanswered = 0
 
     def silent_s(self, now: float) -> float:
-        """Return for how long nothing was heard."""
         return now - self._heard_at
 
     def hangs(self, now: float) -> bool:

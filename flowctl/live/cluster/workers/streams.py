@@ -37,7 +37,6 @@ _MORE_S: Final = 2.0
 
 
 def link_path(folder: Path, serial: int) -> Path:
-    """Return where process `serial` can be followed."""
     return folder / f"link-{serial}.sock"
 
 
@@ -68,7 +67,6 @@ class WorkerStreams:
         self._links.start()
 
     def stop(self, deadline_s: float) -> None:
-        """End; the server's connections have."""
         del deadline_s
         self._following.stop()
         self._links.stop()
@@ -96,8 +94,6 @@ class WorkerStreams:
 
 
 def join_streams(server: LiveServer, link: Link, serial: int, folder: Path) -> WorkerStreams:
-    """Make the streams of a worker part of all; before the link and the server are started."""
-
     def send(values: Values) -> None:
         with contextlib.suppress(ClosedError):  # the worker ends
             link.node.send(link.conn, f"{WORKERS}.names", json.dumps(values))
@@ -122,7 +118,6 @@ class SupervisorNames:
         self._gone: Final[queue.SimpleQueue[int]] = queue.SimpleQueue()
 
     def add_commands(self, node: RpcNode) -> None:
-        """Add what workers ask for."""
         self._node = node
         node.add_command(WORKERS, "names", self._asked)
         node.add_timer(self._tick, _TICK_S, thread=NODE_THREAD)

@@ -259,7 +259,6 @@ class Supervisor:
         self._member.start()
 
     def _see_first_ends(self) -> None:
-        """Give up when a worker cannot even begin."""
         with contextlib.suppress(queue.Empty):
             worker = self._gone.get_nowait()
             code = worker.process.wait()
@@ -286,7 +285,6 @@ class Supervisor:
 
     @property
     def next_look_s(self) -> float:
-        """How long to wait for the next look, in seconds, at most."""
         now = self._clock()
         return max(0.01, min([_LOOK_S, *(due - now for due in self._due.values())]))
 
@@ -331,7 +329,6 @@ class Supervisor:
             close_all([sock for mine in self._sockets for socks in mine.values() for sock in socks])
 
     def _drain(self) -> None:
-        """The workers are told to drain, and a successor may begin; on a thread of the listener."""
         self.accept_no_more()
         if self._member is not None:
             self._member.stop()
@@ -343,7 +340,6 @@ class Supervisor:
 
     @property
     def bound(self) -> list[str]:
-        """Where operators reach the server."""
         return [address for item in (self._control, self._admin) if item is not None for address in item.bound]
 
     @property
@@ -383,12 +379,10 @@ class Supervisor:
         return () if self._ends() else self._restarts
 
     def workers(self) -> list[Worker]:
-        """Return the processes that there are, by number. Any thread."""
         with self._lock:
             return sorted(self._workers.values(), key=lambda item: item.number)
 
     def _spawn(self, number: int) -> None:
-        """Start a process, unless the server ends."""
         with self._start_lock:
             if not self._ending:
                 self._spawn_locked(number)
@@ -519,7 +513,6 @@ class Supervisor:
             return self._ending
 
     async def _words(self, message: RpcMessage) -> str:
-        """Give a worker the next page of what was said of bans."""
         with self._lock:
             words, following = self.operating.words_page(json.loads(message.data[0]))
         return json.dumps({"words": words, "next": following})
@@ -538,12 +531,10 @@ class Supervisor:
                 self._report("a ban", error)
 
     async def _changed(self, message: RpcMessage) -> None:
-        """Enter a change that a worker took from a file."""
         said = json.loads(message.data[0])
         self.operating.note_file(said["what"], said["detail"], said["digest"])
 
     async def _ready(self, message: RpcMessage) -> str:
-        """Note that a worker serves."""
         said = json.loads(message.data[0])
         with self._lock:
             worker = self._workers.get(said["serial"])

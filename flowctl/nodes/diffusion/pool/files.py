@@ -25,6 +25,7 @@ import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -46,30 +47,20 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _log = logging.getLogger("flowctl.diffusion")
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class StoredFile:
-    """An object in a file."""
-
-    __slots__ = ("__weakref__", "_identify", "object_id", "path", "size_bytes", "ticket")
-
-    def __init__(
-        self, ticket: int, object_id: bytes, size_bytes: int, path: Path, identify: Callable[[bytes], bytes]
-    ) -> None:
-        self.ticket: Final = ticket
-        self.object_id: Final = object_id
-        self.size_bytes: Final = size_bytes
-        self.path: Final = path
-        self._identify = identify
-
-    @property
-    def topic(self) -> str:
-        """None."""
-        return ""
+    ticket: int
+    object_id: bytes
+    size_bytes: int
+    path: Path
+    identify: Callable[[bytes], bytes]
+    topic: str = ""
 
     def read(self) -> bytes:
         """Return the object. Any thread."""
         try:
             data = self.path.read_bytes()[_HEADER.size + len(self.object_id) :]
-            sound = len(data) == self.size_bytes and self._identify(data) == self.object_id
+            sound = len(data) == self.size_bytes and self.identify(data) == self.object_id
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {error.strerror}", code="path") from error
         except ValueError:
@@ -120,7 +111,6 @@ class FilePool:
             raise StoreError(f"{self._folder} cannot be used: {error.strerror}", code=code) from error
 
     def _load(self) -> None:
-        """Take what an earlier process has left."""
         for path in sorted(self._folder.iterdir()):
             if path.suffix == _PART:
                 _remove(path)
@@ -152,22 +142,13 @@ class FilePool:
 
     @property
     def size_bytes(self) -> int:
-        """What the objects take."""
         return self._shelf.size_bytes
-
-    def object_id(self, data: bytes) -> bytes:
-        return self._identify(data)
-
-    def has_object(self, object_id: bytes) -> bool:
-        """Return whether the object is here, or was."""
-        return self._shelf.knows(object_id)
 
     async def get(self, object_id: bytes) -> bytes | None:
         entry = self._shelf.get(object_id)
         return None if entry is None else (await self.read_objects([entry]))[0]
 
     async def add(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
-        """Add objects of this node's own; return what `validate` finds wrong, by id."""
         check_own(objects, self._identify)
         return await self.add_objects(objects)
 
@@ -205,16 +186,20 @@ class FilePool:
             shelf.put(StoredFile(shelf.next_ticket, object_id, len(data), path, self._identify))
         shelf.tell()
 
+    def object_id(self, data: bytes) -> bytes:
+        return self._identify(data)
+
+    def has_object(self, object_id: bytes) -> bool:
+        return self._shelf.knows(object_id)
+
     def objects_after(self, ticket: int, limit: int) -> Sequence[PoolEntry]:
-        """Return the first `limit` objects whose ticket is greater."""
         return self._shelf.after(ticket, limit)
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        return self._shelf.watch(callback)
 
     async def read_objects(self, entries: Sequence[PoolEntry]) -> list[bytes]:
         return await asyncio.to_thread(lambda: [entry.read() for entry in entries])
-
-    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback` when objects were added, until what is returned is called."""
-        return self._shelf.watch(callback)
 
     def close(self) -> None:
         """Let another process use the folder; nothing more may be asked of this object. A second call has no effect."""

@@ -16,27 +16,20 @@ DEFAULT_MAX_OBJECTS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object in memory."""
-
     ticket: int
     object_id: bytes
     data: bytes
+    topic: str = ""
 
     @property
     def size_bytes(self) -> int:
         return len(self.data)
-
-    @property
-    def topic(self) -> str:
-        """None."""
-        return ""
 
     def read(self) -> bytes:
         return self.data
 
 
 def accept_all(object_id: bytes, data: bytes) -> str | None:
-    """Find nothing wrong with an object: for those whose id proves their content."""
     del object_id, data
     return None
 
@@ -59,15 +52,7 @@ class MemoryPool:
 
     @property
     def size_bytes(self) -> int:
-        """What the objects take."""
         return self._shelf.size_bytes
-
-    def object_id(self, data: bytes) -> bytes:
-        return self._identify(data)
-
-    def has_object(self, object_id: bytes) -> bool:
-        """Return whether the object is here, or was."""
-        return self._shelf.knows(object_id)
 
     def get(self, object_id: bytes) -> bytes | None:
         entry = self._shelf.get(object_id)
@@ -99,13 +84,17 @@ class MemoryPool:
             await asyncio.sleep(0)
         return rejected
 
+    def object_id(self, data: bytes) -> bytes:
+        return self._identify(data)
+
+    def has_object(self, object_id: bytes) -> bool:
+        return self._shelf.knows(object_id)
+
     def objects_after(self, ticket: int, limit: int) -> Sequence[PoolEntry]:
-        """Return the first `limit` objects whose ticket is greater."""
         return self._shelf.after(ticket, limit)
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        return self._shelf.watch(callback)
 
     async def read_objects(self, entries: Sequence[PoolEntry]) -> list[bytes]:
         return [entry.read() for entry in entries]
-
-    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback` when objects were added, until what is returned is called."""
-        return self._shelf.watch(callback)

@@ -76,5 +76,4 @@ def check_own(objects: Mapping[bytes, bytes], identify: Callable[[bytes], bytes]
 
 
 def sha256_of(data: bytes) -> bytes:
-    """Return the id of an object that is named by its content alone."""
     return hashlib.sha256(data).digest()

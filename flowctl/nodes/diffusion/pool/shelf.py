@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
@@ -22,19 +23,18 @@ class Shelf(Generic[E]):
         self.max_objects: Final = max_objects
         self._on_evicted = on_evicted
         self._by_id: dict[bytes, E] = {}
-        self._by_ticket: dict[int, E] = {}  # in rising order
-        self._gone: dict[bytes, None] = {}  # ids of evicted ones, oldest first
+        # Ordered: the first of a plain dict is looked for among all that have gone.
+        self._by_ticket: OrderedDict[int, E] = OrderedDict()  # in rising order
+        self._gone: OrderedDict[bytes, None] = OrderedDict()  # ids of evicted ones, oldest first
         self._last = ZERO_TICKET
         self._watchers: dict[object, Callable[[], object]] = {}
         self._grown = False  # since `tell`
         self.size_bytes = 0
-        self.evicted_count = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[E]:
-        """Yield the entries, oldest first."""
         return iter(self._by_ticket.values())
 
     def knows(self, object_id: bytes) -> bool:
@@ -42,12 +42,10 @@ class Shelf(Generic[E]):
         return object_id in self._by_id or object_id in self._gone
 
     def get(self, object_id: bytes) -> E | None:
-        """Return the entry; None: it is not here."""
         return self._by_id.get(object_id)
 
     @property
     def next_ticket(self) -> int:
-        """The ticket of the next entry that is put."""
         return self._last + 1
 
     def make_room(self, object_id: bytes, size_bytes: int) -> bool:
@@ -74,12 +72,11 @@ class Shelf(Generic[E]):
         self.size_bytes += entry.size_bytes
         self._grown = True
 
-    def evict(self) -> E:
-        """Remove and return the oldest entry."""
-        entry = self._by_ticket.pop(next(iter(self._by_ticket)))
-        del self._by_id[entry.object_id]
+    def evict(self, entry: E | None = None) -> E:
+        """Remove and return an entry; None: the oldest."""
+        entry = next(iter(self)) if entry is None else entry
+        del self._by_id[entry.object_id], self._by_ticket[entry.ticket]
         self.size_bytes -= entry.size_bytes
-        self.evicted_count += 1
         if self._on_evicted is not None:
             self._on_evicted(entry)
         self.forget(entry.object_id)
@@ -89,14 +86,13 @@ class Shelf(Generic[E]):
         """Note that the object is not here and not wanted either."""
         self._gone[object_id] = None
         if len(self._gone) > self.max_objects:
-            del self._gone[next(iter(self._gone))]
+            self._gone.popitem(last=False)
 
     def after(self, ticket: int, limit: int) -> list[E]:
-        """Return the first `limit` entries whose ticket is greater."""
         if ticket >= self._last or not self._by_ticket:
             return []
         found: list[E] = []
-        # Eviction takes the oldest only, so tickets have no gaps, but for files that were damaged.
+        # Mostly the oldest go, so there are few gaps: of damaged files, and where a stream has a bound of its own.
         for number in range(max(ticket + 1, next(iter(self._by_ticket))), self._last + 1):
             if len(found) == limit:
                 break

@@ -1,4 +1,4 @@
-"""What diffusion runs over: any stream of octets.
+"""Streams of octets that diffusion runs over: within the process, and over sockets.
 
-Begin with `stream.py`.
+Begin with `tcp.py`.
 """

@@ -13,8 +13,6 @@ CAPACITY_BYTES: Final = 64 * 1024
 
 
 class _Way:
-    """One direction."""
-
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.pieces: deque[bytes] = deque()
@@ -43,7 +41,6 @@ class MemoryStream:
         self._outgoing = outgoing
 
     async def read(self) -> bytes:
-        """Return what has come; see `Stream`."""
         way = self._incoming
         while not way.pieces:
             if way.deaf:
@@ -57,7 +54,6 @@ class MemoryStream:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send octets; see `Stream`."""
         way = self._outgoing
         view = memoryview(data)
         while view:
@@ -75,7 +71,6 @@ class MemoryStream:
             way.changed()
 
     def close(self, details: str = "") -> None:
-        """End the stream; see `Stream`."""
         del details
         self._outgoing.ended = True
         self._incoming.deaf = True

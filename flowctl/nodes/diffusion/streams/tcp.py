@@ -49,12 +49,10 @@ class StreamSession(Session):
         self._over: tuple[CloseReason, str] | None = None
 
     def opened(self) -> None:
-        """Tell those that want to use it."""
         if self._on_open is not None:
             self._on_open(self)
 
     def received(self, data: memoryview) -> None:
-        """Keep what has come."""
         self._unread += data
         if len(self._unread) >= UNREAD_BYTES:
             self.connection.receiver.pause(self, _UNREAD)
@@ -67,7 +65,6 @@ class StreamSession(Session):
         return True
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Wake the reader."""
         self._over = (reason, details)
         self._wake()
 
@@ -77,7 +74,6 @@ class StreamSession(Session):
             reader.set_result(None)
 
     async def read(self) -> bytes:
-        """Return what has come; see `Stream`."""
         while not self._unread:
             if self._peer_ended:
                 return b""
@@ -107,7 +103,6 @@ class StreamSession(Session):
             raise BrokenError(str(error)) from error
 
     def close(self, details: str = "") -> None:
-        """Send what is queued, then end; see `Stream`."""
         if self._over is None:
             self.connection.close_after_flush(details)
 

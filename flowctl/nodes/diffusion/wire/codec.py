@@ -31,7 +31,9 @@ from typing import Any, Final
 import cbor2
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.nodes.diffusion.wire.messages import (
+from flowctl.nodes.diffusion.wire.protocol import (
+    MAX_COUNT,
+    SIZE_LIMIT_BYTES,
     Announced,
     Done,
     Init,
@@ -41,9 +43,9 @@ from flowctl.nodes.diffusion.wire.messages import (
     ReplyObjects,
     RequestIds,
     RequestObjects,
+    State,
     Subscribe,
 )
-from flowctl.nodes.diffusion.wire.protocol import MAX_COUNT, SIZE_LIMIT_BYTES, State
 
 MAX_ID_BYTES: Final = 1024
 """Longest id that can be said. How long they may be is for the policy of the side that takes them."""
@@ -62,7 +64,6 @@ _MAX_DEPTH: Final = 3
 _LONGEST_ARRAY: Final = 4
 _COMPACT_BYTES: Final = 64 * 1024
 """Octets that were used are cut off when they are so many: cutting after each message would be quadratic."""
-_INDEFINITE: Final = 31
 _ARRAY_INDEFINITE: Final = 0x9F
 _BREAK: Final = 0xFF
 _BOOLEANS: Final = frozenset({0xF4, 0xF5})
@@ -86,7 +87,6 @@ _ALLOWED: Final = {
 
 
 def encode(message: Message) -> bytes:
-    """Return the CBOR of `message`."""
     match message:
         case Init():
             return b"\x81\x00"
@@ -141,7 +141,6 @@ class Decoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Octets that came and are not used yet."""
         return len(self._buffer) - self._start
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
@@ -149,7 +148,6 @@ class Decoder:
         self._buffer += data
 
     def next(self, state: State, most_bytes: int | None = None) -> Message | None:
-        """Return the next message; None: it has not come in full."""
         if self._walk is None:
             if not self.buffered_bytes:
                 return None
@@ -242,7 +240,6 @@ def _malformed(what: str) -> RemoteProtocolError:
 
 
 def _message(value: list[Any], state: State) -> Message:
-    """Return the message that well-formed CBOR stands for."""
     match value:
         case [0]:
             return Init()

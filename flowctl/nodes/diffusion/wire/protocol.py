@@ -1,4 +1,6 @@
-"""The mini-protocol as a table: who may send what in which state, how large it may be, and how long it may take.
+"""The messages of the mini-protocol, and the protocol as a table: who may send what in which state.
+
+The *client* is the inbound side, which fetches; the *server* is the outbound side, which has the objects.
 
 Theory of operation. At any time one side has *agency*: it may send, and the other may only wait. The client has it in
 INIT and IDLE; each request gives it to the server, and its reply gives it back. A client that pipelines sends requests
@@ -15,28 +17,96 @@ stream, and nothing is lost: that is a graceful end, and no error.
 from __future__ import annotations
 
 import enum
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.nodes.diffusion.wire.messages import (
-    Done,
-    Init,
-    Message,
-    Prove,
-    ReplyIds,
-    ReplyObjects,
-    RequestIds,
-    RequestObjects,
-    Subscribe,
-)
 
 
-class Agency(enum.Enum):
-    """Who may send."""
+class Announced(NamedTuple):
+    """What a server says about an object that it has: its id, and its size where it tells that.
 
-    CLIENT = "client"
-    SERVER = "server"
-    NOBODY = "nobody"
+    Attributes:
+        size_bytes: of the object as it is sent. None: not told.
+    """
+
+    object_id: bytes
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """The client begins. ``[0]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """The client says who it is, before it asks for anything. ``[7, proof]``.
+
+    Attributes:
+        proof: octets that server and client agree on, 1 to `MAX_ID_BYTES`.
+    """
+
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """The client says what it wants to be told of. ``[6, wanted, topic]``.
+
+    Until the first one it is told of everything, from then on of the topics that it wants. The one message that a
+    client may send while the server waits until it has something: that may be what it waits for.
+
+    Attributes:
+        wanted: whether it is to be told of the topic from now on, or no more.
+        topic: a pattern, as of `fnmatch`, in UTF-8; 1 to `MAX_ID_BYTES` octets.
+    """
+
+    wanted: bool
+    topic: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIds:
+    """The client wants to know of more objects. ``[1, blocking, ack, req]``.
+
+    Attributes:
+        blocking: whether the server waits until it has at least one; exactly where no id is left unacknowledged.
+        ack_count: ids, oldest first, that the client needs no more; 0 to 65,535.
+    """
+
+    blocking: bool
+    ack_count: int
+    req_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyIds:
+    """The server tells of objects, in the order in which they will be acknowledged. ``[2, [*announced]]``."""
+
+    announced: tuple[Announced, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestObjects:
+    """The client wants objects, each at most once. ``[3, [*ids]]``."""
+
+    object_ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyObjects:
+    """The server sends exactly what was asked for, in the order of its announcements. ``[4, [*objects]]``."""
+
+    objects: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The client ends. ``[5]``."""
+
+
+Message = Init | Prove | Subscribe | RequestIds | ReplyIds | RequestObjects | ReplyObjects | Done
 
 
 class State(enum.Enum):
@@ -78,15 +148,6 @@ TABLE: Final = {
     (State.OBJECTS, Input.REPLY_OBJECTS): State.IDLE,
 }
 """What may be sent in which state, and the state after it; a missing pair is an error of the side that sent it."""
-
-AGENCY: Final = {
-    State.INIT: Agency.CLIENT,
-    State.IDLE: Agency.CLIENT,
-    State.IDS_BLOCKING: Agency.SERVER,
-    State.IDS_NONBLOCKING: Agency.SERVER,
-    State.OBJECTS: Agency.SERVER,
-    State.DONE: Agency.NOBODY,
-}
 
 SIZE_LIMIT_BYTES: Final = {
     State.INIT: 65_535,

@@ -97,7 +97,6 @@ class ChannelCount:
         return self._round_ended(mean_s, in_flight - 1)
 
     def failed(self, in_flight: int) -> bool:
-        """Count a message that got no answer of use, and return whether the count changed."""
         if self._skip:
             self._skip -= 1
             return False
@@ -149,12 +148,10 @@ class AdaptiveChannels:
         self._settings = settings or AdaptiveSettings()
 
     def connected(self, peer: PeerChannels, now: float) -> int:
-        """Return the channels that `peer` was connected with, moved to within the bounds."""
         count = peer.limits_state = ChannelCount(self._settings, peer.channel_count)
         return count.count
 
     def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> int:
-        """Return how many channels `peer` should have, now that a request to it has ended so."""
         count: ChannelCount = peer.limits_state
         in_flight = peer.closed_count + 1  # the one that ended is no longer counted
         if outcome is Outcome.RESPONSE:

@@ -40,7 +40,6 @@ class RetryBudget:
         self._tokens = min(self._most, self._tokens + self._share)
 
     def take(self, now: float) -> bool:
-        """Take one token for a further try, and return whether there was one."""
         if self._at is None:
             self._at = now
         elif now > self._at:

@@ -29,11 +29,9 @@ class TwoChoices:
         self._peers: list[PeerChannels] = []
 
     def add(self, peer: PeerChannels) -> None:
-        """Take up `peer`, which is not here; O(1)."""
         self._peers.append(peer)
 
     def take(self) -> PeerChannels | None:
-        """Remove and return the better of two, None if none is left; O(1)."""
         peers = self._peers
         count = len(peers)
         if count < 2:
@@ -51,7 +49,6 @@ class TwoChoices:
         return taken
 
     def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> None:
-        """Learn from how a request ended."""
         self._now = now
         if outcome not in _TELLING:
             return  # nothing the peer did, or it will not be asked again

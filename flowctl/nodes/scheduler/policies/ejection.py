@@ -64,8 +64,6 @@ class EjectionSettings:
 
 @dataclass(slots=True, eq=False)
 class _PeerHistory:
-    """What is known of one peer."""
-
     since: float  # beginning of the window
     away: bool = False
     proving: bool = False  # has returned, and not answered well since
@@ -87,17 +85,14 @@ class OutlierEjection:
         self.ejected_count = 0
 
     def connected(self, peer: PeerChannels, now: float) -> None:
-        """Count `peer`, of which nothing is known."""
         self.peers_count += 1
         peer.ejection_state = _PeerHistory(now)
 
     def left(self, peer: PeerChannels) -> None:
-        """Count `peer` no longer."""
         self.peers_count -= 1
         self.ejected_count -= peer.ejection_state.away
 
     def returned(self, peer: PeerChannels, now: float) -> None:
-        """Let `peer` prove itself."""
         record: _PeerHistory = peer.ejection_state
         self.ejected_count -= record.away
         record.away, record.proving = False, True
@@ -105,7 +100,6 @@ class OutlierEjection:
         record.since, record.outcomes, record.good_in_window = now, 0, 0
 
     def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> float:
-        """Return for how many seconds `peer` is to be left out, now that a request to it has ended so; 0: not."""
         record: _PeerHistory = peer.ejection_state
         if record.away or outcome not in _TELLING:
             return 0.0  # away: sent before that, and judged with it

@@ -39,7 +39,6 @@ class WeightedFair:
         return place
 
     def size(self, open_count: int, behind_count: int) -> int:
-        """Return 1 where others stand behind, else all."""
         return 1 if behind_count else open_count
 
     def served(self, sender: Any, place: float, sent_count: int) -> None:

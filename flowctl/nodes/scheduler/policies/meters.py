@@ -25,7 +25,6 @@ class MinuteMeter:
         self.total_bytes = 0
 
     def count(self, now: float, size_bytes: int = 0) -> None:
-        """Count one message of so many bytes at `now`, seconds on the caller's clock."""
         place = self._advance(now)
         self._messages[place] += 1
         self._bytes[place] += size_bytes
@@ -33,7 +32,6 @@ class MinuteMeter:
         self.total_bytes += size_bytes
 
     def per_minute(self, now: float) -> tuple[int, int]:
-        """Return messages and bytes of the bucket of `now` and the eleven before it."""
         self._advance(now)
         return sum(self._messages), sum(self._bytes)
 

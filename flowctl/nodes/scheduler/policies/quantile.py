@@ -30,7 +30,6 @@ class LatencyQuantile:
         self._since = _REUSED
 
     def observe(self, latency_s: float) -> None:
-        """Count a latency, in seconds."""
         place = int(log2(latency_s / _LEAST_S) * _PER_OCTAVE) if latency_s > _LEAST_S else 0
         self._counts[min(place, _BUCKETS - 1)] += 1
         self._total += 1

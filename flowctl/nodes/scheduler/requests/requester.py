@@ -75,7 +75,6 @@ class Requester(Generic[T]):
         self._look: int | None = None  # the timer after which it looks again
 
     def start(self) -> Future[T]:
-        """Begin to ask, and return the future."""
         if self._timers:
             raise LocalProtocolError("this requester was started before", hint="make another: it is one question")
         self.future.add_done_callback(self._take_back)
@@ -105,11 +104,9 @@ class Requester(Generic[T]):
             self._look_later()
 
     def on_discard(self) -> None:
-        """Fail: the scheduler was stopped."""
         self._fail(ClosedError("the scheduler was stopped"))
 
     def _ask(self, offer: Offer, wanted: int) -> int:
-        """Ask up to `wanted` untried peers of `offer`; return how many are still wanted."""
         now = self._scheduler.now()
         for channel in offer.full():
             if not wanted or self.future.done():
@@ -166,7 +163,6 @@ class Requester(Generic[T]):
     # --- receiver ------------------------------------------------------------------------------------------------
 
     def on_success(self, request_id: int, response: Any) -> None:
-        """Take the answer, or ask another peer if it is of no use."""
         sent_at = self._asked.pop(request_id)
         try:
             value = response if self._accept is None else self._accept(response)
@@ -182,7 +178,6 @@ class Requester(Generic[T]):
             self.future.set_result(value)
 
     def on_failure(self, request_id: int, code: FailureCode) -> None:
-        """Ask another peer, unless the scheduler was stopped."""
         self._asked.pop(request_id)
         if code is FailureCode.SHUTDOWN:
             self.on_discard()
