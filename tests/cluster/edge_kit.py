@@ -52,7 +52,7 @@ class EdgeServer:
         return [item.state for item in self.edge.statistics().origins]
 
     def stream(self, name="live/room"):
-        return self.edge.statistics().streams.get(name)
+        return next((item for item in self.edge.statistics().copies if item.stream == name), None)
 
 
 class House:

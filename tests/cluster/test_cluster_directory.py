@@ -6,7 +6,7 @@ from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.cluster.names.desk import REFUSED, NamesDesk
 from flowctl.live.cluster.names.directory import Directory, Holder, Notice, NoticeKind
 from flowctl.live.config import LiveConfig, SecondPublisher
-from flowctl.live.namebook import ClaimVerdict, Owner
+from flowctl.live.namebook import ClaimVerdict, NameRules, Owner
 from flowctl.live.settings.levels import Level
 from flowctl.testing import ManualClock
 
@@ -26,13 +26,17 @@ def verdict(directory, holder, owner=ANN, now=0.0, name=ROOM, **more):
         return REFUSED
 
 
+def make(policy=SecondPublisher.REFUSE):
+    return Directory(lambda name: NameRules(policy, 3.0, 8))
+
+
 def where(worker, value, *, keep=False):
     return Notice(worker, NoticeKind.WHERE, ROOM, value, keep)
 
 
 def test_name_when_free_is_granted_and_told_to_the_workers_that_view_it():
     """A worker with viewers learns where a stream is that begins later elsewhere."""
-    directory = Directory()
+    directory = make()
     assert directory.view(ROOM, 2) == [where(2, 0)]
     decision = directory.claim(ROOM, FIRST, ANN)
     assert (decision.verdict, list(decision.notices)) == (ClaimVerdict.GRANTED, [where(2, 1)])
@@ -40,14 +44,14 @@ def test_name_when_free_is_granted_and_told_to_the_workers_that_view_it():
 
 def test_worker_when_it_views_what_is_published_is_told_where():
     """The first answer says which worker has the stream."""
-    directory = Directory()
+    directory = make()
     assert verdict(directory, FIRST) is ClaimVerdict.GRANTED
     assert directory.view(ROOM, 2) == [where(2, 1)]
 
 
 def test_second_publisher_when_policy_is_replace_ends_the_first():
     """The worker of the one that is replaced is told, and so are those that follow it."""
-    directory = Directory(SecondPublisher.REPLACE)
+    directory = make(SecondPublisher.REPLACE)
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
     decision = directory.claim(ROOM, SECOND, BOB)
@@ -59,7 +63,7 @@ def test_second_publisher_when_policy_is_replace_ends_the_first():
 
 def test_second_publisher_when_policy_is_standby_has_its_turn_in_its_worker():
     """When the first has gone the one on standby is told, and those that follow are sent there."""
-    directory = Directory(SecondPublisher.STANDBY)
+    directory = make(SecondPublisher.STANDBY)
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
     assert verdict(directory, SECOND, BOB) is ClaimVerdict.STANDS_BY
@@ -68,7 +72,7 @@ def test_second_publisher_when_policy_is_standby_has_its_turn_in_its_worker():
 
 def test_owner_when_back_within_the_grace_time_gets_the_name_in_another_worker():
     """A name is kept for its owner over all workers; a stranger is refused meanwhile."""
-    directory = Directory(grace_s=3.0)
+    directory = make()
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
     assert directory.release(ROOM, FIRST, 1.0, grace=True) == []
@@ -78,18 +82,17 @@ def test_owner_when_back_within_the_grace_time_gets_the_name_in_another_worker()
 
 def test_name_when_its_owner_stays_away_is_free_and_the_stream_ends():
     """After the grace time those that follow are told that nobody publishes it."""
-    directory = Directory(grace_s=3.0)
+    directory = make()
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
     directory.release(ROOM, FIRST, 1.0, grace=True)
-    assert directory.next_deadline() == 4.0
     assert directory.expire(3.9) == []
     assert directory.expire(4.0) == [where(3, 0)]
     assert verdict(directory, SECOND, BOB, 4.0) is ClaimVerdict.GRANTED
 
 
 def test_owner_when_its_publisher_has_fallen_silent_takes_its_place():
-    directory = Directory()
+    directory = make()
     verdict(directory, FIRST)
     asked = directory.claim(ROOM, SECOND, ANN)
     assert (asked.verdict, asked.holder) == (ClaimVerdict.ASK, FIRST)
@@ -99,7 +102,7 @@ def test_owner_when_its_publisher_has_fallen_silent_takes_its_place():
 
 def test_worker_when_killed_frees_its_names_and_keeps_them_for_their_owners():
     """Those that follow wait; the owner comes back in any worker; a stranger is refused."""
-    directory = Directory(grace_s=3.0)
+    directory = make()
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
     assert directory.worker_gone(1, 1.0) == [where(3, 0, keep=True)]
@@ -108,7 +111,7 @@ def test_worker_when_killed_frees_its_names_and_keeps_them_for_their_owners():
 
 
 def test_worker_when_killed_while_a_name_is_kept_there_sends_nobody_there_any_more():
-    directory = Directory(grace_s=3.0)
+    directory = make()
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
     directory.release(ROOM, FIRST, 0.5, grace=True)
@@ -126,18 +129,15 @@ def test_names_when_levels_differ_follow_the_rules_of_their_application():
         assert verdict(directory, SECOND, BOB, name=name) is expected
     assert verdict(directory, Holder(2, 22), BOB, name="desk/b") == "publishers_per_address"
     directory.release(ROOM, FIRST, 0.0, grace=True)
-    assert directory.next_deadline() == 9.0
     directory.release("desk/a", SECOND, 0.0, grace=True)
-    assert directory.next_deadline() == 1.0
-    directory.expire(1.5)
-    assert directory.next_deadline() == 9.0
+    assert verdict(directory, FIRST, now=1.5, name="desk/a") is ClaimVerdict.GRANTED
     assert verdict(directory, SECOND, BOB, 2.0, name=ROOM) is REFUSED
 
 
 @pytest.mark.parametrize("end", ["release", "worker"])
 def test_directory_when_all_have_left_is_empty(end):
     """Nothing is left of names, viewers, standbys and counts."""
-    directory = Directory(SecondPublisher.STANDBY, grace_s=3.0)
+    directory = make(SecondPublisher.STANDBY)
     verdict(directory, FIRST)
     verdict(directory, SECOND, BOB)
     directory.view(ROOM, 1)
@@ -156,7 +156,7 @@ def test_directory_when_all_have_left_is_empty(end):
 
 def test_worker_when_it_ends_has_no_part_in_names_that_have_gone():
     """A publisher that broke off there, came back elsewhere and left is no business of its first worker any more."""
-    directory = Directory()
+    directory = make()
     verdict(directory, FIRST)
     directory.release(ROOM, FIRST, 1.0, grace=True)
     verdict(directory, SECOND, now=2.0)

@@ -192,7 +192,7 @@ def test_viewer_when_it_asks_for_any_name_keeps_no_stream_from_others(house):
     for name in (long, "live/room"):
         edge.play(name)
         until(lambda name=name: edge.stream(name), "the stream to be wanted")
-    assert set(edge.edge.statistics().streams) == {long, "live/room"}
+    assert {item.stream for item in edge.edge.statistics().copies} == {long, "live/room"}
 
 
 def test_names_when_no_origin_has_them_take_no_place_of_those_that_are_there(house, monkeypatch):
@@ -205,7 +205,7 @@ def test_names_when_no_origin_has_them_take_no_place_of_those_that_are_there(hou
     edge = house.edge(first, streams=(), follow=True)
     for number in range(12):
         edge.play(f"live/none{number}")
-    until(lambda: len(edge.edge.statistics().streams) == 12, "the streams to be wanted")
+    until(lambda: len(edge.edge.statistics().copies) == 12, "the streams to be wanted")
     assert edge.edge.statistics().known_streams == 0
     viewer = edge.play()
     until(lambda: edge.stream() and edge.stream().following, "the stream to be followed")

@@ -61,7 +61,10 @@ def test_edge_when_streams_need_a_key_is_told_of_those_that_its_key_is_for(house
     with capture_logs() as lines:
         edge = house.edge(with_proof(origin, f"key={getattr(keys, proof)}" if proof else ""))
         (outbound,) = until(lambda: origin.origin._offering and origin.origin._offering._diffusion._outbound)
-        until(lambda: sorted(edge.edge.statistics().streams) == streams and outbound._ticket >= 4, "what it may have")
+        until(
+            lambda: [item.stream for item in edge.edge.statistics().copies] == streams and outbound._ticket >= 4,
+            "what it may have",
+        )
     told = [line for line in lines if line["event"] == "edge may not have a stream"]
     assert len(told) == (proof != "edge")
     assert all("flowctl key make" in line["hint"] for line in told)

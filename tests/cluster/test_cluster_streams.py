@@ -196,7 +196,7 @@ def test_publisher_when_back_in_another_worker_goes_on_for_all_viewers(workers):
     viewers = [playing(workers.address(serial)) for serial in (1, 2)]
     until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
     first.close()
-    until(lambda: workers.desk.directory.next_deadline() is not None)
+    until(lambda: workers.desk.directory._book.is_kept("live/room"))
     again = publisher(workers.address(2))
     again.put(*HEADERS, *pictures(0, 5))
     until(lambda: all(len(numbers(item.media)) == 10 for item in viewers))

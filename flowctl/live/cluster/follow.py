@@ -70,17 +70,11 @@ class FollowState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a stream is followed from.
+    """Where a stream is followed from."""
 
-    Args:
-        url: its address; where `path` is given, only the name of the stream counts.
-        path: of a Unix socket. Empty: host and port of the address.
-        node: name of the server for logs and statistics. Empty: its host and port.
-    """
-
-    url: RtmpUrl
-    path: str = ""
-    node: str = ""
+    url: RtmpUrl  #: its address; where `path` is given, only the name of the stream counts
+    path: str = ""  #: of a Unix socket. Empty: host and port of the address.
+    node: str = ""  #: name of the server for logs and statistics. Empty: its host and port.
 
     def __str__(self) -> str:
         return self.node or self.path or f"{self.url.host}:{self.url.port}"
@@ -88,12 +82,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowStatistics:
-    """A snapshot of a follow.
-
-    Args:
-        gaps: times that something was missing between two connections, or may have been.
-        restarts: times that another timeline began.
-    """
+    """A snapshot of a follow."""
 
     state: FollowState
     source: str
@@ -101,8 +90,8 @@ class FollowStatistics:
     messages: int = 0
     payload_bytes: int = 0
     repeated: int = 0
-    gaps: int = 0
-    restarts: int = 0
+    gaps: int = 0  #: times that something was missing between two connections, or may have been
+    restarts: int = 0  #: times that another timeline began
     connections: int = 0
     tries: int = 0
 
@@ -121,11 +110,7 @@ class Sink(Protocol):
 
 
 class _Link(RtmpClient):
-    """The connection of a follow.
-
-    Attributes:
-        ingest: counts what comes, where somebody is told of it.
-    """
+    """The connection of a follow."""
 
     __slots__ = ("_follow", "_inflow", "_looked_bytes", "_pinged", "_told", "ingest")
     pinned = True  # to the thread of its follow
@@ -138,7 +123,7 @@ class _Link(RtmpClient):
         self._follow = follow
         self._inflow = inflow
         self._told = False
-        self.ingest: Final = Ingest()
+        self.ingest: Final = Ingest()  #: counts what comes, where somebody is told of it
         self._looked_bytes = -1  # received when it was looked at last
         self._pinged = False
 
@@ -236,6 +221,11 @@ class Follow:
     def stop(self, why: str = "") -> None:
         """End for good; the sink is told."""
         self._post(self._stop, why)
+
+    def abandon(self) -> None:
+        """End for good; the sink is told nothing any more. The group's thread."""
+        self._begun = False
+        self._stop("")
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(ClosedError, LocalProtocolError):  # the group has ended, and everything on it

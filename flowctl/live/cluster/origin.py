@@ -5,7 +5,7 @@ stream's lock: there it is put into the open segment of its stream, which is an 
 written, hashed and kept on the thread of the origin, which serves the edges by object diffusion as well. So one that
 asks for much slows down other edges, and no viewer.
 
-What an edge may have `flowctl.live.cluster.guard` says: what a player with its proof may play.
+What an edge may have is what a player with its proof may play (`EdgeGuard`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,16 @@ from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.server import Server
-from flowctl.errors import ClosedError, ConfigError, FlowctlError, LimitExceededError, LocalProtocolError
-from flowctl.live.cluster.guard import EdgeGuard
+from flowctl.errors import (
+    ClosedError,
+    ConfigError,
+    FlowctlError,
+    LimitExceededError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
+from flowctl.live.access.request import LiveRequest
+from flowctl.live.access.rules import KEY_PARAMETERS
 from flowctl.live.cluster.segments.cutter import Cut, Cutter, timeline_at
 from flowctl.live.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
@@ -39,6 +47,7 @@ from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.policy import Policy
 from flowctl.nodes.diffusion.streams.tcp import StreamSession
 from flowctl.pollgroup import PollGroup
+from flowctl.wire.rtmp.url import Query, RtmpUrl, parse_query
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 POLICY: Final = Policy(
@@ -56,6 +65,9 @@ be had elsewhere."""
 TLS: Final = "tls://"
 _REFUSED_HINT: Final = (
     "limits per address (--per-address, --new-per-address) are for edges too, unless one has proven that it is one"
+)
+_KEY_HINT: Final = (
+    "make a key: flowctl key make FILE --for edge; give it behind the origin: flowctl edge 'HOST?key=KEY'"
 )
 _PENDING_BYTES: Final = 64 << 20
 """Complete segments that wait for the origin's thread: more means that it does not run."""
@@ -139,6 +151,74 @@ def finish(work: Coroutine[Any, Any, None], group: PollGroup, deadline_s: float)
         future.result(min(max(deadline_s, _FAREWELL_S), _LAST_S))
 
 
+class EdgeGuard:
+    """A `ServerChecks` of diffusion for one edge; on the thread of the origin.
+
+    An edge says its proof when it connects, in the words of an address: ``key=...``, or another that players bring. Of
+    the streams that a player with that proof may not play it is told nothing. One with a key, or a web token, that is
+    made for edges (``edge``) may have the streams that it is for, and is one of us: while it is connected its address
+    is neither punished nor held to limits per address, though it plays many streams there. HTTP hooks and those of the
+    application are not asked: they are asked about viewers, at each node.
+    """
+
+    def __init__(
+        self, server: LiveServer, peer: tuple[str, int], number: int, now: Callable[[], float] = time.time
+    ) -> None:
+        self._server = server
+        self._peer = peer
+        self._number = number
+        self._now = now
+        self._raw = ""
+        self._query = Query()
+        self._refused = False  # which was told
+        self._trusted = False
+
+    def prove(self, proof: bytes) -> None:
+        try:
+            self._raw = proof.decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError("the proof of an edge is no text", code="proof") from error
+        self._query = parse_query(self._raw)
+        keys, tried = self._server.config.access.keys, [self._query.get(name, "") for name in KEY_PARAMETERS]
+        if any(tried):
+            uses = set() if keys is None else keys.uses(tried)
+            if not uses:
+                raise RemoteProtocolError("the key of an edge is none that this server has", code="proof")
+            if "edge" in uses:
+                self._trust()
+
+    def allows(self, topic: str) -> bool:
+        app, _, stream = topic.rpartition("/")
+        request = LiveRequest(
+            kind="play",
+            connection=self._number,
+            peer=self._peer,
+            url=RtmpUrl(app=app, stream=stream, raw_query=self._raw, query=self._query),
+            protocol="segments",
+        )
+        gate = self._server.hub.gate
+        access = gate.access(request)
+        if access.is_edge(request):
+            self._trust()
+            return access.check_network(request) is None
+        refusal = gate.check(request)
+        if refusal is not None and not self._refused:
+            self._refused = True
+            _log.warning(
+                "edge may not have a stream", peer=self._peer[0], stream=topic, why=str(refusal), hint=_KEY_HINT
+            )
+        return refusal is None
+
+    def _trust(self) -> None:
+        if not self._trusted:
+            self._trusted = True
+            self._server.nodes.enter(self._peer[0])
+
+    def left(self) -> None:
+        if self._trusted:
+            self._server.nodes.leave(self._peer[0])
+
+
 class Offering:
     """Serves the segments of a pool by diffusion; on the thread of its loop."""
 
@@ -146,14 +226,12 @@ class Offering:
         self._diffusion = diffusion
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
-        self.served_count = 0
 
     @property
     def edges(self) -> int:
         return len(self._tasks)
 
     def serve(self, session: StreamSession) -> None:
-        self.served_count += 1
         task = asyncio.get_running_loop().create_task(self._serve(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -177,12 +255,7 @@ class Offering:
 
 
 class Origin:
-    """The origin of one live server; a companion and the taker of its hub.
-
-    Attributes:
-        pool: what is kept.
-        lost: segments that were not kept because the origin's thread did not run.
-    """
+    """The origin of one live server; a companion and the taker of its hub."""
 
     def __init__(
         self,
@@ -198,10 +271,10 @@ class Origin:
         self._listener = SegmentListener(server, address, self._serve, server.hub.oversight.report)
         self._offering: Offering | None = None
         self._cutting: Final = Cutting(self._hand_over, wall_clock)
-        self.pool: Final = SegmentPool(self._window, server.clock)
+        self.pool: Final = SegmentPool(self._window, server.clock)  #: what is kept
         self._pending_bytes = 0
         self._sweeps = False  # a look for what is too old is due
-        self.lost = 0
+        self.lost = 0  #: segments that were not kept because the origin's thread did not run
         self.title: Final = "origin"
         self.bound: list[str] = []
         server.hub.taker = self._cutting
@@ -269,11 +342,7 @@ def keep(pool: SegmentPool, cut: Cut) -> None:
 
 
 class Cutting:
-    """Cuts what is published at a live server: the taker of its hub. Copies of other servers' streams are left out.
-
-    Attributes:
-        refused: messages that were too large for a segment, and segments that came too fast.
-    """
+    """Cuts what is published at a live server: the taker of its hub. Copies of other servers' streams are left out."""
 
     def __init__(
         self,
@@ -287,7 +356,7 @@ class Cutting:
         # By stream. Calls for one stream come one after the other, and each touches its own entry only.
         self._publications: dict[str, _Publication] = {}
         self._timelines: OrderedDict[str, int] = OrderedDict()
-        self.refused = 0
+        self.refused = 0  #: messages that were too large for a segment, and segments that came too fast
 
     def took_over(self, name: str, publisher: StreamMember | None) -> None:
         """End the publication that there was, and begin another."""
@@ -333,13 +402,9 @@ class Cutting:
 
 @dataclass(slots=True)
 class _Publication:
-    """A stream that is cut.
-
-    Attributes:
-        leaps: they came too fast, which was told.
-    """
+    """A stream that is cut."""
 
     cutter: Cutter
     before: int | None
     pace: TokenBucket
-    leaps: bool = False
+    leaps: bool = False  #: they came too fast, which was told

@@ -43,23 +43,16 @@ class SeamPiece(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What becomes of a message.
-
-    Attributes:
-        pieces: what is to be passed on now, in order.
-    """
+    """What becomes of a message."""
 
     joint: Joint
-    pieces: tuple[SeamPiece, ...] = ()
+    pieces: tuple[SeamPiece, ...] = ()  #: what is to be passed on now, in order
 
 
 class Seam:
     """Joins connections that carry one stream.
 
     Not locked: its owner has one thread at a time.
-
-    Attributes:
-        repeated_count: messages left out because they came before.
     """
 
     __slots__ = ("_again", "_headers", "_held", "_last_at", "_last_timestamp", "_recent", "_repeats", "repeated_count")
@@ -72,7 +65,7 @@ class Seam:
         self._held: list[tuple[object, SeamPiece]] = []  # headers, until a frame shows which timeline it is
         self._last_timestamp = 0
         self._last_at = 0.0
-        self.repeated_count = 0
+        self.repeated_count = 0  #: messages left out because they came before
 
     def reconnected(self) -> None:
         """Expect repeated messages: another connection carries the stream from now on."""

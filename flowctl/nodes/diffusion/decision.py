@@ -41,16 +41,11 @@ _LATE: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerDecision:
-    """What one peer is to do next, in this order: ask for objects, then acknowledge ids and ask for more.
+    """What one peer is to do next, in this order: ask for objects, then acknowledge ids and ask for more."""
 
-    Args:
-        ids_to_req: ids to ask for; 0: no request for ids is sent, and nothing is acknowledged.
-        can_pipeline_ids_req: some ids stay unacknowledged, so the request must not block; False: it must.
-    """
-
-    ids_to_req: int = 0
+    ids_to_req: int = 0  #: ids to ask for; 0: no request for ids is sent, and nothing is acknowledged
     ids_to_ack: int = 0
-    can_pipeline_ids_req: bool = False
+    can_pipeline_ids_req: bool = False  #: some ids stay unacknowledged, so the request must not block; False: it must
     objects_to_req_ids: frozenset[ObjectId] = frozenset()
 
     @property
@@ -60,23 +55,18 @@ class PeerDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionContext:
-    """All that a round of decisions depends on; the same context gives the same decisions.
+    """All that a round of decisions depends on; the same context gives the same decisions."""
 
-    Args:
-        state: the peers; it is read and never written.
-        busy: peers that have read a decision and not completed it, with that decision. They get none, and what they
-            decided counts as done.
-        last: peers that are asked only for what nobody else can give: ejected for their failures, say.
-        seed: of the choice between equal providers; another one each round.
-        inflight_timeout_s: in place of the policy's, where it is known what requests take. None: the policy's.
-    """
-
-    state: DecisionGlobalState
+    state: DecisionGlobalState  #: the peers; it is read and never written
     has_object: HasObject
+    #: peers that have read a decision and not completed it, with that decision. They get none, and what they decided
+    #: counts as done.
     busy: Mapping[PeerId, PeerDecision] = field(default_factory=dict)
+    #: peers that are asked only for what nobody else can give: ejected for their failures, say
     last: Collection[PeerId] = ()
     now: float = 0.0
-    seed: int = 0
+    seed: int = 0  #: of the choice between equal providers; another one each round
+    #: in place of the policy's, where it is known what requests take. None: the policy's.
     inflight_timeout_s: float | None = None
 
     @property
@@ -151,19 +141,13 @@ def ids_request(state: PeerState, has_object: HasObject, policy: Policy) -> tupl
 
 
 class PlannedCopies:
-    """What is under way, with what this round has given out so far.
-
-    Attributes:
-        pending: peers that get a decision, with their states.
-        eligible: bits of the pending peers that can take more.
-        full: the total is used up, so nothing more can be given in this round.
-    """
+    """What is under way, with what this round has given out so far."""
 
     def __init__(self, context: DecisionContext) -> None:
         self.context = context
         self.policy = context.policy
-        self.pending: dict[PeerId, PeerState] = {}
-        self.eligible = 0
+        self.pending: dict[PeerId, PeerState] = {}  #: peers that get a decision, with their states
+        self.eligible = 0  #: bits of the pending peers that can take more
         self._copies: dict[ObjectId, int] = {}  # to add to the state's: given or decided, less what has timed out
         self._count = context.state.inflight_count
         self._held_bytes = context.state.held_bytes
@@ -175,6 +159,7 @@ class PlannedCopies:
         self._loads: list[int] = []  # its keys, sorted
         for peer, state in context.state.peers.items():
             self._enter(peer, state)
+        #: the total is used up, so nothing more can be given in this round
         self.full = self._count >= self.policy.max_num_objects_inflight_total
 
     def wanted(self, object_id: ObjectId) -> int:

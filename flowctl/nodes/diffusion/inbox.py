@@ -26,9 +26,6 @@ class Inbox:
     """Reads a stream to its end, ahead of those that want messages by no more than a limit.
 
     It reads also while nothing is expected: so the end of a peer is noticed that one waits for without a time limit.
-
-    Attributes:
-        failure: why reading ended otherwise.
     """
 
     def __init__(self, stream: PeerStream, most_bytes: int, told: Callable[[], object]) -> None:
@@ -38,7 +35,7 @@ class Inbox:
         self._used = asyncio.Event()
         self.decoder = Decoder()
         self.ended = False
-        self.failure: Exception | None = None
+        self.failure: Exception | None = None  #: why reading ended otherwise
 
     async def run(self) -> None:
         try:

@@ -29,15 +29,11 @@ _MOST_POINTS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasePlanner:
-    """Lets each peer claim objects for itself. A `Planner`.
+    """Lets each peer claim objects for itself. A `Planner`."""
 
-    Args:
-        most_claims: objects that a peer claims in one round, 1 or more.
-        claim_delay_s: how long a peer waits before it claims a new object, in seconds for each point of its penalty up
-            to 10; 0 to 10. Ten times this is best below the in-flight timeout.
-    """
-
-    most_claims: int = 8
+    most_claims: int = 8  #: objects that a peer claims in one round, 1 or more
+    #: how long a peer waits before it claims a new object, in seconds for each point of its penalty up to 10; 0 to 10.
+    #: Ten times this is best below the in-flight timeout.
     claim_delay_s: float = 0.05
 
     def __post_init__(self) -> None:

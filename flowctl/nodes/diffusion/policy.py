@@ -26,34 +26,26 @@ _COUNTS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """Limits of the inbound side.
+    """Limits of the inbound side."""
 
-    Args:
-        max_num_objects_outstanding: ids announced and not acknowledged, with those asked for, per peer; 1 to 65535. The
-            same at both ends.
-        max_num_objects_inflight_total: the same of all peers; 1 to 2^24. One that has waited beyond
-            `inflight_timeout_s` counts for its peer only.
-        target_object_redundancy: peers that one object is fetched from at the same time, 1 to 1000.
-        max_object_id_bytes: octets of an id, 1 to 1024. Longer ones are an error of the peer.
-        max_object_size_bytes: octets of an object, 1 to 2^40. Larger ones are an error of the peer. The default fits
-            into the largest reply of the protocol. Where a peer announces no sizes, each of its objects counts as this.
-        max_bytes_inflight_per_peer: octets asked for, with those received and not yet in the pool, per peer;
-            `max_object_size_bytes` or more.
-        max_bytes_inflight_total: the same of all peers; `max_object_size_bytes` or more.
-        inflight_timeout_s: time after which an object asked for is asked for elsewhere too, 0.001 or more. 0: never.
-        rarest_first: objects that the fewest peers have are fetched first. False: those with the lowest ids.
-    """
-
+    #: ids announced and not acknowledged, with those asked for, per peer; 1 to 65535. The same at both ends.
     max_num_objects_outstanding: int = 100
     max_num_ids_req: int = 10
     max_num_objects_inflight_per_peer: int = 50
+    #: objects asked for and not received, of all peers; 1 to 2^24. One that has waited beyond `inflight_timeout_s`
+    #: counts for its peer only.
     max_num_objects_inflight_total: int = 500
-    target_object_redundancy: int = 3
-    max_object_id_bytes: int = 64
+    target_object_redundancy: int = 3  #: peers that one object is fetched from at the same time, 1 to 1000
+    max_object_id_bytes: int = 64  #: octets of an id, 1 to 1024. Longer ones are an error of the peer.
+    #: octets of an object, 1 to 2^40. Larger ones are an error of the peer. The default fits into the largest reply of
+    #: the protocol. Where a peer announces no sizes, each of its objects counts as this.
     max_object_size_bytes: int = 2_000_000
+    #: octets asked for, with those received and not yet in the pool, per peer; `max_object_size_bytes` or more
     max_bytes_inflight_per_peer: int = 16 << 20
-    max_bytes_inflight_total: int = 256 << 20
+    max_bytes_inflight_total: int = 256 << 20  #: the same of all peers; `max_object_size_bytes` or more
+    #: time after which an object asked for is asked for elsewhere too, 0.001 or more. 0: never.
     inflight_timeout_s: float = 2.0
+    #: objects that the fewest peers have are fetched first. False: those with the lowest ids.
     rarest_first: bool = False
 
     def __post_init__(self) -> None:

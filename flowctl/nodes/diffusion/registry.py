@@ -53,32 +53,20 @@ class DecisionStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionStatistics:
-    """The inbound side at one moment.
-
-    Attributes:
-        objects_known: that some peer has available or that are under way.
-        objects_to_pool: received and not taken by the pool yet.
-        objects_received: objects received so far, each copy counted.
-        objects_rejected: found invalid by the pool so far.
-    """
+    """The inbound side at one moment."""
 
     peers: int
-    objects_known: int
+    objects_known: int  #: that some peer has available or that are under way
     objects_inflight: int
-    objects_to_pool: int
+    objects_to_pool: int  #: received and not taken by the pool yet
     rounds: int
-    objects_received: int
+    objects_received: int  #: objects received so far, each copy counted
     bytes_received: int
-    objects_rejected: int
+    objects_rejected: int  #: found invalid by the pool so far
 
 
 class PeerStateAPI:
-    """What an inbound peer may see and change of the registry; made by `Registry.peer`.
-
-    Attributes:
-        held: its gate is closed: nothing is decided for it.
-        on_fault: called with an error that was found after its reply was taken, and ends the peer.
-    """
+    """What an inbound peer may see and change of the registry; made by `Registry.peer`."""
 
     def __init__(self, registry: Registry, peer: PeerId, state: PeerState) -> None:
         self._registry = registry
@@ -88,7 +76,8 @@ class PeerStateAPI:
         self._blocked = False  # a request for ids waits for as long as the peer has none
         self._has_more = False  # its last reply had as many ids as it was asked for
         self._ask_again_at = 0.0  # before, ids are asked for only to acknowledge others
-        self.held = False
+        self.held = False  #: its gate is closed: nothing is decided for it
+        #: called with an error that was found after its reply was taken, and ends the peer
         self.on_fault: Callable[[Exception], object] | None = None
         self.peer: Final = peer
         self.state: Final = state
@@ -192,11 +181,7 @@ class PeerStateAPI:
 
 
 class Registry:
-    """All inbound peers of a node, on one loop.
-
-    Attributes:
-        last: peers that are asked only for what nobody else can give.
-    """
+    """All inbound peers of a node, on one loop."""
 
     def __init__(
         self,
@@ -213,7 +198,7 @@ class Registry:
         self.pool: Final = pool
         self.clock: Final = clock
         self.state: Final = DecisionGlobalState(policy)
-        self.last: set[PeerId] = set()
+        self.last: set[PeerId] = set()  #: peers that are asked only for what nobody else can give
         self._planner = planner
         self._rng = rng
         self._on_error = on_error

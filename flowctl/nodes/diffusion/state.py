@@ -40,44 +40,28 @@ _PENALTY_MOST: Final = 60.0  # ten minutes of good behaviour make up for any pas
 
 
 class Inflight(NamedTuple):
-    """An object that was asked for.
+    """An object that was asked for."""
 
-    Args:
-        size_bytes: as announced, or what is kept free for an object of unknown size.
-        since: when it was asked for, in seconds on the caller's clock.
-        exact: the size was announced, so the object must have it; False: it may be smaller.
-    """
-
-    size_bytes: int
-    since: float
-    exact: bool = True
+    size_bytes: int  #: as announced, or what is kept free for an object of unknown size
+    since: float  #: when it was asked for, in seconds on the caller's clock
+    exact: bool = True  #: the size was announced, so the object must have it; False: it may be smaller
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PeerState:
-    """What is known of one peer. Everybody may read; only `DecisionGlobalState` writes.
+    """What is known of one peer. Everybody may read; only `DecisionGlobalState` writes."""
 
-    Args:
-        fifo: ids announced and not acknowledged, in order (the keys).
-        available: those of them that can be asked for, with the sizes announced; None: none was.
-        ids_in_flight: ids asked for in requests that have no reply yet.
-        inflight: objects asked for and not received, the oldest first.
-        owt: objects received and on the way to the pool.
-
-    Attributes:
-        slot: the peer's bit in the index by object, as a number.
-        penalty: replies that came late, as of `penalty_at`; see `penalty_now`.
-    """
-
-    fifo: dict[ObjectId, None] = field(default_factory=dict)
+    fifo: dict[ObjectId, None] = field(default_factory=dict)  #: ids announced and not acknowledged, in order (the keys)
+    #: those of them that can be asked for, with the sizes announced; None: none was
     available: dict[ObjectId, int | None] = field(default_factory=dict)
-    ids_in_flight: int = 0
+    ids_in_flight: int = 0  #: ids asked for in requests that have no reply yet
+    #: objects asked for and not received, the oldest first
     inflight: dict[ObjectId, Inflight] = field(default_factory=dict)
-    owt: dict[ObjectId, bytes] = field(default_factory=dict)
-    slot: int = field(default=-1, init=False)
+    owt: dict[ObjectId, bytes] = field(default_factory=dict)  #: objects received and on the way to the pool
+    slot: int = field(default=-1, init=False)  #: the peer's bit in the index by object, as a number
     inflight_bytes: int = field(default=0, init=False)
     owt_bytes: int = field(default=0, init=False)
-    penalty: float = field(default=0.0, init=False)
+    penalty: float = field(default=0.0, init=False)  #: replies that came late, as of `penalty_at`; see `penalty_now`
     penalty_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -105,36 +89,23 @@ class PeerState:
 
 @dataclass(slots=True, eq=False)
 class KnownObject:
-    """One object in the index.
+    """One object in the index."""
 
-    Attributes:
-        providers: bit n is set when the peer of slot n has it available.
-        copies: peers that it is in flight from, or that have it on the way to the pool.
-        since: when it was first announced, in seconds.
-    """
-
-    since: float
-    providers: int = 0
-    copies: int = 0
+    since: float  #: when it was first announced, in seconds
+    providers: int = 0  #: bit n is set when the peer of slot n has it available
+    copies: int = 0  #: peers that it is in flight from, or that have it on the way to the pool
 
 
 class DecisionGlobalState:
-    """All peers, and the index by object.
-
-    Attributes:
-        objects: what the peers have, by id; read only.
-        by_slot: the peer of each slot; None for a free one.
-        inflight_count: objects in flight of all peers.
-        held_bytes: octets in flight and on the way to the pool, of all peers.
-    """
+    """All peers, and the index by object."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.peers: dict[PeerId, PeerState] = {}
-        self.objects: dict[ObjectId, KnownObject] = {}
-        self.by_slot: list[PeerId | None] = []
-        self.inflight_count = 0
-        self.held_bytes = 0
+        self.objects: dict[ObjectId, KnownObject] = {}  #: what the peers have, by id; read only
+        self.by_slot: list[PeerId | None] = []  #: the peer of each slot; None for a free one
+        self.inflight_count = 0  #: objects in flight of all peers
+        self.held_bytes = 0  #: octets in flight and on the way to the pool, of all peers
         self._free_slots: list[int] = []
 
     def register(self, peer: PeerId, state: PeerState | None = None, *, now: float = 0.0) -> PeerState:

@@ -109,19 +109,13 @@ class QueuedSender:
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """What offers do, done by their scheduler, under its lock.
+    """What offers do, done by their scheduler, under its lock."""
 
-    Attributes:
-        post: sends a message, a notification if there is no receiver; returns its key, None if it was not sent.
-        pull: returns the next open peer, None if there is none.
-        choose: returns the peer of that id if the offer can send to it.
-        leave: takes the sender out; whether it was in the queue.
-    """
-
+    #: sends a message, a notification if there is no receiver; returns its key, None if it was not sent
     post: Callable[[Offer, Channel, Any, ResponseReceiver | None, float, ResponseType], int | None]
-    pull: Callable[[Offer], PeerChannels | None]
-    choose: Callable[[Offer, PeerId], PeerChannels | None]
-    leave: Callable[[Offer], bool]
+    pull: Callable[[Offer], PeerChannels | None]  #: returns the next open peer, None if there is none
+    choose: Callable[[Offer, PeerId], PeerChannels | None]  #: returns the peer of that id if the offer can send to it
+    leave: Callable[[Offer], bool]  #: takes the sender out; whether it was in the queue
 
 
 class Channel:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
@@ -32,10 +33,9 @@ from flowctl.core.loop.faults import ErrorHook, as_exception, report
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.outcome import Outcome
 from flowctl.core.text.printable import short
-from flowctl.errors import ClosedError
+from flowctl.errors import ClosedError, ConfigError
 from flowctl.nodes.scheduler.awaited import AwaitedRequest, ChannelWait, Desk, HeldChannel
 from flowctl.nodes.scheduler.core import Call, Core, Job, PolicyFault, ResponseFault, SentMessage, Step
-from flowctl.nodes.scheduler.driver import Driver
 from flowctl.nodes.scheduler.offer import (
     MAX_TIMEOUT_S,
     Channel,
@@ -91,6 +91,62 @@ class SchedulerStatistics:
     errors: int  #: exceptions of callbacks, contained
 
 
+class _Driver:
+    """Calls a scheduler when it is time: one timer on the loop of a poll group, or on any loop of asyncio."""
+
+    __slots__ = ("_clock", "_disarmed", "_due", "_handle", "_runner")
+
+    def __init__(
+        self, runner: PollGroup | asyncio.AbstractEventLoop, clock: Callable[[], float], due: Callable[[], None]
+    ) -> None:
+        if not (isinstance(runner, PollGroup) or hasattr(runner, "call_soon_threadsafe")):
+            raise ConfigError(
+                f"a {type(runner).__name__} cannot drive a scheduler",
+                hint="give a PollGroup that was started, or a loop of asyncio",
+            )
+        self._runner: Final = runner
+        self._clock: Final = clock
+        self._due: Final = due
+        self._disarmed = False
+        self._handle: asyncio.TimerHandle | None = None  # only on the loop's thread
+
+    @property
+    def ended(self) -> bool:
+        runner = self._runner
+        return (runner.loop if isinstance(runner, PollGroup) else runner).is_closed()
+
+    def arm(self, when: float) -> None:
+        """Have `due` called at `when`, seconds on the clock, instead of at the time asked for before; any thread."""
+        self._post(self._set, when)
+
+    def disarm(self) -> None:
+        self._disarmed = True
+        self._post(self._cancel)
+
+    def _post(self, callback: Callable[..., object], *args: Any) -> None:
+        if isinstance(self._runner, PollGroup):
+            self._runner.call_soon(callback, *args)
+        else:
+            self._runner.call_soon_threadsafe(callback, *args)
+
+    def _cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _set(self, when: float) -> None:
+        self._cancel()
+        if not self._disarmed:
+            # Rounded up to the resolution of loops, or it would come too early and be set again.
+            delay_s = math.ceil(max(0.0, when - self._clock()) * 1000) / 1000
+            self._handle = self._runner.call_later(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._handle = None
+        if not self._disarmed:
+            self._due()
+
+
 class MessageScheduler:
     """Offers the channels of peers to senders that wait for them, and tells receivers how their requests end.
 
@@ -144,7 +200,7 @@ class MessageScheduler:
         self._timed: Final = self._core.learns  # whether it matters when a response came
         self._call_keys: Final = count(1)
         self._turning = False  # somebody carries out jobs  # guarded by _lock
-        self._driver: Driver | None = None  # guarded by _lock
+        self._driver: _Driver | None = None  # guarded by _lock
         self._wake_at = inf  # what the driver was last asked for  # guarded by _lock
         self._error_count = 0  # guarded by _lock
         self._warned_at = -inf  # when the present period of warnings began  # guarded by _lock
@@ -422,7 +478,7 @@ class MessageScheduler:
         if self._lock.owned():
             self._put_off(self.run_on, runner)
             return
-        driver = Driver(runner, self._clock, self._fired)
+        driver = _Driver(runner, self._clock, self._fired)
         with self._lock:
             if self._core.stopped:
                 return
@@ -731,7 +787,7 @@ class MessageScheduler:
             _log.warning(text, *map(short, values))
 
 
-def _disarm(driver: Driver) -> None:
+def _disarm(driver: _Driver) -> None:
     with suppress(ClosedError, RuntimeError):  # its loop has ended, and its timer with it
         driver.disarm()
 

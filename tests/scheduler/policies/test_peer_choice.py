@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from policy_kit import peer_of
 
 from flowctl.core.outcomes.outcome import Outcome
-from flowctl.nodes.scheduler.policies.choice import FAILURE_S, TwoChoices
-from flowctl.nodes.scheduler.policies.latency import DECAY_S, PeakEwma
-from flowctl.nodes.scheduler.policies.quantile import LatencyQuantile
+from flowctl.nodes.scheduler.policies.choice import DECAY_S, FAILURE_S, PeakEwma, TwoChoices
+from flowctl.nodes.scheduler.requests.hedging import LatencyQuantile
 
 
 def test_latency_when_an_answer_is_slow_rises_at_once_and_falls_slowly():

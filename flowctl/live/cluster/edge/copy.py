@@ -94,27 +94,18 @@ _UNPLACED: Final = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyStatistics:
-    """One stream of an edge at one moment.
+    """One stream of an edge at one moment."""
 
-    Attributes:
-        following: whether frames come by RTMP.
-        last_segment: the newest one that was announced. Empty: none.
-        fetched: segments that came by diffusion.
-        adopted: segments that were followed and need not be fetched.
-        repeated: messages that came more than once.
-        gaps: times that something was missing for good.
-        waiting_bytes: of messages behind something that is missing.
-    """
-
+    stream: str
     published: bool
-    following: bool
-    last_segment: str
+    following: bool  #: whether frames come by RTMP
+    last_segment: str  #: the newest one that was announced. Empty: none.
     messages: int
-    fetched: int
-    adopted: int
-    repeated: int
-    gaps: int
-    waiting_bytes: int
+    fetched: int  #: segments that came by diffusion
+    adopted: int  #: segments that were followed and need not be fetched
+    repeated: int  #: messages that came more than once
+    gaps: int  #: times that something was missing for good
+    waiting_bytes: int  #: of messages behind something that is missing
 
 
 class _Mapping(NamedTuple):
@@ -146,23 +137,15 @@ _Key = tuple[Position, _Content]
 
 @dataclass(slots=True)
 class _Heard:
-    """A segment that was announced.
+    """A segment that was announced."""
 
-    Attributes:
-        name: by which it was announced first, and is known to others.
-    """
-
-    name: SegmentId
+    name: SegmentId  #: by which it was announced first, and is known to others
     at: float
     here: bool = False
 
 
 class StreamCopy:
-    """One stream. A `Sink` of the follow.
-
-    Attributes:
-        flawed: what the followed source sends is not what origins have, whose hashes prove it.
-    """
+    """One stream. A `Sink` of the follow."""
 
     def __init__(
         self,
@@ -196,7 +179,7 @@ class StreamCopy:
         self._from_key = False  # frames before the next key frame have no place
         self._unplaced: list[Callable[[], None]] = []
         self._own: OrderedDict[tuple[_Content, Position], tuple[bytes, float]] = OrderedDict()
-        self.flawed = False
+        self.flawed = False  #: what the followed source sends is not what origins have, whose hashes prove it
         self._sound = False  # only headers of the source differ from those that were announced
         self._proven = False  # that the mapping holds was seen by a hash, or by a picture
         self._over: int | None = None  # the followed source is past this timeline: its publication has ended
@@ -693,6 +676,7 @@ class StreamCopy:
     def statistics(self) -> CopyStatistics:
         newest = next(reversed(self._announced.values()), None)
         return CopyStatistics(
+            stream=self.name,
             published=self._outlet.begun,
             following=self._flows(self._clock()),
             last_segment="" if newest is None else str(newest.name),

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape
+from operator import itemgetter
 from random import Random
 from typing import Any, Final
 
@@ -81,18 +82,12 @@ _EXPIRE_TICKS: Final = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeConfig:
-    """What an edge is told beside the settings of its server.
-
-    Args:
-        follow: whether frames come from one of them by RTMP; segments then only repair.
-        streams: patterns of streams that are wanted without viewers, with ``*`` and ``?``.
-        redundancy: of how many origins each segment is fetched, 1 to 8.
-    """
+    """What an edge is told beside the settings of its server."""
 
     origins: tuple[OriginAddress, ...]
-    follow: bool = False
-    streams: tuple[str, ...] = ()
-    redundancy: int = 1
+    follow: bool = False  #: whether frames come from one of them by RTMP; segments then only repair
+    streams: tuple[str, ...] = ()  #: patterns of streams that are wanted without viewers, with ``*`` and ``?``
+    redundancy: int = 1  #: of how many origins each segment is fetched, 1 to 8
     window: WindowLimits = dataclasses.field(default_factory=WindowLimits)
 
     def __post_init__(self) -> None:
@@ -117,46 +112,16 @@ class EdgeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeStatistics:
-    """An edge at one moment.
+    """An edge at one moment."""
 
-    Attributes:
-        received_bytes: of all objects that came, copies and what was refused included.
-        followed: by stream, the origin whose frames are followed.
-    """
-
-    origins: list[UpstreamStatistics]
-    streams: dict[str, CopyStatistics]
+    address: str | None  #: where other edges fetch from this one
+    edges: int
     known_streams: int
     kept_bytes: int
-    received_bytes: int
-    followed: dict[str, str]
-    edges: int
-
-
-class _Followed:
-    """What one follow of a stream hands on, until another one takes its place."""
-
-    def __init__(self, copy: StreamCopy) -> None:
-        self._copy: StreamCopy | None = copy
-
-    def leave(self) -> None:
-        """Hand nothing on any more."""
-        self._copy = None
-
-    def begin(self, now: float) -> None:
-        """Pass it on."""
-        if self._copy is not None:
-            self._copy.begin(now)
-
-    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
-        """Pass it on."""
-        if self._copy is not None:
-            self._copy.take(type_id, timestamp, payload, now)
-
-    def end(self, why: str) -> None:
-        """Pass it on."""
-        if self._copy is not None:
-            self._copy.end(why)
+    received_bytes: int  #: of all objects that came, copies and what was refused included
+    followed: dict[str, str]  #: by stream, the origin whose frames are followed
+    origins: list[UpstreamStatistics]
+    copies: list[CopyStatistics]
 
 
 class _Following:
@@ -175,7 +140,6 @@ class _Following:
         self._again_at = 0.0
         self._since = 0.0
         self._follow: Follow | None = None
-        self._sink: _Followed | None = None
         self._told: set[tuple[str, str]] = set()  # sources and why they were lost, since frames came last
         self._flawed: dict[str, float] = {}  # when sources were found to send what is not the stream
         self.source = ""
@@ -227,8 +191,8 @@ class _Following:
             url = origin.url(self._copy.name)
         except RemoteProtocolError:
             return  # a name that this server's viewers may ask for, and we cannot
-        self._sink, self.source, self._since = _Followed(self._copy), str(origin), now
-        self._follow = Follow(Source(url), self._sink, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow)
+        self.source, self._since = str(origin), now
+        self._follow = Follow(Source(url), self._copy, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow)
         self._follow.start()
 
     @property
@@ -236,10 +200,9 @@ class _Following:
         return self._follow is not None and self._follow.statistics().state is FollowState.RUNNING
 
     def stop(self) -> None:
-        if self._follow is not None and self._sink is not None:
-            self._sink.leave()
-            self._follow.stop()
-        self._follow = self._sink = None
+        if self._follow is not None:
+            self._follow.abandon()
+        self._follow = None
 
 
 class _Wanted:
@@ -252,7 +215,11 @@ class _Wanted:
     @property
     def is_somewhere(self) -> bool:
         """Whether an origin has announced it, or sends its frames."""
-        return self.announced or (self.following is not None and self.following.running)
+        return self.announced or self.is_followed
+
+    @property
+    def is_followed(self) -> bool:
+        return self.following is not None and self.following.running
 
 
 def _has_segments(stream: str) -> bool:
@@ -264,11 +231,7 @@ def _has_segments(stream: str) -> bool:
 
 
 class Edge:
-    """What makes a live server an edge; a companion of it.
-
-    Attributes:
-        bound: nothing that operators could call.
-    """
+    """What makes a live server an edge; a companion of it."""
 
     def __init__(self, server: LiveServer, config: EdgeConfig, *, offer: str = "", rng: Random | None = None) -> None:
         self._server = server
@@ -294,7 +257,7 @@ class Edge:
         self._ticks = 0
         self._stopping = False
         self.title: Final = "edge"
-        self.bound: list[str] = []
+        self.bound: list[str] = []  #: nothing that operators could call
         if self._listener is not None:
             server.hub.taker = Cutting(self._hand_over)
 
@@ -530,30 +493,19 @@ class Edge:
     # -- figures
 
     def statistics(self) -> EdgeStatistics:
+        """Any thread; figures may be a step apart."""
+        copied = sorted(self._wanted.items(), key=itemgetter(0))
         return EdgeStatistics(
-            origins=[item.statistics() for item in self._upstreams],
-            streams={name: item.copy.statistics() for name, item in tuple(self._wanted.items())},
-            known_streams=sum(item.announced for item in tuple(self._wanted.values())),
+            address=self.offers or None,
+            edges=0 if self._offering is None else self._offering.edges,
+            known_streams=sum(item.announced for _, item in copied),
             kept_bytes=self.pool.size_bytes,
             received_bytes=0 if self._diffusion is None else self._diffusion.statistics().bytes_received,
-            followed={
-                name: item.following.source
-                for name, item in tuple(self._wanted.items())
-                if item.following is not None and item.following.running
-            },
-            edges=0 if self._offering is None else self._offering.edges,
+            followed={name: item.following.source for name, item in copied if item.is_followed and item.following},
+            origins=[item.statistics() for item in self._upstreams],
+            copies=[item.copy.statistics() for _, item in copied],
         )
 
     def figures(self) -> dict[str, Any]:
         """Return the same for operators, as JSON. Any thread."""
-        found = self.statistics()
-        return {
-            "address": self.offers or None,
-            "edges": found.edges,
-            "known_streams": found.known_streams,
-            "kept_bytes": found.kept_bytes,
-            "received_bytes": found.received_bytes,
-            "followed": found.followed,
-            "origins": [dataclasses.asdict(item) for item in found.origins],
-            "copies": [{"stream": name} | dataclasses.asdict(item) for name, item in sorted(found.streams.items())],
-        }
+        return dataclasses.asdict(self.statistics())

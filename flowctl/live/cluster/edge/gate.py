@@ -32,20 +32,14 @@ _SMOOTHING: Final = 0.2
 
 @dataclass(slots=True)
 class PeerMeter:
-    """What was asked of one origin, over all of its connections.
-
-    Attributes:
-        timeouts: requests that had no answer in time.
-        latency_s: of answers, smoothed. None: there was none.
-        asked_at: when the last request was sent, seconds.
-    """
+    """What was asked of one origin, over all of its connections."""
 
     requests: int = 0
     in_flight: int = 0
     requested_bytes: int = 0
-    timeouts: int = 0
-    latency_s: float | None = None
-    asked_at: float = 0.0
+    timeouts: int = 0  #: requests that had no answer in time
+    latency_s: float | None = None  #: of answers, smoothed. None: there was none.
+    asked_at: float = 0.0  #: when the last request was sent, seconds
 
 
 class _Peer:
@@ -102,11 +96,7 @@ def _nobody(peer_id: str) -> None:
 
 
 class SchedulerGate:
-    """A `RequestGate` with the one scheduler of a node; on the thread of its loop.
-
-    Attributes:
-        opened: called when a peer that was not let through may be tried again.
-    """
+    """A `RequestGate` with the one scheduler of a node; on the thread of its loop."""
 
     def __init__(self, clock: Callable[[], float], rng: Random | None = None) -> None:
         rng = rng or Random()
@@ -115,7 +105,7 @@ class SchedulerGate:
             ejection=OutlierEjection(rng, _EJECTION),
         )
         self.scheduler: Final = MessageScheduler(clock, rng, policy)
-        self.opened: Callable[[str], None] = _nobody
+        self.opened: Callable[[str], None] = _nobody  #: called when a peer that was not let through may be tried again
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
         self._held: dict[str, None] = {}

@@ -20,19 +20,14 @@ REFUSED_S: Final = 1.0
 
 @dataclass(slots=True)
 class Outlet:
-    """Publishes the frames of one stream.
-
-    Attributes:
-        due: headers of the part that goes out next; they go before its first frame where viewers have others.
-        moved_ms: added to times of the publication, which began to go out as another one.
-        begun: whether it is published; without a free name it is not.
-    """
+    """Publishes the frames of one stream."""
 
     stream: str
     sink: Sink
+    #: headers of the part that goes out next; they go before its first frame where viewers have others
     due: tuple[Header, ...] = ()
-    moved_ms: int = 0
-    begun: bool = False
+    moved_ms: int = 0  #: added to times of the publication, which began to go out as another one
+    begun: bool = False  #: whether it is published; without a free name it is not
     message_count: int = 0
     _refused_at: float = float("-inf")
     _headers: dict[object, Header] = field(default_factory=dict)

@@ -22,15 +22,11 @@ TIMELINES: Final = 64
 
 @dataclass(slots=True)
 class Teller:
-    """What one origin has announced.
-
-    Attributes:
-        at: when it was last announced, seconds.
-    """
+    """What one origin has announced."""
 
     number: int = NOWHERE
     ended: bool = False
-    at: float = 0.0
+    at: float = 0.0  #: when it was last announced, seconds
     numbers: set[int] = field(default_factory=set)
 
 

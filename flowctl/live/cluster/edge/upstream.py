@@ -41,17 +41,13 @@ SEGMENT_PORT: Final = 1936
 
 @dataclass(frozen=True, slots=True)
 class OriginAddress:
-    """Where an origin, or an edge that is one for others, is.
-
-    Args:
-        proof: what is brought for both, as players do: ``key=...``. Empty: nothing.
-    """
+    """Where an origin, or an edge that is one for others, is."""
 
     host: str
     port: int = SEGMENT_PORT
     rtmp_port: int = RTMP_PORT
     tls: bool = False
-    proof: str = field(default="", repr=False)
+    proof: str = field(default="", repr=False)  #: what is brought for both, as players do: ``key=...``. Empty: nothing.
 
     @classmethod
     def parse(cls, text: str) -> OriginAddress:
@@ -108,18 +104,14 @@ class UpstreamState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamStatistics:
-    """One origin at one moment; the rest is as of `PeerMeter`.
-
-    Attributes:
-        faults: times that it lied or broke a rule.
-    """
+    """One origin at one moment; the rest is as of `PeerMeter`."""
 
     origin: str
     state: str
     why: str
     channels: int
     connections: int
-    faults: int
+    faults: int  #: times that it lied or broke a rule
     requests: int
     in_flight: int
     requested_bytes: int

@@ -23,13 +23,7 @@ _TAKEN: Final = "Another publisher has taken the stream."
 
 
 class NameClaim:
-    """A claim of one connection.
-
-    Attributes:
-        right: what was decided. None: nothing yet.
-        revoked: another publisher has the name now.
-        entered_as: by what right it is in the books of the hub. None: it is not.
-    """
+    """A claim of one connection."""
 
     __slots__ = ("_claims", "answer", "claim", "entered_as", "name", "number", "revoked", "right")
 
@@ -41,9 +35,9 @@ class NameClaim:
         self.number = number
         self.claim = claim
         self.answer = answer
-        self.right: Right | None = None
-        self.revoked = False
-        self.entered_as: Right | None = None
+        self.right: Right | None = None  #: what was decided. None: nothing yet.
+        self.revoked = False  #: another publisher has the name now
+        self.entered_as: Right | None = None  #: by what right it is in the books of the hub. None: it is not.
 
     def cancel(self) -> None:
         """Give the name back, or want it no more. Any thread."""

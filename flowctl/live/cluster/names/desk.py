@@ -45,7 +45,7 @@ class NamesDesk:
     def __init__(
         self, config: LiveConfig, send: Callable[[int, Values], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.directory: Final = Directory(rules=lambda name: _rules(config, name))
+        self.directory: Final = Directory(lambda name: _rules(config, name))
         self._send: Final = send
         self._clock: Final = clock
         self._held: Final[Pending[tuple[int, int], _Held]] = Pending()  # by worker and number of the claim

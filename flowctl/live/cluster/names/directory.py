@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from flowctl.errors import LimitExceededError
-from flowctl.live.config import SecondPublisher
 from flowctl.live.namebook import ClaimVerdict, Freed, NameBook, NameRules, Owner
 
 MOST_NAMES: Final = 100_000
@@ -31,18 +30,13 @@ class Holder(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """Something a worker is to be told.
-
-    Attributes:
-        value: the worker that has the stream, or the number of the connection.
-        keep: of WHERE without a worker: the name is kept for its owner, so the stream has not ended yet.
-    """
+    """Something a worker is to be told."""
 
     worker: int
     told: NoticeKind
     name: str
-    value: int
-    keep: bool = False
+    value: int  #: the worker that has the stream, or the number of the connection
+    keep: bool = False  #: of WHERE without a worker: the name is kept for its owner, so the stream has not ended yet
 
 
 class Decision(NamedTuple):
@@ -59,15 +53,8 @@ class Directory:
     Not locked: its owner has one thread.
     """
 
-    def __init__(
-        self,
-        policy: SecondPublisher = SecondPublisher.REFUSE,
-        grace_s: float = 3.0,
-        per_address: int = 8,
-        rules: Callable[[str], NameRules] | None = None,
-    ) -> None:
-        same = NameRules(policy, grace_s, per_address)
-        self._book: Final[NameBook[Holder]] = NameBook(rules or (lambda _: same))
+    def __init__(self, rules: Callable[[str], NameRules]) -> None:
+        self._book: Final[NameBook[Holder]] = NameBook(rules)
         self._viewers: Final[dict[str, dict[int, None]]] = {}  # workers that view a name
         self._shown: Final[dict[str, int]] = {}  # the worker that those who view a name were told
 
@@ -150,6 +137,3 @@ class Directory:
             self._book.let_go(name)
             notices += self._show(name, 0)
         return notices
-
-    def next_deadline(self) -> float | None:
-        return self._book.next_deadline()

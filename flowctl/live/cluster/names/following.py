@@ -29,14 +29,10 @@ LINGER_S: Final = 3.0
 
 @dataclass(slots=True)
 class _WantedStream:
-    """A stream with viewers.
-
-    Attributes:
-        linger: ends it, unless viewers come back. None: it has viewers.
-    """
+    """A stream with viewers."""
 
     follow: Follow | None = None
-    linger: asyncio.TimerHandle | None = None
+    linger: asyncio.TimerHandle | None = None  #: ends it, unless viewers come back. None: it has viewers.
 
 
 class Following:

@@ -65,19 +65,14 @@ def timeline_at(wall_s: float, timestamp: int, before: int | None) -> int:
 
 
 class Cut(NamedTuple):
-    """A segment that is complete, and not written yet: that takes a while, and may be done elsewhere.
-
-    Attributes:
-        headers: what a decoder has to know first.
-        next_ms: see `SegmentId`.
-    """
+    """A segment that is complete, and not written yet: that takes a while, and may be done elsewhere."""
 
     stream: str
     position: Position
-    headers: tuple[Header, ...]
+    headers: tuple[Header, ...]  #: what a decoder has to know first
     frames: list[Frame]
     then: Then
-    next_ms: int
+    next_ms: int  #: see `SegmentId`
 
     @property
     def next(self) -> Position | None:
@@ -89,13 +84,7 @@ class Cut(NamedTuple):
 
 
 class Cutter:
-    """Cuts one publication. Not locked: its owner has one thread at a time.
-
-    Attributes:
-        timeline: of the publication now; it grows by `APART` where its clock jumps back.
-        position: where the open segment begins. None: none is open.
-        refused: messages that no segment can hold, since they are too large.
-    """
+    """Cuts one publication. Not locked: its owner has one thread at a time."""
 
     __slots__ = (
         *("_bytes", "_headers", "_key", "_last_ms", "_opening", "_part_from_ms", "_stream", "_video", "_video_frame"),
@@ -111,10 +100,10 @@ class Cutter:
         self._bytes = 0
         self._video = False  # the publication has video
         self._video_frame = False  # the open segment has a picture
-        self.timeline = timeline
-        self.position: Position | None = None
+        self.timeline = timeline  #: of the publication now; it grows by `APART` where its clock jumps back
+        self.position: Position | None = None  #: where the open segment begins. None: none is open.
         self.frames: list[Frame] = []
-        self.refused = 0
+        self.refused = 0  #: messages that no segment can hold, since they are too large
 
     @property
     def headers(self) -> tuple[Header, ...]:

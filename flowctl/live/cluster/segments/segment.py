@@ -60,13 +60,9 @@ ID_BYTES: Final = _ID.size + NAME_BYTES
 
 
 class Frame(NamedTuple):
-    """One message of a stream.
+    """One message of a stream."""
 
-    Args:
-        type_id: RTMP message type: audio, video or data.
-    """
-
-    type_id: int
+    type_id: int  #: RTMP message type: audio, video or data
     timestamp: int
     payload: bytes
 
@@ -76,17 +72,11 @@ Header = tuple[int, bytes]
 
 
 class Position(NamedTuple):
-    """Where a segment begins; grows with time.
+    """Where a segment begins; grows with time."""
 
-    Args:
-        timeline: of one publication; a later one has a larger number.
-        start_ms: time of its first picture, or of its first message where there is none; does not wrap.
-        part: 0, and 1 and more for what was cut without a key frame, only because it was long.
-    """
-
-    timeline: int
-    start_ms: int
-    part: int
+    timeline: int  #: of one publication; a later one has a larger number
+    start_ms: int  #: time of its first picture, or of its first message where there is none; does not wrap
+    part: int  #: 0, and 1 and more for what was cut without a key frame, only because it was long
 
 
 class Then(enum.IntEnum):
@@ -114,15 +104,11 @@ def _refuse(what: str) -> RemoteProtocolError:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentId:
-    """What names a segment; ordered by time.
-
-    Args:
-        next_ms: start of the segment behind it, where that begins with a key frame; else 0.
-    """
+    """What names a segment; ordered by time."""
 
     position: Position
     then: Then
-    next_ms: int
+    next_ms: int  #: start of the segment behind it, where that begins with a key frame; else 0
     count: int
     size_bytes: int
     digest: bytes
@@ -174,16 +160,11 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment that was read, or is to be written.
-
-    Args:
-        headers: what a decoder has to know first, in the order in which they came.
-        frames: its messages, one or more, with the times at which they were published.
-    """
+    """A segment that was read, or is to be written."""
 
     id: SegmentId
-    headers: tuple[Header, ...]
-    frames: tuple[Frame, ...]
+    headers: tuple[Header, ...]  #: what a decoder has to know first, in the order in which they came
+    frames: tuple[Frame, ...]  #: its messages, one or more, with the times at which they were published
 
     @classmethod
     def decode(cls, data: bytes) -> Self:

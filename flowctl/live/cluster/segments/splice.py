@@ -60,14 +60,7 @@ _WAITING: Final = 64
 
 
 class Splice:
-    """Puts one stream together. Not locked: its owner has one thread at a time.
-
-    Attributes:
-        cursor: (position of the part, number of the message in it) that goes out next. None: nothing came yet.
-        repeated_count: messages that came once more.
-        differing_count: segments that were not what had gone out of them before: a source changed the stream.
-        held_bytes: octets of messages that wait.
-    """
+    """Puts one stream together. Not locked: its owner has one thread at a time."""
 
     __slots__ = (
         *("_go_on_at", "_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
@@ -81,11 +74,13 @@ class Splice:
         self._go_on_at: Position | None = None  # where the next publication begins
         self._since: float | None = None  # something behind the cursor waits
         self._timeline: int | None = None  # of what went out last
+        #: (position of the part, number of the message in it) that goes out next. None: nothing came yet.
         self.cursor: tuple[Position, int] | None = None
-        self.repeated_count = 0
+        self.repeated_count = 0  #: messages that came once more
         self.gap_count = 0
+        #: segments that were not what had gone out of them before: a source changed the stream
         self.differing_count = 0
-        self.held_bytes = 0
+        self.held_bytes = 0  #: octets of messages that wait
 
     @property
     def ended(self) -> bool:

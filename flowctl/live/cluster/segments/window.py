@@ -29,12 +29,9 @@ REMEMBERED: Final = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowLimits:
-    """How much is kept.
+    """How much is kept."""
 
-    Args:
-        stream_s: how long a segment of a stream is kept, in seconds: a node that was away for less loses nothing.
-    """
-
+    #: how long a segment of a stream is kept, in seconds: a node that was away for less loses nothing
     stream_s: float = 60.0
     stream_bytes: int = 64 << 20
     total_bytes: int = 512 << 20
@@ -55,11 +52,7 @@ class Kept(StoredObject):
 
 
 class SegmentPool:
-    """The window of a node; all methods belong to one thread, that of its loop.
-
-    Attributes:
-        streams: what is here, by stream, in the order in which it came.
-    """
+    """The window of a node; all methods belong to one thread, that of its loop."""
 
     def __init__(
         self,
@@ -78,7 +71,7 @@ class SegmentPool:
         self._shelf: Final[Shelf[Kept]] = Shelf(limits.total_bytes, REMEMBERED)
         self.watch: Final = self._shelf.watch
         self.objects_after: Final = self._shelf.after
-        self.streams: Final[dict[str, deque[Kept]]] = {}
+        self.streams: Final[dict[str, deque[Kept]]] = {}  #: what is here, by stream, in the order in which it came
         self._stream_bytes: dict[str, int] = {}
         self._names: OrderedDict[bytes, SegmentId | None] = OrderedDict()  # ids that were read. None: cannot be
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -26,39 +26,23 @@ from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 _log: Final = structlog.get_logger("flowctl.worker")
 FOR_EVER_S: Final = 10 * 365 * 86_400.0
 _TOLD_S: Final = 30.0
 
 
-class WorkerPart(Protocol):
-    """What else takes part in a worker, such as the streams of others."""
-
-    def add_commands(self, node: RpcNode) -> None:
-        """Add what the supervisor may ask of it, before the link begins."""
-
-    def start(self) -> None:
-        """Begin; the link is there, and no connection has been accepted yet."""
-
-    def stop(self, deadline_s: float) -> None:
-        """End within the time; the server has stopped."""
-
-
 class Link:
-    """The link of one worker.
+    """The link of one worker."""
 
-    Attributes:
-        conn: the supervisor, for `RpcNode.call` and `request`; once `start` has returned.
-        followed: returns how many streams of other workers are followed here.
-    """
+    conn: ConnectionID  #: the supervisor, for `RpcNode.call` and `request`; once `start` has returned
 
     def __init__(self, order: Order, server: LiveServer, lost: Callable[[], None]) -> None:
         self._order: Final = order
         self._server: Final = server
         self._lost: Final = lost
-        self.parts: Final[list[WorkerPart]] = []
-        self.followed: Callable[[], int] = int
+        self.followed: Callable[[], int] = int  #: returns how many streams of other workers are followed here
         self._told: Final = threading.Event()  # what was in force before is in force here
         self.node: Final = RpcNode(name="flowctl-link", on_error=server.hub.oversight.report)
         self.node.add_category(WORKER, AuthLevel.ADMIN)
@@ -69,12 +53,7 @@ class Link:
         self.node.add_request_command(WORKER, "words", self._words)
 
     def start(self) -> None:
-        """Reach the supervisor, and begin what takes part.
-
-        ClosedError: the server ends, and starts nothing any more.
-        """
-        for part in self.parts:
-            part.add_commands(self.node)
+        """Reach the supervisor; a ClosedError says that the server ends, and starts nothing any more."""
         self.node.start()
         self.conn = self.node.connect_remote(self._order.supervisor, auth=AuthLevel.ADMIN)
         place = {"number": self._order.number, "serial": self._order.serial}
@@ -89,8 +68,6 @@ class Link:
         self._server.changes.listeners.append(self._changed)
         self._server.penalties.decide = self._tell_verdicts
         self.node.request(self.conn, f"{WORKERS}.stay", on_reply=self._left, timeout_s=FOR_EVER_S)
-        for part in self.parts:
-            part.start()
 
     def _take_what_is_in_force(self, said: dict[str, Any]) -> None:
         """Take bans, of which this is the first page, and limits that commands have put in force for all workers."""
@@ -122,8 +99,6 @@ class Link:
         self.node.request_future(self.conn, f"{WORKERS}.ready", json.dumps(said)).get()
 
     def stop(self, deadline_s: float = 1.0) -> None:
-        for part in reversed(self.parts):
-            part.stop(deadline_s)
         self.node.stop(deadline_s)
 
     def _left(self, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001 - as called

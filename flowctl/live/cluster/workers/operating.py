@@ -67,7 +67,7 @@ class Linked(Protocol):
         """Its link."""
 
 
-class _Reply(NamedTuple):
+class WorkerReply(NamedTuple):
     """What a worker said: octets, or why it said nothing. Neither: it has ended, and has no part in it any more."""
 
     worker: int
@@ -76,12 +76,7 @@ class _Reply(NamedTuple):
 
 
 class Operating:
-    """Carries operations out on all workers.
-
-    Attributes:
-        book: bans of the server.
-        fleet: what it is part of. None: of none.
-    """
+    """Carries operations out on all workers."""
 
     def __init__(
         self,
@@ -100,8 +95,9 @@ class Operating:
         self._linked: Final = linked
         self._expected: Final = expected
         self._lock: Final = lock
+        #: bans of the server
         self.book: Final = book  # guarded by _lock
-        self.fleet: Fleet | None = None
+        self.fleet: Fleet | None = None  #: what it is part of. None: of none.
         self.changes: Final = changes
         self._drains: Final = drains
         self._clock: Final = clock
@@ -121,7 +117,7 @@ class Operating:
         """
         totals = [0] * len(verdicts)
         call = json.dumps([overflow_line(item) for item in verdicts])
-        for reply in self._request(self._now(), f"{WORKER}.behaving", call):
+        for reply in self.request(self._now(), f"{WORKER}.behaving", call):
             for at, count in enumerate(json.loads(reply.octets or b"[]")):
                 totals[at] += count
         with self._lock:
@@ -165,7 +161,7 @@ class Operating:
         """Tell all workers, `origin` None: of the fleet; return how many connections that ended, and who is silent."""
         ended, silent = 0, dict[int, str]()
         for page in _pages(words):
-            for item in self._request(self._now(), f"{WORKER}.words", words_call(page, origin)):
+            for item in self.request(self._now(), f"{WORKER}.words", words_call(page, origin)):
                 ended += int(item.octets or 0)
                 silent |= {item.worker: item.missing} if item.missing else {}
         for word in words:
@@ -251,7 +247,7 @@ class Operating:
     ) -> list[tuple[WorkerAnswer, list[Mapping[str, Any]]]]:
         call = json.dumps({"name": name, "asked": dict(asked)})
         found: list[tuple[WorkerAnswer, list[Mapping[str, Any]]]] = []
-        for number, octets, missing in self._request(targets, f"{WORKER}.operate", call):
+        for number, octets, missing in self.request(targets, f"{WORKER}.operate", call):
             if octets is None:
                 if missing:
                     found.append((WorkerAnswer(number, missing=missing), []))
@@ -263,21 +259,23 @@ class Operating:
                 found.append((WorkerAnswer(number, result=said["result"]), said["changes"]))
         return found
 
-    def _request(self, targets: Iterable[Linked], command: str, call: str) -> Iterator[_Reply]:
+    def request(
+        self, targets: Iterable[Linked], command: str, call: str = "", timeout_s: float = ASK_S
+    ) -> Iterator[WorkerReply]:
         """Ask processes side by side; yield what they say."""
         pending = []
         for item in targets:
             if item.conn is not None:
                 try:
-                    future = self._node.request_future(item.conn, command, call, timeout_s=ASK_S)
+                    future = self._node.request_future(item.conn, command, call, timeout_s=timeout_s)
                 except ClosedError:
                     continue
                 pending.append((item.number, future))
         for number, future in pending:
             try:
-                yield _Reply(number, future.get()[0])
+                yield WorkerReply(number, future.get()[0])
             except RpcError as error:
-                yield _Reply(number, missing="" if error.code == "DISCONNECTED" else _why(error))
+                yield WorkerReply(number, missing="" if error.code == "DISCONNECTED" else _why(error))
 
     # -- limits for workers to come
 

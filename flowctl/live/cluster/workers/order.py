@@ -33,23 +33,15 @@ WORKER: Final = "worker"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What a worker has to know.
+    """What a worker has to know."""
 
-    Args:
-        number: of the worker, 1 to `count`; its successor has the same.
-        serial: of the process, 1 for the first: no two have the same.
-        folder: of the sockets between them and the supervisor, the user's alone.
-        words_fd: where its last words go, should it end in disorder.
-        counts_fd: memory of `flowctl.live.cluster.workers.counts.WorkerCounts`.
-    """
-
-    number: int
-    serial: int
+    number: int  #: of the worker, 1 to `count`; its successor has the same
+    serial: int  #: of the process, 1 for the first: no two have the same
     count: int
-    folder: Path
+    folder: Path  #: of the sockets between them and the supervisor, the user's alone
     listen_fds: dict[str, tuple[int, ...]]
-    words_fd: int
-    counts_fd: int
+    words_fd: int  #: where its last words go, should it end in disorder
+    counts_fd: int  #: memory of `flowctl.live.cluster.workers.counts.WorkerCounts`
     counts_key: bytes
     program: ServerProgram
     options: LiveConfig

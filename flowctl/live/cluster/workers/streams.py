@@ -108,17 +108,14 @@ def join_streams(server: LiveServer, link: Link, serial: int, folder: Path) -> W
 
 
 class SupervisorNames:
-    """The desk in the supervisor; a part of it."""
+    """The desk in the supervisor, on the thread of its node, which has not begun yet."""
 
-    def __init__(self, config: LiveConfig) -> None:
+    def __init__(self, config: LiveConfig, node: RpcNode) -> None:
         self.desk: Final = NamesDesk(config, self._send)
-        self._node: RpcNode | None = None
-        self._conns: Final[dict[int, ConnectionID]] = {}  # by process; the node's thread
-        self._serials: Final[dict[ConnectionID, int]] = {}  # the node's thread
+        self._node: Final = node
+        self._conns: Final[dict[int, ConnectionID]] = {}  # by process
+        self._serials: Final[dict[ConnectionID, int]] = {}
         self._gone: Final[queue.SimpleQueue[int]] = queue.SimpleQueue()
-
-    def add_commands(self, node: RpcNode) -> None:
-        self._node = node
         node.add_command(WORKERS, "names", self._asked)
         node.add_timer(self._tick, _TICK_S, thread=NODE_THREAD)
 
@@ -148,6 +145,6 @@ class SupervisorNames:
 
     def _send(self, serial: int, values: Values) -> None:
         conn = self._conns.get(serial)
-        if self._node is not None and conn is not None:
+        if conn is not None:
             with contextlib.suppress(ClosedError):  # the supervisor ends
                 self._node.send(conn, f"{WORKER}.names", json.dumps(values))

@@ -24,27 +24,29 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from flowctl.control.listener import ControlListener
+from flowctl.control.place import check_private, runtime_folder
 from flowctl.control.summary import shown
 from flowctl.control.together import merged
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.program import ServerProgram
 from flowctl.core.text.printable import printable
-from flowctl.errors import ClosedError, ConfigError, FlowctlError, RpcError
+from flowctl.errors import ClosedError, ConfigError, FlowctlError
 from flowctl.live.bans.penalties import overflow_of
 from flowctl.live.bans.words import WordKind
 from flowctl.live.changes import Changes
 from flowctl.live.cluster.workers.counts import REGION, clear
-from flowctl.live.cluster.workers.folder import make_folder
 from flowctl.live.cluster.workers.link import FOR_EVER_S
 from flowctl.live.cluster.workers.operating import Operating
 from flowctl.live.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
@@ -72,27 +74,13 @@ _WORDS_S: Final = 0.5
 """How long a worker that hangs is given to say where."""
 _MOST_WORDS: Final = 4000
 """Longest last words that are told, characters."""
-
-
-class SupervisorPart(Protocol):
-    """What else takes part in a supervisor, such as the directory of names."""
-
-    def add_commands(self, node: RpcNode) -> None:
-        """Add what workers may ask of it, before the first of them is started."""
-
-    def worker_came(self, serial: int, conn: ConnectionID) -> None:
-        """A process is linked. The thread of the node."""
-
-    def worker_gone(self, serial: int) -> None:
-        """A process has ended. The main thread."""
+_FOLDER: Final = "workers-"
+_MOST_FOLDER_BYTES: Final = 80
+"""Of the folder's path, which leaves a socket in it some 25 octets of the 107 that its path may have (unix(7))."""
 
 
 class Worker:
-    """One process of a worker.
-
-    Attributes:
-        conn: its link. None: it has not said so yet.
-    """
+    """One process of a worker."""
 
     def __init__(self, order: Order, process: subprocess.Popen[bytes], now: float) -> None:
         self.number: Final = order.number
@@ -102,7 +90,7 @@ class Worker:
         self.pid: Final = process.pid
         self.started_at: Final = now
         self.pulse: Final = WorkerPulse(now)
-        self.conn: ConnectionID | None = None
+        self.conn: ConnectionID | None = None  #: its link. None: it has not said so yet.
         self.ready = False
         self.hung = False
 
@@ -130,14 +118,7 @@ def how_it_ended(code: int) -> str:
 
 
 class Supervisor:
-    """The supervisor of one server's workers. Main thread, but where something else is said.
-
-    Attributes:
-        address: that is served.
-        limits: those of new connections, in words; once it has started.
-        node: speaks with the workers.
-        parts: what else takes part; before the start.
-    """
+    """The supervisor of one server's workers. Main thread, but where something else is said."""
 
     def __init__(
         self,
@@ -164,18 +145,18 @@ class Supervisor:
         except ConfigError:
             book.close()
             raise
-        self.address: tuple[str, int] = self._sockets[0]["rtmp"][0].getsockname()[:2]
+        self.address: tuple[str, int] = self._sockets[0]["rtmp"][0].getsockname()[:2]  #: that is served
         self.options: Final = dataclasses.replace(options, port=port)
-        self.limits = str(options.limits)
-        self.parts: Final[list[SupervisorPart]] = [SupervisorNames(options)]
-        self._folder: Final = make_folder()
-        self.node: Final = RpcNode(name="flowctl-workers", on_error=self._report)
+        self.limits = str(options.limits)  #: those of new connections, in words; once it has started
+        self._folder: Final = _make_folder()
+        self.node: Final = RpcNode(name="flowctl-workers", on_error=self._report)  #: speaks with the workers
         self.node.add_category(WORKERS, AuthLevel.ADMIN)
         for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay)):
             self.node.add_request_command(WORKERS, name, handler)
         self.node.add_request_command(WORKERS, "words", self._words)
         self.node.add_command(WORKERS, "changed", self._changed)
         self.node.add_command(WORKERS, "verdicts", self._take_verdicts)
+        self._names: Final = SupervisorNames(options, self.node)
         self._lock: Final = OwnedLock()
         self._book: Final = book  # guarded by _lock
         self._jobs: Final[queue.SimpleQueue[Callable[[], object] | None]] = queue.SimpleQueue()
@@ -224,8 +205,6 @@ class Supervisor:
 
     def start(self, wait: Callable[[float], bool]) -> bool:
         """Start all workers, and return once all serve."""
-        for part in self.parts:
-            part.add_commands(self.node)
         self.node.listen_plain(f"ipc://{self._folder / SOCKET}", AuthLevel.ADMIN)
         self.node.start()
         self._judge.start()
@@ -354,17 +333,12 @@ class Supervisor:
 
     def figures(self) -> dict[str, Any]:
         """Return a line of figures of all workers; those that do not answer at once are left out, and named."""
-        asked = []
-        for worker in self.workers():
-            if worker.conn is not None:
-                future = self.node.request_future(worker.conn, f"{WORKER}.figures", timeout_s=_FIGURES_S)
-                asked.append((worker.number, future))
         found, silent = [], []
-        for number, future in asked:
-            try:
-                found.append(json.loads(future.get()[0]))
-            except RpcError:
-                silent.append(number)
+        for reply in self.operating.request(self.workers(), f"{WORKER}.figures", timeout_s=_FIGURES_S):
+            if reply.octets is None:
+                silent.append(reply.worker)
+            else:
+                found.append(json.loads(reply.octets))
         figures = shown(merged(found)) if found else {}
         return figures | ({"no_answer_of": silent} if silent else {})
 
@@ -441,8 +415,7 @@ class Supervisor:
         if known is not None:
             os.close(worker.words_fd)
             clear(self._counts, worker.number - 1)
-            for part in self.parts:
-                part.worker_gone(worker.serial)
+            self._names.worker_gone(worker.serial)
 
     def _ended(self, worker: Worker, now: float) -> None:
         """Tell of the end of a process, and say when the next is started."""
@@ -504,8 +477,7 @@ class Supervisor:
                 worker.conn = message.conn
         if worker is not None:
             worker.pulse.heard(self._clock())
-            for part in self.parts:
-                part.worker_came(serial, message.conn)
+            self._names.worker_came(serial, message.conn)
         return json.dumps({"words": words, "next": following, "limits": limits, "node": node, "ends": self._ends()})
 
     def _ends(self) -> bool:
@@ -554,3 +526,36 @@ async def _stay(message: RpcMessage) -> None:
     """Never answer: the end of this request is the end of the link, which both ends learn at once."""
     del message
     await asyncio.sleep(FOR_EVER_S)
+
+
+def _make_folder() -> Path:
+    """Return a folder for the sockets to the workers, the user's alone; those of killed supervisors go."""
+    base = runtime_folder()
+    try:
+        base.mkdir(mode=0o700, exist_ok=True)
+        check_private(base)
+        for old in base.glob(f"{_FOLDER}*"):
+            if not _lives(old.name.removeprefix(_FOLDER).partition("-")[0]):
+                shutil.rmtree(old, ignore_errors=True)
+        made = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=base))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a folder for the workers in {base}: {error.strerror or error}",
+            hint="set XDG_RUNTIME_DIR to a folder of your own",
+        ) from error
+    if len(os.fsencode(made)) > _MOST_FOLDER_BYTES:
+        made.rmdir()
+        raise ConfigError(
+            f"the path {made} is too long for sockets in it", hint="set XDG_RUNTIME_DIR or TMPDIR to a shorter one"
+        )
+    return made
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True

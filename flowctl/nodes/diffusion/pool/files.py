@@ -75,11 +75,7 @@ class StoredFile:
 
 
 class FilePool:
-    """Objects in the files of a folder. An `ObjectPool`, for one process at a time.
-
-    Attributes:
-        lost_count: objects that were not kept because the disk was full.
-    """
+    """Objects in the files of a folder. An `ObjectPool`, for one process at a time."""
 
     def __init__(
         self,
@@ -96,7 +92,7 @@ class FilePool:
         self._shelf: Final[Shelf[StoredFile]] = Shelf(max_bytes, max_objects, StoredFile.doom)
         self._turn = asyncio.Lock()  # one file after the other
         self._storing: asyncio.Future[None] | None = None  # a loop holds its tasks only weakly
-        self.lost_count = 0
+        self.lost_count = 0  #: objects that were not kept because the disk was full
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

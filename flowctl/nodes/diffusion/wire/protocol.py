@@ -24,14 +24,10 @@ from flowctl.errors import RemoteProtocolError
 
 
 class Announced(NamedTuple):
-    """What a server says about an object that it has: its id, and its size where it tells that.
-
-    Attributes:
-        size_bytes: of the object as it is sent. None: not told.
-    """
+    """What a server says about an object that it has: its id, and its size where it tells that."""
 
     object_id: bytes
-    size_bytes: int | None = None
+    size_bytes: int | None = None  #: of the object as it is sent. None: not told.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +37,9 @@ class Init:
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """The client says who it is, before it asks for anything. ``[7, proof]``.
+    """The client says who it is, before it asks for anything. ``[7, proof]``."""
 
-    Attributes:
-        proof: octets that server and client agree on, 1 to `MAX_ID_BYTES`.
-    """
-
-    proof: bytes
+    proof: bytes  #: octets that server and client agree on, 1 to `MAX_ID_BYTES`
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +48,18 @@ class Subscribe:
 
     Until the first one it is told of everything, from then on of the topics that it wants. The one message that a
     client may send while the server waits until it has something: that may be what it waits for.
-
-    Attributes:
-        wanted: whether it is to be told of the topic from now on, or no more.
-        topic: a pattern, as of `fnmatch`, in UTF-8; 1 to `MAX_ID_BYTES` octets.
     """
 
-    wanted: bool
-    topic: bytes
+    wanted: bool  #: whether it is to be told of the topic from now on, or no more
+    topic: bytes  #: a pattern, as of `fnmatch`, in UTF-8; 1 to `MAX_ID_BYTES` octets
 
 
 @dataclass(frozen=True, slots=True)
 class RequestIds:
-    """The client wants to know of more objects. ``[1, blocking, ack, req]``.
+    """The client wants to know of more objects. ``[1, blocking, ack, req]``."""
 
-    Attributes:
-        blocking: whether the server waits until it has at least one; exactly where no id is left unacknowledged.
-        ack_count: ids, oldest first, that the client needs no more; 0 to 65,535.
-    """
-
-    blocking: bool
-    ack_count: int
+    blocking: bool  #: whether the server waits until it has at least one; exactly where no id is left unacknowledged
+    ack_count: int  #: ids, oldest first, that the client needs no more; 0 to 65,535
     req_count: int
 
 

@@ -34,14 +34,11 @@ _BASELINE_STEP: Final = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptiveSettings:
-    """Bounds of an adaptive count of channels.
-
-    Args:
-        tolerance: latency, as a multiple of the baseline, up to which a peer counts as unhindered; more than 1.
-    """
+    """Bounds of an adaptive count of channels."""
 
     floor: int = 1
     ceiling: int = 64
+    #: latency, as a multiple of the baseline, up to which a peer counts as unhindered; more than 1
     tolerance: float = 1.5
 
     def __post_init__(self) -> None:
@@ -55,11 +52,7 @@ class AdaptiveSettings:
 
 
 class ChannelCount:
-    """The count of one peer's channels, and why it is what it is.
-
-    Attributes:
-        reason: why it changed last: ``"start"``, ``"room"``, ``"latency"``, ``"failure"``, ``"probe"``.
-    """
+    """The count of one peer's channels, and why it is what it is."""
 
     __slots__ = (
         *("_answers", "_baseline_s", "_full", "_held", "_rounds", "_rush", "_settings", "_skip", "_sum_s"),
@@ -69,6 +62,7 @@ class ChannelCount:
     def __init__(self, settings: AdaptiveSettings, count: int = 1) -> None:
         self._settings = settings
         self.count = max(settings.floor, min(settings.ceiling, count))
+        #: why it changed last: ``"start"``, ``"room"``, ``"latency"``, ``"failure"``, ``"probe"``
         self.reason = "start"
         self._baseline_s: float | None = None
         self._rush = True  # doubling: nothing has gone wrong yet

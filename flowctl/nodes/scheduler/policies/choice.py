@@ -7,17 +7,45 @@ and Envoy have it.
 
 from __future__ import annotations
 
+from math import exp
 from random import Random
 from typing import Final
 
 from flowctl.core.outcomes.outcome import Outcome
-from flowctl.nodes.scheduler.policies.latency import PeakEwma
 from flowctl.nodes.scheduler.policy import PeerChannels
 
+DECAY_S: Final = 10.0
+"""Time in which the weight of old latencies falls to 1/e; Finagle's default."""
 FAILURE_S: Final = 1.0
 """A request that failed counts as a latency of this at least: the peer that fails fastest must not be liked most."""
 
 _TELLING: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED})
+
+
+class PeakEwma:
+    """What an answer of a peer is expected to take: an average that is sensitive to peaks.
+
+    A latency above the average becomes the average at once, one below pulls it down slowly: a peer that stalls is
+    noticed with the first answer, and trusted again with time. Source: Finagle, "Power of Two Choices + Peak EWMA".
+    """
+
+    __slots__ = ("_at", "average_s")
+
+    def __init__(self) -> None:
+        self.average_s = 0.0  #: as of the last latency, in seconds
+        self._at = 0.0
+
+    def observe(self, latency_s: float, now: float) -> None:
+        if latency_s >= self.average_s:
+            self.average_s = latency_s
+        else:
+            weight = exp((self._at - now) / DECAY_S)
+            self.average_s = self.average_s * weight + latency_s * (1 - weight)
+        self._at = now
+
+    def fading_s(self, now: float) -> float:
+        """Return the average less what time has taken from it: a peer that is not asked would else never be again."""
+        return self.average_s * exp((self._at - now) / DECAY_S)
 
 
 class TwoChoices:

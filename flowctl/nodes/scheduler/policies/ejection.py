@@ -31,22 +31,15 @@ _TELLING: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EjectionSettings:
-    """When peers are left out, for how long, and how many at most.
+    """When peers are left out, for how long, and how many at most."""
 
-    Args:
-        consecutive: failures in a row that eject, 1 or more. Envoy's is 5.
-        window_s: in which the success rate is looked at, more than 0. Envoy's is 10.
-        least_outcomes: in a window before its success rate says anything, 1 or more. gRPC's is 50, for more traffic.
-        least_success: success rate of a window below which a peer is ejected, 0 to 1; 0: never for that.
-        most_share: of the peers that may be ejected at a time, 0 to 1. Envoy's is 0.1, and less forgiving.
-    """
-
-    consecutive: int = 5
-    window_s: float = 10.0
+    consecutive: int = 5  #: failures in a row that eject, 1 or more. Envoy's is 5.
+    window_s: float = 10.0  #: in which the success rate is looked at, more than 0. Envoy's is 10.
+    #: in a window before its success rate says anything, 1 or more. gRPC's is 50, for more traffic.
     least_outcomes: int = 20
-    least_success: float = 0.5
+    least_success: float = 0.5  #: success rate of a window below which a peer is ejected, 0 to 1; 0: never for that
     away: Backoff = _AWAY
-    most_share: float = 0.3
+    most_share: float = 0.3  #: of the peers that may be ejected at a time, 0 to 1. Envoy's is 0.1, and less forgiving.
 
     def __post_init__(self) -> None:
         check_fields(self)
