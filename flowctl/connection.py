@@ -604,7 +604,6 @@ class Connection:
             group.remove_pollable(self)
 
     def _release(self, *, reset: bool) -> None:
-        """Close the socket that has lingered."""
         self._lingering = None
         close_socket(self._sock, abortive=reset)
         if self._on_released is not None:
@@ -778,7 +777,6 @@ class Connection:
         return as_result(answer, size)
 
     def _received_all(self) -> None:
-        """A coroutine of `received` has ended: go on with input."""
         self._receiving = False
         self.receiver.trigger_input()
 
@@ -831,7 +829,6 @@ class Connection:
             self._arm()
 
     def _taken_bytes(self) -> int:
-        """Return how much the peer has taken."""
         return self.sender.statistics().bytes_sent - unacknowledged_bytes(self._sock)
 
     def _look_at_held_end(self, now: float, before_bytes: int, slowed: bool) -> None:  # noqa: FBT001 - of `_held_end`
@@ -905,7 +902,6 @@ class Connection:
     # -- TLS: the handshake, and what else its socket waits for
 
     def _read_secure(self, sock: TlsSocket, buffer: memoryview) -> int:
-        """Read from `sock`, or take a step of its handshake."""
         if not sock.established:
             return self._step_of_handshake(sock, buffer)
         began = self.clock()
@@ -956,7 +952,6 @@ class Connection:
             self.terminate(CloseReason.PEER_CLOSED, "")
 
     def _secure_kept(self) -> None:
-        """TLS has taken more than the kernel."""
         self.registration.run_soon(self._watch_secure, _SECURE)
 
     def _watch_secure(self) -> None:
@@ -1231,7 +1226,6 @@ def handler_reason(error: BaseException) -> tuple[CloseReason, str]:
 
 
 def as_result(answer: object, size: int) -> InputResult:
-    """Return what `Session.received` answered in the words of the Receiver."""
     if answer is None:
         return DONE
     if isinstance(answer, InputResult):

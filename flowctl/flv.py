@@ -212,7 +212,6 @@ class FlvReader:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Octets kept for later."""
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[FlvTag]:

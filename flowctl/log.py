@@ -189,7 +189,6 @@ def mask_secrets(logger: WrappedLogger, method_name: str, event_dict: EventDict)
 
 
 def parse_level(level: str | int) -> int:
-    """Return the number of a level."""
     if isinstance(level, int):
         return level
     if level.lower() not in LEVELS:
@@ -253,7 +252,6 @@ def configure(
 def _with_fields(
     fields: Mapping[str, Any], logger: WrappedLogger, method_name: str, event_dict: EventDict
 ) -> EventDict:
-    """Add fields to a line that does not have them; a structlog processor."""
     del logger, method_name
     for name, value in fields.items():
         event_dict.setdefault(name, value)
@@ -283,7 +281,6 @@ class _Handler(logging.Handler):
         """Pass over what another handler would write to standard error, perhaps for ever."""
 
     def flush(self) -> None:
-        """Wait until all is written, for a while."""
         with self.lock or contextlib.nullcontext():
             for line in self._kept_back_lines(at_end=True):
                 self._put(line)
@@ -291,14 +288,12 @@ class _Handler(logging.Handler):
             self._writer.flush(_FLUSH_DEADLINE_S)
 
     def close(self) -> None:
-        """Write what waits, for a while, and end the thread."""
         if self._writer is not None:
             self._writer.close(_FLUSH_DEADLINE_S)
         super().close()
 
     @property
     def error(self) -> OSError | None:
-        """Why lines could not be written; None: they could."""
         return None if self._writer is None else self._writer.error
 
     def _put(self, line: bytes) -> None:

@@ -228,7 +228,6 @@ class _Nobody:
     __slots__ = ()
 
     def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
-        """Take nothing more."""
         del data, control_only
         return DONE
 

@@ -59,7 +59,6 @@ class Argument:
 
 
 def read_arguments(operation: str, arguments: Sequence[Argument], given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the values of all arguments."""
     names = [argument.name for argument in arguments]
     for name in given:
         if name not in names:
@@ -96,8 +95,6 @@ def number(low: int, high: int, word: str = "NUMBER") -> ArgumentKind:
 
 
 def text(word: str = "TEXT", most: int = MOST_TEXT) -> ArgumentKind:
-    """Return the kind of texts on one line, of up to `most` characters."""
-
     def read(value: object, name: str) -> str:
         if not isinstance(value, str) or len(value) > most or not value.isprintable():
             raise ConfigError(f"{name} is {short(value)}, it must be up to {most} characters that can be printed")
@@ -107,8 +104,6 @@ def text(word: str = "TEXT", most: int = MOST_TEXT) -> ArgumentKind:
 
 
 def choice(*words: str) -> ArgumentKind:
-    """Return the kind of one of some words."""
-
     def read(value: object, name: str) -> str:
         if not isinstance(value, str) or value not in words:
             raise ConfigError(f"{name} is {short(value)}, it must be {' or '.join(words)}")
@@ -163,8 +158,6 @@ def moment() -> ArgumentKind:
 
 
 def flag() -> ArgumentKind:
-    """Return the kind of yes and no."""
-
     def read(value: object, name: str) -> bool:
         known = {"yes": True, "no": False, "true": True, "false": False}
         found = known.get(value) if isinstance(value, str) else value

@@ -24,8 +24,6 @@ MOST_CODE: Final = 64
 
 
 class OperationError(FlowctlError):
-    """A server did not do what it was asked for."""
-
     def __init__(self, message: str, *, code: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.code = code

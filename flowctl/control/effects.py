@@ -194,7 +194,6 @@ def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def fleet(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Return how the fleet stands."""
     del asked
     if server.fleet is None:
         raise LocalProtocolError("the server is in no fleet", hint="flowctl serve live --fleet FILE; see docs/fleet.md")
@@ -221,7 +220,6 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         )
 
     def read() -> Json:
-        """Read them; on the thread that does."""
         before = server.changes.version
         taken = server.reload.read_now()
         details = {change.what: change.detail for change in server.changes.since(before)[0]}

@@ -38,7 +38,6 @@ class Described(Protocol):
 
 
 def stats(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Return figures of the server, and a page of its streams and of its viewers."""
     shown = streams(server, {**asked, "sort": "viewers", "reverse": False})
     viewers: Json = {"connections": [], "found": {"connections": 0}}
     if asked["viewers"] != "none":
@@ -69,7 +68,6 @@ def _server(server: LiveServer) -> Json:
 
 
 def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Return a page of the streams, each with its viewers by state."""
     first, end = asked["offset"], asked["offset"] + asked["limit"]
     found = {
         stream.name: stream_row(stream, count)
@@ -87,7 +85,6 @@ def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def connections(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Return a page of the connections that fit what is asked for, or one with its ledger."""
     if asked["connection"] is not None:
         return {"connection": connection_in_full(find_connection(server, asked["connection"]))}
     first, end, sort, wanted = asked["offset"], asked["offset"] + asked["limit"], asked["sort"], asked["state"]

@@ -334,7 +334,6 @@ def allowed(name: str, permission: Permission) -> Operation:
 
 
 def answer(server: LiveServer, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
-    """Carry out an operation on one server; see `answer_with`."""
     return answer_with(lambda found, asked: found.effect(server, asked), name, call, permission, caller)
 
 
@@ -395,7 +394,6 @@ def code_of(error: FlowctlError) -> str:
 
 
 def error_dict(error: FlowctlError | OSError) -> dict[str, Any]:
-    """Return an error as JSON has it; `error_of` makes it of that again."""
     if isinstance(error, FlowctlError):
         return {"code": code_of(error), "message": str(error), "hint": error.hint}
     message = f"{error.filename or 'the server'}: {error.strerror or error}"  # a file of the server's
@@ -403,6 +401,5 @@ def error_dict(error: FlowctlError | OSError) -> dict[str, Any]:
 
 
 def error_of(said: Mapping[str, Any]) -> FlowctlError:
-    """Return the error that `error_dict` has put into JSON."""
     kind = next((kind for kind, code in _CODES if code == said["code"]), FlowctlError)
     return kind(str(said["message"]), hint=said.get("hint"))

@@ -91,7 +91,6 @@ def _recorded(recording: Recording) -> dict[str, Any]:
 
 
 def shown(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return figures as they are shown in a line: shares and sizes as text."""
     made = dict(figures)
     made["busy"] = f"{made['busy']:.0%}"
     if "least_pictures" in made:

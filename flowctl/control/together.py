@@ -100,7 +100,6 @@ def combine(how: Together, asked: Asked, answers: Sequence[WorkerAnswer]) -> Jso
 
 
 def _stats(asked: Asked, results: Results) -> Json:
-    """Join figures, streams by name, and the viewers in the order that each process has them in."""
     streams = _stream_list({**asked, "sort": "viewers", "reverse": False}, results)
     count = sum(found["found"]["viewers"] for _, found in results)
     rows = [row | {"worker": number} for number, found in results for row in found["viewers"]]
@@ -225,7 +224,6 @@ _WORST: Final = ("invalid", "absent", "valid")
 
 
 def _reload(asked: Asked, results: Results) -> Json:
-    """Join what the processes say of each file: any that has changed, the worst state."""
     del asked
     made: Json = {}
     for _, found in results:

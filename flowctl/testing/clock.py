@@ -18,7 +18,6 @@ class ManualClock:
         self._now = start
 
     def __call__(self) -> float:
-        """Return the time in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> float:

@@ -171,7 +171,6 @@ class HandGroup(ManualGroup):
         connection.registration.unbind()
 
     def watch_input(self, wire: MemoryWire, callback: Callable[[], object], *, gather: bool = False) -> None:
-        """Call when the wire can be read."""
         self.ends.pop(wire, None)
         self.inputs[wire] = callback
         self.gathered[wire] = gather
@@ -186,7 +185,6 @@ class HandGroup(ManualGroup):
         self.ends.pop(wire, None)
 
     def watch_output(self, wire: MemoryWire, callback: Callable[[], object]) -> None:
-        """Call when the wire can take more."""
         self.outputs[wire] = callback
 
     def unwatch_output(self, wire: MemoryWire) -> None:

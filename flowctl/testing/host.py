@@ -39,35 +39,27 @@ class ManualGroup:
         self.is_strained = False
 
     def now(self) -> float:
-        """Return the time in seconds."""
         return self.clock()
 
     def in_thread(self) -> bool:
-        """Return True: there is one thread."""
         return True
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Have `run` call."""
         self.call_later(0.0, callback, *args)
 
     def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Have `run` call once the time has come."""
         heapq.heappush(self._calls, (self.clock() + delay_s, next(self._numbers), callback, args))
 
     def processor_share(self) -> float:
-        """Return 1: the processor is used by this alone."""
         return 1.0
 
     def gather_pause_s(self) -> float:
-        """Return `gather_s`."""
         return self.gather_s
 
     def busy_fraction(self) -> float:
-        """Return `busy`."""
         return self.busy
 
     def strained(self) -> bool:
-        """Return `is_strained`."""
         return self.is_strained
 
     def run(self, seconds: float = 0.0) -> None:
@@ -117,27 +109,21 @@ class ManualHost:
         self._due = inf  # the earliest time for which a tick is on its way
 
     def now(self) -> float:
-        """Return the group's time."""
         return self.group.now()
 
     def in_thread(self) -> bool:
-        """Return False while `foreign` is set."""
         return not self.foreign
 
     def wrote(self, size_bytes: int) -> None:
-        """Count for the group."""
         self.group.bytes_out += size_bytes
 
     def kernel_bytes(self) -> int:
-        """Return what `unacknowledged` says."""
         return self.unacknowledged() if self.unacknowledged is not None else 0
 
     def limit_unsent(self, size_bytes: int) -> None:
-        """Note it."""
         self.unsent_limit_bytes = size_bytes
 
     def strained(self) -> bool:
-        """Return what the group says."""
         return self.group.strained()
 
     def request_flush(self) -> None:
@@ -159,7 +145,6 @@ class ManualHost:
             self.foreign = foreign
 
     def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the signature of the protocol
-        """Note it."""
         self.wants_writable = wanted
 
     def set_deadline(self, when: float) -> None:
@@ -176,15 +161,12 @@ class ManualHost:
             self._in_thread(self.sender.tick)
 
     def terminate(self, reason: CloseReason, details: str) -> None:
-        """Note it."""
         self.closed.append((reason, details))
 
     def ledger_grew(self) -> None:
-        """Note it."""
         self.ledger_notes += 1
 
     def handler_failed(self, where: str, error: BaseException) -> None:
-        """Note it."""
         self.failures.append((where, error))
 
     def poll_writable(self) -> FlushResult | None:

@@ -30,11 +30,9 @@ class ScriptedTransport:
         self.writes = 0
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """Take the next step of the script."""
         return self._take(b"".join(buffers))
 
     def send(self, data: bytes, /) -> int:
-        """Take the next step of the script."""
         return self._take(data)
 
     def _take(self, data: bytes) -> int:
@@ -73,11 +71,9 @@ class ThrottledPeer:
         self._last = clock()
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """Take what the buffer has room for."""
         return self.send(b"".join(buffers))
 
     def send(self, data: bytes, /) -> int:
-        """Take what the buffer has room for."""
         self.run()
         room = self.buffer_bytes - len(self._buffered)
         if room <= 0:

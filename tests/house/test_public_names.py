@@ -60,7 +60,7 @@ def test_public_names_when_type_checkers_read_them_are_the_same():
         if isinstance(node, ast.ImportFrom)
         for name in node.names
     }
-    at_run_time = {name: (module, name) for module, names in flowctl._HOMES.items() for name in names}
+    at_run_time = {name: (module, name) for module, names in flowctl._HOMES.items() for name in names.split()}
     assert for_checkers == at_run_time
     assert set(flowctl.__all__) == at_run_time.keys()
 

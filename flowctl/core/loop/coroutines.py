@@ -17,8 +17,6 @@ from flowctl.errors import InternalError
 
 
 class Coroutines:
-    """The running coroutines of one session."""
-
     __slots__ = ("_cancelled", "_failed", "_over", "_tasks")
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
@@ -35,7 +33,6 @@ class Coroutines:
         then: Callable[[], object] | None = None,
         offered_bytes: int = 0,
     ) -> None:
-        """Run `coroutine` on `loop`, whose thread is the caller's."""
         task = loop.create_task(_run(coroutine, offered_bytes))
         if self._tasks is None:
             self._tasks = set()
@@ -84,7 +81,6 @@ def _ignore(where: str, error: BaseException) -> None:
 
 
 async def _run(coroutine: Coroutine[Any, Any, Any], offered_bytes: int) -> None:
-    """Await `coroutine`."""
     try:
         answer = await coroutine
     except (SystemExit, KeyboardInterrupt) as error:  # a loop would let these two out, and end

@@ -51,8 +51,6 @@ class _Entry:
 
 
 class Deadlines:
-    """One deadline per owner, run in order of time."""
-
     __slots__ = ("_arm", "_armed_at", "_dead", "_entries", "_heap", "_number", "_on_error", "thread_id")
 
     def __init__(self, arm: Callable[[float], None], on_error: ErrorHook | None = None) -> None:

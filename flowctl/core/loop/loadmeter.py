@@ -37,8 +37,6 @@ STRAIN_S: Final = 3.0
 
 
 class LoadMeter:
-    """Busy fraction, turns and longest turn of one thread."""
-
     __slots__ = (
         "_busy_s",
         "_fraction",
@@ -95,7 +93,6 @@ class LoadMeter:
         return self._fraction + weight * (min(1.0, self._busy_s / elapsed) - self._fraction)
 
     def strained(self, now: float) -> bool:
-        """Return whether the thread had no room a moment ago, so that what is late may be late by its fault."""
         return now < self._strained_until
 
     def forget_longest(self) -> float:

@@ -42,8 +42,6 @@ whose holder may wait for ours."""
 
 
 class OwnedLock(_RLock):
-    """A mutual exclusion lock with an owner; use it as ``with lock:``."""
-
     __slots__ = ()
 
     #: True if the calling thread holds the lock. The C method itself under a public name: no Python frame per call.

@@ -66,7 +66,6 @@ class LoopThread:
         self.loop.stop()
 
     def join(self, deadline_s: float) -> bool:
-        """Wait up to `deadline_s` seconds for the thread to end; True if it has."""
         self._thread.join(max(0.0, deadline_s))
         return not self._thread.is_alive()
 

@@ -198,11 +198,9 @@ class TlsSocket(socket.socket):
         return self.established and not self._raw and self._more
 
     def getpeercert(self, binary_form: bool = False) -> Any:  # noqa: FBT001, FBT002 - as the module has it
-        """Return the certificate that the other end has shown, as `ssl.SSLSocket.getpeercert`."""
         return self._tls.getpeercert(binary_form)
 
     def version(self) -> str | None:
-        """Return the version of the protocol, ``TLSv1.3``. None: there is none yet."""
         return self._tls.version()
 
     # -- writing

@@ -153,7 +153,6 @@ class _Gatherer:
         self._watch(wanted=True)
 
     def change(self, fd: int, *, watched: bool) -> None:
-        """Gather the input of `fd`, or do not any more."""
         if watched:
             self._epoll.register(fd, select.EPOLLIN)
             self._count += 1
@@ -162,7 +161,6 @@ class _Gatherer:
             self._epoll.unregister(fd)
 
     def close(self) -> None:
-        """Stop for good; idempotent."""
         if not self._epoll.closed:
             self._watch(wanted=False)
             if self._timer is not None:
@@ -354,7 +352,6 @@ class FdWatches:
         self._read(source, callback, _ALONE if alone else _GATHERED if gather else _INPUT)
 
     def watch_end(self, source: int | HasFileno, callback: Callable[[bool], Any]) -> None:
-        """Watch `source` for the peer's end instead of for input; else as `watch_input`, which replaces it."""
         self._read(source, callback, _ENDED | _BROKEN)
 
     def _read(self, source: int | HasFileno, callback: Callable[..., Any], reads: int) -> None:
@@ -363,7 +360,6 @@ class FdWatches:
         self._want(fd, source, before, watch.wanted)
 
     def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
-        """Call `callback` while `source` is writable; else as `watch_input`."""
         fd, watch = self._watch(source)
         before, watch.output = watch.wanted, callback
         self._want(fd, source, before, watch.wanted)
@@ -382,7 +378,6 @@ class FdWatches:
         return True
 
     def unwatch_output(self, source: int | HasFileno) -> bool:
-        """Stop watching `source` for output; else as `unwatch_input`."""
         fd = self._number(source)
         watch = self._watches.get(fd)
         if watch is None or watch.output is None:
@@ -393,11 +388,9 @@ class FdWatches:
 
     @property
     def gather_pause_s(self) -> float:
-        """For how long input that may wait does at present, in seconds, 0 to `GATHER_S`."""
         return 0.0 if self._poller is None else self._poller.gather_pause_s
 
     def clear(self) -> None:
-        """Stop watching everything, for good."""
         for fd in list(self._watches):
             self._drop(fd)
         if self._poller is not None:

@@ -131,8 +131,6 @@ _NO_EPISODES: Final = _Episodes(0, _NEVER, _NEVER)
 
 @dataclass(eq=False, slots=True)
 class AddressWork:
-    """What the connections of one address do on one thread."""
-
     limits: WorkLimits
     _call_next_turn: Callable[[Callable[[], None]], None]
     _at: float
@@ -155,11 +153,9 @@ class AddressWork:
         return bool(share) and recent_s > share * MEMORY_S
 
     def recent_s(self, now: float) -> float:
-        """Return the sum, in seconds of work."""
         return self._recent_s * exp((self._at - now) / MEMORY_S)
 
     def enter(self, account: WorkAccount, now: float) -> None:
-        """Take in a connection; it stands in for those that have left."""
         account.inherit(self.left_s(now), now)
         self.accounts.add(account)
 
@@ -188,8 +184,6 @@ class AddressWork:
 
 @dataclass(eq=False, slots=True)
 class WorkAccount:
-    """What one connection does."""
-
     limits: WorkLimits
     _at: float
     address: AddressWork | None = None  # that of its address on the thread where it lives; None: it is on no thread
@@ -213,7 +207,6 @@ class WorkAccount:
         return None
 
     def recent_s(self, now: float) -> float:
-        """Return the sum, in seconds of work."""
         return self._recent_s * exp((self._at - now) / MEMORY_S)
 
     def inherit(self, work_s: float, now: float) -> None:
@@ -243,7 +236,6 @@ class WorkAccount:
 
     @property
     def slowed_count(self) -> int:
-        """Times that it went over a share."""
         return self._episodes.times
 
     def _over(self, limit: str, recent_s: float, most_s: float, now: float, *, spared: bool = False) -> Overrun:
@@ -306,7 +298,6 @@ class WorkBook:
 
     @property
     def handshakes_wait(self) -> bool:
-        """Whether handshakes have had their part of this turn of the loop."""
         return self._handshakes_s >= HANDSHAKES_TURN_S
 
     def handshake(self, took_s: float) -> None:

@@ -74,7 +74,6 @@ class Nodes:
         self._counts: Counter[str] = Counter()  # guarded by _lock
 
     def enter(self, address: str) -> None:
-        """One more node is connected from an address."""
         with self._lock:
             self._counts[address_key(address)] += 1
 
@@ -104,8 +103,6 @@ class Elsewhere(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Address:
-    """What is known of one address."""
-
     bucket: TokenBucket
     second: float  # when the running second of attempts began
     in_second: int = 0  # attempts in it
@@ -195,7 +192,6 @@ class Admission:
         *,
         ours: bool,
     ) -> None:
-        """See that a connection may be admitted."""
         self._lock.assert_owned()
         limits = self.limits
         if not limits.connections:
@@ -281,7 +277,6 @@ class Admission:
 
 
 def describe_ban(ban: Ban) -> str:
-    """Return a ban in few words, for logs and close details."""
     until = "until it is lifted" if ban.expires is None else f"until {utc_text(ban.expires)}"
     why = f", {ban.reason}" if ban.reason else ""
     return f"{ban.cidr}, score {ban.score:g}{why}, {until}"

@@ -361,7 +361,6 @@ def _joined(one: Ban, other: Ban) -> Ban:
 
 
 def _touches(network: Network, others: Sequence[Network]) -> bool:
-    """Return whether `network` has an address in common with one of `others`."""
     return any(network.version == other.version and network.overlaps(other) for other in others)
 
 
@@ -417,7 +416,6 @@ def _ban_of(line: str) -> Ban:
 
 
 def parse_ban(value: object) -> Ban:
-    """Return the ban that the object of a line is."""
     if not isinstance(value, dict):
         raise ConfigError(f"it is {short(value)}, it must be a JSON object")
     for name in value:

@@ -76,11 +76,9 @@ class Listener:
         return 0.0
 
     def attached(self, group: PollGroup) -> None:
-        """Begin to accept; called by the group."""
         group.watch_input(self.sock, partial(self._accept, group))
 
     def detached(self, group: PollGroup) -> None:
-        """Stop accepting; called by the group."""
         self.proxied.close()
         group.unwatch_input(self.sock)
         self.close()

@@ -27,8 +27,6 @@ Peer = tuple[str, int]
 
 
 class Proxied:
-    """The connections whose header is still to be read."""
-
     def __init__(
         self,
         admit: Callable[[PollGroup, socket.socket, Peer], None],
@@ -42,7 +40,6 @@ class Proxied:
         return len(self._waiting)
 
     def accept_connection(self, group: PollGroup, sock: socket.socket, peer: Peer) -> None:
-        """Read the header of a connection that was accepted from a trusted proxy."""
         if len(self._waiting) >= MOST_WAITING:
             self._end(group, sock, peer, LimitExceededError("proxy_waiting", len(self._waiting) + 1, MOST_WAITING))
             return
@@ -88,7 +85,6 @@ class Proxied:
             group.unwatch_input(sock)
 
     def close(self) -> None:
-        """Close all that wait: the listener goes."""
         for sock in list(self._waiting):
             self._forget(sock)
             with contextlib.suppress(OSError):

@@ -47,15 +47,11 @@ Origin = tuple[str, int | None] | None
 
 
 class ProxyHeaderError(RemoteProtocolError):
-    """What came from a trusted proxy is no header of one."""
-
     def __init__(self, message: str) -> None:
         super().__init__(message, code="proxy-header")
 
 
 class TrustedProxies:
-    """The addresses whose headers are believed."""
-
     def __init__(self, networks: Iterable[str] = ()) -> None:
         if isinstance(networks, str):  # it would be read letter by letter
             raise ConfigError(
@@ -93,7 +89,6 @@ class HeaderReader:
 
     @property
     def begun(self) -> bool:
-        """Whether any of it has come."""
         return bool(self._buffer)
 
     def read(self, data: bytes) -> bool:

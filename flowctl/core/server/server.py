@@ -549,7 +549,6 @@ class Server:
         return connection
 
     def _gone(self, connection: Connection) -> None:
-        """Note the end of a connection; on its thread."""
         figures = totals_of(connection.sender.statistics(), connection.receiver.statistics())
         reason = connection.ended[0] if connection.ended is not None else CloseReason.INTERNAL
         if connection.session.gives_back:
@@ -640,7 +639,6 @@ class Server:
 def _check_use(
     given: Iterable[tuple[str, object, tuple[Any, ...]]], group_count: int, policy: DropPolicy | None
 ) -> None:
-    """See that arguments have the right type and are of use."""
     for what, value, kinds in given:
         check_type(f"Server: {what}", value, *kinds)
     if not 1 <= group_count <= MAX_GROUPS:
@@ -653,7 +651,6 @@ def _check_use(
 
 
 def _made(factory: Callable[[], Session]) -> Session:
-    """Return a new session."""
     try:
         session = factory()
     except (OSError, ClosedError) as error:  # of the application's doing: neither the socket's nor the server's

@@ -82,7 +82,6 @@ class Notifier:
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def status(self, text: str) -> None:
-        """Say in a line how the service is."""
         self._tell(f"STATUS={_line(text)}")
 
     def alive(self) -> None:

@@ -138,7 +138,6 @@ NO_FLOW: Final = FlowTotals()
 
 
 def totals_of(sender: SenderStatistics, receiver: ReceiverStatistics) -> FlowTotals:
-    """Return the figures of one connection as a total."""
     return FlowTotals(
         connections=1,
         accepted=sender.accepted,

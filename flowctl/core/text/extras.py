@@ -19,7 +19,6 @@ _EXTRA_OF: Final = {
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs an extra."""
     return f"in flowctl's source folder: pip install '.[{extra}]'"
 
 

@@ -19,14 +19,12 @@ from flowctl.errors import ConfigError
 
 
 def check_fields(settings: Any) -> None:
-    """Compare the fields of a dataclass with their declared types."""
     kind: Any = type(settings)
     for name, allowed in _declared(kind):
         check_type(f"{kind.__name__}.{name}", getattr(settings, name), *allowed)
 
 
 def check_type(name: str, value: object, *allowed: Any) -> None:
-    """See that `value` is of one of the types `allowed`."""
     if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
         return
     names = [

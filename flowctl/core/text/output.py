@@ -21,7 +21,6 @@ _lost: Final[list[str]] = []
 
 
 def say(text: str, *, to_stderr: bool = False, end: str = "\n", stream: TextIO | None = None) -> None:
-    """Write `text` and a line break, at once."""
     shown = printable(text, lines=True) + end
     if not to_stderr and stream is None:
         _write_out(shown)

@@ -57,7 +57,6 @@ class KeyPair:
             raise ConfigError("the public key does not belong to the secret key")
 
     def __repr__(self) -> str:
-        """Return a text with the public key alone."""
         return f"KeyPair({self.public.hex()})"
 
     @classmethod

@@ -40,7 +40,6 @@ LETTERS: Final = {KeyEncoding.HEX: 64, KeyEncoding.BASE32Z: 52, KeyEncoding.BASE
 
 
 def encode_key(key: bytes, encoding: KeyEncoding) -> str:
-    """Return the 32 octets of `key` as text."""
     if encoding is KeyEncoding.HEX:
         return key.hex()
     if encoding is KeyEncoding.BASE64:

@@ -86,7 +86,6 @@ class ZmqSocket:
         self.too_long_count = 0
 
     def start(self) -> None:
-        """Begin to receive."""
         self._group.watch_input(self.raw, self._ready, alone=True)
         self._look_soon()
 
@@ -172,7 +171,6 @@ class ZmqSocket:
         return True
 
     def _tell_writable(self) -> None:
-        """Tell of room, after a send was refused."""
         if self._writable is not None and int(self.raw.get(zmq.EVENTS)) & zmq.POLLOUT:
             self._refused = False
             self._group.call_soon(self._writable)

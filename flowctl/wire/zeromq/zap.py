@@ -72,7 +72,6 @@ def zap_domain(listener: int) -> bytes:
 
 
 def answer(frames: Sequence[bytes], admit: Admit) -> list[bytes]:
-    """Return the reply to a request."""
     request_id = frames[1] if len(frames) > 1 and len(frames[1]) <= MOST_REQUEST_ID_BYTES else b""
     request = parse_request(frames)
     if isinstance(request, str):
@@ -85,7 +84,6 @@ def answer(frames: Sequence[bytes], admit: Admit) -> list[bytes]:
 
 
 def parse_request(frames: Sequence[bytes]) -> ZapRequest | str:
-    """Return what a request asks, or what is wrong with it."""
     if len(frames) < 6 or frames[0] != VERSION:
         return "no ZAP request of version 1.0"
     domain = _DOMAIN.fullmatch(frames[2])
