@@ -352,8 +352,9 @@ class PollGroup:
         with self._lock:
             self._error_count += 1
         report(self._on_error, f"{self.name}: {where}", error)
-        if isinstance(error, KeyboardInterrupt) and self._loop is not None and _is_main_thread():
-            # Ctrl-C where a group runs on the main thread: it ends his loop, but between two handlers.
+        main = threading.current_thread() is threading.main_thread()
+        if main and isinstance(error, KeyboardInterrupt) and self._loop is not None:
+            # Ctrl-C where a group runs on the main thread: it ends its loop, but between two handlers.
             with suppress(RuntimeError):
                 self._loop.call_soon(_raise, error)
 
@@ -710,10 +711,6 @@ class PollGroup:
         """Call back in the loop's next turn; not at all once there is none."""
         with suppress(ClosedError):
             self._post(callback)
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _raise(error: BaseException) -> None:

@@ -144,45 +144,32 @@ def parsed(word: str, parse: Callable[[str, str], object], allowed: str, hint: s
     return ArgumentKind(word, read)
 
 
-def moment() -> ArgumentKind:
-    """Return the kind of times of day in UTC, as text: ``2026-01-31T12:00:00Z``."""
-    hint = "like 2026-01-31T12:00:00Z"
-
-    def parse(value: str, name: str) -> None:
-        try:
-            parse_utc(value)
-        except (ConfigError, ValueError) as error:
-            raise ConfigError(f"{name} is {short(value)}, it must be a time in UTC", hint=hint) from error
-
-    return parsed("TIME", parse, "a time in UTC", hint)
+def _check_moment(value: str, name: str) -> None:
+    try:
+        parse_utc(value)
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{name} is {short(value)}, it must be a time in UTC", hint=_LIKE_MOMENT) from error
 
 
-def flag() -> ArgumentKind:
-    def read(value: object, name: str) -> bool:
-        known = {"yes": True, "no": False, "true": True, "false": False}
-        found = known.get(value) if isinstance(value, str) else value
-        if not isinstance(found, bool):
-            raise ConfigError(f"{name} is {short(value)}, it must be yes or no (true or false)")
-        return found
-
-    return ArgumentKind("yes|no", read, flag=True, schema={"type": "boolean"})
+def _read_flag(value: object, name: str) -> bool:
+    truth = _FLAGS.get(value) if isinstance(value, str) else value
+    if not isinstance(truth, bool):
+        raise ConfigError(f"{name} is {short(value)}, it must be yes or no (true or false)")
+    return truth
 
 
-def network() -> ArgumentKind:
-    """Return the kind of networks in their canonical form; an address is a network of one."""
-
-    def read(value: object, name: str) -> str:
-        if not isinstance(value, str) or len(value) > MOST_TEXT:
-            raise ConfigError(f"{name} is {short(value)}, it must be an address or a network", hint="like 203.0.113.7")
-        return str(parse_network(value, name, exact=True))
-
-    return ArgumentKind("NETWORK", read)
+def _read_network(value: object, name: str) -> str:
+    if not isinstance(value, str) or len(value) > MOST_TEXT:
+        raise ConfigError(f"{name} is {short(value)}, it must be an address or a network", hint="like 203.0.113.7")
+    return str(parse_network(value, name, exact=True))
 
 
-def marks() -> ArgumentKind:
-    """Return the kind of marks of limits; whether they go together is seen when all are there."""
-    return parsed("BYTES,MESSAGES,AGE", parse_marks, "bytes,messages,age", "like 2MiB,2048,4s")
-
-
-def target_delay() -> ArgumentKind:
-    return parsed("auto|off|DURATION", parse_target_delay, "auto, off or a duration", "like 1500ms")
+_FLAGS: Final = {"yes": True, "no": False, "true": True, "false": False}
+_LIKE_MOMENT: Final = "like 2026-01-31T12:00:00Z"
+FLAG: Final = ArgumentKind("yes|no", _read_flag, flag=True, schema={"type": "boolean"})
+MOMENT: Final = parsed("TIME", _check_moment, "a time in UTC", _LIKE_MOMENT)
+NETWORK: Final = ArgumentKind("NETWORK", _read_network)
+"""Networks in their canonical form; an address is a network of one."""
+MARKS: Final = parsed("BYTES,MESSAGES,AGE", parse_marks, "bytes,messages,age", "like 2MiB,2048,4s")
+"""Marks of limits; whether they go together is seen when all are there."""
+TARGET_DELAY: Final = parsed("auto|off|DURATION", parse_target_delay, "auto, off or a duration", "like 1500ms")

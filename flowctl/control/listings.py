@@ -10,8 +10,8 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from flowctl.control.effects import find_connection, lies_in
-from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
 from flowctl.control.summary import server_row
+from flowctl.control.together import CONNECTION_SORTS, STREAM_SORTS
 from flowctl.core.flow.state import CLASS_COUNT
 from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.rows import add_viewer, address_of, connection_in_full, connection_row, is_slow, stream_row

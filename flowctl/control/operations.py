@@ -18,20 +18,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flowctl.control import effects, together
 from flowctl.control.arguments import (
+    FLAG,
+    MARKS,
+    MOMENT,
+    NETWORK,
+    TARGET_DELAY,
     Argument,
     choice,
     duration,
-    flag,
-    marks,
-    moment,
-    network,
     number,
     read_arguments,
-    target_delay,
     text,
 )
-from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
-from flowctl.control.together import MOST_PAGE, MOST_ROWS, Together
+from flowctl.control.together import CONNECTION_SORTS, MOST_PAGE, MOST_ROWS, STREAM_SORTS, Merge, Who, merge_same
 from flowctl.core.flow.state import SendState
 from flowctl.core.text.printable import short
 from flowctl.errors import BusyError, ClosedError, ConfigError, FlowctlError, LocalProtocolError
@@ -68,17 +67,28 @@ class Operation:
 
     Args:
         effect: does it: given the server and the values by name; returns JSON. Not on a poll group's thread.
-        together: how it is carried out by several processes that are one server.
         looks: whether it only looks, so that it need not wait for what others change, and is not worth a line.
+        who: which of several processes that are one server carry it out.
+        merge: returns the answer of all, of theirs.
+        lists: names of the lists of the answer that are read page by page; those in `whole` to their ends, since
+            entries of several processes are added, the others as far as the page asked for.
     """
 
     name: str
-    permission: Permission
+    permission: Permission = Permission.ADMIN
     summary: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Argument, ...] = ()
     effect: Callable[[LiveServer, Mapping[str, Any]], dict[str, Any]]
-    together: Together
     looks: bool = False
+    who: Who = Who.ALL
+    merge: Merge = merge_same
+    lists: tuple[str, ...] = ()
+    whole: frozenset[str] = frozenset()
+
+    @property
+    def page(self) -> int:
+        """Entries of a list that one process is asked for at a time: as many as the argument takes."""
+        return next(int(item.kind.schema["maximum"]) for item in self.arguments if item.name == "limit")
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -101,7 +111,7 @@ class Operation:
 Effect: TypeAlias = Callable[[Operation, Mapping[str, Any]], dict[str, Any]]
 _CONNECTION: Final = number(1, 2**63 - 1)
 _FITS: Final = "Streams whose app/stream fits; * and ? stand for any."
-_REVERSE: Final = Argument(name="reverse", kind=flag(), what="The other way round.", default=False)
+_REVERSE: Final = Argument(name="reverse", kind=FLAG, what="The other way round.", default=False)
 _ORIGIN: Final = Argument(name="origin", kind=text(most=100), what="Who asks, for the log and the changes.", default="")
 _PAGE: Final = (
     Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of each list, up to {MOST_PAGE}.", default=50),
@@ -113,7 +123,7 @@ _PAGE_OF_ROWS: Final = (
 )
 _NETWORK: Final = Argument(
     name="network",
-    kind=network(),
+    kind=NETWORK,
     what="Address or network, like 203.0.113.7 or 2001:db8::/64.",
     required=True,
     first=True,
@@ -138,7 +148,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             *_PAGE_OF_ROWS,
         ),
         effect=lambda server, asked: _listings().stats(server, asked),
-        together=together.STATS,
+        merge=together.merge_stats,
+        lists=("streams", "viewers"),
+        whole=frozenset({"streams"}),
         looks=True,
     ),
     Operation(
@@ -152,7 +164,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             *_PAGE,
         ),
         effect=lambda server, asked: _listings().streams(server, asked),
-        together=together.STREAMS,
+        merge=together.merge_streams,
+        lists=("streams",),
+        whole=frozenset({"streams"}),
         looks=True,
     ),
     Operation(
@@ -165,13 +179,14 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="stream", kind=text(), what=_FITS, default="*"),
             Argument(name="role", kind=choice("viewer", "publisher", "none"), what="What it does."),
             Argument(name="protocol", kind=text(most=20), what="What it speaks, such as rtmp."),
-            Argument(name="peer", kind=network(), what="Who comes from this address or network."),
+            Argument(name="peer", kind=NETWORK, what="Who comes from this address or network."),
             Argument(name="sort", kind=choice(*CONNECTION_SORTS), what="In which order.", default="worst"),
             _REVERSE,
             *_PAGE_OF_ROWS,
         ),
         effect=lambda server, asked: _listings().connections(server, asked),
-        together=together.CONNECTIONS,
+        merge=together.merge_connections,
+        lists=("connections",),
         looks=True,
     ),
     Operation(
@@ -183,55 +198,51 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=200),
         ),
         effect=lambda server, asked: _listings().events(server, asked),
-        together=together.EVENTS,
+        merge=together.merge_events,
         looks=True,
     ),
     Operation(
         name="metrics",
         permission=Permission.BASIC,
         summary="Tell sums for monitoring. They are by stream, role, state and reason, for each process.",
-        arguments=(),
         effect=lambda server, asked: _listings().metrics(server, asked),
-        together=together.METRICS,
+        merge=together.merge_metrics,
         looks=True,
     ),
     Operation(
         name="kick",
-        permission=Permission.ADMIN,
         summary="End one connection, or all that fit what is given. They may come again.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Its number, as lists show it.", first=True),
             Argument(name="stream", kind=text(), what="Who plays or publishes this app/stream."),
-            Argument(name="peer", kind=network(), what="Who comes from this address or network."),
+            Argument(name="peer", kind=NETWORK, what="Who comes from this address or network."),
             Argument(name="reason", kind=text(), what="Why: for the log, the records and the ledger.", default=""),
         ),
         effect=effects.kick,
-        together=together.KICK,
+        merge=together.merge_kick,
     ),
     Operation(
         name="limits",
-        permission=Permission.ADMIN,
         summary="Show the limits, or set them. They are of open and new connections, of one, or of those of a stream.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Only of this one.", first=True),
             Argument(name="stream", kind=text(), what="Only of those that play or publish such a stream now."),
-            Argument(name="soft", kind=marks(), what="Soft limit of what waits for one peer."),
-            Argument(name="hard", kind=marks(), what="Hard limit; without it twice the soft one."),
-            Argument(name="low", kind=marks(), what="Low mark; without it half the soft one."),
-            Argument(name="target_delay", kind=target_delay(), what="How late pictures may reach a slow viewer."),
+            Argument(name="soft", kind=MARKS, what="Soft limit of what waits for one peer."),
+            Argument(name="hard", kind=MARKS, what="Hard limit; without it twice the soft one."),
+            Argument(name="low", kind=MARKS, what="Low mark; without it half the soft one."),
+            Argument(name="target_delay", kind=TARGET_DELAY, what="How late pictures may reach a slow viewer."),
             _ORIGIN,
         ),
         effect=effects.limits,
-        together=together.LIMITS,
+        merge=together.merge_limits,
     ),
     Operation(
         name="ban",
-        permission=Permission.ADMIN,
         summary="Keep an address or a network out, and end its connections.",
         arguments=(
             _NETWORK,
             Argument(name="duration", kind=duration(), what="For how long, like 10min or 7d; else until it is lifted."),
-            Argument(name="expires", kind=moment(), what="When it ends, like 2026-01-31T12:00:00Z: no duration."),
+            Argument(name="expires", kind=MOMENT, what="When it ends, like 2026-01-31T12:00:00Z: no duration."),
             Argument(name="reason", kind=text(), what="Why, in a few words.", default=""),
             Argument(
                 name="action",
@@ -242,40 +253,36 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _ORIGIN,
         ),
         effect=effects.ban,
-        together=together.HERE,
+        who=Who.HERE,
     ),
     Operation(
         name="unban",
-        permission=Permission.ADMIN,
         summary="Let a banned address or network in again.",
         arguments=(_NETWORK, _ORIGIN),
         effect=effects.unban,
-        together=together.HERE,
+        who=Who.HERE,
     ),
     Operation(
         name="bans",
-        permission=Permission.ADMIN,
         summary="List who is banned, until when and why.",
         arguments=(
-            Argument(name="peer", kind=network(), what="Only what concerns this address or network.", first=True),
+            Argument(name="peer", kind=NETWORK, what="Only what concerns this address or network.", first=True),
             *_PAGE,
         ),
         effect=effects.bans,
-        together=together.BANS,
+        who=Who.ONE,
         looks=True,
     ),
     Operation(
         name="fleet",
         permission=Permission.BASIC,
         summary="Show how the fleet stands, as this server sees it. That is who is behind, and by how much.",
-        arguments=(),
         effect=effects.fleet,
-        together=together.HERE,
+        who=Who.HERE,
         looks=True,
     ),
     Operation(
         name="drain",
-        permission=Permission.ADMIN,
         summary="Let clients go elsewhere, and end. No new connections are taken; clients are asked to reconnect.",
         arguments=(
             Argument(
@@ -287,37 +294,29 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _ORIGIN,
         ),
         effect=effects.drain,
-        together=together.DRAIN,
+        merge=together.merge_drain,
     ),
     Operation(
         name="reload",
-        permission=Permission.ADMIN,
         summary="Read all files now, and say what changed or is wrong. That is settings, limits, bans and certificate.",
-        arguments=(),
         effect=effects.reload,
-        together=together.RELOAD,
+        merge=together.merge_reload,
     ),
     Operation(
         name="changes",
-        permission=Permission.ADMIN,
         summary="List what files and commands changed while it ran.",
         arguments=(
             Argument(name="since", kind=number(0, 2**63 - 1), what="Only what came after this version.", default=0),
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=50),
         ),
         effect=effects.changes,
-        together=together.HERE,
+        who=Who.HERE,
         looks=True,
     ),
 )
 """All of them; another one is another entry."""
 
 BY_NAME: Final[Mapping[str, Operation]] = {item.name: item for item in OPERATIONS}
-
-
-def perform(server: LiveServer, name: str, given: Mapping[str, object], permission: Permission) -> dict[str, Any]:
-    found = allowed(name, permission)
-    return found.effect(server, read_arguments(name, found.arguments, given))
 
 
 def allowed(name: str, permission: Permission) -> Operation:

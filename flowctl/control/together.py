@@ -1,6 +1,6 @@
 """How several processes that are one server carry out an operation, and what their answers come to (pure).
 
-Each operation of the table has an entry of this here: who is asked, and how the answers are put together. Numbers are
+The table of operations says which of them are asked, and which function of this module joins the answers. Numbers are
 added, lists are joined in the order that each already has, and of what is the same everywhere one counts. A process
 that fails or does not answer is named in a warning, and the others' answers count all the same.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS, Rank, worst_first
+from flowctl.core.flow.state import SendState
 from flowctl.errors import BusyError, FlowctlError, LocalProtocolError
 
 Json: TypeAlias = dict[str, Any]
 Asked: TypeAlias = Mapping[str, Any]
+Rank: TypeAlias = Callable[[Asked], tuple[Any, ...]]
 Results: TypeAlias = Sequence[tuple[int, Json]]
 """What was answered, with the number of the process, by number."""
 MOST_PAGE: Final = 1000
@@ -28,6 +28,34 @@ MOST_PLACES: Final = 80
 """Processes that a cursor of events has a place for: more than there are workers."""
 _TOLD: Final = 100
 """Numbers of connections told of a kick, as of one process."""
+
+
+def worst_first(row: Asked) -> tuple[Any, ...]:
+    return -SendState[row["state"]], row["pictures"], -row["delay_ms"], row["connection"]
+
+
+def _most(name: str) -> Rank:
+    return lambda row: (-row[name], row["connection"])
+
+
+CONNECTION_SORTS: Final[Mapping[str, Rank]] = {
+    "worst": worst_first,
+    "delay": _most("delay_ms"),
+    "pictures": lambda row: (row["pictures"], row["connection"]),
+    "queued": _most("queued_bytes"),
+    "dropped": _most("dropped"),
+    "sent": _most("sent_bytes"),
+    "open": _most("open_s"),
+    "number": lambda row: (row["connection"],),
+}
+"""Orders of connections by name."""
+STREAM_SORTS: Final[Mapping[str, Rank]] = {
+    "viewers": lambda row: (-row["viewers"], row["stream"]),
+    "slow": lambda row: (-row["slow"], -row["viewers"], row["stream"]),
+    "in": lambda row: (-row["in_bytes"], row["stream"]),
+    "name": lambda row: (row["stream"],),
+}
+"""Orders of streams by name."""
 
 
 class Who(enum.Enum):
@@ -41,27 +69,13 @@ class Who(enum.Enum):
     HERE = "here"
 
 
-def _first(asked: Asked, results: Results) -> Json:
+Merge: TypeAlias = Callable[[Asked, Results], Json]
+
+
+def merge_same(asked: Asked, results: Results) -> Json:
+    """Return what the first says: the others say the same."""
     del asked
     return results[0][1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Together:
-    """How one operation is carried out by several processes.
-
-    Args:
-        merge: returns the answer of all, of theirs; of an operation on one connection the one that has it counts.
-        lists: names of the lists of the answer that are read page by page; those in `whole` to their ends, since
-            entries of several processes are added, the others as far as the page asked for.
-        page: entries of a list that one process is asked for at a time: as many as an operation's argument takes.
-    """
-
-    who: Who = Who.ALL
-    merge: Callable[[Asked, Results], Json] = _first
-    lists: tuple[str, ...] = ()
-    whole: frozenset[str] = frozenset()
-    page: int = MOST_PAGE
 
 
 class WorkerAnswer(NamedTuple):
@@ -77,7 +91,8 @@ class WorkerAnswer(NamedTuple):
     missing: str = ""
 
 
-def combine(how: Together, asked: Asked, answers: Sequence[WorkerAnswer]) -> Json:
+def combine(merge: Merge, asked: Asked, answers: Sequence[WorkerAnswer]) -> Json:
+    """Return the answer of all; of an operation on one connection that of the process which has it."""
     answers = sorted(answers, key=lambda item: item.worker)
     results = [(item.worker, item.result) for item in answers if item.result is not None]
     errors = [(item.worker, item.error) for item in answers if item.error is not None]
@@ -87,7 +102,7 @@ def combine(how: Together, asked: Asked, answers: Sequence[WorkerAnswer]) -> Jso
             raise error
         why = "; ".join(f"worker {item.worker} {item.missing}" for item in answers)
         raise BusyError(f"no worker answers: {why or 'none is there yet'}", hint="try again")
-    made = dict(results[0][1] if asked.get("connection") is not None else how.merge(asked, results))
+    made = dict(results[0][1] if asked.get("connection") is not None else merge(asked, results))
     faults = [f"worker {number}: {error}" for number, error in errors if not isinstance(error, LocalProtocolError)]
     faults += [f"worker {item.worker} {item.missing}" for item in answers if item.missing]
     said = [made["warning"]] if made.get("warning") else []
@@ -99,15 +114,15 @@ def combine(how: Together, asked: Asked, answers: Sequence[WorkerAnswer]) -> Jso
 # -- the operations
 
 
-def _stats(asked: Asked, results: Results) -> Json:
-    streams = _stream_list({**asked, "sort": "viewers", "reverse": False}, results)
+def merge_stats(asked: Asked, results: Results) -> Json:
+    streams = merge_streams({**asked, "sort": "viewers", "reverse": False}, results)
     count = sum(found["found"]["viewers"] for _, found in results)
     rows = [row | {"worker": number} for number, found in results for row in found["viewers"]]
     viewers = _page({**asked, "reverse": False}, "viewers", rows, worst_first, count)
     return {"server": _server(results), **viewers, **streams, "found": streams["found"] | viewers["found"]}
 
 
-def _stream_list(asked: Asked, results: Results) -> Json:
+def merge_streams(asked: Asked, results: Results) -> Json:
     """Join streams by name: each is published in one process and may be followed by others."""
     found: dict[str, Json] = {}
     for number, result in results:
@@ -128,7 +143,7 @@ def _stream_list(asked: Asked, results: Results) -> Json:
     return _page(asked, "streams", list(found.values()), STREAM_SORTS[asked["sort"]], len(found))
 
 
-def _connection_list(asked: Asked, results: Results) -> Json:
+def merge_connections(asked: Asked, results: Results) -> Json:
     """Join connections, and sort them again: each process has those that come first of its own."""
     rows = [row | {"worker": number} for number, found in results for row in found["connections"]]
     count = sum(found["found"]["connections"] for _, found in results)
@@ -197,13 +212,13 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def _kick(asked: Asked, results: Results) -> Json:
+def merge_kick(asked: Asked, results: Results) -> Json:
     del asked
     numbers = [number for _, found in results for number in found["connections"]]
     return {"kicked": sum(found["kicked"] for _, found in results), "connections": numbers[:_TOLD]}
 
 
-def _limits(asked: Asked, results: Results) -> Json:
+def merge_limits(asked: Asked, results: Results) -> Json:
     del asked
     made = results[0][1] | {"connections": sum(found["connections"] for _, found in results)}
     if "limits_of" in made:
@@ -211,7 +226,7 @@ def _limits(asked: Asked, results: Results) -> Json:
     return made
 
 
-def _drain(asked: Asked, results: Results) -> Json:
+def merge_drain(asked: Asked, results: Results) -> Json:
     del asked
     made = dict(results[0][1])
     made["again"] = all(found["again"] for _, found in results)
@@ -223,7 +238,7 @@ def _drain(asked: Asked, results: Results) -> Json:
 _WORST: Final = ("invalid", "absent", "valid")
 
 
-def _reload(asked: Asked, results: Results) -> Json:
+def merge_reload(asked: Asked, results: Results) -> Json:
     del asked
     made: Json = {}
     for _, found in results:
@@ -241,7 +256,7 @@ def _reload(asked: Asked, results: Results) -> Json:
     return made | ({"faults": list(faults)} if faults else {})
 
 
-def _events(asked: Asked, results: Results) -> Json:
+def merge_events(asked: Asked, results: Results) -> Json:
     """Join events by their times; processes that have not answered keep their places in the cursor."""
     rows = [row | {"worker": number} for number, found in results for row in found["events"]]
     now = dict(found["cursor"].split(":") for _, found in results)
@@ -254,20 +269,7 @@ def _events(asked: Asked, results: Results) -> Json:
     }
 
 
-def _metrics(asked: Asked, results: Results) -> Json:
+def merge_metrics(asked: Asked, results: Results) -> Json:
     """Keep each process by itself: what is added up must not go down when one of them begins anew."""
     del asked
     return {"parts": [part | {"worker": number} for number, found in results for part in found["parts"]]}
-
-
-STATS: Final = Together(merge=_stats, lists=("streams", "viewers"), whole=frozenset({"streams"}), page=MOST_ROWS)
-STREAMS: Final = Together(merge=_stream_list, lists=("streams",), whole=frozenset({"streams"}))
-CONNECTIONS: Final = Together(merge=_connection_list, lists=("connections",), page=MOST_ROWS)
-METRICS: Final = Together(merge=_metrics)
-EVENTS: Final = Together(merge=_events)
-KICK: Final = Together(merge=_kick)
-LIMITS: Final = Together(merge=_limits)
-BANS: Final = Together(who=Who.ONE)
-DRAIN: Final = Together(merge=_drain)
-RELOAD: Final = Together(merge=_reload)
-HERE: Final = Together(who=Who.HERE)

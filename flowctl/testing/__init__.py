@@ -8,9 +8,8 @@ tests a drop policy of one's own against what every policy must hold to. `drive`
 Begin with `driving.py`.
 """
 
-from flowctl.testing.clock import ManualClock
 from flowctl.testing.driving import Driven, drive
-from flowctl.testing.host import ManualGroup, ManualHost
+from flowctl.testing.host import ManualClock, ManualGroup, ManualHost
 from flowctl.testing.policies import check_drop_policy
 from flowctl.testing.transports import ScriptedTransport, ThrottledPeer, would_block
 

@@ -25,8 +25,7 @@ from flowctl.core.loop.work import WorkBook
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.testing.clock import ManualClock
-from flowctl.testing.host import ManualGroup
+from flowctl.testing.host import ManualClock, ManualGroup
 
 _Ts = TypeVarTuple("_Ts")
 _MOST_TURNS: Final = 5000

@@ -1,4 +1,4 @@
-"""Stand-ins for a connection and its thread: they collect what a Sender asks for, and do it when told."""
+"""A clock that moves only when told; stand-ins for a connection and its thread, which do what a Sender asks when told."""
 
 from __future__ import annotations
 
@@ -8,13 +8,40 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final, TypeVar
 
+from flowctl.errors import LocalProtocolError
 from flowctl.reasons import CloseReason
 from flowctl.sender import FlushResult, Sender
-from flowctl.testing.clock import ManualClock
 
 _T = TypeVar("_T")
 MOST_CALLS: Final = 100_000
 """Calls in one run of a group: more is an endless loop, and a test that reports it is better than one that hangs."""
+
+
+class ManualClock:
+    """Time for tests, in seconds; call it to read it.
+
+    Args:
+        start: first reading.
+    """
+
+    __slots__ = ("_now",)
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> float:
+        """Move forward and return the new time.
+
+        Raises:
+            LocalProtocolError: `seconds` is negative; time never runs backwards.
+        """
+        if seconds < 0:
+            raise LocalProtocolError(f"a clock cannot be advanced by {seconds} s")
+        self._now += seconds
+        return self._now
 
 
 class ManualGroup:

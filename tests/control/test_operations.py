@@ -8,9 +8,10 @@ import socket
 
 import pytest
 from e2e_kit import NAME, Clients, connection_to, open_live_server, wait_for_viewers, wait_until
+from live_kit import perform
 
 from flowctl.control.arguments import read_arguments
-from flowctl.control.operations import BY_NAME, OPERATIONS, ForbiddenError, Permission, answer, perform
+from flowctl.control.operations import BY_NAME, OPERATIONS, ForbiddenError, Permission, allowed, answer
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
@@ -36,7 +37,7 @@ def clients():
 
 
 def do(server, name, **given):
-    return perform(server, name, given, ADMIN)
+    return perform(server, name, given)
 
 
 @contextlib.contextmanager
@@ -137,7 +138,7 @@ def test_answer_when_something_is_wrong_is_an_error_with_a_code(live):
 def test_perform_when_the_level_is_too_low_looks_at_nothing_else():
     """Who may not call an operation learns no more about it."""
     with pytest.raises(ForbiddenError, match=r"flow.ban takes the level admin, the caller has basic"):
-        perform(None, "ban", {"whatever": 1}, Permission.BASIC)
+        allowed("ban", Permission.BASIC)
 
 
 # -- stats

@@ -6,10 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from flowctl.control.operations import BY_NAME, OPERATIONS, error_dict, error_of, read_arguments
-from flowctl.control.ranks import worst_first
+from flowctl.control.operations import BY_NAME, error_dict, error_of, read_arguments
 from flowctl.control.summary import shown
-from flowctl.control.together import WorkerAnswer, combine, merged
+from flowctl.control.together import WorkerAnswer, combine, merged, worst_first
 from flowctl.errors import BusyError, ConfigError, FlowctlError, LocalProtocolError
 
 
@@ -20,7 +19,7 @@ def asked_of(name, **given):
 
 def come_to(name, *answers, **given):
     """Return what the answers come to."""
-    return combine(BY_NAME[name].together, asked_of(name, **given), list(answers))
+    return combine(BY_NAME[name].merge, asked_of(name, **given), list(answers))
 
 
 def server(**figures):
@@ -46,11 +45,6 @@ def stats(number, viewers=(), streams=(), **figures):
     found = {"viewers": len(viewers), "streams": len(streams)}
     lists = {"viewers": list(viewers), "streams": list(streams)}
     return WorkerAnswer(number, result={"server": server(**figures), "found": found, **lists})
-
-
-def test_every_operation_says_how_several_processes_carry_it_out():
-    """Each entry of the table has its own answer to that."""
-    assert all(item.together is not None for item in OPERATIONS)
 
 
 def test_stats_when_of_two_workers_are_added():

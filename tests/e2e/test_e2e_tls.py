@@ -8,8 +8,8 @@ import pytest
 from certificate_kit import Pair, serial_of
 from e2e_kit import address_of, frames_of, read_flv, wait_for_end, wait_for_viewers, wait_until
 from e2e_programs import watch
+from live_kit import perform
 
-from flowctl.control.operations import Permission, perform
 from flowctl.core.loop.tls import TlsSocket
 from flowctl.flv import TAG_VIDEO
 from flowctl.reasons import CloseReason
@@ -73,12 +73,12 @@ def test_certificate_when_renewed_is_shown_soon_and_a_broken_one_is_told_of_and_
     assert [change.what for change in server.changes.since(0)[0]] == ["certificate"]
     assert shown() == now
     pair.certificate.write_text("nothing")
-    said = perform(server, "reload", {}, Permission.ADMIN)
+    said = perform(server, "reload", {})
     assert (said["certificate"]["state"], said["certificate"]["changed"]) == ("invalid", False)
     assert "there is no certificate in" in said["faults"][0]
     assert shown() == now
     now = pair.renew()
-    said = perform(server, "reload", {}, Permission.ADMIN)
+    said = perform(server, "reload", {})
     assert (list(said), said["certificate"]["state"]) == (["certificate"], "valid")
     assert shown() == now
     wait_for_viewers(server, 1)

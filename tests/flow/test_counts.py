@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flow_kit import AUDIO, CLASS_OF, DATA, KEY
 
-from flowctl.core.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Tally, add_by_reason, as_counts, shared, total
+from flowctl.core.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Tally, add_by_reason, as_counts, total
 from flowctl.reasons import DropReason
 
 
@@ -41,11 +41,6 @@ def test_counts_when_added_and_subtracted_go_class_by_class():
     assert (one + two) - two == one
     assert total([one, two, NO_COUNTS]) == one + two
     assert total([]) is NO_COUNTS
-
-
-def test_shared_when_counts_are_equal_is_one_object():
-    """Thousands of viewers were sent the same."""
-    assert shared(tally("KX").frozen()) is shared(tally("KX").frozen())
 
 
 def test_books_when_told_leave_out_reasons_without_losses():

@@ -10,8 +10,8 @@ import jwt
 import pytest
 import structlog
 from http_kit import wait_for
+from live_kit import perform
 
-from flowctl.control.operations import Permission, perform
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
 from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, signed_query
@@ -110,6 +110,6 @@ def test_viewer_behind_a_trusted_proxy_is_known_by_the_address_that_the_proxy_sa
     client.send("PROXY TCP4 203.0.113.9 127.0.0.1 4000 80\r\n")
     assert client.get()[0] == 200
     assert [viewer.peer for viewer in web.viewers()] == [("203.0.113.9", 4000)]
-    perform(web.server, "ban", {"network": "203.0.113.9"}, Permission.ADMIN)
+    perform(web.server, "ban", {"network": "203.0.113.9"})
     client.to_end()
     assert [viewer.reason for viewer in wait_for(web.ended)] == [CloseReason.BANNED]

@@ -6,12 +6,11 @@ import socket
 
 import pytest
 from http_kit import HOST, wait_for
-from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key
+from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key, perform
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Pong, Request
 
 from flowctl import flv
-from flowctl.control.operations import Permission, perform
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.flv import FlvReader
 from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS
@@ -247,7 +246,7 @@ def test_formats_when_data_is_amf3_take_what_is_amf0_inside():
     ("end", "reason"),
     [
         (lambda server: server.kick(lambda connection: True, "test"), CloseReason.KICKED),
-        (lambda server: perform(server, "ban", {"network": "127.0.0.1"}, Permission.ADMIN), CloseReason.BANNED),
+        (lambda server: perform(server, "ban", {"network": "127.0.0.1"}), CloseReason.BANNED),
         (lambda server: server.stop(2.0), CloseReason.SHUTDOWN),
     ],
 )

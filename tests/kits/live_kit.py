@@ -11,6 +11,8 @@ import errno
 from types import SimpleNamespace
 
 from flowctl.connection import Connection
+from flowctl.control.arguments import read_arguments
+from flowctl.control.operations import BY_NAME
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.sending.settings import SenderSettings
@@ -54,6 +56,12 @@ def disposable(tag: bytes = b"") -> bytes:
 def audio(tag: bytes = b"") -> bytes:
     """Return a frame of AAC."""
     return b"\xaf\x01" + tag.ljust(4, b".")
+
+
+def perform(server, name: str, given: dict) -> dict:
+    """Return what an operation on a server answers; a fault is raised."""
+    operation = BY_NAME[name]
+    return operation.effect(server, read_arguments(name, operation.arguments, given))
 
 
 def config(*, wire: dict | None = None, rtmp: dict | None = None, **fields) -> LiveConfig:

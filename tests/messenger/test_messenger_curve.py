@@ -9,8 +9,8 @@ import pytest
 from flowctl.errors import BrokenError, ConfigError, LocalProtocolError
 from flowctl.nodes.messenger.message import Destination
 from flowctl.nodes.messenger.messenger import Messenger
-from flowctl.wire.zeromq.context import new_context
 from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zeromq.socket import new_context
 
 WAIT_S = 20.0
 

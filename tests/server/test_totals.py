@@ -1,11 +1,11 @@
-"""Sums of many connections' figures: adding and taking off are exact, and conservation holds for the sum."""
+"""Sums of many connections' figures: adding is exact, and conservation holds for the sum."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.core.flow.counts import NO_COUNTS, Counts, total
+from flowctl.core.flow.counts import Counts, total
 from flowctl.core.flow.state import CLASS_COUNT
 from flowctl.core.server.totals import NO_FLOW, FlowTotals
 from flowctl.reasons import DropReason
@@ -27,6 +27,7 @@ def flows(draw):
         dropped=dropped,
         time_in_states_s=tuple(float(draw(st.integers(0, 50))) for _ in range(4)),
         transitions=draw(st.integers(0, 9)),
+        longest_stall_s=float(draw(st.integers(0, 9))),
         bytes_in=draw(st.integers(0, 9)),
         input_pauses=draw(st.dictionaries(st.sampled_from(["soft limit", "other"]), st.integers(1, 5))),
     )
@@ -34,26 +35,12 @@ def flows(draw):
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(flows(), max_size=5))
-def test_sum_when_of_any_connections_is_conserved_and_can_be_taken_apart(items):
-    """What holds for each holds for all, and an earlier sum taken off leaves exactly the rest."""
+def test_sum_when_of_any_connections_is_conserved(items):
+    """What holds for each holds for all."""
     whole = sum(items, NO_FLOW)
     assert whole.conserved
     assert whole.connections == len(items)
     assert whole.dropped_messages == sum(item.dropped_messages for item in items)
-    for item in items:
-        rest = whole - item
-        assert rest.conserved
-        assert rest + item == whole
-
-
-@settings(max_examples=40, deadline=None)
-@given(flows())
-def test_settled_when_something_is_queued_leaves_it_out(item):
-    """As if it had not been offered yet: what a connection brings along into a stream, or takes away from it."""
-    settled = item.settled()
-    assert settled.conserved
-    assert settled.queued == NO_COUNTS
-    assert settled.sent == item.sent
-    since = item - item.baseline()
-    assert since.conserved
-    assert (since.connections, since.sent, since.accepted) == (1, NO_COUNTS, item.queued)
+    assert whole.input_pauses.get("other", 0) == sum(item.input_pauses.get("other", 0) for item in items)
+    assert whole.time_in_states_s == tuple(sum(item.time_in_states_s[at] for item in items) for at in range(4))
+    assert whole.longest_stall_s == max((item.longest_stall_s for item in items), default=0)

@@ -14,8 +14,7 @@ import pytest
 import zmq
 
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.wire.zeromq.context import new_context
-from flowctl.wire.zeromq.socket import MESSAGES_PER_TURN, MOST_FRAMES, ZmqSocket, notice_dead_peers
+from flowctl.wire.zeromq.socket import MESSAGES_PER_TURN, MOST_FRAMES, ZmqSocket, new_context, notice_dead_peers
 
 WAIT_S = 20.0
 ASKED = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from zmq.utils.monitor import recv_monitor_message
 
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.wire.zeromq.context import new_context
 from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zeromq.socket import new_context
 from flowctl.wire.zeromq.zap import ZapHandler, ZapRefusal, ZapRequest, answer, bind_zap, plain_address, zap_domain
 
 WAIT_S = 20.0

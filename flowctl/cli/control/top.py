@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from flowctl.cli.control.operations import Key, Server, Timeout, keys_of, timeout_of
-from flowctl.control.ranks import CONNECTION_SORTS
+from flowctl.control.together import CONNECTION_SORTS
 from flowctl.core.text.printable import foreign, printable
 
 _STREAM_ROWS: Final = 5

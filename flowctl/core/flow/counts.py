@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import add, sub
 from typing import Final
 
@@ -76,15 +75,6 @@ class Counts:
 
 
 NO_COUNTS: Final = Counts()
-
-
-@lru_cache(1024)
-def shared(counts: Counts) -> Counts:
-    """Return one object for all counts that are equal to `counts`, while few different ones are asked for.
-
-    What viewers of one stream were sent before it is nearly always the same, and 272 bytes for each to keep.
-    """
-    return counts
 
 
 class Tally(list[int]):

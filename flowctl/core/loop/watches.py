@@ -322,7 +322,7 @@ class _Watch:
 class FdWatches:
     """The descriptors watched on one loop; only for that loop's thread."""
 
-    __slots__ = ("_clock", "_loop", "_on_error", "_poller", "_run", "_share", "_watches")
+    __slots__ = ("_on_error", "_poller", "_run", "_watches")
 
     def __init__(
         self,
@@ -333,22 +333,17 @@ class FdWatches:
         clock: Callable[[], float],
         processor_share: Callable[[], float],
     ) -> None:
-        self._loop: Final = loop
-        self._clock: Final = clock
-        self._share: Final = processor_share
         self._run: Final = run
         self._on_error: Final = on_error
         self._watches: dict[int, _Watch] = {}
-        self._poller: _Poller | None = None  # made by the first watch, on the loop's thread
+        self._poller: Final[_Poller] = (
+            _EpollPoller(loop, self._ready, clock, processor_share) if _HAS_EPOLL else _LoopPoller(loop, self._ready)
+        )
 
     def watch_input(
         self, source: int | HasFileno, callback: Callable[[], Any], *, gather: bool = False, alone: bool = False
     ) -> None:
-        """Call `callback` while `source` is readable (level-triggered); replaces an earlier callback.
-
-        With `gather` it is called up to `GATHER_S` later while much is read that may wait; with `alone` the loop
-        itself watches it.
-        """
+        """Call `callback` while `source` is readable (level-triggered); see `PollGroup.watch_input`."""
         self._read(source, callback, _ALONE if alone else _GATHERED if gather else _INPUT)
 
     def watch_end(self, source: int | HasFileno, callback: Callable[[bool], Any]) -> None:
@@ -365,10 +360,6 @@ class FdWatches:
         self._want(fd, source, before, watch.wanted)
 
     def unwatch_input(self, source: int | HasFileno) -> bool:
-        """Stop watching `source` for input, or for the peer's end; its callback does not run any more.
-
-        Call it before the socket is closed. What is not watched, or closed: no error.
-        """
         fd = self._number(source)
         watch = self._watches.get(fd)
         if watch is None or watch.input is None:
@@ -388,13 +379,12 @@ class FdWatches:
 
     @property
     def gather_pause_s(self) -> float:
-        return 0.0 if self._poller is None else self._poller.gather_pause_s
+        return self._poller.gather_pause_s
 
     def clear(self) -> None:
         for fd in list(self._watches):
             self._drop(fd)
-        if self._poller is not None:
-            self._poller.close()
+        self._poller.close()
 
     def __len__(self) -> int:
         return len(self._watches)
@@ -461,12 +451,6 @@ class FdWatches:
         if before == after:
             return
         try:
-            if self._poller is None:
-                self._poller = (
-                    _EpollPoller(self._loop, self._ready, self._clock, self._share)
-                    if _HAS_EPOLL
-                    else _LoopPoller(self._loop, self._ready)
-                )
             self._poller.change(fd, source, before, after)
         except (OSError, ValueError) as error:
             self._drop(fd)
@@ -487,5 +471,4 @@ class FdWatches:
         # OSError, when the socket is closed already: the kernel has forgotten it, and with it what was watched.
         # ValueError: the epoll is closed, the group has stopped.
         with suppress(OSError, ValueError):
-            if self._poller is not None:
-                self._poller.change(fd, watch.source, before, watch.wanted)
+            self._poller.change(fd, watch.source, before, watch.wanted)

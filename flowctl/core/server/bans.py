@@ -54,6 +54,13 @@ _MAPPED_BITS: Final = 96
 _MOST_REASON: Final = 200
 """Longest reason, characters: it stands in a line of the log."""
 _KEYS: Final = frozenset({"cidr", "action", "reason", "score", "evidence", "expires", "source"})
+_TYPES: Final[tuple[tuple[str, tuple[type, ...], str], ...]] = (
+    ("cidr", (str,), "a text"),
+    ("expires", (str, type(None)), "a text or null"),
+    ("evidence", (dict,), "an object"),
+    ("reason", (str,), "a text"),
+    ("source", (str,), "a text"),
+)
 LIMITED_NEW_PER_S: Final = 2.0
 """New connections per second of a limited network: a school's viewers come in within minutes, a flood is a trickle."""
 LIMITED_BURST: Final = 20
@@ -424,30 +431,14 @@ def parse_ban(value: object) -> Ban:
     for name in ("cidr", "expires"):
         if name not in value:
             raise ConfigError(f"{name} is missing", hint='"expires": null is a ban that stays')
-    expires, cidr = value["expires"], value["cidr"]
-    if not isinstance(cidr, str):
-        raise ConfigError(f"cidr is {short(cidr)}, it must be a text")
-    if expires is not None and not isinstance(expires, str):
-        raise ConfigError(f"expires is {short(expires)}, it must be a text or null")
-    evidence = value.get("evidence", {})
-    if not isinstance(evidence, dict):
-        raise ConfigError(f"evidence is {short(evidence)}, it must be an object")
+    for name, kinds, what in _TYPES:
+        if name in value and not isinstance(value[name], kinds):
+            raise ConfigError(f"{name} is {short(value[name])}, it must be {what}")
     action, actions = value.get("action", BanAction.BAN.value), [item.value for item in BanAction]
     if action not in actions:
         raise ConfigError(f"action is {short(action)}, it must be {' or '.join(actions)}")
-    reason, source = value.get("reason", ""), value.get("source", "")
-    for name, text in (("reason", reason), ("source", source)):
-        if not isinstance(text, str):
-            raise ConfigError(f"{name} is {short(text)}, it must be a text")
-    return Ban(
-        cidr=cidr,
-        expires=None if expires is None else parse_utc(expires),
-        action=BanAction(action),
-        reason=reason,
-        score=value.get("score", 0.0),
-        evidence=evidence,
-        source=source,
-    )
+    expires = None if value["expires"] is None else parse_utc(value["expires"])
+    return Ban(**{**value, "expires": expires, "action": BanAction(action)})
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, ParamSpec, Self
+from typing import Final, ParamSpec, Self
 
 from flowctl.connection import Connection, Session
 from flowctl.core.flow.limits import DEFAULT_LIMITS, Limits
@@ -28,7 +28,7 @@ from flowctl.core.server.proxyheader import TrustedProxies
 from flowctl.core.server.signals import EndSignals
 from flowctl.core.server.totals import NO_FLOW, FlowTotals, totals_of
 from flowctl.core.text.addresses import listen_hosts
-from flowctl.core.text.fieldtypes import check_type
+from flowctl.core.text.fieldtypes import check_arguments, check_type
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.pollgroups import MAX_GROUPS, PollGroups
@@ -135,24 +135,14 @@ class Server:
         tls: Certificate | None = None,
         nodes: Nodes | None = None,
     ) -> None:
-        given: tuple[tuple[str, object, tuple[Any, ...]], ...] = (
-            ("limits", limits, (Limits, type(None))),
-            ("settings", settings, (SenderSettings, type(None))),
-            ("options", options, (SocketOptions, type(None))),
-            ("admission", admission, (AdmissionLimits, type(None))),
-            ("work_limits", work_limits, (WorkLimits, type(None))),
-            ("loop_factory", loop_factory, (Callable, type(None))),
-            ("on_error", on_error, (Callable, type(None))),
-            ("on_refused", on_refused, (Callable, type(None))),
-            ("session_factory", session_factory, (Callable,)),
-            ("host", host, (str,)),
-            ("port", port, (int,)),
-            ("group_count", group_count, (int,)),
-            ("deferred", deferred, (bool,)),
-            ("rebalance", rebalance, (bool,)),
-            ("listen_fd", listen_fd, (int, type(None))),
-        )
-        _check_use(given, group_count, policy)
+        check_arguments("Server", Server.__init__, locals())
+        if not 1 <= group_count <= MAX_GROUPS:
+            raise ConfigError(f"Server: group_count is {group_count}, it must be 1 to {MAX_GROUPS}")
+        if policy is not None and (isinstance(policy, type) or not hasattr(policy, "decide")):
+            raise ConfigError(
+                f"Server: policy is {policy!r}, it must be an object with decide and thin, or None",
+                hint="for example LivePolicy()",
+            )
         self._rebalances: Final = rebalance
         self._trusted: Final = TrustedProxies(trusted_proxies)
         self._make_sender = make_sender
@@ -634,20 +624,6 @@ class Server:
             # The server stops, or the peer has gone so early that its options fail: nobody's fault.
             if not isinstance(error, (ClosedError, OSError)):
                 group.report("session of a new connection", error)
-
-
-def _check_use(
-    given: Iterable[tuple[str, object, tuple[Any, ...]]], group_count: int, policy: DropPolicy | None
-) -> None:
-    for what, value, kinds in given:
-        check_type(f"Server: {what}", value, *kinds)
-    if not 1 <= group_count <= MAX_GROUPS:
-        raise ConfigError(f"Server: group_count is {group_count}, it must be 1 to {MAX_GROUPS}")
-    if policy is not None and (isinstance(policy, type) or not hasattr(policy, "decide")):
-        raise ConfigError(
-            f"Server: policy is {policy!r}, it must be an object with decide and thin, or None",
-            hint="for example LivePolicy()",
-        )
 
 
 def _made(factory: Callable[[], Session]) -> Session:

@@ -67,17 +67,14 @@ class EndSignals:
     def end(self) -> None:
         """Let `wait` return as if a signal had come: the server has ended by itself. Any thread, no signal handler."""
         self._ended = True
-        writer = self._writer
-        if writer is not None:
-            with contextlib.suppress(OSError):  # full: there is something to look at; closed: nobody waits any more
-                writer.send(_NO_SIGNAL)
+        self.wake()
 
     def wake(self) -> None:
         """Let `wait` return before its time, without an end. Any thread, no signal handler."""
         self._woken = True
         writer = self._writer
         if writer is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # full: there is something to look at; closed: nobody waits any more
                 writer.send(_NO_SIGNAL)
 
     def __exit__(self, *exc_info: object) -> None:

@@ -7,22 +7,18 @@ queued, per class. Connections that have gone are summed up once, when they go; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from flowctl.core.flow.counts import NO_COUNTS, Counts, shared, total
+from flowctl.core.flow.counts import NO_COUNTS, Counts, total
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.reasons import DropReason
 from flowctl.receiver import ReceiverStatistics
 
-_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
-_Times = tuple[float, float, float, float]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowTotals:
-    """Sums over several connections; add two with ``+``, take an earlier one of the same connections off with ``-``.
+    """Sums over several connections; add two with ``+``.
 
     Args:
         connections: how many are summed up.
@@ -48,7 +44,7 @@ class FlowTotals:
     sent: Counts = NO_COUNTS
     dropped: Mapping[DropReason, Counts] = field(default_factory=dict)
     queued: Counts = NO_COUNTS
-    time_in_states_s: _Times = (0.0, 0.0, 0.0, 0.0)
+    time_in_states_s: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     transitions: int = 0
     recoveries: int = 0
     restarts: int = 0
@@ -70,89 +66,33 @@ class FlowTotals:
         """Whether accepted = sent + dropped + queued holds for every class."""
         return self.accepted == self.sent + total(self.dropped.values()) + self.queued
 
-    def settled(self) -> FlowTotals:
-        """Return this without what is still queued: as if it had not been offered yet."""
-        return replace(self, accepted=self.accepted - self.queued, queued=NO_COUNTS)
-
-    def baseline(self) -> FlowTotals:
-        """Return what to take off later figures of the same connections, to have what came after."""
-        # Every viewer keeps one: what is equal for all, or empty, is one object for all.
-        accepted, sent = self.accepted - self.queued, shared(self.sent)
-        return replace(
-            self,
-            connections=0,
-            accepted=sent if accepted == sent else accepted,
-            sent=sent,
-            queued=NO_COUNTS,
-            dropped=self.dropped or _NOTHING,
-            input_pauses=self.input_pauses or _NOTHING,
-        )
-
     def __add__(self, other: FlowTotals) -> FlowTotals:
-        return self._with(other, 1)
-
-    def __sub__(self, earlier: FlowTotals) -> FlowTotals:
-        """Return what has come since `earlier`; the longest stall stays that of the whole time."""
-        return self._with(earlier, -1)
-
-    def _with(self, other: FlowTotals, sign: int) -> FlowTotals:
-        dropped = {
-            reason: _combine(self.dropped.get(reason, NO_COUNTS), other.dropped.get(reason, NO_COUNTS), sign)
-            for reason in [*self.dropped, *(reason for reason in other.dropped if reason not in self.dropped)]
-        }
-        pauses = {
-            name: self.input_pauses.get(name, 0) + sign * other.input_pauses.get(name, 0)
-            for name in [*self.input_pauses, *(name for name in other.input_pauses if name not in self.input_pauses)]
-        }
-        mine, others = self.time_in_states_s, other.time_in_states_s
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
+        states = zip(self.time_in_states_s, other.time_in_states_s, strict=True)
         return FlowTotals(
-            connections=self.connections + sign * other.connections,
-            accepted=_combine(self.accepted, other.accepted, sign),
-            sent=_combine(self.sent, other.sent, sign),
-            dropped={reason: counts for reason, counts in dropped.items() if counts.total_messages},
-            queued=_combine(self.queued, other.queued, sign),
-            time_in_states_s=(
-                mine[0] + sign * others[0],
-                mine[1] + sign * others[1],
-                mine[2] + sign * others[2],
-                mine[3] + sign * others[3],
-            ),
-            transitions=self.transitions + sign * other.transitions,
-            recoveries=self.recoveries + sign * other.recoveries,
-            restarts=self.restarts + sign * other.restarts,
-            key_waits_expired=self.key_waits_expired + sign * other.key_waits_expired,
-            sends_after_close=self.sends_after_close + sign * other.sends_after_close,
-            bytes_sent=self.bytes_sent + sign * other.bytes_sent,
+            **sums,
+            dropped=_added(self.dropped, other.dropped, NO_COUNTS),
+            input_pauses=_added(self.input_pauses, other.input_pauses, 0),
+            time_in_states_s=tuple(one + more for one, more in states),
             longest_stall_s=max(self.longest_stall_s, other.longest_stall_s),
-            bytes_in=self.bytes_in + sign * other.bytes_in,
-            input_pauses={name: count for name, count in pauses.items() if count},
-            input_paused_s=self.input_paused_s + sign * other.input_paused_s,
         )
 
 
-def _combine(mine: Counts, others: Counts, sign: int) -> Counts:
-    return mine + others if sign > 0 else mine - others
-
-
+_OTHERS: Final = frozenset({"dropped", "input_pauses", "time_in_states_s", "longest_stall_s"})
+_NUMBERS: Final = tuple(item.name for item in fields(FlowTotals) if item.name not in _OTHERS)
+_OF_SENDER: Final = tuple({item.name for item in fields(FlowTotals)} & {item.name for item in fields(SenderStatistics)})
 NO_FLOW: Final = FlowTotals()
+
+
+def _added(mine: Mapping[Any, Any], others: Mapping[Any, Any], nothing: Any) -> dict[Any, Any]:
+    return {name: mine.get(name, nothing) + others.get(name, nothing) for name in {**mine, **others}}
 
 
 def totals_of(sender: SenderStatistics, receiver: ReceiverStatistics) -> FlowTotals:
     return FlowTotals(
         connections=1,
-        accepted=sender.accepted,
-        sent=sender.sent,
-        dropped=dict(sender.dropped),
-        queued=sender.queued,
-        time_in_states_s=sender.time_in_states_s,
-        transitions=sender.transitions,
-        recoveries=sender.recoveries,
-        restarts=sender.restarts,
-        key_waits_expired=sender.key_waits_expired,
-        sends_after_close=sender.sends_after_close,
-        bytes_sent=sender.bytes_sent,
-        longest_stall_s=sender.longest_stall_s,
         bytes_in=receiver.bytes_in,
-        input_pauses=dict(receiver.pauses),
+        input_pauses=receiver.pauses,
         input_paused_s=receiver.paused_s,
+        **{name: getattr(sender, name) for name in _OF_SENDER},
     )

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from flowctl.core.text.printable import short
@@ -22,6 +22,13 @@ def check_fields(settings: Any) -> None:
     kind: Any = type(settings)
     for name, allowed in _declared(kind):
         check_type(f"{kind.__name__}.{name}", getattr(settings, name), *allowed)
+
+
+def check_arguments(what: str, function: Any, given: Mapping[str, object]) -> None:
+    """Compare the arguments of a call with their declared types."""
+    for name, allowed in _told(typing.get_type_hints(function).items()):
+        if name in given:
+            check_type(f"{what}: {name}", given[name], *allowed)
 
 
 def check_type(name: str, value: object, *allowed: Any) -> None:
@@ -40,11 +47,17 @@ def check_type(name: str, value: object, *allowed: Any) -> None:
 
 @functools.cache
 def _declared(kind: Hashable) -> tuple[tuple[str, tuple[type, ...]], ...]:
-    """Return name and types of each field whose type can be told of a value."""
     settings: Any = kind
     hints = typing.get_type_hints(settings)
-    found = ((field.name, tuple(_types(hints[field.name]))) for field in dataclasses.fields(settings) if field.init)
-    return tuple((name, allowed) for name, allowed in found if object not in allowed)
+    return tuple(_told((field.name, hints[field.name]) for field in dataclasses.fields(settings) if field.init))
+
+
+def _told(hints: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, tuple[type, ...]]]:
+    """Yield the names whose types can be told of a value, with these."""
+    for name, hint in hints:
+        allowed = tuple(_types(hint))
+        if object not in allowed:
+            yield name, allowed
 
 
 def _types(hint: Any) -> Iterator[type]:

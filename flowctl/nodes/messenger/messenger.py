@@ -50,9 +50,8 @@ from flowctl.nodes.messenger.outbound import MessengerOutbound, Ticket, settle
 from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket, prepare
 from flowctl.nodes.messenger.wire import ACK, MAX_ID, MAX_IDENTITY_BYTES, NOOP, as_identity, parse_message
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.wire.zeromq.context import MAX_SOCKETS, new_context
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
-from flowctl.wire.zeromq.socket import ZmqSocket
+from flowctl.wire.zeromq.socket import MAX_SOCKETS, ZmqSocket, new_context
 from flowctl.wire.zeromq.zap import ZapHandler, ZapRefusal, ZapRequest, bind_zap, zap_domain
 
 Callback = Callable[["Messenger", ReceivedMessage], object]

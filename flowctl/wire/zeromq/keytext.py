@@ -17,13 +17,10 @@ from flowctl.errors import ConfigError
 KEY_BYTES: Final = 32
 """Of a key of Curve25519, secret or public."""
 
+_BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"  # the standard library's letters, in the order of their values
 _BASE32Z: Final = "ybndrfg8ejkmcpqxot1uwisza345h769"
-_VALUES: Final = {letter: value for value, letter in enumerate(_BASE32Z)}
-_BASE32Z_LETTERS: Final = 52
-_SPARE_BITS: Final = _BASE32Z_LETTERS * 5 - KEY_BYTES * 8
-
+_BASE85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_Z85_VALUES: Final = {letter: value for value, letter in enumerate(_Z85)}
 
 
 class KeyEncoding(enum.Enum):
@@ -40,31 +37,40 @@ LETTERS: Final = {KeyEncoding.HEX: 64, KeyEncoding.BASE32Z: 52, KeyEncoding.BASE
 
 
 def encode_key(key: bytes, encoding: KeyEncoding) -> str:
-    if encoding is KeyEncoding.HEX:
-        return key.hex()
-    if encoding is KeyEncoding.BASE64:
-        return base64.b64encode(key).decode("ascii").rstrip("=")
-    if encoding is KeyEncoding.BASE32Z:
-        number = int.from_bytes(key, "big") << _SPARE_BITS
-        shifts = range((_BASE32Z_LETTERS - 1) * 5, -1, -5)
-        return "".join(_BASE32Z[number >> shift & 31] for shift in shifts)
-    words = (int.from_bytes(key[at : at + 4], "big") for at in range(0, KEY_BYTES, 4))
-    return "".join(_Z85[word // 85**power % 85] for word in words for power in (4, 3, 2, 1, 0))
+    match encoding:
+        case KeyEncoding.HEX:
+            return key.hex()
+        case KeyEncoding.BASE64:
+            return base64.b64encode(key).decode().rstrip("=")
+        case KeyEncoding.BASE32Z:
+            return base64.b32encode(key).decode().rstrip("=").translate(str.maketrans(_BASE32, _BASE32Z))
+        case KeyEncoding.Z85:
+            return base64.b85encode(key).decode().translate(str.maketrans(_BASE85, _Z85))
 
 
 def decode_key(text: str, encoding: KeyEncoding) -> bytes | None:
     """Return the 32 octets that `text` stands for. None: it is no key in that encoding."""
-    if encoding is KeyEncoding.BASE64 and text.endswith("="):
-        text = text[:-1]
+    if encoding is KeyEncoding.BASE64:
+        text = text.removesuffix("=")
     if len(text) != LETTERS[encoding] or not text.isascii():
         return None
-    if encoding is KeyEncoding.HEX:
-        return _from_hex(text)
-    if encoding is KeyEncoding.BASE32Z:
-        return _from_base32z(text.lower())
-    if encoding is KeyEncoding.BASE64:
-        return _from_base64(text)
-    return _from_z85(text)
+    try:
+        match encoding:
+            case KeyEncoding.HEX:
+                return binascii.unhexlify(text)
+            case KeyEncoding.BASE64:
+                return base64.b64decode(text + "=", validate=True)
+            case KeyEncoding.BASE32Z:
+                return base64.b32decode(_in_letters(text.lower(), _BASE32Z, _BASE32) + "====")
+            case KeyEncoding.Z85:
+                return base64.b85decode(_in_letters(text, _Z85, _BASE85))
+    except ValueError:
+        return None
+
+
+def _in_letters(text: str, letters: str, others: str) -> str:
+    """Return a text in other letters of the same values."""
+    return "".join(others[letters.index(letter)] for letter in text)  # ValueError: it is none of them
 
 
 def parse_key(text: str, name: str) -> bytes:
@@ -77,42 +83,3 @@ def parse_key(text: str, name: str) -> bytes:
         f"{name} is a text of {len(text)} letters that is no key of {KEY_BYTES} bytes",
         hint="write it in hex (64 letters), base32z (52), base64 (43) or Z85 (40)",
     )
-
-
-def _from_hex(text: str) -> bytes | None:
-    try:
-        return binascii.unhexlify(text)
-    except ValueError:
-        return None
-
-
-def _from_base32z(text: str) -> bytes | None:
-    number = 0
-    for letter in text:
-        value = _VALUES.get(letter)
-        if value is None:
-            return None
-        number = number << 5 | value
-    return (number >> _SPARE_BITS).to_bytes(KEY_BYTES, "big")
-
-
-def _from_base64(text: str) -> bytes | None:
-    try:
-        return base64.b64decode(text + "=", validate=True)
-    except ValueError:
-        return None
-
-
-def _from_z85(text: str) -> bytes | None:
-    octets = b""
-    for at in range(0, len(text), 5):
-        word = 0
-        for letter in text[at : at + 5]:
-            value = _Z85_VALUES.get(letter)
-            if value is None:
-                return None
-            word = word * 85 + value
-        if word >= 1 << 32:
-            return None
-        octets += word.to_bytes(4, "big")
-    return octets

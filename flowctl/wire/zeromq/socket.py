@@ -14,6 +14,7 @@ The `zmq.asyncio` socket does the same with a future per message, which costs fo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +33,9 @@ before: without, one that floods is read 100 times (libzmq's ``inbound_poll_rate
 
 MOST_FRAMES: Final = 1024
 """Most frames of one message. ZeroMQ has no limit, and each is an object."""
+
+MAX_SOCKETS: Final = 10_000
+"""Sockets of one context: each outgoing connection is one. ZeroMQ's own 1023 is less than a server has peers."""
 
 _PROBES: Final = 3
 """Of TCP, unanswered, in the second half of the time after which a peer counts as dead."""
@@ -202,3 +206,27 @@ def notice_dead_peers(raw: zmq.Socket[bytes], after_s: int) -> None:
     raw.set(zmq.TCP_KEEPALIVE_CNT, _PROBES)
     raw.set(zmq.TCP_KEEPALIVE_INTVL, max(1, after_s // 2 // _PROBES))
     raw.set(zmq.TCP_MAXRT, after_s * 1000)  # where something was sent, the system does not probe
+
+
+class _Context(zmq.Context[zmq.Socket[bytes]]):
+    """A context that does not wait for its sockets when it is collected without having been ended.
+
+    pyzmq's own ends itself then, for ever: in a node that was never stopped, sockets are collected with it, so it no
+    longer finds them to close them. Here they close themselves, and no more than a thread of ZeroMQ is left.
+    """
+
+    def __del__(self) -> None:
+        """Do nothing."""
+
+
+@functools.cache
+def shared_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Return the context in which nodes of this process reach each other by ``inproc://``; it is never ended."""
+    return new_context()
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Return a context; its owner ends it with ``destroy(linger=...)``."""
+    context = _Context()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return context

@@ -7,15 +7,15 @@ import socket
 
 import pytest
 from e2e_kit import open_live_server
+from live_kit import perform
 
-from flowctl.control.operations import Permission, perform
 from flowctl.errors import LocalProtocolError
 
 FILE = '{"cidr": "127.0.0.7/32", "reason": "flood", "score": 4, "evidence": {"hard limit": 9}, "expires": null}\n'
 
 
 def do(server, name, **given):
-    return perform(server, name, given, Permission.ADMIN)
+    return perform(server, name, given)
 
 
 def turned_away(server, source):

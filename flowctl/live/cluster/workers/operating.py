@@ -1,6 +1,6 @@
 """Operations on all workers: asked of each over its link, and their answers put together.
 
-How each operation is carried out by several processes stands in the table of operations (`Operation.together`). What
+How each operation is carried out by several processes stands in the table of operations (`Operation.who`). What
 changes the server is asked for by one thread of the listener, one after the other; before it is called done, workers
 that came meanwhile are asked as well, so that none misses it. Limits set by command are kept for workers that are
 started later, and every change is entered in one list of changes, whichever worker it was seen at first.
@@ -137,7 +137,7 @@ class Operating:
     def unban(self, cidr: str, *, origin: str = "") -> list[Ban]:
         """Let a network in again; as `LiveServer.unban`."""
         asked = {"peer": cidr, "limit": _LOOKED_AT, "offset": 0}  # what a ban file says the workers know
-        there = combine(BY_NAME["bans"].together, asked, self._any("bans", asked))["bans"]
+        there = combine(BY_NAME["bans"].merge, asked, self._any("bans", asked))["bans"]
         with self._lock:
             lifted, word = self.book.lift(cidr, map(parse_ban, there), origin)
         self._tell([word], origin)
@@ -190,17 +190,16 @@ class Operating:
         self.changes.note(what, detail)
 
     def _effect(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
-        how = operation.together
-        if how.who is Who.HERE:
+        if operation.who is Who.HERE:
             return operation.effect(cast("LiveServer", self), asked)  # `changes` needs no more of one
         if operation.name == "drain":
             self._drains()
         if operation.name == "stats":
             return self._stats(operation, asked)
-        if operation.looks and how.who is Who.ALL:
-            return combine(how, asked, self._looked(operation, asked))
-        if how.who is Who.ONE:
-            return combine(how, asked, self._any(operation.name, asked))
+        if operation.looks and operation.who is Who.ALL:
+            return combine(operation.merge, asked, self._looked(operation, asked))
+        if operation.who is Who.ONE:
+            return combine(operation.merge, asked, self._any(operation.name, asked))
         result = self._asked_all(operation, asked)
         if operation.name == "limits" and self.fleet is not None and _sets_all(asked, result):
             with self._lock:
@@ -218,7 +217,7 @@ class Operating:
             with self._lock:
                 targets = sorted((item for item in self._linked() if item.serial not in done), key=lambda w: w.number)
                 if not targets:
-                    result = combine(operation.together, asked, answers)
+                    result = combine(operation.merge, asked, answers)
                     if operation.name == "limits":
                         self._note_limits_locked(asked, result)
                     break
@@ -303,7 +302,7 @@ class Operating:
     def _stats(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
         """Ask all for figures, and whole lists up to the end of the page, page by page."""
         answers = self._looked(operation, asked)
-        made = combine(operation.together, asked, answers)
+        made = combine(operation.merge, asked, answers)
         # A worker that has said nothing has no link, or lost it while it was asked, or got it after that.
         down = sorted(set(self._expected()).difference(reply.worker for reply in answers))
         server = made["server"]
@@ -325,32 +324,32 @@ class Operating:
 
     def _looked(self, operation: Operation, asked: Mapping[str, Any]) -> list[WorkerAnswer]:
         """Ask all, side by side, for what they only look at; lists page by page."""
-        if operation.together.lists and asked.get("connection") is None:
+        if operation.lists and asked.get("connection") is None:
             return self._pages(operation, asked)
         return [reply for reply, _ in self._ask(self._now(), operation.name, asked)]
 
     def _pages(self, operation: Operation, asked: Mapping[str, Any]) -> list[WorkerAnswer]:
         """Return what each has up to the end of the page: of streams all, since those of several are added."""
-        how = operation.together
+        lists, to_end = operation.lists, operation.whole
         need, offset = asked["offset"] + asked["limit"], 0
         whole: dict[int, Json] = {}
         failed: list[WorkerAnswer] = []
         targets = self._now()
         while targets:
-            page = {**asked, "offset": offset, "limit": how.page}
+            page = {**asked, "offset": offset, "limit": operation.page}
             if offset >= need and "viewers" in asked:
                 page["viewers"] = "none"
             answers = [reply for reply, _ in self._ask(targets, operation.name, page)]
             failed += [reply for reply in answers if reply.result is None]
-            offset += how.page
+            offset += operation.page
             more = set()
             for number, found in ((reply.worker, reply.result) for reply in answers if reply.result is not None):
                 known = whole.setdefault(number, found)
                 if known is not found:
-                    for name in how.lists:
+                    for name in lists:
                         known[name] += found[name]
                 counts = known["found"]
-                if offset < max(counts[name] if name in how.whole else min(need, counts[name]) for name in how.lists):
+                if offset < max(counts[name] if name in to_end else min(need, counts[name]) for name in lists):
                     more.add(number)
             targets = [item for item in targets if item.number in more]
         incomplete = {reply.worker for reply in failed}

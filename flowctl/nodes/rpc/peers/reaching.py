@@ -34,10 +34,9 @@ from flowctl.nodes.rpc.peers.listener import RpcListener
 from flowctl.nodes.rpc.peers.peer import ANY_WAY, MAX_PART_BYTES, SERVICE_NODE, ConnectionID, Reach, RpcPeer
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
-from flowctl.wire.zeromq.context import new_context, shared_context
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
 from flowctl.wire.zeromq.endpoint import check_port
-from flowctl.wire.zeromq.socket import notice_dead_peers
+from flowctl.wire.zeromq.socket import new_context, notice_dead_peers, shared_context
 from flowctl.wire.zeromq.zap import ZapHandler, bind_zap, zap_domain
 
 _log: Final = logging.getLogger("flowctl.rpc")
