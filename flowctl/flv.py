@@ -139,10 +139,6 @@ class FlvWriter:
         self.bytes_written += len(data)
         self.tags_written += 1
 
-    def write_tag(self, flv_tag: FlvTag) -> None:
-        """Write a tag as the reader gives it; see `write`."""
-        self.write(*flv_tag)
-
 
 class _State(enum.Enum):
     """What the reader waits for."""

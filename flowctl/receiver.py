@@ -490,11 +490,6 @@ class Receiver:
         """True once nothing more is handed on: the end was delivered, or the connection is over."""
         return self._over
 
-    @property
-    def end_pending(self) -> bool:
-        """True if the stream has ended while input is held, so the handler was not told yet."""
-        return self._end is not None
-
     # --- inner steps ---------------------------------------------------------------------------------------------
 
     def _run_soon(self) -> None:

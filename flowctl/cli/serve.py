@@ -203,7 +203,7 @@ def _tend(server: Server, ended: EndSignals, notifier: Notifier, stats_s: float 
 
     from flowctl.core.server.systemd import STATUS_S, Pulse
 
-    pulse = Pulse(server.groups.groups)
+    pulse = Pulse(group.call_soon for group in server.groups.groups)
     ticks: list[tuple[float, Callable[[], None]]] = []
     if stats_s:
         ticks.append((stats_s, lambda: _log_figures(server)))

@@ -6,6 +6,15 @@ and nobody who looks waits for them.
 
 Who may do what belongs to the connection: who can open the unix socket is the user of the server (or root) and may do
 all; from elsewhere the level is that of the key in the clients file, and without a key in it there is no connection.
+
+That file has one client a line, ``KEY LEVEL [NAME]``; LEVEL is ``basic`` (look) or ``admin`` (change), and ``#`` begins
+a comment::
+
+    8f3b...64 hex digits...  admin   night shift
+    0c11...                  basic   monitoring
+
+The file is read again when it has changed and somebody connects: a key that is taken out is not let in again. Who is
+connected stays so until the connection ends. While the file cannot be read nobody is let in.
 """
 
 from __future__ import annotations
@@ -13,17 +22,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import stat
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 
-from flowctl.control.clients import Clients
 from flowctl.control.operations import CATEGORY, OPERATIONS, Operation, Permission, answer
 from flowctl.control.place import check_path, draining_name, is_draining, make_way, usual_socket
 from flowctl.core.loop.faults import ErrorHook
@@ -35,8 +44,13 @@ from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zeromq.keytext import parse_key
 
 _log: Final = structlog.get_logger("flowctl.control")
+MOST_CLIENTS_BYTES: Final = 256 * 1024
+"""Longest file: some thousand clients."""
+_LEVELS: Final = {"basic": Permission.BASIC, "admin": Permission.ADMIN}
+_HINT: Final = "one KEY LEVEL [NAME] a line; flowctl rpc keygen makes keys and shows the public one"
 MOST_WAITING: Final = 64
 """Calls of a kind that are being carried out or wait for it: more people than that do not change one server at a time.
 Of the places that are left one caller gets no more than it has, so one that floods leaves half of them to others."""
@@ -205,3 +219,72 @@ class ControlListener:
 async def _describe(message: RpcMessage) -> bytes:
     del message
     return json.dumps({"result": {"operations": [operation.describe() for operation in OPERATIONS]}}).encode()
+
+
+class Client(NamedTuple):
+    """Who has a key, as the file says.
+
+    Attributes:
+        name: of him; empty: none is given.
+    """
+
+    permission: Permission
+    name: str
+
+
+class Clients:
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+        self._seen: tuple[int, int, int] | None = None
+        self._clients: dict[bytes, Client] = {}
+        self.read()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def find(self, pubkey: bytes) -> Client | None:
+        """Return who has this key now. None: nobody who may come in."""
+        self.read()
+        return self._clients.get(pubkey)
+
+    def read(self) -> None:
+        try:
+            self._read()
+        except ConfigError:
+            self._seen, self._clients = None, {}
+            raise
+
+    def _read(self) -> None:
+        try:
+            found = self.path.stat()
+            look = found.st_mtime_ns, found.st_size, found.st_ino
+            if look == self._seen:
+                return
+            if stat.S_IMODE(found.st_mode) & 0o022:
+                raise ConfigError(f"others than its owner can write to {self.path}", hint=f"chmod 600 {self.path}")
+            with self.path.open("rb") as file:
+                data = file.read(MOST_CLIENTS_BYTES + 1)
+            text = data.decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the clients in {self.path}: {error}", hint=_HINT) from error
+        if len(data) > MOST_CLIENTS_BYTES:
+            raise ConfigError(f"{self.path}: it has more than {MOST_CLIENTS_BYTES} bytes", hint=_HINT)
+        self._clients = parse_clients(text, str(self.path))
+        self._seen = look
+
+
+def parse_clients(text: str, where: str) -> dict[bytes, Client]:
+    clients: dict[bytes, Client] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.partition("#")[0].split(maxsplit=2)
+        if not words:
+            continue
+        place = f"{where}, line {number}"
+        key = parse_key(words[0], f"{place}: the key")
+        level = words[1] if len(words) > 1 else ""
+        if level not in _LEVELS:
+            raise ConfigError(f"{place}: the level is {short(level)}, it must be basic or admin", hint=_HINT)
+        if key in clients:
+            raise ConfigError(f"{place}: this key is in the file twice", hint=_HINT)
+        clients[key] = Client(_LEVELS[level], words[2].strip() if len(words) > 2 else "")
+    return clients

@@ -1,4 +1,4 @@
-"""A clock that moves only when told; stand-ins for a connection and its thread, which do what a Sender asks when told."""
+"""A clock that moves only when told; stand-ins for a connection and its thread, turned by hand."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def write_file(path, tags):
     with path.open("wb") as file:
         writer = FlvWriter(file)
         for tag in tags:
-            writer.write_tag(tag)
+            writer.write(*tag)
     return path
 
 

@@ -221,13 +221,13 @@ def test_eof_when_input_is_held_waits_for_the_resumption(kit):
     kit.ready(EOF)
     kit.rounds()
     assert kit.handler.ends == []
-    assert kit.receiver.end_pending
+    assert kit.receiver._end
     assert not kit.receiver.reading
     kit.receiver.resume("sender")
     assert kit.handler.ends == []
     kit.rounds()
     assert kit.handler.ends == ["eof"]
-    assert not kit.receiver.end_pending
+    assert not kit.receiver._end
 
 
 def test_read_error_when_input_is_held_is_delivered_at_once(kit):

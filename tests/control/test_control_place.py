@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from flowctl.control import place
-from flowctl.control.clients import Clients, parse_clients
+from flowctl.control.listener import Clients, parse_clients
 from flowctl.control.operations import Permission
 from flowctl.errors import ConfigError
 

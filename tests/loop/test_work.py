@@ -240,7 +240,7 @@ def test_address_when_its_last_connection_left_is_remembered_until_its_sum_has_f
     thread.book.leave(again, "192.0.2.1", 3.0)
     other = thread.enter("192.0.2.2", now=100.0)
     thread.book.leave(other, "192.0.2.2", 100.0)
-    assert thread.book.addresses_count == 0
+    assert not thread.book._addresses
 
 
 def test_turn_when_an_address_has_had_its_part_is_over_until_the_next():

@@ -44,7 +44,7 @@ def pictures(tags) -> dict[int, bytes]:
     writer = FlvWriter(target, audio=False)
     for tag in tags:
         if tag.type_id == 9:
-            writer.write_tag(tag)
+            writer.write(*tag)
     target.seek(0)
     found = {}
     with av.open(target, format="flv") as container:

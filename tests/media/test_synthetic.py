@@ -36,7 +36,7 @@ def as_file(source, duration_s) -> io.BytesIO:
     target = io.BytesIO()
     writer = FlvWriter(target, audio=source.audio, video=source.video)
     for tag in source.tags(duration_s):
-        writer.write_tag(tag)
+        writer.write(*tag)
     target.seek(0)
     return target
 
@@ -305,7 +305,7 @@ def test_decoders_do_not_miss_disposable_frames():
     kept = 0
     for tag in source.tags(3):
         if inspect(tag.type_id, tag.payload).message_class is not MessageClass.DISPOSABLE:
-            writer.write_tag(tag)
+            writer.write(*tag)
             kept += 1
     target.seek(0)
     with av.open(target, format="flv") as container:

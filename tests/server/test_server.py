@@ -551,7 +551,7 @@ def test_trusted_proxy_when_it_says_nothing_of_the_kind_is_refused_by_name(make)
 
 def test_trusted_proxy_when_its_header_does_not_come_is_refused_in_time(make, monkeypatch):
     """The time for it is limited, whether a part of it has come or nothing."""
-    monkeypatch.setattr("flowctl.core.server.proxied.HEADER_TIME_S", 0.05)
+    monkeypatch.setattr("flowctl.core.server.listener.HEADER_TIME_S", 0.05)
     server = make(trusted_proxies=["127.0.0.1"])
     with connect(server) as one, connect(server) as two:
         for sock, part in ((one, LINE[:9]), (two, b"")):
@@ -563,8 +563,8 @@ def test_trusted_proxy_when_its_header_does_not_come_is_refused_in_time(make, mo
 
 def test_trusted_proxy_when_too_many_headers_are_waited_for_is_refused(make, monkeypatch):
     """The number of those who are waited for is limited; a stop ends them."""
-    monkeypatch.setattr("flowctl.core.server.proxied.HEADER_TIME_S", 60)
-    monkeypatch.setattr("flowctl.core.server.proxied.MOST_WAITING", 2)
+    monkeypatch.setattr("flowctl.core.server.listener.HEADER_TIME_S", 60)
+    monkeypatch.setattr("flowctl.core.server.listener.MOST_WAITING", 2)
     server = make(trusted_proxies=["127.0.0.1"])
     with connect(server) as one, connect(server) as two:
         wait_until(lambda: len(server.listeners[0].proxied) == 2)

@@ -257,7 +257,7 @@ def test_writer_writes_the_header_with_the_first_tag():
     writer = FlvWriter(target, audio=False)
     assert target.calls == []
     for tag in TAGS:
-        writer.write_tag(tag)
+        writer.write(*tag)
     assert b"".join(target.calls) == stream(audio=False)
     assert len(target.calls) == len(TAGS)
     assert (writer.bytes_written, writer.tags_written) == (len(stream()), len(TAGS))
@@ -339,7 +339,7 @@ def test_remuxed_recording_has_the_same_packets_for_pyav(sample):
     target = io.BytesIO()
     writer = FlvWriter(target)
     for tag in FlvReader().feed(sample.read_bytes()):
-        writer.write_tag(tag)
+        writer.write(*tag)
     expected = packets(str(sample))
     assert len(expected) > 60
     target.seek(0)
@@ -352,7 +352,7 @@ def test_ffmpeg_decodes_the_remuxed_recording_without_complaint(sample, tmp_path
     with path.open("wb") as file:
         writer = FlvWriter(file)
         for tag in FlvReader().feed(sample.read_bytes()):
-            writer.write_tag(tag)
+            writer.write(*tag)
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "warning", "-xerror", "-err_detect", "explode", "-i", str(path)]
     done = subprocess.run([*command, "-f", "null", "-"], capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -58,7 +58,7 @@ class LoadMeter:
         self._fraction = 0.0
         self._strained_until = now
         self.turns = 0  #: handlers run
-        self.longest_turn_s = 0.0  #: of them the longest since the start or `forget_longest`
+        self.longest_turn_s = 0.0  #: of them the longest since the start
 
     def turn(self, began: float, ended: float) -> None:
         """Count a handler that ran from `began` to `ended`, seconds; owning thread only."""
@@ -94,8 +94,3 @@ class LoadMeter:
 
     def strained(self, now: float) -> bool:
         return now < self._strained_until
-
-    def forget_longest(self) -> float:
-        """Return the longest turn in seconds and start looking for the longest anew; owning thread only."""
-        longest, self.longest_turn_s = self.longest_turn_s, 0.0
-        return longest

@@ -307,7 +307,3 @@ class WorkBook:
 
     def _next_turn(self) -> None:
         self._handshakes_s = 0.0
-
-    @property
-    def addresses_count(self) -> int:
-        return len(self._addresses)

@@ -2,20 +2,24 @@
 
 A listener is a pollable of its own: it accepts in turns, rests while the process has no descriptor left and goes on by
 itself, and reads the headers of trusted proxies. What becomes of a connection is for its server to say.
+
+A connection of a trusted proxy is, until it has said whom it speaks for, a socket and a few octets, with a limit on
+their number, on the octets and on the time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from flowctl.connection import Session
+from flowctl.core.loop.sockets import close_socket
 from flowctl.core.server.certificate import Certificate
-from flowctl.core.server.proxied import Peer, Proxied
-from flowctl.core.server.proxyheader import TrustedProxies
+from flowctl.core.server.proxyheader import HEADER_TIME_S, HeaderReader, ProxyHeaderError, TrustedProxies
 from flowctl.core.text.addresses import LAST_PORT
 from flowctl.deferred import Registration
 from flowctl.errors import ConfigError, LimitExceededError
@@ -26,7 +30,14 @@ ACCEPTS_PER_TURN: Final = 64
 BACKLOG: Final = 1024
 PAUSE_S: Final = 0.1
 """How long accepting rests when the process has no descriptor left; the connections wait in the backlog."""
+MOST_WAITING: Final = 1024
+"""Connections whose header has not come: proxies send it at once, so these are an attack or a broken network."""
+PROXY_HEADER: Final = "proxy_header"
+"""Name under which those are counted whose header is wrong or missing; as that of a limit. The number that stands with
+it means nothing."""
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+Peer = tuple[str, int]
 
 
 class Host(Protocol):
@@ -118,6 +129,75 @@ class Listener:
     def _resume(self, group: PollGroup) -> None:
         if self.sock.fileno() >= 0:
             self.attached(group)
+
+
+class Proxied:
+    def __init__(
+        self,
+        admit: Callable[[PollGroup, socket.socket, Peer], None],
+        refuse: Callable[[PollGroup, Peer, LimitExceededError], None],
+    ) -> None:
+        self._admit = admit
+        self._refuse = refuse
+        self._waiting: dict[socket.socket, tuple[PollGroup, Any]] = {}  # with the timer of each
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def accept_connection(self, group: PollGroup, sock: socket.socket, peer: Peer) -> None:
+        if len(self._waiting) >= MOST_WAITING:
+            self._end(group, sock, peer, LimitExceededError("proxy_waiting", len(self._waiting) + 1, MOST_WAITING))
+            return
+        sock.setblocking(False)
+        reader = HeaderReader()
+        late = LimitExceededError("proxy_header_s", HEADER_TIME_S, HEADER_TIME_S, "no PROXY header came in time")
+        self._waiting[sock] = group, group.call_later(HEADER_TIME_S, self._end, group, sock, peer, late)
+        group.watch_input(sock, partial(self._readable, group, sock, peer, reader))
+
+    def _readable(self, group: PollGroup, sock: socket.socket, peer: Peer, reader: HeaderReader) -> None:
+        try:
+            while reader.wanted:
+                data = sock.recv(reader.wanted)
+                if not data:
+                    # Without an octet it was a look whether the port is open, as balancers take it all day.
+                    error = _wrong("the proxy closed the connection within its header") if reader.begun else None
+                    self._end(group, sock, peer, error)
+                    return
+                reader.read(data)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._end(group, sock, peer, None)
+            return
+        except ProxyHeaderError as error:
+            self._end(group, sock, peer, _wrong(str(error)))
+            return
+        self._forget(sock)
+        address, port = reader.origin or peer
+        self._admit(group, sock, (address, peer[1] if port is None else port))
+
+    def _end(self, group: PollGroup, sock: socket.socket, peer: Peer, error: LimitExceededError | None) -> None:
+        self._forget(sock)
+        close_socket(sock, abortive=True)
+        if error is not None:
+            self._refuse(group, peer, error)
+
+    def _forget(self, sock: socket.socket) -> None:
+        waiting = self._waiting.pop(sock, None)
+        if waiting is not None:
+            group, timer = waiting
+            timer.cancel()
+            group.unwatch_input(sock)
+
+    def close(self) -> None:
+        for sock in list(self._waiting):
+            self._forget(sock)
+            with contextlib.suppress(OSError):
+                sock.close()
+
+
+def _wrong(message: str) -> LimitExceededError:
+    return LimitExceededError(PROXY_HEADER, 1, 0, message)
 
 
 def shown(host: str, port: int, name: str = "") -> str:

@@ -9,8 +9,9 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, MutableMapping
+from functools import partial
+from typing import Final
 
 from flowctl.errors import ConfigError
 
@@ -92,28 +93,21 @@ class Notifier:
         self._tell("STOPPING=1")
 
 
-class Thread(Protocol):
-    """A poll group, as far as its life is looked at."""
-
-    def call_soon(self, callback: Callable[[], object], /) -> None:
-        """Call it on the thread."""
-
-
 class Pulse:
     """Whether all threads of a server come to what they are asked to do. Main thread."""
 
-    def __init__(self, threads: Sequence[Thread]) -> None:
-        self._threads: Final = threads
-        self._answered = [True] * len(threads)
+    def __init__(self, threads: Iterable[Callable[[Callable[[], None]], None]]) -> None:
+        self._threads: Final = tuple(threads)  # `call_soon` of each
+        self._answered = [True] * len(self._threads)
 
     def look(self) -> bool:
         """Return whether all have answered since the last look, and ask again those that have."""
         alive = all(self._answered)
-        for number, thread in enumerate(self._threads):
+        for number, call_soon in enumerate(self._threads):
             if self._answered[number]:
                 self._answered[number] = False
                 with contextlib.suppress(Exception):  # it has ended: it does not answer
-                    thread.call_soon(lambda number=number: self._answer(number))  # type: ignore[misc]  # a default
+                    call_soon(partial(self._answer, number))
         return alive
 
     def _answer(self, number: int) -> None:
