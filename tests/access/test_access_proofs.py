@@ -56,7 +56,6 @@ def test_key_is_good_for_what_its_line_says(tmp_path, line, kind, stream, expect
 
 
 def test_keys_when_one_of_several_fits_are_good_and_none_is_stored_as_it_is(tmp_path):
-    """Any line counts, any of what was tried; the file and the object show no key, nor any hash."""
     path = written(tmp_path / "keys", *(hash_key(make_key()) for _ in range(3)), hash_key(KEY))
     keys = read_keys(path)
     assert keys.allows(["", "wrong" * 5, KEY], "play", "live/room")
@@ -80,7 +79,6 @@ def test_key_that_is_tried_is_hashed_once_however_many_are_stored(tmp_path, monk
 
 
 def test_key_that_stands_in_several_lines_is_good_for_what_any_says(tmp_path):
-    """With salts of their own, or with the same."""
     salt = bytes(range(16))
     lines = (hash_key(KEY, salt) + " play one/*", hash_key(KEY, salt) + " play two/*", hash_key(KEY) + " play three/*")
     keys = read_keys(written(tmp_path / "keys", *lines))
@@ -89,7 +87,6 @@ def test_key_that_stands_in_several_lines_is_good_for_what_any_says(tmp_path):
 
 
 def test_file_whose_keys_have_too_many_salts_is_an_error(tmp_path):
-    """Each salt is a hash more for each key that is tried; a few are for files that were put together."""
     lines = [hash_key(f"{KEY}{number}") for number in range(33)]
     with pytest.raises(ConfigError, match="33 salts, they may have 32"):
         read_keys(written(tmp_path / "keys", *lines))
@@ -98,7 +95,6 @@ def test_file_whose_keys_have_too_many_salts_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("key", ["short", "x" * 15, "with blank in the middle", "a&b" * 8, "x" * 2000, "a?b" * 9, ""])
 def test_key_that_is_none_is_not_hashed(key):
-    """Too short, or not to be put into an address; the message does not show it."""
     with pytest.raises(ConfigError) as caught:
         hash_key(key)
     assert not key or key not in str(caught.value)
@@ -108,7 +104,6 @@ def test_key_that_is_none_is_not_hashed(key):
     "line", [KEY, "sha256:00", "sha256:0011223344556677:" + "0" * 63, f"{'x' * 5} publish", "md5:00:00"]
 )
 def test_line_that_is_no_stored_key_is_named_by_its_number_alone(tmp_path, line):
-    """Somebody who writes the key itself into the file does not find it in the log."""
     path = written(tmp_path / "keys", hash_key(KEY), line)
     with pytest.raises(ConfigError, match="keys, line 2 is no stored key") as caught:
         read_keys(path)
@@ -135,7 +130,6 @@ def fault_of(secrets, query, kind="play", stream="live/room", address="192.0.2.7
 
 
 def test_token_is_good_until_it_expires_and_no_longer(secrets):
-    """Also for as long as clocks may be apart; replayed afterwards it is refused."""
     query = signed_query(SECRET, "play", "live/room", NOW + 60)
     for now, expected in ((NOW, None), (NOW + 60, None), (NOW + 70, None), (NOW + 71, "The token has expired.")):
         assert fault_of(secrets, query, now=now) == expected
@@ -147,7 +141,6 @@ def test_token_is_good_until_it_expires_and_no_longer(secrets):
     "asked", [{"kind": "publish"}, {"stream": "live/room2"}, {"stream": "live/roo"}, {"stream": "live"}]
 )
 def test_token_is_one_for_its_action_and_stream_alone(secrets, asked):
-    """What lets somebody play does not let him publish, nor play another stream."""
     query = signed_query(SECRET, "play", "live/room", NOW + 60)
     assert fault_of(secrets, query, **asked) == "The token is not one for this."
 
@@ -170,7 +163,6 @@ def test_token_is_one_for_its_action_and_stream_alone(secrets, asked):
     ],
 )
 def test_token_when_anything_is_changed_is_refused(secrets, changed):
-    """A digit, a letter, an address that was not signed, a part that is missing."""
     assert fault_of(secrets, changed(signed_query(SECRET, "play", "live/room", NOW + 60))) is not None
 
 
@@ -207,7 +199,6 @@ def test_token_when_made_elsewhere_is_what_the_documents_say():
 
 @pytest.mark.parametrize(("mode", "text"), [(0o644, SECRET.decode()), (0o600, "short"), (0o600, "# none"), (0o600, "")])
 def test_secrets_when_others_may_read_them_or_they_are_short_are_refused(tmp_path, mode, text):
-    """No message shows a secret."""
     path = written(tmp_path / "secrets", text)
     path.chmod(mode)
     with pytest.raises(ConfigError) as caught:
@@ -293,7 +284,6 @@ def test_web_token_that_is_forged_is_refused(key, forge):
 
 
 def test_web_token_signed_with_the_public_key_as_a_secret_is_refused(tmp_path):
-    """The old trick: a token that says HS256, to a server with a public key, which everybody has."""
     rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
     from cryptography.hazmat.primitives import serialization
 
@@ -311,7 +301,6 @@ def test_web_token_signed_with_the_public_key_as_a_secret_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["none:{}", "HS256", "HS256:", "RS256:{}", "HS512:{}", "HS256:{}-absent", "XX:{}"])
 def test_web_token_key_that_is_none_is_an_error_of_the_settings(tmp_path, text):
-    """An algorithm there is not, a file there is not, a secret too short for its hash, and no key at all."""
     path = written(tmp_path / "jwt", SECRET.decode())
     with pytest.raises(ConfigError) as caught:
         read_web_token_key(text.format(path))
@@ -319,7 +308,6 @@ def test_web_token_key_that_is_none_is_an_error_of_the_settings(tmp_path, text):
 
 
 def test_web_token_key_that_others_may_read_is_refused(tmp_path):
-    """A shared secret is one."""
     path = written(tmp_path / "jwt", LONG.decode())
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="mode 0640"):
@@ -327,7 +315,6 @@ def test_web_token_key_that_others_may_read_is_refused(tmp_path):
 
 
 def test_publisher_when_it_is_back_with_another_token_is_the_same_owner():
-    """A signed token is for one stream, a web token says who has it; one that is not valid here says nothing."""
     secret = b"a secret of thirty-two or more bytes, for tests"
     tokens = StreamAccess(publish_auth=(Proof.TOKEN,), token_secrets=SecretFile("secrets", (secret,)))
     web = StreamAccess(publish_auth=(Proof.JWT,), jwt_key=WebTokenKey("HS256", "jwt", secret, secret))

@@ -39,7 +39,6 @@ def ask(access, kind="play", query="", address="192.0.2.7", **more):
 
 @pytest.mark.parametrize("kind", ["connect", "publish", "play"])
 def test_nothing_set_lets_everybody(kind):
-    """As a server on this machine alone has always been."""
     assert ask(StreamAccess(), kind) is None
     assert ask(StreamAccess(), kind, address="") is None
 
@@ -64,7 +63,6 @@ def test_nothing_set_lets_everybody(kind):
     ],
 )
 def test_networks_are_held_to_for_each_kind(kind, other, allowed, denied, address, good):
-    """Denied ones never, then allowed ones alone where any are named; of another kind they say nothing."""
     access = StreamAccess(**{f"allow_{kind}": nets(*allowed), f"deny_{kind}": nets(*denied)})
     assert ask(access, kind, address=address) == (None if good else (FROM, Why.FORBIDDEN))
     assert ask(access, other, address=address) is None
@@ -85,7 +83,6 @@ def test_networks_are_held_to_for_each_kind(kind, other, allowed, denied, addres
 )
 @pytest.mark.parametrize("kind", ["publish", "play"])
 def test_key_is_found_wherever_clients_put_it(tc_url, app, name, kind):
-    """In the address, behind the application, behind the name of the stream."""
     access = StreamAccess(publish_auth=(Proof.KEY,), play_auth=(Proof.KEY,), keys=KEYS)
     url = from_connect(tc_url, app).with_stream(name)
     assert url.path == "live/room"
@@ -108,7 +105,6 @@ def test_key_is_found_wherever_clients_put_it(tc_url, app, name, kind):
     ],
 )
 def test_refusal_when_nothing_was_made_up_is_of_no_guess(query, guess):
-    """A crowd whose tokens were good, or that brings none, guesses nothing, however many they are."""
     access = StreamAccess(play_auth=(Proof.KEY, Proof.TOKEN), keys=KEYS, token_secrets=SECRETS)
     url = parse_url(f"rtmp://h/live/room?{query}")
     request = LiveRequest(kind="play", connection=1, peer=("192.0.2.7", 5), url=url)
@@ -116,7 +112,6 @@ def test_refusal_when_nothing_was_made_up_is_of_no_guess(query, guess):
 
 
 def test_proof_is_asked_for_where_it_is_set_and_nowhere_else():
-    """A server may want keys of publishers and let everybody play."""
     access = StreamAccess(publish_auth=(Proof.KEY,), keys=KEYS)
     assert ask(access, "publish") == ("A stream key is needed.", Why.UNAUTHORIZED)
     assert ask(access, "play") is None
@@ -150,7 +145,6 @@ def test_any_of_several_proofs_is_enough_and_what_is_said_is_of_the_one_that_was
 
 
 def test_proof_that_cannot_be_checked_lets_nobody_in():
-    """A role may be told to want keys where no level names a file of them."""
     access = StreamAccess(publish_auth=(Proof.KEY,))
     assert ask(access, "publish", query=f"key={KEY}") == (
         "The server cannot check this proof.",
@@ -198,13 +192,11 @@ def test_what_is_open_to_everybody_is_known(fields, publish, play):
     ],
 )
 def test_access_when_a_value_is_out_of_range_is_refused(fields):
-    """The error names the field."""
     with pytest.raises(ConfigError, match=next(iter(fields))):
         StreamAccess(**fields)
 
 
 def test_no_secret_is_shown_by_any_of_it():
-    """Errors, logs and tests print objects."""
     access = StreamAccess(keys=KEYS, token_secrets=SECRETS, jwt_key=WEB)
     request = LiveRequest(
         kind="play", connection=1, peer=("h", 1), url=parse_url(f"rtmp://u:pw@h/live/room?key={KEY}"), bearer=KEY

@@ -58,7 +58,6 @@ class Room:
 
 
 def test_visit_when_it_has_begun_goes_on_for_as_long_as_it_asks():
-    """It is told of once, and ends, which is told too, when nothing was asked for for a minute."""
     room = Room()
     assert not room.visits.goes_on(REQUEST)
     room.visits.begin(REQUEST)
@@ -89,7 +88,6 @@ def test_visit_when_it_has_begun_goes_on_for_as_long_as_it_asks():
     ],
 )
 def test_request_when_client_proof_or_stream_is_another_belongs_to_no_visit(other):
-    """What somebody was let in for holds for him, with that, for that stream."""
     room = Room()
     room.visits.begin(REQUEST)
     assert not room.visits.goes_on(dataclasses.replace(REQUEST, **other))
@@ -97,7 +95,6 @@ def test_request_when_client_proof_or_stream_is_another_belongs_to_no_visit(othe
 
 
 def test_visits_when_one_address_has_many_are_bounded(monkeypatch):
-    """Who invents queries has each request looked at, and others begin as before; ends make room."""
     monkeypatch.setattr(module, "_MOST_PER_ADDRESS", 3)
     room = Room()
     many = [dataclasses.replace(REQUEST, user_agent=str(number)) for number in range(5)]
@@ -114,7 +111,6 @@ def test_visits_when_one_address_has_many_are_bounded(monkeypatch):
 
 
 def test_visit_when_nobody_decides_or_hears_is_none():
-    """A server that is open to all keeps nothing of its viewers."""
     room = Room()
     room.gate.hooks = None
     room.visits.begin(REQUEST)
@@ -122,7 +118,6 @@ def test_visit_when_nobody_decides_or_hears_is_none():
 
 
 def test_visits_when_the_server_stops_are_told_of_and_none_begins():
-    """Who hears of beginnings hears of ends."""
     room = Room()
     room.visits.begin(REQUEST)
     room.visits.stop()
@@ -131,7 +126,6 @@ def test_visits_when_the_server_stops_are_told_of_and_none_begins():
 
 
 def test_network_when_it_is_denied_later_is_refused_in_a_visit_too():
-    """A list of networks that changes holds at once, for who watches already."""
     room = Room()
     assert room.gate.refuses_network(REQUEST) is None
     room.config = LiveConfig(access=StreamAccess(deny_play=(ip_network("192.0.2.0/24"),)))

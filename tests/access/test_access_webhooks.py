@@ -156,7 +156,6 @@ class list_of(list):  # noqa: N801 - a list whose items are made when they are s
 
 
 def test_each_of_several_hooks_must_allow_and_one_that_hangs_hides_none(hooks, server):
-    """All are asked at once: the word of one that answers counts although another fails."""
     other = HookServer(lambda _: None)
     for failure in HookFailure:
         server.answer = lambda _: http("1")
@@ -199,7 +198,6 @@ def test_bodies_have_the_names_of_srs():
 
 
 def test_thread_that_asks_is_never_blocked_and_questions_do_not_wait_for_each_other(hooks, server):
-    """A hundred questions to a server that hangs are put in no time; one to another server is answered meanwhile."""
     server.answer = lambda _: None
     other = HookServer()
     answers = []
@@ -211,7 +209,6 @@ def test_thread_that_asks_is_never_blocked_and_questions_do_not_wait_for_each_ot
 
 
 def test_question_that_is_withdrawn_is_not_answered(hooks, server):
-    """The client has gone."""
     server.answer = lambda _: None
     answers = []
     question = hooks.ask(asks(server.url(), hook_timeout_s=0.1), request_of(), lambda *answer: answers.append(answer))
@@ -221,7 +218,6 @@ def test_question_that_is_withdrawn_is_not_answered(hooks, server):
 
 
 def test_news_of_a_connection_come_in_order_and_a_hook_that_fails_is_passed_by(hooks, server):
-    """What it answers is of no account; others are told all the same."""
     access = StreamAccess(on_end=("http://127.0.0.1:1/", server.url()))
     server.answer = lambda _: http("1", "500 No")
     connect = LiveRequest(kind="connect", connection=7, peer=("192.0.2.7", 1), url=parse_url("rtmp://h/live"))
@@ -257,7 +253,6 @@ def test_requests_are_not_logged_by_the_library(hooks, server, caplog):
 
 
 def test_nothing_of_a_request_is_logged_when_a_hook_fails(hooks, server):
-    """Neither key nor address nor answer: the host, the action and what failed; a flood of failures is one line."""
     server.answer = lambda _: http(f"the key {SECRET} is wrong", "500 Oops")
     access = asks(
         f"http://user:{SECRET}@127.0.0.1:{server.port}/{SECRET}?token={SECRET}", f"http://name.invalid/{SECRET}"
@@ -284,7 +279,6 @@ def test_question_after_the_end_is_undecided(server):
 
 
 def test_question_under_way_at_the_end_is_undecided(server):
-    """It is answered then, not left."""
     server.answer = lambda _: None
     hooks = WebHooks(lambda *_: None)
     hooks.start()
@@ -302,7 +296,6 @@ def test_question_under_way_at_the_end_is_undecided(server):
 
 
 def test_turns_when_one_key_has_its_share_are_there_for_others(loop_factory):
-    """One key cannot fill the room where all wait: it is refused, and another one waits for its turn."""
     import asyncio
 
     async def main():
@@ -326,7 +319,6 @@ def test_turns_when_one_key_has_its_share_are_there_for_others(loop_factory):
 
 
 def test_turns_when_one_key_asks_much_go_round(loop_factory):
-    """Of those who wait, each key has its turn; one that gave up is passed by; too many are refused."""
     import asyncio
 
     async def main():

@@ -27,7 +27,6 @@ def expressions():
 
 
 def test_dashboard_when_read_asks_for_metrics_and_labels_that_there_are():
-    """Each name in an expression is a metric, and each label in braces or after ``by`` is one of its labels."""
     seen = set()
     for text in expressions():
         names = re.findall(r"\bflowctl_\w+", text)
@@ -42,7 +41,6 @@ def test_dashboard_when_read_asks_for_metrics_and_labels_that_there_are():
 
 
 def test_dashboard_when_its_legends_are_read_names_labels_that_are_kept():
-    """A legend shows only labels that its expression keeps."""
     for panel in BOARD["panels"]:
         for target in panel["targets"]:
             text, legend = target["expr"], target["legendFormat"]
@@ -55,6 +53,5 @@ def test_dashboard_when_its_legends_are_read_names_labels_that_are_kept():
 
 
 def test_documents_when_they_list_metrics_name_all_of_them():
-    """docs/admin.md has each metric."""
     text = (ROOT / "docs" / "admin.md").read_text("utf-8")
     assert {name for name in SAMPLES if name.removesuffix("_bucket") not in text} == set()

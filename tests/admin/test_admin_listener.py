@@ -60,7 +60,6 @@ def events_of(response):
 
 
 def test_streams_and_connections_when_asked_for_are_told_with_their_figures(admin, clients):
-    """A publisher and a viewer are one stream and two connections; one of them is told with its ledger."""
     found = admin()
     clients.publish(found.server, SyntheticSource())
     clients.play(found.server)
@@ -83,7 +82,6 @@ def test_streams_and_connections_when_asked_for_are_told_with_their_figures(admi
 
 
 def test_kick_when_asked_for_ends_the_connection_and_is_told_as_an_event(admin, clients):
-    """A kick ends the viewer; who listens to events hears of the end with its reason."""
     found = admin()
     clients.publish(found.server, SyntheticSource())
     player = clients.play(found.server)
@@ -101,7 +99,6 @@ def test_kick_when_asked_for_ends_the_connection_and_is_told_as_an_event(admin, 
 
 
 def test_ban_and_limits_when_changed_are_told_as_changes(admin):
-    """What is changed is told to those who listen, and undone by another call."""
     found = admin()
     with found.http.stream("GET", "/api/v1/events") as response:
         wait_until(lambda: found.server.hub.observers, "somebody who observes")
@@ -116,7 +113,6 @@ def test_ban_and_limits_when_changed_are_told_as_changes(admin):
 
 
 def test_listener_when_it_could_be_reached_by_others_without_a_token_refuses_to_start():
-    """Beyond loopback there has to be a token; the error says what to do."""
     with (
         open_live_server(admin="0.0.0.0:0") as server,
         pytest.raises(ConfigError, match="anybody could operate the server") as caught,
@@ -126,7 +122,6 @@ def test_listener_when_it_could_be_reached_by_others_without_a_token_refuses_to_
 
 
 def test_listener_when_its_port_is_taken_says_so():
-    """A port in use is an error that names the address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with open_live_server(admin=address) as server:
@@ -149,7 +144,6 @@ def test_listener_when_its_port_is_taken_says_so():
     ],
 )
 def test_change_when_a_page_of_another_site_sends_it_is_refused(admin, headers, status):
-    """Neither a form of another site nor a name that resolves to this machine can change anything."""
     found = admin()
     usual = {"content-type": "application/json"}
     said = found.http.post("/api/v1/ban", content=b'{"network": "192.0.2.7"}', headers=usual | headers)
@@ -159,7 +153,6 @@ def test_change_when_a_page_of_another_site_sends_it_is_refused(admin, headers, 
 
 
 def test_body_when_it_is_too_long_is_refused_however_it_comes(admin):
-    """More than a call may have is refused, announced or not."""
     found = admin()
     body, kind = b" " * 70_000, {"content-type": "application/json"}
     for content in (body, iter([body])):
@@ -184,7 +177,6 @@ def test_tokens_when_there_are_some_decide_who_may_do_what(admin):
 
 
 def test_listeners_of_one_token_leave_room_for_others(admin, monkeypatch):
-    """Who may only look cannot keep those away from events who operate the server."""
     monkeypatch.setattr(streaming, "MOST_LISTENERS", 4)
     found = admin(tokens=f"{ADMIN}\n{BASIC} basic\n")
     basic, full = ({"authorization": f"Bearer {token}"} for token in (BASIC, ADMIN))
@@ -216,7 +208,6 @@ def test_ready_when_the_server_drains_says_so(admin):
 
 
 def test_paths_when_there_is_nothing_are_told_as_problems(admin):
-    """Wrong paths, methods and arguments are told in one form, with headers that keep browsers safe."""
     found = admin()
     for method, path, status in (
         ("GET", "/api/v1/nothing", 404),
@@ -242,7 +233,6 @@ def sample(text, name, **labels):
 
 
 def test_metrics_when_a_viewer_comes_and_goes_are_by_stream_and_never_go_down(admin, clients):
-    """An open viewer is counted by stream and state, and what it was sent stays counted when it has gone."""
     found = admin()
     assert found.http.get("/metrics").status_code == 200
     clients.publish(found.server, SyntheticSource())

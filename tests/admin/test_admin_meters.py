@@ -44,7 +44,6 @@ def rows_of(meters, peers, between=None):
 
 
 def test_sums_when_a_connection_ends_while_they_are_made_have_it_once():
-    """It is counted as one that is there or as one that has gone, never as both, and never less the next time."""
     meters, observers = made()
     first, second = Peer(1), Peer(2)
     assert rows_of(meters, [first, second])["live/a", "viewer"]["sent_bytes"] == 200
@@ -63,7 +62,6 @@ def test_sums_when_a_connection_ends_while_they_are_made_have_it_once():
 
 
 def test_sums_when_a_connection_has_ended_before_it_was_seen_are_without_it():
-    """One that is still in the list but has ended is counted when its end is told, and not before."""
     meters, _ = made()
     rows_of(meters, [])
     late = Peer(3)
@@ -74,7 +72,6 @@ def test_sums_when_a_connection_has_ended_before_it_was_seen_are_without_it():
 
 
 def test_streams_when_there_are_more_than_have_names_are_one_label():
-    """However many streams come and go, labels are few, and a stream keeps the one that it has."""
     meters, _ = made()
     peers = [Peer(number, f"live/{number}") for number in range(MOST_NAMED + 20)]
     found = rows_of(meters, peers)

@@ -27,7 +27,6 @@ def values(metrics, *parts):
 
 
 def test_counters_when_a_worker_is_started_anew_never_go_down():
-    """What a worker had counted stays when another process takes its place, or when it does not answer once."""
     metrics = Metrics("1")
     assert values(metrics, part(10, 100), part(20, 50, worker=2))["flowctl_sent_bytes_total"] == 150
     assert values(metrics, part(11, 5), part(20, 60, worker=2))["flowctl_sent_bytes_total"] == 165
@@ -38,7 +37,6 @@ def test_counters_when_a_worker_is_started_anew_never_go_down():
 
 
 def test_labels_when_names_of_peers_are_hostile_stay_one_label():
-    """A name with quotes, backslashes and what looks like metrics is one label, and no line of its own."""
     name = 'live/"} 1\\n# TYPE evil counter\\nevil'
     text = Metrics("1").text({"parts": [part(1, 1, stream=name)]}).decode()
     assert {family.name for family in text_string_to_metric_families(text)}.isdisjoint({"evil"})

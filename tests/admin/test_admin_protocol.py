@@ -52,7 +52,6 @@ def closed(sock):
 
 
 def test_head_when_it_never_comes_whole_is_given_up(admin, monkeypatch):
-    """One that sends nothing, and one that sends a line of its head and no more, are closed in time."""
     monkeypatch.setattr(protocol, "HEAD_S", 0.05)
     base, address = admin()
     with contextlib.ExitStack() as stack:
@@ -77,7 +76,6 @@ def test_head_when_it_never_comes_whole_is_given_up(admin, monkeypatch):
     ],
 )
 def test_head_when_it_is_malformed_or_leaves_the_folder_is_refused(admin, head):
-    """Wrong heads and paths that lead elsewhere are answered with a status of 400 or more, or cut."""
     base, address = admin()
     with socket.create_connection(address, timeout=20) as sock:
         with contextlib.suppress(ConnectionError):
@@ -95,7 +93,6 @@ TOKEN = "k3tF2hD0mYw8cQz1"
 
 @pytest.mark.parametrize("sources", [["127.0.0.1"], ["127.0.9.1", "127.0.9.2"]])
 def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin, monkeypatch, tmp_path, sources):
-    """Half-sent heads, of the operator's own address too, give way; who has shown a token keeps the connection."""
     monkeypatch.setattr(protocol, "MOST_STRANGERS", 4)
     monkeypatch.setattr(protocol, "MOST_PER_ADDRESS", 3)
     (tmp_path / "tokens").write_text(TOKEN)
@@ -119,7 +116,6 @@ def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin,
 
 
 def test_strangers_when_each_has_an_address_of_its_own_give_way_by_age(admin, monkeypatch):
-    """As many addresses as there are places: the oldest is closed, and not an operator who is about to speak."""
     monkeypatch.setattr(protocol, "MOST_STRANGERS", 4)
     monkeypatch.setattr(protocol, "HEAD_S", 600.0)
     _, address = admin()
@@ -134,7 +130,6 @@ def test_strangers_when_each_has_an_address_of_its_own_give_way_by_age(admin, mo
 
 
 def test_connections_with_a_token_when_there_are_too_many_are_of_whoever_has_the_most(admin, monkeypatch, tmp_path):
-    """One token, however many connections it holds, leaves room for another."""
     monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 3)
     (tmp_path / "tokens").write_text(f"{TOKEN}\n{TOKEN}-basic basic")
     base, _ = admin(admin_token_file=tmp_path / "tokens")

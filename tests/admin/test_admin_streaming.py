@@ -97,8 +97,6 @@ def event(number):
 
 
 def test_listener_when_it_is_too_slow_loses_the_oldest_and_is_told_how_many(run):
-    """More than may wait for one listener is lost for that one, counted and told; another has all."""
-
     async def check(server, streams):
         slow, quick = Peer(streams), Peer(streams)
         await quick.until(lambda _: quick.text.startswith("retry"))
@@ -121,8 +119,6 @@ def test_listener_when_it_is_too_slow_loses_the_oldest_and_is_told_how_many(run)
 
 
 def test_listener_when_it_comes_back_goes_on_where_it_was(run):
-    """With the id of the last event a listener gets what came after it; an unknown id is told as a loss."""
-
     async def check(server, streams):
         peer = Peer(streams)
         server.events += [event(number) for number in range(5)]
@@ -145,8 +141,6 @@ def test_listener_when_it_comes_back_goes_on_where_it_was(run):
 
 
 def test_events_when_peers_choose_their_words_are_one_line_each(run):
-    """What a peer calls itself cannot begin another event."""
-
     async def check(server, streams):
         peer = Peer(streams)
         server.events.append(event(1))
@@ -159,8 +153,6 @@ def test_events_when_peers_choose_their_words_are_one_line_each(run):
 
 
 def test_changes_when_made_after_the_first_look_are_told_to_those_who_may_list_them(run):
-    """What was changed before anybody listened is no event; what comes after is, but not for one that only looks."""
-
     async def check(server, streams):
         server.changes.append({"version": 1, "what": "ban"})
         peer, looks = Peer(streams), Peer(streams, permission=Permission.BASIC)

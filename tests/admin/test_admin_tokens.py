@@ -12,7 +12,6 @@ OLD, NEW = "old-token-0123456789", "new-token-0123456789"
 
 
 def test_token_when_it_is_taken_out_of_the_file_opens_nothing_any_more(tmp_path):
-    """Who is to be kept out is kept out from the next request on, without a restart."""
     path = tmp_path / "tokens"
     path.write_text(f"{OLD}\n")
     tokens = Tokens(path)
@@ -36,7 +35,6 @@ def test_tokens_when_the_file_becomes_invalid_stay(tmp_path, data):
 
 @pytest.mark.parametrize("text", ["", "short\n", f"{OLD} root", f"{OLD} basic more", None])
 def test_tokens_when_the_file_is_not_valid_at_the_start_are_an_error(tmp_path, text):
-    """No server starts without the tokens that it was to ask for, and the error does not tell one."""
     path = tmp_path / "tokens"
     if text is not None:
         path.write_text(text)

@@ -38,7 +38,6 @@ def relieved(logs, holdings, chosen):
 
 
 def test_held_when_many_wait_for_the_same_counts_it_once():
-    """What several viewers of a log wait for is held once; what is queued for one alone is added."""
     held = held_by({"a": 100, "b": 50}, [viewer(1, 900), viewer(2, 900), viewer(3, 400, own=7), viewer(4, 20, log="b")])
     assert (held.shared_bytes, held.own_bytes, held.total_bytes) == (950, 7, 957)
     assert held.by_log == {"a": 900, "b": 50}
@@ -96,7 +95,6 @@ SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 20), st.sampled_
 
 @given(SPANS, st.integers(0, 300), st.integers(0, 4000))
 def test_victims_when_they_have_gone_have_freed_what_was_asked(spans, cached, excess):
-    """The chosen free the excess, or all that can be freed; each pins something; what is said to be freed is."""
     logs = {"a": cached, "b": 0}
     holdings = [viewer(number, span, log=log, own=own) for number, (span, own, log) in enumerate(spans)]
     chosen = choose(logs, holdings, excess)
@@ -115,7 +113,6 @@ def test_victims_when_one_pins_most_is_that_one():
 
 
 def test_victims_when_two_streams_are_held_are_those_whose_going_frees_most_each():
-    """Fifty viewers that hold one stream together are spared while one viewer alone holds as much of another."""
     crowd = [viewer(number, 1000) for number in range(50)]
     assert [item.key for item, _ in choose({"a": 0, "b": 0}, [*crowd, viewer("one", 900, log="b")], 500)] == ["one"]
 

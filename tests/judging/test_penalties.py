@@ -37,7 +37,6 @@ def overflow(penalties, address, now, offence=Offence.REFUSED):
 
 
 def test_bucket_when_more_is_done_than_allowed_overflows_once():
-    """The eleventh of ten allowed is one too many; the bucket begins anew, and says what was done."""
     penalties = Penalties(FEW)
     for _ in range(10):
         assert penalties.charge(ONE, Offence.REFUSED, 1, 0.0, "login") == []
@@ -48,7 +47,6 @@ def test_bucket_when_more_is_done_than_allowed_overflows_once():
 
 
 def test_buckets_when_offences_differ_are_apart():
-    """Nine of each of five kinds are not 45 of one."""
     penalties = Penalties(FEW)
     assert all(penalties.charge(ONE, offence, 1, 0.0) == [] for offence in Offence for _ in range(9))
 
@@ -64,7 +62,6 @@ def test_sentence_when_it_goes_on_is_a_limit_then_bans_that_grow():
 
 
 def test_sentence_when_it_was_long_ago_is_forgiven():
-    """After some half-lives the next one is the first again; after one, it is one repeat less."""
     penalties = Penalties(FEW)
     for n in range(4):
         overflow(penalties, ONE, float(n))
@@ -83,7 +80,6 @@ def test_sentence_when_others_behave_there_is_a_limit_that_says_so():
 
 
 def test_sentence_when_the_offence_is_mild_is_short_and_makes_nothing_a_repeat():
-    """Third parties can cause it: it ends with its cause, and what comes later is the first of its kind."""
     penalties = Penalties(FEW)
     for n in range(20):
         found = sentence(overflow(penalties, ONE, float(n), Offence.CONNECTIONS), 0)
@@ -95,7 +91,6 @@ def test_sentence_when_the_offence_is_mild_is_short_and_makes_nothing_a_repeat()
 
 @pytest.mark.parametrize("block", ["203.0.113.{}", "2001:db8:1:{:x}::9"])
 def test_network_when_many_of_its_addresses_offend_a_little_is_found(block):
-    """Who spreads over many addresses, each below its allowance, fills the bucket of the network."""
     penalties = Penalties(FEW)
     wide = [
         overflow
@@ -108,7 +103,6 @@ def test_network_when_many_of_its_addresses_offend_a_little_is_found(block):
 
 
 def test_network_when_one_address_offends_for_hours_is_left_alone():
-    """What an address does while it serves a penalty is its own affair."""
     penalties = Penalties(FEW)
     found = [overflow for n in range(36_000) for overflow in penalties.charge(ONE, Offence.REFUSED, 1, float(n))]
     assert found
@@ -148,7 +142,6 @@ def test_allowance_when_it_is_out_of_range_is_refused(count, period_s):
 
 
 def test_penalties_when_they_are_off_count_nothing():
-    """0 turns one kind off."""
     assert Offence.COMMANDS not in PenaltyLimits(commands=Allowance(0, 1)).of()
     off = PenaltyLimits(limits=Allowance(0, 1))
     assert Penalties(off).charge(ONE, Offence.LIMITS, 1e9, 0.0) == []
@@ -165,7 +158,6 @@ CHARGE = st.tuples(
 @settings(max_examples=150)
 @given(st.lists(CHARGE, max_size=60))
 def test_penalties_when_anything_happens_punish_only_who_did_more_than_allowed(history):
-    """No overflow without more than a bucket of one's own, by a model that adds up; and lengths are bounded."""
     penalties, now = Penalties(FEW), 0.0
     done = {}
     for address, offence, amount, passed_s in history:
@@ -215,7 +207,6 @@ def test_defaults_when_encoders_have_a_wrong_key_for_hours_punish_nobody():
 
 
 def test_defaults_when_two_hundred_viewers_behind_one_router_come_back_at_once_punish_nobody():
-    """After a restart they all come each second until they are in: 20 a second are admitted, 64 of them in all."""
     penalties = Penalties(PenaltyLimits())
     outside, tokens = 200, 40.0
     for second in range(600):

@@ -27,7 +27,6 @@ def test_field_when_out_of_range_is_named_with_its_value(field, value):
 
 
 def test_policy_when_it_is_unknown_is_refused():
-    """What is left out for slow viewers is one of three ways."""
     with pytest.raises(ConfigError, match="policy is 'all', it must be all-or-cut, audio-first or pictures-first"):
         LiveConfig(policy="all")
 
@@ -45,6 +44,5 @@ def test_flights_when_nothing_is_recorded_are_refused():
 
 @pytest.mark.parametrize(("field", "value"), [("port", 70_000), ("group_count", 0), ("group_count", 257)])
 def test_options_of_any_server_when_out_of_range_are_refused(field, value):
-    """What no server can do is told before there is one."""
     with pytest.raises(ConfigError, match=f"{field} is {value}, it must be"):
         ServeOptions(**{field: value})

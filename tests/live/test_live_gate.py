@@ -43,7 +43,6 @@ def asked(gate, *args, **more):
 
 
 def test_hooks_of_an_application_hear_of_who_connects_to_another_one():
-    """The hook for connections of the application that is named decides, and then the one about the play."""
     server, actions = HookServer(), []
     server.answer = lambda body: http("1" if body["action"] == "on_connect" else "0")
     values = {"access.on_connect": (server.url(),), "access.on_play": (server.url(),)}
@@ -73,7 +72,6 @@ def test_hooks_of_an_application_hear_of_who_connects_to_another_one():
 
 
 def test_levels_of_application_and_role_have_access_of_their_own():
-    """A private application beside a public one; of a role what is set for the role."""
     levels = (
         Level(application="vip", values={"access.play_auth": (Proof.KEY,), "access.keys": KEYS}),
         Level(application="vip", role=Role.PUBLISHER, values={"access.deny_publish": HERE}),
@@ -103,7 +101,6 @@ def test_settings_that_change_hold_for_the_next_who_asks():
      ("http://h/live/room", False), ("http://ann:@h/live/room", False), ("http://:@h/live/room", False)],
 )  # fmt: skip
 def test_password_is_asked_for_over_http_where_rtmp_asks_for_one(text, good):
-    """The credentials of RTMP are no use where somebody only has to come over HTTP."""
     gate = AccessGate(lambda: LiveConfig(rtmp=ServerSessionConfig(credentials={"ann": "pw"})))
     found = asked(gate, "play", text, protocol="http")
     assert (found is None) is good
@@ -127,7 +124,6 @@ def rejected(peer):
     ],
 )  # fmt: skip
 def test_client_of_rtmp_is_refused_in_its_words(access, ask, name, expected):
-    """A session on the wire: the code that clients know, and what a person understands."""
     world = World(config(access=StreamAccess(**access)))
     peer = getattr(world.connect(), ask)(name)
     world.run()
@@ -139,7 +135,6 @@ def test_client_of_rtmp_is_refused_in_its_words(access, ask, name, expected):
 
 
 def test_client_of_rtmp_with_what_is_asked_for_is_let_in():
-    """A key to publish, and a signed token to play."""
     access = StreamAccess(publish_auth=(Proof.KEY,), keys=KEYS, play_auth=(Proof.TOKEN,), token_secrets=SECRETS)
     world = World(config(access=access))
     assert world.connect().publish(f"live/room?key={KEY}").has(PublishStarted)
@@ -237,7 +232,6 @@ def hook():
     ],
 )
 def test_hooks_of_the_application_and_of_http_must_both_allow(hook, name, answer, said, actions):
-    """The application is asked first: what a web server was asked about, it takes for begun."""
     hook.answer = lambda _: http(answer)
     failures, found, done = [], [], threading.Event()
     config = LiveConfig(access=StreamAccess(on_publish=(hook.url(),)))
@@ -257,7 +251,6 @@ def test_hooks_of_the_application_and_of_http_must_both_allow(hook, name, answer
 
 
 def test_hooks_of_http_are_those_of_the_application_and_heard_kinds_of_all(hook):
-    """A level may name hooks of its own; without any, nothing is kept for telling, and no thread is started."""
     levels = (Level(application="vip", values={"access.on_end": (hook.url("/vip"),)}),)
     both = LiveConfig(levels=levels), LiveConfig()
     gate, plain = AccessGate(lambda: both[0]), AccessGate(lambda: both[1])

@@ -77,7 +77,6 @@ def started(peer):
 
 
 def test_publisher_waits_for_the_answer_and_is_let_in(world, asked):
-    """Nothing happens before the answer; then the publication begins and is told of."""
     peer = world.connect().publish("live/room?token=x")
     ((request, question),) = asked.questions
     assert (request.kind, request.stream, request.query, request.user) == ("publish", "live/room", {"token": "x"}, None)
@@ -94,7 +93,6 @@ def test_publisher_waits_for_the_answer_and_is_let_in(world, asked):
 
 @pytest.mark.parametrize(("ask", "code"), [("publish", "NetStream.Publish.BadName"), ("play", "NetStream.Play.Failed")])
 def test_refusal_reaches_the_client_in_the_words_of_the_hook(world, asked, ask, code):
-    """The description of the status is what the hook said."""
     peer = getattr(world.connect(), ask)()
     asked.questions[0][1].tell(Refusal("This key has expired."))
     world.run()
@@ -103,7 +101,6 @@ def test_refusal_reaches_the_client_in_the_words_of_the_hook(world, asked, ask, 
 
 
 def test_only_the_connection_that_asks_waits(world, asked):
-    """While one publisher waits, others publish and play; it is not read, and goes on where it was."""
     asked.decides["play"] = False
     slow, other = world.connect().publish("live/slow"), world.connect().publish("live/other")
     viewer = world.connect().play("live/other")
@@ -122,7 +119,6 @@ def test_only_the_connection_that_asks_waits(world, asked):
 
 
 def test_hook_that_does_not_answer_refuses(world, asked):
-    """After `decide_s` the client is told, the limit is counted, and a late answer changes nothing."""
     peer = world.connect().publish()
     world.run(asked.decide_s + STEP_S)
     assert descriptions(peer) == [("NetStream.Publish.BadName", TOO_SLOW.text)]
@@ -178,7 +174,6 @@ def test_withdrawn_request_is_not_answered_and_the_next_one_is_asked(world, aske
     ],
 )
 def test_refusal_has_the_code_that_rtmp_has_for_it(world, asked, ask, why, code):
-    """What HTTP says with a status, RTMP says with the code of a status message."""
     peer = getattr(world.connect(), ask)()
     asked.questions[0][1].tell(Refusal("No.", why))
     world.run()
@@ -294,7 +289,6 @@ async def _says_later(_self, _request):
     ids=["plain yes", "plain no", "coroutine function", "plain, gives a coroutine"],
 )
 def test_hook_may_be_plain_or_a_coroutine_function(run, kind, decide, refusal):
-    """Both are asked, and what they say is the answer."""
     runner, failures = run(hooks_that(decide))
     assert answer_of(runner, kind) == (refusal and Refusal(refusal.format(kind=kind)))
     assert failures == []
@@ -329,7 +323,6 @@ def test_hook_that_fails_refuses_and_is_reported(run, decide):
 
 
 def test_slow_plain_hooks_do_not_wait_for_each_other(run):
-    """One that never ends holds its own question and no other's."""
     release = threading.Event()
     first = threading.Event()
 
@@ -374,7 +367,6 @@ def test_questions_of_one_address_wait_for_each_other_and_withdrawn_ones_are_not
 
 @pytest.mark.parametrize("plain", [False, True], ids=["coroutine function", "plain, gives a coroutine"])
 def test_coroutine_that_hangs_is_cancelled_when_its_time_is_over(run, plain):
-    """It does not outlive its refusal, which is of who asked and no fault to report."""
     ended = threading.Event()
 
     async def hangs(_self, _request):
@@ -394,7 +386,6 @@ def test_coroutine_that_hangs_is_cancelled_when_its_time_is_over(run, plain):
 
 
 def test_coroutines_at_a_time_are_bounded_and_withdrawn_questions_are_not_asked(run, monkeypatch):
-    """More questions wait for those under way, and each is answered; one that was withdrawn meanwhile is left out."""
     monkeypatch.setattr("flowctl.live.hooks._MOST_COROUTINES", 8)
     under_way, peak, calls, answers, done = 0, 0, 0, [], threading.Event()
 
@@ -423,7 +414,6 @@ def test_coroutines_at_a_time_are_bounded_and_withdrawn_questions_are_not_asked(
 
 
 def test_answer_that_cannot_be_given_is_reported_and_the_next_one_is(run):
-    """A server that is stopping may take no answer any more: the worker lives on."""
     runner, failures = run(hooks_that(lambda *_: None))
 
     def gone(*_):
@@ -436,7 +426,6 @@ def test_answer_that_cannot_be_given_is_reported_and_the_next_one_is(run):
 
 
 def test_coroutines_run_on_the_loop_of_the_application(loop_factory):
-    """It may use there what belongs to that loop; a loop that is closed refuses."""
     loop = loop_factory()
     where = []
 
@@ -460,7 +449,6 @@ def test_coroutines_run_on_the_loop_of_the_application(loop_factory):
 
 
 def test_news_come_in_order_on_one_thread(run):
-    """Published, the frames, ended: as they happened, although one of them is a coroutine function."""
     recorder = Recorder()
     runner, failures = run(recorder)
     runner.began(request_of())
@@ -474,7 +462,6 @@ def test_news_come_in_order_on_one_thread(run):
 
 
 def test_publications_that_nobody_has_heard_of_are_limited_by_address(run):
-    """Who begins and ends publications faster than the application hears of them is refused more; others are not."""
     recorder = Recorder()
     runner, _ = run(recorder)
     recorder.gate.clear()
@@ -495,7 +482,6 @@ def test_publications_that_nobody_has_heard_of_are_limited_by_address(run):
 
 
 def test_publish_when_the_application_has_not_heard_of_so_many_is_refused(world, asked):
-    """The client is told why, the limit is counted, and nothing is published."""
     asked.most_news = 0
     peer = world.connect().publish("live/room")
     asked.questions[0][1].tell(None)
@@ -526,8 +512,6 @@ def test_frames_for_a_recorder_that_stands_still_are_bounded_and_counted(run):
 
 
 def test_hook_that_raises_on_news_is_reported_and_told_the_next(run):
-    """One bad frame is one bad frame."""
-
     class Bad(LiveHooks):
         def __init__(self):
             self.count = 0
@@ -546,7 +530,6 @@ def test_hook_that_raises_on_news_is_reported_and_told_the_next(run):
 
 
 def test_hooks_that_nobody_overrides_cost_nothing():
-    """No question, no tap, and nothing in the queue."""
     runner = HookRunner(LiveHooks(), lambda *_: None)
     assert (runner.decides, runner.tap) == ({"connect": False, "publish": False, "play": False}, None)
     runner.began(request_of())
@@ -554,7 +537,6 @@ def test_hooks_that_nobody_overrides_cost_nothing():
 
 
 def test_tap_gets_what_viewers_get(world, asked):
-    """Headers first, then frames, with the class that the stream gave them; what is held back is not there."""
     taken = []
     asked.decides = {"connect": False, "publish": False, "play": False}
     asked.tap = lambda *frame: taken.append(frame)
@@ -577,7 +559,6 @@ def test_tap_gets_what_viewers_get(world, asked):
 
 
 def test_hooks_named_in_a_setting_are_made(tmp_path, monkeypatch):
-    """``--set hooks=module:Name`` finds a class in the present folder."""
     (tmp_path / "our_hooks_here.py").write_text(
         "from flowctl.live import LiveHooks\nclass Ours(LiveHooks):\n    decide_s = 1.5\nclass Other: pass\n"
     )

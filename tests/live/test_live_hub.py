@@ -42,7 +42,6 @@ def make_hub(**fields):
 
 
 def test_publish_when_name_is_taken_does_not_tell_a_stranger_by_whom():
-    """The refusal goes to whoever asks; the operator is told by `publisher_of`."""
     hub, _ = make_hub()
     hub.publish("live/a", Member("192.0.2.7"))
     with pytest.raises(BusyError) as caught:
@@ -78,7 +77,6 @@ def test_publish_when_the_owner_is_back_replaces_a_silent_predecessor_and_a_name
 
 
 def test_publish_when_the_owner_is_back_with_another_address_of_its_ipv6_network_gets_its_name():
-    """Hosts change their IPv6 addresses as they like; another /64 is another's."""
     world = World()
     world.publisher(address="2001:db8:0:1::1").vanish()
     assert world.connect("2001:db8:0:2::1").publish().codes == [commands.PUBLISH_BAD_NAME]
@@ -89,7 +87,6 @@ def test_publish_when_the_owner_is_back_with_another_address_of_its_ipv6_network
 
 
 def test_unpublish_when_repeated_or_foreign_changes_nothing():
-    """Ending a publication that is over, or never was, leaves the books alone."""
     hub, _ = make_hub(publishers_per_address=1)
     first, other = Member(), Member("192.0.2.9")
     stream = hub.publish("live/a", first)
@@ -104,7 +101,6 @@ def test_unpublish_when_repeated_or_foreign_changes_nothing():
 
 
 def test_publisher_when_it_has_two_streams_ends_each_alone():
-    """A publication is a pair of stream and connection: ending one says nothing about the other."""
     hub, _ = make_hub()
     publisher = Member()
     one, two = hub.publish("live/1", publisher), hub.publish("live/2", publisher)
@@ -116,7 +112,6 @@ def test_publisher_when_it_has_two_streams_ends_each_alone():
 
 
 def test_replace_when_the_old_one_leaves_late_does_not_end_the_new_one():
-    """The replaced publisher's own end finds that the stream is no longer its."""
     hub, _ = make_hub(second_publisher=SecondPublisher.REPLACE)
     old, new, viewer = Member(), Member(), Member()
     stream = hub.publish("live/a", old)
@@ -128,7 +123,6 @@ def test_replace_when_the_old_one_leaves_late_does_not_end_the_new_one():
 
 
 def test_grace_when_nobody_views_runs_too_and_leaves_nothing():
-    """The name is kept for its owner, viewers or not; after that nothing of it is left."""
     hub, group = make_hub()
     publisher = Member()
     stream = hub.publish("live/a", publisher)
@@ -151,7 +145,6 @@ def test_grace_when_nobody_views_keeps_no_media():
 
 
 def test_grace_when_zero_tells_viewers_at_once_and_otherwise_after_it():
-    """The grace time is a setting; 0 turns it off."""
     for grace_s, at_once in ((0.0, ["ended"]), (3.0, [])):
         hub, group = make_hub(return_grace_s=grace_s)
         publisher, viewer = Member(), Member()

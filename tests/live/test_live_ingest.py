@@ -19,7 +19,6 @@ def taken(*messages, at=None):
 
 
 def test_publisher_when_even_has_no_gap_and_no_jitter():
-    """Key frames each second, sound beside them, as time stamps say: intervals are exact, and nothing else is."""
     pictures = [(INTER if number % 25 else KEY, number * 40, number * 0.04) for number in range(100)]
     sound = [(AUDIO, number * 20, number * 0.02) for number in range(200)]
     found = taken((HEADER, 0, 0.0), *sorted([*pictures, *sound], key=lambda item: item[2]))
@@ -31,7 +30,6 @@ def test_publisher_when_even_has_no_gap_and_no_jitter():
 
 
 def test_gaps_when_nothing_comes_for_more_than_a_second_are_counted():
-    """Each time without media longer than a second, the one that goes on too; after the publication nothing is due."""
     messages = [(KEY, 0, 10.0), (INTER, 40, 11.0), (INTER, 80, 12.5), (INTER, 120, 14.5)]
     assert [taken(*messages)[name] for name in ("gap_count", "gap_ms", "gap_max_ms")] == [2, 3500.0, 2000.0]
     assert [taken(*messages, at=18.5)[name] for name in ("gap_count", "gap_ms", "gap_max_ms")] == [3, 7500.0, 4000.0]
@@ -45,7 +43,6 @@ def test_gaps_when_nothing_comes_for_more_than_a_second_are_counted():
 
 
 def test_key_interval_when_time_stamps_wrap_or_begin_anew_is_right():
-    """Distances modulo 2^32; key frames of several tracks at one time are one; a clock set back is no distance."""
     found = taken((KEY, -1000, 0.0), (KEY, -1000, 0.0), (KEY, 1000, 2.0), (KEY, 5000, 6.0), (KEY, 0, 7.0))
     assert (found["key_interval_ms"], found["key_interval_max_ms"]) == (3000.0, 4000.0)
     assert taken((KEY, 0, 0.0))["key_interval_ms"] is None
@@ -64,7 +61,6 @@ def test_jitter_when_arrival_alternates_is_that_of_the_rfc():
 
 
 def test_jitter_when_the_timeline_jumps_is_not_measured_over_the_jump():
-    """A publisher whose time stamps leap by an hour has no jitter of an hour; sound alone has jitter of its own."""
     pictures = [(INTER, number * 40 + (3_600_000 if number > 50 else 0), number * 0.04) for number in range(100)]
     assert taken(*pictures)["jitter_ms"] == pytest.approx(0.0, abs=1e-6)
     sound = [(AUDIO, number * 20, number * 0.02 + number % 2 * 0.005) for number in range(2000)]

@@ -17,7 +17,6 @@ def rate_of(per_second, now=0.0, cut_after_s=10.0):
 
 
 def test_rate_when_the_burst_is_used_up_holds_until_it_is_kept_again():
-    """Two seconds' worth pass at once; each message more is paid for by waiting its share of a second."""
     rate = rate_of(100.0, 5.0)
     assert rate.count(200, 5.0) is None
     overrun = rate.count(50, 5.0)
@@ -27,14 +26,12 @@ def test_rate_when_the_burst_is_used_up_holds_until_it_is_kept_again():
 
 
 def test_rate_when_kept_never_holds():
-    """As many as allowed, for an hour, in pieces of any size up to the burst."""
     rate = rate_of(100.0)
     for second in range(0, 3600, 2):
         assert rate.count(200, float(second)) is None
 
 
 def test_rate_when_silent_for_long_saves_up_no_more_than_the_burst():
-    """An hour of silence is worth two seconds of messages, and ends the episode."""
     rate = rate_of(100.0)
     assert rate.count(201, 0.0).begins
     assert not rate.count(201, 0.1).begins
@@ -42,7 +39,6 @@ def test_rate_when_silent_for_long_saves_up_no_more_than_the_burst():
 
 
 def test_rate_when_one_turn_is_worth_long_holds_for_a_second_at_most():
-    """Limits of time are looked at, and the end of the peer is seen, once a second at least."""
     rate = rate_of(1.0)
     assert rate.count(256, 0.0).resumes_at == LONGEST_PAUSE_S
     assert rate.count(1, LONGEST_PAUSE_S).resumes_at == pytest.approx(LONGEST_PAUSE_S + 1.0)
@@ -70,7 +66,6 @@ def flood(world, rate=500.0, count=3000):
 
 
 def test_flood_when_beyond_the_rate_is_slowed_and_loses_nothing(monkeypatch):
-    """After the burst the messages come at the rate, all of them and in order; it is counted and logged once."""
     monkeypatch.setattr("flowctl.live.session.MESSAGES_PER_TURN", 64)
     world = World(config(wire={"messages_per_second": 500.0}))
     with capture_logs() as lines:
@@ -106,7 +101,6 @@ def test_flood_when_it_goes_on_is_cut_and_says_so():
 
 
 def test_flood_when_the_rate_is_off_is_taken_at_once():
-    """0 turns the limit off."""
     world = World(config(wire={"messages_per_second": 0}))
     publisher, viewer, first = flood(world)
     assert first == len(viewer.payloads) == 3002
@@ -114,7 +108,6 @@ def test_flood_when_the_rate_is_off_is_taken_at_once():
 
 
 def test_flood_when_it_ends_and_begins_again_is_an_episode_of_its_own():
-    """Each episode is counted once, however often input was held in it."""
     world = World(config(wire={"messages_per_second": 500.0}))
     publisher, _, _ = flood(world)
     world.run(10)
@@ -155,7 +148,6 @@ def test_flood_when_nobody_takes_it_is_slowed_as_well():
 
 
 def test_flood_when_held_is_still_cut_by_its_limits_of_time():
-    """A connection that is held most of the time is looked at all the same: what it does wrong ends it."""
     world = World(config(wire={"messages_per_second": 500.0}))
     publisher, _, _ = flood(world)
     publisher.send(b"\x02\x00\x00\x00\x00\x00\x04\x01\x00\x00\x00\x00\x7f\xff\xff\xff")
@@ -166,5 +158,4 @@ def test_flood_when_held_is_still_cut_by_its_limits_of_time():
 
 
 def test_limit_when_not_given_is_far_above_any_encoder():
-    """The default leaves room for 300 messages a second thirty times over."""
     assert WireLimits().messages_per_second == 10_000

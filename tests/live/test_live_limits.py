@@ -31,7 +31,6 @@ def world():
 
 
 def test_publishers_when_too_many_of_an_address_are_refused():
-    """The limit is per address; a name that is given up may be taken again."""
     world = World(config(publishers_per_address=2))
     first, _ = world.publisher("live/1"), world.publisher("live/2")
     third = world.connect().publish("live/3")
@@ -44,7 +43,6 @@ def test_publishers_when_too_many_of_an_address_are_refused():
 
 @pytest.mark.parametrize("own", [False, True])
 def test_limits_when_a_publication_is_over_are_no_longer_those_of_its_application(own):
-    """What is set for publishers there holds while it publishes there; what was set for this connection stays."""
     values = {"limits.soft": "8MiB,9000,9s", "settings.stuck_s": 99.0}
     level = Level(application="big", role=Role.PUBLISHER, values=values)
     settings = config(levels=(level,), limits=Limits.parse("1MiB,100,2s"))
@@ -62,7 +60,6 @@ def test_limits_when_a_publication_is_over_are_no_longer_those_of_its_applicatio
 
 
 def test_streams_when_too_many_are_refused_to_publishers_and_players(monkeypatch):
-    """The number of names is limited, those of waiting players included."""
     monkeypatch.setattr("flowctl.live.hub.MOST_STREAMS", 2)
     world = World()
     world.publisher("live/1")
@@ -93,7 +90,6 @@ def test_headers_when_over_their_bounds_are_counted_by_name_logged_once_and_pass
 
 
 def test_times_when_exceeded_close_with_their_reason():
-    """No handshake, no command, no media, no sign of life: each has its limit and its reason."""
     world = World(config(media_silence_s=0))
     silent, shaken = world.connect(), world.connect()
     shaken.session.connect("rtmp://example.com/live/x")
@@ -120,7 +116,6 @@ def test_times_when_exceeded_close_with_their_reason():
 
 
 def test_publisher_when_it_falls_silent_is_cut_and_says_nothing_by_metadata_or_pings():
-    """Ten seconds without sound and picture; what else it sends, however often, is no media. Zero turns it off."""
     for silence_s in (10.0, 0.0):
         world = World(config(media_silence_s=silence_s))
         publisher, viewer = world.publisher(), world.player()
@@ -148,7 +143,6 @@ def test_publisher_when_it_falls_silent_is_cut_and_says_nothing_by_metadata_or_p
 
 @pytest.mark.parametrize("silent_at_s", [0, 1, 6, 11, 17, 25])
 def test_publisher_is_cut_after_the_same_silence_whenever_it_begins(silent_at_s):
-    """The longer time that it has for its first media does not count any more once there is some."""
     world = World()
     publisher = world.publisher()
     for number in range(silent_at_s):
@@ -162,7 +156,6 @@ def test_publisher_is_cut_after_the_same_silence_whenever_it_begins(silent_at_s)
 
 
 def test_publisher_when_it_sends_nothing_but_begins_another_publication_now_and_then_is_cut():
-    """Each publication has its own time for the first media, so names cannot be kept by asking for more of them."""
     world = World()
     publisher = world.connect().publish("live/1")
     publisher.command("createStream", None, stream_id=0, transaction_id=9)
@@ -176,7 +169,6 @@ def test_publisher_when_it_sends_nothing_but_begins_another_publication_now_and_
 
 
 def test_publisher_when_its_input_is_held_is_not_silent():
-    """What the server does not read cannot be late."""
     world = World()
     publisher = world.publisher()
     publisher.connection.receiver.pause("test", "held")
@@ -189,7 +181,6 @@ def test_publisher_when_its_input_is_held_is_not_silent():
 
 
 def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
-    """Commands wait, pings are not answered, acknowledgements and close are seen; all goes on when it has recovered."""
     world = World(limits=Limits.parse("3000,0", "0,0"))
     publisher = world.publisher()
     viewer = world.player()
@@ -219,7 +210,6 @@ def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
 
 
 def test_viewer_when_closing_at_its_soft_limit_is_heard():
-    """A deleteStream passes although input is held."""
     world = World(limits=Limits.parse("3000,0", "0,0"))
     publisher = world.publisher()
     viewer = world.player()
@@ -231,7 +221,6 @@ def test_viewer_when_closing_at_its_soft_limit_is_heard():
 
 
 def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns(monkeypatch):
-    """However many messages a read holds, a turn treats a bounded number of them; none is lost."""
     monkeypatch.setattr("flowctl.live.session.MESSAGES_PER_TURN", 64)
     world = World(config(wire={"messages_per_second": 0}))
     publisher = world.publisher()
@@ -253,7 +242,6 @@ def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns(monkeypat
 
 
 def test_peer_when_breaking_the_protocol_is_told_why_and_closed(world):
-    """A limit of the wire ends the connection with its name, in the reason and in the status sent."""
     peer = world.publisher()
     peer.send(b"\x02\x00\x00\x00\x00\x00\x04\x01\x00\x00\x00\x00\x7f\xff\xff\xff")
     assert reason(peer) is CloseReason.LIMIT_HIT
@@ -285,7 +273,6 @@ def test_authentication_when_configured_lets_in_who_knows_the_password():
 
 
 def test_reconnect_when_the_server_asks_reaches_clients_that_understand(world):
-    """NetConnection.Connect.ReconnectRequest goes to a client that announced it."""
     publisher = world.publisher()
     publisher.live.on_thread(publisher.live.ask_to_reconnect)
     world.run()
@@ -308,7 +295,6 @@ def test_moving_when_a_stream_ends_between_two_groups_is_not_missed(world):
 
 
 def test_timestamps_when_wrapping_go_on(world):
-    """A publisher whose clock passes 2^32 ms is passed on without a jump; so are extended timestamps."""
     publisher = world.publisher()
     viewer = world.player()
     first = 2**32 - 60
@@ -320,7 +306,6 @@ def test_timestamps_when_wrapping_go_on(world):
 
 
 def test_type_when_video_of_another_stream_is_ignored(world):
-    """Media on a message stream that publishes nothing does not end up in anybody's stream."""
     publisher = world.publisher()
     publisher.command("createStream", None, stream_id=0, transaction_id=9)
     viewer = world.player()
@@ -330,7 +315,6 @@ def test_type_when_video_of_another_stream_is_ignored(world):
 
 
 def test_viewer_when_a_ping_waits_behind_a_key_frame_has_its_time_once_that_is_through():
-    """On a line of 2 kB/s a key frame takes 100 s: the viewer cannot answer what has not left, and is not gone."""
     world = World(sender=SenderSettings(stuck_s=0.0, soft_too_long_s=0.0))
     publisher, viewer = world.publisher(), world.player()
     world.run(1)
@@ -363,7 +347,6 @@ def test_connection_when_a_silent_viewer_does_not_read_is_reset():
 
 
 def test_connection_when_a_peer_at_fault_reads_is_told_and_closed_in_order():
-    """Who reads gets the answer that says what was wrong; a reset could overtake it."""
     world = World()
     viewer = world.player()
     viewer.send(b"\x02\0\0\0\0\0\4\1\0\0\0\0\0\0\0\0")

@@ -83,7 +83,6 @@ def world():
 
 
 def test_memory_when_a_viewer_keeps_up_is_small(world):
-    """A healthy viewer owns a few kilobytes, and no buffer, queue or table that grows."""
     publisher = world.publisher()
     frames(publisher, 30)
     viewers = [world.player() for _ in range(3)]
@@ -114,7 +113,6 @@ def test_memory_when_a_viewer_is_stalled_does_not_grow_with_its_queue(world):
 
 
 def test_memory_when_a_viewer_recovers_is_small_again(world):
-    """A viewer that stalled and has caught up keeps its ledger, and none of what served it meanwhile."""
     publisher = world.publisher()
     frames(publisher, 30)
     viewers = [world.player() for _ in range(3)]
@@ -131,7 +129,6 @@ def test_memory_when_a_viewer_recovers_is_small_again(world):
 
 
 def test_memory_when_many_have_come_and_gone_keeps_nothing_of_them(world):
-    """Of a viewer that has left, hub, group and log keep no object; its figures are summed up."""
     publisher = world.publisher()
     frames(publisher, 30)
     for _ in range(5):

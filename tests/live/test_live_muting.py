@@ -16,7 +16,6 @@ CLASSES = [item for item in MessageClass if item is not MessageClass.CONTROL]
 @pytest.mark.parametrize("audio", [True, False])
 @pytest.mark.parametrize("video", [True, False])
 def test_decide_when_muted_drops_the_track_and_leaves_the_rest_to_the_policy(state, audio, video):
-    """In every state exactly the switched-off classes are added to what the inner policy drops."""
     for inner in (KeepAll(), LivePolicy()):
         muted = Muted(inner, audio=audio, video=video)
         for item in CLASSES:
@@ -26,7 +25,6 @@ def test_decide_when_muted_drops_the_track_and_leaves_the_rest_to_the_policy(sta
 
 
 def test_thin_when_muted_is_the_inner_policys():
-    """Muting says nothing about the queue."""
     muted = Muted(LivePolicy(), audio=False, video=True)
     assert [muted.thin(state) for state in SendState] == [
         Thin.NOTHING,

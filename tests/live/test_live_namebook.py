@@ -151,7 +151,6 @@ def test_standbys_when_too_many_are_refused():
 
 @pytest.mark.parametrize("policy", [item.value for item in SecondPublisher])
 def test_book_when_all_have_left_is_empty(policy):
-    """However a name ends, is kept or taken up, nothing of it stays."""
     script = Script(policy)
     for step in ("claim 1 ann", "claim 2 bob", "breaks 1", "claim 3 ann", "breaks 2", "breaks 3", "after 9"):
         script.step(*step.split())
@@ -160,7 +159,6 @@ def test_book_when_all_have_left_is_empty(policy):
 
 
 def test_names_when_kept_for_different_times_are_due_in_order():
-    """A name that is kept for less long than others is due before them."""
     rules = {
         "live/long": NameRules(SecondPublisher.REFUSE, 9.0, 8),
         "live/short": NameRules(SecondPublisher.REFUSE, 1.0, 8),
@@ -195,7 +193,6 @@ def test_owner_when_back_is_known_by_user_else_by_key_or_address(first, second, 
 
 
 def test_owner_when_made_of_a_query_keeps_no_secret():
-    """Of the secrets in a query nothing but a digest is kept; pairs that are no secrets say nothing about an owner."""
     owner = Owner.of("192.0.2.1", None, {"key": "canary", "name": "x"})
     assert "canary" not in repr(owner)
     assert owner.key == Owner.of("192.0.2.2", None, {"name": "y", "key": "canary"}).key != b""

@@ -28,7 +28,6 @@ def ends(peer):
 
 
 def test_player_when_published_again_at_once_is_told_of_both(world):
-    """A stream that ends and begins within one piece of input: its log says the end, so the player hears the start."""
     publisher = world.publisher()
     viewer = world.player()
     viewer.forget()
@@ -63,7 +62,6 @@ def test_viewers_when_a_publisher_comes_and_goes_many_times_a_second_are_told_on
 
 
 def test_player_when_paused_is_told_that_the_stream_ended(world):
-    """A paused player has left the log that tells the others; resumed, it waits and finds the next publisher."""
     publisher = world.publisher()
     viewer = world.player()
     viewer.command("pause", None, True, 0.0)
@@ -79,7 +77,6 @@ def test_player_when_paused_is_told_that_the_stream_ended(world):
 
 
 def test_player_when_resumed_before_it_heard_of_the_end_is_told_once(world, monkeypatch):
-    """The end is in the log before the place at which the player goes on, and the hub's word comes after it."""
     publisher = world.publisher()
     viewer = world.player()
     viewer.command("pause", None, True, 0.0)
@@ -98,7 +95,6 @@ def test_player_when_resumed_before_it_heard_of_the_end_is_told_once(world, monk
 
 @pytest.mark.parametrize("resumes", [False, True])
 def test_player_when_a_header_comes_while_it_joins_gets_it(world, monkeypatch, resumes):
-    """The publisher runs on: what it sends between the look for a place and the following is in the log behind it."""
     publisher = world.connect().publish()
     viewer = world.player() if resumes else world.connect()
     if resumes:
@@ -122,7 +118,6 @@ def test_player_when_a_header_comes_while_it_joins_gets_it(world, monkeypatch, r
 
 
 def test_player_when_the_stream_ends_while_it_joins_is_told(world, monkeypatch):
-    """What ends a stream after the look for a place is in the log behind that place."""
     publisher = world.publisher()
     viewer = world.connect()
     stream = publisher.live._publishing[1].stream
@@ -168,7 +163,6 @@ def free(world, viewer):
 
 
 def test_player_when_far_behind_is_told_of_the_beginning_after_the_end(world):
-    """A player that has not got the end yet hears of the next beginning behind it, with the frames in between."""
     publisher, viewer = far_behind(world)
     publisher.session.close_stream()
     world.run()
@@ -180,7 +174,6 @@ def test_player_when_far_behind_is_told_of_the_beginning_after_the_end(world):
 
 
 def test_player_when_it_pauses_with_the_end_queued_is_told_of_it(world):
-    """What was queued goes with the pause, but not the word that the stream has ended."""
     publisher, viewer = far_behind(world)
     publisher.session.close_stream()
     world.run()
@@ -191,7 +184,6 @@ def test_player_when_it_pauses_with_the_end_queued_is_told_of_it(world):
 
 
 def test_player_when_it_pauses_with_end_and_beginning_queued_is_told_of_neither(world):
-    """Ended and begun again while it was behind: for a player that pauses nothing has changed."""
     publisher, viewer = far_behind(world)
     publisher.session.close_stream()
     world.run()
@@ -216,7 +208,6 @@ def test_player_when_it_pauses_with_the_beginning_queued_is_told_of_it(world):
 
 
 def test_player_when_resumed_before_it_heard_of_the_beginning_is_told_once(world, monkeypatch):
-    """The beginning is in the log before the place at which the player goes on, and the hub's word comes after it."""
     viewer = world.player()
     viewer.command("pause", None, True, 0.0)
     viewer.forget()

@@ -32,7 +32,6 @@ def observed(settings=None, count=1, **more):
 
 
 def test_observers_when_a_player_waits_and_plays_hear_of_its_life_in_order():
-    """Opened first, closed last, and in between that media is given, not already when it waits for a publisher."""
     world, first, second = observed(count=2)
     player = world.player()
     assert first.names("play_started") == []
@@ -51,7 +50,6 @@ def test_observers_when_a_player_waits_and_plays_hear_of_its_life_in_order():
 
 
 def test_observers_when_a_limit_is_hit_hear_of_it_once(monkeypatch):
-    """A limit of the wire session, one in time and one on a request are told once each, with value and maximum."""
     monkeypatch.setattr("flowctl.live.hub.MOST_STREAMS", 1)
     world, ears = observed(config(wire={"player_wait_s": 5.0}))
     player = world.player()
@@ -63,7 +61,6 @@ def test_observers_when_a_limit_is_hit_hear_of_it_once(monkeypatch):
 
 
 def test_flood_of_the_control_lane_when_nothing_observes_is_counted_all_the_same():
-    """The limit that ends a peer which reads no answers has its name in figures and log, with records or without."""
     world = World()
     player = world.player()
     player.wire.room = 0

@@ -32,7 +32,6 @@ def world():
 
 @pytest.mark.parametrize("kind", ["live", "record", "append", ""])
 def test_publish_when_of_any_type_is_live(world, kind):
-    """Publishing live, record, append or with no type at all starts the stream and reaches its viewers."""
     publisher = world.connect().publish(kind=kind)
     assert publisher.has(PublishStarted)
     viewer = world.player()
@@ -43,7 +42,6 @@ def test_publish_when_of_any_type_is_live(world, kind):
 
 @pytest.mark.parametrize("piece", [1, 7, None])
 def test_stream_when_read_in_any_pieces_arrives_whole(piece):
-    """Whether the server reads one octet at a time or all at once, viewers get the same messages and times."""
     world = World(piece=piece)
     publisher = world.publisher()
     viewer = world.player()
@@ -55,7 +53,6 @@ def test_stream_when_read_in_any_pieces_arrives_whole(piece):
 
 
 def test_play_when_stream_is_live_begins_with_metadata_headers_and_key_frame(world):
-    """A late joiner gets metadata, headers as they came, then the GOP cache from its key frame on, in order."""
     publisher = world.publisher()
     for at, body in ((0, key(b"old")), (40, inter(b"1")), (80, key(b"new")), (120, inter(b"2"))):
         publisher.video(at, body)
@@ -75,7 +72,6 @@ def test_play_when_stream_is_live_begins_with_metadata_headers_and_key_frame(wor
 
 @pytest.mark.parametrize("role", ["publisher", "player"])
 def test_input_when_nothing_is_played_or_published_yet_is_acknowledged_at_once(world, monkeypatch, role):
-    """A client that keeps back each word until the one before is acknowledged does not wait 40 ms for each of them."""
     world.publisher("live/other")
     acknowledged = []
     monkeypatch.setattr("flowctl.connection.acknowledge", acknowledged.append)
@@ -89,7 +85,6 @@ def test_input_when_nothing_is_played_or_published_yet_is_acknowledged_at_once(w
 
 
 def test_play_when_reset_is_not_wanted_sends_no_reset(world):
-    """The fourth argument of play decides about NetStream.Play.Reset."""
     world.publisher()
     viewer = world.connect()
     viewer._connect("live/room")
@@ -100,7 +95,6 @@ def test_play_when_reset_is_not_wanted_sends_no_reset(world):
 
 
 def test_player_when_nobody_publishes_waits_and_then_gets_everything(world):
-    """A waiting player is told of the publisher and gets the stream from its first message."""
     viewer = world.player()
     assert viewer.live._playing.waits_until is not None
     publisher = world.publisher()
@@ -114,7 +108,6 @@ def test_player_when_nobody_publishes_waits_and_then_gets_everything(world):
 
 
 def test_player_when_waiting_too_long_is_cut_with_the_limit():
-    """A player that waited for the limit is told so, closed, and counted under the limit's name."""
     world = World(config(wire={"player_wait_s": 30.0}))
     viewer = world.player()
     world.run(29)
@@ -128,7 +121,6 @@ def test_player_when_waiting_too_long_is_cut_with_the_limit():
 
 
 def test_player_when_waiting_is_not_allowed_is_refused_and_may_stay():
-    """With players_may_wait off, play of an absent stream is answered with StreamNotFound."""
     world = World(config(players_may_wait=False))
     viewer = world.player()
     assert viewer.codes == [commands.PLAY_NOT_FOUND]
@@ -136,7 +128,6 @@ def test_player_when_waiting_is_not_allowed_is_refused_and_may_stay():
 
 
 def test_second_publisher_when_policy_is_refuse_is_turned_away(world):
-    """The first publisher goes on; the second one is told BadName."""
     first = world.publisher()
     viewer = world.player()
     second = world.connect().publish()
@@ -147,7 +138,6 @@ def test_second_publisher_when_policy_is_refuse_is_turned_away(world):
 
 @pytest.mark.parametrize("name", ["room", "a\\b"])
 def test_publisher_when_refused_is_closed_soon_for_librtmp_waits_for_that(world, name):
-    """A taken name and one that cannot be; whoever publishes another name meanwhile stays."""
     world.publisher()
     librtmp, retries = world.connect().publish("live/other"), world.connect().publish("live/another")
     for peer in (librtmp, retries):
@@ -164,7 +154,6 @@ def test_publisher_when_refused_is_closed_soon_for_librtmp_waits_for_that(world,
 
 
 def test_second_publisher_when_policy_is_replace_takes_over():
-    """The first publisher is told and closed; viewers go on, without a jump back in time."""
     world = World(config(second_publisher=SecondPublisher.REPLACE))
     first = world.publisher()
     viewer = world.player()
@@ -179,7 +168,6 @@ def test_second_publisher_when_policy_is_replace_takes_over():
 
 
 def test_second_publisher_when_policy_is_standby_takes_over_with_its_own_headers():
-    """A standby's frames count only after the first has gone; then its headers come first, and a key frame."""
     world = World(config(second_publisher=SecondPublisher.STANDBY))
     first = world.publisher()
     viewer = world.player()
@@ -209,7 +197,6 @@ def test_stream_when_audio_only_starts_at_once(world):
 
 
 def test_stream_when_video_only_starts_at_its_key_frame(world):
-    """Without audio, a late joiner starts at the key frame of the cache."""
     publisher = world.connect().publish()
     publisher.video(0, AVC_HEADER)
     publisher.video(0, key(b"k"))
@@ -218,7 +205,6 @@ def test_stream_when_video_only_starts_at_its_key_frame(world):
 
 
 def test_publisher_when_gone_and_back_in_time_continues_the_timeline(world):
-    """Within the grace time viewers are told nothing, and timestamps go on from where they were."""
     first = world.publisher()
     viewer = world.player()
     started = world.clock()
@@ -236,7 +222,6 @@ def test_publisher_when_gone_and_back_in_time_continues_the_timeline(world):
 
 
 def test_publisher_when_gone_twice_has_the_whole_grace_time_each_time(world):
-    """The first break's timer says nothing about the second break."""
     viewer = world.player()
     world.publisher().vanish()
     world.run(2.5)
@@ -249,7 +234,6 @@ def test_publisher_when_gone_twice_has_the_whole_grace_time_each_time(world):
 
 @pytest.mark.parametrize("how", ["vanish", "leave", "close_stream"])
 def test_publisher_when_gone_for_good_is_told_to_viewers_who_then_wait(world, how):
-    """Viewers get UnpublishNotify, after the grace time where the connection broke; a new publisher finds them."""
     publisher = world.publisher()
     viewer = world.player()
     publisher.video(0, key(b"1"))
@@ -270,7 +254,6 @@ def test_publisher_when_gone_for_good_is_told_to_viewers_who_then_wait(world, ho
 
 
 def test_cache_when_over_its_bounds_is_emptied_until_the_next_key_frame():
-    """A publisher without key frames cannot make the cache grow: a late joiner then waits for the next one."""
     for cache in (CacheLimits(messages=10), CacheLimits(size_bytes=600), CacheLimits(duration_s=0.5)):
         world = World(config(cache=cache))
         publisher = world.publisher()
@@ -285,7 +268,6 @@ def test_cache_when_over_its_bounds_is_emptied_until_the_next_key_frame():
 
 
 def test_receive_audio_and_video_when_off_spare_the_player_that_track(world):
-    """receiveVideo(false) leaves the audio; switched on again, video goes on at a key frame."""
     publisher = world.publisher()
     publisher.video(0, key(b"0"))
     viewer = world.player()
@@ -308,7 +290,6 @@ def test_receive_audio_and_video_when_off_spare_the_player_that_track(world):
 
 @pytest.mark.parametrize("name", ["receiveVideo", "receiveAudio"])
 def test_play_when_the_one_before_was_muted_has_both_tracks(world, name):
-    """What a player switches off is switched off for that play, not for the next one on the same connection."""
     publisher = world.publisher()
     publisher.video(0, key(b"0"))
     viewer = world.player()
@@ -322,7 +303,6 @@ def test_play_when_the_one_before_was_muted_has_both_tracks(world, name):
 
 
 def test_pause_when_asked_stops_delivery_and_goes_on_at_the_live_edge(world):
-    """A paused player gets nothing; resumed, it starts at the newest key frame, with headers."""
     publisher = world.publisher()
     publisher.video(0, key(b"0"))
     viewer = world.player()
@@ -336,7 +316,6 @@ def test_pause_when_asked_stops_delivery_and_goes_on_at_the_live_edge(world):
 
 
 def test_seek_when_live_is_refused_politely(world):
-    """Seek.Failed, and the stream goes on."""
     publisher = world.publisher()
     viewer = world.player()
     viewer.reads = False  # our client gives up on any error; others go on
@@ -350,7 +329,6 @@ def test_seek_when_live_is_refused_politely(world):
 
 @pytest.mark.parametrize("name", ["closeStream", "deleteStream"])
 def test_stream_when_closed_by_its_player_may_be_played_again(world, name):
-    """After closeStream or deleteStream nothing more comes, the stream forgets the viewer, and it may play again."""
     publisher = world.publisher()
     viewer = world.player()
     viewer.command(name, None, 1.0)
@@ -363,7 +341,6 @@ def test_stream_when_closed_by_its_player_may_be_played_again(world, name):
 
 
 def test_message_streams_when_several_publish_each_on_its_own(world):
-    """One connection publishes two streams; ending one leaves the other, and both names are free in the end."""
     publisher = world.publisher("live/one")
     publisher.command("createStream", None, stream_id=0, transaction_id=9)
     publisher.command("publish", None, "two", "live", stream_id=2)
@@ -383,7 +360,6 @@ def test_message_streams_when_several_publish_each_on_its_own(world):
 
 
 def test_publish_when_repeated_by_the_same_connection_is_refused():
-    """Under every policy: a connection neither replaces itself nor stands by for itself."""
     for policy in SecondPublisher:
         world = World(config(second_publisher=policy))
         publisher, viewer = world.publisher(), world.player()
@@ -398,7 +374,6 @@ def test_publish_when_repeated_by_the_same_connection_is_refused():
 
 
 def test_play_when_on_another_message_stream_gets_the_cache_too(world):
-    """A player on message stream 5 gets headers and GOP cache addressed to it, and what follows."""
     publisher = world.publisher()
     publisher.video(0, key(b"k", 70_000))
     publisher.video(40, inter(b"1"))
@@ -428,7 +403,6 @@ def test_play_when_on_too_many_message_stream_ids_is_refused(world):
 
 
 def test_play_of_another_name_on_the_same_message_stream_changes_over(world):
-    """A playlist: the first stream forgets the viewer, and it gets the second one from its key frame on."""
     first, second = world.publisher("live/one"), world.publisher("live/two")
     first.video(0, key(b"1"))
     second.video(0, key(b"2"))
@@ -444,7 +418,6 @@ def test_play_of_another_name_on_the_same_message_stream_changes_over(world):
 
 
 def test_play_when_playing_already_is_refused(world):
-    """One connection plays one stream at a time."""
     world.publisher()
     viewer = world.player()
     viewer.command("createStream", None, stream_id=0, transaction_id=9)
@@ -457,7 +430,6 @@ def test_play_when_playing_already_is_refused(world):
 
 
 def test_headers_when_repeated_or_changed_reach_everybody_and_newcomers_get_the_newest(world):
-    """Repeated sequence headers do no harm; a changed one is sent on, and a late joiner gets the new one only."""
     publisher = world.publisher()
     early = world.player()
     publisher.video(0, key(b"1"))
@@ -484,7 +456,6 @@ def test_frames_when_before_the_first_key_frame_are_held_back_for_a_while(monkey
 
 
 def test_input_when_publishing_may_wait_and_is_prompt_again_afterwards(world):
-    """Media of a publisher is gathered; commands before it, and of who has stopped publishing, are not."""
     peer = world.connect()
     assert world.group.gathered == {peer.wire: False}
     peer.publish()
@@ -512,7 +483,6 @@ def test_timer_when_only_media_comes_is_left_until_it_strikes(world, monkeypatch
 
 
 def test_settings_when_they_change_hold_for_who_publishes_and_who_waits():
-    """A silence that was allowed for ever, and a wait without an end, get the time that is set, from now on."""
     limits = {"first_media_s": 0.0, "player_wait_s": 0.0}
     world = World(config(media_silence_s=0.0, return_grace_s=0.0, wire=limits))
     publisher, waiting = world.publisher(), world.player("live/nobody")

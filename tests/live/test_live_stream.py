@@ -60,7 +60,6 @@ def stream():
 
 
 def test_publish_when_not_the_publisher_is_not_passed_on(stream):
-    """Only the messages of the one who counts reach the log."""
     first, second = Member(), Member()
     stream.take_over(first, 0.0)
     since = watched(stream)
@@ -110,7 +109,6 @@ def test_take_over_when_by_another_forgets_the_old_headers(stream):
 
 
 def test_headers_when_invented_without_end_are_bounded(stream):
-    """One header per track and kind, and no more than 64 in all."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     for track in range(200):
@@ -130,7 +128,6 @@ def multitrack(track, size):
 
 @pytest.mark.parametrize("standby", [False, True])
 def test_headers_when_large_are_bounded_in_bytes_for_who_counts_and_who_stands_by(stream, standby):
-    """64 KiB each and 1 MiB in all; what is over is passed on to who views now, and raises its limit's name."""
     first, second = Member(), Member()
     stream.take_over(first, 0.0)
     publisher = first
@@ -165,7 +162,6 @@ def test_headers_when_large_are_bounded_in_bytes_for_who_counts_and_who_stands_b
 
 
 def test_start_place_when_there_is_video_waits_for_its_key_frame(stream):
-    """Without a cache, a viewer of video starts at the next key frame and gets the headers there."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     stream.publish(publisher, TYPE_VIDEO, 0, AVC_HEADER, 0.0)
@@ -178,7 +174,6 @@ def test_start_place_when_there_is_video_waits_for_its_key_frame(stream):
 @pytest.mark.parametrize("first", [0x12, 0x14], ids=["H.263", "VP6"])
 @pytest.mark.parametrize("msid", [1, 5])
 def test_start_place_when_video_has_no_sequence_header_waits_for_its_key_frame(stream, first, msid):
-    """That frames were passed on shows that there is video, also to a log that begins after them."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     stream.publish(publisher, TYPE_VIDEO, 0, bytes([first]) + b"\x00\x00\x84key", 0.0)
@@ -190,7 +185,6 @@ def test_start_place_when_video_has_no_sequence_header_waits_for_its_key_frame(s
 
 @pytest.mark.parametrize("frames", [[], [key(b"1")]])
 def test_start_place_when_a_header_follows_has_it_at_or_behind_the_entry(stream, frames):
-    """A header published between finding the place and following the log is not lost."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     for body in frames:
@@ -220,7 +214,6 @@ def test_headers_when_a_publisher_returns_do_not_fix_its_clock(stream):
 
 
 def test_timestamps_when_there_was_one_publisher_only_are_untouched(stream):
-    """Headers at 0 and frames at any other time stay where they are."""
     publisher = Member()
     since = watched(stream)
     stream.take_over(publisher, 0.0)
@@ -230,8 +223,6 @@ def test_timestamps_when_there_was_one_publisher_only_are_untouched(stream):
 
 
 def test_media_when_the_publisher_changes_meanwhile_is_read_safely(stream):
-    """A codec that is taken away while another thread reads it is shown, or not; no error."""
-
     class Vanishing(dict):
         def __contains__(self, name):
             found = super().__contains__(name)
@@ -243,7 +234,6 @@ def test_media_when_the_publisher_changes_meanwhile_is_read_safely(stream):
 
 
 def test_join_when_on_another_id_has_the_same_messages_readdressed(stream):
-    """A log made late begins with the GOP cache; messages longer than a chunk stay whole."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     bodies = [AVC_HEADER, key(b"k", 200_000), inter(b"1"), inter(b"2")]
@@ -277,7 +267,6 @@ def test_join_when_of_too_many_ids_is_refused_and_leaving_makes_room(stream):
 
 
 def test_join_when_others_made_up_all_the_ids_there_may_be_still_has_the_lowest(stream):
-    """Players who make up numbers do not keep those out who use what createStream gave them."""
     for msid in (100, 101, 102, 103):
         stream.join(msid)
     with pytest.raises(LimitExceededError):
@@ -287,7 +276,6 @@ def test_join_when_others_made_up_all_the_ids_there_may_be_still_has_the_lowest(
 
 
 def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream):
-    """Players on any message stream id read the end behind the last frame."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     logs = [watched(stream, msid) for msid in (1, 3)]
@@ -303,7 +291,6 @@ def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream):
 
 
 def test_join_when_there_is_never_a_key_frame_gets_the_headers_after_the_wait(monkeypatch):
-    """A stream that refreshes without key frames can be joined late: when the wait is over, headers come first."""
     monkeypatch.setattr("flowctl.live.stream.KEY_WAIT_S", 1.0)
     world = World()
     publisher = world.publisher()
@@ -354,7 +341,6 @@ def viewed(stream):
 
 
 def test_late_viewer_of_several_tracks_starts_at_track_0_with_all_headers(stream):
-    """Every track's header, the key frame of track 0, and behind it those of the other tracks."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     tracks = (0, 1, 2)
@@ -371,7 +357,6 @@ def test_late_viewer_of_several_tracks_starts_at_track_0_with_all_headers(stream
 
 @pytest.mark.parametrize("tracks", [(1, 2), (2, 1), (1, 0)])
 def test_tracks_in_any_order_start_at_the_lowest(stream, tracks):
-    """Track 0 need not be there, nor come first: from its first key frame on the lowest counts."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     publish_tracks(stream, publisher, tracks, 3)
@@ -384,7 +369,6 @@ def test_tracks_in_any_order_start_at_the_lowest(stream, tracks):
 
 @pytest.mark.parametrize("tracks", list(permutations((0, 1, 2))))
 def test_tracks_in_any_order_can_be_decoded_by_who_goes_on_at_a_key_frame(stream, tracks):
-    """The first picture of each track is a key frame, for newcomers and for who was cut; those before it are given."""
     stream.take_over(Member(), 0.0)
     log = stream.join(1).log
     entry = log.tail
@@ -421,7 +405,6 @@ def test_key_frame_of_another_track_when_pictures_of_the_lowest_follow_is_not_gi
 
 @pytest.mark.parametrize(("count", "size"), [(65, 10), (17, 65536)])
 def test_pictures_of_another_track_when_they_come_without_end_are_not_kept(stream, count, size):
-    """What is given before a key frame has the bounds of the headers: 64 messages, 1 MiB."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     publish_tracks(stream, publisher, (0, 1), 1)
@@ -433,7 +416,6 @@ def test_pictures_of_another_track_when_they_come_without_end_are_not_kept(strea
 
 
 def test_track_that_ends_gives_way_to_the_next(stream):
-    """New viewers do not wait for key frames that come no more, and return to track 0 when it is back."""
     publisher = Member()
     stream.take_over(publisher, 0.0)
     publish_tracks(stream, publisher, (0, 1), 2)
@@ -444,7 +426,6 @@ def test_track_that_ends_gives_way_to_the_next(stream):
 
 
 def test_second_publisher_may_have_other_tracks(stream):
-    """What the first one's lowest track was is forgotten with it."""
     first, second = Member(), Member()
     stream.take_over(first, 0.0)
     publish_tracks(stream, first, (0, 1), 2)
@@ -456,7 +437,6 @@ def test_second_publisher_may_have_other_tracks(stream):
 
 
 def test_join_when_a_player_comes_and_goes_on_another_id_rewrites_the_gop_cache_once(stream, monkeypatch):
-    """The log stays until the next key frame, however often its only player leaves; then it goes."""
     seeded = []
     seed = WireLog.seed
     monkeypatch.setattr(WireLog, "seed", lambda wire, other: seeded.append(wire.wire_format.msid) or seed(wire, other))

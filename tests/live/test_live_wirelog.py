@@ -33,7 +33,6 @@ def decode(*wires):
 @pytest.mark.parametrize("timestamp", [0, 0xFFFFFE, 0xFFFFFF, 0x1000000, 0xFFFFFFFF])
 @pytest.mark.parametrize("size", [1, 127, 128, 129, 5000])
 def test_serialise_when_of_any_size_and_time_can_be_read_alone(timestamp, size):
-    """A viewer can start at any message: nothing in it refers to one before it."""
     wire = make(msid=5).wire_format.serialise(TYPE_VIDEO, timestamp, b"v" * size)
     (message,) = decode(wire)
     assert (TYPE_VIDEO, timestamp, 5, b"v" * size) == (
@@ -46,7 +45,6 @@ def test_serialise_when_of_any_size_and_time_can_be_read_alone(timestamp, size):
 
 @pytest.mark.parametrize("timestamp", [10, 2**24 + 5])
 def test_seed_when_from_another_id_changes_nothing_but_the_id(timestamp):
-    """Times, types and bodies stay, in the entries and in the messages before the key frame."""
     usual, other = make(), make(msid=0xA1B2C3D4)
     header(usual, TYPE_DATA_AMF0, b"\x02\x00\x01m", timestamp)
     header(usual, TYPE_VIDEO, AVC_HEADER, timestamp)
@@ -62,7 +60,6 @@ def test_seed_when_from_another_id_changes_nothing_but_the_id(timestamp):
 
 
 def test_headers_when_one_comes_in_the_middle_of_a_group_are_the_newest_for_who_goes_on_there():
-    """Who starts at the key frame before it still gets those of then; after the publisher there are none."""
     wire = make()
     header(wire, TYPE_DATA_AMF0, b"\x02\x00\x01m", 0)
     wire.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 5.0)
@@ -76,7 +73,6 @@ def test_headers_when_one_comes_in_the_middle_of_a_group_are_the_newest_for_who_
 
 
 def test_seed_when_pictures_are_leading_says_so_too():
-    """Who goes on at their key frame is spared them on any message stream id."""
     usual, other = make(), make(msid=2)
     usual.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 5.0)
     usual.append(TYPE_VIDEO, 40, inter(b"i"), MessageClass.INTER, 5.04, leading=True)
@@ -87,7 +83,6 @@ def test_seed_when_pictures_are_leading_says_so_too():
 
 
 def test_seed_when_there_is_no_cache_leaves_the_log_empty():
-    """Without a key frame there is nothing a viewer could start with."""
     usual, other = make(), make(msid=2)
     usual.append(TYPE_AUDIO, 0, b"\xaf\x01x", MessageClass.AUDIO, 0.0)
     other.seed(usual)
@@ -150,7 +145,6 @@ def test_headers_when_of_any_number_and_size_stay_within_their_bounds(found):
 
 
 def test_end_when_appended_closes_the_cache_and_is_never_dropped():
-    """The end is a control message of the log, behind everything else."""
     wire = make()
     wire.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 0.0)
     entry = wire.log.tail
@@ -166,7 +160,6 @@ def test_end_when_appended_closes_the_cache_and_is_never_dropped():
     chunk_size=st.integers(1, 300),
 )
 def test_deserialise_when_of_any_message_gives_back_what_was_serialised(type_id, timestamp, payload, chunk_size):
-    """A log can be written anew in another format from its messages alone."""
     chunks = RtmpChunks(1, chunk_size)
     found = chunks.deserialise(chunks.serialise(type_id, timestamp, payload))
     assert found == (type_id, timestamp, payload)

@@ -40,7 +40,6 @@ def costly(monkeypatch):
 
 
 def test_aggregate_when_it_holds_thousands_is_taken_in_turns_and_in_order(costly):
-    """4096 parts take many turns of a few ms each; all arrive in order, and the end of the stream comes after."""
     world = World(config(work=WorkLimits(share_per_connection=0, share_per_address=0)))
     publisher, viewer = world.publisher(), world.player()
     costly(world, 0.00005)
@@ -66,7 +65,6 @@ def test_aggregate_when_it_holds_thousands_is_taken_in_turns_and_in_order(costly
 
 @pytest.mark.parametrize(("size", "hits"), [(300, {}), (1, {"messages_per_second": 1})])
 def test_aggregate_when_its_parts_are_counted_is_counted_by_its_whole_length(size, hits):
-    """4000 parts of 300 bytes are 4000 messages, though the last read has few of their bytes; tiny ones are many."""
     world = World(config())
     publisher, viewer = world.publisher(), world.player()
     publisher.send(publisher.session.send_message(aggregate([audio(bytes(size))] * 4000)))
@@ -76,7 +74,6 @@ def test_aggregate_when_its_parts_are_counted_is_counted_by_its_whole_length(siz
 
 
 def test_aggregate_when_split_by_the_session_is_what_it_was_at_once():
-    """The parts that come to a viewer are those that splitting the message at once gives, timestamps included."""
     world = World()
     publisher, viewer = world.publisher(), world.player()
     message = aggregate([audio(b"%d" % number) for number in range(200)])
@@ -129,7 +126,6 @@ def test_viewers_when_their_publisher_is_slowed_are_not(costly):
 
 @pytest.mark.parametrize("count", [1, 64, 65, 1000])
 def test_aggregates_when_several_come_with_media_between_keep_the_order(count):
-    """Parts and what stands between them come out as they went in, also what was in the same read."""
     world = World()
     publisher, viewer = world.publisher(), world.player()
     bodies = [audio(b"%d" % number) for number in range(3 * count + 2)]

@@ -67,7 +67,6 @@ def bans_of(path):
 
 
 def test_store_when_opened_again_has_all_of_each_ban(path):
-    """Reason, evidence, end, action and source are what they were; the file is its owner's alone."""
     store = BanStore(path)
     store.write(words_of(ONE, TWO, THREE), 7.0)
     store.write(dict.fromkeys(words_of(THREE)), 9.0)
@@ -109,7 +108,6 @@ def test_store_when_its_process_is_killed_in_the_middle_has_whole_changes(path):
 
 @pytest.mark.parametrize("damage", ["all", "middle", "text"])
 def test_store_when_the_file_is_damaged_is_put_aside_told_and_begun_anew(path, damage):
-    """Nothing of a damaged file is lost: it has another name, which the log says with what to do."""
     store = BanStore(path)
     store.write(words_of(*MANY), 1.0)
     store.close()
@@ -186,7 +184,6 @@ def test_store_when_its_file_is_taken_away_while_it_is_open_is_begun_anew_and_to
 
 
 def test_store_when_a_link_leads_to_it_sees_that_its_log_is_taken_away(path):
-    """SQLite has the log where the link leads."""
     real = path.with_name("real.sqlite")
     path.symlink_to(real)
     store = BanStore(path)
@@ -198,7 +195,6 @@ def test_store_when_a_link_leads_to_it_sees_that_its_log_is_taken_away(path):
 
 
 def test_store_when_its_folder_is_gone_is_not_told_to_be_durable_until_it_is_back(path):
-    """A ban is in force, its maker hears that no file has it, and it is tried again."""
     now = [7.0]
     path = path.parent / "folder" / path.name
     path.parent.mkdir()
@@ -228,7 +224,6 @@ def test_book_when_its_store_was_left_to_a_successor_lifts_nothing_of_it(path):
 
 
 def test_store_when_the_disk_is_full_says_so_and_has_what_it_had(path):
-    """What does not fit raises as a full disk does, and changes nothing."""
     store = BanStore(path)
     store.write(words_of(ONE), 1.0)
     fill(store)
@@ -271,7 +266,6 @@ def test_book_when_the_disk_was_full_has_all_in_force_and_writes_it_once_there_i
 
 
 def test_store_when_it_is_of_a_later_version_is_left_alone(path):
-    """A file that a later flowctl wrote is neither read nor put aside."""
     BanStore(path).close()
     database = sqlite3.connect(path)
     database.execute("PRAGMA user_version = 9")
@@ -282,7 +276,6 @@ def test_store_when_it_is_of_a_later_version_is_left_alone(path):
 
 
 def test_store_when_it_is_another_programs_database_is_left_alone(path):
-    """Tables of others are not written into."""
     database = sqlite3.connect(path)
     database.execute("CREATE TABLE cats (name TEXT)")
     database.close()
@@ -303,7 +296,6 @@ def test_store_when_another_server_has_it_says_so(path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "said"), [("none/bans.sqlite", "No such file"), (".", "Is a directory")])
 def test_store_when_it_cannot_be_made_names_the_path_and_why(tmp_path, name, said):
-    """A wrong path is an error of the configuration, at the start."""
     with pytest.raises(ConfigError, match=f"ban_store: .*{said}"):
         BanStore(tmp_path / name)
 
@@ -342,7 +334,6 @@ HOUR = Ban(cidr="192.0.2.1/32", expires=NOON + timedelta(hours=1))
 
 @pytest.mark.parametrize("set_by_s", [-86_400.0, 86_400.0, -5.0])
 def test_book_when_the_clock_is_set_has_bans_last_as_long_as_they_were_to(set_by_s):
-    """An hour is an hour: the ban neither becomes one for a day nor ends at once, and the log says what was done."""
     clocks = Clocks()
     book = clocks.book()
     book.ban([HOUR, TWO])
@@ -358,7 +349,6 @@ def test_book_when_the_clock_is_set_has_bans_last_as_long_as_they_were_to(set_by
 
 
 def test_book_when_the_clock_was_set_back_lifts_what_it_banned_before_that():
-    """The end was moved, and the time of day is before that of the ban: the lifting is later all the same."""
     clocks = Clocks()
     book = clocks.book()
     book.ban([HOUR])
@@ -370,7 +360,6 @@ def test_book_when_the_clock_was_set_back_lifts_what_it_banned_before_that():
 
 
 def test_book_when_the_clock_is_corrected_little_by_little_leaves_bans_as_they_are():
-    """What ntpd does all day is no jump."""
     clocks = Clocks()
     book = clocks.book()
     book.ban([HOUR])
@@ -383,7 +372,6 @@ def test_book_when_the_clock_is_corrected_little_by_little_leaves_bans_as_they_a
 
 @pytest.mark.parametrize("member", ["", "a"])
 def test_book_when_the_clock_was_set_back_while_it_was_off_has_bans_last_no_longer_than_they_had_left(path, member):
-    """The store knows when it was written last: who had an hour left has an hour left, and that is told."""
     clocks = Clocks()
     book = clocks.book(BanStore(path))
     book.join(member)
@@ -401,7 +389,6 @@ def test_book_when_the_clock_was_set_back_while_it_was_off_has_bans_last_no_long
 
 
 def test_book_when_bans_ended_while_it_was_off_says_how_many(path):
-    """What ended by itself is neither in force nor silently gone."""
     clocks = Clocks()
     book = clocks.book(BanStore(path))
     book.ban([HOUR, TWO])
@@ -415,7 +402,6 @@ def test_book_when_bans_ended_while_it_was_off_says_how_many(path):
 
 
 def test_ban_when_it_has_ended_does_not_come_back_with_a_clock_that_is_set_back():
-    """The list in force knows the time of day alone, so it is made anew without what is over."""
     clocks = Clocks()
     book = clocks.book()
     book.ban([HOUR])
@@ -431,7 +417,6 @@ def test_ban_when_it_has_ended_does_not_come_back_with_a_clock_that_is_set_back(
 
 @pytest.mark.parametrize("hours", [None, 10])
 def test_ban_when_the_file_has_its_network_too_ends_by_itself(hours):
-    """A penalty neither shortens what the file says of its network, nor keeps that beyond the file."""
     book = Clocks().book()
     of_file = Ban(cidr=HOUR.cidr, expires=None if hours is None else NOON + timedelta(hours=hours))
     book.take_file(BanList([of_file]))
@@ -442,7 +427,6 @@ def test_ban_when_the_file_has_its_network_too_ends_by_itself(hours):
 
 
 def test_unban_when_the_file_names_the_network_holds_until_the_file_says_something_later(path):
-    """The file is read and never written; a ban of it that ends no later than what was lifted does not count."""
     clocks = Clocks()
     book = clocks.book(BanStore(path))
     assert book.take_file(BanList([HOUR, TWO])) == 0

@@ -38,7 +38,6 @@ def paths(tmp_path):
 
 
 def test_bans_when_there_are_store_and_file_come_from_both_and_say_from_where(paths):
-    """One list is in force; a command's ban is in the store, after a restart too, and the file stays its writer's."""
     with open_live_server(**paths) as server:
         found = do(server, "ban", network="127.0.0.9", duration="1h", reason="rude", origin="ops")
         assert found["in_store"]
@@ -56,7 +55,6 @@ def test_bans_when_there_are_store_and_file_come_from_both_and_say_from_where(pa
 
 
 def test_unban_when_the_ban_is_in_the_store_lasts(paths):
-    """What was lifted is not back after a restart, though the file, which is its writer's, has it still."""
     with open_live_server(**paths) as server:
         do(server, "ban", network="127.0.0.9")
         do(server, "ban", network="127.0.0.7", duration="1h")

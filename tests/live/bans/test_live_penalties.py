@@ -77,7 +77,6 @@ def turned_away(server, source):
 
 
 def test_abuser_when_it_goes_on_is_limited_then_banned_and_bystanders_are_untouched(clients, tmp_path):
-    """A profile of the load tester that nests AMF is limited, then banned, with evidence, after a restart too."""
     store = tmp_path / "bans.sqlite"
     with open_live_server(penalties=of_limits(60), ban_store=store) as server:
         publish, play = clients.publish(server, SyntheticSource()), clients.play(server)
@@ -120,7 +119,6 @@ def test_abuser_when_others_share_its_address_is_limited_and_never_banned(client
 
 
 def test_abuser_when_it_plays_is_ended_and_its_neighbour_goes_on(clients, monkeypatch):
-    """Of two viewers of one address the one that floods commands is ended; to play is no leave to flood."""
     monkeypatch.setattr("flowctl.live.bans.penalties.POLL_S", 0.0)
     penalties = PenaltyLimits(commands=Allowance(60, 600))
 
@@ -154,7 +152,6 @@ class Nobody(LiveHooks):
 
 
 def test_guesser_when_hooks_refuse_it_again_and_again_is_banned():
-    """Tries that are not allowed count, by what was tried; the address of the guesser alone is punished."""
     penalties = PenaltyLimits(refused=Allowance(4, 600))
 
     async def guess(server):
@@ -202,7 +199,6 @@ def test_header_of_a_proxy_when_nobody_trusts_it_punishes_who_sent_it():
     ],
 )
 def test_browser_when_a_page_sends_it_to_the_port_of_rtmp_is_not_punished(said):
-    """A page can have its visitors' browsers ask for a picture there, or take it for a TURN server or another peer."""
     penalties, admission = (
         PenaltyLimits(connections=Allowance(3, 600)),
         AdmissionLimits(new_per_address_and_s=1e5, burst_per_address=0),
@@ -232,7 +228,6 @@ def test_browser_when_a_page_sends_it_to_the_port_of_rtmp_is_not_punished(said):
 
 
 def test_spared_when_it_does_what_others_are_punished_for_is_not():
-    """Monitors and edges that the settings name, and trusted proxies, may do what they do."""
     spared = (ip_network("127.0.9.0/24"),)
     with open_live_server(penalties=of_limits(24), penalties_spare=spared) as server:
         for _ in range(4):

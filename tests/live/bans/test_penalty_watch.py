@@ -72,7 +72,6 @@ def test_look_when_a_connection_has_ended_meanwhile_counts_nothing_twice():
 
 
 def test_crowd_when_thousands_join_and_play_behind_one_address_is_not_punished():
-    """2,400 viewers in two minutes, each with three commands, who then acknowledge and pause now and then."""
     world = World()
 
     def join():
@@ -91,7 +90,6 @@ def test_crowd_when_thousands_join_and_play_behind_one_address_is_not_punished()
 
 
 def test_connections_when_each_floods_a_little_sum_up():
-    """Sixteen that each ask 45 times a second, as none that behaves, are found within a minute."""
     world = World()
     for _ in range(16):
         world.connect()
@@ -103,7 +101,6 @@ def test_connections_when_each_floods_a_little_sum_up():
 @pytest.mark.parametrize("http", [False, True])
 @pytest.mark.parametrize("guess", [False, True])
 def test_players_when_their_tokens_have_expired_are_not_punished(http, guess):
-    """Sixty behind a router, who each try the same again each second; also where a hook cannot say why it refuses."""
     world = World()
 
     def retry():
@@ -133,7 +130,6 @@ def test_guesser_when_it_tries_something_else_each_time_is_found(http, offence):
 
 
 def test_refused_when_too_many_come_are_judged_as_who_was_let_in():
-    """Of a crowd they count for nothing; of an address whose connections come to nothing they do, and for a minute."""
     world = World()
     crowd, flood = world.connect(), world.connect(address="198.51.100.1", harmless=False)
     world.watch.play_started(crowd, "live/a", 0.0)

@@ -30,7 +30,6 @@ def written(folder, text):
 
 
 def test_sample_when_it_has_the_key_of_its_member_is_a_configuration(tmp_path):
-    """The sample of the documents is valid, where the key pair is that of the member that it names."""
     keys = KeyPair.generate()
     keys.write(tmp_path / "fleet.key")
     text = (ROOT / "docs" / "fleet.toml").read_text().replace("/etc/flowctl/", "")
@@ -42,7 +41,6 @@ def test_sample_when_it_has_the_key_of_its_member_is_a_configuration(tmp_path):
 
 
 def test_config_when_all_is_of_one_user_needs_no_keys(tmp_path):
-    """Paths begin where the file is; what is left out has its default."""
     config = read_config(written(tmp_path, GOOD))
     assert config.members["b"].endpoint == f"ipc://{tmp_path}/b.sock"
     assert (config.keys, config.listen.endpoint) == (None, "ipc:///run/a.sock")
@@ -75,7 +73,6 @@ def test_config_when_all_is_of_one_user_needs_no_keys(tmp_path):
     ],
 )
 def test_config_when_wrong_says_what_and_where(tmp_path, text, said):
-    """An error names the file, the line, the value and what is allowed; never what may be a secret."""
     with pytest.raises(ConfigError, match=r"fleet\.toml") as caught:
         read_config(written(tmp_path, text))
     assert said in str(caught.value)
@@ -83,7 +80,6 @@ def test_config_when_wrong_says_what_and_where(tmp_path, text, said):
 
 
 def test_config_when_not_there_says_so(tmp_path):
-    """A file that is not there, or no text, is named."""
     with pytest.raises(ConfigError, match="cannot be read"):
         read_config(tmp_path / "x")
     (tmp_path / "x").write_bytes(b"\xff")

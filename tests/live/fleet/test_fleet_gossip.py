@@ -193,7 +193,6 @@ def carry_out(fleet, step):
 
 @given(steps=steps, skews=st.lists(st.sampled_from([0.0, -SKEW_S, SKEW_S]), min_size=4, max_size=4), rng=st.randoms())
 def test_fleet_when_anything_happens_comes_to_agree_on_what_was_said(steps, skews, rng):
-    """Bans, unbans and limits at any member, cuts, losses, restarts, wrong clocks: then all hold what the words say."""
     with structlog.testing.capture_logs():
         fleet = Fleet(skews=skews, rng=rng)
         for step in steps:
@@ -216,7 +215,6 @@ LIMITS = {"soft": "3MiB", "hard": "6MiB", "low": "1MiB", "target_delay": "auto"}
 
 
 def test_fleet_when_two_say_something_at_the_same_moment_agrees_on_one():
-    """Of two limits with one time the name decides, at each member alike; of two bans the longer one counts."""
     fleet = Fleet("ab")
     fleet.books["a"].say_limits(LIMITS)
     fleet.books["b"].say_limits(LIMITS | {"soft": "4MiB"})
@@ -228,7 +226,6 @@ def test_fleet_when_two_say_something_at_the_same_moment_agrees_on_one():
 
 
 def test_ban_when_it_comes_late_ends_when_it_was_to():
-    """What is sent is a time and no duration; a member that was down for half of the ban does not prolong it."""
     fleet = Fleet("ab")
     fleet.cut.add("b")
     fleet.ban("a", ONE, 3600.0)
@@ -257,7 +254,6 @@ def test_unban_when_others_were_away_is_not_undone_by_them():
 
 
 def test_fleet_when_a_clock_is_set_has_the_end_that_was_meant():
-    """A ban of ten minutes lasts ten minutes at all members, though its maker's clock was a day behind at first."""
     fleet = Fleet("ab", skews=[-86_400.0])
     fleet.ban("a", ONE, 600.0)
     fleet.skews["a"] = 0.0
@@ -272,7 +268,6 @@ def test_fleet_when_a_clock_is_set_has_the_end_that_was_meant():
 
 
 def test_unban_when_the_clock_of_the_bans_maker_was_set_meanwhile_lifts_the_ban():
-    """Its maker, cut off from the others, has moved the end of what another lifts, and had a clock that was ahead."""
     fleet = Fleet("ab", skews=[0.0, 3600.0])
     fleet.ban("b", ONE, 86_400.0)
     fleet.settle()
@@ -287,7 +282,6 @@ def test_unban_when_the_clock_of_the_bans_maker_was_set_meanwhile_lifts_the_ban(
 
 
 def test_server_when_it_comes_into_a_fleet_brings_what_it_said_before():
-    """Of one network that two servers had banned before there was a fleet, the longer ban counts."""
     fleet = Fleet("ab")
     for name, lasts_s in (("a", 3600), ("b", 600)):
         book = BanBook(fleet.shelves[name], lambda: NOW, lambda: NOW)
@@ -300,7 +294,6 @@ def test_server_when_it_comes_into_a_fleet_brings_what_it_said_before():
 
 
 def test_member_when_it_is_new_gets_all_that_the_others_hold_and_they_what_it_has(monkeypatch):
-    """What takes many messages is there after one comparison; who banned whom stays known."""
     monkeypatch.setattr(member_module, "_REST_S", 0.0)
     monkeypatch.setattr(member_module, "PAGE_BYTES", 64 * 1024)
     fleet = Fleet("abc")
@@ -378,7 +371,6 @@ def test_buckets_when_one_is_asked_for_again_and_again_are_answered_once():
 
 
 def test_bucket_when_somebody_fills_it_is_told_in_parts_that_a_message_takes(monkeypatch):
-    """Who chooses networks can have all of them in one bucket: any part of it goes, until the other has all."""
     monkeypatch.setattr(member_module, "_MOST_MESSAGE_BYTES", 16 * MOST_WORD_BYTES)
     fleet = Fleet("ab")
     words = fleet.books["a"].words

@@ -87,7 +87,6 @@ def test_member_when_somebody_claims_to_be_another_does_not_hear_him(fleet, key)
 
 
 def test_member_when_another_sends_faster_than_it_reads_keeps_a_bounded_part():
-    """What waits for a slow disk is bounded for each other member, and what came beyond that is counted."""
     jobs, most = [], member_module._MOST_WAITING_BYTES
     members = {name: Destination(name, f"ipc:///nowhere/{name}") for name in "abc"}
     member = Member(FleetConfig(name="a", members=members, listen=members["a"]), BanBook(), jobs.append, list)

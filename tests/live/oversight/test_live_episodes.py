@@ -54,7 +54,6 @@ class Script:
 
 
 def test_episode_when_viewer_only_blocks_now_and_then_is_a_debug_line(lines):
-    """Every viewer meets EAGAIN: that alone is nothing to tell people about."""
     script = Script()
     script.edge(SendState.OVERLOADED, 1.0)
     script.edge(SendState.READY, 1.5)
@@ -67,7 +66,6 @@ def test_episode_when_viewer_only_blocks_now_and_then_is_a_debug_line(lines):
 
 
 def test_episode_when_viewer_is_slow_has_one_line_when_it_gets_worse_and_one_at_the_end(lines):
-    """However often it crosses the soft limit and however much is dropped."""
     script = Script()
     for number in range(50):
         script.edge(SendState.OVERLOADED, number)
@@ -90,7 +88,6 @@ def test_episode_when_viewer_is_slow_has_one_line_when_it_gets_worse_and_one_at_
 
 
 def test_episode_when_still_waiting_for_a_key_frame_is_not_over(lines):
-    """READY again, but losing frames: the end says what was lost in all."""
     script = Script()
     script.edge(SendState.SOFT_LIMIT, 1.0)
     script.edge(SendState.READY, 1.1)
@@ -111,7 +108,6 @@ def test_episode_when_the_hard_limit_has_closed_the_viewer_leaves_that_to_the_li
 
 
 def test_episode_when_the_hard_limit_is_held_says_that_it_got_worse(lines):
-    """A viewer that stays has no line of its end, so this one is needed."""
     script = Script()
     script.edge(SendState.SOFT_LIMIT, 1.0)
     script.edge(SendState.HARD_LIMIT, 2.0)
@@ -135,14 +131,12 @@ def test_drops_when_the_viewer_left_the_stream_itself_are_not_its_slowness(lines
 
 
 def test_limits_when_changed_are_a_line_for_who_looks_closely(lines):
-    """The server says it once for all; a line for each connection is of level debug."""
     script = Script()
     script.episode.note_entry(LedgerEntry(LedgerKind.LIMITS, 1.0, "soft 1 MiB"))
     assert lines == [{"event": "limits changed", "log_level": "debug", **FIELDS, "limits": "soft 1 MiB"}]
 
 
 def test_log_when_a_viewer_is_slow_for_long_does_not_grow_with_the_packets(lines):
-    """A thousand frames to a viewer that reads too slowly make a handful of lines, all naming peer and stream."""
     world = World(limits=TIGHT)
     publisher = world.publisher()
     viewer = world.player()
@@ -197,7 +191,6 @@ def test_log_when_a_viewer_is_cut_names_limit_and_value(lines, limits, settings,
 
 
 def test_episode_when_pictures_are_late_says_so_and_ends_with_what_the_viewer_got(lines):
-    """One line when the first picture is left out, one when it keeps up again, with its shares."""
     script = Script()
     script.edge(SendState.OVERLOADED, 1.0)
     script.late(1.5)
@@ -270,7 +263,6 @@ def test_log_when_a_disposable_frame_is_left_out_says_so_at_the_end(lines):
 
 
 def test_log_when_secrets_are_in_addresses_shows_none_of_them(lines):
-    """Keys and tokens in tcUrl, in the stream name's query, or in a broken address never reach the log."""
     world = World()
     secret = "s3cr3t-token"
     publisher = world.connect()

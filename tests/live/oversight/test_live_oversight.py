@@ -40,7 +40,6 @@ def look(world):
 
 
 def test_budget_when_a_stalled_viewer_holds_too_much_thins_it_then_closes_it():
-    """The viewer that holds the log is brought to the newest key frame, with a line that says who and why."""
     world = World(config(memory_budget_bytes=600_000))
     publisher = world.publisher()
     stalled, healthy, near = world.player(), world.player(), world.player()
@@ -67,7 +66,6 @@ def test_budget_when_a_stalled_viewer_holds_too_much_thins_it_then_closes_it():
 
 @pytest.mark.parametrize("lags", [False, True])
 def test_budget_when_a_stream_keeps_headers_counts_them_once(lags):
-    """Those of its publisher and of one on standby, however many viewers start with them."""
     world = World(config(second_publisher=SecondPublisher.STANDBY))
     publisher = world.publisher()
     look(world)
@@ -89,7 +87,6 @@ def test_budget_when_a_stream_keeps_headers_counts_them_once(lags):
 
 
 def test_budget_when_publishers_fill_it_with_their_caches_costs_no_viewer_of_others_anything():
-    """The caches that are too large give way, not a slow viewer of another stream, whose own cache stays."""
     world = World(config(memory_budget_bytes=2_000_000))
     honest = world.publisher()
     slow_viewer = world.player()
@@ -110,7 +107,6 @@ def test_budget_when_publishers_fill_it_with_their_caches_costs_no_viewer_of_oth
 
 
 def test_budget_when_thinning_is_not_enough_closes_with_its_own_reason():
-    """A viewer of a stream whose newest key frame is far back cannot be thinned enough and is closed."""
     world = World(config(memory_budget_bytes=100_000))
     publisher = world.publisher()
     stalled = world.player()
@@ -160,7 +156,6 @@ def test_held_bytes_when_messages_are_for_one_viewer_alone_are_charged_with_thei
 
 
 def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready():
-    """Who keeps up, waits or pauses is READY and gets all; who lags is asked."""
     world = World()
     publisher = world.publisher()
     slow(world.player())
@@ -174,7 +169,6 @@ def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready()
 
 
 def test_look_when_many_lag_is_done_in_slices_and_the_next_one_waits_for_its_end():
-    """The thread is let go every few milliseconds; all slices together find what a look in one piece finds."""
     world = World(config(memory_budget_bytes=1 << 30))
     publisher = world.publisher()
     for _ in range(40):
@@ -262,7 +256,6 @@ def test_sweep_when_the_delay_is_the_age_samples_each_viewer_once_in_two_seconds
 
 
 def test_acknowledgement_when_a_player_sends_it_reaches_its_sender():
-    """What a player says it has read counts for its delay; more than it was sent means all."""
     world = World(sender=SenderSettings(age_from=AgeSource.DELAY))
     viewer = world.player()
     told = []
@@ -284,7 +277,6 @@ def test_acknowledgement_when_a_player_sends_it_reaches_its_sender():
 
 @pytest.mark.parametrize("start", [0, 0xF0000000, 1 << 32])
 def test_acknowledgement_when_it_has_become_too_high_makes_no_delay(monkeypatch, start):
-    """A player that once told the truth and counts too much from then on has read everything, and is not late."""
     world = World(sender=SenderSettings(age_from=AgeSource.DELAY))
     publisher, viewer = world.publisher(), world.player()
     sender = viewer.connection.sender

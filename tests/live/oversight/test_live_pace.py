@@ -11,7 +11,6 @@ from flowctl.live.records import sampler
 
 
 def test_sampler_when_it_keeps_within_its_share_is_within_the_target():
-    """The bound of the records is that of the target: 3 % of what the process uses."""
     assert sampler._SHARE <= 0.03
 
 

@@ -38,7 +38,6 @@ def stall(world, publisher, viewer):
 
 
 def test_subscriber_when_a_viewer_becomes_slow_is_told_the_shares(world):
-    """The callback gets a frozen count when shares have changed, and nothing once it is cancelled."""
     calls = []
     subscription = world.hub.oversight.signals.subscribe(calls.append, stream="live/room")
     publisher = world.publisher()
@@ -57,7 +56,6 @@ def test_subscriber_when_a_viewer_becomes_slow_is_told_the_shares(world):
 
 
 def test_subscriber_when_of_all_streams_is_told_of_each_on_its_own(world):
-    """Without a name, every stream is told by itself; a stream that has gone is forgotten."""
     calls = []
     world.hub.oversight.signals.subscribe(calls.append, settings=ShareSettings(interval_s=0))
     first = world.player("live/one")
@@ -116,5 +114,4 @@ def test_publisher_when_it_has_gone_is_not_told_any_more(world):
     ("text", "interval_s"), [("", 5), ("soon", 5), ("nan", 5), ("-1", 5), ("0.1", 2), ("10", 10), ("1e9", 3600)]
 )
 def test_interval_when_a_publisher_asks_for_it_is_kept_within_bounds(text, interval_s):
-    """Anything a publisher writes gives an interval between two seconds and an hour."""
     assert publisher_settings(text).interval_s == interval_s

@@ -66,7 +66,6 @@ def write(path, text, at=None):
     ],
 )
 def test_read_when_the_file_changes_takes_each_version_once(watched, steps):
-    """Each step writes a text and looks, ``put`` by rename, ``over`` in place: it is taken, or (with a minus) not."""
     file, taker = watched
     expected, file_text = [], ""
     for at, step in enumerate(steps.split(), LONG_AGO):
@@ -93,7 +92,6 @@ def test_read_when_the_file_changes_takes_each_version_once(watched, steps):
 
 
 def test_read_when_it_cannot_tell_by_the_time_looks_at_the_contents(tmp_path):
-    """Two changes within one tick of the file system's clock look the same from outside; a fresh file is read again."""
     taker = Taker()
     path = tmp_path / "file"
     path.write_text("one")
@@ -107,7 +105,6 @@ def test_read_when_it_cannot_tell_by_the_time_looks_at_the_contents(tmp_path):
 
 
 def test_read_when_invalid_tells_once_and_keeps_the_rest(watched):
-    """The error comes once per change, and the status goes on saying it until the file is right again."""
     file, taker = watched
     write(file.path, "one")
     file.read()
@@ -146,8 +143,6 @@ def test_read_when_it_is_no_regular_file_says_so_once_and_does_not_wait(watched,
 
 
 def test_read_when_the_taker_fails_is_invalid_too(tmp_path):
-    """A bug of the taker is passed on, and does not look like success."""
-
     def take(text, where):
         raise ZeroDivisionError("bug")
 
@@ -190,7 +185,6 @@ class World:
 
 
 def test_reload_when_files_change_hands_on_what_they_say(tmp_path):
-    """Limits and bans come parsed."""
     world = World(tmp_path)
     write(world.limits, GOOD.format(size=1000))
     world.reload.read_first()
@@ -204,7 +198,6 @@ def test_reload_when_files_change_hands_on_what_they_say(tmp_path):
 
 
 def test_reload_when_a_file_is_not_valid_logs_it_once_and_goes_on(tmp_path):
-    """One line says which file, what is wrong and where; the other file is looked at all the same."""
     world = World(tmp_path)
     write(world.limits, GOOD.format(size=1000))
     world.reload.read_first()
@@ -220,7 +213,6 @@ def test_reload_when_a_file_is_not_valid_logs_it_once_and_goes_on(tmp_path):
 
 
 def test_reload_when_the_server_cannot_take_it_names_the_file(tmp_path):
-    """Limits may be valid by themselves and not together with other settings."""
     world = World(tmp_path)
     write(world.limits, GOOD.format(size=1000))
     world.refuse = "stuck_s does not go with this"
@@ -230,7 +222,6 @@ def test_reload_when_the_server_cannot_take_it_names_the_file(tmp_path):
 
 
 def test_reload_when_there_is_a_bug_reports_it_and_goes_on(tmp_path):
-    """One file's fault does not end the watching."""
     world = World(tmp_path)
     write(world.limits, GOOD.format(size=1000))
     world.reload.read_first()
@@ -268,7 +259,6 @@ def test_read_first_when_the_ban_file_is_not_there_yet_says_so(tmp_path):
 
 
 def test_read_first_when_there_is_no_limits_file_is_an_error_and_no_ban_file_is_none(tmp_path):
-    """Limits were asked for; bans may come later."""
     world = World(tmp_path)
     with pytest.raises(ConfigError, match="there is no such file"):
         world.reload.read_first()
@@ -277,7 +267,6 @@ def test_read_first_when_there_is_no_limits_file_is_an_error_and_no_ban_file_is_
 
 
 def test_reload_when_it_runs_takes_a_file_at_once_on_a_signal_and_ends_when_told(tmp_path):
-    """The thread need not wait for its next look, which is an hour away here."""
     world = World(tmp_path, poll_s=3600.0)
     write(world.limits, GOOD.format(size=1000))
     world.reload.read_first()
@@ -293,7 +282,6 @@ def test_reload_when_it_runs_takes_a_file_at_once_on_a_signal_and_ends_when_told
 
 
 def test_with_limits_when_the_file_is_silent_keeps_what_the_server_was_started_with():
-    """Only what is said changes; the limits always are."""
     started = LiveConfig(settings=SenderSettings(stuck_s=7.0), return_after_s=2.0)
     limits = Limits.parse("1MiB,100,1s")
     silent = started.with_limits(LimitsFile(limits=limits))
@@ -325,7 +313,6 @@ def test_do_when_asked_runs_jobs_one_after_the_other_on_the_thread_of_the_files(
 
 
 def test_reload_when_jobs_come_all_the_time_looks_nevertheless():
-    """Members of a fleet send several messages a second: bans end, and files are read, all the same."""
     looked = threading.Event()
     reload = Reload(lambda limits: None, lambda bans: None, also=looked.set, poll_s=0.2)
     ended = threading.Event()
@@ -343,7 +330,6 @@ def test_reload_when_jobs_come_all_the_time_looks_nevertheless():
 
 
 def test_do_when_the_server_ends_or_is_busy_says_so(tmp_path):
-    """A caller whose turn does not come is told in time, and not left waiting for a thread that has gone."""
     reload = World(tmp_path).reload
     begun, go = threading.Event(), threading.Event()
     first = threading.Thread(target=reload.do, args=(lambda: begun.set() or go.wait(20),))

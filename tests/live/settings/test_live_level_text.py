@@ -46,7 +46,6 @@ def refused(text=None, **given):
 
 
 def test_file_when_it_has_levels_gives_each_its_settings():
-    """Application, stream and role are tables, a role within an application or stream is one more."""
     config = read(FILE)
     assert config.levels == (
         Level(application="talk", values={"limits.soft": "1MiB,100,1s", "settings.stuck_s": 3.0}),
@@ -61,7 +60,6 @@ def test_file_when_it_has_levels_gives_each_its_settings():
 
 
 def test_level_when_it_is_given_twice_is_of_the_stronger_source():
-    """Within a level an option goes before a variable, and that before the file; nearer levels stay nearer."""
     environment = {"FLOWCTL_APPLICATION__TALK__STUCK": "4s", "FLOWCTL_ROLE__VIEWER__POLICY": "pictures-first"}
     config = read(FILE, environment=environment, pairs=["application.talk.stuck=5s"], options={"stuck": "1s"})
     assert config.at("talk/a", Role.VIEWER).settings.stuck_s == 5.0
@@ -70,7 +68,6 @@ def test_level_when_it_is_given_twice_is_of_the_stronger_source():
 
 
 def test_set_when_the_name_of_a_stream_is_quoted_may_have_any_character():
-    """A pattern of streams is written as the file writes it, an equals sign in it too."""
     config = read(pairs=['stream."live/a=*".viewer.policy=audio-first'])
     assert config.levels == (Level(stream="live/a=*", role=Role.VIEWER, values={"policy": "audio-first"}),)
 
@@ -136,11 +133,9 @@ def test_file_when_a_level_is_wrong_names_line_key_value_and_rule(text, said, hi
     ],
 )
 def test_level_when_a_variable_or_pair_is_wrong_names_it(given, said):
-    """Variables and pairs are refused in their own words."""
     assert said in refused(**given)[0]
 
 
 def test_config_when_only_levels_are_given_keeps_the_server_as_it_was():
-    """A level changes nothing beside itself."""
     config = read('[role.viewer]\npolicy = "audio-first"\n')
     assert LiveConfig(port=1935, levels=config.levels) == config

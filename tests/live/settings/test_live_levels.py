@@ -77,7 +77,6 @@ def at(config, path):
 @settings(max_examples=200, deadline=None)
 @given(some_levels, st.sampled_from(NAMES), st.sampled_from([None, *Role]))
 def test_at_when_several_levels_fit_takes_each_setting_of_the_nearest_that_says_it(found, stream, role):
-    """Role before stream before application before server; a name before a pattern; more letters before fewer."""
     config = LiveConfig(levels=tuple(found), media_silence_s=9.0)
     effective = config.at(stream, role)
     for path in VALUES:
@@ -87,21 +86,18 @@ def test_at_when_several_levels_fit_takes_each_setting_of_the_nearest_that_says_
 
 
 def test_at_when_there_are_no_levels_is_the_configuration_itself():
-    """A server without levels pays one comparison."""
     config = LiveConfig()
     assert config.at("live/a", Role.VIEWER) is config
     assert not config.has_levels
 
 
 def test_at_when_no_level_fits_is_the_configuration_itself():
-    """What nothing is said about is not copied."""
     config = LiveConfig(levels=(Level(application="talk", values={"policy": "audio-first"}),))
     assert config.at("live/a", Role.VIEWER) is config
     assert config.at("talk/", None).policy == "audio-first"  # the application alone
 
 
 def test_at_when_names_are_many_remembers_some(monkeypatch):
-    """Names are the peers' choice: what is remembered of them has a bound, and those with the same levels share."""
     monkeypatch.setattr(levels_module, "_MOST_REMEMBERED", 10)
     config = LiveConfig(levels=(Level(stream="talk/*", values={"policy": "audio-first"}),))
     found = {id(config.at(f"talk/{number}", Role.VIEWER)) for number in range(100)}
@@ -110,7 +106,6 @@ def test_at_when_names_are_many_remembers_some(monkeypatch):
 
 
 def test_marks_when_levels_say_some_of_them_come_from_the_nearest_and_follow_its_soft_one():
-    """A hard mark of the server stays where it was said; one that only followed follows the new soft mark."""
     level = Level(application="talk", values={"limits.soft": "1MiB,100,1s"})
     usual = LiveConfig(levels=(level,)).at("talk/a", Role.VIEWER).limits
     assert usual == Limits.parse("1MiB,100,1s")
@@ -119,7 +114,6 @@ def test_marks_when_levels_say_some_of_them_come_from_the_nearest_and_follow_its
 
 
 def test_marks_when_a_farther_one_does_not_go_with_a_nearer_one_leave_it_out():
-    """What comes of several levels is always valid: the nearest mark stays, and no session breaks of it."""
     config = LiveConfig(
         levels=(
             Level(application="talk", values={"limits.soft": "1MiB,100,1s", "limits.hard": "1100KiB,110,1100ms"}),
@@ -139,7 +133,6 @@ def test_marks_when_a_farther_one_does_not_go_with_a_nearer_one_leave_it_out():
     ],
 )
 def test_level_when_it_is_of_nothing_or_of_two_things_is_refused(fields, said):
-    """Each level has one place in the order."""
     with pytest.raises(ConfigError) as caught:
         Level(**fields)
     assert said in str(caught.value)
@@ -155,7 +148,6 @@ def test_level_when_it_is_of_nothing_or_of_two_things_is_refused(fields, said):
     ],
 )
 def test_config_when_a_level_has_a_wrong_value_is_refused_and_says_which(values, said):
-    """No stream breaks of a level: it is looked at together with the server's settings, where it is written."""
     with pytest.raises(ConfigError) as caught:
         LiveConfig(levels=(Level(stream="talk/*", role=Role.VIEWER, values=values),))
     assert said in str(caught.value)

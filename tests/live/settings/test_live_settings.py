@@ -136,13 +136,11 @@ def refused(*args, **given):
 
 
 def test_examples_when_compared_with_the_settings_are_all_of_them():
-    """There is an example below for each setting, and none for what is not there."""
     assert list(EXAMPLES) == [item.name for item in settings_of()]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_setting_when_given_is_seen_in_its_place(name, tmp_path, monkeypatch):
-    """Each setting has its effect, and no other: from a file, from the environment, as an option and with --set."""
     monkeypatch.chdir(tmp_path)
     stored = f"sha256:{bytes(16).hex()}:{bytes(32).hex()} play live/*".encode()
     for file, data in (("users", b"ann:pw\n"), ("key", KEY), ("long", KEY * 2), ("keys", stored)):
@@ -165,28 +163,24 @@ def test_setting_when_given_is_seen_in_its_place(name, tmp_path, monkeypatch):
 
 
 def test_settings_when_none_are_given_are_those_of_the_dataclasses():
-    """No default is written twice: nothing said is what code gets that says nothing, but for the port."""
     assert read() == dataclasses.replace(LiveConfig(), port=1935)
     assert read(OTHER) == ServeOptions(port=7000)
     assert LiveSettings().options(LIVE, {}) == read()
 
 
 def test_defaults_when_written_as_text_read_as_the_same():
-    """What the tables call the default can be written, and changes nothing."""
     written = {item.name: item.default for item in settings_of() if item.default}
     assert len(written) > 25
     assert read(options=written | RECORDS) == read(options=RECORDS)
 
 
 def test_setting_when_given_by_all_is_that_of_the_option(tmp_path):
-    """Option before environment before file before default."""
     file, environment = "stuck = 1\nflush = 0.1\ngroups = 2\n", {"FLOWCTL_STUCK": "2s", "FLOWCTL_FLUSH": "0"}
     config = read(tmp_path=tmp_path, file=file, environment=environment, options={"stuck": "3s"})
     assert (config.settings.stuck_s, config.flush_interval_s, config.group_count) == (3.0, 0.0, 2)
 
 
 def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_path):
-    """In a file numbers need no quotes, truth has a word of its own, and several are a list."""
     file = "stuck = 7.5\ntarget_delay = 2\nmemory_budget = 1024\nplayers_may_wait = false\n"
     file += 'trusted_proxies = ["10.0.0.0/8", "192.0.2.1"]\n'
     config = read(tmp_path=tmp_path, file=file)
@@ -234,7 +228,6 @@ def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_pat
     ],
 )
 def test_setting_when_wrong_is_refused_with_source_value_and_hint(name, text, said, tmp_path):
-    """An error says where the value stands, what it is and what is allowed, and what to do."""
     given = {name: text} | (RECORDS if name.startswith(("events_", "flights")) else {})
     file = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
     option = "--" + name.replace("_", "-")
@@ -262,7 +255,6 @@ def test_settings_when_the_file_has_another_type_are_refused(value, tmp_path):
 
 
 def test_limits_when_they_do_not_go_together_name_the_mark():
-    """Where only another limit is given, the soft one is the default, and the error says so."""
     message, hint = refused(options={"hard": "1MiB,100"})
     assert message == (
         "--hard: hard limit of bytes is 1048576, it must be at least the soft limit 2097152, which is the default"
@@ -287,7 +279,6 @@ def test_records_when_there_is_no_folder_are_refused(name):
 
 
 def test_setting_when_unknown_is_refused_with_the_nearest(tmp_path):
-    """A slip of the pen is no setting that silently stays as it was, from wherever it comes."""
     listed = "flowctl serve live --list-settings lists what there is"
     assert refused(pairs=["gop_cach=1"]) == (
         "--set gop_cach: server 'live' has no setting 'gop_cach'",
@@ -300,7 +291,6 @@ def test_setting_when_unknown_is_refused_with_the_nearest(tmp_path):
 
 @pytest.mark.parametrize("name", ["log_file", "log", "logging"])
 def test_setting_when_it_is_about_the_log_is_told_where_the_log_goes(name, tmp_path):
-    """There is no such setting, and none that sounds like it is offered."""
     path = tmp_path / "flowctl.toml"
     path.write_text(f'{name} = "server.log"\n', "utf-8")
     with pytest.raises(ConfigError, match="has no setting") as caught:
@@ -309,7 +299,6 @@ def test_setting_when_it_is_about_the_log_is_told_where_the_log_goes(name, tmp_p
 
 
 def test_paths_when_in_a_file_are_relative_to_its_folder(tmp_path, monkeypatch):
-    """Wherever the server is started, the folder of the file counts; absolute paths stay, as do those of options."""
     folder = tmp_path / "etc"
     folder.mkdir()
     path = folder / "flowctl.toml"
@@ -325,13 +314,11 @@ def test_paths_when_in_a_file_are_relative_to_its_folder(tmp_path, monkeypatch):
 
 
 def test_environment_when_it_has_variables_of_other_parts_leaves_them():
-    """Log level, cache folder and the like are no settings of a server; nor is what does not begin like one."""
     others = dict.fromkeys(("FLOWCTL_LOG_LEVEL", "FLOWCTL_CACHE", "FLOWCTL_FFMPEG", "FLOWCTL_CONFIG", "STUCK"), "x")
     assert read(environment=others) == read()
 
 
 def test_setting_when_given_twice_is_refused():
-    """The last of two does not win silently."""
     assert refused(pairs=["stuck=1s", "stuck=2s"])[0] == "--set stuck and --set stuck set the same"
     assert refused(options={"stuck": "1s"}, pairs=["stuck=2s"])[0] == "--stuck and --set stuck set the same"
     assert refused(pairs=["stuck"]) == ("--set 'stuck' is not name=value", "for example --set stuck=20s")
@@ -345,7 +332,6 @@ def test_setting_of_streams_when_the_server_has_none_is_refused(source):
 
 
 def test_setting_of_one_program_when_given_is_its_own_text(tmp_path):
-    """What a program adds comes from the same places, as text; another program has no such setting."""
     assert read(OTHER, pairs=["colour=red"]).extra == {"colour": "red"}
     assert read(OTHER, tmp_path=tmp_path, file='colour = "red"\n', environment={"FLOWCTL_COLOUR": "blue"}).extra == {
         "colour": "blue"
@@ -364,7 +350,6 @@ def test_setting_of_one_program_when_given_is_its_own_text(tmp_path):
     ],
 )
 def test_file_when_it_cannot_be_read_is_named(text, said, tmp_path):
-    """No file, no TOML, no UTF-8: an error with a hint, never a server with its defaults."""
     path = tmp_path / "flowctl.toml"
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=said) as caught:
@@ -376,7 +361,6 @@ def test_file_when_it_cannot_be_read_is_named(text, said, tmp_path):
 
 
 def test_credentials_when_read_are_by_user_and_never_shown(tmp_path):
-    """Comments and empty lines are skipped; errors name the line, not the password."""
     path = tmp_path / "users"
     path.write_text("# people\nann:a:b\n\nbob:secret word\n")
     path.chmod(0o600)
@@ -397,7 +381,6 @@ def test_credentials_when_read_are_by_user_and_never_shown(tmp_path):
 
 
 def test_server_when_built_of_settings_has_them_whole():
-    """One object goes from the text to the server, its hub and its streams."""
     config = read(options={"port": "0", "soft": "1MiB,100,1s", "stuck": "7s", "per_address": "5", "groups": "2"})
     server = LiveServer(config)
     server.stop()
@@ -426,7 +409,6 @@ def test_value_when_long_is_cut_in_the_error(name):
 
 @pytest.mark.parametrize("value", ["nan", "inf", "1e400", "1_0", " 5 ", "\uff11\uff12", "-1", ""])
 def test_rate_when_no_plain_number_is_told_what_one_is(value):
-    """A rate is written like any other number: digits, and a point."""
     assert refused(pairs=[f"new_per_address={value}"])[0].endswith("it must be a number, 0 or more, such as 2.5")
 
 
@@ -454,8 +436,6 @@ def test_file_of_secrets_when_a_folder_is_not_to_be_shut(setting, tmp_path):
     ],
 )
 def test_read_file_when_it_cannot_be_read_has_a_hint_that_fits(monkeypatch, error, why, hint):
-    """Who may not read a file is not asked whether its path is right."""
-
     def fail(*_, **__):
         raise error
 
@@ -492,7 +472,6 @@ GATED = (
     ],
 )
 def test_file_when_it_is_cut_or_no_longer_keeps_people_out_changes_nothing(tmp_path, text, fault):
-    """An empty file, a half of one, or one without a rule of before is refused by a server that runs."""
     path = tmp_path / "flowctl.toml"
     path.write_text(GATED)
     source = read_settings(LIVE, file=path).source
@@ -502,7 +481,6 @@ def test_file_when_it_is_cut_or_no_longer_keeps_people_out_changes_nothing(tmp_p
 
 
 def test_file_when_a_rule_is_lifted_in_words_is_taken(tmp_path):
-    """What is written as open is open; a rule that an option gives as well may leave the file."""
     path = tmp_path / "flowctl.toml"
     path.write_text('deny_play = "192.0.2.0/24"\nstuck = "20s"\ngop_cache = "1MiB"\n')
     lifted = read_settings(LIVE, file=path).source.read('deny_play = []\nstuck = "20s"\n')

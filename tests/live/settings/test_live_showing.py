@@ -49,7 +49,6 @@ def shown(text=FILE, program=LIVE, stream="", role=None, limits_file=None, **giv
 
 
 def test_effective_when_shown_for_the_server_names_the_source_of_each_setting():
-    """Option, variable, line or default; marks that follow the soft one say so."""
     found = shown(environment={"FLOWCTL_GOP_CACHE": "1MiB"}, options={"stuck": "4s"})
     assert list(found) == [*LiveSettings.model_fields, "api_key", "colour"]
     assert found["soft"] == ("1MiB,100,1s", "f.toml, line 2: soft")
@@ -61,7 +60,6 @@ def test_effective_when_shown_for_the_server_names_the_source_of_each_setting():
 
 
 def test_effective_when_shown_for_a_stream_and_a_role_names_the_level():
-    """What the levels make of it, from the nearest that says it; what is the server's alone is not shown."""
     found = shown(stream="talk/a", role=Role.VIEWER, pairs=['stream."talk/*".viewer.target_delay=800ms'])
     assert found["policy"] == ("pictures-first", "f.toml, line 12: role.viewer.policy")
     assert found["stuck"] == ("3s", "f.toml, line 9: application.talk.stuck")
@@ -73,7 +71,6 @@ def test_effective_when_shown_for_a_stream_and_a_role_names_the_level():
 
 
 def test_effective_when_compared_with_the_settings_is_what_holds():
-    """Each value that is shown, read as a setting again, is the one that a session is given."""
     config = read_settings(LIVE, file=Path("f.toml"), text=FILE)
     for stream in ("talk/a", "x/y"):
         for role in Role:
@@ -84,7 +81,6 @@ def test_effective_when_compared_with_the_settings_is_what_holds():
 
 
 def test_effective_when_there_is_a_limits_file_has_what_it_says():
-    """The limits file stands in place of the limits, and is named."""
     limits = LimitsFile(limits=Limits.parse("5MiB,500,5s"), stuck_s=6.0)
     found = shown('limits = "limits.toml"\nstuck = "1s"\n', limits_file=limits)
     assert found["soft"] == ("5MiB,500,5s", "limits.toml (f.toml, line 1: limits)")
@@ -100,20 +96,17 @@ def test_effective_when_settings_hold_secrets_masks_them():
 
 
 def test_effective_when_the_server_has_no_streams_leaves_out_what_it_has_not():
-    """Only what every server has is shown."""
     found = shown("stuck = 5\n", program=PLAIN)
     assert found["stuck"] == ("5s", "f.toml, line 1: stuck")
     assert "policy" not in found
 
 
 def test_sample_when_read_is_the_defaults():
-    """The sample is valid as it is, and says nothing."""
     assert SAMPLE.read_text("utf-8") == sample()
     assert read_settings(LIVE, file=SAMPLE) == read_settings(LIVE)
 
 
 def test_sample_when_its_defaults_are_taken_in_changes_nothing(tmp_path):
-    """Every setting is listed with its default as it is written: without the comment signs all is as before."""
     lines = re.findall(r"^#(\w+) = (.*)$", SAMPLE.read_text("utf-8").partition("\n#[")[0], re.MULTILINE)
     assert [name for name, _ in lines] == [item.name for item in settings_of()]
     given = [f"{name} = {value}" for name, value in lines if "<" not in value]
@@ -124,7 +117,6 @@ def test_sample_when_its_defaults_are_taken_in_changes_nothing(tmp_path):
 
 
 def test_sample_when_its_levels_are_taken_in_is_valid():
-    """The tables of the sample are right as they stand."""
     tables = SAMPLE.read_text("utf-8").partition("\n#[")[2]
     text = re.sub(r"^#", "", "[" + tables, flags=re.MULTILINE)
     config = read_settings(LIVE, file=Path("f.toml"), text=text)
