@@ -12,6 +12,7 @@ protocol derives from it and adds the protocol.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -45,13 +46,13 @@ take, so that they are seen, and too little to make us work."""
 _VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 
+@dataclass(frozen=True, slots=True)
 class Muted:
     """Another policy, with audio or video refused in every state (receiveAudio, receiveVideo)."""
 
-    def __init__(self, policy: DropPolicy, *, audio: bool, video: bool) -> None:
-        self.policy = policy
-        self.audio = audio
-        self.video = video
+    policy: DropPolicy
+    audio: bool
+    video: bool
 
     def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
         if (message_class is MessageClass.AUDIO and not self.audio) or (message_class in _VIDEO and not self.video):

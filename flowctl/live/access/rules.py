@@ -83,9 +83,8 @@ class StreamAccess:
                 _check_hook(name, url)
 
     def asked(self, kind: RequestKind) -> tuple[str, ...]:
-        if kind == "connect":
-            return self.on_connect
-        return self.on_publish if kind == "publish" else self.on_play
+        urls: tuple[str, ...] = getattr(self, f"on_{kind}")
+        return urls
 
     def missing(self) -> str | None:
         there = {Proof.KEY: self.keys, Proof.TOKEN: self.token_secrets, Proof.JWT: self.jwt_key}

@@ -24,7 +24,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from flowctl.errors import ConfigError
 from flowctl.units import format_size
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -36,7 +35,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 130
 """What one message of a viewer's own costs beside its bytes: a tuple, a time, the header of the bytes object."""
 _SETTLE_S: Final = 0.5
 """A viewer that was told to thin is left alone for so long: its own thread does it, in its next flush."""
-_DEFAULT_LOW_SHARE: Final = 0.8
+_LOW_SHARE: Final = 0.8
 
 
 class BudgetAction(enum.Enum):
@@ -95,9 +94,6 @@ class BudgetStatistics:
     closed: int = 0
     freed_bytes: int = 0
     emptied: int = 0
-
-
-NO_BUDGET: Final = BudgetStatistics(limit_bytes=0, low_bytes=0)
 
 
 def span_bytes(size_bytes: int, messages: int) -> int:
@@ -185,22 +181,16 @@ def _without_ties(chosen: list[tuple[Holding, int]]) -> list[tuple[Holding, int]
 class MemoryBudget:
     """Watches what is held and says which viewers give way. Not thread-safe: one thread looks."""
 
-    def __init__(self, limit_bytes: int, *, low_bytes: int | None = None) -> None:
-        if limit_bytes < 0:
-            raise ConfigError(f"the memory budget is {limit_bytes}, it must be 0 (off) or more bytes")
-        low = int(limit_bytes * _DEFAULT_LOW_SHARE) if low_bytes is None else low_bytes
-        if limit_bytes and not 0 <= low < limit_bytes:
-            raise ConfigError(f"the low mark of the memory budget is {low}, it must be 0 to below {limit_bytes}")
-        self.limit_bytes = limit_bytes
-        self.low_bytes = low
+    def __init__(self, limit_bytes: int) -> None:
+        self.set_limit(limit_bytes)
         self._held = NOTHING_HELD
         self._active = False
         self._thinned_at: dict[Hashable, float] = {}  # of the present episode
         self._episodes = self._thinned = self._closed = self._freed = self._emptied = 0
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Take another budget, with the usual low mark; an episode goes on by it."""
-        self.limit_bytes, self.low_bytes = limit_bytes, int(limit_bytes * _DEFAULT_LOW_SHARE)
+        """Take another budget; 0: none. An episode goes on by it."""
+        self.limit_bytes, self.low_bytes = limit_bytes, int(limit_bytes * _LOW_SHARE)
 
     def caches_to_empty(
         self, caches: Mapping[_Key, int], logs: Mapping[Hashable, int], holdings: Iterable[Holding]

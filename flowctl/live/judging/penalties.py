@@ -126,13 +126,7 @@ class PenaltyLimits:
     limits: Allowance = field(default=Allowance(600, 600))
 
     def of(self) -> dict[Offence, Allowance]:
-        found = {
-            Offence.CONNECTIONS: self.connections,
-            Offence.REFUSED: self.refused,
-            Offence.COMMANDS: self.commands,
-            Offence.CONTROL: self.control,
-            Offence.LIMITS: self.limits,
-        }
+        found: dict[Offence, Allowance] = {offence: getattr(self, offence.name.lower()) for offence in Offence}
         return {offence: allowance for offence, allowance in found.items() if allowance.count}
 
 
@@ -209,9 +203,6 @@ class _Book:
         self._wide: Final = wide
         self._records: Final[OrderedDict[str, _Record]] = OrderedDict()  # charged longest ago first
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def serves(self, cidr: str, now: float) -> bool:
         found = self._records.get(cidr)
         return found is not None and now < found.serves_until
@@ -263,10 +254,6 @@ class Penalties:
         }
         self._addresses: Final = _Book(self.allowances, most, wide=False)
         self._networks: Final = _Book(wide, most, wide=True)
-
-    @property
-    def record_count(self) -> int:
-        return len(self._addresses) + len(self._networks)
 
     def charge(self, address: str, offence: Offence, amount: float, now: float, name: str = "") -> list[Overflow]:
         if offence not in self.allowances:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.core.flow.state import SendState
@@ -29,23 +30,21 @@ _MOST_PUBLISHER_S: Final = 3600.0
 SharesCallback = Callable[[ViewerShares], object]
 
 
+@dataclass(eq=False, slots=True)
 class ShareSubscription:
     """One subscriber; see `Signals.subscribe`."""
 
-    __slots__ = ("_cancelled", "_signals", "_told", "callback", "settings", "stream")
-
-    def __init__(self, signals: Signals, stream: str | None, callback: SharesCallback, settings: ShareSettings) -> None:
-        self._signals = signals
-        self._told: dict[str, ViewerShares] = {}  # last, by stream; the first poll group's thread
-        self._cancelled = False
-        self.stream = stream  # name of the stream. None: all.
-        self.callback = callback
-        self.settings = settings  # when it is told
+    signals: Signals
+    stream: str | None  # None: all
+    callback: SharesCallback
+    settings: ShareSettings  # when it is told
+    _told: dict[str, ViewerShares] = field(default_factory=dict)  # last, by stream; the first poll group's thread
+    _cancelled: bool = False
 
     def cancel(self) -> None:
         """End it: the callback is not called again, but for a call that is under way. Any thread; idempotent."""
         self._cancelled = True
-        self._signals.remove(self)
+        self.signals.remove(self)
 
     def tell(self, shares: ViewerShares) -> None:
         if not self._cancelled and is_worth_telling(shares, self._told.get(shares.stream), self.settings):
