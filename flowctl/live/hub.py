@@ -18,9 +18,8 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.sending.settings import AgeSource
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError
-from flowctl.live.access.visits import Visits
 from flowctl.live.config import LiveConfig
-from flowctl.live.gate import AccessGate
+from flowctl.live.gate import AccessGate, Visits
 from flowctl.live.namebook import ClaimVerdict, NameBook, NameRules, Owner
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
@@ -44,9 +43,6 @@ wait for any number of them."""
 class Viewer(StreamMember, Protocol):
     """A viewer as the hub sees it."""
 
-    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Call on the viewer's own thread, soon. Any thread."""
-
     def stream_ended(self, stream: Stream) -> None:
         """The publisher has gone for good."""
 
@@ -60,9 +56,6 @@ class Viewer(StreamMember, Protocol):
 
 class Publisher(StreamMember, Protocol):
     """A publisher as the hub sees it."""
-
-    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Call on the publisher's own thread, soon. Any thread."""
 
     def publish_replaced(self, stream: Stream) -> None:
         """Another publisher has taken the name."""

@@ -36,10 +36,9 @@ from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.judging.penalties import Overflow, Penalties
 from flowctl.live.playing import ViewerSession
-from flowctl.live.records.flights import make_flights
 from flowctl.live.records.meters import Meters
 from flowctl.live.records.recent import RecentEvents
-from flowctl.live.records.recording import Recording, in_force, usual_node
+from flowctl.live.records.recording import Recording, in_force, make_flights, usual_node
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.live.settings.levels import Level, Takes, differing, placed, split

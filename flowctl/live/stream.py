@@ -11,7 +11,7 @@ publisher to the next a clean cut. Viewers read the logs without it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import OwnedLock
@@ -59,6 +59,9 @@ class StreamMember(Protocol):
     @property
     def number(self) -> int:
         """Number of the connection."""
+
+    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call on its own thread, soon. Any thread."""
 
 
 class Taker(Protocol):

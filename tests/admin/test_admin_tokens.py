@@ -6,7 +6,7 @@ import pytest
 
 from flowctl.control.operations import Permission
 from flowctl.errors import ConfigError
-from flowctl.live.admin.tokens import Tokens
+from flowctl.live.admin.guard import Tokens
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"
 

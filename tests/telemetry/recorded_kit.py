@@ -5,8 +5,8 @@ from __future__ import annotations
 from live_kit import World, audio, config, inter, key
 from telemetry_kit import queued, recorder
 
+from flowctl.live.records.recording import SessionRecords
 from flowctl.live.records.sampler import Sampler
-from flowctl.live.records.sessions import SessionRecords
 from flowctl.records.telemetry.events import Events
 from flowctl.records.telemetry.privacy import Privacy
 from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES

@@ -29,7 +29,7 @@ from flowctl.live.access.request import UNDECIDED, Question, Refusal
 from flowctl.live.access.rules import StreamAccess
 from flowctl.live.config import LiveConfig
 from flowctl.live.playing import CONTROL_LANE
-from flowctl.live.records import sessions
+from flowctl.live.records import recording
 from flowctl.live.records.recording import Recording
 from flowctl.live.rows import connection_in_full
 from flowctl.reasons import CloseReason, DropReason
@@ -467,7 +467,7 @@ SECRETS = ("t0ken-in-query", "k3y-of-publisher", "pa55word", "s3cret-app-query",
 
 def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path, monkeypatch):
     flights = []  # under which names flights are recorded
-    monkeypatch.setattr(sessions, "name_flight", lambda sender, who: flights.append(who))
+    monkeypatch.setattr(recording, "name_flight", lambda sender, who: flights.append(who))
     world = RecordedWorld(tmp_path, limits=Limits.parse("20k,0,0", "60k,0,0"))
     publisher = world.connect()
     publisher.session.publish(kind="live")

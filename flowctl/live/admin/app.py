@@ -20,11 +20,10 @@ from starlette.exceptions import HTTPException
 from flowctl.control.arguments import Argument
 from flowctl.control.operations import OPERATIONS, Operation, Permission
 from flowctl.live.admin.asking import OperationAsker, Refused
-from flowctl.live.admin.guard import EVENTS, Guard, Receive, Scope, Send
+from flowctl.live.admin.guard import EVENTS, Guard, Receive, Scope, Send, Tokens
 from flowctl.live.admin.metrics import Metrics
 from flowctl.live.admin.models import ANSWERS, Anything, OneConnection, Problem
 from flowctl.live.admin.streaming import EventStreams
-from flowctl.live.admin.tokens import Tokens
 
 ASSETS: Final = Path(__file__).with_name("assets")
 API: Final = "/api/v1"

@@ -18,7 +18,7 @@ from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.text.addresses import is_loopback
 from flowctl.errors import ConfigError
 from flowctl.live.admin.asking import CarryOut, OperationAsker
-from flowctl.live.admin.tokens import Tokens
+from flowctl.live.admin.guard import Tokens
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 

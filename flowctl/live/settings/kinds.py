@@ -22,6 +22,7 @@ from flowctl.core.flow.limits import Limits, parse_marks, parse_target_delay, ta
 from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.text.addresses import Network
 from flowctl.core.text.printable import short
+from flowctl.core.text.private import check_private
 from flowctl.errors import ConfigError
 from flowctl.live.access.keys import KeyFile, read_keys
 from flowctl.live.access.rules import HookFailure, Proof
@@ -33,6 +34,8 @@ from flowctl.records.flight.options import parse_networks
 from flowctl.records.telemetry.options import Addresses, RecordedStreams
 from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
 from flowctl.wire.rtmp.url import redact_url
+
+_USERS: Final = "one user:password per line; chmod 600"
 
 
 class SettingKind(NamedTuple):
@@ -186,3 +189,23 @@ Hooks = Annotated[
     SettingKind("addresses", lambda urls: _commas(map(redact_url, urls))),
 ]
 Failure = Annotated[HookFailure, SettingKind("refuse|allow", lambda item: item.value)]
+
+
+def read_credentials(path: Path) -> dict[str, str]:
+    """Return the passwords by user of a file with one ``user:password`` per line; ``#`` begins a comment line."""
+    try:
+        check_private(path)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the credentials file {path}: {error}", hint=_USERS) from error
+    credentials = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        user, colon, password = line.partition(":")
+        if not (user and colon and password):
+            raise ConfigError(f"{path}, line {number}: it must be user:password", hint=_USERS)
+        credentials[user] = password
+    if not credentials:
+        raise ConfigError(f"{path} holds no user", hint="without credentials_file there is no authentication")
+    return credentials

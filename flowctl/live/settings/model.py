@@ -27,7 +27,6 @@ from flowctl.core.flow.limits import Limits, write_marks
 from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
-from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.kinds import (
     Admin,
     Count,
@@ -57,6 +56,7 @@ from flowctl.live.settings.kinds import (
     Text,
     WebTokens,
     Workers,
+    read_credentials,
 )
 from flowctl.live.settings.levels import Level, Role, Takes, put, replaced
 from flowctl.records.telemetry.privacy import read_key

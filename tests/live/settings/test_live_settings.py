@@ -19,7 +19,7 @@ from flowctl.live.access.tokens import SecretFile
 from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.server import LiveServer
-from flowctl.live.settings.credentials import read_credentials
+from flowctl.live.settings.kinds import read_credentials
 from flowctl.live.settings.model import LiveSettings, settings_of
 from flowctl.live.settings.relays import RelayRule
 from flowctl.live.settings.sources import read_file, read_settings
