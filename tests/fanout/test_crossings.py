@@ -23,7 +23,6 @@ class Mortal:
 
 
 def test_forget_when_it_was_the_last_one_keeps_nobody_alive():
-    """Once nothing is watched, no stale place holds an item, and the log may grow without a look at anybody."""
     crossings = Crossings()
     item = Mortal()
     gone = weakref.ref(item)
@@ -36,7 +35,6 @@ def test_forget_when_it_was_the_last_one_keeps_nobody_alive():
 
 
 def test_next_places_when_nobody_is_watched_are_never():
-    """An empty set never has to be asked."""
     crossings = Crossings()
     assert (crossings.next_offset, crossings.next_sequence) == (OFF_MARK, OFF_MARK)
     crossings.watch("item", 3, OFF_MARK)
@@ -45,7 +43,6 @@ def test_next_places_when_nobody_is_watched_are_never():
 
 
 def test_watch_when_places_are_equal_never_compares_items():
-    """Items need no order, though they wait for the same place."""
     crossings, items = Crossings(), [Unordered() for _ in range(50)]
     for item in items:
         crossings.watch(item, 7, 7)
@@ -67,7 +64,6 @@ def never(_step):
 @pytest.mark.parametrize("offset", [rising, falling, never])
 @pytest.mark.parametrize("sequence", [rising, falling])
 def test_watch_when_repeated_for_ever_keeps_the_heaps_small(offset, sequence):
-    """Ten viewers that are watched anew 10,000 times leave only a few times ten places behind, in either heap."""
     crossings = Crossings()
     for step in range(10_000):
         crossings.watch(step % 10, offset(step), sequence(step))
@@ -87,7 +83,6 @@ calls = st.one_of(
 @given(st.lists(calls, max_size=120))
 @settings(max_examples=200, deadline=None)
 def test_crossings_for_any_calls_do_what_a_dictionary_does(history):
-    """After any calls the same items are due as by looking at each, and asking earlier would have been of no use."""
     crossings, watched = Crossings(), {}
     for name, item, offset, sequence in history:
         if name == "watch":

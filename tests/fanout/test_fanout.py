@@ -28,7 +28,6 @@ from flowctl.testing import ManualGroup
 
 
 def test_flush_when_viewers_keep_up_costs_one_send_each():
-    """Whatever was published since the last flush goes to each member in one system call."""
     stage = Stage(3)
     before = [viewer.peer.writes for viewer in stage.viewers]
     stage.publish("IADX")
@@ -39,7 +38,6 @@ def test_flush_when_viewers_keep_up_costs_one_send_each():
 
 
 def test_flush_when_interval_is_set_writes_at_once_after_a_pause_and_then_together():
-    """The first message after a quiet interval does not wait; those that follow are written together."""
     stage = Stage(1, interval_s=0.04, adaptive=False)
     (viewer,) = stage.viewers
     before = viewer.peer.writes
@@ -54,7 +52,6 @@ def test_flush_when_interval_is_set_writes_at_once_after_a_pause_and_then_togeth
 
 
 def test_flush_when_the_log_comes_in_batches_follows_them_and_is_no_more_frequent():
-    """A batch as often as the interval is written when it comes, whenever that is; more of them wait as ever."""
     stage = Stage(1, interval_s=0.04, adaptive=False)
     peer = stage.viewers[0].peer
     stage.published.log.batched = True
@@ -78,7 +75,6 @@ def test_flush_when_the_log_comes_in_batches_follows_them_and_is_no_more_frequen
 
 
 def test_member_when_kernel_is_full_leaves_and_returns():
-    """A member that meets EAGAIN goes on from the exact byte alone, costs nobody else anything, and comes back."""
     stage = Stage(3)
     slow = stage.viewers[0]
     slow.peer.room = 15
@@ -98,7 +94,6 @@ def test_member_when_kernel_is_full_leaves_and_returns():
 
 
 def test_members_when_several_fail_in_one_flush_end_alone():
-    """Members whose socket is gone end with their reason, wherever they stand; the others miss nothing."""
     stage = Stage(5)
     for index in (0, 2, 4):
         stage.viewers[index].peer.failure = OSError(errno.ECONNRESET, "scripted")
@@ -113,7 +108,6 @@ def test_members_when_several_fail_in_one_flush_end_alone():
 
 
 def test_member_when_own_message_is_sent_gets_it_between_two_of_the_log():
-    """A message for one member alone does not make it leave, and goes out whole between the log's."""
     stage = Stage(2)
     viewer = stage.viewers[0]
     stage.publish("I")
@@ -125,7 +119,6 @@ def test_member_when_own_message_is_sent_gets_it_between_two_of_the_log():
 
 
 def test_member_when_it_leaves_the_log_goes_on_without_it():
-    """`unfollow` ends the following for one; what was not flushed to it yet is counted as left behind."""
     stage = Stage(2)
     stage.published.script("I")
     stage.viewers[0].sender.unfollow()
@@ -136,7 +129,6 @@ def test_member_when_it_leaves_the_log_goes_on_without_it():
 
 
 def test_fanout_when_misused_says_so():
-    """An impossible interval, a second log, and a move to another log are the caller's mistakes."""
     stage = Stage(1)
     (viewer,) = stage.viewers
     with pytest.raises(ConfigError, match="flush_interval_s is 11"):
@@ -153,8 +145,6 @@ def test_fanout_when_misused_says_so():
 
 
 def test_fanout_when_its_group_is_gone_stops_listening():
-    """A publisher outlives the groups of its viewers: appending goes on, and the fan-out is not called again."""
-
     class Gone(ManualGroup):
         calls = 0
 
@@ -174,7 +164,6 @@ def test_fanout_when_its_group_is_gone_stops_listening():
 
 
 def test_joiner_when_there_is_a_cache_gets_headers_and_the_whole_group():
-    """A viewer starts at the newest key frame, its headers first, without waiting for the next one."""
     stage = Stage(script="KIKIA")
     viewer = stage.viewer()
     viewer.follow(stage.fanout)
@@ -192,7 +181,6 @@ def test_joiner_when_there_is_a_cache_gets_headers_and_the_whole_group():
 
 
 def test_joiner_when_load_falls_loses_nothing():
-    """A viewer that takes the cache through a slow link is not slow: EAGAIN, a cache above all limits, no drop."""
     stage = Stage(script="K" + "IDA" * 10)
     viewer = stage.viewer(Peer(room=0), limits=by_messages(10, 20))
     stage.viewers.append(viewer)
@@ -213,7 +201,6 @@ def test_joiner_when_load_falls_loses_nothing():
 
 
 def test_joiner_when_it_stalls_is_spared_until_its_age_passes_the_low_mark():
-    """A joiner that takes nothing loses nothing up to the age axis's low mark; then it is slow like anybody."""
     limits = Limits(messages=AxisLimits(soft=8, hard=1000), age_ms=AxisLimits(soft=4000, hard=60_000, low=2000))
     stage = Stage(script="K" + "I" * 20)
     viewer = stage.viewer(Peer(room=0), limits=limits)
@@ -240,7 +227,6 @@ def test_joiner_when_it_stalls_is_spared_until_its_age_passes_the_low_mark():
 
 @pytest.mark.parametrize("room", [None, 0, 1, 17, 40])
 def test_move_between_fanouts_loses_and_repeats_no_byte(room):
-    """Member, lagging or with a message in flight: after a move the stream goes on at the very byte."""
     stage = Stage(1)
     (viewer,) = stage.viewers
     fanouts = itertools.cycle([Fanout(stage.published.log, stage.group, flush_interval_s=0), stage.fanout])
@@ -258,7 +244,6 @@ def test_move_between_fanouts_loses_and_repeats_no_byte(room):
 
 @pytest.mark.parametrize("room", [None, 0, 17])
 def test_suspended_viewer_resumes_with_what_was_published_meanwhile(room):
-    """Between two fan-outs, of two groups, nothing is written and nothing lost; the old one serves it no more."""
     stage = Stage(1)
     (viewer,) = stage.viewers
     viewer.peer.room = room
@@ -283,7 +268,6 @@ def test_suspended_viewer_resumes_with_what_was_published_meanwhile(room):
 
 @pytest.mark.parametrize("error", [ssl.SSLWantWriteError(3, "want write"), ssl.SSLWantReadError(2, "want read")])
 def test_member_when_tls_wants_to_wait_leaves_as_at_eagain(error):
-    """What TLS raises in place of EAGAIN ends no connection: the member gets every byte later."""
     stage = Stage(2)
     viewer = stage.viewers[0]
     send, sendmsg = viewer.peer.send, viewer.peer.sendmsg
@@ -308,7 +292,6 @@ def test_member_when_tls_wants_to_wait_leaves_as_at_eagain(error):
 
 @pytest.mark.parametrize("as_file", [False, True])
 def test_member_when_its_transport_raises_anything_ends_alone(as_file, monkeypatch):
-    """An error that is no OSError ends the member it came from; nobody else misses a byte or gets one twice."""
     monkeypatch.setattr("flowctl.core.fanout.fanout.FILE_VIEWERS", 1 if as_file else 1000)
     stage = Stage(3)
 

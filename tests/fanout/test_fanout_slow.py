@@ -42,7 +42,6 @@ from flowctl.testing import ManualGroup
 
 @pytest.mark.parametrize("room", [4, None])
 def test_round_when_the_end_of_one_viewer_takes_another_away_has_counted_what_both_were_sent(room):
-    """Whoever is told of an end may do something to other viewers, in the middle of a round: nothing is torn by it."""
     stage = Stage(2)
     ending, other = stage.viewers
     ending.sender.send(frame(OWN, DATA, 1), DATA)
@@ -59,7 +58,6 @@ def test_round_when_the_end_of_one_viewer_takes_another_away_has_counted_what_bo
 
 
 def test_crossing_when_a_lagging_viewer_reaches_its_mark_is_noticed_at_publish():
-    """The message that reaches a lagging viewer's limit makes the edge, without a flush, tick or wake-up."""
     stage = Stage(2, limits=by_messages(10, 1000))
     slow, fast = stage.viewers
     slow.peer.room = 0
@@ -75,7 +73,6 @@ def test_crossing_when_a_lagging_viewer_reaches_its_mark_is_noticed_at_publish()
 
 
 def test_crossing_when_bytes_grow_is_noticed_at_publish_too():
-    """The byte axis, overhead per message included, is watched like the number of messages."""
     limits = Limits(size=AxisLimits(soft=5000, hard=100_000))
     stage = Stage(1, limits=limits)
     (viewer,) = stage.viewers
@@ -90,7 +87,6 @@ def test_crossing_when_bytes_grow_is_noticed_at_publish_too():
 
 
 def test_limits_when_set_tighter_for_a_lagging_viewer_act_at_the_next_message():
-    """New limits of a viewer that lags are in force for what is published next, wherever the old marks were."""
     stage = Stage(1, limits=by_messages(1000))
     (viewer,) = stage.viewers
     viewer.peer.room = 0
@@ -102,7 +98,6 @@ def test_limits_when_set_tighter_for_a_lagging_viewer_act_at_the_next_message():
 
 
 def test_thinning_when_soft_is_reached_skips_to_a_key_frame_with_headers_and_no_older_sound():
-    """At SOFT_LIMIT the queue is cut to the first key frame that fits; headers come first, nothing older stays."""
     stage = Stage(1, limits=by_messages(8, 1000, 4))
     (viewer,) = stage.viewers
     viewer.peer.room = 5
@@ -122,7 +117,6 @@ def test_thinning_when_soft_is_reached_skips_to_a_key_frame_with_headers_and_no_
 
 
 def test_recovery_when_key_frame_comes_makes_one_ledger_entry():
-    """The whole episode, from the first drop to the key frame that ends it, is one entry of the ledger."""
     stage = Stage(1, limits=by_messages(6, 1000))
     (viewer,) = stage.viewers
     viewer.peer.room = 0
@@ -141,7 +135,6 @@ def test_recovery_when_key_frame_comes_makes_one_ledger_entry():
 
 
 def test_hard_limit_when_held_refuses_until_low_and_then_restarts_at_a_key_frame():
-    """Held, a viewer gets control and headers only; once its queue is low it goes on at a key frame."""
     stage = Stage(1, limits=by_messages(6, 6, 2, HardPolicy.HOLD))
     (viewer,) = stage.viewers
     viewer.peer.room = 0
@@ -176,7 +169,6 @@ def kept():
 
 @pytest.mark.parametrize(("script", "end"), [("KIIIA", "HHKI"), ("AAAAA", "KI")])
 def test_entries_when_a_viewer_is_held_for_long_are_bounded(kept, script, end):
-    """A held viewer does not keep all that is published behind the few messages it waits for, with no time passing."""
     stage = Stage(1, limits=by_messages(4, 4, policy=HardPolicy.HOLD), cache=CacheLimits(size_bytes=0), script="A")
     viewer = stage.viewers[0]
     viewer.give(0)
@@ -236,7 +228,6 @@ def fine_switches():
 
 
 def test_publishing_and_flushing_on_two_threads_keeps_every_stream_whole(fine_switches):
-    """While one thread publishes and another flushes, the fast viewer gets all and the slow ones decodable streams."""
     group = LiveGroup()
     published = Published(group)
     fanout = Fanout(published.log, group, flush_interval_s=0)
@@ -278,7 +269,6 @@ class KeyFramesOnly(LivePolicy):
 
 
 def test_episode_when_a_key_frame_ends_a_refusal_that_nobody_has_noticed_has_no_negative_counts():
-    """Frames behind a key frame count as refused until their viewer is looked at: then they are queued, and served."""
     group = ManualGroup()
     published = Published(group)
     viewer = Viewer(group, policy=KeyFramesOnly(), limits=Limits(target_delay_ms=0), settings=TIMELESS)

@@ -49,7 +49,6 @@ class SteppedStage(Stage):
 
 
 def test_round_when_it_takes_longer_than_a_turn_goes_on_in_the_next():
-    """Between two squads the thread is free; all get everything, and the figures say how it went."""
     stage = SteppedStage(6)
     before = stage.fanout.statistics()
     stage.begin_round("I")
@@ -64,7 +63,6 @@ def test_round_when_it_takes_longer_than_a_turn_goes_on_in_the_next():
 
 
 def test_round_when_more_is_published_meanwhile_ends_where_it_began_to_lead():
-    """Every squad is brought to the same place; what came later is the next round's."""
     stage = SteppedStage(6)
     stage.begin_round("I")
     stage.published.script("A")
@@ -79,7 +77,6 @@ def test_round_when_more_is_published_meanwhile_ends_where_it_began_to_lead():
 @pytest.mark.parametrize("index", range(6))
 @pytest.mark.parametrize("room", [0, 5, HEAD_BYTES, None])
 def test_member_when_something_happens_to_it_in_the_middle_of_a_round_goes_on_at_its_byte(index, room):
-    """Before or after its squad was written to: moved, or refused by its kernel, it loses and repeats nothing."""
     stage = SteppedStage(6)
     viewer = stage.viewers[index]
     viewer.peer.room = room
@@ -98,7 +95,6 @@ def test_member_when_something_happens_to_it_in_the_middle_of_a_round_goes_on_at
 
 @pytest.mark.parametrize("index", range(4))
 def test_member_when_it_ends_in_the_middle_of_a_round_is_accounted_for(index):
-    """What it was sent and what was left behind is known to the byte, on both sides of the round."""
     stage = SteppedStage(4)
     stage.begin_round("IA", 50)
     stage.viewers[index].sender.unfollow()
@@ -110,7 +106,6 @@ def test_member_when_it_ends_in_the_middle_of_a_round_is_accounted_for(index):
 
 
 def test_round_when_all_members_take_a_part_only_makes_all_leave_and_come_back():
-    """A key frame larger than what the kernels take: everybody gets the rest alone, in order, and is a member again."""
     stage = SteppedStage(10)
     for viewer in stage.viewers:
         viewer.peer.room = 700
@@ -127,7 +122,6 @@ def test_round_when_all_members_take_a_part_only_makes_all_leave_and_come_back()
 
 
 def test_joiners_when_they_come_together_are_served_in_turn():
-    """Nobody takes the whole cache while others wait: the first is never more than one turn ahead of the last."""
     group = SteppedGroup()
     published = Published(group)
     fanout = Fanout(published.log, group, **EACH)
@@ -148,7 +142,6 @@ def test_joiners_when_they_come_together_are_served_in_turn():
 
 
 def test_joiner_when_rounds_never_pause_is_not_starved():
-    """With rounds that follow each other without a break, who is served alone gets a turn in each of ours."""
     group = SteppedGroup()
     published = Published(group)
     fanout = Fanout(published.log, group, flush_interval_s=0, **EACH)
@@ -171,7 +164,6 @@ def test_joiner_when_rounds_never_pause_is_not_starved():
 
 
 def test_streams_when_on_one_thread_take_turns():
-    """A long round of one stream does not keep another from beginning and ending its own."""
     group = SteppedGroup()
     stages = []
     for count in (20, 2):
@@ -199,7 +191,6 @@ def test_streams_when_on_one_thread_take_turns():
 
 
 def test_viewers_when_writable_together_are_served_in_turn():
-    """The kernel's call only queues a viewer; writing is done in turns, one of them at a time."""
     stage = SteppedStage(8)
     for viewer in stage.viewers:
         viewer.peer.room = 0
@@ -215,7 +206,6 @@ def test_viewers_when_writable_together_are_served_in_turn():
 
 
 def test_viewer_when_it_stops_following_before_its_turn_is_written_to_all_the_same():
-    """Its own messages are not left behind by a fan-out that serves it no more."""
     stage = SteppedStage(1)
     (viewer,) = stage.viewers
     viewer.peer.room = 0
@@ -230,7 +220,6 @@ def test_viewer_when_it_stops_following_before_its_turn_is_written_to_all_the_sa
 
 
 def test_lagging_viewers_when_many_reach_a_limit_are_all_looked_at():
-    """Those who do not fit into one turn are looked at in the next, without anything else happening."""
     stage = Stage(limits=NO_LIMITS)
     stage.viewers = [stage.viewer(limits=by_messages(4, 100)) for _ in range(100)]
     for viewer in stage.viewers:
@@ -250,7 +239,6 @@ def test_lagging_viewers_when_many_reach_a_limit_are_all_looked_at():
 
 
 def test_squads_when_viewers_come_and_go_are_few():
-    """Joiners at all possible places of the log end in as many squads as there are viewers for."""
     stage = Stage(interval_s=0.04, adaptive=False, squad_size=8)
     stage.viewers = []
     for number in range(150):
@@ -274,8 +262,6 @@ def test_squads_when_viewers_come_and_go_are_few():
 
 
 def test_log_when_rounds_are_over_or_cut_short_is_not_held():
-    """Neither a round that has ended nor a fan-out closed in the middle of one keeps old messages alive."""
-
     def entries():
         gc.collect()
         return sum(type(item) is Entry for item in gc.get_objects())
@@ -302,7 +288,6 @@ def test_log_when_rounds_are_over_or_cut_short_is_not_held():
 
 
 def test_interval_when_viewers_are_cheap_is_shorter_than_the_ceiling():
-    """A fan-out that costs nothing writes each message at once, unless told to keep to its interval."""
     for adaptive, writes in ((True, 5), (False, 1)):
         stage = Stage(1, interval_s=1.0, adaptive=adaptive)
         (viewer,) = stage.viewers
@@ -318,7 +303,6 @@ def test_interval_when_viewers_are_cheap_is_shorter_than_the_ceiling():
 
 
 def test_interval_when_the_thread_is_busy_is_the_ceiling():
-    """What the group says of itself counts, not only what the stream costs."""
     stage = Stage(1, interval_s=0.04)
     stage.group.busy = 1.0
     stage.publish("I")
@@ -332,7 +316,6 @@ def test_interval_when_the_thread_is_busy_is_the_ceiling():
 
 
 def test_interval_when_input_has_waited_is_shorter_by_that():
-    """What the publisher's input was gathered for counts: a message waits no longer than the ceiling in all."""
     stage = Stage(1, interval_s=0.04, adaptive=False)
     (viewer,) = stage.viewers
     stage.group.gather_s = 0.03
@@ -347,7 +330,6 @@ def test_interval_when_input_has_waited_is_shorter_by_that():
 
 
 def test_round_when_there_is_one_squad_counts_as_one_turn():
-    """Few viewers who keep up are written to in one go, and the figures are those of rounds and turns all the same."""
     stage = Stage(3)
     before = stage.fanout.statistics()
     for _ in range(5):

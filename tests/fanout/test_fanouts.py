@@ -14,7 +14,6 @@ __all__ = ["failures", "groups", "link"]  # fixtures
 
 
 def test_follow_when_refused_leaves_the_first_place_as_it_was(link, groups):
-    """A second log is refused; the first goes on, also when the connection moves, and its end is still its end."""
     session = Noting()
     connection, peer = link(session)
     wait_until(lambda: session.calls)

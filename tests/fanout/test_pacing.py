@@ -23,14 +23,12 @@ def settled(cost_s, *, busy=0.0, ceiling_s=0.04, pacing=None, rounds=2000):
     [(1, 0), (9, 0), (20, 5), (40, 10), (60, 15), (80, 20), (150, 30), (1000, 40), (4000, 40)],
 )
 def test_interval_when_rounds_cost_10_us_a_viewer_grows_with_their_number(viewers, interval_ms):
-    """Few viewers get each message at once, many are flushed at the ceiling."""
     assert settled(viewers * 10e-6).interval_s == pytest.approx(interval_ms / 1000)
 
 
 @pytest.mark.parametrize("cost_us", [1, 50, 200, 300, 800, 1500, 3000, 50_000])
 @pytest.mark.parametrize("busy", [0.0, 0.3, 0.5, 0.7])
 def test_interval_when_below_the_ceiling_keeps_rounds_within_their_share(cost_us, busy):
-    """Rounds take no more than their share of the thread, unless that would need more than the ceiling."""
     pacing = settled(cost_us / 1e6, busy=busy)
     assert 0 <= pacing.interval_s <= 0.04
     if 0 < pacing.interval_s < 0.04:
@@ -38,13 +36,11 @@ def test_interval_when_below_the_ceiling_keeps_rounds_within_their_share(cost_us
 
 
 def test_interval_when_the_thread_is_busy_is_the_ceiling():
-    """A cheap stream does not add rounds to a thread that has no time for them."""
     assert settled(50e-6, busy=0.2).interval_s == 0
     assert settled(50e-6, busy=0.9).interval_s == 0.04
 
 
 def test_interval_when_cost_rises_is_longer_at_once_and_shorter_only_after_a_while():
-    """A thousand viewers at once take some rounds to be noticed; when they leave, it goes down step by step."""
     pacing = settled(50e-6)
     for _ in range(20):
         pacing.round_ended(0.01, 0.1, 100.0)
@@ -60,7 +56,6 @@ def test_interval_when_cost_rises_is_longer_at_once_and_shorter_only_after_a_whi
 
 
 def test_interval_when_cost_swings_about_a_step_does_not():
-    """Costs that hover about the border of two steps change the interval once."""
     pacing = settled(0.95e-3)
     intervals = [pacing.interval_s]
     for number in range(5000):
@@ -70,7 +65,6 @@ def test_interval_when_cost_swings_about_a_step_does_not():
 
 
 def test_interval_when_a_key_frame_costs_ten_times_does_not_move():
-    """One dear round among many cheap ones is smoothed away."""
     pacing = Pacing(0.04)
     intervals = set()
     for number in range(1000):
@@ -80,7 +74,6 @@ def test_interval_when_a_key_frame_costs_ten_times_does_not_move():
 
 
 def test_interval_when_not_adaptive_or_zero_stays():
-    """A fixed interval is what was set; a ceiling of 0 writes each message at once whatever it costs."""
     fixed, none = Pacing(0.04, adaptive=False), Pacing(0.0)
     for pacing in (fixed, none):
         settled(1e-6, pacing=pacing)
@@ -89,7 +82,6 @@ def test_interval_when_not_adaptive_or_zero_stays():
 
 
 def test_rounds_when_counted_are_in_the_class_of_their_duration():
-    """Each round is in exactly one class: the first whose bound is not below it."""
     meter = RoundMeter()
     for took_ms in (0.2, 1.0, 1.1, 30, 50, 51, 1000):
         meter.round(took_ms / 1000)

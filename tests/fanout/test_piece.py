@@ -27,7 +27,6 @@ def fixture_piece():
 
 
 def test_bytes_when_gathered_are_those_between_two_entries():
-    """From the first entry up to, not including, the second; nothing between an entry and itself."""
     published = Published(ManualGroup())
     entries = [published.log.tail]
     for letter in "KIA":
@@ -41,7 +40,6 @@ def test_bytes_when_gathered_are_those_between_two_entries():
 
 @needs_files
 def test_file_when_asked_for_is_one_and_has_the_bytes(piece):
-    """The file is made once, holds exactly the piece, and has a mark of its own to be seen by."""
     descriptor = piece.descriptor()
     assert piece.descriptor() == descriptor >= 0
     assert os.pread(descriptor, 2 * len(piece.data), 0) == piece.data
@@ -60,7 +58,6 @@ def test_file_when_closed_is_gone_and_not_made_again(piece):
 
 @needs_files
 def test_file_when_its_piece_is_forgotten_is_closed(piece):
-    """A round that is never finished leaves no descriptor behind."""
     other = Piece(piece.start, piece.end)
     descriptor = other.descriptor()
     inode = os.fstat(descriptor).st_ino
@@ -73,8 +70,6 @@ def test_file_when_its_piece_is_forgotten_is_closed(piece):
 @needs_files
 @pytest.mark.parametrize("where", ["memfd_create", "write"])
 def test_file_when_there_is_no_room_for_it_is_none(piece, monkeypatch, where):
-    """Without a descriptor or memory to spare there is no file, and nothing is left open."""
-
     def fail(*_arguments):
         raise OSError(errno.ENOMEM, "scripted")
 
@@ -87,7 +82,6 @@ def test_file_when_there_is_no_room_for_it_is_none(piece, monkeypatch, where):
 
 
 def test_socket_when_bytes_must_pass_through_something_is_none():
-    """A scripted transport, a function, a method of another builtin and a TLS socket's own send are no plain sends."""
     assert socket_behind(ScriptedTransport().send) is None
     assert socket_behind(len) is None
     assert socket_behind(bytearray().extend) is None
@@ -95,7 +89,6 @@ def test_socket_when_bytes_must_pass_through_something_is_none():
 
 
 def test_piece_when_gathering_fails_ends_without_a_second_error(monkeypatch):
-    """What gathering raises is told, and forgetting the half-made piece raises nothing more."""
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
 

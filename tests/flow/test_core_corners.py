@@ -26,7 +26,6 @@ from flowctl.sender import FlushResult
 
 
 def test_burst_when_it_is_above_every_limit_costs_a_viewer_that_takes_it_nothing():
-    """What was not offered to the kernel yet is no sign of a slow peer, for members and for joiners alike."""
     limits = Limits.parse("100,3,10ms", "200,5,20ms")
     stage = Stage(2, interval_s=0.04, limits=limits)
     joiner = stage.viewer(limits=limits)
@@ -44,7 +43,6 @@ def test_burst_when_it_is_above_every_limit_costs_a_viewer_that_takes_it_nothing
 
 
 def test_rest_of_a_turn_when_it_is_above_the_limit_is_no_sign_of_a_slow_peer():
-    """What is left when a turn's budget is used was not refused by the kernel: no edge follows, nothing is lost."""
     stage = Stage(limits=by_messages(5))
     viewer = stage.viewer(limits=by_messages(5, 100), settings=SenderSettings(turn_messages=10))
     viewer.follow(stage.fanout)
@@ -64,8 +62,6 @@ def test_rest_of_a_turn_when_it_is_above_the_limit_is_no_sign_of_a_slow_peer():
 
 
 def test_policy_when_it_refuses_in_ready_keeps_sound_in_order_and_the_viewer_served():
-    """A viewer that wants key frames only is slow in nothing: no sound is lost for it, and it may change its mind."""
-
     class KeyFramesOnly(KeepAll):
         def decide(self, state, message_class):
             return Verdict.DROP if message_class is INTER else Verdict.KEEP
@@ -86,7 +82,6 @@ def test_policy_when_it_refuses_in_ready_keeps_sound_in_order_and_the_viewer_ser
 
 
 def test_key_frames_when_nothing_was_lost_between_them_bring_no_headers_again():
-    """A restart is for who lost something."""
     follower = Follower("K")
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
     follower.publish("KKIKKK")
@@ -101,7 +96,6 @@ def test_key_frames_when_nothing_was_lost_between_them_bring_no_headers_again():
 
 
 def test_joiner_when_its_cache_is_partly_out_is_not_judged_by_the_rest():
-    """A key frame of the cache that is half taken counts as little as the half that is not."""
     stage = Stage(script="")
     stage.publish("K", 5000)
     joiner = stage.viewer(Peer(room=100), limits=Limits.parse("1000,2", "3000,4"))
@@ -115,7 +109,6 @@ def test_joiner_when_its_cache_is_partly_out_is_not_judged_by_the_rest():
 
 
 def test_joiner_when_new_messages_reach_its_limit_is_not_thinned_before_its_cache_is_taken():
-    """SOFT_LIMIT is announced, but nothing is dropped while the cache goes out; then it is a viewer like others."""
     stage = Stage(script="KIII")
     joiner = stage.viewer(Peer(room=0), limits=by_messages(6, 100))
     joiner.follow(stage.fanout)
@@ -139,7 +132,6 @@ def test_joiner_when_new_messages_reach_its_limit_is_not_thinned_before_its_cach
 
 
 def test_limits_when_asked_for_from_two_threads_are_those_asked_for_last():
-    """What another thread asked for first does not come back over what the owning thread sets meanwhile."""
     stage = Stage(1)
     (viewer,) = stage.viewers
     viewer.host.foreign = True
@@ -153,7 +145,6 @@ def test_limits_when_asked_for_from_two_threads_are_those_asked_for_last():
 
 
 def test_send_from_another_thread_to_a_blocked_viewer_is_still_limited():
-    """The owning thread is asked to look, although there is nothing to write: or the queue would grow unseen."""
     stage = Stage(1, limits=by_messages(1000))
     (viewer,) = stage.viewers
     viewer.sender.set_policy(KeepAll())
@@ -175,7 +166,6 @@ def test_send_from_another_thread_to_a_blocked_viewer_is_still_limited():
     ids=["messages", "bytes"],
 )
 def test_thinning_when_own_messages_are_queued_too_makes_room_for_both(limits):
-    """The log's part of a queue is thinned to what the rest of it leaves free; then the rest, if it must."""
     stage = Stage(1)
     (viewer,) = stage.viewers
     viewer.give(0)
@@ -198,7 +188,6 @@ def test_thinning_when_own_messages_are_queued_too_makes_room_for_both(limits):
 
 @pytest.mark.parametrize("policy", [LivePolicy(), KeepAll()], ids=["live", "keep all"])
 def test_member_when_a_control_message_meets_eagain_leaves_with_its_place(policy):
-    """The kernel is full before the log comes to it: the member goes on alone, nothing lost or twice."""
     stage = Stage(2)
     viewer = stage.viewers[0]
     viewer.sender.set_policy(policy)
@@ -215,7 +204,6 @@ def test_member_when_a_control_message_meets_eagain_leaves_with_its_place(policy
 
 
 def test_flush_when_one_viewer_fails_in_it_serves_the_others():
-    """A fault of ours in one viewer ends that viewer, is reported, and costs nobody else a message."""
     stage = Stage(3)
     bad = stage.viewers[1]
     for viewer in stage.viewers:
@@ -237,7 +225,6 @@ def test_flush_when_one_viewer_fails_in_it_serves_the_others():
 
 
 def test_handler_when_it_publishes_to_the_log_it_follows_is_looked_at_afterwards():
-    """Publishing is not calling the Sender: one edge at a time, and the load it makes counts with the next message."""
     stage = Stage(1)
     (viewer,) = stage.viewers
     viewer.sender.set_policy(KeepAll())
@@ -268,7 +255,6 @@ def test_handler_when_it_publishes_to_the_log_it_follows_is_looked_at_afterwards
 
 
 def test_thinning_when_refusals_begin_later_in_the_queue_tightens_those_too():
-    """Frames after the newest key frame are given up wherever a gate lies between them."""
     follower = Follower()
     follower.publish("KIAK")
     follower.publish("I", 100)
@@ -292,7 +278,6 @@ def test_key_frame_when_it_is_refused_and_nobody_looked_is_stepped_over_like_oth
 
 
 def test_wait_when_the_queue_is_thinned_meanwhile_keeps_its_beginning():
-    """Thinning again does not put off the end of the wait, nor lets through what was refused for it."""
     follower = Follower()
     follower.publish("KI", 1000)
     follower.cursor.thin_to_key_frame(Room(100, 9, 0.0, 0), follower.now)
@@ -319,7 +304,6 @@ def test_finish_while_waiting_for_a_key_frame_ends_the_wait():
 
 
 def test_ledger_when_a_viewer_waited_for_its_first_key_frame_tells_it():
-    """What a joiner was not shown before its first key frame is an episode like another."""
     stage = Stage(script="KII")
     stage.published.log.drop_cache()
     viewer = stage.viewer()
@@ -336,7 +320,6 @@ def test_ledger_when_a_viewer_waited_for_its_first_key_frame_tells_it():
 
 @pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "immediate"])
 def test_frames_for_one_peer_when_a_log_of_its_own_has_them_restart_at_a_key_frame(deferred):
-    """After a loss come headers and a key frame, in the same order as for the viewers of a shared log."""
     talker = Talker(deferred=deferred, policy=DropDroppable())
     published = Published(talker.group)
     talker.follow(Fanout(published.log, talker.group, flush_interval_s=0))
@@ -358,7 +341,6 @@ def test_frames_for_one_peer_when_a_log_of_its_own_has_them_restart_at_a_key_fra
 @pytest.mark.parametrize("item", [KEY, INTER])
 @pytest.mark.parametrize("droppable", [None, True])
 def test_send_of_a_frame_that_others_refer_to_when_it_may_be_dropped_is_refused(item, droppable):
-    """A queue knows nothing of references: the error names the log that does; what may not be dropped is taken."""
     talker = Talker(policy=LivePolicy())
     with pytest.raises(LocalProtocolError, match=item.name) as raised:
         talker.sender.send(b"frame", item, droppable=droppable)
@@ -371,7 +353,6 @@ def test_send_of_a_frame_that_others_refer_to_when_it_may_be_dropped_is_refused(
 
 @pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "immediate"])
 def test_limits_when_below_one_message_let_a_peer_that_takes_all_recover_each_time(deferred):
-    """Each message alone is above the soft limit, but taken when it is offered: no edge, and no loss."""
     talker = Talker(policy=LivePolicy(), limits=Limits.parse("50,0", "0,0"), deferred=deferred)
     for number in range(20):
         talker.say("K" if number % 5 == 0 else "A", 100, droppable=False)
@@ -382,7 +363,6 @@ def test_limits_when_below_one_message_let_a_peer_that_takes_all_recover_each_ti
 
 
 def test_handler_when_another_thread_sends_meanwhile_makes_it_wait_only():
-    """Re-entry is a matter of the thread: others wait for the lock and are served."""
     talker, results = Talker(Peer(room=0)), []
     thread = threading.Thread(target=lambda: results.append(talker.sender.send(b"from the other").outcome))
 
@@ -400,7 +380,6 @@ def test_handler_when_another_thread_sends_meanwhile_makes_it_wait_only():
 
 
 def test_statistics_when_the_connection_has_ended_stand_still():
-    """Times of a connection that is over do not go on."""
     talker = Talker(Peer(room=0), settings=SenderSettings(stuck_s=5))
     talker.say("X")
     talker.group.run(100)

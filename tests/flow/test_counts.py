@@ -17,7 +17,6 @@ def tally(text, size=10):
 
 
 def test_tally_when_messages_are_counted_and_taken_back_is_what_is_left():
-    """One by one, or a whole row at a time."""
     running = tally("KIIA")
     running.take_back(KEY, 10)
     running.add_figures(tally("AA", 5))
@@ -27,7 +26,6 @@ def test_tally_when_messages_are_counted_and_taken_back_is_what_is_left():
 
 
 def test_figures_when_they_become_counts_and_back_are_the_same():
-    """Nothing is lost on the way, and nothing at all is one object."""
     counts = tally("KIIAX", 7).frozen()
     assert Counts.of_figures(counts.figures) == counts
     assert (counts.of(KEY), counts.total_messages, counts.total_bytes) == (1, 5, 35)
@@ -35,7 +33,6 @@ def test_figures_when_they_become_counts_and_back_are_the_same():
 
 
 def test_counts_when_added_and_subtracted_go_class_by_class():
-    """Sums of none are none."""
     one, two = tally("KX").frozen(), tally("XX", 3).frozen()
     assert (one + two).of(DATA) == 3
     assert (one + two) - two == one
@@ -44,7 +41,6 @@ def test_counts_when_added_and_subtracted_go_class_by_class():
 
 
 def test_books_when_told_leave_out_reasons_without_losses():
-    """What was dropped for a reason in several places is one figure; a reason that took nothing is not named."""
     dropped = {DropReason.LATE: tuple(tally("A"))}
     add_by_reason(dropped, {DropReason.LATE: tally("AX"), DropReason.HELD: Tally()})
     accepted, lost, queued = as_counts((tuple(tally("AAX")), dropped, NO_FIGURES))

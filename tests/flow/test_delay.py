@@ -8,14 +8,12 @@ from flowctl.core.flow.meters import DelayMeter
 
 
 def test_sample_when_nothing_waits_is_zero():
-    """A peer that has taken everything is not behind, whatever its rate."""
     meter = DelayMeter()
     assert meter.sample(0.0, 0, 0, 0) == 0.0
     assert meter.sample(1.0, 0, 1000, 0) == 0.0
 
 
 def test_sample_when_the_peer_takes_steadily_is_what_waits_over_its_rate():
-    """1000 bytes per second and 3000 bytes waiting, in queue and kernel together, are 3 s."""
     meter = DelayMeter()
     for second in range(20):
         delay_ms = meter.sample(float(second), 2000, 1000 * second + 1000, 1000)
@@ -23,7 +21,6 @@ def test_sample_when_the_peer_takes_steadily_is_what_waits_over_its_rate():
 
 
 def test_sample_when_the_peer_stops_grows_with_time():
-    """A stalled peer falls behind by a second each second."""
     meter = DelayMeter()
     meter.sample(0.0, 0, 0, 0)
     before = meter.sample(1.0, 1000, 2000, 1000)
@@ -33,7 +30,6 @@ def test_sample_when_the_peer_stops_grows_with_time():
 
 
 def test_sample_when_repeated_at_once_does_not_disturb_the_rate():
-    """Two looks within a flush interval give the same answer."""
     meter = DelayMeter()
     meter.sample(0.0, 0, 0, 0)
     first = meter.sample(1.0, 500, 1500, 500)

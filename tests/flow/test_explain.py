@@ -41,19 +41,16 @@ def queued(load, limits=LIMITS):
     ],
 )
 def test_blame_when_state_is_known_falls_on_who_caused_it(core, load, largest_bytes, stalled_s, who):
-    """EAGAIN is the link unless one huge message came just now; what was never offered is our loop once it is old."""
     assert blame(core, load, largest_bytes=largest_bytes, stalled_s=stalled_s) is who
 
 
 def test_blame_when_axis_of_bytes_is_off_knows_no_oversized_message():
-    """Without a soft limit in bytes no message is too large for it."""
     assert (
         blame(blocked(Load(10, 1), NO_LIMITS), Load(10, 1), largest_bytes=1 << 40, stalled_s=0.0) is Blame.VIEWER_LINK
     )
 
 
 def test_blame_when_new_limits_made_the_state_falls_on_policy():
-    """A state that only new limits made is nobody's link or loop, until another event changes it."""
     core = queued(Load(500, 5), NO_LIMITS)
     core.limits_set(Limits(messages=AxisLimits(soft=5)), Load(500, 5), 2.0)
     assert blame(core, Load(500, 5, 9000.0), largest_bytes=0, stalled_s=0.0) is Blame.POLICY
@@ -62,19 +59,16 @@ def test_blame_when_new_limits_made_the_state_falls_on_policy():
 
 
 def test_blame_when_late_is_set_moves_the_line_between_burst_and_loop():
-    """What counts as late for our loop is the caller's to say."""
     core, load = queued(Load(1000, 9)), Load(1000, 9, 400.0)
     assert blame(core, load, largest_bytes=10, stalled_s=0.0, late_s=0.5) is Blame.PUBLISHER_BURST
     assert blame(core, load, largest_bytes=10, stalled_s=0.0, late_s=0.3) is Blame.SERVER_LOOP
 
 
 def test_explain_when_ready_says_so_and_blames_nobody():
-    """A peer that keeps up has a short line without cause or blame."""
     assert explain(FlowCore(LIMITS, 0.0), EMPTY_LOAD, 8.0) == "READY for 8.0 s; nothing queued"
 
 
 def test_explain_when_slow_has_axis_value_limit_since_when_and_blame():
-    """The line has the state and its age, the edge with its numbers, the queue, the stall, and who is to blame."""
     load = Load(2048, 9, 4500.0)
     line = explain(blocked(load), load, 3.5, largest_bytes=100, stalled_s=2.5)
     assert line == (
@@ -92,14 +86,12 @@ def test_explain_when_slow_has_axis_value_limit_since_when_and_blame():
     ],
 )
 def test_explain_when_a_fact_holds_says_it_and_otherwise_not(facts, part):
-    """Each special circumstance is one part of the line, there exactly when it holds."""
     core = blocked(Load(10, 1))
     assert part in explain(core, Load(10, 1), 2.0, **facts).split("; ")
     assert part not in explain(core, Load(10, 1), 2.0, largest_bytes=500)
 
 
 def test_explain_when_closed_gives_the_reason_alone():
-    """After the end only its reason counts, with details where there are any."""
     core = blocked(Load(2048, 9))
     closed = explain(core, EMPTY_LOAD, 9.0, stalled_s=3.0, close_reason=CloseReason.STUCK)
     assert closed == "closed: stuck"
@@ -109,7 +101,6 @@ def test_explain_when_closed_gives_the_reason_alone():
 
 @pytest.mark.parametrize("core", [FlowCore(NO_LIMITS, 0.0), blocked(Load(10, 1)), blocked(Load(5000, 99))])
 def test_explain_when_asked_is_one_line(core):
-    """Whatever the state, the answer has one line."""
     line = explain(core, Load(10, 1, 5.0), 2.0, largest_bytes=9999, joining=True, waiting_for_key=True, stalled_s=1.0)
     assert len(line.splitlines()) == 1
     assert line.startswith(core.state.name)

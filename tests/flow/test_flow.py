@@ -166,7 +166,6 @@ LOADS = (
     ],
 )
 def test_core_over_all_short_histories_does_what_the_rule_says(limits, others):
-    """After every history of up to five inputs the state, the edge and its cause are those of the rule."""
     changes = [(Cause.LIMITS_SET, load, new) for new in others for load in (Load(10, 1), Load(60, 3))]
     events = (*LOADS, *changes[:3])
     tried = explore(FlowCore(limits, 0.0), Naive(limits), events, DEPTH)
@@ -202,7 +201,6 @@ steps = st.tuples(st.floats(0.0, 5.0), causes, loads)
 @given(all_limits, st.lists(steps, max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_core_over_random_histories_makes_one_edge_per_change_without_a_gap(limits, history):
-    """Edges are numbered from 1 without a gap, each begins where the last ended, and all follow the naive rule."""
     core, naive, edges, now = FlowCore(limits, 0.0), Naive(limits), [], 0.0
     for seconds, cause, load in history:
         now += seconds
@@ -220,7 +218,6 @@ def test_core_over_random_histories_makes_one_edge_per_change_without_a_gap(limi
 @given(all_limits, st.lists(steps, max_size=40), st.floats(0.0, 5.0))
 @settings(max_examples=100, deadline=None)
 def test_time_in_states_over_random_histories_adds_up(limits, history, rest_s):
-    """Every second since the start is in exactly one state, the one that was entered last."""
     core, now, expected = FlowCore(limits, 7.0), 7.0, [0.0, 0.0, 0.0, 0.0]
     for seconds, cause, load in history:
         expected[core.state] += seconds
@@ -234,7 +231,6 @@ def test_time_in_states_over_random_histories_adds_up(limits, history, rest_s):
 @given(all_limits, st.lists(steps, min_size=1, max_size=10), st.data())
 @settings(max_examples=200, deadline=None)
 def test_marks_above_when_load_stays_below_them_no_edge_comes(limits, history, data):
-    """Whoever waits until the load reaches a mark of `marks_above` misses no edge, and at the mark there is one."""
     core, load = FlowCore(limits, 0.0), EMPTY_LOAD
     for _, cause, shown in history:
         load = EMPTY_LOAD if cause is Cause.DRAINED else shown
@@ -260,7 +256,6 @@ def test_marks_above_when_load_stays_below_them_no_edge_comes(limits, history, d
 @given(all_limits, st.lists(steps, min_size=1, max_size=10), st.data())
 @settings(max_examples=200, deadline=None)
 def test_room_when_less_than_that_comes_no_edge_comes(limits, history, data):
-    """Whoever waits until as many bytes or as many messages have come misses no edge."""
     core, load = FlowCore(limits, 0.0), EMPTY_LOAD
     for _, cause, shown in history:
         load = EMPTY_LOAD if cause is Cause.DRAINED else shown
@@ -273,13 +268,11 @@ def test_room_when_less_than_that_comes_no_edge_comes(limits, history, data):
 
 
 def test_marks_above_when_the_soft_mark_is_off_names_the_hard_one():
-    """An axis with a hard mark alone is waited for at that mark."""
     core = FlowCore(Limits.parse("0,0", "1000,20"), 0.0)
     assert core.marks_above(EMPTY_LOAD) == (1000, 20, OFF_MARK)
 
 
 def test_marks_above_when_level_is_reached_names_the_next_one():
-    """Below soft the soft marks are next, at soft the hard ones, at hard nothing; an axis that is off never is."""
     core = FlowCore(by_messages(4, 6, policy=HardPolicy.HOLD), 0.0)
     assert core.marks_above(EMPTY_LOAD) == (OFF_MARK, 4, OFF_MARK)
     core.queued(messages(4), 1.0)
@@ -291,7 +284,6 @@ def test_marks_above_when_level_is_reached_names_the_next_one():
 
 
 def test_core_when_new_is_ready_and_unannounced():
-    """A new core is READY since its start, without an edge, and READY is only announced when it is come back to."""
     core = FlowCore(NO_LIMITS, 5.0)
     assert (core.state, core.since, core.transitions, core.last_change) == (READY, 5.0, 0, None)
     assert core.drained(6.0) is None
@@ -299,7 +291,6 @@ def test_core_when_new_is_ready_and_unannounced():
 
 
 def test_hard_limit_when_held_and_made_final_closes_without_an_edge():
-    """Limits that close, set while HARD_LIMIT is held and still reached, make it final; the state does not change."""
     core = FlowCore(by_messages(4, 6, policy=HardPolicy.HOLD), 0.0)
     core.queued(messages(6), 1.0)
     assert core.limits_set(by_messages(4, 6), messages(6), 2.0) is None
@@ -307,7 +298,6 @@ def test_hard_limit_when_held_and_made_final_closes_without_an_edge():
 
 
 def test_limits_set_when_live_are_in_force_at_once():
-    """Tighter limits make the edge that the present load deserves; wider ones leave SOFT_LIMIT at their low mark."""
     core = FlowCore(NO_LIMITS, 0.0)
     assert core.queued(messages(1_000_000), 1.0) is None
     edge = core.limits_set(by_messages(4, 2_000_000), messages(1_000_000), 2.0)
@@ -317,7 +307,6 @@ def test_limits_set_when_live_are_in_force_at_once():
 
 
 def test_soft_limit_when_all_soft_marks_are_turned_off_is_left():
-    """Without a soft mark there is no SOFT_LIMIT to be in, however far the load is above the low mark."""
     core = FlowCore(by_messages(4, 20), 0.0)
     core.queued(messages(15), 1.0)
     edge = core.limits_set(by_messages(0, 20), messages(15), 2.0)
@@ -329,7 +318,6 @@ def test_soft_limit_when_all_soft_marks_are_turned_off_is_left():
 
 @pytest.mark.parametrize(("soft", "limit"), [pytest.param(8, 8, id="soft"), pytest.param(40, 5, id="low")])
 def test_hard_limit_when_held_and_limits_widen_names_what_keeps_it_at_soft(soft, limit):
-    """The edge down to SOFT_LIMIT names axis, value and the mark: soft where it is reached, else low."""
     core = FlowCore(by_messages(4, 6, policy=HardPolicy.HOLD), 0.0)
     core.queued(messages(9), 1.0)
     edge = core.limits_set(by_messages(soft, 100, low=5, policy=HardPolicy.HOLD), messages(9), 2.0)
@@ -338,7 +326,6 @@ def test_hard_limit_when_held_and_limits_widen_names_what_keeps_it_at_soft(soft,
 
 
 def test_age_when_only_time_passes_makes_the_edge():
-    """The age axis needs no event of the queue: a tick is enough, and the edge names axis, value and limit."""
     core = FlowCore(Limits(age_ms=AxisLimits(soft=100)), 0.0)
     core.queued(messages(1, age_ms=0.0), 0.0)
     assert core.ticked(messages(1, age_ms=99.9), 0.0999) is None
@@ -347,7 +334,6 @@ def test_age_when_only_time_passes_makes_the_edge():
 
 
 def test_slow_since_when_at_soft_or_hard_is_the_time_of_the_first():
-    """`slow_since` lasts from SOFT_LIMIT through HARD_LIMIT without a break, and ends with the level."""
     core = FlowCore(by_messages(4, 6, 2, HardPolicy.HOLD), 0.0)
     core.blocked(messages(1), 1.0)
     assert core.slow_since is None

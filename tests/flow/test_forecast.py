@@ -22,21 +22,18 @@ def forecast(load, drain, *, limits=LIMITS, fill=1000.0, messages=10.0):
 
 
 def test_forecast_when_nothing_drains_is_the_first_axis_to_get_there():
-    """1000 bytes a second fill the 9000 that are left in 9 s, long before the other axes are reached."""
     assert forecast(Load(1000, 10, 0.0), 0.0) == (9.0, Axis.BYTES)
     assert forecast(Load(1000, 10, 12_000.0), 0.0) == (8.0, Axis.AGE)
     assert forecast(Load(1000, 980, 0.0), 0.0) == (2.0, Axis.MESSAGES)
 
 
 def test_forecast_when_a_part_drains_is_further_away():
-    """A peer that takes 80 % fills its queue with the fifth that is left, and ages by a fifth."""
     found = forecast(Load(1000, 10, 15_000.0), 800.0)
     assert found is not None
     assert (found.seconds, found.axis) == (pytest.approx(25.0), Axis.AGE)
 
 
 def test_forecast_when_the_peer_keeps_up_or_limits_are_off_is_never():
-    """A queue that does not grow reaches no limit, and without limits none is reached."""
     assert forecast(Load(9000, 900, 19_000.0), 1000.0) is None
     assert forecast(Load(9000, 900, 19_000.0), 2000.0) is None
     assert forecast(Load(9000, 900, 19_000.0), 0.0, limits=NO_LIMITS) is None
@@ -44,12 +41,10 @@ def test_forecast_when_the_peer_keeps_up_or_limits_are_off_is_never():
 
 
 def test_forecast_when_the_mark_is_passed_is_now():
-    """At the hard mark there is no time left, whatever the peer takes."""
     assert forecast(Load(10_000, 1, 0.0), 5000.0) == (0.0, Axis.BYTES)
 
 
 def test_forecast_when_messages_have_overhead_counts_it():
-    """The bytes axis grows by the overhead of each message too."""
     limits = Limits(size=AxisLimits(soft=1000, hard=10_000), overhead_bytes=100)
     assert forecast(Load(), 0.0, limits=limits) == (5.0, Axis.BYTES)
 
@@ -65,7 +60,6 @@ def feed(rates, began, seconds, per_second, total=0):
 
 
 def test_rates_when_a_stream_runs_are_its_bytes_and_messages_per_second():
-    """The rate is the difference over the last seconds, known after three of them."""
     rates = ClassRates()
     assert rates.per_second(0.0, (0,), (0,)) is None
     total = feed(rates, 0.0, 2.0, 1000)
@@ -79,7 +73,6 @@ def test_rates_when_a_stream_runs_are_its_bytes_and_messages_per_second():
 
 
 def test_rates_when_a_stream_changes_follow_within_their_window():
-    """What is older than twelve seconds no longer counts."""
     rates = ClassRates()
     total = feed(rates, 0.0, 30.0, 1000)
     total = feed(rates, 30.1, 13.0, 9000, total)
@@ -89,7 +82,6 @@ def test_rates_when_a_stream_changes_follow_within_their_window():
 
 
 def test_rates_when_a_stream_pauses_begin_anew():
-    """What came before a pause that is longer than the window says nothing about what comes after it."""
     rates = ClassRates()
     total = feed(rates, 0.0, 10.0, 1000)
     rates.note(100.0, (0,), (total,))

@@ -40,7 +40,6 @@ def numbers(entries):
 
 
 def test_ledger_when_full_forgets_the_oldest_and_counts_them():
-    """It never holds more than its bound; what is forgotten is counted, and the order stays."""
     ledger = Ledger()
     for number in range(LEDGER_ENTRIES + 36):
         ledger.add(entry(number))
@@ -50,7 +49,6 @@ def test_ledger_when_full_forgets_the_oldest_and_counts_them():
 
 
 def test_unread_when_read_again_is_what_came_since():
-    """Every entry is unread once; reading all of them changes nothing about that."""
     ledger = Ledger()
     assert ledger.unread() == ()
     ledger.add(entry(1))
@@ -70,7 +68,6 @@ def edge(number, old, new):
 
 
 def test_ledger_when_a_viewer_flaps_keeps_what_else_happened():
-    """Edges between READY and OVERLOADED make room for each other, oldest first, before anything else is forgotten."""
     ledger, ready, overloaded = Ledger(), SendState.READY, SendState.OVERLOADED
     ledger.add(entry(0))
     ledger.add(edge(1, overloaded, SendState.SOFT_LIMIT))
@@ -126,14 +123,12 @@ def any_entry(draw):
 @given(any_entry())
 @settings(max_examples=300, deadline=None)
 def test_entry_for_any_figures_is_read_as_it_was_written(item):
-    """Entries are kept packed; nothing of their figures and words is lost by it."""
     ledger = Ledger()
     ledger.add(item)
     assert ledger.entries() == ledger.unread() == (item,)
 
 
 def test_entry_when_it_has_no_words_is_worded_from_its_figures():
-    """The words of edges and episodes are not kept but made when the entry is read."""
     ledger = Ledger()
     ledger.add(edge(1, SendState.READY, SendState.OVERLOADED))
     ledger.add(
@@ -145,7 +140,6 @@ def test_entry_when_it_has_no_words_is_worded_from_its_figures():
 
 
 def test_entry_when_its_words_are_long_keeps_their_beginning():
-    """What an application notes is cut, in the middle of a character if need be, and can still be read."""
     ledger = Ledger()
     ledger.add(LedgerEntry(LedgerKind.CLOSE, 1.0, "x" + "é" * 1000, reason=CloseReason.KICKED))
     (item,) = ledger.entries()
@@ -156,7 +150,6 @@ def test_entry_when_its_words_are_long_keeps_their_beginning():
 @given(st.lists(st.one_of(st.just(0), st.integers(1, 150)), max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_unread_for_any_rhythm_gives_the_newest_in_order_and_none_twice(rhythm):
-    """Adding any numbers between two readings gives those that are still kept, oldest first, and never one twice."""
     ledger, added, read = Ledger(), 0, 0
     for count in rhythm:
         for _ in range(count):
@@ -184,7 +177,6 @@ def test_describe_change_when_an_axis_decided_names_it_with_value_and_limit(caus
 
 
 def test_describe_drops_when_several_reasons_applied_lists_each_with_its_classes():
-    """An episode is told by reason, in their order, and within each by class; what was not dropped is not named."""
     lost = {
         DropReason.REFUSED: counts(disposable=3, inter=12),
         DropReason.THINNED: counts(audio=1),
@@ -194,7 +186,6 @@ def test_describe_drops_when_several_reasons_applied_lists_each_with_its_classes
 
 
 def test_difference_when_accounts_grew_has_what_came_between():
-    """Only reasons that have taken something since are in it, new ones included."""
     before = {DropReason.REFUSED: counts(inter=2), DropReason.HELD: counts(data=1)}
     after = {
         DropReason.REFUSED: counts(inter=5, audio=1),
@@ -213,7 +204,6 @@ messages = st.lists(st.tuples(st.sampled_from(MessageClass), st.integers(0, 1000
 @given(messages, messages)
 @settings(max_examples=100, deadline=None)
 def test_counts_for_any_messages_add_up_by_class(first, second):
-    """Counting two lots together is counting each and adding; taking one away leaves the other."""
     tallies = [Tally(), Tally(), Tally()]
     for index, lot in ((0, first), (1, second), (2, first + second)):
         for item, size in lot:
@@ -233,7 +223,6 @@ def test_counts_for_any_messages_add_up_by_class(first, second):
 
 
 def test_counts_when_asked_by_name_leave_out_zeros():
-    """Names are the classes in lower case, in their order; one class can be asked for by itself."""
     some = counts(audio=2, key=1)
     assert list(some.by_name().items()) == [("key", 1), ("audio", 2)]
     assert (some.of(MessageClass.AUDIO), some.of(MessageClass.DATA)) == (2, 0)

@@ -36,7 +36,6 @@ def ordered_marks(draw):
     ],
 )
 def test_axis_when_marks_are_left_out_low_is_half_and_hard_twice(given_marks, marks):
-    """Low is half of the first mark that is on, hard is twice soft, and a mark of 0 is never reached."""
     axis = AxisLimits(**given_marks)
     assert axis.marks == marks
     assert axis.on is any(given_marks.get(name) for name in ("soft", "hard"))
@@ -96,7 +95,6 @@ def test_axis_for_any_marks_either_keeps_to_the_order_or_is_refused(soft, hard, 
     ],
 )
 def test_parse_when_text_is_a_pair_or_a_triple_gives_the_axes(text, soft, hard, low):
-    """Text is bytes,messages with an optional age; hard and low follow from it; 0 is off and a missing age too."""
     limits = Limits.parse(text)
     axes = (limits.size, limits.messages, limits.age_ms)
     assert tuple(axis.soft for axis in axes) == soft
@@ -119,7 +117,6 @@ def test_parse_when_nothing_is_limited_equals_no_limits():
 
 
 def test_parse_when_given_overhead_and_policy_keeps_them():
-    """The arguments that have no place in the text arrive unchanged."""
     limits = Limits.parse("1,1", overhead_bytes=7, hard_policy=HardPolicy.HOLD)
     assert (limits.overhead_bytes, limits.hard_policy) == (7, HardPolicy.HOLD)
 
@@ -150,7 +147,6 @@ def test_parse_when_given_overhead_and_policy_keeps_them():
     ],
 )
 def test_parse_when_text_is_wrong_names_field_value_and_rule(texts, words):
-    """Every mistake in the text is a ConfigError that names the field, what was written and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         Limits.parse(*texts)
     for word in words:
@@ -160,7 +156,6 @@ def test_parse_when_text_is_wrong_names_field_value_and_rule(texts, words):
 @given(st.text(alphabet="0123456789., kKMGiBmsuhx-\n\u0663", max_size=20))
 @settings(max_examples=300, deadline=None)
 def test_parse_for_any_text_gives_limits_or_says_what_is_wrong(text):
-    """No text makes anything but limits or a ConfigError."""
     try:
         limits = Limits.parse(text)
     except ConfigError as caught:
@@ -175,7 +170,6 @@ def test_parse_for_any_text_gives_limits_or_says_what_is_wrong(text):
 @given(ordered_marks(), ordered_marks(), ordered_marks())
 @settings(max_examples=200, deadline=None)
 def test_parse_of_written_marks_gives_them_back(size, messages, age):
-    """Nine marks written as three texts come back as they were, in bytes, messages and milliseconds."""
     low, soft, hard = (f"{size[i]},{messages[i]},{age[i]}ms" for i in range(3))
     limits = Limits.parse(soft, hard, low)
     assert limits.size.marks == size
@@ -189,7 +183,6 @@ def test_parse_of_written_marks_gives_them_back(size, messages, age):
 
 
 def test_limits_when_shown_say_all_marks_for_people():
-    """The text for people has soft and hard marks with their units."""
     shown = str(Limits.parse("2MiB,2048,4s"))
     assert shown == "soft 2.0 MiB, 2048 messages, 4.0 s; hard 4.0 MiB, 4096 messages, 8.0 s"
     assert str(Limits.parse("1KiB,1")) == "soft 1.0 KiB, 1 message, any age; hard 2.0 KiB, 2 messages, any age"
@@ -197,13 +190,11 @@ def test_limits_when_shown_say_all_marks_for_people():
 
 
 def test_limits_when_they_are_off_are_shown_so():
-    """No limit is not shown as one of 0 bytes and 0 messages, which would let nothing pass."""
     assert str(Limits.parse("0,0,0")) == "soft off; hard off"
     assert str(Limits.parse("0,0", "1KiB,10")) == "soft off; hard 1.0 KiB, 10 messages, any age"
 
 
 def test_limits_when_no_target_delay_is_given_have_that_of_the_stream():
-    """Whoever says nothing of it is served by the rule for slow viewers; only what is said is shown."""
     for limits in (Limits(), NO_LIMITS, Limits.parse("2MiB,2048,4s")):
         assert limits.target_delay_ms is None
         assert "target" not in str(limits)
@@ -212,14 +203,12 @@ def test_limits_when_no_target_delay_is_given_have_that_of_the_stream():
 
 
 def test_limits_when_overhead_is_negative_are_refused():
-    """Overhead cannot be negative: a load would shrink with every message."""
     with pytest.raises(ConfigError, match="overhead_bytes is -1"):
         Limits(overhead_bytes=-1)
     assert Limits(overhead_bytes=0).overhead_bytes == 0
 
 
 def test_limits_when_made_cannot_be_changed():
-    """Limits are replaced as a whole, never altered behind the back of a Sender that uses them."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         NO_LIMITS.overhead_bytes = 1
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -82,12 +82,10 @@ FILES = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(FILES)
 def test_render_when_read_again_gives_the_same(file):
-    """Every limits file that can be had survives being written and read."""
     assert parse_limits_file(render(file), "x") == file
 
 
 def test_parse_when_everything_is_there_reads_everything():
-    """Each key ends in the field of its name."""
     file = parse_limits_file(FULL, "limits.toml")
     limits = Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", "1MiB,1024,2s", overhead_bytes=0, hard_policy=HardPolicy.HOLD)
     limits = replace(limits, target_delay_ms=1500)
@@ -103,7 +101,6 @@ def test_parse_when_everything_is_there_reads_everything():
 
 
 def test_parse_when_only_soft_is_there_leaves_the_rest_open():
-    """Hard is twice soft, and what is not said stays as the server has it."""
     file = parse_limits_file(SMALL, "limits.toml")
     assert file == LimitsFile(limits=Limits.parse("2MiB,2048,4s", target_delay_ms=None))
     assert file.times == {}
@@ -150,7 +147,6 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "place", "allowed"), WRONG, ids=range(len(WRONG)))
 def test_parse_when_something_is_wrong_names_file_place_value_and_what_is_allowed(text, place, allowed):
-    """The error is one line that begins with the file, and says where, what, and what may be."""
     with pytest.raises(ConfigError) as caught:
         parse_limits_file(text, "limits.toml")
     said = str(caught.value)
@@ -163,27 +159,23 @@ def test_parse_when_something_is_wrong_names_file_place_value_and_what_is_allowe
 
 
 def test_parse_when_a_key_is_unknown_hints_at_those_there_are():
-    """Who mistypes a key is told the right ones."""
     with pytest.raises(ConfigError) as caught:
         parse_limits_file(SMALL + "sofd = '1,1'\n", "limits.toml")
     assert "hard, hard_policy, low, overhead_bytes, soft" in caught.value.hint
 
 
 def test_parse_when_it_still_has_a_ladder_hints_at_what_came_instead():
-    """A file of an earlier version is told what to leave out."""
     with pytest.raises(ConfigError) as caught:
         parse_limits_file(SMALL + "[ladder]\non = true\n", "limits.toml")
     assert caught.value.hint == "the ladder has gone: leave [ladder] out; see target_delay"
 
 
 def test_render_when_a_value_could_not_be_read_refuses():
-    """Nothing is written that the server would refuse."""
     with pytest.raises(ConfigError, match="stuck_s is 90000"):
         render(LimitsFile(limits=Limits.parse("1,1"), stuck_s=90_000.0))
 
 
 def test_documents_when_they_show_a_limits_file_show_a_valid_one():
-    """Who copies the example from the how-to has a file that works."""
     text = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text("utf-8")
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     files = [parse_limits_file(example, "docs/how-to.md") for example in examples if "[limits]" in example]

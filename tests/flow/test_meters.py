@@ -23,7 +23,6 @@ def test_rate_when_something_waits_is_what_is_taken():
 
 
 def test_rate_when_nothing_waits_is_not_measured():
-    """A peer that takes all there is says nothing about what it could take."""
     meter = DrainMeter()
     feed(meter, 0.0, 10.0, 3000, waited=False)
     assert meter.rate is None
@@ -31,7 +30,6 @@ def test_rate_when_nothing_waits_is_not_measured():
 
 
 def test_rate_when_nothing_has_waited_for_250_ms_is_not_known_any_more():
-    """What was measured last is told, but is no evidence: a peer that may be fast is not judged by it."""
     meter = DrainMeter()
     total = feed(meter, 0.0, 5.0, 3000)
     feed(meter, 5.1, 0.1, 3000, waited=False, total=total)
@@ -41,7 +39,6 @@ def test_rate_when_nothing_has_waited_for_250_ms_is_not_known_any_more():
 
 
 def test_rate_when_the_link_changes_follows_within_a_second():
-    """Only the last second counts."""
     meter = DrainMeter()
     total = feed(meter, 0.0, 20.0, 9000)
     feed(meter, 20.0, 1.3, 3000, total=total)
@@ -50,7 +47,6 @@ def test_rate_when_the_link_changes_follows_within_a_second():
 
 @pytest.mark.parametrize("lump_s", [0.2, 0.5, 0.7])
 def test_rate_when_a_receiver_reads_in_lumps_is_right_after_each(lump_s):
-    """A window that opens twice in a second does not make the rate jump between nothing and much."""
     meter = DrainMeter()
     for tick in range(1001):
         now = tick / 100
@@ -61,7 +57,6 @@ def test_rate_when_a_receiver_reads_in_lumps_is_right_after_each(lump_s):
 
 
 def test_stalled_when_nothing_is_taken_begins_after_its_time_and_ends_with_the_next_byte():
-    """A peer that takes nothing becomes slower and slower, and is stalled after `STALL_S`."""
     meter = DrainMeter()
     total = feed(meter, 0.0, 5.0, 3000)
     feed(meter, 5.0, STALL_S - 0.5, 0, total=total)
@@ -82,7 +77,6 @@ def told(*totals, every_s=1.0, written=None):
 
 
 def test_acknowledgements_when_an_application_lags_show_what_its_kernel_hides():
-    """The peer's kernel has taken everything, its application 40 kB less: that is part of the delay."""
     assert DelayMeter().untaken_bytes(0.0, 100_000, 0) == 0
     meter, now = told(10_000, 20_000, 30_000)
     assert meter.untaken_bytes(now, 30_000, 0) == 0
@@ -95,7 +89,6 @@ def test_acknowledgements_when_an_application_lags_show_what_its_kernel_hides():
 
 @pytest.mark.parametrize("every_s", [0.1, 1.0, 5.0, 30.0])
 def test_acknowledgements_when_they_stop_are_believed_for_twice_their_usual_time(every_s):
-    """Who has not reported for twice as long as usual, and for 2 s, has stopped; the next report counts again."""
     meter, now = told(10_000, 20_000, 30_000, every_s=every_s)
     believed_s = max(2 * every_s, 2.0)
     assert meter.untaken_bytes(now + believed_s - 0.01, 80_000, 1000) == 40_000
@@ -105,7 +98,6 @@ def test_acknowledgements_when_they_stop_are_believed_for_twice_their_usual_time
 
 
 def test_acknowledgements_when_a_viewer_reads_slower_and_slower_are_believed():
-    """The same step takes a slow reader longer each time: that is no reason to believe it less."""
     meter, now, gap_s = DelayMeter(), 0.0, 1.0
     for total in range(50_000, 1_000_000, 50_000):
         assert total < 200_000 or meter.untaken_bytes(now, total + 200_000, 0) > 190_000
@@ -114,7 +106,6 @@ def test_acknowledgements_when_a_viewer_reads_slower_and_slower_are_believed():
 
 
 def test_acknowledgements_when_one_comes_late_are_soon_judged_as_before():
-    """A long pause of the reports makes neither their times nor their steps count as long for ever."""
     meter, now = told(10_000, 20_000, 30_000)
     now += 60
     for total in range(800_000, 1_100_000, 10_000):
@@ -135,7 +126,6 @@ def test_acknowledgements_when_more_is_missing_than_a_receive_buffer_holds_are_n
 
 @pytest.mark.parametrize("short", [0.0, 0.003, 0.015, 0.02])
 def test_acknowledgements_when_they_leave_out_headers_make_no_delay(short):
-    """An application that counts the payload alone falls behind for ever by its count, and not by what it reads."""
     meter = DelayMeter()
     for second in range(7200):
         written = 200_000 * (second + 1)
@@ -145,7 +135,6 @@ def test_acknowledgements_when_they_leave_out_headers_make_no_delay(short):
 
 
 def test_delay_when_an_application_reads_slowly_counts_what_it_has_not_read():
-    """With nothing queued and nothing in our kernel, an application 2 s behind has a delay of about 2 s."""
     meter = DelayMeter()
     for second in range(30):
         meter.peer_acknowledged(float(second), 1000 * second, 1000 * second + (0 if second == 1 else 3000))
@@ -155,7 +144,6 @@ def test_delay_when_an_application_reads_slowly_counts_what_it_has_not_read():
 
 @pytest.mark.parametrize("step_s", [1, 7])
 def test_delay_when_the_reports_stop_or_come_in_large_steps_is_by_what_the_kernel_takes(step_s):
-    """Neither a report nor the end of them is taken for a burst that was read: the rate is what the kernel takes."""
     meter = DelayMeter()
     for tick in range(240):
         now, written = tick / 2, 1000 * tick  # bytes, 2000 a second
@@ -175,7 +163,6 @@ def test_share_when_the_viewer_wanted_no_pictures_is_of_those_since():
 
 
 def test_share_when_a_viewer_begins_to_lag_counts_what_it_was_sent_before():
-    """The first group that is cut is not all that the viewer got in 20 s."""
     meter = PictureMeter()
     meter.note(10.0, 300, 0, 0.0)
     assert meter.share(11.0, 330, 30) == 1 - 30 / 330
@@ -187,14 +174,12 @@ def test_share_when_a_viewer_begins_to_lag_counts_what_it_was_sent_before():
 
 
 def test_trail_between_two_marks_runs_with_the_bytes():
-    """What a cohort writes is marked nowhere, and came at an even rate; before all marks there is the first of them."""
     trail = Trail(-1000, 5.0)
     trail.note(1000, 15.0)
     assert [trail.since(place, 2000, 18.0) for place in (-2000, 0, 500, 1000, 1500)] == [5.0, 10.0, 12.5, 15.0, 16.5]
 
 
 def test_trail_when_nothing_was_to_be_written_for_a_while_has_a_step_there():
-    """What ends a write and what begins the next, at one place, may be seconds apart."""
     trail = Trail(0, 1.0)
     for place, since in ((0, 1.0), (100, 2.0), (100, 9.0), (50, 3.0), (200, 9.5)):
         trail.note(place, since)
@@ -204,7 +189,6 @@ def test_trail_when_nothing_was_to_be_written_for_a_while_has_a_step_there():
 
 
 def test_trail_when_there_are_too_many_marks_keeps_the_newest_exact():
-    """Memory is bounded: of what is older, every second mark goes, and what is between is reckoned."""
     trail = Trail(0, 0.0)
     for place in range(1, 100_001):
         trail.note(place, place / 1000)

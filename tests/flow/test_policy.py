@@ -53,7 +53,6 @@ def refused(policy, state):
     ],
 )
 def test_live_policy_when_it_gets_worse_loses_pictures_before_sound(state, classes, thin):
-    """OVERLOADED loses what nobody refers to, SOFT_LIMIT all but key frames and sound, HARD_LIMIT everything."""
     assert refused(LivePolicy(), state) == classes
     assert LivePolicy().thin(state) is thin
 
@@ -66,7 +65,6 @@ def test_keep_all_when_asked_drops_and_thins_nothing(state):
 
 @pytest.mark.parametrize("from_state", list(SendState)[1:])
 def test_drop_droppable_when_its_states_are_reached_drops_all_that_may_be(from_state):
-    """Both thresholds are inclusive and independent; HEADER is kept."""
     other = HARD_LIMIT if from_state is not HARD_LIMIT else OVERLOADED
     for state in SendState:
         assert refused(DropDroppable(from_state, other), state) == (MEDIA if state >= from_state else set())
@@ -75,13 +73,11 @@ def test_drop_droppable_when_its_states_are_reached_drops_all_that_may_be(from_s
 
 
 def test_masks_when_taken_apart_are_the_classes_they_stand_for():
-    """A log may drop all but CONTROL and HEADER; after a lost frame nothing that refers to one can be decoded."""
     assert {item for item in MessageClass if DROPPABLE_MASK >> item & 1} == MEDIA
     assert {item for item in MessageClass if BROKEN_MASK >> item & 1} == {INTER, DISPOSABLE}
 
 
 def test_refused_mask_when_policy_drops_everything_spares_control_and_headers():
-    """A policy that says DROP to all gets all that may be dropped, and is never asked for CONTROL."""
     asked = []
 
     class Greedy(KeepAll):
@@ -101,7 +97,6 @@ def test_refused_mask_when_policy_drops_everything_spares_control_and_headers():
 )
 @settings(max_examples=300, deadline=None)
 def test_room_for_any_queue_fits_when_all_three_axes_do(room, wire_bytes, messages, since):
-    """Payload with overhead, number and age must each be within the room; exactly at the edge still fits."""
     fits = room.fits(wire_bytes, messages, since)
     assert fits is not (
         wire_bytes + messages * room.overhead_bytes > room.size_bytes
@@ -115,7 +110,6 @@ def test_room_for_any_queue_fits_when_all_three_axes_do(room, wire_bytes, messag
 
 @pytest.mark.parametrize("policy", BUILT_IN, ids=lambda policy: type(policy).__name__)
 def test_check_when_policy_is_built_in_is_content(policy):
-    """Every policy that comes with the library holds to what every policy must, whatever its states are."""
     assert check_drop_policy(policy) is None
 
 
@@ -219,15 +213,12 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_check_when_policy_is_bad_says_what_is_wrong(name):
-    """Each way to break the contract is found, and the message names state and class."""
     policy, words = BAD[name]
     with pytest.raises(AssertionError, match=words):
         check_drop_policy(policy)
 
 
 def test_check_when_policy_forgets_to_answer_says_so():
-    """A method that forgets to return is found as an answer that is no Verdict."""
-
     class Forgetful(KeepAll):
         def decide(self, state, message_class):
             return Verdict.KEEP if state is not HARD_LIMIT else None
@@ -237,8 +228,6 @@ def test_check_when_policy_forgets_to_answer_says_so():
 
 
 def test_check_when_a_policy_has_no_patience_says_so():
-    """A policy written before there was patience fails in words, as it does for all else."""
-
     class Old:
         def decide(self, state, message_class):
             return Verdict.KEEP

@@ -37,13 +37,11 @@ CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
     ],
 )
 def test_target_is_three_quarters_of_a_group_between_its_bounds_unless_it_is_set(set_ms, gop_s, expected):
-    """By the stream it is 1.5 s to 4 s; one that is set is what it is, and 0 is none."""
     assert target_s(set_ms, gop_s) == expected
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(100_000, 20_000), (1000, LEAST_AHEAD_BYTES), (1e9, MOST_AHEAD_BYTES)])
 def test_kernel_is_given_200_ms_ahead_between_its_bounds(rate, expected):
-    """Two packets at least, and no more than it is given for everybody."""
     assert ahead_bytes(rate) == expected
 
 
@@ -52,13 +50,11 @@ def timing(policy=None, *, rate=100_000, held=0, target=1.0):
 
 
 def test_message_is_late_when_age_and_what_goes_before_it_exceed_the_target():
-    """Age, held bytes, bytes before it and its own size count, each at the drain rate."""
     assert not timing(held=40_000).late(INTER, 10_000, 9.6, 9_999)
     assert timing(held=40_000).late(INTER, 10_000, 9.6, 10_001)
 
 
 def test_disposable_frames_are_late_at_half_of_the_target_and_sound_at_twice():
-    """What nobody needs goes first, what everybody hears goes last."""
     at = timing(held=60_000)
     assert at.late(DISPOSABLE, 0, 10.0, 0)
     assert not at.late(INTER, 0, 10.0, 0)
@@ -69,7 +65,6 @@ def test_disposable_frames_are_late_at_half_of_the_target_and_sound_at_twice():
 
 @pytest.mark.parametrize("item", [CONTROL, HEADER])
 def test_headers_and_control_messages_are_never_late(item):
-    """They go whatever it takes, under every policy."""
     for policy in (LivePolicy(), AudioFirst(), PicturesFirst(), KeepAll()):
         assert not timing(policy, held=10**9).late(item, 10**6, 0.0, 0)
 
@@ -85,7 +80,6 @@ def test_headers_and_control_messages_are_never_late(item):
     ],
 )
 def test_nothing_is_waited_for_longer_than_the_hard_marks_hold(soft, hard, rates, expected):
-    """Of each mark four fifths: its age, and its bytes and messages over the rate of the stream."""
     most_s = most_wait_s(Limits.parse(soft, hard), *rates)
     assert most_s > 1e6 if expected is None else most_s == pytest.approx(expected)
     huge = Limits(size=AxisLimits(hard=10**400), age_ms=AxisLimits(hard=10**400))
@@ -93,7 +87,6 @@ def test_nothing_is_waited_for_longer_than_the_hard_marks_hold(soft, hard, rates
 
 
 def test_bound_when_it_is_below_the_target_holds_for_pictures_and_sound_alike():
-    """A class that is waited for without end still is."""
     at = Timing(10.0, 100_000, 0, 4.0, patience_of(LivePolicy()), 1.0)
     for item in (INTER, KEY, AUDIO):
         assert not at.late(item, 99_000, 10.0, 0)
@@ -102,7 +95,6 @@ def test_bound_when_it_is_below_the_target_holds_for_pictures_and_sound_alike():
 
 
 def test_policies_when_asked_for_their_order_say_who_gives_way():
-    """All or cut keeps a key frame, audio first gives it up, pictures first gives up sound; keeping all waits."""
     assert (timing().key_firm, timing().sound_last) == (False, True)
     assert (timing(AudioFirst()).key_firm, timing(AudioFirst()).sound_last) == (True, True)
     assert not timing(AudioFirst(), held=10**9).late(AUDIO, 1, 0.0, 0)
@@ -112,14 +104,12 @@ def test_policies_when_asked_for_their_order_say_who_gives_way():
 
 @pytest.mark.parametrize(("text", "expected"), [("auto", None), ("off", 0), ("0", 0), ("1500ms", 1500), ("2s", 2000)])
 def test_target_delay_when_written_as_text_is_read(text, expected):
-    """Auto is by the stream, off and 0 are none, anything else is a duration; and it is written back the same."""
     assert parse_target_delay(text, "x") == expected
     limits = Limits(target_delay_ms=expected)
     assert parse_target_delay(target_marks(limits), "x") == expected
 
 
 def test_target_delay_when_it_is_none_of_these_is_refused_with_a_hint():
-    """The error names the field and says how to write one."""
     with pytest.raises(ConfigError, match="x") as caught:
         parse_target_delay("soon", "x")
     assert "auto" in (caught.value.hint or "")
@@ -127,20 +117,17 @@ def test_target_delay_when_it_is_none_of_these_is_refused_with_a_hint():
 
 @pytest.mark.parametrize("text", ["0.4ms", "1000000h"])
 def test_target_delay_when_out_of_range_is_refused_with_the_range(text):
-    """Less than 1 ms would switch it off, and more than an hour is no delay that anybody meant."""
     with pytest.raises(ConfigError, match="must be 1ms to 1h"):
         parse_target_delay(text, "x")
 
 
 def test_target_delay_when_negative_is_refused():
-    """Nothing can arrive before it was published."""
     with pytest.raises(ConfigError, match="target_delay_ms is -1"):
         Limits(target_delay_ms=-1)
 
 
 @pytest.mark.parametrize("target_ms", [3_600_001, 10**400])
 def test_target_delay_when_longer_than_an_hour_is_refused(target_ms):
-    """Nobody means it for a live stream, and no number is so large that reckoning with it fails later."""
     Limits(target_delay_ms=3_600_000)
     with pytest.raises(ConfigError, match="target_delay_ms is more than 3600000"):
         Limits(target_delay_ms=target_ms)
@@ -148,8 +135,6 @@ def test_target_delay_when_longer_than_an_hour_is_refused(target_ms):
 
 @pytest.mark.parametrize("wait", [None, float("nan"), -1, 0, "2", True, -inf])
 def test_patience_when_it_is_no_number_above_zero_is_refused_in_words(wait):
-    """The error names policy, class and answer."""
-
     class Odd(LivePolicy):
         def patience(self, message_class):
             return wait
@@ -159,8 +144,6 @@ def test_patience_when_it_is_no_number_above_zero_is_refused_in_words(wait):
 
 
 def test_patience_when_it_is_a_huge_number_has_no_end():
-    """So its product with a target delay is always a number."""
-
     class Endless(LivePolicy):
         def patience(self, message_class):
             return 10**400
@@ -178,6 +161,5 @@ def test_patience_when_it_is_a_huge_number_has_no_end():
     ],
 )
 def test_queue_is_crowded_from_nine_tenths_of_a_hard_mark_on_where_there_is_a_soft_one(hard, load, expected):
-    """Bytes and messages alone: what waits for long is what the rule itself judges."""
     assert crowded(Limits.parse("2MiB,2048,4s", hard), load) is expected
     assert not crowded(Limits.parse("0,0", hard), load)

@@ -14,14 +14,12 @@ from flowctl.errors import ConfigError, LocalProtocolError
 
 
 def test_take_when_repeated_gives_the_entry_once_and_counts_the_rest():
-    """The outcome comes exactly once: what arrives later finds nothing, and is counted."""
     pending: Pending[bytes, str] = Pending()
     pending.add(b"a", "first", 10.0)
     assert (pending.take(b"a"), pending.take(b"a"), pending.take(b"b"), pending.late_count) == ("first", None, None, 2)
 
 
 def test_add_when_the_key_waits_already_is_refused():
-    """Two requests under one key could not be told apart."""
     pending: Pending[int, str] = Pending()
     pending.add(1, "one")
     with pytest.raises(LocalProtocolError, match="1 waits for its outcome already"):
@@ -36,7 +34,6 @@ def test_add_when_the_key_waits_already_is_refused():
     st.sampled_from([0.0, -2.0]),
 )
 def test_table_when_used_in_any_order_agrees_with_a_plain_dict(steps, now):
-    """Each entry is given away once, none before its deadline, none more than a quantum after it, on any clock."""
     pending: Pending[int, int] = Pending()
     model: dict[int, float | None] = {}
     for what, key, tick in steps:
@@ -74,7 +71,6 @@ def test_table_when_used_in_any_order_agrees_with_a_plain_dict(steps, now):
 
 
 def test_table_when_a_million_requests_were_answered_keeps_nothing_of_them():
-    """Answered requests leave no dead places: memory follows what waits, not what waited."""
     pending: Pending[int, int] = Pending()
     for number in range(20_000):
         pending.add(number, 0, number / 7)
@@ -84,7 +80,6 @@ def test_table_when_a_million_requests_were_answered_keeps_nothing_of_them():
 
 
 def test_backoff_when_tries_go_on_doubles_up_to_its_limit_with_jitter():
-    """Each wait is between half and the whole of its full length, and the full length stops growing."""
     backoff, rng = Backoff(first_s=1, factor=2, most_s=10, jitter=0.5), Random(1)
     for tries, full in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 10), (1000, 10)]:
         waits = [backoff.delay_s(tries, rng) for _ in range(50)]
@@ -97,6 +92,5 @@ def test_backoff_when_tries_go_on_doubles_up_to_its_limit_with_jitter():
     "wrong", [{"first_s": 0.0}, {"factor": 0.5}, {"most_s": 0.1}, {"jitter": 1.5}, {"jitter": float("nan")}]
 )
 def test_backoff_when_a_value_is_out_of_range_names_it(wrong):
-    """The error names the field."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Backoff(**wrong)

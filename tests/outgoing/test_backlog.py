@@ -81,7 +81,6 @@ def own():
 
 
 def test_peek_when_both_queues_hold_messages_gives_control_first_within_bounds(own):
-    """Control comes first; `most` and the budget end the list, which holds the message that passes the budget."""
     own.offer("XCDC")
     assert own.look() == "CCXD"
     assert len(own.backlog.peek(3, 1000)) == 3
@@ -91,7 +90,6 @@ def test_peek_when_both_queues_hold_messages_gives_control_first_within_bounds(o
 
 
 def test_queues_when_empty_hold_no_memory(own):
-    """An idle peer keeps no empty queues: each takes 300 bytes and more."""
     own.offer("CAX")
     own.take()
     assert (own.backlog.control, own.backlog._own) == (None, None)
@@ -99,7 +97,6 @@ def test_queues_when_empty_hold_no_memory(own):
 
 
 def test_oldest_when_queues_differ_is_the_older_of_the_two(own):
-    """The age is that of the oldest message, in whatever queue."""
     own.offer("X")
     own.now += 1
     own.offer("C")
@@ -113,7 +110,6 @@ def test_oldest_when_queues_differ_is_the_older_of_the_two(own):
 
 
 def test_mark_when_given_beats_the_class_but_for_control(own):
-    """The application decides what may be dropped; control never is."""
     own.mask = (1 << len(MessageClass)) - 1
     assert own.offer("K", droppable=False) == [None]
     assert own.offer("XH", droppable=True) == [DropReason.REFUSED] * 2
@@ -123,19 +119,16 @@ def test_mark_when_given_beats_the_class_but_for_control(own):
 
 
 def test_offer_when_the_policy_refuses_a_class_takes_the_others(own):
-    """The mask is asked for each message by itself."""
     own.mask = 1 << DISPOSABLE
     assert own.offer("ADX") == [None, DropReason.REFUSED, None]
 
 
 def test_offer_when_held_refuses_all_but_control_and_headers(own):
-    """Held, the mark of a message does not matter: only control and headers are taken."""
     assert own.offer("CHKIDAX", held=True, droppable=False).count(DropReason.HELD) == 5
     assert own.look() == "CH"
 
 
 def test_offer_when_full_refuses_what_may_be_dropped(own):
-    """What waits unoffered is bounded; what may not be dropped is for the Sender to judge."""
     assert own.offer("AX", full=True) == [DropReason.HELD] * 2
     assert own.offer("H", full=True) == [None]
     assert own.offer("X", full=True, droppable=False) == [None]
@@ -153,14 +146,12 @@ def test_offer_when_full_refuses_what_may_be_dropped(own):
     ],
 )
 def test_drop_oldest_when_room_is_given_keeps_the_newest_that_fit(own, text, where, left):
-    """The oldest go until the rest fits; headers and control stay in any case, and take their part of the room."""
     own.offer(text)
     own.backlog.drop_oldest(where, DropReason.THINNED)
     assert own.look() == left
 
 
 def test_drop_oldest_when_messages_may_not_be_dropped_leaves_them_in_place(own):
-    """What the application marked stays, in order, whatever the room."""
     own.offer("XC")
     own.offer("AX", droppable=False)
     own.offer("AX")
@@ -171,7 +162,6 @@ def test_drop_oldest_when_messages_may_not_be_dropped_leaves_them_in_place(own):
 
 
 def test_drop_droppable_when_nothing_may_be_dropped_changes_nothing(own):
-    """Control, headers and marked messages stay, and no reason is named."""
     own.offer("CH")
     own.offer("I", droppable=False)
     own.backlog.drop_droppable(DropReason.REQUESTED)
@@ -180,7 +170,6 @@ def test_drop_droppable_when_nothing_may_be_dropped_changes_nothing(own):
 
 
 def test_drop_everything_when_the_connection_ends_counts_control_too(own):
-    """At the end nothing is left in any queue, and each message is counted with the reason."""
     own.offer("CXIAX", droppable=False)
     own.backlog.drop_everything(DropReason.CLOSED)
     assert own.look() == ""
@@ -189,7 +178,6 @@ def test_drop_everything_when_the_connection_ends_counts_control_too(own):
 
 
 def test_queue_when_filtered_keeps_order_and_counts():
-    """What is thrown away is counted by class; the rest keeps its order, sizes and age."""
     queue, lost = MessageQueue(), Tally()
     for number in range(300):  # long enough to change its shape
         item = HEADER if number % 3 else AUDIO
@@ -220,7 +208,6 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_backlog_for_any_history_keeps_its_books_and_order(history):
-    """Accepted is taken, dropped or queued, by class and in bytes; control is never dropped; order is kept."""
     own, held = Own(), False
     for step, argument, option in history:
         if step == "offer":

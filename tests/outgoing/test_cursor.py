@@ -21,7 +21,6 @@ VIDEO_MASK = 1 << KEY | BROKEN_MASK
 
 
 def test_load_when_nothing_is_refused_is_what_lies_ahead():
-    """Bytes and messages are the distance to the tail; the age is that of the message at the cursor."""
     follower = Follower()
     assert follower.cursor.load() == (0, 0)
     assert follower.cursor.oldest_at() is None
@@ -39,7 +38,6 @@ def test_load_when_nothing_is_refused_is_what_lies_ahead():
 
 
 def test_age_when_messages_are_older_than_the_viewer_counts_from_its_joining():
-    """A viewer that is given a message of 8 s ago has waited for it since it came, not for 8 s."""
     log = StreamLog()
     entry = log.append(b"old", KEY, 92.0)
     cursor = LogCursor(log, now=100.0, start=entry)
@@ -48,7 +46,6 @@ def test_age_when_messages_are_older_than_the_viewer_counts_from_its_joining():
 
 
 def test_peek_when_bounded_returns_at_most_that():
-    """Never more messages than asked for, the copies included; none after the budget of bytes is used."""
     follower = Follower(prefix=(b"1" * 10, b"2" * 10, b"3" * 10))
     follower.publish("KIII", 20)
     assert [len(item[1]) for item in follower.cursor.peek(2, OFF_MARK)] == [10, 10]
@@ -60,7 +57,6 @@ def test_peek_when_bounded_returns_at_most_that():
 
 
 def test_take_when_given_part_of_what_was_peeked_moves_just_that_far():
-    """Messages are handed over one by one, whatever the steps."""
     follower = Follower(prefix=(frame(RESTART, HEADER, 0),))
     follower.publish("KIDAX")
     for letter in "rKIDAX":
@@ -71,7 +67,6 @@ def test_take_when_given_part_of_what_was_peeked_moves_just_that_far():
 
 
 def test_prefix_when_joining_is_counted_as_offered_and_handed_over_first():
-    """Restart messages of a joiner are headers beside those of the log: offered, queued, then handed over."""
     follower = Follower(prefix=(b"meta", b"codec"))
     assert as_counts(follower.cursor.books())[0].of(HEADER) == 2
     assert follower.queued == "HH"
@@ -85,7 +80,6 @@ def test_prefix_when_joining_is_counted_as_offered_and_handed_over_first():
 
 
 def test_refuse_when_a_class_is_dropped_takes_the_rest_in_order():
-    """From the log's end on the class is refused, what was queued before is not; 0 accepts everything again."""
     follower = Follower()
     follower.publish("KDID")
     follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
@@ -101,7 +95,6 @@ def test_refuse_when_a_class_is_dropped_takes_the_rest_in_order():
 
 
 def test_refuse_when_the_same_again_opens_no_second_gate():
-    """Repeating what is in force costs nothing."""
     follower = Follower()
     follower.publish("KI")
     for _ in range(5):
@@ -115,7 +108,6 @@ def test_refuse_when_the_same_again_opens_no_second_gate():
 
 
 def test_refuse_inter_when_none_is_published_meanwhile_needs_no_key_frame():
-    """A refusal that cost no frame ends without a wait: the references are whole."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -129,7 +121,6 @@ def test_refuse_inter_when_none_is_published_meanwhile_needs_no_key_frame():
 
 
 def test_refuse_inter_when_one_is_lost_waits_for_headers_and_a_key_frame():
-    """Sound goes on; frames come again with the next key frame, its restart messages right before it."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -145,7 +136,6 @@ def test_refuse_inter_when_one_is_lost_waits_for_headers_and_a_key_frame():
 
 
 def test_key_frame_when_awaited_and_not_polled_still_ends_the_wait_in_its_place():
-    """A key frame published between two looks, on another thread, never passes without its headers."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -159,7 +149,6 @@ def test_key_frame_when_awaited_and_not_polled_still_ends_the_wait_in_its_place(
 
 
 def test_key_frames_when_only_they_get_through_each_come_with_headers():
-    """While inter frames are refused and the viewer keeps up, each key frame is a restart; sound keeps its place."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -171,7 +160,6 @@ def test_key_frames_when_only_they_get_through_each_come_with_headers():
 
 
 def test_key_frames_when_several_come_to_a_blocked_viewer_the_newest_replaces_what_is_queued():
-    """With only key frames getting through and nothing going out, the queue is one restart, not a row of them."""
     follower = Follower("K")
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
     for _ in range(4):
@@ -186,7 +174,6 @@ def test_key_frames_when_several_come_to_a_blocked_viewer_the_newest_replaces_wh
 
 
 def test_wait_when_key_frames_are_refused_too_is_for_the_next_after_that():
-    """Key frames that were refused cure nothing, however long ago they came."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(DROPPABLE_MASK, DropReason.HELD, follower.now)
@@ -199,7 +186,6 @@ def test_wait_when_key_frames_are_refused_too_is_for_the_next_after_that():
 
 
 def test_wait_when_no_key_frame_comes_ends_after_ten_seconds_and_is_counted():
-    """The wait has an end; the last headers come then, young, and frames flow again."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -220,7 +206,6 @@ def test_wait_when_no_key_frame_comes_ends_after_ten_seconds_and_is_counted():
 
 
 def test_wait_when_groups_are_long_lasts_two_of_them():
-    """A stream with a key frame each 20 s is waited for 40 s."""
     follower = Follower("K")
     follower.now += 20
     follower.publish("K")
@@ -235,7 +220,6 @@ def test_wait_when_groups_are_long_lasts_two_of_them():
 
 
 def test_wait_when_the_policy_still_refuses_inter_frames_does_not_expire():
-    """Giving up the wait would not bring a frame; its time counts from when the policy would let some through."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -254,7 +238,6 @@ def test_wait_when_the_policy_still_refuses_inter_frames_does_not_expire():
 
 
 def test_sound_alone_when_frames_are_refused_needs_no_key_frame():
-    """A policy for video does nothing to a log without any, and leaves nothing behind."""
     follower = Follower("AA")
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
     follower.publish("AA")
@@ -265,7 +248,6 @@ def test_sound_alone_when_frames_are_refused_needs_no_key_frame():
 
 
 def test_video_when_it_begins_while_refused_is_waited_for():
-    """Inter frames of a video that began during the refusal are lost like others."""
     follower = Follower("A")
     follower.cursor.refuse(VIDEO_MASK, DropReason.REFUSED, follower.now)
     follower.publish("KIA")
@@ -275,7 +257,6 @@ def test_video_when_it_begins_while_refused_is_waited_for():
 
 
 def test_key_refused_when_inter_frames_are_not_still_breaks_references():
-    """A policy that drops key frames alone must not make the viewer decode against a wrong one."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(1 << KEY, DropReason.REFUSED, follower.now)
@@ -289,7 +270,6 @@ def test_key_refused_when_inter_frames_are_not_still_breaks_references():
 
 
 def test_joining_when_it_lasts_refuses_nothing_and_counts_nothing_against_limits():
-    """The cache that was given at once is an allowance; refusals begin when joining ends."""
     log = StreamLog()
     key = log.append(b"k" * 100, KEY, 99.0, restart=(b"meta", b"codec"))
     log.append(b"i" * 50, INTER, 99.5)
@@ -314,7 +294,6 @@ def test_joining_when_it_lasts_refuses_nothing_and_counts_nothing_against_limits
 
 
 def test_joining_when_there_is_no_key_frame_waits_for_one():
-    """A viewer that comes between key frames gets sound, then headers and the next key frame."""
     follower = Follower("KIA", wait_for_key=True)
     assert follower.cursor.waiting_for_key
     follower.publish("IADKIA")
@@ -326,7 +305,6 @@ def test_joining_when_there_is_no_key_frame_waits_for_one():
 
 
 def test_finish_when_called_ends_at_what_was_published():
-    """What is queued stays, what comes after is for nobody here, and key frames after it end no wait."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -346,7 +324,6 @@ def test_finish_when_called_ends_at_what_was_published():
 
 
 def test_finish_when_an_awaited_key_frame_has_come_hands_it_over_with_headers():
-    """A key frame that was published before the end is still for this viewer, and complete."""
     follower = Follower("KI", wait_for_key=True)
     follower.publish("IAKI")
     follower.cursor.finish(follower.now)
@@ -357,7 +334,6 @@ def test_finish_when_an_awaited_key_frame_has_come_hands_it_over_with_headers():
 
 @pytest.mark.parametrize("state", ["plain", "copies", "gates", "wait", "expired", "joining", "finished"])
 def test_drop_everything_in_any_state_leaves_nothing_uncounted(state):
-    """Whatever the cursor was doing, all it had not handed over is dropped, and the log may go on without it."""
     follower = Follower("K")
     if state == "joining":
         follower.cursor.joining_to = follower.log.tail

@@ -51,7 +51,6 @@ def slow(text, *, age_s=0.0, size=100):
     ],
 )
 def test_pictures_when_they_would_be_late_are_left_out_with_the_rest_of_their_group(text, rate, age_s, given, late):
-    """From the first late picture on nothing of its group is handed over; sound is."""
     follower = slow(text, age_s=age_s)
     assert take(follower, rate=rate) == given
     assert sorted(follower.dropped(LATE)) == sorted(late)
@@ -59,14 +58,12 @@ def test_pictures_when_they_would_be_late_are_left_out_with_the_rest_of_their_gr
 
 
 def test_disposable_frames_when_late_are_left_out_alone():
-    """They are late at half of the target; the frames between them are not."""
     follower = slow("IDIDI", age_s=0.6)
     assert take(follower, rate=10_000) == "III"
     assert follower.dropped(LATE) == "DD"
 
 
 def test_group_when_it_was_cut_ends_at_the_next_key_frame_with_its_headers():
-    """What is published after the cut is left out too, and the key frame after it begins whole service."""
     follower = slow("II", age_s=1.5)
     assert take(follower, rate=10_000) == ""
     follower.publish("IAI")
@@ -78,7 +75,6 @@ def test_group_when_it_was_cut_ends_at_the_next_key_frame_with_its_headers():
 
 
 def test_what_follows_when_something_is_handed_over_is_judged_in_its_own_turn():
-    """A picture that is late behind others is not left out before these are taken: the rate may be another by then."""
     follower = slow("IIII")
     timing = Timing(follower.now, 250, 0, TARGET_S, patience_of(LivePolicy()))
     assert len(follower.cursor.peek(100, 1 << 60, timing)) == 2
@@ -88,7 +84,6 @@ def test_what_follows_when_something_is_handed_over_is_judged_in_its_own_turn():
 
 
 def test_sound_when_late_is_left_out_last_and_the_oldest_first():
-    """With pictures left out already, and twice the target old, it goes too; without any of that it stays."""
     follower = slow("IAA", age_s=1.5)
     assert take(follower, rate=10_000) == "AA"
     follower = slow("IA", age_s=2.5)
@@ -103,13 +98,11 @@ def test_sound_when_late_is_left_out_last_and_the_oldest_first():
     ("policy", "given"), [(AudioFirst(), "AA"), (PicturesFirst(), "rrK"), (KeepAll(), "IAKIA")], ids=["a", "p", "all"]
 )
 def test_policies_when_all_is_late_give_up_different_things(policy, given):
-    """Audio first keeps the sound, pictures first the key frame, and keeping all everything."""
     follower = slow("IAKIA", age_s=5.0)
     assert take(follower, rate=10_000, policy=policy) == given
 
 
 def test_joiner_is_not_judged_and_headers_and_control_messages_always_go():
-    """Nothing is dropped for a viewer that still takes the cache; what may not be dropped is never late."""
     follower = slow("CHII", age_s=5.0)
     assert take(follower, rate=10_000) == "CH"
     other = slow("II", age_s=5.0)
@@ -118,7 +111,6 @@ def test_joiner_is_not_judged_and_headers_and_control_messages_always_go():
 
 
 def test_pictures_when_counted_are_those_up_to_the_place():
-    """Published pictures and those of them that were not sent; of a viewer that wants none there are none."""
     follower = slow("IDAII", age_s=0.6)
     take(follower, rate=10_000)
     assert follower.cursor.pictures() == (4, 1)
@@ -142,7 +134,6 @@ def test_cut_when_the_next_key_frame_is_long_in_coming_is_not_given_up():
 
 @pytest.mark.parametrize("refused", [DROPPABLE_MASK, 1 << MessageClass.KEY | 1 << MessageClass.INTER])
 def test_queue_when_key_frames_are_refused_behind_it_is_not_cut(refused):
-    """No later key frame could end a cut, and one in the queue would go out without its headers."""
     follower = slow("IIA", age_s=1.5)
     follower.publish("KIIA")
     follower.cursor.refuse(refused, DropReason.REFUSED, follower.now)
@@ -162,7 +153,6 @@ def with_sound(**options):
 
 @pytest.mark.parametrize(("rate", "given"), [(100, "rrKA"), (49, "A")])
 def test_key_frame_when_the_sound_behind_it_would_be_late_too_is_left_out_though_none_is_newer(rate, given):
-    """It would arrive after twice the target, and so would the sound that is published after it."""
     follower = with_sound()
     follower.publish("K", 100)
     follower.publish("A", 1)
@@ -172,7 +162,6 @@ def test_key_frame_when_the_sound_behind_it_would_be_late_too_is_left_out_though
 
 @pytest.mark.parametrize(("header_bytes", "given", "late"), [(5, "rrKIrrK", "KIII"), (5000, "rrK", "HHHHKKIIII")])
 def test_headers_when_their_key_frame_is_left_out_are_left_out_too(header_bytes, given, late):
-    """They count as part of it: those of late key frames would take the line from the ones that are in time."""
     follower = slow("I", age_s=1.5)
     assert take(follower, rate=10_000) == ""
     restart = (b"R" * header_bytes, b"Rr")
@@ -186,7 +175,6 @@ def test_headers_when_their_key_frame_is_left_out_are_left_out_too(header_bytes,
 
 @pytest.mark.parametrize("quiet", ["no sound", "sound refused", "pictures first"])
 def test_key_frame_when_no_sound_waits_behind_it_goes_whatever_it_takes(quiet):
-    """Without sound, and for who does not want it or gives it up first, a late picture is better than none."""
     follower = Follower("K") if quiet == "no sound" else with_sound()
     if quiet == "sound refused":
         follower.cursor.refuse(1 << MessageClass.AUDIO, DropReason.REFUSED, follower.now)
@@ -197,7 +185,6 @@ def test_key_frame_when_no_sound_waits_behind_it_goes_whatever_it_takes(quiet):
 
 
 def test_what_a_cut_takes_is_late_whatever_else_is_refused_meanwhile():
-    """Sound that was switched off is refused, and stays so; pictures are late, also when a state comes in between."""
     follower = slow("IAI", age_s=1.5)
     follower.cursor.refuse(1 << MessageClass.AUDIO, DropReason.REFUSED, follower.now)
     follower.publish("AIA")
@@ -214,7 +201,6 @@ def test_what_a_cut_takes_is_late_whatever_else_is_refused_meanwhile():
 
 
 def test_queue_when_it_is_cut_behind_what_waits_loses_what_will_be_late_of_the_open_group():
-    """From the first late picture on, up to the next key frame; what comes before it, and sound, stays."""
     follower = slow("IAIAI")
     timing = Timing(follower.now, 1000, 750, TARGET_S, patience_of(LivePolicy()))
     assert follower.cursor.cut_behind(timing)
@@ -228,7 +214,6 @@ def test_queue_when_it_is_cut_behind_what_waits_loses_what_will_be_late_of_the_o
 
 @pytest.mark.parametrize("why", ["in time", "another group", "pictures refused", "joining"])
 def test_queue_when_nothing_of_the_open_group_can_be_cut_stays(why):
-    """Older groups are judged when they come next; where no key frame would end a cut there is none."""
     follower = slow("IAKI" if why == "another group" else "IAI")
     if why == "pictures refused":
         follower.cursor.refuse(DROPPABLE_MASK, DropReason.REFUSED, follower.now)
@@ -240,7 +225,6 @@ def test_queue_when_nothing_of_the_open_group_can_be_cut_stays(why):
 
 
 def test_headers_when_a_key_frame_was_waited_for_in_vain_are_the_newest():
-    """Not those of the last key frame, which others have taken the place of since."""
     follower = slow("I", age_s=1.5)
     assert take(follower, rate=10_000) == ""
     follower.log.headers = (frame(RESTART, HEADER, 9),)
@@ -251,7 +235,6 @@ def test_headers_when_a_key_frame_was_waited_for_in_vain_are_the_newest():
 
 
 def test_leading_pictures_when_the_group_before_was_cut_are_left_out():
-    """They may refer to what was lost; sound between them goes, and so do those of a group that follows a whole one."""
     follower = slow("II", age_s=1.5)
     assert take(follower, rate=10_000) == ""
     follower.publish("AkidAdIDIkidI")
@@ -262,7 +245,6 @@ def test_leading_pictures_when_the_group_before_was_cut_are_left_out():
 
 
 def test_leading_pictures_when_published_one_by_one_are_left_out():
-    """The viewer has taken all before them; until another picture comes it is served alone."""
     follower = slow("I", age_s=1.5)
     assert take(follower, rate=10_000) == ""
     got = ""
@@ -282,7 +264,6 @@ def test_leading_pictures_when_the_viewer_is_thinned_to_their_key_frame_are_left
 
 
 def test_leading_pictures_when_their_group_was_thinned_too_do_not_come_back():
-    """Of two key frames at which a viewer goes on, each has its own leading pictures left out."""
     follower = slow("I", age_s=1.5)
     assert take(follower, rate=10_000) == ""
     follower.publish("kiI")
@@ -296,7 +277,6 @@ def test_leading_pictures_when_their_group_was_thinned_too_do_not_come_back():
 
 
 def test_what_follows_headers_that_wait_is_judged_behind_them():
-    """A large message on its way holds up the headers of a key frame, and what comes after it is late all the same."""
     follower = slow("IIKI", age_s=1.5)
     assert take(follower, rate=10_000, most=1) == "r"
     follower.publish("IAIKIA")

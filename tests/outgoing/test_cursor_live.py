@@ -26,7 +26,6 @@ def refuse(follower, mask):
 
 
 def test_thinning_when_frames_go_with_the_sound_waits_for_a_key_frame_afterwards():
-    """Frames that were queued before sound alone was wanted, and were thinned with it, are a loss like any other."""
     follower = Follower("K")
     follower.publish("IIA")
     follower.cursor.refuse(SOUND, DropReason.REFUSED, follower.now)
@@ -39,7 +38,6 @@ def test_thinning_when_frames_go_with_the_sound_waits_for_a_key_frame_afterwards
 
 
 def test_skip_when_nothing_newer_is_wanted_leaves_what_was_accepted_before():
-    """A viewer that is held keeps its queue, with all frames in it, and is not brought to what it is refused."""
     follower = Follower("K")
     follower.publish("IAKI")
     follower.cursor.refuse(SOUND, DropReason.HELD, follower.now)
@@ -49,7 +47,6 @@ def test_skip_when_nothing_newer_is_wanted_leaves_what_was_accepted_before():
 
 
 def test_skip_when_a_key_frame_is_ahead_goes_to_the_newest():
-    """Everything before the newest key frame goes, sound included, and its headers come first."""
     follower = Follower("K")
     follower.publish("IAKAIKAI")
     assert follower.cursor.skip_to_live(ROOMY, follower.now)
@@ -59,7 +56,6 @@ def test_skip_when_a_key_frame_is_ahead_goes_to_the_newest():
 
 @pytest.mark.parametrize("script", ["", "IA", "IDA"])
 def test_skip_when_no_key_frame_is_ahead_leaves_everything(script):
-    """There is nothing newer to begin with: what is queued stays."""
     follower = Follower("K")
     follower.publish(script)
     assert not follower.cursor.skip_to_live(ROOMY, follower.now)
@@ -68,7 +64,6 @@ def test_skip_when_no_key_frame_is_ahead_leaves_everything(script):
 
 
 def test_skip_when_the_viewer_is_joining_ends_that():
-    """A joiner whose link stalled is brought to live like everybody, and is none any more."""
     follower = Follower("KI")
     follower.cursor.joining_to = follower.log.tail
     follower.publish("AKI")
@@ -78,7 +73,6 @@ def test_skip_when_the_viewer_is_joining_ends_that():
 
 
 def test_skip_when_control_messages_lie_between_hands_them_over():
-    """Control messages of the part that is skipped come first; they are never dropped."""
     follower = Follower("K")
     follower.publish("ICACKI")
     assert follower.cursor.skip_to_live(ROOMY, follower.now)
@@ -86,7 +80,6 @@ def test_skip_when_control_messages_lie_between_hands_them_over():
 
 
 def test_skip_when_there_is_only_sound_keeps_what_fits():
-    """Without video the oldest goes until the rest fits; nothing to do where it does."""
     follower = Follower("A")
     follower.publish("AAAA")
     assert not follower.cursor.skip_to_live(room(4), follower.now)

@@ -62,7 +62,6 @@ def mask(*classes):
 
 
 def test_refuse_when_policy_changes_on_the_way_counts_each_stretch():
-    """Each refusal begins at the tail of its time and ends at that of the next: nothing older is touched."""
     reader = Reader()
     reader.published.script("DA")
     reader.cursor.refuse(mask(DISPOSABLE), DropReason.REFUSED, reader.now)
@@ -82,7 +81,6 @@ def test_refuse_when_policy_changes_on_the_way_counts_each_stretch():
 
 
 def test_thin_when_control_messages_lie_in_the_skipped_part_keeps_them():
-    """Control of the log is never dropped: skipping carries it along, before the headers of the key frame."""
     reader = Reader()
     reader.published.script("KICAIKI")
     reader.cursor.thin_to_key_frame(Room(1 << 40, 5, 0.0, 0), reader.now)
@@ -105,7 +103,6 @@ def test_thin_when_control_messages_lie_in_the_skipped_part_keeps_them():
 )
 @settings(max_examples=150, deadline=None)
 def test_cursor_over_random_histories_when_read_in_any_steps_gives_the_same(history):
-    """What a viewer gets does not depend on how it is read, and accounts hold after each step."""
     readers = [(Reader(), 1 << 40), (Reader(), 1)]
     for action, value in history:
         for reader, budget in readers:

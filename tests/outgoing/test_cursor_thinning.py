@@ -26,7 +26,6 @@ VIDEO_MASK = 1 << KEY | BROKEN_MASK
 
 
 def test_thin_when_a_later_key_frame_fits_skips_to_the_first_that_does():
-    """Everything before that key frame goes, sound included; its headers come first."""
     follower = Follower()
     follower.publish("KIAIKIAKIA")
     follower.cursor.thin_to_key_frame(Room(6 * 11, 99, 0, 0), follower.now)
@@ -49,7 +48,6 @@ def test_thin_when_a_later_key_frame_fits_skips_to_the_first_that_does():
     ids=["bytes", "messages", "age", "overhead", "no limit"],
 )
 def test_thin_for_each_axis_takes_what_fits(room, expected):
-    """Bytes with overhead, messages and age all have a say in what may stay."""
     follower = Follower()
     follower.publish("KII")
     follower.now += 1
@@ -59,7 +57,6 @@ def test_thin_for_each_axis_takes_what_fits(room, expected):
 
 
 def test_thin_when_the_newest_group_is_too_large_keeps_its_key_frame_and_sound():
-    """The picture stands and the sound goes on until the next key frame."""
     follower = Follower()
     follower.publish("KIA")
     follower.publish("K", 50)
@@ -73,7 +70,6 @@ def test_thin_when_the_newest_group_is_too_large_keeps_its_key_frame_and_sound()
 
 
 def test_thin_when_a_key_frame_alone_is_too_large_waits_for_the_next_one():
-    """With limits below one key frame nothing is kept: an honest gap instead of half a picture."""
     follower = Follower()
     follower.publish("K", 5000)
     follower.publish("IAC")
@@ -96,7 +92,6 @@ def test_thin_when_nothing_is_queued_breaks_nothing():
 
 
 def test_thin_when_only_sound_is_queued_drops_it_without_a_wait():
-    """In a stream with video, sound queued alone goes without costing the pictures after it."""
     follower = Follower("KI")
     follower.take()
     follower.publish("AAA")
@@ -107,7 +102,6 @@ def test_thin_when_only_sound_is_queued_drops_it_without_a_wait():
 
 
 def test_thin_while_waiting_for_a_key_frame_keeps_waiting_for_the_same():
-    """Thinning again in a wait drops what has gathered, and the next key frame still ends it."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -121,7 +115,6 @@ def test_thin_while_waiting_for_a_key_frame_keeps_waiting_for_the_same():
 
 
 def test_thin_when_the_awaited_key_frame_has_come_counts_it():
-    """A key frame that was waited for, and not looked at yet, is one to skip to."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -143,7 +136,6 @@ def test_thin_when_repeated_at_the_same_key_frame_sends_no_headers_twice():
 
 
 def test_thin_when_again_before_the_headers_are_out_replaces_them():
-    """Headers of a restart that never happened are superseded, and counted."""
     follower = Follower()
     follower.publish("KIKI")
     follower.cursor.thin_to_key_frame(Room(22, 99, 0, 0), follower.now)
@@ -156,7 +148,6 @@ def test_thin_when_again_before_the_headers_are_out_replaces_them():
 
 
 def test_thin_audio_alone_drops_the_oldest_and_keeps_headers():
-    """Without video the oldest sound goes until the rest fits; no wait, no gap after it."""
     follower = Follower()
     follower.publish("HAAAAA")
     follower.cursor.thin_to_key_frame(Room(OFF_MARK, 2, 0, 0), follower.now)
@@ -167,7 +158,6 @@ def test_thin_audio_alone_drops_the_oldest_and_keeps_headers():
 
 
 def test_thin_audio_alone_when_all_fits_drops_nothing():
-    """The room is a limit, not an order."""
     follower = Follower()
     follower.publish("AAA")
     follower.cursor.thin_to_key_frame(Room(33, 3, 0, 0), follower.now)
@@ -175,7 +165,6 @@ def test_thin_audio_alone_when_all_fits_drops_nothing():
 
 
 def test_drop_droppable_when_frames_are_lost_waits_and_headers_are_superseded():
-    """All that may go goes; control stays; the headers of the next restart replace those that were queued."""
     follower = Follower()
     follower.publish("KHICADX")
     follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
@@ -186,7 +175,6 @@ def test_drop_droppable_when_frames_are_lost_waits_and_headers_are_superseded():
 
 
 def test_drop_droppable_when_no_frame_is_lost_keeps_headers():
-    """Without a loss no restart follows, so the headers that are queued must arrive."""
     follower = Follower("KI")
     follower.take()
     follower.publish("AHDXC")
@@ -229,7 +217,6 @@ def publish_wires(log, classes, count, size, now=100.0):
 
 @pytest.mark.parametrize("refused", [DROPPABLE_MASK, DROPPABLE_MASK & ~VIDEO_MASK, BROKEN_MASK, 1 << AUDIO])
 def test_log_when_a_viewer_passes_refusals_is_let_go(alive, refused):
-    """Neither gates behind the cursor nor a wait for a key frame hold what the viewer has passed."""
     log = StreamLog()
     cursor = LogCursor(log, now=100.0)
     cursor.joining_to = None
@@ -246,7 +233,6 @@ def test_log_when_a_viewer_passes_refusals_is_let_go(alive, refused):
 
 @pytest.mark.parametrize("with_keys", [False, True])
 def test_log_when_a_viewer_is_stuck_and_refused_nearly_all_is_not_kept_for_it(alive, with_keys):
-    """A viewer that stands still keeps the few messages it will get, not the megabytes that it is refused."""
     log = StreamLog()
     cursor = LogCursor(log, now=100.0)
     cursor.joining_to = None
@@ -268,7 +254,6 @@ def test_log_when_a_viewer_is_stuck_and_refused_nearly_all_is_not_kept_for_it(al
 
 
 def test_compact_when_sound_goes_on_keeps_order_and_restarts():
-    """Copying the queue out of the log changes nothing of what is handed over, restart messages included."""
     follower = Follower("K")
     follower.take()
     follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
@@ -288,7 +273,6 @@ def test_compact_when_sound_goes_on_keeps_order_and_restarts():
 
 
 def test_compact_when_the_queue_is_worth_its_log_does_nothing():
-    """A viewer that is refused little keeps reading from the log."""
     follower = Follower("K")
     follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
     follower.publish("ID" * 20, 100_000)
@@ -330,7 +314,6 @@ class HalfWayLog(StreamLog):
     ids=["refuse", "refuse keys", "poll", "replace", "thin", "thin roomy", "drop", "nothing", "look"],
 )
 def test_cursor_when_a_key_frame_is_half_appended_neither_misses_nor_repeats_it(action, take, waiting):
-    """Whatever a viewer's thread does at that instant: the key frame comes once, with headers if a frame was lost."""
     follower = Follower()
     follower.log = HalfWayLog()
     follower.log.act = lambda: None
@@ -394,7 +377,6 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=30))
 @settings(max_examples=200, deadline=None)
 def test_gates_for_any_history_do_what_a_plain_queue_does(history):
-    """Subtraction per gate gives the same queue, the same losses and the same order as deciding one by one."""
     follower, plain = Follower("K"), PlainQueue()
     follower.take()
     for step, argument in history:
@@ -418,7 +400,6 @@ def test_gates_for_any_history_do_what_a_plain_queue_does(history):
 
 
 def test_cursor_over_a_long_random_life_keeps_its_books():
-    """Thousands of steps of everything at once: offered is handed over, dropped or queued, by class."""
     random_source = random.Random(20110710)
     follower = Follower("K")
     offered = dict.fromkeys(LETTERS, 0)

@@ -62,7 +62,6 @@ def desk():
 
 
 def test_write_when_all_kinds_wait_goes_in_order(desk):
-    """Control first, then what is for this peer alone, then the log."""
     desk.publish("KA")
     desk.say("XCA")
     assert desk.write(None) == "CXAKA"
@@ -71,7 +70,6 @@ def test_write_when_all_kinds_wait_goes_in_order(desk):
 
 @pytest.mark.parametrize("taken", [1, SIZE - 1, SIZE + 1, 2 * SIZE + 7])
 def test_message_in_flight_when_more_comes_is_finished_first(desk, taken):
-    """Whatever is thrown away and whatever goes first otherwise: a message that has begun is not broken off."""
     desk.publish("KA")
     desk.say("X")
     begun = desk.write(taken)
@@ -83,7 +81,6 @@ def test_message_in_flight_when_more_comes_is_finished_first(desk, taken):
 
 
 def test_own_taken_when_the_message_in_flight_is_of_the_log_does_not_wait_for_it(desk):
-    """What is waited for is what was sent to this peer alone."""
     desk.say("X")
     desk.publish("K")
     desk.write(1)
@@ -94,7 +91,6 @@ def test_own_taken_when_the_message_in_flight_is_of_the_log_does_not_wait_for_it
 
 
 def test_log_when_it_is_left_keeps_its_place_in_the_accounts(desk):
-    """What was accepted and dropped of it stays, and that of the next one comes on top."""
     desk.publish("KAA")
     desk.write(SIZE)
     desk.outbox.unfollow(DropReason.UNFOLLOWED)
@@ -108,7 +104,6 @@ def test_log_when_it_is_left_keeps_its_place_in_the_accounts(desk):
 
 
 def test_everything_when_the_connection_ends_is_counted_the_message_in_flight_too(desk):
-    """Nothing is lost without a reason."""
     desk.publish("A")
     desk.say("XC")
     desk.write(SIZE + 1)

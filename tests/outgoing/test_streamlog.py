@@ -62,7 +62,6 @@ def fill(log, classes, now=0.0):
 @given(st.lists(st.tuples(st.sampled_from(MessageClass), st.integers(1, 50)), max_size=40))
 @settings(max_examples=100, deadline=None)
 def test_append_for_any_messages_keeps_totals_by_class(messages):
-    """Every entry, the empty tail included, knows number and bytes of all that came before it, by class."""
     log = StreamLog()
     first, counts, sizes = log.tail, [0] * CLASS_COUNT, [0] * CLASS_COUNT
     for number, (item, size) in enumerate(messages):
@@ -81,7 +80,6 @@ def test_append_for_any_messages_keeps_totals_by_class(messages):
 
 
 def test_append_when_log_is_empty_fills_the_entry_that_was_the_tail():
-    """A cursor that has caught up stands at the tail, and finds the next message there."""
     log = StreamLog("name")
     cursor = log.tail
     assert log.append(b"one", AUDIO, 1.0) is cursor
@@ -94,7 +92,6 @@ def test_append_when_log_is_empty_fills_the_entry_that_was_the_tail():
     ("wire", "restart"), [(b"", ()), (b"key", (b"",)), (b"key", (b"header", b""))], ids=["wire", "restart", "second"]
 )
 def test_append_when_a_message_is_empty_is_refused_and_changes_nothing(wire, restart):
-    """An empty message, which no kernel ever takes, is our caller's mistake; the log stays as it was."""
     log = StreamLog()
     log.append(b"before", KEY, 0.0)
     before = (log.tail, log.gop, log.cached, log.largest_bytes, log.gop_duration_s)
@@ -105,7 +102,6 @@ def test_append_when_a_message_is_empty_is_refused_and_changes_nothing(wire, res
 
 
 def test_gop_when_key_frames_come_links_each_group_to_the_next_key_frame():
-    """Every entry knows its group, every group its number and the key frame that ends it, with headers to restart."""
     log = StreamLog()
     before = log.append(b"audio", AUDIO, 1.0)
     assert (before.gop.key_sequence, before.gop.next_key, before.gop.restart) == (-1, None, ())
@@ -121,7 +117,6 @@ def test_gop_when_key_frames_come_links_each_group_to_the_next_key_frame():
 
 
 def test_gop_duration_when_groups_end_is_that_of_the_last_complete_one():
-    """What comes before the first key frame is no group; each later key frame completes one."""
     log, durations = StreamLog(), []
     for now, item in ((0.0, AUDIO), (3.0, KEY), (4.0, INTER), (5.5, KEY), (9.5, KEY)):
         log.append(b"x", item, now)
@@ -130,7 +125,6 @@ def test_gop_duration_when_groups_end_is_that_of_the_last_complete_one():
 
 
 def test_cached_when_key_frames_come_is_always_the_newest():
-    """The cache begins at the newest key frame; before the first there is none, and it can be dropped."""
     log = StreamLog()
     log.append(b"x", INTER, 0.0)
     assert log.cached is None
@@ -156,7 +150,6 @@ def test_cached_when_key_frames_come_is_always_the_newest():
     ],
 )
 def test_cache_when_a_bound_is_passed_is_empty_until_the_next_key_frame(bounds, within):
-    """Each bound holds by itself: up to it the cache stays, beyond it is emptied, and a key frame begins a new one."""
     log = StreamLog(cache=CacheLimits(**bounds))
     key = log.append(b"k" * 10, KEY, 0.0)
     for number in range(1, within + 1):
@@ -169,7 +162,6 @@ def test_cache_when_a_bound_is_passed_is_empty_until_the_next_key_frame(bounds, 
 
 
 def test_cache_when_its_size_is_zero_is_off():
-    """A size of 0 bytes keeps no key frame at all."""
     log = StreamLog(cache=NO_CACHE)
     log.append(b"k", KEY, 0.0)
     assert log.cached is None
@@ -177,7 +169,6 @@ def test_cache_when_its_size_is_zero_is_off():
 
 @pytest.mark.parametrize("name", ["size_bytes", "messages", "duration_s"])
 def test_cache_limits_when_negative_name_the_field(name):
-    """The error says which bound is wrong, its value, and what is allowed."""
     with pytest.raises(ConfigError, match=f"{name} of the GOP cache is -1, it must be 0 or more"):
         CacheLimits(**{name: -1})
 
@@ -193,7 +184,6 @@ class Listener:
 
 
 def test_listeners_when_log_grows_are_called_in_order_and_see_the_message():
-    """Listeners are called once per append, in the order in which they came, after the tail has moved."""
     log, calls = StreamLog(), []
     one, two = Listener(calls, "one"), Listener(calls, "two")
     log.listen(one)
@@ -223,7 +213,6 @@ def test_listener_when_it_leaves_while_called_takes_no_other_with_it():
 
 
 def test_log_when_nobody_follows_keeps_only_its_cache(alive):
-    """Without a cursor an entry lives as long as the cache needs it, and no longer, whatever came before."""
     log = StreamLog()
     fill(log, [AUDIO] * 50)
     assert alive() == 0
@@ -236,7 +225,6 @@ def test_log_when_nobody_follows_keeps_only_its_cache(alive):
 
 
 def test_log_when_cache_overflows_frees_it(alive):
-    """The message that passes a bound frees the whole group at once."""
     log = StreamLog(cache=CacheLimits(messages=10))
     fill(log, [KEY, *[INTER] * 9])
     assert alive() == 10
@@ -245,7 +233,6 @@ def test_log_when_cache_overflows_frees_it(alive):
 
 
 def test_entries_when_a_cursor_lags_live_from_where_it_stands(alive):
-    """The slowest cursor holds everything from its place on; each step frees what it has passed."""
     log = StreamLog(cache=NO_CACHE)
     slow, fast = Place(log.tail), Place(log.tail)
     fill(log, [KEY, *[INTER] * 9] * 3)
@@ -259,7 +246,6 @@ def test_entries_when_a_cursor_lags_live_from_where_it_stands(alive):
 
 
 def test_group_when_only_its_end_is_held_does_not_live_whole(alive):
-    """A cursor at the last frame of a group does not keep the key frame and the frames before it."""
     log = StreamLog()
     fill(log, [KEY, *[INTER] * 99])
     at_end = Place(log.tail)
@@ -270,7 +256,6 @@ def test_group_when_only_its_end_is_held_does_not_live_whole(alive):
 
 
 def test_chain_when_long_is_released_without_recursion(alive):
-    """A viewer that held 100,000 messages and goes frees them all, deep chain or not, by reference counts alone."""
     log = StreamLog(cache=NO_CACHE)
     place = Place(log.tail)
     for number in range(100_000):
@@ -282,7 +267,6 @@ def test_chain_when_long_is_released_without_recursion(alive):
 
 
 def test_reader_on_another_thread_while_appending_sees_whole_entries():
-    """A reader without a lock sees every message once, in order, filled, with totals that fit."""
     log, total, wrong = StreamLog(), 30_000, []
     entry, seen = log.tail, []
     stop = threading.Event()
@@ -326,7 +310,6 @@ def test_reader_on_another_thread_while_appending_sees_whole_entries():
 
 
 def test_totals_when_subtracted_give_what_lies_between():
-    """The difference of two entries' totals is what was published between them, by class."""
     log = StreamLog()
     start = log.tail
     fill(log, [KEY, INTER, INTER, AUDIO])
@@ -337,7 +320,6 @@ def test_totals_when_subtracted_give_what_lies_between():
 
 
 def test_append_when_marked_is_dropped_or_kept_whatever_its_class():
-    """A log files what may not be dropped under CONTROL and a header that may be under DATA; frames keep their rule."""
     log = StreamLog()
     marks = [
         (AUDIO, False),

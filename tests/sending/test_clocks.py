@@ -26,7 +26,6 @@ SETTINGS = SenderSettings(stuck_s=15, soft_too_long_s=60, close_deadline_s=5)
     ],
 )
 def test_overdue_when_a_clock_has_run_down_says_which_and_for_how_long(clocks, reason, words):
-    """Each ends at its time and not before, which is when it asks to be looked at."""
     assert clocks.next_at == 100.0
     assert clocks.overdue(99.999, SETTINGS, waits=True) is None
     assert clocks.overdue(100.0, SETTINGS, waits=True)[0] is reason
@@ -34,7 +33,6 @@ def test_overdue_when_a_clock_has_run_down_says_which_and_for_how_long(clocks, r
 
 
 def test_overdue_when_several_are_tells_the_close_before_the_stall_before_the_level():
-    """The first that holds is the reason, and who closes with nothing left to write is for a flush to end."""
     clocks = Clocks(closes_at=100.0, stuck_at=90.0, soft_at=80.0)
     assert "closing" in clocks.overdue(110.0, SETTINGS, waits=True)[1]
     assert "took nothing" in clocks.overdue(110.0, SETTINGS, waits=False)[1]
@@ -43,12 +41,10 @@ def test_overdue_when_several_are_tells_the_close_before_the_stall_before_the_le
 
 
 def test_overdue_when_only_looks_are_due_ends_nothing():
-    """Marks of age, joiners, key frames and samples ask for a tick and end no connection."""
     clocks = Clocks(rises_at=5.0, looks_at=4.0, held_until=3.0, samples_at=2.0)
     assert clocks.overdue(1e6, SETTINGS, waits=True) is None
     assert clocks.next_at == 2.0
 
 
 def test_next_at_when_nothing_runs_is_never():
-    """A viewer that keeps up has no clock and asks for no tick."""
     assert Clocks().next_at == inf

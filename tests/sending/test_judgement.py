@@ -56,7 +56,6 @@ def judgement_of(*, limits=LIMITS, blocked=True, published="", cached=False, now
 
 
 def test_load_when_it_was_never_offered_does_not_count():
-    """What EAGAIN has left behind does, with all that follows; what was queued since the last write does not."""
     judgement = judgement_of(blocked=False, published="KIA")
     assert judgement.load(100.0) == Load(300, 3)
     assert judgement.counted(100.0) == EMPTY_LOAD
@@ -84,7 +83,6 @@ def test_load_when_it_is_the_cache_of_a_joiner_does_not_count():
     ids=["lags", "closing", "member", "patient", "drained", "no target", "no log"],
 )
 def test_viewer_that_lags_is_one_whose_pictures_are_judged(change, lags):
-    """Each of the conditions alone ends it; and where key frames are refused nothing would end a cut."""
     judgement = judgement_of(published="KI")
     change(judgement)
     assert judgement.lags() is judgement.judges_pictures(BROKEN_MASK) is lags
@@ -102,7 +100,6 @@ def test_queue_of_a_viewer_is_cut_only_while_it_takes_something_and_our_thread_h
 
 
 def test_timing_when_the_rate_is_known_settles_what_the_kernel_takes_ahead():
-    """Of a line of 20 kB/s 200 ms; no message is late before a rate is known."""
     judgement = judgement_of()
     for step in range(30):
         now = 100.0 + step / 10
@@ -124,7 +121,6 @@ def test_stall_when_the_kernel_takes_something_ends():
 
 
 def test_clocks_when_a_peer_takes_nothing_say_when_it_is_stuck_or_too_old():
-    """The age of a viewer that takes nothing reaches its soft mark after 2 s; it is stuck after 15 s."""
     judgement = judgement_of(published="KI")
     clocks = judgement.clocks(101.0, inf)
     assert (clocks.stuck_at, clocks.rises_at) == (115.0, pytest.approx(102.0))
@@ -137,7 +133,6 @@ def test_clocks_when_a_peer_takes_nothing_say_when_it_is_stuck_or_too_old():
 
 
 def test_lanes_when_over_their_limits_are_told_in_words():
-    """The control lane at any time; headers where a held hard limit lets nothing else in."""
     judgement = judgement_of()
     backlog = judgement.outbox.backlog
     judgement.held = judgement.undroppable
@@ -152,7 +147,6 @@ def test_lanes_when_over_their_limits_are_told_in_words():
 
 
 def test_joiner_when_its_load_falls_no_more_is_a_joiner_no_longer():
-    """It is compared twice a second, from the low mark of age on: 1 s here."""
     judgement = judgement_of(published="KIIII", cached=True)
     told = [judgement.ends_joining(100.0 + step / 4) for step in range(8)]
     assert told == [False] * 6 + [True, False]

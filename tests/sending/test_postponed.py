@@ -9,7 +9,6 @@ from flowctl.core.sending.postponed import PostponedCalls
 
 
 def test_calls_when_the_lock_is_held_wait_for_its_outermost_holder():
-    """A call inside of another one does nothing; at the end of the outer one all are made, without the lock."""
     lock, calls, owned = OwnedLock(), PostponedCalls(), []
     with lock:
         calls.append(lambda: owned.append(lock.owned()))
@@ -21,7 +20,6 @@ def test_calls_when_the_lock_is_held_wait_for_its_outermost_holder():
 
 
 def test_calls_when_one_puts_off_another_are_made_one_after_the_other():
-    """What a call puts off is made after it has ended, however often it asks."""
     lock, calls, done = OwnedLock(), PostponedCalls(), []
 
     def first():
@@ -35,7 +33,6 @@ def test_calls_when_one_puts_off_another_are_made_one_after_the_other():
 
 
 def test_calls_when_one_raises_are_made_all_the_same(caplog):
-    """An error of one hook is logged and costs the others nothing."""
     lock, calls, done = OwnedLock(), PostponedCalls(), []
     calls.extend([lambda: 1 / 0, lambda: done.append("other")])
     calls.run(lock)
@@ -44,7 +41,6 @@ def test_calls_when_one_raises_are_made_all_the_same(caplog):
 
 
 def test_calls_when_another_thread_makes_some_meanwhile_are_still_one_after_the_other():
-    """That thread comes and goes without the first one losing its place."""
     lock, calls, done = OwnedLock(), PostponedCalls(), []
 
     def first():

@@ -40,7 +40,6 @@ from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, would_bl
 
 
 def test_send_when_deferred_leaves_writing_to_the_owning_thread():
-    """In deferred mode nothing is written before the owning thread flushes, and then all in one call."""
     viewer = Talker()
     outcomes = [result.outcome for result in viewer.say("X" * 3)]
     assert outcomes == [SendOutcome.ACCEPTED] * 3
@@ -51,7 +50,6 @@ def test_send_when_deferred_leaves_writing_to_the_owning_thread():
 
 
 def test_send_when_immediate_and_nothing_is_queued_writes_at_once():
-    """In immediate mode a message is with the kernel when `send` returns, and no flush is asked for."""
     viewer = Talker(deferred=False)
     assert viewer.say("XX") == [(SendOutcome.ACCEPTED, READY)] * 2
     assert viewer.heard() == [0, 1]
@@ -62,7 +60,6 @@ def test_send_when_immediate_and_nothing_is_queued_writes_at_once():
 
 
 def test_send_when_immediate_meets_eagain_queues_behind_the_rest():
-    """What EAGAIN left is finished first; what is sent meanwhile waits its turn; the owner watches the socket."""
     viewer = Talker(Peer(room=5), deferred=False)
     assert viewer.say("X") == [(SendOutcome.ACCEPTED, OVERLOADED)]
     assert viewer.sender.load().messages == 1
@@ -79,7 +76,6 @@ def test_send_when_immediate_meets_eagain_queues_behind_the_rest():
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_eagain_at_every_byte_resumes_exactly(deferred):
-    """Wherever the kernel stops, the rest follows from the next byte on: nothing twice, nothing left out."""
     wires = [frame(OWN, DATA, number, size) for number, size in enumerate((11, 20, 13))]
     expected = b"".join(wires)
     for cut in range(1, len(expected)):
@@ -97,7 +93,6 @@ def test_eagain_at_every_byte_resumes_exactly(deferred):
 
 
 def test_partial_write_when_no_eagain_follows_is_no_sign_of_a_slow_peer():
-    """A kernel that takes one byte a call takes everything in one flush, without an edge."""
     viewer = Talker(Peer(most=1))
     viewer.say("X" * 3)
     viewer.group.run()
@@ -106,7 +101,6 @@ def test_partial_write_when_no_eagain_follows_is_no_sign_of_a_slow_peer():
 
 
 def test_eagain_when_everything_is_taken_later_clears_only_then():
-    """OVERLOADED lasts until the last byte is taken; each wake-up that leaves something makes no edge."""
     viewer = Talker(Peer(room=0))
     viewer.say("X" * 3)
     viewer.group.run()
@@ -118,7 +112,6 @@ def test_eagain_when_everything_is_taken_later_clears_only_then():
 
 
 def test_control_when_others_wait_goes_first_at_a_message_boundary():
-    """The control lane overtakes queued messages, but never the one whose first byte is out."""
     viewer = Talker(Peer(room=4))
     viewer.say("XX")
     viewer.group.run()
@@ -135,7 +128,6 @@ def test_control_when_others_wait_goes_first_at_a_message_boundary():
     ],
 )
 def test_flush_when_budget_of_turn_is_used_asks_for_another(settings, first):
-    """One turn writes no more than its budget; what is left is written in the following rounds without EAGAIN."""
     viewer = Talker(settings=settings)
     viewer.say("X" * 10, 60)
     assert viewer.sender.flush() is FlushResult.MORE
@@ -159,7 +151,6 @@ def test_flush_when_message_is_in_flight_hands_over_no_more_parts_than_a_call_ta
 )
 @pytest.mark.parametrize("deferred", [True, False])
 def test_write_when_connection_is_gone_ends_the_sender_once(number, reason, deferred):
-    """An error of the socket ends the Sender with its reason; what was queued is counted as dropped at close."""
     viewer = Talker(deferred=deferred)
     viewer.peer.failure = OSError(number, "scripted")
     viewer.say("X")
@@ -171,7 +162,6 @@ def test_write_when_connection_is_gone_ends_the_sender_once(number, reason, defe
 
 
 def test_send_when_empty_is_refused():
-    """An empty message would never be taken by the kernel: it is the caller's mistake."""
     viewer = Talker()
     with pytest.raises(LocalProtocolError, match="empty"):
         viewer.sender.send(b"")
@@ -182,7 +172,6 @@ def test_send_when_empty_is_refused():
 
 
 def test_send_when_policy_refuses_says_so_and_keeps_the_rest():
-    """OVERLOADED refuses disposable frames alone; each refusal is in the result and in the statistics."""
     viewer = Talker(Peer(room=0), policy=LivePolicy())
     viewer.say("X")
     viewer.group.run()
@@ -196,7 +185,6 @@ def test_send_when_policy_refuses_says_so_and_keeps_the_rest():
 
 
 def test_hard_limit_when_final_closes_with_that_reason():
-    """The message that reaches the hard mark ends the connection: its sender learns it, everything is counted."""
     viewer = Talker(Peer(room=0), limits=by_messages(2, 4))
     results = viewer.say("X" * 4)
     assert [result.outcome for result in results] == [SendOutcome.ACCEPTED] * 3 + [SendOutcome.CLOSED]
@@ -221,7 +209,6 @@ def test_hard_limit_when_held_refuses_all_but_control_and_headers_until_low():
 
 
 def test_set_limits_when_load_is_above_acts_at_once():
-    """Tighter limits change the state before `set_limits` returns, and the ledger says who set them."""
     viewer = Talker(Peer(room=0))
     viewer.say("X" * 3)
     viewer.sender.set_limits(by_messages(3, 9))
@@ -234,7 +221,6 @@ def test_set_limits_when_load_is_above_acts_at_once():
 
 
 def test_hold_when_made_final_while_reached_closes():
-    """Turning hold into close while the hard mark is reached closes, though no edge is announced for it."""
     viewer = Talker(Peer(room=0), limits=by_messages(2, 2, policy=HardPolicy.HOLD))
     viewer.say("XX")
     viewer.sender.set_limits(by_messages(2, 2))
@@ -246,7 +232,6 @@ def test_hold_when_made_final_while_reached_closes():
     "settings", [SenderSettings(control_messages=3), SenderSettings(control_bytes=3 * HEAD_BYTES)], ids=str
 )
 def test_control_lane_when_over_its_limit_closes(settings):
-    """A peer that makes us queue replies without end is closed by the lane's own limit, whatever the other limits."""
     viewer = Talker(Peer(room=0), settings=settings)
     outcomes = [result.outcome for result in viewer.say("CCCC")]
     assert outcomes == [SendOutcome.ACCEPTED] * 3 + [SendOutcome.CLOSED]
@@ -257,7 +242,6 @@ def test_control_lane_when_over_its_limit_closes(settings):
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_requests_when_following_from_another_thread_are_done_by_the_owner_in_order(foreign):
-    """While a log is followed, what other threads ask for waits for the owning thread, which is asked to flush."""
     viewer = Talker(Peer(room=0), limits=by_messages(100), settings=TIMELESS)
     published = Published(viewer.group)
     fanout = Fanout(published.log, viewer.group, flush_interval_s=0)
@@ -316,7 +300,6 @@ class LooseHost(ManualHost):
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_send_when_several_threads_call_keeps_the_order_of_each(deferred):
-    """Messages of one thread arrive whole, once, and in its order, however threads and flushes interleave."""
     count, threads = 150, 4
     viewer = Viewer(ManualGroup(), RefusingPeer())
     host = LooseHost(viewer.group)
@@ -346,7 +329,6 @@ def test_send_when_several_threads_call_keeps_the_order_of_each(deferred):
 
 @pytest.mark.parametrize("settings", [SenderSettings(control_messages=20), SenderSettings(control_bytes=3000)], ids=str)
 def test_hold_when_headers_come_without_end_closes(settings):
-    """A held hard limit refuses no headers; the control lane's limit bounds how many, by number and by bytes."""
     viewer = Talker(Peer(room=0), limits=by_messages(4, 4, 2, HardPolicy.HOLD), settings=settings)
     viewer.say("HXXX")
     viewer.group.run()
@@ -363,7 +345,6 @@ def test_hold_when_headers_come_without_end_closes(settings):
 
 
 def test_hold_when_headers_are_taken_meanwhile_stays():
-    """What counts are the headers that wait since then, not those from before, nor what the peer has taken."""
     settings = SenderSettings(control_messages=5, stuck_s=0, soft_too_long_s=0)
     viewer = Talker(Peer(room=0), limits=by_messages(4, 20, 1, HardPolicy.HOLD), settings=settings)
     viewer.say("H" * 20)
@@ -378,7 +359,6 @@ def test_hold_when_headers_are_taken_meanwhile_stays():
 
 
 def test_hold_when_a_log_has_headers_without_end_closes():
-    """The same for what is published, at the next look (every 1024 messages): headers of a log must not pile up."""
     viewer = Talker(
         Peer(room=0), limits=by_messages(4, 4, 2, HardPolicy.HOLD), settings=SenderSettings(control_messages=9)
     )
@@ -394,7 +374,6 @@ def test_hold_when_a_log_has_headers_without_end_closes():
 
 
 def test_message_of_a_log_when_it_may_not_be_dropped_reaches_a_slow_viewer():
-    """What is marked stays in its place when all around it is thinned away, and everything is accounted for."""
     viewer = Talker(Peer(room=0), policy=LivePolicy(), limits=by_messages(6, 500), settings=TIMELESS)
     log = StreamLog()
     viewer.sender.follow(Fanout(log, viewer.group, flush_interval_s=0))

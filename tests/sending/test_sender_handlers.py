@@ -85,14 +85,12 @@ FOR_THE_FANOUT = {
 
 
 def test_reentry_calls_are_all_public_methods():
-    """No public method is left out of the test below but `note`, which is allowed, and those for the fan-out."""
     public = {name for name, item in vars(Sender).items() if callable(item) and not name.startswith("_")}
     assert set(CALLS) == public - FOR_THE_FANOUT - {"note"}
 
 
 @pytest.mark.parametrize("method", CALLS)
 def test_method_when_called_from_the_handler_raises_and_changes_nothing(method):
-    """Calling the Sender from send_state_changed raises at once, names the method, and half-applies nothing."""
     viewer = Talker(Peer(room=0), limits=by_messages(5, 100))
     fanout = Fanout(Published(viewer.group).log, viewer.group)
     errors = []
@@ -116,7 +114,6 @@ def test_method_when_called_from_the_handler_raises_and_changes_nothing(method):
 
 
 def test_handler_when_it_reads_properties_and_notes_is_allowed():
-    """State, limits and blocked can be read, and a pause of input noted, from the handler."""
     viewer = Talker(Peer(room=0))
     seen = []
 
@@ -132,7 +129,6 @@ def test_handler_when_it_reads_properties_and_notes_is_allowed():
 
 
 def test_handler_when_it_raises_is_contained():
-    """A handler that raises is reported, and costs neither a message nor an edge, nor the lock."""
     viewer = Talker(Peer(room=5))
     error = RuntimeError("the application's")
 
@@ -173,7 +169,6 @@ class FailingPolicy:
 
 @pytest.mark.parametrize(("method", "outcome"), [("decide", SendOutcome.ACCEPTED), ("thin", SendOutcome.DROPPED)])
 def test_policy_when_it_raises_is_contained(method, outcome):
-    """A policy that fails to decide refuses nothing; one that fails to thin leaves the queue alone."""
     policy = FailingPolicy(method)
     viewer = Talker(Peer(room=0), policy=policy)
     viewer.say("X")
@@ -187,8 +182,6 @@ def test_policy_when_it_raises_is_contained(method, outcome):
 
 @pytest.mark.parametrize("wait", [None, float("nan"), -1.0])
 def test_policy_when_its_patience_is_no_number_costs_the_viewer_nothing(wait):
-    """It is reported once, and then everything is waited for: the connection goes on."""
-
     class Odd(LivePolicy):
         def patience(self, message_class):
             return wait
@@ -202,8 +195,6 @@ def test_policy_when_its_patience_is_no_number_costs_the_viewer_nothing(wait):
 
 
 def test_policy_when_it_calls_the_sender_is_refused_like_a_handler():
-    """A policy runs under the lock as well: its call raises, is reported, and counts as a failed decision."""
-
     class Caller(KeepAll):
         def decide(self, state, message_class):
             if state is not READY:
@@ -225,7 +216,6 @@ ENDS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit]
 @pytest.mark.parametrize("error", ENDS)
 @pytest.mark.parametrize("deferred", [True, False])
 def test_handler_when_it_raises_what_is_no_exception_is_contained(error, deferred):
-    """CancelledError, SystemExit and their like leave no edge half applied: they are reported like any other."""
     viewer = Talker(Peer(room=0), limits=by_messages(2, 9), policy=DropDroppable(SOFT_LIMIT), deferred=deferred)
 
     def fail(_state, _change):
@@ -245,7 +235,6 @@ def test_handler_when_it_raises_what_is_no_exception_is_contained(error, deferre
 @pytest.mark.parametrize("error", ENDS)
 @pytest.mark.parametrize("method", ["decide", "thin"])
 def test_policy_when_it_raises_what_is_no_exception_is_contained(method, error):
-    """The same for a policy, in a Sender and in the table that a recorded one makes of it."""
     policy = FailingPolicy(method)
     policy.error = error()
     viewer = Talker(Peer(room=0), policy=policy)
@@ -260,7 +249,6 @@ def test_policy_when_it_raises_what_is_no_exception_is_contained(method, error):
 
 
 def test_report_when_a_handler_failed_is_made_without_the_lock():
-    """The application's error hook may take its own locks and ask the Sender: it is called when the lock is free."""
     viewer = Talker(Peer(room=0), limits=by_messages(3, 9), policy=FailingPolicy("thin"))
     seen = []
 
@@ -283,7 +271,6 @@ def test_report_when_a_handler_failed_is_made_without_the_lock():
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 def test_report_when_the_error_hook_raises_itself_costs_nobody_anything(error, caplog):
-    """A hook that raises is logged; who sent the message gets its result, and later failures are reported too."""
     viewer = Talker(Peer(room=0))
     calls = []
 
@@ -302,7 +289,6 @@ def test_report_when_the_error_hook_raises_itself_costs_nobody_anything(error, c
 
 
 def test_recorded_sender_when_a_handler_fails_reports_without_the_lock_as_well():
-    """A recorded Sender makes its calls inside of its own: the report waits for the end of the outer one."""
     owned = []
 
     class Recorded(Talker):
@@ -365,7 +351,6 @@ def test_method_of_another_sender_when_called_from_a_handler_or_policy_is_refuse
 
 
 def test_handlers_when_two_threads_call_each_others_sender_do_not_deadlock():
-    """Two groups whose handlers send to each other's connection: both are refused, and both go on."""
     talkers = [Talker(Peer(room=0)) for _ in range(2)]
     meet = threading.Barrier(2, timeout=20)
 
@@ -392,7 +377,6 @@ def test_handlers_when_two_threads_call_each_others_sender_do_not_deadlock():
 
 
 def test_handler_when_it_publishes_is_looked_at_with_the_next_message():
-    """A handler may publish: viewers of the same thread that lag are looked at later, not under this lock."""
     group = ManualGroup()
     published = Published(group)
     fanout = Fanout(published.log, group, flush_interval_s=0)

@@ -112,7 +112,6 @@ class Willing(Viewer):
 def test_peer_when_its_kernel_takes_everything_loses_nothing_and_stays_ready(
     script, limits, hard, policy, deferred, follows, most, turn
 ):
-    """Whatever is sent, published and flushed, by whom and in whatever mode: no edge, no loss, all accounted for."""
     viewer = Willing(
         Limits.parse(limits, limits, hard_policy=hard), policy, deferred=deferred, follows=follows, most=most, turn=turn
     )
@@ -132,7 +131,6 @@ def test_peer_when_its_kernel_takes_everything_loses_nothing_and_stays_ready(
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_crowd_when_each_says_a_line_at_once_hears_every_line(deferred):
-    """150 peers who all read and each say one line in one turn lose none of 150 x 150 lines, under a limit of 100."""
     policy = DropDroppable(refuse_from=SOFT_LIMIT, thin_from=HARD_LIMIT)
     group = ManualGroup()
     peers = [Viewer(group, limits=Limits.parse("64KiB,100,1s"), policy=policy, deferred=deferred) for _ in range(150)]
@@ -148,7 +146,6 @@ def test_crowd_when_each_says_a_line_at_once_hears_every_line(deferred):
 @pytest.mark.parametrize("deferred", [True, False])
 @pytest.mark.parametrize(("count", "size"), [(1, 5 * MEBIBYTE), (40, MEBIBYTE // 2)])
 def test_answer_when_larger_than_the_hard_limit_reaches_a_peer_that_takes_it(count, size, deferred):
-    """An answer of many MiB, in one message or many, is sent whole: what is offered is taken, so nothing waits."""
     viewer = Talker(limits=Limits.parse("2MiB,2048,4s"), deferred=deferred)
     for _ in range(count):
         assert viewer.say("X", size) == [(SendOutcome.ACCEPTED, READY)]
@@ -159,7 +156,6 @@ def test_answer_when_larger_than_the_hard_limit_reaches_a_peer_that_takes_it(cou
 
 
 def test_answer_when_the_kernel_takes_it_in_parts_is_not_judged_by_its_size():
-    """A kernel holds less than a large message: its rest is no sign of a slow peer; what comes behind it counts."""
     viewer = Talker(Peer(room=100_000), limits=Limits.parse("2MiB,2048,4s"), settings=TIMELESS)
     viewer.say("X", 9 * MEBIBYTE)
     viewer.group.run()
@@ -175,7 +171,6 @@ def test_answer_when_the_kernel_takes_it_in_parts_is_not_judged_by_its_size():
 
 
 def test_reader_when_it_takes_nothing_reaches_its_marks_and_bounds_memory():
-    """EAGAIN comes at the first mark; from there on everything counts, and the hard limit ends the connection."""
     viewer = Talker(Peer(room=0), limits=Limits.parse("10000,0", "20000,0", overhead_bytes=0))
     most = 0
     for _ in range(100):
@@ -227,7 +222,6 @@ def test_send_when_refused_class_could_go_out_is_offered_first():
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_control_lane_when_its_peer_takes_it_has_no_end(deferred):
-    """Control messages beyond the lane's limit in one turn are offered before the lane is judged."""
     viewer = Talker(settings=SenderSettings(control_messages=3), deferred=deferred)
     assert {result.outcome for result in viewer.say("C" * 50)} == {SendOutcome.ACCEPTED}
     viewer.group.run()
@@ -236,7 +230,6 @@ def test_control_lane_when_its_peer_takes_it_has_no_end(deferred):
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_threads_when_they_send_more_than_the_limit_lose_nothing_of_a_peer_that_reads(deferred):
-    """Without a log, any thread may offer: several that together send 100 times the hard limit lose no message."""
     viewer = Talker(limits=by_messages(3, 6), policy=DropDroppable(), deferred=deferred)
     viewer.host.in_thread = lambda: False
     wires = [[frame(OWN, DATA, 1000 * thread + number) for number in range(150)] for thread in range(4)]
@@ -265,7 +258,6 @@ def follower(limits, peer=None, **settings):
 
 
 def test_other_thread_when_it_sends_to_a_viewer_of_a_log_is_bounded_by_the_hard_limit():
-    """Only the owning thread may write then: up to the hard mark is queued, the rest refused and counted."""
     viewer = follower(Limits.parse("100KiB,0", "200KiB,0"))
     outcomes = Counter(result.outcome for _ in range(30) for result in viewer.say("X", MEBIBYTE // 16))
     assert viewer.sender.load().size_bytes < (200 << 10) + MEBIBYTE // 16 + 200
@@ -288,7 +280,6 @@ def test_other_thread_when_it_sends_to_a_viewer_of_a_log_is_bounded_by_the_hard_
     ],
 )
 def test_other_thread_when_it_sends_what_may_not_be_dropped_without_end_ends_the_connection(letter, options, reason):
-    """What may not be refused is bounded as well: the connection ends on its own thread, with everything counted."""
     viewer = follower(by_messages(5, 10), settings=SenderSettings(control_messages=10))
     outcomes = Counter(result.outcome for result in viewer.say(letter * 100, **options))
     assert outcomes[SendOutcome.ACCEPTED] in {10, 11}
@@ -306,7 +297,6 @@ def test_other_thread_when_it_sends_what_may_not_be_dropped_without_end_ends_the
 @pytest.mark.parametrize("deferred", [True, False])
 @pytest.mark.parametrize("message_class", [DATA, CONTROL])
 def test_send_when_the_buffer_is_the_callers_sends_what_was_in_it(kind, deferred, message_class):
-    """A buffer that is filled anew after `send`, as a Receiver's is, changes nothing of what the peer gets."""
     viewer = Talker(Peer(room=3), deferred=deferred)
     wires = [frame(OWN, message_class, number, 50) for number in range(3)]
     for wire in wires:
@@ -318,7 +308,6 @@ def test_send_when_the_buffer_is_the_callers_sends_what_was_in_it(kind, deferred
 
 
 def test_log_and_prefix_when_the_buffer_is_the_callers_keep_what_was_in_it():
-    """The same for what is published, for what goes before a key frame, and for what a viewer is given first."""
     viewer = Talker()
     log = StreamLog()
     buffers = [bytearray(text) for text in (b"key", b"head", b"first")]
@@ -332,7 +321,6 @@ def test_log_and_prefix_when_the_buffer_is_the_callers_keep_what_was_in_it():
 
 @pytest.mark.parametrize("data", ["text", 5, [1, 2], None])
 def test_message_when_it_is_no_bytes_is_refused(data):
-    """What is no buffer is the caller's mistake; a number must not become so many zeros."""
     with pytest.raises(LocalProtocolError, match="must be bytes"):
         Talker().sender.send(data)
     with pytest.raises(LocalProtocolError, match="must be bytes"):
@@ -340,7 +328,6 @@ def test_message_when_it_is_no_bytes_is_refused(data):
 
 
 def test_thin_when_nothing_was_offered_keeps_an_answer_in_flight_whole():
-    """A large answer that is in flight is finished, whatever is asked for meanwhile."""
     viewer = Talker(Peer(room=HEAD_BYTES + 5), limits=NO_LIMITS)
     viewer.say("X", 1000)
     assert viewer.sender.flush() is FlushResult.BLOCKED
@@ -371,7 +358,6 @@ def test_soft_mark_when_our_thread_was_held_is_judged_on_what_the_kernel_leaves(
 
 
 def test_waiter_when_the_last_byte_is_taken_is_told_once():
-    """Whoever waits is called when nothing waits any more, without the lock, and once; a part is not enough."""
     viewer = Talker(Peer(room=5))
     told = []
     viewer.say("XX")
@@ -390,7 +376,6 @@ def test_waiter_when_the_last_byte_is_taken_is_told_once():
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_waiter_when_nothing_waits_is_told_at_once(deferred):
-    """With nothing queued there is nothing to wait for; what a send writes by itself ends a wait as well."""
     viewer = Talker(limits=by_messages(3, 9), deferred=deferred)
     told = []
     viewer.sender.when_drained(told.append)
@@ -403,7 +388,6 @@ def test_waiter_when_nothing_waits_is_told_at_once(deferred):
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_waiter_when_it_sends_the_next_part_and_waits_again_goes_on_to_the_end(deferred):
-    """However many parts there are and however fast the peer is: one after the other, not one inside of another."""
     viewer = Talker(deferred=deferred)
     left = [3000]
 
@@ -429,7 +413,6 @@ def test_waiter_when_it_sends_the_next_part_and_waits_again_goes_on_to_the_end(d
     ],
 )
 def test_waiter_when_the_queue_goes_another_way_is_told(end, answer):
-    """The end of the connection ends the wait, and so does a queue that is thrown away."""
     viewer = Talker(Peer(room=0))
     told = []
     viewer.say("X")
@@ -442,7 +425,6 @@ def test_waiter_when_the_queue_goes_another_way_is_told(end, answer):
 
 
 def test_waiter_when_it_closes_after_flush_is_told_that_all_was_sent():
-    """FINISHED means that everything was taken: for a wait that began before, and for one that begins after."""
     viewer = Talker(Peer(room=0))
     told = []
     viewer.say("X")
@@ -455,7 +437,6 @@ def test_waiter_when_it_closes_after_flush_is_told_that_all_was_sent():
 
 
 def test_waiter_when_it_is_taken_back_is_not_told():
-    """Who no longer waits is forgotten, so that waits which time out leave nothing behind."""
     viewer = Talker(Peer(room=0))
     told = []
     viewer.say("X")
@@ -469,7 +450,6 @@ def test_waiter_when_it_is_taken_back_is_not_told():
 
 
 def test_waiter_when_a_log_is_followed_waits_for_its_own_messages_only():
-    """A viewer that lags behind its log can still be sent large answers in parts."""
     viewer = Talker(Peer(room=0))
     published = Published(viewer.group)
     viewer.follow(Fanout(published.log, viewer.group, flush_interval_s=0))
@@ -485,7 +465,6 @@ def test_waiter_when_a_log_is_followed_waits_for_its_own_messages_only():
 
 
 def test_waiter_when_a_message_of_the_log_is_always_in_flight_waits_for_its_own_only():
-    """A viewer that always lags has part of a log's message before it: that is not what was sent to it alone."""
     viewer = Talker(Peer(room=HEAD_BYTES // 2))
     published = Published(viewer.group)
     viewer.follow(Fanout(published.log, viewer.group, flush_interval_s=0))
@@ -507,7 +486,6 @@ def test_waiter_when_a_message_of_the_log_is_always_in_flight_waits_for_its_own_
 
 
 def test_waiter_when_the_policy_throws_all_that_waits_away_is_told():
-    """With nothing left there is no write to come that could end the wait."""
     policy = DropDroppable(SOFT_LIMIT, SOFT_LIMIT)
     viewer = Talker(Peer(room=0), limits=by_messages(3, 9), policy=policy)
     viewer.say("XX")

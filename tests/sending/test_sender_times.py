@@ -29,7 +29,6 @@ HASTY = SenderSettings(stuck_s=10, soft_too_long_s=20, close_deadline_s=5)
 
 
 def test_stuck_when_kernel_takes_nothing_for_its_time_closes_once():
-    """The time counts from the first write that was refused, and the end is announced once."""
     viewer = Talker(Peer(room=0))
     viewer.group.run(100.0)
     viewer.say("X")
@@ -44,7 +43,6 @@ def test_stuck_when_kernel_takes_nothing_for_its_time_closes_once():
 
 
 def test_stuck_when_the_kernel_takes_a_byte_begins_anew():
-    """Any progress is a sign of life: a peer that takes one byte every ten seconds is not stuck."""
     viewer = Talker(Peer(room=0))
     viewer.say("X")
     for _ in range(5):
@@ -91,7 +89,6 @@ def test_stuck_when_thinning_has_emptied_the_queue_closes_too():
 
 
 def test_stuck_when_nothing_is_published_either_closes_by_its_own_timer():
-    """Emptied by thinning, with a silent log: the timer alone ends it."""
     group, _, _, viewer = stopped(SenderSettings(stuck_s=15, soft_too_long_s=0), "0,10")
     viewer.sender.thin(Thin.DROPPABLE)
     assert viewer.sender.load().messages == 0
@@ -102,7 +99,6 @@ def test_stuck_when_nothing_is_published_either_closes_by_its_own_timer():
 
 
 def test_stuck_when_a_blocked_viewer_leaves_and_comes_back_counts_from_its_return():
-    """Who follows nothing owes nothing; the time away is no part of the stall with the next log."""
     group, published, fanout, viewer = stopped(SenderSettings(stuck_s=15, soft_too_long_s=0), "0,10")
     viewer.sender.unfollow()
     group.run(60.0)
@@ -117,7 +113,6 @@ def test_stuck_when_a_blocked_viewer_leaves_and_comes_back_counts_from_its_retur
 
 
 def test_soft_too_long_when_level_lasts_closes_and_a_break_begins_anew():
-    """Time at or above SOFT_LIMIT counts without a break; leaving the level starts it again."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=60)
     viewer = Talker(Peer(room=0), limits=by_messages(4, 100), settings=settings)
     viewer.say("X" * 4)
@@ -132,7 +127,6 @@ def test_soft_too_long_when_level_lasts_closes_and_a_break_begins_anew():
 
 
 def test_close_deadline_when_peer_does_not_take_the_rest_aborts():
-    """Closing after a flush gives up when its own deadline has passed, before the peer counts as stuck."""
     viewer = Talker(Peer(room=0))
     viewer.say("X")
     viewer.sender.close_after_flush()
@@ -147,7 +141,6 @@ def test_close_deadline_when_peer_does_not_take_the_rest_aborts():
 @pytest.mark.parametrize("deferred", [True, False])
 @pytest.mark.parametrize("limits", [Limits(), by_messages(2, 100)], ids=["stuck", "soft"])
 def test_times_when_our_thread_was_held_ask_the_kernel_before_they_close(limits, deferred):
-    """A deadline looked at late, before the loop tells of the room there is, says nothing about the peer."""
     viewer = Talker(Peer(room=HEAD_BYTES - 1), limits=limits, settings=HASTY, deferred=deferred)
     viewer.say("XXXX")
     viewer.group.run()
@@ -161,7 +154,6 @@ def test_times_when_our_thread_was_held_ask_the_kernel_before_they_close(limits,
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_close_deadline_when_our_thread_was_held_sends_what_is_taken_before_it_gives_up(follows):
-    """What was never offered is no sign of a slow peer; what it does not take by then is given up."""
     for room, reason in ((None, CloseReason.FINISHED), (HEAD_BYTES, CloseReason.STUCK)):
         viewer = Talker(Peer(room=room), settings=HASTY)
         published = Published(viewer.group)
@@ -179,7 +171,6 @@ def test_close_deadline_when_our_thread_was_held_sends_what_is_taken_before_it_g
 
 
 def test_close_deadline_when_the_queue_was_thrown_away_and_the_kernel_is_full_gives_up():
-    """Nothing is left to be offered, and the peer takes nothing: waiting for room would have no end."""
     viewer = Talker(Peer(room=0), settings=SenderSettings(stuck_s=0, close_deadline_s=5))
     viewer.say("X")
     viewer.group.run()
@@ -190,7 +181,6 @@ def test_close_deadline_when_the_queue_was_thrown_away_and_the_kernel_is_full_gi
 
 
 def test_times_when_all_are_off_never_close():
-    """0 turns each time off: a peer that takes nothing stays, at SOFT_LIMIT and closing, and can still finish."""
     viewer = Talker(Peer(room=0), limits=by_messages(2, 100), settings=TIMELESS)
     viewer.say("X" * 3)
     viewer.sender.close_after_flush()
@@ -203,7 +193,6 @@ def test_times_when_all_are_off_never_close():
 
 
 def test_age_when_only_time_passes_reaches_the_limit_by_a_tick():
-    """The age axis needs no event: the Sender asks for a tick at the time at which its mark is reached."""
     limits = Limits(age_ms=AxisLimits(soft=2000, hard=5000))
     viewer = Talker(Peer(room=0), limits=limits, settings=TIMELESS)
     viewer.say("X")
@@ -266,7 +255,6 @@ def deadlines_of(viewer):
 
 
 def test_age_when_a_viewer_keeps_up_asks_for_no_tick():
-    """The marks cost a healthy viewer nothing: not one deadline in 100 messages, whatever its limits of age."""
     group = ManualGroup()
     published = Published(group)
     viewer = Viewer(group, limits=Limits.parse("0,0,1s", "0,0,2s"), settings=TIMELESS)
@@ -283,7 +271,6 @@ def test_age_when_a_viewer_keeps_up_asks_for_no_tick():
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_target_delay_when_nothing_can_be_late_asks_for_no_tick(follows):
-    """Who follows no log, or has a policy that waits for everything, is blocked without timers or a limited kernel."""
     viewer = Talker(Peer(room=100), policy=KeepAll() if follows else LivePolicy(), settings=TIMELESS)
     published = Published(viewer.group)
     published.script("K")
@@ -304,7 +291,6 @@ def test_target_delay_when_nothing_can_be_late_asks_for_no_tick(follows):
 
 
 def test_age_when_the_queue_stays_empty_asks_for_one_tick_per_mark():
-    """A blocked viewer with nothing queued is looked at once in the time of its soft mark, not more often."""
     group, _, viewer = emptied(Limits.parse("0,0,1s", "0,0,2s"))
     asked = deadlines_of(viewer)
     group.run(20.0)
@@ -317,7 +303,6 @@ def test_age_when_the_queue_stays_empty_asks_for_one_tick_per_mark():
 @pytest.mark.parametrize("deferred", [True, False])
 @pytest.mark.parametrize("text", ["", "X" * 3])
 def test_close_after_flush_when_peer_takes_everything_finishes(text, deferred):
-    """Everything queued is sent, then the Sender ends, also where nothing was queued and nobody else flushes."""
     viewer = Talker(Peer(room=0 if text else None), deferred=deferred)
     viewer.say(text)
     viewer.sender.close_after_flush()
@@ -330,7 +315,6 @@ def test_close_after_flush_when_peer_takes_everything_finishes(text, deferred):
 
 
 def test_close_after_flush_when_following_sends_what_was_published_before():
-    """What the log holds when closing begins is sent; what is published after is for others."""
     group = ManualGroup()
     viewer, other = Viewer(group, Peer(room=20)), Viewer(group)
     published = Published(group)
@@ -351,7 +335,6 @@ def test_close_after_flush_when_following_sends_what_was_published_before():
 
 
 def test_close_after_flush_when_a_member_of_the_cohort_finishes_too():
-    """A viewer that keeps up gets what is published before closing, not yet flushed, and leaves."""
     group = ManualGroup()
     viewer = Viewer(group)
     published = Published(group)
@@ -371,7 +354,6 @@ def test_close_after_flush_when_a_member_of_the_cohort_finishes_too():
 
 
 def test_send_after_close_is_counted_and_not_accepted():
-    """Messages after the end are refused with CLOSED and counted apart; the first reason of an end counts."""
     viewer = Talker()
     viewer.say("X")
     viewer.sender.close(CloseReason.KICKED, "first")
@@ -390,7 +372,6 @@ def test_send_after_close_is_counted_and_not_accepted():
 
 
 def test_ledger_over_two_episodes_has_one_entry_each_and_one_per_edge():
-    """All drops from the first refusal to recovery make one entry, with what and how long; each edge makes one."""
     viewer = Talker(Peer(room=0), policy=DropDroppable())
     for count in (2, 3):
         viewer.give(0)
@@ -414,7 +395,6 @@ def test_ledger_over_two_episodes_has_one_entry_each_and_one_per_edge():
 
 
 def test_why_in_each_state_names_axis_value_limit_time_and_blame():
-    """One line tells what the state is, since when, by which mark, and whose fault it is."""
     viewer = Talker(Peer(room=0), limits=by_messages(3, 9), settings=TIMELESS)
     assert "READY" in viewer.sender.why()
     assert "nothing queued" in viewer.sender.why()
@@ -431,7 +411,6 @@ def test_why_in_each_state_names_axis_value_limit_time_and_blame():
 
 
 def test_statistics_over_a_stall_account_for_time_and_messages():
-    """Time in states adds up to the clock, the stall is measured, and each message is in exactly one place."""
     viewer = Talker(Peer(room=0), policy=LivePolicy(), settings=TIMELESS)
     began = viewer.group.now()
     viewer.group.run(1.0)
@@ -455,7 +434,6 @@ def test_statistics_over_a_stall_account_for_time_and_messages():
 
 
 def test_clocks_when_a_message_is_queued_behind_eagain_start_with_it():
-    """A queue emptied by thinning stops the clocks; the next message starts them, the age axis included."""
     talker = Talker(Peer(room=0), limits=Limits.parse("0,0,1s", "0,0,2s"), settings=SenderSettings(stuck_s=10))
     talker.say("XX")
     talker.group.run(0.01)
@@ -470,7 +448,6 @@ def test_clocks_when_a_message_is_queued_behind_eagain_start_with_it():
 
 
 def test_unfollow_when_at_the_soft_limit_leaves_it():
-    """Leaving a stream empties the queue: the state says so, and nothing queued is not stuck."""
     group = ManualGroup()
     published = Published(group)
     fanout = Fanout(published.log, group)

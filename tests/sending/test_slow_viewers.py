@@ -65,7 +65,6 @@ def test_viewer_when_its_line_is_too_slow_uses_it_and_sees_what_it_carries(name,
 @pytest.mark.parametrize("share", ["50%", "85%"])
 @pytest.mark.parametrize("lump_bytes", [24_000, 64_000])
 def test_viewer_when_its_line_takes_lumps_is_served_as_well(share, lump_bytes):
-    """A receive window that opens in steps of half a second does not lead the rate astray."""
     scene = Scene(LINES[share], flush_s=0.04, lump_bytes=lump_bytes).run(stream(60, 2.0), 60)
     scene.check()
     figures = scene.figures(10, 52)
@@ -74,7 +73,6 @@ def test_viewer_when_its_line_takes_lumps_is_served_as_well(share, lump_bytes):
 
 
 def test_disposable_frames_when_the_line_is_slow_are_left_out_first():
-    """At 80 % nearly all frames that others need arrive, because a third of the frames are not needed."""
     scene = Scene(LINES["80%"]).run(stream(60, 2.0, disposable=True), 60)
     scene.check()
     classes = scene.published.classes
@@ -86,7 +84,6 @@ def test_disposable_frames_when_the_line_is_slow_are_left_out_first():
 
 
 def test_publisher_that_bursts_leaves_no_viewer_below_its_line():
-    """Half a second of media at once, each half second: a viewer whose line carries it loses nothing, 80 % is used."""
     lumps = [(int(at * 2) / 2 + 0.5, item, size) for at, item, size in stream(60, 2.0)]
     fast = Scene(lambda _: 1.3).run(lumps, 60)
     fast.check()
@@ -117,7 +114,6 @@ def test_sound_when_the_stream_has_no_pictures_any_more_is_left_out_before_its_v
     ("item", "count", "size"), [(AUDIO, 4500, 20), (DISPOSABLE, 4500, 20), (KEY, 10, 700_000), (AUDIO, 100, 70_000)]
 )
 def test_publisher_that_bursts_to_the_hard_marks_gets_no_slow_viewer_closed(share, item, count, size):
-    """What is too small to be late, or came too fast for a rate, is thinned before the hard limit is reached."""
     bursts = [(start + number / count, item, size) for start in (6.0, 14.0) for number in range(count)]
     scene = Scene(LINES[share]).run(sorted([*stream(20, 2.0), *bursts], key=lambda message: message[0]), 24)
     scene.check()
@@ -127,7 +123,6 @@ def test_publisher_that_bursts_to_the_hard_marks_gets_no_slow_viewer_closed(shar
 
 
 def test_viewer_when_its_line_recovers_is_served_whole_from_the_next_key_frame_on():
-    """From the first key frame after the rate allows it, nothing is left out any more; then it is READY again."""
     scene = Scene(lambda now: 0.3 if now < 20 else 1.5)
     scene.run(stream(40, 2.0), 40)
     scene.check()
@@ -142,7 +137,6 @@ def test_viewer_when_its_line_recovers_is_served_whole_from_the_next_key_frame_o
 
 
 def test_viewer_that_keeps_up_has_nothing_left_out_and_pays_for_nothing():
-    """On a line of 120 % the rule never acts: no mark is set, nothing is dropped, the kernel is not asked."""
     scene = Scene(lambda _: 1.2)
     asked = []
     scene.viewer.host.unacknowledged = lambda: asked.append(1) or 0
@@ -187,7 +181,6 @@ def test_viewer_that_stalls_at_the_soft_limit_is_thinned_before_it_is_at_the_har
 
 @pytest.mark.parametrize("share", [0.04, 0.06])
 def test_viewer_that_wants_no_pictures_when_its_line_is_too_slow_is_thinned(share):
-    """Nothing is left out for being late where no key frame would end it: then the states protect the server."""
     policy = Muted(LivePolicy(), audio=True, video=False)
     scene = Scene(lambda now: 1.2 if now < 5 else share, policy=policy, flush_s=0.04).run(stream(60, 2.0), 60)
     scene.check()
@@ -196,7 +189,6 @@ def test_viewer_that_wants_no_pictures_when_its_line_is_too_slow_is_thinned(shar
 
 
 def test_viewer_that_wants_no_sound_when_pictures_are_late_lags_as_any_other():
-    """What is left out for it is late and not refused, so that it stays OVERLOADED: its states do not flap."""
     policy = Muted(LivePolicy(), audio=False, video=True)
     scene = Scene(lambda _: 0.5, policy=policy, flush_s=0.04).run(stream(60, 2.0), 60)
     scene.check()
@@ -214,7 +206,6 @@ def test_viewer_that_wants_no_sound_when_pictures_are_late_lags_as_any_other():
     [(10, 0.5, 2.0), (10, 0.5, 4.0), (16, 0.5, 2.0), (16, 0.85, 4.0), (10, 0.2, 4.0), (16, 0.2, 4.0), (25, 0.5, 4.0)],
 )
 def test_viewer_of_a_stream_of_a_high_rate_is_served_within_the_limits(mbit, share, gop_s):
-    """What waits within the target delay, or behind a key frame on its way, is more than the hard mark holds."""
     times = mbit / 1.5
     messages = [(at, item, size if item is AUDIO else int(size * times)) for at, item, size in stream(30, gop_s)]
     scene = Scene(lambda _: share * times, flush_s=0.04).run(messages, 30)
@@ -224,7 +215,6 @@ def test_viewer_of_a_stream_of_a_high_rate_is_served_within_the_limits(mbit, sha
 
 
 def test_audio_first_when_the_line_is_very_slow_loses_no_sound():
-    """Key frames that would hold up the sound are left out; with all or cut they go, and sound waits for them."""
     scene = Scene(LINES["20%"], policy=AudioFirst()).run(stream(60, 2.0), 60)
     scene.check()
     arrived = [entry for entry in scene.arrived() if entry[1] is AUDIO]
@@ -234,7 +224,6 @@ def test_audio_first_when_the_line_is_very_slow_loses_no_sound():
 
 
 def test_pictures_first_when_the_line_is_slow_loses_sound_before_pictures():
-    """At 95 % the sound gives way and more pictures come than with all or cut."""
     found = {}
     for policy in (None, PicturesFirst()):
         scene = Scene(LINES["95%"], policy=policy).run(stream(60, 2.0), 60)
@@ -246,7 +235,6 @@ def test_pictures_first_when_the_line_is_slow_loses_sound_before_pictures():
 
 @pytest.mark.parametrize("given", [{"policy": KeepAll()}, {"limits": Limits(target_delay_ms=0)}])
 def test_nothing_is_left_out_when_the_policy_or_the_limits_want_it_so(given):
-    """A policy that waits for everything, or no target delay, and a slow viewer gets all of it, later and later."""
     scene = Scene(LINES["80%"], **{"limits": Limits(), **given}).run(stream(30, 2.0), 30)
     scene.check()
     statistics = scene.sender.statistics()
@@ -254,7 +242,6 @@ def test_nothing_is_left_out_when_the_policy_or_the_limits_want_it_so(given):
 
 
 def test_target_delay_when_it_is_changed_holds_from_the_next_picture_on():
-    """A shorter one makes what arrives younger, without a new connection."""
     messages = stream(60, 1.0)
     scene = Scene(LINES["80%"]).run([entry for entry in messages if entry[0] < 30], 30)
     scene.sender.set_limits(Limits.parse("2MiB,2048,4s", "4MiB,4096,8s", target_delay_ms=800))
@@ -263,7 +250,6 @@ def test_target_delay_when_it_is_changed_holds_from_the_next_picture_on():
 
 
 def test_why_and_ledger_when_pictures_are_left_out_tell_shares():
-    """The line says what it takes and gets; the ledger has one entry at the beginning, and the shares at the end."""
     scene = Scene(lambda now: 0.8 if now < 30 else 1.5)
     scene.run(stream(30, 2.0), 30)
     why, statistics = scene.sender.why(), scene.sender.statistics()
@@ -297,7 +283,6 @@ def acknowledge(scene, seconds, *, short=0.0, step_bytes=100_000):
 
 
 def test_viewer_when_its_client_stops_acknowledging_is_served_on_by_what_its_kernel_takes():
-    """Reports that have stopped are no sign of a viewer that reads no more: it keeps its line and its pictures."""
     scene = Steady(0.85, flush_s=0.04)
     acknowledge(scene, 15)
     scene.go(45)
@@ -308,7 +293,6 @@ def test_viewer_when_its_client_stops_acknowledging_is_served_on_by_what_its_ker
 
 
 def test_viewer_when_its_client_counts_no_headers_is_served_on_by_what_its_kernel_takes():
-    """A count that falls behind for ever, because it is of the payload alone, takes nothing of a viewer's line."""
     scene = Steady(0.85, flush_s=0.04)
     acknowledge(scene, 120, short=0.02)
     scene.check()
@@ -319,7 +303,6 @@ def test_viewer_when_its_client_counts_no_headers_is_served_on_by_what_its_kerne
 
 @pytest.mark.parametrize("end", ["close", "unfollow", "other log"])
 def test_share_of_an_episode_when_it_ends_with_its_log_is_of_that_log(end):
-    """Whoever is closed, stops or changes to another stream while it lags is told with the share it got."""
     scene = Scene(LINES["50%"]).run(stream(30, 2.0), 30)
     share = scene.sender.statistics().picture_share
     if end == "close":
@@ -347,7 +330,6 @@ def test_share_of_an_episode_when_it_ends_with_its_log_is_of_that_log(end):
     leads=st.sampled_from([0, 0, 2]),
 )
 def test_what_is_delivered_decodes_whatever_the_rate_does(rates, gop_s, seed, disposable, target_ms, lump_bytes, leads):
-    """Accounts, order and references hold on any line, and nothing is left out of a group before something is late."""
     limits = Limits(target_delay_ms=target_ms)
     length = 1.5 * len(rates)
     line = lambda now: rates[min(int(now / 1.5), len(rates) - 1)]  # noqa: E731 - as the lines of the kit
@@ -369,20 +351,17 @@ def test_what_is_delivered_decodes_whatever_the_rate_does(rates, gop_s, seed, di
 
 @pytest.mark.parametrize("limits", [NO_LIMITS, Limits.parse("2MiB,2048,4s")])
 def test_viewer_when_its_limits_say_nothing_of_a_target_delay_is_served_by_that_of_the_stream(limits):
-    """An application that gives marks of its own does not switch the rule off with them."""
     scene = Scene(LINES["80%"], limits=limits, flush_s=0.04).run(stream(40, 2.0), 40)
     assert scene.figures(10, 32)["p95"] <= target_s(None, 2.0) + 0.5
     assert scene.sender.statistics().dropped.keys() == {DropReason.LATE}
 
 
 def test_live_limits_have_the_target_by_the_stream():
-    """The scenes here have what a server has that is given nothing, and their rate is 1.5 Mbit/s."""
     assert LIVE_LIMITS.target_delay_ms is None
     assert round(RATE * 8) == 1_500_000
 
 
 def test_viewer_that_lost_pictures_when_the_stream_pauses_is_ready_by_its_own_timer():
-    """Two groups after the last picture that it missed it keeps up again, although nothing is published meanwhile."""
     scene = Steady(0.5).go(20)
     scene.share = 5.0
     scene.run([], scene.now + 1)
@@ -428,7 +407,6 @@ def test_state_when_a_cut_lasts_long_is_not_that_of_a_viewer_that_keeps_up():
 
 
 def test_target_delay_when_it_is_set_for_a_viewer_that_lags_replaces_what_its_state_refuses():
-    """Without one, OVERLOADED refuses frames that nobody needs; with one they are judged by their arrival."""
     messages = stream(40, 2.0, disposable=True)
     scene = Scene(LINES["95%"], limits=Limits(target_delay_ms=0))
     scene.run([entry for entry in messages if entry[0] < 20], 20)
@@ -442,7 +420,6 @@ def test_target_delay_when_it_is_set_for_a_viewer_that_lags_replaces_what_its_st
 
 @pytest.mark.parametrize("stall_s", [5, 8, 12])
 def test_viewer_that_kept_up_when_it_stalls_is_thinned_before_the_hard_limit(stall_s):
-    """Of one that takes nothing no rate is known: at SOFT_LIMIT the policy thins its queue, and it may come back."""
     limits = Limits.parse("200KiB,2048,4s", "400KiB,4096,8s")
     scene = Steady(1.5, flush_s=0.04, limits=limits).go(10)
     scene.share = 0.0
@@ -456,7 +433,6 @@ def test_viewer_that_kept_up_when_it_stalls_is_thinned_before_the_hard_limit(sta
 
 
 def test_viewer_of_a_stream_of_many_bits_when_it_pauses_is_not_closed():
-    """What fills the queue goes before it reaches the hard marks, though several groups wait; then all is as before."""
     factor = 13  # 20 Mbit/s: 4 MiB are 1.7 s
     messages = [(at, item, size * factor) for at, item, size in stream(12, 0.5)]
     scene = Scene(lambda now: 0.0 if 5 <= now < 7 else 1.3 * factor, flush_s=0.04).run(messages, 12)
@@ -467,7 +443,6 @@ def test_viewer_of_a_stream_of_many_bits_when_it_pauses_is_not_closed():
 
 @pytest.mark.parametrize("share", ["85%", "whole"])
 def test_share_of_an_episode_when_video_was_switched_off_meanwhile_is_of_what_was_wanted(share):
-    """Some time of sound alone is no loss of pictures, for one that keeps up as for one that lags."""
     scene = Scene(LINES["85%"] if share == "85%" else lambda _: 5.0)
     messages = stream(60, 2.0)
     scene.run([entry for entry in messages if entry[0] < 20], 20)

@@ -34,7 +34,6 @@ def sampled_from_elsewhere(scene, seconds, share, *, every_s):
 
 @pytest.mark.parametrize("every_s", [0.04, 0.2, 0.48])
 def test_share_when_another_thread_asks_all_the_time_is_that_of_its_own_rhythm(every_s):
-    """Statistics of another thread, however often, change nothing in what a viewer is given."""
     scene = Steady(0.5)
     sampled_from_elsewhere(scene, 20, 0.5, every_s=every_s)
     assert 0.1 < scene.sender.statistics().picture_share < 0.6
@@ -48,7 +47,6 @@ def told_shares(sender):
 
 
 def test_share_when_a_viewer_was_served_whole_for_20_s_is_one_again():
-    """What was lost before that is not told any more, and once it is slow again it got all until then."""
     scene = Steady(0.5, flush_s=0.04).go(30)
     assert all(share < 0.6 for share in told_shares(scene.sender))
     scene.go(10, 2.0)
@@ -66,7 +64,6 @@ def test_share_when_a_viewer_was_served_whole_for_20_s_is_one_again():
 
 @pytest.mark.parametrize(("share", "least", "most"), [(3.0, 1.0, 1.0), (0.5, 0.1, 0.6)])
 def test_share_when_another_log_is_followed_is_of_that_one(share, least, most):
-    """Pictures of the log from before count neither as published nor as lost."""
     scene = Steady(0.3, flush_s=0.04).go(60).go(4, 3.0)
     scene.sender.unfollow()
     scene.group.run(0.1)
@@ -79,7 +76,6 @@ def test_share_when_another_log_is_followed_is_of_that_one(share, least, most):
 
 
 def test_share_when_the_viewer_has_gone_is_that_of_its_end():
-    """Statistics of who was closed tell what it got, not that it got everything."""
     scene = Steady(0.5, flush_s=0.04).go(30)
     before = told_shares(scene.sender)
     scene.sender.close(CloseReason.KICKED, "enough")
@@ -88,7 +84,6 @@ def test_share_when_the_viewer_has_gone_is_that_of_its_end():
 
 
 def test_share_when_a_hard_limit_is_held_is_of_what_was_published():
-    """Nothing more is taken for such a viewer, and that is not all of the pictures."""
     limits = Limits.parse("0,0", "100kB,0", hard_policy=HardPolicy.HOLD)
     scene = Steady(0.3, limits=limits, settings=STEERED).go(10)
     scene.go(15, 0.0)
@@ -98,7 +93,6 @@ def test_share_when_a_hard_limit_is_held_is_of_what_was_published():
 
 
 def test_age_when_one_sample_is_high_is_that_of_the_other():
-    """One big frame on its way at the moment of a sample makes nobody old; two in a row do."""
     slow = SlowPeer(SenderSettings())
     for second in range(10):
         slow.sample(float(second), 0, 1000 * second, 0)
@@ -111,7 +105,6 @@ def test_age_when_one_sample_is_high_is_that_of_the_other():
 
 
 def test_age_when_samples_are_of_one_moment_is_that_of_the_one_before():
-    """Two samples close together are one for the age: a big frame under way is in both of them."""
     slow = SlowPeer(SenderSettings())
     for second in range(10):
         slow.sample(float(second), 0, 1000 * second, 0)
@@ -122,7 +115,6 @@ def test_age_when_samples_are_of_one_moment_is_that_of_the_one_before():
 
 
 def test_sample_when_asked_for_has_a_rhythm_of_its_own():
-    """A sample of another thread puts off none that is acted on, and one of a thread that was late puts one off."""
     slow = SlowPeer(STEERED)
     assert slow.due(0.0)
     assert slow.next_sample_at(5.0) == 5.0
@@ -141,14 +133,12 @@ def test_sample_when_asked_for_has_a_rhythm_of_its_own():
     ("limit_s", "age_ms", "why"), [(3.0, 2999.0, None), (3.0, 3500.0, "3.5 s behind"), (0, 1e9, None)]
 )
 def test_return_when_the_queue_is_too_old_has_its_cause(limit_s, age_ms, why):
-    """From the limit on, which 0 turns off."""
     slow = SlowPeer(SenderSettings(return_delay_s=limit_s))
     slow.sample(1.0, 0, 1000, 0)
     assert slow.why_return(1.0, age_ms) == why
 
 
 def test_pace_when_the_rate_changes_a_little_stays_and_else_follows():
-    """The kernel is told another amount only where it is another one by a quarter or more; what it was given stays."""
     slow = SlowPeer(STEERED)
     assert slow.budget_bytes(10_000) == 10_000
     assert not slow.gave(10_000)
@@ -167,7 +157,6 @@ def test_pace_when_the_rate_changes_a_little_stays_and_else_follows():
 
 
 def test_late_pictures_when_first_seen_are_noted_once_until_the_peer_keeps_up():
-    """One entry per time of lagging; it counts as one that lags for a while after the last one."""
     slow = SlowPeer(STEERED)
     assert slow.note_late(1.0, 0) is None
     assert slow.harmless
@@ -182,7 +171,6 @@ def test_late_pictures_when_first_seen_are_noted_once_until_the_peer_keeps_up():
 
 
 def test_age_when_the_delay_counts_is_that_of_the_load():
-    """By the queue it never does; by the delay the larger one counts."""
     load = Load(500, 3, 100.0)
     for age_from, age_ms in ((AgeSource.QUEUE, 100.0), (AgeSource.DELAY, 2000.0)):
         slow = SlowPeer(SenderSettings(age_from=age_from))
@@ -196,12 +184,10 @@ def test_age_when_the_delay_counts_is_that_of_the_load():
     ("kernel_bytes", "rate", "delay_ms"), [(0, 0.0, 0.0), (1000, 10_000, 100.0), (5000, 10_000, None), (10, 0.0, None)]
 )
 def test_delay_of_a_peer_that_keeps_up_is_told_without_measuring(kernel_bytes, rate, delay_ms):
-    """What its kernel holds over the rate of the stream, while that is little; else it is to be measured."""
     assert healthy_delay_ms(kernel_bytes, rate) == delay_ms
 
 
 def test_drain_when_everything_was_taken_for_a_moment_is_measured_again():
-    """Once drained is not drained for ever: a later stall is seen, and a later rate is measured."""
     slow = SlowPeer(SenderSettings())
     written = 0
     for sample in range(1, 11):  # 1000 bytes a second of a full kernel
@@ -216,7 +202,6 @@ def test_drain_when_everything_was_taken_for_a_moment_is_measured_again():
 
 
 def test_drain_when_there_is_no_target_delay_knows_that_a_viewer_stalls_again():
-    """A viewer that was thinned, recovered and stalls again is stalled by its meter too, with no rule that asks it."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, return_delay_s=60.0)
     stage = Stage()
     viewer = stage.viewer(Peer(), limits=NO_LIMITS, settings=settings)
@@ -259,7 +244,6 @@ def joined(settings, *, room):
 
 @pytest.mark.parametrize("age_from", AgeSource)
 def test_joiner_when_it_takes_the_cache_in_parts_leaves_nothing_behind(age_from):
-    """One EAGAIN of a healthy joiner costs it no meters and no timer once all is taken."""
     before = kept()
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, age_from=age_from)
     stage, viewer = joined(settings, room=40)
@@ -280,7 +264,6 @@ def test_joiner_when_it_takes_the_cache_in_parts_leaves_nothing_behind(age_from)
 
 
 def test_joiner_when_it_is_slow_is_measured_like_any_other():
-    """A refusal makes the meters; without a loss they are given back, of a joiner and of any other."""
     before = kept()
     stage, viewer = joined(STEERED, room=40)
     viewer.drain()
@@ -293,7 +276,6 @@ def test_joiner_when_it_is_slow_is_measured_like_any_other():
 
 
 def test_joiner_when_something_was_done_to_it_keeps_its_record():
-    """Messages thinned while it joined are in its statistics for good."""
     stage, viewer = joined(STEERED, room=40)
     stage.group.run(3.0)
     viewer.sender.thin(Thin.DROPPABLE)
@@ -317,7 +299,6 @@ def oldest_not_taken_ms(scene):
 @pytest.mark.parametrize("limits", [None, NO_LIMITS])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
 def test_delay_of_a_slow_viewer_is_the_age_of_the_oldest_that_it_has_not_taken(share, limits):
-    """At any moment, from the first EAGAIN to catching up and beyond: in our queue or in the kernel; no forecast."""
     scene = Steady(share, flush_s=0.04, **({} if limits is None else {"limits": limits}))
     reckoned, noted, worst, refused_at = [], [], 0.0, 0
     for tenth in range(300):

@@ -18,7 +18,6 @@ GONE, QUEUED, SERVED, REFUSED, COHORT = Standing
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(Standing, Standing)))
 def test_step_when_it_is_not_in_the_table_is_refused(old, new):
-    """Every pair of standings is either a step of the table or an error of ours."""
     if (old, new) in STEPS:
         assert step(old, new) is new
     else:
@@ -27,7 +26,6 @@ def test_step_when_it_is_not_in_the_table_is_refused(old, new):
 
 
 def test_table_when_followed_leads_everywhere_and_out_again():
-    """A viewer comes to be queued, can reach every standing from there, and can go from each; no step leads nowhere."""
     assert {new for old, new in STEPS if old is GONE} == {QUEUED}
     assert {old for old, new in STEPS if new is GONE} == set(Standing) - {GONE}
     assert {new for _, new in STEPS} == set(Standing)
@@ -35,7 +33,6 @@ def test_table_when_followed_leads_everywhere_and_out_again():
 
 
 def test_viewer_when_it_keeps_up_lags_and_comes_back_stands_where_it_is_served():
-    """One field tells it all: queued when it comes, in the cohort, refused by the kernel, served, and gone."""
     stage = Stage(0)
     viewer = stage.viewer(Peer())
     assert viewer.sender.stands is GONE
@@ -60,7 +57,6 @@ def test_viewer_when_it_keeps_up_lags_and_comes_back_stands_where_it_is_served()
 
 
 def test_viewer_when_it_waits_for_a_key_frame_has_a_turn_with_each_round():
-    """Who has taken all and may not enter the cohort yet is served with the rounds; in between it asks for no turn."""
     stage = Stage(0)
     viewer = stage.viewer(Peer())
     viewer.sender.follow(stage.fanout, wait_for_key=True)
@@ -74,7 +70,6 @@ def test_viewer_when_it_waits_for_a_key_frame_has_a_turn_with_each_round():
 
 
 def test_viewer_when_moved_in_its_turn_is_left_to_its_new_fanout():
-    """A turn in which the viewer changes its fan-out ends there: the old one does not say where it stands any more."""
     stage = Stage(1)
     (viewer,) = stage.viewers
     other = Fanout(stage.published.log, stage.group, flush_interval_s=0)

@@ -62,7 +62,6 @@ def entries(viewer, kind):
 
 
 def test_return_when_a_stall_ends_skips_to_the_newest_key_frame_and_says_what_it_removed():
-    """After a stall the viewer gets headers, the newest key frame and what follows; the delay removed is reported."""
     stage, viewer = staged(RETURNING)
     viewer.peer.room = 0
     stage.publish("IA")
@@ -100,7 +99,6 @@ def test_return_when_a_stall_ends_skips_to_the_newest_key_frame_and_says_what_it
     ids=["short stall", "off", "no key frame ahead"],
 )
 def test_return_when_there_is_no_reason_sends_everything(seconds, settings, script):
-    """A short stall, the setting off, or no newer key frame: the viewer gets all that it was promised."""
     stage, viewer = staged(settings)
     viewer.peer.room = 0
     stage.publish("IA")
@@ -113,7 +111,6 @@ def test_return_when_there_is_no_reason_sends_everything(seconds, settings, scri
 
 
 def test_return_when_a_slow_viewer_is_too_far_behind_comes_without_a_stall():
-    """With a mark on the delay, a viewer that does take something is brought back to live again and again."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, return_delay_s=3.0)
     scene = Steady(0.4, settings=settings, limits=Limits(target_delay_ms=0))
     worst = 0.0
@@ -129,7 +126,6 @@ def test_return_when_a_slow_viewer_is_too_far_behind_comes_without_a_stall():
 
 
 def test_thinning_at_the_soft_limit_reports_the_delay_removed():
-    """What the policy's thinning takes off the age of the queue is in statistics and in the ledger."""
     stage, viewer = staged(TIMELESS, by_messages(8, 1000, 4))
     viewer.peer.room = 0
     stage.publish("IAIA")
@@ -147,7 +143,6 @@ AGE = Limits(age_ms=AxisLimits(soft=1000, hard=60_000, low=500))
 
 
 def test_age_from_delay_when_the_kernel_hides_a_slow_viewer_reaches_the_soft_limit():
-    """A member whose kernel holds seconds of the stream reaches SOFT_LIMIT though nothing is queued, and leaves it."""
     stage, viewer = staged(BY_DELAY, AGE)
     kernel = 0
     viewer.host.unacknowledged = lambda: kernel
@@ -177,7 +172,6 @@ def test_age_from_delay_when_the_kernel_hides_a_slow_viewer_reaches_the_soft_lim
 
 
 def test_age_from_queue_when_the_kernel_hides_a_slow_viewer_sees_nothing():
-    """With the age of the queue alone, the same viewer stays READY: that is what the setting is for."""
     stage, viewer = staged(TIMELESS, AGE)
     viewer.host.unacknowledged = lambda: 14_000
     for _ in range(14):
@@ -189,7 +183,6 @@ def test_age_from_queue_when_the_kernel_hides_a_slow_viewer_sees_nothing():
 
 
 def test_sample_when_a_member_is_healthy_keeps_nothing_about_it():
-    """A sweep over healthy viewers costs no memory: their delay follows from the stream's rate."""
     stage, viewer = staged(BY_DELAY, AGE)
     for _ in range(40):
         stage.publish("IIAA", 500)
@@ -204,7 +197,6 @@ def test_sample_when_a_member_is_healthy_keeps_nothing_about_it():
 
 
 def test_sample_when_taken_by_another_thread_only_measures():
-    """Statistics of another thread sample the delay; edges stay with the owning thread."""
     stage, viewer = staged(BY_DELAY, AGE)
     for _ in range(8):
         stage.publish("IIAA", 500)
@@ -218,7 +210,6 @@ def test_sample_when_taken_by_another_thread_only_measures():
 
 
 def test_acknowledgement_when_the_application_lags_counts_for_the_delay():
-    """What the peer's application has not read is part of the age where the delay is the age axis."""
     stage, viewer = staged(BY_DELAY, AGE)
     sent = 0
     for _ in range(30):
@@ -233,7 +224,6 @@ def test_acknowledgement_when_the_application_lags_counts_for_the_delay():
 
 @pytest.mark.parametrize("claimed", ["50 kB more", "nothing", "less and less", "never", "twice as much"])
 def test_acknowledgement_when_it_is_untrue_makes_no_delay(claimed):
-    """A viewer that takes everything at once is not late, whatever its application says or does not say."""
     stage, viewer = staged(BY_DELAY, AGE)
     for step in range(200):
         stage.publish("KIIIAA" if step % 20 == 0 else "IIIIAA", 2500)
@@ -256,7 +246,6 @@ def test_acknowledgement_when_it_is_untrue_makes_no_delay(claimed):
 
 
 def test_forecast_when_a_viewer_takes_a_part_is_when_its_queue_reaches_the_hard_mark():
-    """A viewer that takes 60 % of the stream has its hard limit ahead, nearer each second; why() says how far."""
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0)
     limits = Limits.parse("0,0", "64MiB,0,60s", target_delay_ms=0)
     scene = Steady(0.6, settings=settings, limits=limits)
@@ -274,7 +263,6 @@ def test_forecast_when_a_viewer_takes_a_part_is_when_its_queue_reaches_the_hard_
 
 
 def test_forecast_when_pictures_are_left_out_is_never_until_the_viewer_stalls():
-    """What a slow line cannot carry is left out and fills nothing; a line that carries nothing has its limit ahead."""
     scene = Steady(0.5, flush_s=0.04).go(5)
     for _ in range(20):
         scene.go(2)
@@ -287,7 +275,6 @@ def test_forecast_when_pictures_are_left_out_is_never_until_the_viewer_stalls():
 
 
 def test_forecast_when_no_log_is_followed_rests_on_what_is_queued():
-    """For own messages the fill rate is what was accepted lately."""
     talker = Talker(settings=SenderSettings(stuck_s=0), limits=Limits(size=AxisLimits(hard=100_000), overhead_bytes=0))
     talker.peer.room = 0
     for _ in range(20):
@@ -313,13 +300,11 @@ def test_forecast_when_no_log_is_followed_rests_on_what_is_queued():
     ],
 )
 def test_settings_when_out_of_range_are_refused_by_name(settings, name):
-    """An error names the field that is wrong."""
     with pytest.raises(ConfigError, match=name):
         SenderSettings(**settings)
 
 
 def test_statistics_when_nothing_was_ever_wrong_are_those_of_a_viewer_that_gets_all():
-    """A healthy viewer has all the figures, at no cost."""
     _, viewer = staged(SenderSettings(), AGE)
     statistics = viewer.sender.statistics()
     assert (statistics.picture_share, statistics.waited_s) == (1.0, 0.0)
@@ -332,7 +317,6 @@ def kept_of(kind):
 
 @pytest.mark.parametrize("age_from", AgeSource)
 def test_memory_when_a_viewer_recovered_without_a_loss_is_given_back(age_from):
-    """One EAGAIN makes the meters; half a minute later nothing is kept of them, and no timer runs for them."""
     gc.collect()
     before = kept_of(SlowPeer)
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, age_from=age_from)
@@ -349,7 +333,6 @@ def test_memory_when_a_viewer_recovered_without_a_loss_is_given_back(age_from):
 
 
 def test_lateness_when_a_viewer_is_closing_is_no_matter():
-    """What was accepted before `close_after_flush` is sent as it is: nothing is left out on the way out."""
     scene = Steady(0.2, limits=NO_LIMITS).go(3)
     late = scene.sender.statistics().dropped.get(DropReason.LATE)
     scene.sender.close_after_flush()
@@ -359,7 +342,6 @@ def test_lateness_when_a_viewer_is_closing_is_no_matter():
 
 
 def test_why_when_pictures_were_left_out_tells_the_delay_of_what_is_left():
-    """The time that a viewer is behind is that of what waits now, not of what the last sample saw."""
     scene = Steady(0.5).go(20)
     said = float(scene.sender.why().partition("of the pictures, ")[2].partition(" s behind")[0])
     waiting_bytes = scene.sender.load().size_bytes + scene.kernel.held_bytes
@@ -367,7 +349,6 @@ def test_why_when_pictures_were_left_out_tells_the_delay_of_what_is_left():
 
 
 def test_log_when_a_closing_viewer_reads_slowly_is_not_held_by_it():
-    """What is queued at `close_after_flush` is copied out of the log; what is published later is not kept for it."""
     gc.collect()
     group = ManualGroup()
     published = Published(group, cache=CacheLimits(size_bytes=0))
@@ -393,7 +374,6 @@ def test_log_when_a_closing_viewer_reads_slowly_is_not_held_by_it():
 
 
 def test_viewer_when_it_is_removed_from_a_fanout_is_watched_by_it_no_longer():
-    """A lagging viewer that has left is not kept alive by the places at which it was to be looked at."""
     stage, viewer = staged(TIMELESS, by_messages(1000))
     stage.viewers.clear()
     gc.collect()
@@ -409,7 +389,6 @@ def test_viewer_when_it_is_removed_from_a_fanout_is_watched_by_it_no_longer():
 
 
 def test_key_wait_when_a_viewer_is_blocked_and_the_log_stands_still_expires_by_its_own_timer():
-    """Nothing is published, the kernel takes nothing, no limit is on: the wait for a key frame ends all the same."""
     stage, viewer = staged(TIMELESS)
     viewer.peer.room = 0
     stage.publish("IAI")
@@ -422,7 +401,6 @@ def test_key_wait_when_a_viewer_is_blocked_and_the_log_stands_still_expires_by_i
 
 
 def test_thinning_when_control_messages_are_queued_makes_room_for_their_bytes_too():
-    """Bytes in the control lane count for the low mark that thinning has to reach."""
     kept = []
     for control in (0, 100):
         size = AxisLimits(soft=400 + control, hard=100_000, low=250)
@@ -440,7 +418,6 @@ def test_thinning_when_control_messages_are_queued_makes_room_for_their_bytes_to
 
 
 def test_lateness_when_the_thread_itself_is_late_leaves_nothing_out():
-    """While the owning thread has no room the peer may seem slow and not be; with room again it is judged."""
     scene = Steady(0.3, limits=NO_LIMITS)
     scene.group.is_strained = True
     scene.go(20)
@@ -451,7 +428,6 @@ def test_lateness_when_the_thread_itself_is_late_leaves_nothing_out():
 
 
 def test_joiner_when_it_is_brought_to_live_is_judged_by_the_picture_from_then_on():
-    """Its state refused frames that nobody needs while it joined; the return ends that, with no edge of the state."""
     messages = stream(12, 2.0, disposable=True)
     scene = Scene(lambda _: 0.3, settings=SenderSettings(return_delay_s=1.0))
     for _, item, size in messages[:130]:
@@ -467,7 +443,6 @@ def test_joiner_when_it_is_brought_to_live_is_judged_by_the_picture_from_then_on
 
 
 def test_joiner_when_there_is_no_newer_key_frame_to_be_brought_to_is_judged_by_the_picture_all_the_same():
-    """It is asked to give back memory: it is a joiner no more, whatever that brought."""
     scene = Scene(lambda _: 0.3)
     for _, item, size in stream(4, 30.0, disposable=True)[:140]:
         scene.published.publish(item, size)
@@ -482,7 +457,6 @@ def test_joiner_when_there_is_no_newer_key_frame_to_be_brought_to_is_judged_by_t
 
 
 def test_own_pictures_when_the_log_is_left_at_the_soft_limit_are_refused_by_the_state():
-    """Without a log nothing is judged by its arrival."""
     scene = Steady(0.3, limits=Limits.parse("100KiB,2048,0", "4MiB,4096,0"), settings=TIMELESS).go(5)
     scene.go(1, 0.0)
     for number in range(60):

@@ -67,7 +67,6 @@ def test_viewer_that_takes_all_its_line_carries_when_it_has_just_joined_is_not_c
 def test_viewer_when_it_takes_all_its_line_carries_stays_and_a_faster_one_loses_nothing(
     share, hard_s, gop_s, key_share, sound, joined, lump_bytes, seed
 ):
-    """Whatever the line, the limits and the stream: nobody is closed, what comes decodes, and 120 % catches up."""
     seconds = max(20.0, 2.5 * gop_s)
     scene = Scene(lambda _: share, limits=limits_of(hard_s), flush_s=0.04, lump_bytes=lump_bytes)
     joins(scene, thin_stream(seconds, gop_s, key_share, sound=sound, seed=seed), joined * gop_s, seconds)
@@ -93,7 +92,6 @@ def test_line_that_carries_the_stream_when_a_key_frame_takes_longer_than_the_tar
 @pytest.mark.parametrize("hard_s", [2, 4, 8])
 @pytest.mark.parametrize("before", [0.06, 1.2])
 def test_viewer_that_takes_nothing_any_more_is_closed_by_its_limits(before, hard_s):
-    """Be it one that lagged or one that kept up: the time since it last took something is its age."""
     scene = Scene(lambda now: before if now < 20 else 0.0, limits=limits_of(hard_s), flush_s=0.04)
     scene.run(thin_stream(45, 2.0, 0.2), 45)
     assert [reason.value for reason, _ in scene.viewer.host.closed] in (["hard limit"], ["stuck"])

@@ -79,12 +79,10 @@ def check(tmp_path, program):
 
 
 def test_program_of_a_user_passes_in_strict_mode(tmp_path):
-    """Sessions, factories, settings, hooks and the test kit, as the documents show them."""
     assert check(tmp_path, RIGHT) == []
 
 
 def test_mistakes_in_a_call_of_serve_are_found(tmp_path):
-    """Wrong types, misspelt names and what is missing: each is an error of its own."""
     lines = ["from flowctl import Session, serve", *(call for call, _ in WRONG)]
     said = check(tmp_path, "\n".join(lines) + "\n")
     for number, (call, code) in enumerate(WRONG, 2):
@@ -93,6 +91,5 @@ def test_mistakes_in_a_call_of_serve_are_found(tmp_path):
 
 @pytest.mark.parametrize("name", ["limits", "policy", "admission", "group_count", "on_error"])
 def test_help_of_serve_has_the_arguments_of_the_server(name):
-    """An editor and `help` show what can be given."""
     assert inspect.signature(flowctl.serve).parameters[name] == inspect.signature(flowctl.Server).parameters[name]
     assert "SIGTERM" in flowctl.serve.__doc__
