@@ -1,4 +1,4 @@
-"""Fan-out: the cohort and who leaves it, joining, moving between fan-outs."""
+"""A fan-out: the cohort, who leaves it, joins it, moves to another one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import ssl
 
 import pytest
+from connection_kit import Noting, ask, failures, groups, link, wait_until
 from fanout_kit import Stage
 from flow_kit import (
     HEAD_BYTES,
@@ -19,7 +20,10 @@ from flow_kit import (
 from sender_kit import OVERLOADED, READY, SOFT_LIMIT, by_messages
 
 from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.fanout.following import Fanouts, FollowPlace
 from flowctl.core.flow.limits import AxisLimits, Limits
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.testing import ManualGroup
@@ -305,3 +309,43 @@ def test_member_when_its_transport_raises_anything_ends_alone(as_file, monkeypat
     assert [item.numbers() for item in (stage.viewers[0], stage.viewers[2])] == [[0, 1, 2]] * 2
     assert stage.viewers[1].sender.statistics().close_reason is not None
     assert stage.fanout.statistics().members == 2
+
+
+__all__ = ["failures", "groups", "link"]  # fixtures
+
+
+def test_follow_when_refused_leaves_the_first_place_as_it_was(link, groups):
+    session = Noting()
+    connection, peer = link(session)
+    wait_until(lambda: session.calls)
+    first, second = Fanouts(StreamLog("one"), flush_interval_s=0), Fanouts(StreamLog("two"), flush_interval_s=0)
+    place = ask(connection, lambda: FollowPlace(connection, first))
+
+    def refused() -> None:
+        with pytest.raises(LocalProtocolError):
+            FollowPlace(connection, second)
+
+    ask(connection, refused)
+    assert connection.place is place
+    assert second.active == []
+    assert groups[0].migrate(connection, groups[1])
+    wait_until(lambda: connection.group is groups[1])
+    ask(connection, lambda: first.log.append(b"still here", MessageClass.KEY, connection.now()))
+    assert peer.recv(100) == b"still here"
+    ask(connection, place.end)
+    assert connection.place is None
+    assert connection.sender.following is None
+    wait_until(lambda: first.active == [])
+
+
+def test_end_when_another_place_has_followed_is_harmless(link):
+    session = Noting()
+    connection, _ = link(session)
+    wait_until(lambda: session.calls)
+    logs = [Fanouts(StreamLog(name), flush_interval_s=0) for name in ("one", "two")]
+    first = ask(connection, lambda: FollowPlace(connection, logs[0]))
+    ask(connection, first.end)
+    second = ask(connection, lambda: FollowPlace(connection, logs[1]))
+    ask(connection, first.end)
+    assert connection.place is second
+    assert connection.sender.following is logs[1].log

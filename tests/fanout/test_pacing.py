@@ -1,12 +1,26 @@
-"""Pacing of flushes: from cost to interval, with hysteresis, and the figures of rounds."""
+"""The parts of a fan-out: pacing, crossings of limits, pieces of a log."""
 
 from __future__ import annotations
 
+import errno
+import gc
 import itertools
+import os
+import ssl
+import sys
+import weakref
+from pathlib import Path
 
 import pytest
+from flow_kit import Published
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from flowctl.core.fanout.crossings import Crossings
 from flowctl.core.fanout.pacing import ROUND_BOUNDS_MS, ROUND_SHARE, Pacing, RoundMeter
+from flowctl.core.fanout.piece import Piece, gather, socket_behind
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.testing import ManualGroup, ScriptedTransport
 
 
 def settled(cost_s, *, busy=0.0, ceiling_s=0.04, pacing=None, rounds=2000):
@@ -99,3 +113,188 @@ def test_rounds_when_counted_are_in_the_class_of_their_duration():
     }
     assert (meter.rounds, meter.longest_round_s) == (7, 1.0)
     assert (meter.turns, meter.longest_turn_s) == (2, 0.003)
+
+
+class Unordered:
+    """An item like a Sender: it can be hashed but not compared."""
+
+    __slots__ = ()
+
+
+class Mortal:
+    """An item whose end can be seen."""
+
+
+def test_forget_when_it_was_the_last_one_keeps_nobody_alive():
+    crossings = Crossings()
+    item = Mortal()
+    gone = weakref.ref(item)
+    for offset in (10, 20):
+        crossings.watch(item, offset, offset)
+    crossings.forget(item)
+    del item
+    assert (crossings.next_offset, crossings.next_sequence) == (OFF_MARK, OFF_MARK)
+    assert gone() is None
+
+
+def test_next_places_when_nobody_is_watched_are_never():
+    crossings = Crossings()
+    assert (crossings.next_offset, crossings.next_sequence) == (OFF_MARK, OFF_MARK)
+    crossings.watch("item", 3, OFF_MARK)
+    crossings.due(3, 0)
+    assert (crossings.next_offset, crossings.next_sequence) == (OFF_MARK, OFF_MARK)
+
+
+def test_watch_when_places_are_equal_never_compares_items():
+    crossings, items = Crossings(), [Unordered() for _ in range(50)]
+    for item in items:
+        crossings.watch(item, 7, 7)
+    assert set(crossings.due(7, 7)) == set(items)
+
+
+def rising(step):
+    return 10**6 + step
+
+
+def falling(step):
+    return 10**6 - step
+
+
+def never(_step):
+    return OFF_MARK
+
+
+@pytest.mark.parametrize("offset", [rising, falling, never])
+@pytest.mark.parametrize("sequence", [rising, falling])
+def test_watch_when_repeated_for_ever_keeps_the_heaps_small(offset, sequence):
+    crossings = Crossings()
+    for step in range(10_000):
+        crossings.watch(step % 10, offset(step), sequence(step))
+    assert len(crossings) == 10
+    assert max(len(crossings._by_offset), len(crossings._by_sequence)) <= 4 * 10 + 16
+    assert sorted(crossings.due(0, 2 * 10**6)) == list(range(10))
+
+
+places = st.one_of(st.integers(0, 60), st.just(OFF_MARK))
+calls = st.one_of(
+    st.tuples(st.just("watch"), st.integers(0, 5), places, places),
+    st.tuples(st.just("forget"), st.integers(0, 5), st.just(0), st.just(0)),
+    st.tuples(st.just("due"), st.just(0), st.integers(0, 60), st.integers(0, 60)),
+)
+
+
+@given(st.lists(calls, max_size=120))
+@settings(max_examples=200, deadline=None)
+def test_crossings_for_any_calls_do_what_a_dictionary_does(history):
+    crossings, watched = Crossings(), {}
+    for name, item, offset, sequence in history:
+        if name == "watch":
+            crossings.watch(item, offset, sequence)
+            watched[item] = (offset, sequence)
+            if min(offset, sequence) >= OFF_MARK:
+                del watched[item]
+        elif name == "forget":
+            crossings.forget(item)
+            watched.pop(item, None)
+        else:
+            expected = {key for key, place in watched.items() if place[0] <= offset or place[1] <= sequence}
+            must_ask = offset >= crossings.next_offset or sequence >= crossings.next_sequence
+            assert must_ask or not expected, "the places to ask at would have missed one"
+            due = crossings.due(offset, sequence)
+            assert len(due) == len(set(due))
+            assert set(due) == expected
+            watched = {key: place for key, place in watched.items() if key not in expected}
+        assert len(crossings) == len(watched)
+        nearest = [min((place[axis] for place in watched.values()), default=OFF_MARK) for axis in (0, 1)]
+        assert crossings.next_offset <= nearest[0]
+        assert crossings.next_sequence <= nearest[1]
+        if name == "due":  # forgetting may leave a place that is asked at in vain, once
+            assert [crossings.next_offset, crossings.next_sequence] == nearest
+
+
+needs_files = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous memory files")
+
+
+@pytest.fixture(name="piece")
+def fixture_piece():
+    published = Published(ManualGroup())
+    start = published.log.tail
+    published.script("KIA", 20_000)
+    return Piece(start, published.log.tail)
+
+
+def test_bytes_when_gathered_are_those_between_two_entries():
+    published = Published(ManualGroup())
+    entries = [published.log.tail]
+    for letter in "KIA":
+        published.script(letter)
+        entries.append(published.log.tail)
+    wires = [entry.wire for entry in entries[:-1]]
+    assert gather(entries[0], entries[3]) == b"".join(wires)
+    assert gather(entries[1], entries[2]) == wires[1]
+    assert gather(entries[3], entries[3]) == b""
+
+
+@needs_files
+def test_file_when_asked_for_is_one_and_has_the_bytes(piece):
+    descriptor = piece.descriptor()
+    assert piece.descriptor() == descriptor >= 0
+    assert os.pread(descriptor, 2 * len(piece.data), 0) == piece.data
+    assert "flowctl-piece" in str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+@needs_files
+def test_file_when_closed_is_gone_and_not_made_again(piece):
+    descriptor = piece.descriptor()
+    piece.close()
+    piece.close()
+    assert piece.descriptor() == -1
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(descriptor)
+
+
+@needs_files
+def test_file_when_its_piece_is_forgotten_is_closed(piece):
+    other = Piece(piece.start, piece.end)
+    descriptor = other.descriptor()
+    inode = os.fstat(descriptor).st_ino
+    del other
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file"):
+        assert os.fstat(descriptor).st_ino == inode
+
+
+@needs_files
+@pytest.mark.parametrize("where", ["memfd_create", "write"])
+def test_file_when_there_is_no_room_for_it_is_none(piece, monkeypatch, where):
+    def fail(*_arguments):
+        raise OSError(errno.ENOMEM, "scripted")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, where, fail)
+    assert piece.descriptor() == -1
+    monkeypatch.undo()
+    assert piece.descriptor() == -1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_socket_when_bytes_must_pass_through_something_is_none():
+    assert socket_behind(ScriptedTransport().send) is None
+    assert socket_behind(len) is None
+    assert socket_behind(bytearray().extend) is None
+    assert socket_behind(ssl.SSLSocket.send.__get__(object())) is None
+
+
+def test_piece_when_gathering_fails_ends_without_a_second_error(monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    def fail(start, end):
+        raise MemoryError("no room for the bytes")
+
+    monkeypatch.setattr("flowctl.core.fanout.piece.gather", fail)
+    log = Published(ManualGroup()).log
+    with pytest.raises(MemoryError):
+        Piece(log.tail, log.tail)
+    gc.collect()
+    assert unraisable == []

@@ -1,4 +1,4 @@
-"""What a Sender judges its peer by, in plain calls: no lock, no thread, no clock."""
+"""What a Sender judges its peer by, its clocks, episodes of drops, and why() in one line: plain calls, no clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from math import inf
 import pytest
 from flow_kit import AUDIO, CONTROL, HEADER, INTER, KEY
 
-from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.counts import Counts
+from flowctl.core.flow.limits import NO_LIMITS, AxisLimits, HardPolicy, Limits
 from flowctl.core.flow.policy import BROKEN_MASK, LivePolicy, patience_of
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.clocks import Clocks
+from flowctl.core.sending.episode import DropEpisode
+from flowctl.core.sending.explain import Blame, blame, explain
 from flowctl.core.sending.judgement import Judgement
 from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.sending.slowpeer import SlowPeer
 from flowctl.core.sending.standing import Standing
 from flowctl.reasons import CloseReason, DropReason
 
@@ -160,3 +165,177 @@ def test_crossing_when_a_viewer_lags_is_where_its_next_limit_can_be_reached():
     assert judgement.next_crossing(100.0) == (tail.offset + 400, tail.sequence + 8)
     judgement.lagging = False
     assert min(judgement.next_crossing(100.0)) > 1 << 60
+
+
+TIMES = SenderSettings(stuck_s=15, soft_too_long_s=60, close_deadline_s=5)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "reason", "words"),
+    [
+        (Clocks(stuck_at=100.0), CloseReason.STUCK, "the kernel took nothing for 15.5 s, the limit is 15 s"),
+        (
+            Clocks(soft_at=100.0),
+            CloseReason.SOFT_TOO_LONG,
+            "at or above SOFT_LIMIT for 60.5 s, the limit is 60 s",
+        ),
+        (Clocks(closes_at=100.0), CloseReason.STUCK, "not everything was taken within 5 s after closing began"),
+    ],
+)
+def test_overdue_when_a_clock_has_run_down_says_which_and_for_how_long(clocks, reason, words):
+    assert clocks.next_at == 100.0
+    assert clocks.overdue(99.999, TIMES, waits=True) is None
+    assert clocks.overdue(100.0, TIMES, waits=True)[0] is reason
+    assert clocks.overdue(100.5, TIMES, waits=True) == (reason, words)
+
+
+def test_overdue_when_several_are_tells_the_close_before_the_stall_before_the_level():
+    clocks = Clocks(closes_at=100.0, stuck_at=90.0, soft_at=80.0)
+    assert "closing" in clocks.overdue(110.0, TIMES, waits=True)[1]
+    assert "took nothing" in clocks.overdue(110.0, TIMES, waits=False)[1]
+    assert "SOFT_LIMIT" in clocks._replace(stuck_at=inf).overdue(110.0, TIMES, waits=False)[1]
+    assert Clocks(closes_at=100.0).overdue(110.0, TIMES, waits=False) is None
+
+
+def test_overdue_when_only_looks_are_due_ends_nothing():
+    clocks = Clocks(rises_at=5.0, looks_at=4.0, held_until=3.0, samples_at=2.0)
+    assert clocks.overdue(1e6, TIMES, waits=True) is None
+    assert clocks.next_at == 2.0
+
+
+def test_next_at_when_nothing_runs_is_never():
+    assert Clocks().next_at == inf
+
+
+NOTHING = {}
+TWO = {DropReason.LATE: Counts((0, 0, 0, 2, 0, 0, 0), (0, 0, 0, 900, 0, 0, 0))}
+
+
+def test_episode_when_nothing_was_dropped_is_not_worth_an_entry():
+    assert DropEpisode(1.0, TWO, (10, 2), None).end(3.0, TWO, (20, 2), None) is None
+
+
+@pytest.mark.parametrize(("published", "lost", "share"), [(20, 4, 0.8), (10, 2, 1.0)])
+def test_episode_when_it_ends_tells_the_loss_and_the_share_of_its_own_pictures(published, lost, share):
+    entry = DropEpisode(1.0, NOTHING, (10, 2), None).end(3.0, TWO, (published, lost), None)
+    assert (entry.dropped, entry.duration_s, entry.picture_share, entry.line_share) == (TWO, 2.0, share, 0.0)
+
+
+def test_episode_when_another_log_is_followed_meanwhile_counts_the_pictures_of_both():
+    episode = DropEpisode(0.0, NOTHING, (100, 10), None)
+    episode.leave_log((110, 15))
+    assert episode.end(1.0, TWO, (10, 5), None).picture_share == 0.5
+
+
+def test_episode_when_the_viewer_wants_no_pictures_for_a_while_leaves_the_step_out():
+    episode = DropEpisode(0.0, NOTHING, (0, 0), None)
+    episode.skip((10, 5), (0, 0))
+    episode.skip((0, 0), (60, 55))
+    assert episode.end(1.0, TWO, (60, 55), None).picture_share == 0.5
+
+
+def test_episode_of_a_slow_peer_tells_its_delay_and_how_long_its_line_was_in_use():
+    slow = SlowPeer(SenderSettings())
+    slow.behind_ms, slow.behind_max_ms, slow.delay_removed_ms, slow.drain.waited_s = 300.0, 9000.0, 50.0, 7.0
+    episode = DropEpisode(10.0, NOTHING, (0, 0), slow)
+    assert slow.behind_max_ms == 300.0
+    slow.behind_max_ms, slow.delay_removed_ms, slow.drain.waited_s = 700.0, 150.0, 8.0
+    entry = episode.end(14.0, TWO, (0, 0), slow)
+    assert (entry.delay_removed_ms, entry.delay_max_ms, entry.line_share) == (100.0, 700.0, 0.25)
+
+
+BY_SIZE = Limits(size=AxisLimits(soft=1000), messages=AxisLimits(soft=10), hard_policy=HardPolicy.HOLD)
+
+
+def blocked(load, limits=BY_SIZE):
+    """Return a core whose last write met EAGAIN."""
+    core = FlowCore(limits, 0.0)
+    core.blocked(load, 1.0)
+    return core
+
+
+def queued(load, limits=BY_SIZE):
+    """Return a core whose queue the kernel has not refused."""
+    core = FlowCore(limits, 0.0)
+    core.queued(load, 1.0)
+    return core
+
+
+@pytest.mark.parametrize(
+    ("core", "load", "largest_bytes", "stalled_s", "who"),
+    [
+        pytest.param(FlowCore(BY_SIZE, 0.0), EMPTY_LOAD, 0, 0.0, Blame.NOBODY, id="ready"),
+        pytest.param(queued(Load(999, 9)), Load(999, 9, 9000.0), 0, 9.0, Blame.NOBODY, id="ready-and-late"),
+        pytest.param(blocked(Load(10, 1)), Load(10, 1), 10, 0.1, Blame.VIEWER_LINK, id="eagain"),
+        pytest.param(blocked(Load(1000, 9)), Load(1000, 9, 5000.0), 100, 5.0, Blame.VIEWER_LINK, id="stall-at-soft"),
+        pytest.param(blocked(Load(1000, 1)), Load(1000, 1), 501, 0.9, Blame.PUBLISHER_BURST, id="one-huge-message"),
+        pytest.param(blocked(Load(1000, 1)), Load(1000, 1), 500, 0.9, Blame.VIEWER_LINK, id="huge-but-half-of-soft"),
+        pytest.param(blocked(Load(1000, 1)), Load(1000, 1), 501, 1.0, Blame.VIEWER_LINK, id="huge-but-stalled"),
+        pytest.param(queued(Load(1000, 9)), Load(1000, 9, 250.0), 10, 0.0, Blame.PUBLISHER_BURST, id="not-offered-yet"),
+        pytest.param(queued(Load(1000, 9)), Load(1000, 9, 251.0), 10, 0.0, Blame.SERVER_LOOP, id="not-offered-late"),
+    ],
+)
+def test_blame_when_state_is_known_falls_on_who_caused_it(core, load, largest_bytes, stalled_s, who):
+    assert blame(core, load, largest_bytes=largest_bytes, stalled_s=stalled_s) is who
+
+
+def test_blame_when_axis_of_bytes_is_off_knows_no_oversized_message():
+    assert (
+        blame(blocked(Load(10, 1), NO_LIMITS), Load(10, 1), largest_bytes=1 << 40, stalled_s=0.0) is Blame.VIEWER_LINK
+    )
+
+
+def test_blame_when_new_limits_made_the_state_falls_on_policy():
+    core = queued(Load(500, 5), NO_LIMITS)
+    core.limits_set(Limits(messages=AxisLimits(soft=5)), Load(500, 5), 2.0)
+    assert blame(core, Load(500, 5, 9000.0), largest_bytes=0, stalled_s=0.0) is Blame.POLICY
+    core.sent(Load(100, 1), 3.0)
+    assert blame(core, Load(100, 1), largest_bytes=0, stalled_s=0.0) is Blame.NOBODY
+
+
+def test_blame_when_late_is_set_moves_the_line_between_burst_and_loop():
+    core, load = queued(Load(1000, 9)), Load(1000, 9, 400.0)
+    assert blame(core, load, largest_bytes=10, stalled_s=0.0, late_s=0.5) is Blame.PUBLISHER_BURST
+    assert blame(core, load, largest_bytes=10, stalled_s=0.0, late_s=0.3) is Blame.SERVER_LOOP
+
+
+def test_explain_when_ready_says_so_and_blames_nobody():
+    assert explain(FlowCore(BY_SIZE, 0.0), EMPTY_LOAD, 8.0) == "READY for 8.0 s; nothing queued"
+
+
+def test_explain_when_slow_has_axis_value_limit_since_when_and_blame():
+    load = Load(2048, 9, 4500.0)
+    line = explain(blocked(load), load, 3.5, largest_bytes=100, stalled_s=2.5)
+    assert line == (
+        "HARD_LIMIT for 2.5 s; blocked: 2.0 KiB, limit 2.0 KiB; queued 2.0 KiB in 9 messages, oldest 4.5 s; "
+        "the kernel has taken nothing for 2.5 s; to blame: viewer link"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "part"),
+    [
+        ({"joining": True}, "still taking the GOP cache"),
+        ({"waiting_for_key": True}, "waiting for a key frame"),
+        ({"largest_bytes": 501}, "the soft limit is below twice the largest message, 501 B"),
+    ],
+)
+def test_explain_when_a_fact_holds_says_it_and_otherwise_not(facts, part):
+    core = blocked(Load(10, 1))
+    assert part in explain(core, Load(10, 1), 2.0, **facts).split("; ")
+    assert part not in explain(core, Load(10, 1), 2.0, largest_bytes=500)
+
+
+def test_explain_when_closed_gives_the_reason_alone():
+    core = blocked(Load(2048, 9))
+    closed = explain(core, EMPTY_LOAD, 9.0, stalled_s=3.0, close_reason=CloseReason.STUCK)
+    assert closed == "closed: stuck"
+    detailed = explain(core, EMPTY_LOAD, 9.0, close_reason=CloseReason.LIMIT_HIT, details="message_size_bytes")
+    assert detailed == "closed: limit hit (message_size_bytes)"
+
+
+@pytest.mark.parametrize("core", [FlowCore(NO_LIMITS, 0.0), blocked(Load(10, 1)), blocked(Load(5000, 99))])
+def test_explain_when_asked_is_one_line(core):
+    line = explain(core, Load(10, 1, 5.0), 2.0, largest_bytes=9999, joining=True, waiting_for_key=True, stalled_s=1.0)
+    assert len(line.splitlines()) == 1
+    assert line.startswith(core.state.name)
