@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.core.fanout.following import Fanouts as Fanouts
     from flowctl.core.fanout.following import FollowPlace as FollowPlace
     from flowctl.core.flow.counts import Counts as Counts
-    from flowctl.core.flow.forecast import Forecast as Forecast
     from flowctl.core.flow.ledger import LedgerEntry as LedgerEntry
     from flowctl.core.flow.ledger import LedgerKind as LedgerKind
     from flowctl.core.flow.limits import DEFAULT_LIMITS as DEFAULT_LIMITS
@@ -45,13 +44,14 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.core.flow.state import MessageClass as MessageClass
     from flowctl.core.flow.state import SendState as SendState
     from flowctl.core.flow.state import StateChange as StateChange
+    from flowctl.core.flow.timing import Forecast as Forecast
     from flowctl.core.loop.sockets import SocketOptions as SocketOptions
     from flowctl.core.loop.work import WorkLimits as WorkLimits
+    from flowctl.core.outgoing.outbox import Transport as Transport
     from flowctl.core.outgoing.streamlog import CacheLimits as CacheLimits
     from flowctl.core.outgoing.streamlog import Entry as Entry
     from flowctl.core.outgoing.streamlog import Gop as Gop
     from flowctl.core.outgoing.streamlog import StreamLog as StreamLog
-    from flowctl.core.outgoing.transport import Transport as Transport
     from flowctl.core.sending.contract import Frontend as Frontend
     from flowctl.core.sending.contract import SendOutcome as SendOutcome
     from flowctl.core.sending.contract import SendResult as SendResult
@@ -122,7 +122,7 @@ _HOMES: Final = {
     "flowctl.core.fanout.fanout": "Fanout FanoutStatistics",
     "flowctl.core.fanout.following": "Fanouts FollowPlace",
     "flowctl.core.flow.counts": "Counts",
-    "flowctl.core.flow.forecast": "Forecast",
+    "flowctl.core.flow.timing": "Forecast",
     "flowctl.core.flow.ledger": "LedgerEntry LedgerKind",
     "flowctl.core.flow.limits": "Axis AxisLimits DEFAULT_LIMITS HardPolicy Limits NO_LIMITS",
     "flowctl.core.flow.policy": "AudioFirst DropDroppable DropPolicy KeepAll LivePolicy PicturesFirst Thin Verdict",
@@ -130,7 +130,7 @@ _HOMES: Final = {
     "flowctl.core.loop.sockets": "SocketOptions",
     "flowctl.core.loop.work": "WorkLimits",
     "flowctl.core.outgoing.streamlog": "CacheLimits Entry Gop StreamLog",
-    "flowctl.core.outgoing.transport": "Transport",
+    "flowctl.core.outgoing.outbox": "Transport",
     "flowctl.core.sending.contract": "Frontend SendOutcome SendResult",
     "flowctl.core.sending.figures": "SenderStatistics",
     "flowctl.core.sending.settings": "AgeSource SenderSettings",

@@ -21,7 +21,7 @@ the tests look after each step of random histories (`check_life`).
 - ``closing`` (no more is accepted) stays once it is set, and so does ``_close_reason`` (it is over), only beside it.
   A Sender that is over follows nothing, and has nothing queued, no open episode of drops and no waiters.
 - ``_cohort`` (the fan-out) only with a cursor in the outbox; a cursor without it is between two fan-outs.
-- ``stands`` (where its fan-out has it, see `core.sending.standing`) is GONE exactly where ``_cohort`` is None. It is
+- ``stands`` (where its fan-out has it, see `core.sending.contract`) is GONE exactly where ``_cohort`` is None. It is
   COHORT (that writes the log for us) only while nothing is refused or left over: not with ``mask``, ``blocked``, or
   the core's EAGAIN bit.
 - ``blocked`` (EAGAIN, and the kernel has not called back) only with the core's EAGAIN bit, ``lagging``, ``slow``.
@@ -39,7 +39,8 @@ failed, and callbacks of `when_drained`, are put off until it is released.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -48,27 +49,33 @@ from threading import get_ident
 from typing import Final, TypeVar
 
 from flowctl.core.flow.counts import NO_FIGURES, total
-from flowctl.core.flow.forecast import Forecast
 from flowctl.core.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
 from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Limits
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
-from flowctl.core.flow.timing import ENDLESS, Timing
+from flowctl.core.flow.timing import ENDLESS, Forecast, Timing
 from flowctl.core.loop.locks import HANDLERS, OwnedLock
 from flowctl.core.outgoing.backlog import NEEDED, refuse_frame
 from flowctl.core.outgoing.cursor import LogCursor
-from flowctl.core.outgoing.outbox import Outbox, write_one
+from flowctl.core.outgoing.outbox import Outbox, Transport, write_one
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
-from flowctl.core.outgoing.transport import Transport
-from flowctl.core.sending.contract import CohortLike, FlushResult, Frontend, NoHost, SenderHost, SendOutcome, SendResult
-from flowctl.core.sending.episode import DropEpisode
+from flowctl.core.sending.contract import (
+    CohortLike,
+    FlushResult,
+    Frontend,
+    NoHost,
+    SenderHost,
+    SendOutcome,
+    SendResult,
+    Standing,
+    step,
+)
 from flowctl.core.sending.explain import explain
 from flowctl.core.sending.figures import Account, SenderStatistics
 from flowctl.core.sending.judgement import Judgement
 from flowctl.core.sending.postponed import PostponedCalls
 from flowctl.core.sending.settings import AgeSource, SenderSettings
-from flowctl.core.sending.slowpeer import SlowPeer
-from flowctl.core.sending.standing import Standing, step
+from flowctl.core.sending.slowpeer import DropEpisode, SlowPeer
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.reasons import CloseReason, DropReason
 
@@ -231,22 +238,16 @@ class Sender:
         Args:
             callback: given True if nothing waits, False if the Sender ended before.
         """
-        self._refuse_reentry("when_drained")
-        try:
-            with self._lock:
-                if self._close_reason is not None:
-                    self._later_locked(partial(callback, self._close_reason is CloseReason.FINISHED))
-                    return
-                self._waiters = [*(self._waiters or ()), callback]
-                self._wake_locked()
-        finally:
-            if self._after:
-                self._run_after()
+        with self._guarded("when_drained"), self._lock:
+            if self._close_reason is not None:
+                self._later_locked(partial(callback, self._close_reason is CloseReason.FINISHED))
+                return
+            self._waiters = [*(self._waiters or ()), callback]
+            self._wake_locked()
 
     def forget_drained(self, callback: Callable[[bool], object]) -> None:
         """Take back a call of `when_drained`; harmless where it was called already. Any thread."""
-        self._refuse_reentry("forget_drained")
-        with self._lock:
+        with self._guarded("forget_drained"), self._lock:
             self._waiters = [waiter for waiter in self._waiters or () if waiter is not callback] or None
 
     # -- following a stream log: the owning thread
@@ -270,9 +271,8 @@ class Sender:
         Raises:
             LocalProtocolError: a log is followed already.
         """
-        self._refuse_reentry("follow")
         first = tuple(map(owned_bytes, prefix))
-        with self._lock:
+        with self._guarded("follow"), self._lock:
             if self._cohort is not None:
                 raise LocalProtocolError("this Sender follows a stream log already", hint="call unfollow() first")
             if self._judgement.closing:
@@ -288,25 +288,19 @@ class Sender:
 
     def unfollow(self) -> None:
         """Stop following: what is queued of the log is dropped, but a message in flight is finished. Owning thread."""
-        self._refuse_reentry("unfollow")
-        try:
-            with self._lock:
-                self._unfollow_locked(DropReason.UNFOLLOWED)
-                if self._close_reason is None:
-                    now = self._host.now()
-                    self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
-                    self._apply_mask_locked(now)  # without a log there is no lateness: the state decides
-                    own = not self._outbox.empty(with_log=False)
-                    if not self._judgement.blocked and (self._core.would_block or own):
-                        self._host.request_flush()  # it may have had a turn of the fan-out to come
-        finally:
-            if self._after:
-                self._run_after()
+        with self._guarded("unfollow"), self._lock:
+            self._unfollow_locked(DropReason.UNFOLLOWED)
+            if self._close_reason is None:
+                now = self._host.now()
+                self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
+                self._apply_mask_locked(now)  # without a log there is no lateness: the state decides
+                own = not self._outbox.empty(with_log=False)
+                if not self._judgement.blocked and (self._core.would_block or own):
+                    self._host.request_flush()  # it may have had a turn of the fan-out to come
 
     def suspend_following(self) -> None:
         """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
-        self._refuse_reentry("suspend_following")
-        with self._lock:
+        with self._guarded("suspend_following"), self._lock:
             self._go_locked()
 
     def resume_following(self, cohort: CohortLike[Sender]) -> None:
@@ -315,8 +309,7 @@ class Sender:
         Raises:
             LocalProtocolError: `cohort` is for another log than the one that was followed, or none was.
         """
-        self._refuse_reentry("resume_following")
-        with self._lock:
+        with self._guarded("resume_following"), self._lock:
             cursor = self._outbox.cursor
             if self._close_reason is not None or (self._judgement.closing and cursor is None):
                 return  # over, or it was closing already when it was to follow
@@ -369,21 +362,16 @@ class Sender:
 
     def _do(self, method: str, action: Callable[[float], None]) -> None:
         """Do something under the lock; on the owning thread where a log is followed."""
-        self._refuse_reentry(method)
-        try:
-            with self._lock:
-                if self._close_reason is not None:
-                    return
-                if self._foreign_locked():
-                    self._leave_to_owner_locked(action)
-                else:
-                    now = self._host.now()
-                    self._run_pending_locked(now)  # what was asked for first comes first
-                    if self._close_reason is None:
-                        action(now)
-        finally:
-            if self._after:
-                self._run_after()
+        with self._guarded(method), self._lock:
+            if self._close_reason is not None:
+                return
+            if self._foreign_locked():
+                self._leave_to_owner_locked(action)
+            else:
+                now = self._host.now()
+                self._run_pending_locked(now)  # what was asked for first comes first
+                if self._close_reason is None:
+                    action(now)
 
     def _leave_to_owner_locked(self, action: Callable[[float], None]) -> None:
         """Have `action` done by the owning thread, in the flush that it is asked for."""
@@ -417,7 +405,7 @@ class Sender:
 
     @property
     def stands(self) -> Standing:
-        """Where its fan-out has it: see `flowctl.core.sending.standing`."""
+        """Where its fan-out has it: see `flowctl.core.sending.contract`."""
         return self._judgement.stands
 
     @property
@@ -454,8 +442,7 @@ class Sender:
 
     def why(self) -> str:
         """Explain the present state in one line: axis, value, limit, since when, and who is to blame. Any thread."""
-        self._refuse_reentry("why")
-        with self._lock:
+        with self._guarded("why"), self._lock:
             now, judgement, cursor = self._now_locked(), self._judgement, self._outbox.cursor
             return explain(
                 self._core,
@@ -759,8 +746,7 @@ class Sender:
 
     def close_after_flush(self) -> None:
         """Accept nothing more, send what is queued, then end the connection; give up after the deadline. Any thread."""
-        self._refuse_reentry("close_after_flush")
-        with self._lock:
+        with self._guarded("close_after_flush"), self._lock:
             if self._judgement.closing:
                 return
             self._judgement.closing = True
@@ -771,19 +757,14 @@ class Sender:
 
     def close(self, reason: CloseReason, details: str = "") -> None:
         """End now: what is queued is dropped and counted. The first reason counts. Any thread."""
-        self._refuse_reentry("close")
-        try:
-            with self._lock:
-                self._judgement.closing = True
-                if self._close_reason is not None:
-                    return
-                if self._foreign_locked():
-                    self._leave_to_owner_locked(lambda _: self._fail_locked(reason, details))
-                else:
-                    self._fail_locked(reason, details)
-        finally:
-            if self._after:
-                self._run_after()
+        with self._guarded("close"), self._lock:
+            self._judgement.closing = True
+            if self._close_reason is not None:
+                return
+            if self._foreign_locked():
+                self._leave_to_owner_locked(lambda _: self._fail_locked(reason, details))
+            else:
+                self._fail_locked(reason, details)
 
     def let_go(self) -> None:
         """Forget host and frontend, for they hold this Sender: it is over, and its memory shall go with them.
@@ -1253,7 +1234,7 @@ class Sender:
         those of its turns.
 
         Raises:
-            InternalError: that is no legal step; see `flowctl.core.sending.standing`.
+            InternalError: that is no legal step; see `flowctl.core.sending.contract`.
         """
         self._judgement.stands = step(self._judgement.stands, new)
 
@@ -1429,6 +1410,16 @@ class Sender:
         self._host.terminate(reason, details)
 
     # -- what is queued, and since when
+
+    @contextmanager
+    def _guarded(self, method: str) -> Iterator[None]:
+        """Refuse `method` within a handler; do what it put off once it has released the lock. Not for hot paths."""
+        self._refuse_reentry(method)
+        try:
+            yield
+        finally:
+            if self._after:
+                self._run_after()
 
     def _refuse_reentry(self, method: str) -> None:
         if HANDLERS and (where := HANDLERS.get(get_ident())) is not None:

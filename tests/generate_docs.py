@@ -28,8 +28,8 @@ from flowctl.core.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, Messa
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.loop.work import WorkLimits
 from flowctl.core.outgoing.streamlog import CacheLimits
+from flowctl.core.sending.contract import STEPS, Standing
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.core.sending.standing import STEPS, Standing
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.httpd.limits import HttpLimits

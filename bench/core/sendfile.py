@@ -3,7 +3,7 @@
 Run ``python bench sendfile``. Loopback connections to a process that reads everything; the ways take turns.
 What counts is the processor time of both ends, for on loopback the writer does some of the reader's work: of the
 server per write, and of the reader for the same bytes. The reader copies what it reads, as players do.
-`flowctl.core.fanout.piece` uses `sendfile` from the size on at which it is the cheaper one here.
+`flowctl.core.fanout.cohort` uses `sendfile` from the size on at which it is the cheaper one here.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ import threading
 import pytest
 from flow_kit import Published
 
-from flowctl.core.fanout.cohort import Squad
-from flowctl.core.fanout.piece import Piece
+from flowctl.core.fanout.cohort import Piece, Squad
 from flowctl.core.outgoing.outbox import write_one
 from flowctl.testing import ManualGroup
 

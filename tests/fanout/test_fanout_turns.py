@@ -15,8 +15,8 @@ from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import KeepAll
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.streamlog import Entry
+from flowctl.core.sending.contract import STEPS, Standing, step
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.core.sending.standing import STEPS, Standing, step
 from flowctl.errors import InternalError
 from flowctl.testing import ManualGroup
 

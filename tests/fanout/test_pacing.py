@@ -16,9 +16,9 @@ from flow_kit import Published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.fanout.cohort import Piece, gather, socket_behind
 from flowctl.core.fanout.crossings import Crossings
 from flowctl.core.fanout.pacing import ROUND_BOUNDS_MS, ROUND_SHARE, Pacing, RoundMeter
-from flowctl.core.fanout.piece import Piece, gather, socket_behind
 from flowctl.core.flow.limits import OFF_MARK
 from flowctl.testing import ManualGroup, ScriptedTransport
 
@@ -292,7 +292,7 @@ def test_piece_when_gathering_fails_ends_without_a_second_error(monkeypatch):
     def fail(start, end):
         raise MemoryError("no room for the bytes")
 
-    monkeypatch.setattr("flowctl.core.fanout.piece.gather", fail)
+    monkeypatch.setattr("flowctl.core.fanout.cohort.gather", fail)
     log = Published(ManualGroup()).log
     with pytest.raises(MemoryError):
         Piece(log.tail, log.tail)

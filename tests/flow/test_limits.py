@@ -369,12 +369,6 @@ def test_parse_when_a_key_is_unknown_hints_at_those_there_are():
     assert "hard, hard_policy, low, overhead_bytes, soft" in caught.value.hint
 
 
-def test_parse_when_it_still_has_a_ladder_hints_at_what_came_instead():
-    with pytest.raises(ConfigError) as caught:
-        parse_limits_file(SMALL + "[ladder]\non = true\n", "limits.toml")
-    assert caught.value.hint == "the ladder has gone: leave [ladder] out; see target_delay"
-
-
 def test_render_when_a_value_could_not_be_read_refuses():
     with pytest.raises(ConfigError, match="stuck_s is 90000"):
         render(LimitsFile(limits=Limits.parse("1,1"), stuck_s=90_000.0))

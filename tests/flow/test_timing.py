@@ -6,10 +6,8 @@ from math import inf
 
 import pytest
 
-from flowctl.core.flow.forecast import time_to_hard
 from flowctl.core.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits, parse_target_delay, target_marks
 from flowctl.core.flow.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
-from flowctl.core.flow.rates import ClassRates
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.flow.timing import (
     ENDLESS,
@@ -20,7 +18,9 @@ from flowctl.core.flow.timing import (
     crowded,
     most_wait_s,
     target_s,
+    time_to_hard,
 )
+from flowctl.core.outgoing.streamlog import ClassRates
 from flowctl.errors import ConfigError
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass

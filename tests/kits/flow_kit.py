@@ -14,7 +14,7 @@ from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.counts import total
 from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.outgoing.streamlog import StreamLog
-from flowctl.core.sending.standing import Standing
+from flowctl.core.sending.contract import Standing
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
 from flowctl.testing import ManualGroup, ManualHost

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowctl.core.flow.state import SendState
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BusyError, ConfigError
 from flowctl.nodes.messenger.arrivals import MAX_HELD, Arrivals, Arrived, Fate
 from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, _within

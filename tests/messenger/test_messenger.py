@@ -14,7 +14,7 @@ import zmq
 
 from flowctl.core.flow.state import SendState
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BusyError, ClosedError, ConfigError, LocalProtocolError
 from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.message import Destination, Failure, ReceivedMessage

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BusyError
 from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.durability import Transaction

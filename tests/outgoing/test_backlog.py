@@ -11,10 +11,9 @@ from flowctl.core.flow.counts import Tally, total
 from flowctl.core.flow.limits import OFF_MARK, Limits
 from flowctl.core.flow.policy import DROPPABLE_MASK, Room, Thin
 from flowctl.core.flow.state import MessageClass
-from flowctl.core.outgoing.backlog import Backlog
+from flowctl.core.outgoing.backlog import Backlog, MessageQueue
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.outbox import Outbox
-from flowctl.core.outgoing.queue import MessageQueue
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_kit import TIMEOUT_S, World
 
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import ClosedError, ConfigError, ExhaustedError, LocalProtocolError
 from flowctl.nodes.scheduler.policies.budget import RetryBudget
 from flowctl.nodes.scheduler.policy import SchedulerPolicy

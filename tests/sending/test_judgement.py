@@ -14,13 +14,11 @@ from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.outgoing.streamlog import StreamLog
-from flowctl.core.sending.clocks import Clocks
-from flowctl.core.sending.episode import DropEpisode
+from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.explain import Blame, blame, explain
-from flowctl.core.sending.judgement import Judgement
+from flowctl.core.sending.judgement import Clocks, Judgement
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.core.sending.slowpeer import SlowPeer
-from flowctl.core.sending.standing import Standing
+from flowctl.core.sending.slowpeer import DropEpisode, SlowPeer
 from flowctl.reasons import CloseReason, DropReason
 
 LIMITS = Limits.parse("1000,10,2s", "2000,20,4s", overhead_bytes=0)
@@ -291,12 +289,6 @@ def test_blame_when_new_limits_made_the_state_falls_on_policy():
     assert blame(core, Load(500, 5, 9000.0), largest_bytes=0, stalled_s=0.0) is Blame.POLICY
     core.sent(Load(100, 1), 3.0)
     assert blame(core, Load(100, 1), largest_bytes=0, stalled_s=0.0) is Blame.NOBODY
-
-
-def test_blame_when_late_is_set_moves_the_line_between_burst_and_loop():
-    core, load = queued(Load(1000, 9)), Load(1000, 9, 400.0)
-    assert blame(core, load, largest_bytes=10, stalled_s=0.0, late_s=0.5) is Blame.PUBLISHER_BURST
-    assert blame(core, load, largest_bytes=10, stalled_s=0.0, late_s=0.3) is Blame.SERVER_LOOP
 
 
 def test_explain_when_ready_says_so_and_blames_nobody():

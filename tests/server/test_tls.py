@@ -26,7 +26,7 @@ from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.loop.tls import RECORD_BYTES, with_tls
 from flowctl.core.loop.work import HANDSHAKES_TURN_S, WorkBook
 from flowctl.core.outgoing.streamlog import StreamLog
-from flowctl.core.sending.standing import Standing
+from flowctl.core.sending.contract import Standing
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.server import Server

@@ -12,13 +12,91 @@ that were written to then stand further on than the others, and every one of the
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
-from typing import Final
+from types import BuiltinMethodType
+from typing import Any, Final
 
-from flowctl.core.fanout.piece import FILE_BYTES, Piece, socket_behind
 from flowctl.core.outgoing.outbox import would_block
 from flowctl.core.outgoing.streamlog import Entry, Place
 from flowctl.sender import Sender
+
+FILE_BYTES: Final = 24 * 1024
+"""Least size for which `sendfile` is used. Below, filling the pipe inside of it costs more than copying."""
+
+FILE_VIEWERS: Final = 64
+"""Least number of viewers for which a file is made. Making one costs as much as two to four sends of its bytes, and a
+sixth of a send is what it saves: for 20 viewers that is nothing."""
+
+_NO_FILE: Final = -1
+_HAS_FILES: Final = hasattr(os, "memfd_create") and hasattr(os, "sendfile")
+
+
+class Piece:
+    """The wire bytes from one entry of a log up to, not including, another one; large ones in a file too.
+
+    `sendfile` from an anonymous memory file lets the kernel reference the file's pages in each viewer's send queue,
+    where `send` copies the bytes into each: less work from `FILE_BYTES` on (docs/benchmarks.md), and a piece that a
+    thousand viewers have not acknowledged yet is in memory once. Such pages must never be written again, so each piece
+    has a file of its own, which is closed after its last viewer: the kernel keeps the pages that are on their way.
+    """
+
+    __slots__ = ("_descriptor", "data", "end", "start")
+
+    def __init__(self, start: Entry, end: Entry) -> None:
+        self._descriptor: int | None = None  # of the file; None: not asked for yet, -1: there is none
+        self.start = start
+        self.end = end
+        self.data: Final = gather(start, end)  # may raise; `__del__` comes after that too, and needs the descriptor
+
+    def descriptor(self) -> int:
+        """Return the descriptor of the file, made when first asked for; -1 if that does not work."""
+        if self._descriptor is None:
+            self._descriptor = _memory_file(self.data) if _HAS_FILES else _NO_FILE
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the file; what the kernel still has to send of it stays until it is sent. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, _NO_FILE
+        if descriptor is not None and descriptor != _NO_FILE:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _memory_file(data: bytes) -> int:
+    """Return the descriptor of a file with `data`; -1 where there are no descriptors or memory left."""
+    try:
+        descriptor = os.memfd_create("flowctl-piece")
+    except OSError:
+        return _NO_FILE
+    try:
+        if os.write(descriptor, data) == len(data):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return _NO_FILE
+
+
+def socket_behind(send: Callable[[bytes], int]) -> socket.socket | None:
+    """Return the socket whose plain `send` this is. None: the bytes pass through something else first, as with TLS."""
+    if isinstance(send, BuiltinMethodType):
+        owner: Any = send.__self__
+        if isinstance(owner, socket.socket):
+            return owner
+    return None
+
+
+def gather(start: Entry, end: Entry) -> bytes:
+    parts: list[bytes] = []
+    entry = start
+    while entry is not end and entry.next is not None:
+        parts.append(entry.wire)
+        entry = entry.next
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
 
 SQUAD_SIZE: Final = 64
 """Members of a squad, at most: 0.6 ms of usual flushes, 5 ms of key frames of 500 kB. What a squad costs itself, about
@@ -47,7 +125,6 @@ class Squad(Place):
         self.sends: list[Callable[[bytes], int]] = []
 
     def write(self, piece: Piece, *, as_file: bool) -> Slow:
-        """Write a piece to every member once, and return the members that did not take all of it."""
         if as_file and len(piece.data) >= FILE_BYTES and (descriptor := piece.descriptor()) >= 0:
             return self._write_file(piece.data, descriptor)
         return self.write_bytes(piece.data)
@@ -101,7 +178,6 @@ class Cohort:
         self._next_number = 0
 
     def squads(self) -> list[Squad]:
-        """Return the squads of this moment, oldest first."""
         return list(self._squads.values())
 
     def only(self) -> Squad | None:
@@ -152,7 +228,6 @@ class Cohort:
                 sender.move_in_cohort(self.admit(sender, squad.entry))
 
     def _squad_at(self, entry: Entry) -> Squad:
-        """Return a squad with room at `entry`, made if needed."""
         squad = self._open
         if squad is None or squad.entry is not entry or len(squad.members) >= self.squad_size:
             for squad in self._squads.values():

@@ -8,7 +8,7 @@ was sent is the distance its place moved, see `Sender.statistics`).
 A member for which the kernel takes less leaves the cohort with its cursor where it stands, and is served alone, from
 its own cursor, in turn with others like it, whenever its socket is writable and with each round. Once it has taken
 everything and nothing is refused for it, it enters the cohort again. New viewers start alone, with the GOP cache. Where
-a viewer stands is one field, `Sender.stands` (see `core.sending.standing`); those that are QUEUED are in one queue.
+a viewer stands is one field, `Sender.stands` (see `core.sending.contract`); those that are QUEUED are in one queue.
 
 None of this keeps the thread for long. Rounds, viewers served alone, and looks at limits are done in *turns* of a few
 milliseconds, between which the loop sees to everything else: input, other streams, and viewers that have been waiting.
@@ -27,13 +27,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from flowctl.core.fanout.cohort import SQUAD_SIZE, Cohort, Slow, Squad
+from flowctl.core.fanout.cohort import FILE_VIEWERS, SQUAD_SIZE, Cohort, Piece, Slow, Squad, gather
 from flowctl.core.fanout.crossings import Crossings
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter
-from flowctl.core.fanout.piece import FILE_VIEWERS, Piece, gather
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
-from flowctl.core.sending.standing import Standing
+from flowctl.core.sending.contract import Standing
 from flowctl.errors import ClosedError, ConfigError
 from flowctl.sender import FlushResult, Sender
 

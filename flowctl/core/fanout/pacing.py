@@ -119,8 +119,6 @@ class RoundMeter:
         by_duration: rounds by `ROUND_BOUNDS_MS`, one more than there are bounds.
     """
 
-    __slots__ = ("by_duration", "longest_round_s", "longest_turn_s", "rounds", "turns")
-
     def __init__(self) -> None:
         self.rounds = 0
         self.turns = 0

@@ -35,7 +35,6 @@ class Counts:
 
     @classmethod
     def of_figures(cls, figures: Sequence[int]) -> Counts:
-        """Return a row of figures as counts."""
         return cls(tuple(figures[:CLASS_COUNT]), tuple(figures[CLASS_COUNT:])) if any(figures) else NO_COUNTS
 
     @property
@@ -93,16 +92,13 @@ class Tally(list[int]):
         self[message_class + CLASS_COUNT] += size_bytes
 
     def take_back(self, message_class: MessageClass, size_bytes: int) -> None:
-        """Count one message less."""
         self[message_class] -= 1
         self[message_class + CLASS_COUNT] -= size_bytes
 
     def add_figures(self, figures: Sequence[int]) -> None:
-        """Count a whole row."""
         self[:] = map(add, self, figures)
 
     def take_figures(self, figures: Sequence[int]) -> None:
-        """Count a whole row less."""
         self[:] = map(sub, self, figures)
 
     def frozen(self) -> Counts:
@@ -110,7 +106,6 @@ class Tally(list[int]):
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Return the sum of several counts."""
     result = NO_COUNTS
     for item in counts:
         result += item

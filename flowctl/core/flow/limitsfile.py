@@ -190,8 +190,6 @@ class _LimitsReader:
             if name not in names:
                 which = f"[{section}] has " if section else "there are "
                 hint = f"{which}{', '.join(sorted(names))}"
-                if not section and name == "ladder":  # written before there was a target delay
-                    hint = "the ladder has gone: leave [ladder] out; see target_delay"
                 raise ConfigError(f"{self._place(section, name)}: unknown key {name!r}", hint=hint)
 
     def _error(self, section: str, key: str, value: Any, allowed: str) -> ConfigError:

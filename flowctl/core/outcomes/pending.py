@@ -11,12 +11,25 @@ of thousands a second and fifteen seconds each is a million dead ones.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Hashable, Iterator
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Final, Generic, TypeVar
 
 from flowctl.errors import LocalProtocolError
+
+
+class Outcome(enum.Enum):
+    """How a request ends: in exactly one of these ways, whatever arrives for it afterwards."""
+
+    RESPONSE = "response"  #: the peer answered
+    TIMEOUT = "timeout"  #: its deadline passed
+    DISCONNECTED = "disconnected"  #: the connection to the peer ended
+    SHUTDOWN = "shutdown"  #: our side was stopped
+    WITHDRAWN = "withdrawn"  #: our caller gave it up
+    REJECTED = "rejected"  #: the peer, or a limit of ours, refused it
+
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -50,7 +63,6 @@ class Pending(Generic[K, V]):
         return key in self._entries
 
     def __iter__(self) -> Iterator[K]:
-        """Yield the keys, oldest first."""
         return iter(self._entries)
 
     def add(self, key: K, value: V, deadline: float | None = None) -> None:
@@ -69,7 +81,6 @@ class Pending(Generic[K, V]):
             bucket[key] = None
 
     def get(self, key: K) -> V | None:
-        """Return the value of `key`, which stays; None if it is not here."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 

@@ -33,7 +33,7 @@ from flowctl.core.flow.counts import Books, Tally, add_by_reason
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
-from flowctl.core.outgoing.queue import Item, MessageQueue
+from flowctl.core.outgoing.backlog import Item, MessageQueue
 from flowctl.core.outgoing.refusals import KeyWait, Refusals, frames_before
 from flowctl.core.outgoing.streamlog import Entry, Gop, Place, StreamLog
 from flowctl.reasons import DropReason

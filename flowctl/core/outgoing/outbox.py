@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from operator import add
-from typing import Final
+from typing import Final, Protocol
 
 from flowctl.core.flow.counts import NO_FIGURES, Books, Counts, Figures, Tally, add_by_reason, as_counts
 from flowctl.core.flow.limits import Limits
@@ -18,13 +18,26 @@ from flowctl.core.flow.meters import Trail
 from flowctl.core.flow.policy import Room, Thin
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.flow.timing import Timing
-from flowctl.core.outgoing.backlog import Backlog
+from flowctl.core.outgoing.backlog import Backlog, Item, OwnItem
 from flowctl.core.outgoing.cursor import LogCursor
-from flowctl.core.outgoing.queue import Item, OwnItem
-from flowctl.core.outgoing.transport import Transport
 from flowctl.reasons import DropReason
 
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
+
+
+class Transport(Protocol):
+    """Where a Sender writes: a non-blocking socket, or something that acts like one."""
+
+    def send(self, data: bytes, /) -> int:
+        """Write as much of `data` as goes at once; otherwise as `sendmsg`."""
+
+    def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
+        """Write as much of `buffers` as goes at once and return the number of bytes.
+
+        Raises:
+            BlockingIOError: nothing can be written now; `ssl.SSLWantWriteError` and `ssl.SSLWantReadError` are as good.
+            OSError: the connection is gone.
+        """
 
 
 class _InFlight:

@@ -7,6 +7,7 @@ the entries' totals. Only a viewer that lags has any.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from flowctl.core.flow.policy import BROKEN_MASK, KEY_WAIT_S
@@ -49,27 +50,23 @@ class DropRefusal:
             self.parts = (*self.parts, (new, reason))
 
     def reason_of(self, item: MessageClass) -> DropReason:
-        """Return why a class that is refused is."""
         return next(reason for mask, reason in self.parts if mask >> item & 1)
 
 
+@dataclass(eq=False, slots=True)
 class RefusalGate:
     """From `start` on, messages are refused as `refusal` says.
 
     `restart` holds messages to hand over right before `start`, waiting since `since`.
     """
 
-    __slots__ = ("refusal", "restart", "since", "start")
-
-    def __init__(self, start: Entry, refusal: DropRefusal, restart: tuple[bytes, ...], since: float) -> None:
-        self.start = start
-        self.refusal = refusal
-        self.restart = restart
-        self.since = since
+    start: Entry
+    refusal: DropRefusal
+    restart: tuple[bytes, ...]
+    since: float
 
     @property
     def mask(self) -> int:
-        """Classes refused, as bits by `MessageClass`."""
         return self.refusal.mask
 
 
@@ -101,7 +98,6 @@ class Refusals:
 
     @property
     def last_mask(self) -> int:
-        """What is refused at the log's end."""
         return self.ahead[-1].mask if self.ahead else self.mask
 
     def add(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...], since: float) -> None:
@@ -155,7 +151,6 @@ class Refusals:
         return result
 
     def restarts(self) -> list[bytes]:
-        """Return all messages to hand over ahead."""
         return [wire for gate in self.ahead for wire in gate.restart]
 
 
@@ -172,7 +167,6 @@ def _add_refused(result: list[Refused], refusal: DropRefusal, first: Entry, last
 
 
 def frames_before(entry: Entry) -> int:
-    """Return the number of frames before `entry` that others may refer to."""
     return entry.counts[_KEY] + entry.counts[_INTER]
 
 
@@ -208,7 +202,6 @@ class KeyWait:
 
     @property
     def key(self) -> Entry | None:
-        """The key frame that was waited for. None: it has not come."""
         return self._key or self._gop.next_key
 
     def broken_at(self, end: Entry) -> bool:

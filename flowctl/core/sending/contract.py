@@ -1,13 +1,15 @@
-"""What a Sender gives back, and what it needs of its surroundings: frontend, fan-out, and its thread."""
+"""What a Sender gives back, what it needs of frontend, fan-out and thread, and where it stands with its fan-out."""
 
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from flowctl.core.flow.state import SendState, StateChange
 from flowctl.core.loop.faults import as_exception, log_error
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.errors import InternalError
 from flowctl.reasons import CloseReason
 
 SenderT_contra = TypeVar("SenderT_contra", contravariant=True)
@@ -118,23 +120,19 @@ class SenderHost(Protocol):
         """Return whether the owning thread had no room a moment ago: a peer that seems slow may not be. Any thread."""
 
 
+@dataclass(frozen=True, slots=True)
 class NoHost:
     """Stands in for the host of a Sender that is over, whose connection is gone."""
 
-    __slots__ = ("_ended_at",)
-
-    def __init__(self, ended_at: float) -> None:
-        self._ended_at = ended_at
+    ended_at: float
 
     def now(self) -> float:
-        return self._ended_at
+        return self.ended_at
 
     def in_thread(self) -> bool:
-        """Return True: any thread is as good."""
         return True
 
     def kernel_bytes(self) -> int:
-        """Return 0: the socket is closed."""
         return 0
 
     def strained(self) -> bool:
@@ -143,7 +141,44 @@ class NoHost:
     def handler_failed(self, where: str, error: BaseException) -> None:
         log_error(where, as_exception(error))
 
-    def _nothing(self, *args: object) -> None:
-        """Do nothing."""
+    def _nothing(self, *args: object) -> None: ...
 
     wrote = request_flush = want_writable = set_deadline = terminate = ledger_grew = limit_unsent = _nothing
+
+
+class Standing(enum.IntEnum):
+    """Where a viewer of a log stands with the fan-out that serves it.
+
+    It comes to be served from its own cursor, QUEUED for a turn. In its turn it is SERVED: it has been offered all that
+    there was. If the kernel took everything and nothing is refused for it, it enters the COHORT; if the kernel refused
+    something it is REFUSED until that takes more; otherwise it is queued again. A member that the kernel refuses
+    something, or that has to be treated alone, leaves the cohort and is QUEUED.
+
+    An IntEnum, because its members are hashed in C: a step is taken in every turn.
+    """
+
+    GONE = 0  #: no fan-out serves it
+    QUEUED = 1  #: its turn is to come
+    SERVED = 2  #: it has had its turn; the next one comes with the next round, or when it asks for it
+    REFUSED = 3  #: the kernel refused something; its turn comes when the kernel takes more
+    COHORT = 4  #: written to with its squad
+
+
+STEPS: Final = {
+    (Standing.GONE, Standing.QUEUED): "it comes",
+    (Standing.QUEUED, Standing.SERVED): "its turn",
+    (Standing.QUEUED, Standing.COHORT): "it has taken everything (what-if, which has no turns)",
+    (Standing.SERVED, Standing.QUEUED): "more to write, the next round, or the kernel takes more",
+    (Standing.SERVED, Standing.REFUSED): "EAGAIN",
+    (Standing.SERVED, Standing.COHORT): "it has taken everything",
+    (Standing.REFUSED, Standing.QUEUED): "the kernel takes more",
+    (Standing.COHORT, Standing.QUEUED): "EAGAIN, or it is to be treated alone",
+    **{(old, Standing.GONE): "it goes" for old in Standing if old},
+}
+"""The legal steps, from where and to where, and what causes them."""
+
+
+def step(old: Standing, new: Standing) -> Standing:
+    if (old, new) not in STEPS:
+        raise InternalError(f"a viewer that is {old.name} cannot become {new.name}")
+    return new

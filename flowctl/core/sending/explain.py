@@ -14,6 +14,8 @@ from flowctl.units import format_count, format_duration, format_size
 
 _BURST_S: Final = 1.0
 """How long after the kernel was last empty-handed a queue still counts as one burst of the publisher."""
+_LATE_MS: Final = 250.0
+"""A queue that the kernel was not offered for so long is our loop's: several flush intervals."""
 
 
 class Blame(enum.Enum):
@@ -26,7 +28,7 @@ class Blame(enum.Enum):
     POLICY = "policy"
 
 
-def blame(core: FlowCore, load: Load, *, largest_bytes: int, stalled_s: float, late_s: float = 0.25) -> Blame:
+def blame(core: FlowCore, load: Load, *, largest_bytes: int, stalled_s: float) -> Blame:
     """Return who is to blame for the present load.
 
     A kernel that takes nothing is the viewer's link, unless what is queued is one oversized message that came less
@@ -41,7 +43,7 @@ def blame(core: FlowCore, load: Load, *, largest_bytes: int, stalled_s: float, l
     burst = soft < OFF_MARK and largest_bytes * 2 > soft
     if core.would_block:
         return Blame.PUBLISHER_BURST if burst and stalled_s < _BURST_S else Blame.VIEWER_LINK
-    return Blame.SERVER_LOOP if load.age_ms > late_s * 1000 else Blame.PUBLISHER_BURST
+    return Blame.SERVER_LOOP if load.age_ms > _LATE_MS else Blame.PUBLISHER_BURST
 
 
 def explain(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flowctl.core.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Figures
-from flowctl.core.flow.forecast import Forecast
 from flowctl.core.flow.state import EMPTY_LOAD, Load, SendState
+from flowctl.core.flow.timing import Forecast
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.reasons import CloseReason, DropReason
 

@@ -12,19 +12,54 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 from operator import sub
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from flowctl.core.flow.forecast import Forecast
 from flowctl.core.flow.limits import OFF_MARK, Limits
 from flowctl.core.flow.meters import Trail
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
-from flowctl.core.flow.timing import ENDLESS, Timing, crowded
+from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, crowded
 from flowctl.core.outgoing.outbox import Outbox
-from flowctl.core.sending.clocks import JOIN_CHECK_S, KEY_POLL_S, Clocks
+from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
-from flowctl.core.sending.standing import Standing
 from flowctl.reasons import CloseReason
+
+JOIN_CHECK_S: Final = 0.5
+"""How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
+KEY_POLL_S: Final = 0.25
+"""How often a blocked viewer that waits for a key frame is looked after; the log's growth does it sooner."""
+
+
+class Clocks(NamedTuple):
+    """When each of a Sender's clocks has run down, in seconds as of its host; inf: that one does not run."""
+
+    closes_at: float = inf
+    stuck_at: float = inf  # the kernel has taken nothing for too long though there was something to take
+    soft_at: float = inf  # it has been at or above SOFT_LIMIT for too long
+    rises_at: float = inf  # the age of what is queued may reach its next mark
+    looks_at: float = inf  # something else may have changed: the load of a joiner, or a key frame has come
+    held_until: float = inf  # it no longer counts as one that lags because pictures were left out lately
+    samples_at: float = inf
+
+    @property
+    def next_at(self) -> float:
+        return min(self)
+
+    def overdue(self, now: float, settings: SenderSettings, *, waits: bool) -> tuple[CloseReason, str] | None:
+        """Return what has taken too long, as reason and details of the end. None: nothing has."""
+        if waits and now >= self.closes_at:
+            limit = settings.close_deadline_s
+            return CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began"
+        if now >= self.stuck_at:
+            limit = settings.stuck_s
+            stalled_s = now - self.stuck_at + limit
+            return CloseReason.STUCK, f"the kernel took nothing for {stalled_s:.1f} s, the limit is {limit:g} s"
+        if now >= self.soft_at:
+            limit = settings.soft_too_long_s
+            soft_s = now - self.soft_at + limit
+            return CloseReason.SOFT_TOO_LONG, f"at or above SOFT_LIMIT for {soft_s:.1f} s, the limit is {limit:g} s"
+        return None
+
 
 _COHORT: Final = Standing.COHORT
 _JOIN_GRACE_S: Final = 2.0
@@ -97,7 +132,6 @@ class Judgement:
         return load
 
     def queued_bytes(self, load: Load) -> int:
-        """Return what waits here for the peer, without the overhead that limits count."""
         return load.size_bytes - load.messages * self.core.limits.overhead_bytes
 
     @property
@@ -171,7 +205,6 @@ class Judgement:
         return self.core.would_block and (self.blocked or slow is None or slow.waited)
 
     def progress(self, now: float) -> None:
-        """The kernel has taken something."""
         if self.waits():
             self._longest_stall_s = max(self._longest_stall_s, now - self.progress_at)
         self.progress_at = now
@@ -197,7 +230,6 @@ class Judgement:
         return max(self.progress_at, now - load.age_ms / 1000) if load.messages else now
 
     def stalled_s(self, now: float) -> float:
-        """Return for how long the kernel has taken nothing while something is queued."""
         return now - self.stalled_since(now) if self.core.would_block else 0.0
 
     def longest_stall_s(self, now: float) -> float:
@@ -285,7 +317,6 @@ class Judgement:
         self._note_pictures(slow, now)  # there need be no timer that does
 
     def sample(self, slow: SlowPeer, now: float, kernel_bytes: int | None = None) -> None:
-        """Measure how far behind the peer is."""
         load = self.load(now)
         waiting = self.line.kernel_bytes() if kernel_bytes is None else kernel_bytes
         slow.sample(now, self.queued_bytes(load), self.bytes_sent, waiting, load.age_ms)
@@ -334,7 +365,6 @@ class Judgement:
         return slow.forecast(now, self.counted(now), core.limits, per_second, self.mask)
 
     def remarks(self, now: float) -> list[str]:
-        """Return what is told of shares, samples and forecast, for `Sender.why`."""
         slow, cursor = self.slow, self.outbox.cursor
         if slow is None:
             return []
@@ -348,7 +378,6 @@ class Judgement:
         return remarks
 
     def pictures(self) -> tuple[int, int]:
-        """Return the pictures of the followed log, and those of them that were not sent: see `LogCursor.pictures`."""
         cursor = self.outbox.cursor
         return (0, 0) if cursor is None else cursor.pictures()
 
@@ -372,7 +401,6 @@ class Judgement:
         return cursor is not None and self.stands is not _COHORT and cursor.joining_to is not None
 
     def joined(self) -> None:
-        """It begins to follow a log."""
         self._joined_check = None
 
     def ends_joining(self, now: float) -> bool:
@@ -412,7 +440,6 @@ class Judgement:
     # -- times
 
     def clocks(self, now: float, closes_at: float) -> Clocks:
-        """Return what runs, and until when."""
         settings, core, outbox, slow = self.settings, self.core, self.outbox, self.slow
         stuck_at = soft_at = rises_at = looks_at = held_until = samples_at = inf
         if core.would_block:

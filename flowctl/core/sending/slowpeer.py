@@ -6,24 +6,35 @@ what the kernel holds and the drain rate tell what would reach it too late and i
 how much the kernel is given *ahead*. A peer that is too far behind is to be brought back to live. The Sender asks, and
 does what it is told: there is no lock, no clock and no socket here.
 
-See `flowctl.core.flow.meters`, `flowctl.core.flow.timing` and `flowctl.core.flow.forecast` for the rules.
+See `flowctl.core.flow.meters` and `flowctl.core.flow.timing` for the rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import add, sub
 from typing import Final
 
-from flowctl.core.flow.forecast import Forecast, time_to_hard
-from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.counts import Counts
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind, difference
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.meters import LEAST_SAMPLE_S, DelayMeter, DrainMeter, PictureMeter, Trail
 from flowctl.core.flow.state import CLASS_COUNT, Load
-from flowctl.core.flow.timing import MOST_TARGET_S, Timing, ahead_bytes, carries, most_wait_s, target_s
+from flowctl.core.flow.timing import (
+    MOST_TARGET_S,
+    Forecast,
+    Timing,
+    ahead_bytes,
+    carries,
+    most_wait_s,
+    target_s,
+    time_to_hard,
+)
 from flowctl.core.outgoing.backlog import Backlog
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.settings import AgeSource, SenderSettings
+from flowctl.reasons import DropReason
 from flowctl.units import format_size
 
 HEALTHY_MS: Final = 500.0
@@ -68,13 +79,11 @@ class SlowPeer:
 
     @property
     def by_delay(self) -> bool:
-        """Whether the delay counts as age against the limits."""
         return self.settings.age_from is AgeSource.DELAY
 
     # -- samples
 
     def due(self, now: float) -> bool:
-        """Return whether it is time for a sample that is acted on."""
         return now - self._acted_at >= self.settings.sample_s - _EARLY_S
 
     def asked_too_soon(self, now: float) -> bool:
@@ -82,7 +91,6 @@ class SlowPeer:
         return now - self._sampled_at < self.settings.sample_s - _EARLY_S
 
     def next_sample_at(self, now: float) -> float:
-        """Return when the next sample is due, in seconds, not before `now`."""
         return max(self._acted_at, now - self.settings.sample_s) + self.settings.sample_s
 
     def put_off(self, now: float) -> None:
@@ -159,7 +167,6 @@ class SlowPeer:
         )
 
     def budget_bytes(self, most_bytes: int) -> int:
-        """Return how much may be written now, at most `most_bytes`."""
         return min(most_bytes, max(self._allowed_bytes, 1)) if self.ahead_bytes else most_bytes
 
     def gave(self, written_bytes: int) -> bool:
@@ -259,7 +266,6 @@ class SlowPeer:
         )
 
     def remarks(self, queued_bytes: int, share: float, stream_bytes_per_s: float | None, behind_ms: float) -> list[str]:
-        """Return what there is to tell of rate, share and delay."""
         delay_ms, rate = self.delay.with_queue(queued_bytes), self.drain.rate
         if stream_bytes_per_s is not None and rate is not None and (share < 1 or delay_ms >= HEALTHY_MS):
             of = f" of {format_size(int(stream_bytes_per_s))}" if stream_bytes_per_s else ""
@@ -279,3 +285,58 @@ def healthy_delay_ms(kernel_bytes: int, bytes_per_s: float) -> float | None:
     if bytes_per_s and kernel_bytes * 1000 < HEALTHY_MS * bytes_per_s:
         return kernel_bytes * 1000 / bytes_per_s
     return None
+
+
+Pictures = tuple[int, int]
+"""Pictures of the followed log up to the viewer's place, and those of them that were not sent: `LogCursor.pictures`."""
+
+
+class DropEpisode:
+    """One episode of drops: from the first message that is refused until everything is accepted again.
+
+    It holds what there was when it began. Not thread-safe: its Sender's lock guards it.
+    """
+
+    __slots__ = ("_at", "_delay_removed_ms", "_dropped", "_pictures", "_waited_s")
+
+    def __init__(
+        self, now: float, dropped: dict[DropReason, Counts], pictures: Pictures, slow: SlowPeer | None
+    ) -> None:
+        self._at = now
+        self._dropped = dropped
+        self._pictures = pictures  # less those of the logs that were followed since and are not any more
+        self._delay_removed_ms = self._waited_s = 0.0
+        if slow is not None:
+            self._delay_removed_ms, self._waited_s = slow.delay_removed_ms, slow.drain.waited_s
+            slow.behind_max_ms = slow.behind_ms
+
+    def leave_log(self, pictures: Pictures) -> None:
+        """Keep the pictures of a log that is about to be left; the next one counts from 0."""
+        published, lost = map(sub, self._pictures, pictures)
+        self._pictures = published, lost
+
+    def skip(self, before: Pictures, after: Pictures) -> None:
+        """Leave out the step that the counts make where a viewer wants no pictures, or wants them again."""
+        published, lost = map(add, self._pictures, map(sub, after, before))
+        self._pictures = published, lost
+
+    def end(
+        self, now: float, dropped: dict[DropReason, Counts], pictures: Pictures, slow: SlowPeer | None
+    ) -> LedgerEntry | None:
+        """Return the one entry of the ledger for all of it; arguments as of now. None: nothing was dropped."""
+        lost = difference(dropped, self._dropped)
+        if not lost:
+            return None
+        duration_s = now - self._at
+        published, missed = map(sub, pictures, self._pictures)
+        share = 1 - missed / published if published > 0 else 1.0
+        entry = LedgerEntry(LedgerKind.DROPS, now, "", dropped=lost, duration_s=duration_s, picture_share=share)
+        if slow is None:
+            return entry
+        line = (slow.drain.waited_s - self._waited_s) / duration_s if duration_s > 0 else 0.0
+        return replace(
+            entry,
+            delay_removed_ms=slow.delay_removed_ms - self._delay_removed_ms,
+            delay_max_ms=slow.behind_max_ms,
+            line_share=min(line, 1.0),
+        )

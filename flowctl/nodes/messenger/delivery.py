@@ -31,8 +31,7 @@ from typing import Final
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.core.flow.state import FlowCore, Load, SendState, StateChange
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.core.outcomes.outcome import Outcome
-from flowctl.core.outcomes.pending import Pending
+from flowctl.core.outcomes.pending import Outcome, Pending
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import BusyError, ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.nodes.messenger.durability import Effect
 from flowctl.wire.zeromq.endpoint import check_port

@@ -23,7 +23,7 @@ import zmq
 from flowctl.core.flow.state import SendState, StateChange
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BrokenError, BusyError, ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.messenger.arrivals import Arrivals, HeldRoom
 from flowctl.nodes.messenger.delivery import DeliverySettings, Outgoing

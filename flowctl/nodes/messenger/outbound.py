@@ -20,8 +20,7 @@ from typing import Final, TypeVar
 import zmq
 
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.outcomes.outcome import Outcome
-from flowctl.core.outcomes.pending import Pending
+from flowctl.core.outcomes.pending import Outcome, Pending
 from flowctl.errors import BusyError, ClosedError
 from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing
 from flowctl.nodes.messenger.durability import ANNOUNCES, DurableStore, Effect, StoredMessage

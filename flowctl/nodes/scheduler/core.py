@@ -22,8 +22,7 @@ from random import Random
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
-from flowctl.core.outcomes.outcome import Outcome
-from flowctl.core.outcomes.pending import Pending
+from flowctl.core.outcomes.pending import Outcome, Pending
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.nodes.scheduler.offer import (

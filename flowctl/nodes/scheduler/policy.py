@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final, Protocol
 from weakref import ref
 
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import ConfigError
 
 PLACES_PER_PRIORITY: Final = 64

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from flowctl.core.loop.faults import ErrorHook, as_exception, report
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.core.text.printable import short
 from flowctl.errors import ClosedError, ConfigError
 from flowctl.nodes.scheduler.awaited import AwaitedRequest, ChannelWait, Desk, HeldChannel

@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.outgoing.transport import Transport
+from flowctl.core.outgoing.outbox import Transport
 from flowctl.core.sending.contract import SenderHost
 from flowctl.errors import ConfigError
 from flowctl.records.flight.options import FlightOptions

@@ -26,8 +26,8 @@ from flowctl.core.flow.policy import DropPolicy
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.loop.locks import HANDLERS
 from flowctl.core.outgoing.backlog import NEEDED
+from flowctl.core.outgoing.outbox import Transport
 from flowctl.core.outgoing.streamlog import Entry, StreamLog, Wire, owned_bytes
-from flowctl.core.outgoing.transport import Transport
 from flowctl.core.sending.contract import CohortLike, Frontend, SenderHost, SendResult
 from flowctl.core.sending.figures import Account
 from flowctl.core.sending.settings import SenderSettings
@@ -196,19 +196,15 @@ class RecordedSender(NotingSender):
     @contextmanager
     def _entered(self, name: str) -> Iterator[bool]:
         """Begin and end a call. Yields False for one inside of another call, which is part of that."""
-        self._refuse_reentry(name)
-        try:
-            with self._lock:
-                if self.tape.depth:
-                    yield False
-                    return
-                self._begin_call_locked()
-                try:
-                    yield True
-                finally:
-                    self._end_call_locked()
-        finally:
-            self._run_after()
+        with self._guarded(name), self._lock:
+            if self.tape.depth:
+                yield False
+                return
+            self._begin_call_locked()
+            try:
+                yield True
+            finally:
+                self._end_call_locked()
 
     def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Make the call of `Sender` that has this name in `CALLS`, after a row for it."""
@@ -248,19 +244,15 @@ class RecordedSender(NotingSender):
 
     def _look(self, name: str) -> Any:
         """Make a call that only looks. Where something is refused, looking steps over it: that is noted."""
-        self._refuse_reentry(name)
-        try:
-            with self._lock:
-                tape, cursor = self.tape, self._outbox.cursor
-                if not tape.depth:
-                    self._begin_call_locked()
-                    if cursor is not None and cursor.refuses and tape.on and self._close_reason is None:
-                        tape.call("look")
-                        self._judgement.load(tape.time_s(0.0))
-                    tape.leave()
-                return getattr(super(), name)()
-        finally:
-            self._run_after()
+        with self._guarded(name), self._lock:
+            tape, cursor = self.tape, self._outbox.cursor
+            if not tape.depth:
+                self._begin_call_locked()
+                if cursor is not None and cursor.refuses and tape.on and self._close_reason is None:
+                    tape.call("look")
+                    self._judgement.load(tape.time_s(0.0))
+                tape.leave()
+            return getattr(super(), name)()
 
     # -- the recording
 

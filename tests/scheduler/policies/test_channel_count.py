@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import peer_of
 
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policies.adaptive import LEAST_ROUND, AdaptiveChannels, AdaptiveSettings, ChannelCount
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policy_kit import peer_of
 
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policies.ejection import EjectionSettings, OutlierEjection
 

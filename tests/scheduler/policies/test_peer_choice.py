@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import peer_of
 
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.nodes.scheduler.policies.choice import DECAY_S, FAILURE_S, PeakEwma, TwoChoices
 from flowctl.nodes.scheduler.requests.hedging import LatencyQuantile
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Final
 
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policy import PeerChannels

@@ -11,7 +11,7 @@ from math import exp
 from random import Random
 from typing import Final
 
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.nodes.scheduler.policy import PeerChannels
 
 DECAY_S: Final = 10.0

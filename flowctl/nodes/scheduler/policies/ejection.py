@@ -17,7 +17,7 @@ from random import Random
 from typing import Final
 
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Outcome
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policy import PeerChannels
