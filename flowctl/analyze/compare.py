@@ -1,10 +1,8 @@
 """``flowctl analyze compare``: what got better or worse from one run of the pipeline to another, and how sure that is.
 
-It reads results only, ``summary.json`` and the lists beside it: no record, no Spark. Each figure over viewers has the
-bounds between which it lies but for chance, and a difference is held against those of both runs (Zou and Donner, 2008):
-below `SURE` standard errors it is *no difference that these viewers show*; one that is sure and smaller than what
-matters (`Measure.least`) is told as that. Shares of few viewers are corrected (`flowctl.charts.words.apart`); means and
-quantiles of fewer than `FEW` say nothing. Viewers are taken as independent.
+It reads results only: no record, no Spark. A difference is held against the bounds of both figures (Zou and Donner,
+2008): below `SURE` standard errors it is none that these viewers show, and one smaller than `Measure.least` is too
+small to matter. Means and quantiles of fewer than `FEW` say nothing. Viewers are taken as independent.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ class FigureChange:
     errors: float | None = None  # how far apart, in standard errors. None: not to be told.
 
     def cells(self) -> tuple[str, str, str, str]:
-        """Return it as a line of a table: what, before, after, verdict."""
         told = self.errors is not None and self.verdict in ("better", "worse", "changed")
         sure = f" ({abs(self.errors or 0.0):.1f} errors)" if told else ""
         return self.what, self.before, self.after, self.verdict + sure
@@ -57,12 +54,10 @@ class Comparison:
 
     @property
     def known(self) -> bool:
-        """Whether any figure of one run could be held against that of the other."""
         return any(change.verdict != "too few" for change in self.changes)
 
     @property
     def answer(self) -> str:
-        """What got better or worse, in one sentence."""
         told = {verdict: [c.what for c in self.changes if c.verdict == verdict] for verdict in ("better", "worse")}
         named = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in told.items() if names)
         if named:
@@ -71,7 +66,6 @@ class Comparison:
         return none if self.known else "Not known: no figure is known of enough viewers in both runs."
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
         return asdict(self) | {"answer": self.answer}
 
     def as_text(self, width: int | None = None) -> str:
@@ -87,7 +81,6 @@ class Comparison:
 
 
 def compare(before: str, after: str) -> Comparison:
-    """Compare two folders of results."""
     places = [_place(folder) for folder in (before, after)]
     jobs = [_jobs(place) for place in places]
     was, now = (_figures(place, notes) for place, notes in zip(places, jobs, strict=True))
@@ -107,7 +100,6 @@ def compare(before: str, after: str) -> Comparison:
 
 
 def _missing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return which jobs of either run have nothing to compare."""
     states = [
         (word, name, notes.get(name, {}).get("state", "missing"))
         for word, notes in (("before", before), ("after", after))
@@ -124,13 +116,11 @@ def _place(folder: str) -> RecordPlace:
 
 
 def _jobs(place: RecordPlace) -> Mapping[str, Any]:
-    """Return what became of the jobs of a run."""
     found = json_of(place.read_text("summary.json")).get("jobs")
     return {name: note for name, note in found.items() if isinstance(note, dict)} if isinstance(found, dict) else {}
 
 
 def _figures(place: RecordPlace, jobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the figures that the report has left."""
     said = jobs.get("report", {}).get("summary")
     found = said.get("figures") if isinstance(said, dict) else None
     hint = f"make them with this version: flowctl analyze all EVENTS --out {place.folder}"
@@ -189,7 +179,6 @@ def _errors(before: Mapping[str, Any], after: Mapping[str, Any], *, even: bool) 
 
 
 def _matters(known: Measure, before: float, after: float) -> bool:
-    """Return whether a change is one that a viewer or an operator would notice."""
     most = max(known.least, known.step * min(before, after))
     return abs(after - before) > most * (1 + 1e-9)
 
@@ -212,7 +201,6 @@ def _share(part: int, n: int) -> dict[str, Any]:
 
 
 def _bans(before: str | None, after: str | None) -> list[str]:
-    """Return what is new and what is gone on the list, in words."""
     rows = [[json_of(line) for line in (text or "").splitlines()] for text in (before, after)]
     was, now = (
         {f"{words(row.get('cidr'))} ({words(row.get('action') or 'ban', 10)})" for row in one if row} for one in rows

@@ -1,14 +1,10 @@
 """What a job of the pipeline is: parts, made of the records of an hour, and an answer, made of the parts.
 
-Theory of operation. Records are large and never change once their hour is over; answers are asked for again and again.
-So each job says what it needs to keep of an hour's records (`JobPart`: a table, made by DataFrame functions, one folder
-per hour), and how its results follow from the parts of all hours in a window (`AnalysisJob.answer`). Everything else is
-the runner's (`flowctl.analyze.run`): which files there are, which of their rows can be used, which hours are new or
-have changed and are made again whole, what the window leaves out, that results replace earlier ones whole, and
-accounts.
-
-A part has to be a *sum over hours*: made of one hour's records without a look at another's, so that parts of many hours
-are simply all their rows. What lasts longer than an hour (a connection, an address) is put together by the answer.
+Theory of operation. Records never change once their hour is over, and answers are asked for again and again. So a job
+says what it keeps of an hour (`JobPart`: a table, made by DataFrame functions), and how its results follow from the
+parts of all hours in a window (`AnalysisJob.answer`). Everything else is the runner's (`flowctl.analyze.run`). A part
+is made of one hour's records without a look at another's; what lasts longer (a connection, an address) is put together
+by the answer.
 """
 
 from __future__ import annotations
@@ -57,7 +53,6 @@ class JobPart:
     looks_back_h: int = 0
 
     def made_with(self, options: Any) -> str:
-        """Return what distinguishes rows of this part from rows that were made in another way."""
         return digest(repr((self.version, list(self.columns.items()), self.depends(options))))
 
     def folder(self, hour: Hour | None = None) -> str:
@@ -148,13 +143,11 @@ class Parts:
         return path
 
     def write_text(self, name: str, text: str) -> str:
-        """Write a text file among the results, whole or not at all, and return its path."""
         self.staging.write_text(name, text)
         return self.staging.path(name)
 
 
 def typed(frame: DataFrame, columns: Mapping[str, str], *more: str) -> DataFrame:
-    """Return a table with these columns, of these types, and more as they are."""
     from pyspark.sql import functions as f
 
     return frame.select(*(f.col(name).cast(kind).alias(name) for name, kind in columns.items()), *more)
@@ -244,7 +237,6 @@ class JobNote:
     made_of: str = ""  # digest of what its answer follows from, and of the results as they were written; "": not kept
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all but its name as plain values for JSON."""
         found = asdict(self)
         del found["name"]
         return found

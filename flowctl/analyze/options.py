@@ -36,7 +36,6 @@ class JobOption(NamedTuple):
     many: bool = False
 
     def option(self, field: str) -> str:
-        """Return what is written on the command line for a field."""
         return "--" + (self.name or field.removesuffix("_s").removesuffix("_bytes").replace("_", "-"))
 
 
@@ -51,10 +50,7 @@ def option(
     within: tuple[float, float] | None = None,
     factory: Callable[[], Any] | None = None,
 ) -> Any:
-    """Return a field that is an option of the command line too; `within`: least and most that is allowed.
-
-    `factory` makes the default where a value of it would load much.
-    """
+    """Return a field that is an option of the command line too; `within`: least and most that is allowed."""
     metadata = {"setting": JobOption(help, metavar, read, name, many), "within": within}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
@@ -74,7 +70,6 @@ class Options:
 
     @classmethod
     def settings(cls) -> dict[str, JobOption]:
-        """Return the options of the command line by field."""
         fields = dataclasses.fields(cls)
         return {field.name: field.metadata["setting"] for field in fields if "setting" in field.metadata}
 
@@ -83,7 +78,6 @@ class Options:
 
 
 def _text(path: str, option: str) -> str:
-    """Return what a file holds."""
     try:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +85,6 @@ def _text(path: str, option: str) -> str:
 
 
 def _named(path: str, option: str) -> dict[str, str]:
-    """Return what a file holds, and its name for errors."""
     field = option[2:]
     return {field: _text(path, option), f"{field}_name": path}
 

@@ -1,18 +1,14 @@
 """The runner: reads the records that are new, makes the parts of their hours, then the answers of all jobs.
 
-Theory of operation. An hour is a set of files, and ``OUT/record.json`` remembers of which set each of its parts was
-made (`flowctl.analyze.record`). A run lists the files, and makes those hours anew, whole, whose set is another or of
-which a part is missing or was made with other options: one query per part. Then the answers are made of the parts of
-all hours in the window, in a folder of their own; results are renamed when a job is done. Before, ``summary.json``
-gives up what it names of that job, and it is written anew at the end: who finds a summary finds all that it names.
+Theory of operation. ``OUT/record.json`` remembers of which files each part of an hour was made
+(`flowctl.analyze.record`). A run makes those hours anew, whole, whose files are others or of which a part is missing or
+was made with other options: one query per part. Parts are made beside and renamed; the record gives up those that they
+replace before, and names them after. Answers are made of the parts of all hours in the window; ``summary.json`` gives
+up the results of a job before they change. So a run that is killed leaves nothing that is named and not there.
 
-Parts are made beside, in a folder of their own. The record gives up those that they replace, they are renamed, and the
-record names them. So a run that is killed at any moment leaves parts that the record names; the others are made anew.
-
-An answer is kept where all that it follows from is the same as when it was made (what is known of the hours, options,
-window, flowctl itself) and its results lie there as they were written. Always made are answers of jobs whose results
-others write too (`AnalysisJob.merge`), which go by the clock, and of those that read no parts, which tell of the
-others. Spark is started when the first step needs it, so a run with nothing new goes without.
+An answer is kept where all that it follows from is as it was, and its results lie there as they were written; never
+where others write them too (`AnalysisJob.merge`), or where it tells of other jobs. Spark is started when a step needs
+it.
 """
 
 from __future__ import annotations
@@ -105,11 +101,9 @@ class AllResult:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the jobs that failed."""
         return [name for name, note in self.jobs.items() if note.state is JobState.FAILED]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
         found = {name: getattr(self, name) for name in self.__slots__ if name != "errors"}
         jobs = {name: note.as_dict() for name, note in self.jobs.items()}
         return {"format": FORMAT, "passed": not self.failed, "failed": self.failed, **found, "jobs": jobs}
@@ -269,7 +263,6 @@ class _AnalysisRun:
         self.place.write_text(SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
 
     def _load(self, asked: Mapping[str, AnalysisJob | str]) -> dict[str, AnalysisJob]:
-        """Return the jobs, find their options and the parts that they make and use; one that is broken has failed."""
         jobs: dict[str, AnalysisJob] = {}
         for name, item in asked.items():
             with self._kept_as(name, self.errors):
@@ -626,7 +619,6 @@ class _AnalysisRun:
         return lines
 
     def _outputs(self, job: AnalysisJob) -> dict[str, str]:
-        """Return where the results of a job are, those first that are parts as well."""
         names = dict.fromkeys((*(part.name for part in job.parts if part.result), *job.results))
         return {name: self.place.path(name) for name in names if self.place.exists(name)}
 
@@ -653,7 +645,6 @@ class _AnalysisRun:
                 self._merge_result(job, name)
 
     def _merge_result(self, job: AnalysisJob, name: str) -> None:
-        """Write a result beside what others have written to it."""
         merge, made, options = job.merge[name], self.staging.read_text(name) or "", self.options[job.name]
         self.place.change_text(name, lambda there: merge(there, made, options, self.warnings.append))
 
@@ -677,7 +668,6 @@ class _AnalysisRun:
         return {"hours": len(real), "window": dict(zip(("since", "until"), bounds, strict=True))}
 
     def _accounts(self, hours: Sequence[Hour]) -> list[dict[str, Any]]:
-        """Return the accounts of each table, added up over hours."""
         sums: dict[str, dict[str, Any]] = {}
         for hour in hours:
             for table, figures in self.known[hour].accounts.items():
@@ -709,7 +699,6 @@ def _each(names: Sequence[str], make: Callable[[str], _Of], then: Callable[[_Of]
 
 
 def _needed(job: AnalysisJob) -> tuple[str, ...]:
-    """Return the names of the parts that the answer of a job is made of."""
     return *(part.name for part in job.parts), *job.uses
 
 
@@ -727,7 +716,6 @@ def _code() -> str:
 
 
 def job_of(name: str) -> AnalysisJob:
-    """Return the job of that name in `JOBS`; loads its module."""
     found: AnalysisJob = importlib.import_module(JOBS[name]).JOB
     return found
 

@@ -57,7 +57,6 @@ def lines(result: AllResult) -> Iterator[str]:
 
 
 def figures(value: Any) -> str:
-    """Return a figure, or figures by name, as people read them."""
     if not isinstance(value, Mapping):
         return f"{value:g}" if isinstance(value, float) else str(value)
     told = ((name, figures(item), isinstance(item, Mapping)) for name, item in value.items())

@@ -22,7 +22,6 @@ BOTTOM: Final = HEIGHT - 40
 
 
 def plain(value: float) -> str:
-    """Return a number for an axis: short, without an exponent."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -78,7 +77,6 @@ class Scale:
         self._first, self._length = first, last - first
 
     def __call__(self, value: float) -> float:
-        """Return where a value stands."""
         found = math.log(max(value, self._least)) if self._log else value
         return self._first + min(1.0, max(0.0, (found - self._low) / self._span)) * self._length
 
@@ -131,7 +129,6 @@ class Mark:
 
 
 def frame(x: ChartAxis, y: ChartAxis) -> list[Mark]:
-    """Return grid, ticks and labels of two axes."""
     parts = []
     for tick, written in zip(y.ticks, tick_texts(y.ticks, y.write), strict=True):
         at = y.scale(tick)
@@ -160,7 +157,6 @@ def said(
 def rectangle(
     x: float, y: float, width: float, height: float, style: str | None = None, *, title: str = "", **more: object
 ) -> Mark:
-    """Return a rectangle."""
     sizes = {name: round(value, 1) for name, value in {"x": x, "y": y, "width": width, "height": height}.items()}
     return Mark("rect", {"style": style, **sizes, **more}, title=title)
 
@@ -185,7 +181,6 @@ class Picture(ABC):
 
     @property
     def height(self) -> int:
-        """Of the paper."""
         return HEIGHT
 
     @property

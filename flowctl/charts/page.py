@@ -34,7 +34,6 @@ class Figure:
 
     @property
     def keys(self) -> Sequence[tuple[str, str]]:
-        """The legend as it is shown."""
         return self.legend or self.picture.legend
 
 

@@ -70,7 +70,6 @@ def colour(number: int) -> str:
 
 
 def short(text: str, most: int) -> str:
-    """Return a text of at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -290,10 +289,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dots(Picture):
-    """Dots over a pair of axes; the size of a dot is a third figure. x begins at 0.
-
-    y is logarithmic if the largest is far above the least, else it begins at 0.
-    """
+    """Dots over a pair of axes; the size of a dot is a third figure. x begins at 0."""
 
     dots: Sequence[Dot]  # those with a label are drawn last, so that nothing hides them
     x_label: str

@@ -55,7 +55,6 @@ def share(part: Any, of: Any, *, brief: bool = False) -> str:
 
 
 def span(value: Any) -> str:
-    """Return seconds, as hours and days where they are that many."""
     found = number(value)
     if found is None:
         return "-"
@@ -65,13 +64,11 @@ def span(value: Any) -> str:
 
 
 def ms(value: Any) -> str:
-    """Return milliseconds."""
     found = number(value)
     return span(None if found is None else found / 1000)
 
 
 def size(value: Any) -> str:
-    """Return bytes."""
     found = number(value)
     if found is None:
         return "-"
@@ -79,7 +76,6 @@ def size(value: Any) -> str:
 
 
 def rate(value: Any) -> str:
-    """Return bits per second."""
     found = number(value)
     return "-" if found is None else format_bit_rate(found)
 
@@ -122,7 +118,6 @@ def plural(found: Any, one: str, many: str | None = None) -> str:
 
 
 def joined(*parts: str) -> str:
-    """Return sentences one after another, those that are empty left out."""
     return " ".join(part for part in parts if part)
 
 

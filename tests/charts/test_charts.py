@@ -21,7 +21,6 @@ LABELS = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_labe
 @given(st.floats(1e-3, 1e9))
 @settings(max_examples=200, deadline=None)
 def test_ticks_when_linear_are_few_and_reach_the_top(top):
-    """Ticks begin at 0, are equally far apart, and the last one alone is not below the top."""
     ticks = linear_ticks(top)
     assert ticks[0] == 0
     assert ticks[-1] >= top * 0.99
@@ -32,7 +31,6 @@ def test_ticks_when_linear_are_few_and_reach_the_top(top):
 @given(st.floats(1e-2, 1e6), st.floats(1, 1e5))
 @settings(max_examples=200, deadline=None)
 def test_ticks_when_logarithmic_hold_all_values(low, factor):
-    """Ticks rise from below the least value to above the largest."""
     ticks = log_ticks(low, low * factor)
     assert ticks == sorted(set(ticks))
     assert ticks[0] <= low * 1.001
@@ -41,7 +39,6 @@ def test_ticks_when_logarithmic_hold_all_values(low, factor):
 
 
 def test_points_when_too_many_are_thinned_by_the_worst():
-    """Of many points the highest of each stretch stay, in their order."""
     points = [(float(place), float(place == 777)) for place in range(5000)]
     kept = thin(points, highest, 100)
     assert len(kept) == 100
@@ -51,14 +48,12 @@ def test_points_when_too_many_are_thinned_by_the_worst():
 
 @pytest.mark.parametrize("log", [True, False])
 def test_chart_when_it_has_one_point_or_none_is_drawn_or_left_out(log):
-    """A single point is a dot, no point is no chart; nothing is divided by zero."""
     values = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_label": "y", "x_log": log}
     assert draw(Lines(series=[Series("a", [(1.0, 0.0)], 1)], **values)).count("<path class=") >= 2
     assert draw(Lines(series=[Series("a", [], 1)], **values)) == ""
 
 
 def test_ticks_when_they_would_look_alike_have_more_digits():
-    """No two marks of an axis have one label; where labels differ they stay as they were."""
     assert tick_texts(linear_ticks(2.2), lambda value: f"{value:.0f}") == ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]
     assert tick_texts(linear_ticks(2000), lambda value: f"{value:,.0f}") == ["0", "500", "1,000", "1,500", "2,000"]
     assert tick_texts(linear_ticks(1.2), lambda value: f"{value:.0f} %")[1:3] == ["0.5 %", "1.0 %"]
@@ -67,7 +62,6 @@ def test_ticks_when_they_would_look_alike_have_more_digits():
 @given(st.floats(1e-3, 1e6), st.floats(1.1, 1e6), st.floats(0, 1), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_scale_when_read_backwards_gives_the_value(low, factor, share, log):
-    """A place on the paper stands for the value that stands there, on axes of both kinds; beyond an end is the end."""
     high = low * factor
     scale = Scale(low, high, 400.0, 20.0, log=log)
     value = low + share * (high - low)
@@ -76,7 +70,6 @@ def test_scale_when_read_backwards_gives_the_value(low, factor, share, log):
 
 
 def test_lines_when_y_is_logarithmic_have_equal_steps_for_equal_factors():
-    """1, 10 and 100 stand equally far apart."""
     points = [(0.0, 1.0), (1.0, 10.0), (2.0, 100.0)]
     drawn = draw(Lines(series=[Series("a", points, 1)], y_log=True, **LABELS))
     path = re.search(r'class="line"[^>]* d="([^"]*)"', drawn)[1]
@@ -85,7 +78,6 @@ def test_lines_when_y_is_logarithmic_have_equal_steps_for_equal_factors():
 
 
 def test_dots_when_hollow_have_an_edge_only():
-    """A hollow dot is told from a full one without its colour."""
     dots = [Dot(1.0, 1.0, 1.0, "full", "red"), Dot(2.0, 2.0, 1.0, "empty", "red", hollow=True)]
     drawn = draw(Dots(dots=dots, **LABELS))
     assert drawn.count("fill:none;stroke:red") == drawn.count("fill:red") == 1
@@ -101,13 +93,11 @@ def test_dots_when_hollow_have_an_edge_only():
     ],
 )
 def test_picture_when_there_is_nothing_to_draw_is_no_text(picture):
-    """Every kind of picture draws nothing of nothing, instead of failing or of an empty frame."""
     assert picture.empty
     assert draw(picture) == ""
 
 
 def test_text_when_it_is_of_others_is_escaped_once_everywhere():
-    """Cells, titles and legends are escaped; what is HTML already goes through as it is."""
     evil = "<b>&"
     bars = Bars(name="x", title=evil, description=evil, bars=[Bar(evil, 1.0, evil)])
     figure = Figure(bars, ("a",), [[evil]], legend=[(evil, "red")], note=evil)
@@ -121,7 +111,6 @@ def test_text_when_it_is_of_others_is_escaped_once_everywhere():
 
 @pytest.mark.parametrize("bad", ["\x1b]0;x\x07", "\x00", "\ud800", "\u202e", "\ufffe", "<script>&\"'"])
 def test_text_of_a_picture_when_hostile_leaves_a_file_that_can_be_read(bad):
-    """What no file takes, or what turns the direction of a line, is written out wherever a text can stand."""
     words = {"name": "x", "title": bad, "description": bad}
     axes = {"x_label": bad, "y_label": bad}
     for picture in (
@@ -136,7 +125,6 @@ def test_text_of_a_picture_when_hostile_leaves_a_file_that_can_be_read(bad):
 
 
 def test_network_when_drawn_has_a_box_each_and_arrows_between_known_ones():
-    """An arrow to a box that is not there is left out; texts of others are escaped; the largest weight is widest."""
     boxes = [Box("a<b>", 0, gone=True), Box("b", 1, "text"), Box("c", 1)]
     arrows = [Arrow("a<b>", "b", 4.0, "4 MB"), Arrow("a<b>", "c", 1.0, dashed=True), Arrow("a<b>", "nowhere", 9.0)]
     drawn = draw(Network(name="n", title="t", description="d", boxes=boxes, arrows=arrows))
@@ -150,7 +138,6 @@ def test_network_when_drawn_has_a_box_each_and_arrows_between_known_ones():
 
 
 def test_network_when_arrows_cross_keeps_their_texts_apart():
-    """Two sources with two targets each: no text lies over another one."""
     boxes = [Box("a", 0), Box("b", 0), Box("c", 1), Box("d", 1)]
     arrows = [Arrow(one, two, 1.0, f"from {one} to {two}") for one in "ab" for two in "cd"]
     root = ET.fromstring(draw(Network(name="n", title="t", description="d", boxes=boxes, arrows=arrows)))
@@ -162,7 +149,6 @@ def test_network_when_arrows_cross_keeps_their_texts_apart():
 
 
 def test_spans_when_drawn_stay_on_the_paper_and_mark_moments():
-    """What has no length is seen all the same, what is beyond the end stands at it, and a moment has its text."""
     spans = [Span(0, 1.0, 1.0, "a tick"), Span(1, 5.0, 99.0, "too long")]
     drawn = draw(
         Spans(name="s", title="t", description="d", rows=["one", "two"], spans=spans, x_end=10.0, x_label="s",

@@ -46,7 +46,6 @@ def test_share_when_given_is_that_of_the_connections(share):
 
 
 def test_addresses_when_given_are_all_recorded():
-    """Networks and addresses of both kinds, and IPv4 seen through an IPv6 socket."""
     flights = make(addresses=parse_networks("127.0.0.9, 10.0.0.0/8,2001:db8::/32"))
     for address in ("127.0.0.9", "10.200.1.1", "2001:db8::5", "::ffff:10.1.1.1"):
         assert flights.wanted(1, address), address
@@ -64,7 +63,6 @@ def test_connections_when_asked_for_are_the_next_ones():
 
 
 def test_flights_when_too_many_are_open_are_passed_over():
-    """Recorded connections are bounded; an end makes room for another one."""
     flights = make(share=1.0, most_at_once=2)
     senders = [recorded(flights, number) for number in range(3)]
     assert [sender is not None for sender in senders] == [True, True, False]

@@ -15,13 +15,11 @@ from flowctl.records.telemetry.schema import FLIGHT
 
 
 def again(rows):
-    """Do all that `flowctl replay` does with rows."""
     flight = read_flights(rows)
     return compare(flight, replay(flight))
 
 
 def read_whole(path):
-    """Do all that `flowctl replay` does with a file."""
     files = flightfiles.flight_files(path)
     return [rows for _, rows in flightfiles.flights_rows(files, flightfiles.list_flights(files))]
 
@@ -66,7 +64,6 @@ def test_cell_when_it_is_foreign_is_damage_or_a_divergence(column, value):
 
 
 def test_queue_when_a_foreign_flight_lets_it_grow_is_bounded(monkeypatch):
-    """A flight that says more waits than memory has is damaged, before the memory is taken."""
     monkeypatch.setattr(replaying, "MOST_QUEUED_BYTES", 1000)
     monkeypatch.setattr(replaying, "_CHECK_EVERY_BYTES", 100)
     rows = slow_history(seconds=2).rows
@@ -98,7 +95,6 @@ def with_column(table, name, column):
     ids=["another type", "nested", "empty", "texts"],
 )
 def test_file_when_it_is_foreign_is_damage(tmp_path, monkeypatch, change, word):
-    """A file of another make is refused by its types and sizes, before its rows are made."""
     monkeypatch.setattr(flightfiles, "_MOST_TEXT_BYTES", 20_000_000)
     path = tmp_path / "a.parquet"
     write_foreign(path, change)
@@ -107,7 +103,6 @@ def test_file_when_it_is_foreign_is_damage(tmp_path, monkeypatch, change, word):
 
 
 def test_flight_when_it_has_too_many_rows_is_not_read_whole(tmp_path, monkeypatch):
-    """Of a flight that is longer than any recorder writes no more is held than shows that it is."""
     monkeypatch.setattr(flightfiles, "_MOST_ROWS", 20)
     path = tmp_path / "a.parquet"
     slow_history(seconds=1).rows.write(path, uid="a")

@@ -51,7 +51,6 @@ def test_flight_when_rows_come_as_mappings_or_sequences_in_any_order_is_the_same
 
 
 def test_flight_when_rows_come_through_pandas_is_the_same(rows):
-    """Floats for whole numbers, and NaN for what is empty, are read as what they were."""
     records = rows.table().to_pandas().to_dict("records")
     flight = read_flights(records)
     assert compare(flight, replay(flight)).identical
@@ -81,7 +80,6 @@ def test_flight_when_a_row_is_there_twice_says_which(rows):
     ],
 )
 def test_flight_when_a_row_says_what_nobody_wrote_is_refused(rows, number, name, value, words):
-    """Unknown kinds, times that fall, a second beginning or an end in the middle are named."""
     damaged = list(rows)
     damaged[number] = with_cell(damaged[number], name, value)
     with pytest.raises(DamagedFlightError) as caught:
@@ -123,7 +121,6 @@ def test_replay_when_any_output_was_changed_diverges(rows):
 
 @pytest.mark.parametrize("name", ["size_bytes", "taken_bytes", "message_class", "queued_age_ms"])
 def test_replay_when_an_input_was_changed_diverges(rows, name):
-    """A changed input shows: in a write of another size, in another edge or drop, or in the accounts at the end."""
     flight = read_flights(rows)
     inputs = [row for row in flight.rows if row.kind in {"queued", "sent"} and getattr(row, name) is not None]
     found = 0
@@ -152,7 +149,6 @@ def test_replay_when_a_figure_of_the_end_was_changed_diverges(rows):
 
 
 def test_replay_when_an_output_is_missing_diverges(rows):
-    """An edge that comes out and was not recorded is a divergence, as is one that does not come."""
     flight = read_flights(rows)
     close = next(row for row in flight.rows if row.kind == "close")
     rest = tuple(
@@ -177,7 +173,6 @@ def test_replay_when_a_call_is_unknown_says_so(rows):
 
 
 def test_stream_and_link_when_taken_from_a_flight_add_up(rows):
-    """Messages and writes of a flight, without its calls: all that was published, and all that the kernel took."""
     flight = read_flights(rows)
     events, given, restart_bytes, ended_s, close_reason, strained = stream_and_link(flight)
     assert (ended_s, close_reason, strained) == (flight.duration_s, "kicked", [])
@@ -232,7 +227,6 @@ def test_files_when_a_flight_is_spread_over_several_is_whole(rows, tmp_path):
 
 
 def test_files_when_split_by_a_tool_are_no_copies(rows, tmp_path):
-    """Parts of one file, which a tool has cut and left with the metadata of the whole, are all read; a copy is not."""
     middle = len(rows) // 2
     for name, part in (("a", rows[:middle]), ("b", rows[middle:])):
         cut = Rows()
@@ -287,7 +281,6 @@ def test_files_when_they_are_pipes_or_links_out_of_the_folder_are_named_unopened
 
 
 def test_files_when_damaged_or_foreign_are_named(rows, tmp_path):
-    """A truncated file, a file of another table, an empty folder and nothing at all are told apart."""
     rows.write(tmp_path / "a.parquet")
     whole = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
@@ -314,7 +307,6 @@ def test_files_when_bytes_in_the_middle_are_damaged_are_named(rows, tmp_path):
 
 
 def test_tape_when_named_later_says_so_in_the_rows_from_then_on():
-    """What a connection is used for is known after its first command; a flight shows what it knew last."""
     rows = Rows()
     tape = Tape(rows, Identity(conn_id=3, began_at_us=5, peer_ip="127.0.0.9", peer_port=80))
     tape.begin(1.0, "{}")

@@ -43,7 +43,6 @@ def calls(rows):
 
 
 def test_row_when_written_has_the_columns_of_the_table():
-    """What follows the identity in a record of the table is a `FlightRow`, column by column."""
     assert FLIGHT.names[-len(FlightRow._fields) :] == FlightRow._fields
 
 
@@ -76,7 +75,6 @@ class SoloSender(Sender):
 
 @pytest.mark.parametrize("leads", [0, 2])
 def test_flight_when_of_a_slow_viewer_replays_identically(leads):
-    """Edges, drops and what was late, of a viewer that was slow in several ways, come out again, through Parquet."""
     viewer = slow_history(leads=leads)
     viewer.sender.close(CloseReason.KICKED)
     flight, result, comparison = check_flight(viewer.rows)
@@ -97,7 +95,6 @@ def test_flight_when_of_a_viewer_that_stalls_has_its_return():
 
 
 def test_flight_when_closed_for_the_hard_limit_ends_with_it():
-    """The close that the core itself decides is an output of the replay, not an input."""
     group = ManualGroup()
     viewer = RecordedViewer(group, limits=Limits.parse("400,0", "900,0"))
     viewer.peer.room = 0
@@ -126,7 +123,6 @@ def test_flight_when_the_sender_is_stuck_replays_the_tick_that_ended_it():
     "error", [OSError(errno.ECONNRESET, "reset"), OSError(errno.EBADF, "bad"), RuntimeError("odd")]
 )
 def test_flight_when_a_write_fails_replays_the_end(error):
-    """An error of the transport ends the replay with the same reason; its words are not kept."""
     stage = Stage(script="KI")
     viewer = RecordedViewer(stage.group)
     viewer.follow(stage.fanout)
@@ -140,7 +136,6 @@ def test_flight_when_a_write_fails_replays_the_end(error):
 
 
 def test_flight_when_writes_are_partial_and_immediate_replays():
-    """Immediate mode, writes of a few octets and EAGAIN in between: the answers of the transport are all there."""
     group = ManualGroup()
     viewer = RecordedViewer(group, ScriptedTransport([3, would_block, 1, 1, would_block, 50]), deferred=False)
     for number in range(4):
@@ -167,7 +162,6 @@ def test_flight_when_a_frame_is_refused_to_its_caller_holds_nothing_of_it(item):
 
 
 def test_flight_when_limits_and_policy_change_from_another_thread_replays():
-    """What other threads ask for is done in the next flush, in the replay too."""
     stage = Stage(script="KIIAIDA")
     viewer = RecordedViewer(stage.group, policy=LivePolicy(), limits=Limits.parse("300,30", "90000,900"))
     viewer.peer.room = 200
@@ -187,7 +181,6 @@ def test_flight_when_limits_and_policy_change_from_another_thread_replays():
 
 
 def test_flight_when_the_viewer_moves_between_fan_outs_replays():
-    """Leaving one fan-out and entering another, with messages in between, is part of the flight."""
     stage = Stage(script="KIA")
     other = Fanout(stage.published.log, stage.group)
     viewer = RecordedViewer(stage.group, policy=LivePolicy())
@@ -207,7 +200,6 @@ def test_flight_when_the_viewer_moves_between_fan_outs_replays():
 
 
 def test_flight_when_the_viewer_pauses_and_mutes_has_each_following():
-    """A player that pauses leaves its log and follows it anew; each time with a private log of its own."""
     stage = Stage(script="KIA")
     viewer = RecordedViewer(stage.group, policy=LivePolicy())
     viewer.follow(stage.fanout)
@@ -225,7 +217,6 @@ def test_flight_when_the_viewer_pauses_and_mutes_has_each_following():
 
 
 def test_move_when_to_another_log_is_refused_as_ever():
-    """A recorded viewer cannot be moved to the fan-out of another log, although its own log is a third one."""
     stage, other = Stage(script="K"), Stage(script="K")
     viewer = RecordedViewer(stage.group)
     viewer.follow(stage.fanout)
@@ -272,7 +263,6 @@ def test_log_when_the_viewer_has_gone_is_not_held():
 
 
 def test_viewer_when_it_joins_late_knows_the_stream_as_others_do():
-    """Rates, length of a group and largest message of the stream's log are known to the private one from the start."""
     stage = Stage(script="K")
     for _ in range(8):
         stage.published.script("KIDAIDA", 700)
@@ -291,7 +281,6 @@ def test_viewer_when_it_joins_late_knows_the_stream_as_others_do():
 
 
 def test_looking_when_messages_are_refused_is_noted():
-    """Statistics step over refused messages, which can end a wait for a key frame: so they are part of the flight."""
     stage = Stage(script="KI")
     viewer = RecordedViewer(stage.group, policy=LivePolicy(), limits=Limits.parse("100,0", "9000,0"))
     viewer.peer.room = 0
@@ -308,7 +297,6 @@ def test_looking_when_messages_are_refused_is_noted():
 
 
 def test_flight_when_the_delay_is_the_age_axis_replays_samples():
-    """Samples of other threads, with what the kernel held, and acknowledgements of the application are inputs."""
     stage = Stage(script="KIA")
     settings = SenderSettings(age_from=AgeSource.DELAY, sample_s=0.1)
     viewer = RecordedViewer(stage.group, policy=LivePolicy(), limits=Limits.parse("0,0,1s"), settings=settings)
@@ -330,7 +318,6 @@ def test_flight_when_the_delay_is_the_age_axis_replays_samples():
 
 
 def test_flight_when_the_thread_was_strained_notes_it():
-    """Nothing is left out while our thread has no room; a replay has to be told when that was."""
     assert "strained" not in calls(slow_history().rows)
     stage = Stage(script="KIA")
     stage.group.is_strained = True
@@ -368,8 +355,6 @@ def test_handler_when_it_calls_back_is_refused_and_not_noted():
 
 
 def test_flight_when_it_has_reached_its_rows_ends_and_the_viewer_goes_on():
-    """A flight is bounded; the Sender goes on without a tape, and nothing of it is lost."""
-
     class Bounded(RecordedViewer):
         most_rows = 300
 
@@ -396,8 +381,6 @@ def test_flight_when_its_time_is_over_ends():
 
 
 def test_flight_when_the_recorder_has_no_room_is_cut_and_replays_up_to_there():
-    """Rows that find no room end the flight there: no gap, no end, and what is there replays."""
-
     class Cut(RecordedViewer):
         room = 400
 
@@ -429,8 +412,6 @@ def test_flight_when_ended_on_demand_is_complete():
 
 
 def test_policy_when_it_fails_is_recorded_as_it_acts():
-    """A policy that raises refuses nothing, in the Sender as in its table, and is reported."""
-
     class Broken(LivePolicy):
         def decide(self, state, message_class):
             if state is SendState.SOFT_LIMIT:

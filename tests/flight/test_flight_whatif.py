@@ -48,14 +48,12 @@ def check_again(viewer):
 
 @pytest.mark.parametrize("kind", ROOMS)
 def test_evaluate_when_the_choice_was_in_force_does_what_was_done(kind):
-    """Closed or not, when, how many edges and drops: as recorded, whatever is assumed of the time after a close."""
     _, outcome = check_again(linked(*ROOMS[kind]))
     assert outcome.edges > 0
     assert kind.startswith("cut") == (outcome.closed is not None)
 
 
 def test_evaluate_when_the_kernel_was_full_before_the_join_begins_blocked():
-    """A reply that met EAGAIN leaves no room for the cache either, which is given all the same."""
     world = World("4000,0", "8000,0", room=100)
     world.reply(300)
     world.join(size=900)
@@ -82,7 +80,6 @@ def test_evaluate_when_a_message_comes_between_two_turns_knows_that_the_first_le
 
 @pytest.mark.parametrize(("room", "closed"), [(150, None), (200, CloseReason.HARD_LIMIT), (350, None)])
 def test_evaluate_when_our_own_thread_had_no_room_leaves_out_what_was_left_out(room, closed):
-    """While the thread is late no picture is, so queues grow to their limits: a what-if fares as the server did."""
     world = World("0,0,1s", "0,0,2s", target_ms=400)
     world.reply(300)
     world.join(size=150)
@@ -100,7 +97,6 @@ def test_evaluate_when_our_own_thread_had_no_room_leaves_out_what_was_left_out(r
 
 
 def test_stream_and_link_when_the_thread_had_room_in_between_tells_two_times_without():
-    """Answers further apart than a strain lasts are of two; a Sender that has nothing late does not ask."""
     world = World("0,0,60s", "0,0,90s", target_ms=400)
     world.join(size=150)
     for strained in (True, False, True):
@@ -112,7 +108,6 @@ def test_stream_and_link_when_the_thread_had_room_in_between_tells_two_times_wit
 
 
 def test_stream_and_link_when_there_is_no_cache_begins_with_the_stream():
-    """What was written before the log, replies, is left out whether or not a cache comes in between."""
     world = World("0,0,1s", "0,0,9s")
     world.reply(300)
     world.viewer.follow(world.fanout)
@@ -126,7 +121,6 @@ def test_stream_and_link_when_there_is_no_cache_begins_with_the_stream():
 
 
 def test_stream_and_link_when_a_viewer_pauses_ends_with_the_first_log():
-    """After the pause it joins anew, with a cache that is older than it: that is another viewing, and is left out."""
     world = World("0,0,1s", "0,0,1s")
     world.join(size=900)
     world.go_on(4)
@@ -148,7 +142,6 @@ def test_stream_and_link_when_a_viewer_pauses_ends_with_the_first_log():
 
 
 def test_stream_and_link_when_a_turn_was_used_up_is_one_write():
-    """A join larger than a turn is written in several; that the first one took all it was shown says nothing."""
     viewer = linked("0,0,1s", "0,0,9s", [None] * 4)
     flight = read_flights(viewer.rows.stored())
     sent = [row.size_bytes for row in flight.rows if row.kind == "sent"]
@@ -162,7 +155,6 @@ def test_stream_and_link_when_a_turn_was_used_up_is_one_write():
 
 
 def test_stream_and_link_when_nobody_looked_has_messages_where_they_were_published():
-    """A blocked viewer's Sender sees what is published when it is made to look; what-if has it from the beginning."""
     viewer = linked("0,0,1s", "0,0,2s", [None] * 4 + [0] * 30)
     flight = read_flights(viewer.rows.stored())
     events = stream_and_link(flight).events
@@ -182,7 +174,6 @@ def test_choice_when_read_from_a_flight_is_the_one_in_force():
 
 @pytest.mark.parametrize("policy", [LivePolicy, AudioFirst, PicturesFirst, KeepAll, DropDroppable])
 def test_choice_when_read_from_a_flight_has_the_policy_in_force(policy):
-    """The table of BEGIN is told apart from those of the other policies; one of nobody counts as the usual."""
     table = TablePolicy.of(policy(), pytest.fail)
     choice = in_force(begin_detail(0.0, Limits(), SenderSettings(), table, deferred=False))
     assert type(POLICIES[choice.policy]) is policy
@@ -192,7 +183,6 @@ def test_choice_when_read_from_a_flight_has_the_policy_in_force(policy):
 
 @pytest.mark.parametrize("name", LIVE_POLICIES)
 def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_path):
-    """The first record of a process names policy and levels; where it does not, the policy is the usual one."""
     level = Level(application="talk", values={"policy": "audio-first"})
     detail = _described(LiveConfig(policy=name, levels=(level,)))
     assert detail["levels"] == "talk/*=audio-first"
@@ -203,6 +193,5 @@ def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_pa
 
 @pytest.mark.parametrize("detail", [None, "", "{", "5", "[]", "[" * 100_000, '{"levels": 5}', '{"marks": [[]]}'])
 def test_settings_in_force_when_a_record_is_damaged_are_not_known(detail):
-    """No such record ends an analysis, however deep it is nested."""
     assert in_force(detail) is None
     assert levels_of(detail) == ""

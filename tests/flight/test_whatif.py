@@ -108,7 +108,6 @@ EMPTIED_BY_ITS_CLOCK = RecordedViewer(
 @example(viewer=EMPTIED_BY_ITS_CLOCK)
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_evaluate_when_choices_are_served_together_gives_what_each_input_shown_one_by_one_gives(viewer):
-    """Lockstep and inputs that are not shown change no outcome of any choice, not even a time or a byte."""
     # A joiner that is refused from the first write stops being one when its Sender looks, which is seldom together.
     assume(not (viewer.given and next((what for _, what, _ in viewer.events if what < 0), TAKEN) == REFUSED))
     together = evaluate(viewer, SMALL)
@@ -134,7 +133,6 @@ CACHE_COUNTS_AFTER_ALL = RecordedViewer(
 @example(viewer=CACHE_COUNTS_AFTER_ALL)
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_evaluate_when_a_cache_was_given_is_offered_the_same_together_and_alone(viewer):
-    """Also a joiner that is refused from the first write: times may move, what was published and watched may not."""
     for choice, left in zip(SMALL, evaluate(viewer, SMALL), strict=True):
         right = shown_everything(viewer, choice)
         assert right.closed is left.closed
@@ -218,10 +216,6 @@ def dropped_of(statistics):
 
 @pytest.mark.parametrize("share", [1.5, 0.9, 0.6, 0.3])
 def test_evaluate_when_the_choice_is_the_recorded_one_gives_the_recorded_run(share):
-    """Where the link answers the same, edges, drops by class and what was sent are those of the real viewer.
-
-    But for headers: what stands in front of a key frame after a loss is not recorded, and 64 bytes are put there.
-    """
     real, outcome = tried_again(share, target_ms=0)
     assert real.transitions == outcome.edges
     for mine, theirs in ((dropped_of(real), outcome.dropped_messages), (real.sent.messages, outcome.sent_messages)):
@@ -232,14 +226,12 @@ def test_evaluate_when_the_choice_is_the_recorded_one_gives_the_recorded_run(sha
 @pytest.mark.parametrize("share", [1.5, 0.9, 0.6, 0.3])
 @pytest.mark.parametrize(("kernel_told", "off"), [(True, 0.15), (False, 0.25)])
 def test_evaluate_when_the_recorded_viewer_lost_late_pictures_is_close(share, kernel_told, off):
-    """Where the kernel's share is known, drops are off by a seventh at most, else by a quarter."""
     real, outcome = tried_again(share, target_ms=None, kernel_told=kernel_told)
     assert abs(sum(dropped_of(real)) - sum(outcome.dropped_messages)) <= off * sum(dropped_of(real)) + 1
     assert abs(real.bytes_sent - outcome.sent_bytes) <= off / 2 * real.bytes_sent
 
 
 def test_evaluate_when_the_viewer_is_slow_tells_choices_apart():
-    """Small hard marks without a policy cut a viewer that the live policy keeps."""
     viewer = recorded_run(0.3, 20.0, 0)[1]
     keep = Choice(limits=Limits.parse("64KiB,0", "128KiB,0"), policy="keep")
     live = Choice(limits=Limits.parse("256KiB,0", "2MiB,0"))
@@ -260,7 +252,6 @@ def test_evaluate_when_nothing_was_refused_is_the_same_for_all_and_quick():
 
 
 def test_recorded_viewer_when_the_thread_had_no_room_at_a_message_knows_it_at_that_message():
-    """A strain may be known from one answer alone: its time is rounded as that of the message is."""
     for at in (0.3, 1.234567, 59.999999):
         viewer = recorded_viewer(
             [(at, int(MessageClass.KEY), 1)],
@@ -275,7 +266,6 @@ def test_recorded_viewer_when_the_thread_had_no_room_at_a_message_knows_it_at_th
 
 
 def test_extended_when_the_link_was_dead_stays_dead():
-    """What is added is the last window again, message by message; a link that took nothing goes on taking nothing."""
     events = [(0.0, KEY, 1000), (0.5, REFUSED, 0), (1.0, INTER, 100)]
     viewer = extended(RecordedViewer(events=events, ended_at=1.0), 3.0, window_s=1.0)
     assert viewer.ended_at == 4.0
@@ -286,7 +276,6 @@ def test_extended_when_the_link_was_dead_stays_dead():
 
 
 def test_extended_when_a_stall_was_cut_short_goes_on_for_as_long_again():
-    """Who took nothing for six seconds takes nothing for six more, whatever it took before; then the window comes."""
     events = [(0.0, KEY, 900), (0.0, TAKEN, 900), (1.0, INTER, 900), (1.0, TAKEN, 900), (1.5, INTER, 900)]
     events += [(2.0, REFUSED, 0), (4.0, INTER, 900)]
     viewer = extended(RecordedViewer(events=events, ended_at=7.0, close_reason="hard limit"), 30.0)
@@ -314,7 +303,6 @@ def test_extended_when_the_kernel_tells_that_the_line_stood_still_leaves_a_dead_
 
 
 def test_extended_when_a_limit_closed_the_viewer_lets_it_close_again_first():
-    """What is assumed after the end comes a moment later: the age that was reached there is reached again."""
     choice = Choice(limits=Limits.parse("0,0,1s", "0,0,1s"))
     events = [(0.0, KEY, 1000), (0.0, TAKEN, 1000), (0.5, INTER, 900), (0.5, REFUSED, 0)]
     viewer = RecordedViewer(events=events, ended_at=on_grid(1.4996), close_reason="hard limit")
@@ -325,7 +313,6 @@ def test_extended_when_a_limit_closed_the_viewer_lets_it_close_again_first():
 
 @given(ms=st.floats(0, 60_000))
 def test_bucket_when_a_delay_is_counted_holds_it_to_an_eighth(ms):
-    """The upper end of a delay's bucket is above it, and by no more than 12.5 % or 1 ms."""
     upper = bucket_ms(bucket_of(ms))
     assert ms < upper <= max(ms * 1.125 + 1, 1.0) + 1
 

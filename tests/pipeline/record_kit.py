@@ -33,7 +33,6 @@ def at(seconds: float) -> dt.datetime:
 
 
 def event(seconds: float, conn_id: int, name: str, **columns) -> dict:
-    """Return an event of node n1."""
     return {"ts": at(seconds), "node": "n1", "seq": next(numbers), "conn_id": conn_id, "event": name, **columns}
 
 
@@ -54,7 +53,6 @@ def folder(root: Path, table: Table = FLOW_EVENTS, date: str = "2026-03-01", hou
 def write(
     root: Path, rows: list[dict], name: str = "a", *, table: Table = FLOW_EVENTS, uid: str | None = None, **more
 ) -> Path:
-    """Write a file of records."""
     metadata = more.pop("metadata", None)
     schema = more.pop("schema", None) or schema_of(table)
     if metadata is None:
@@ -105,7 +103,6 @@ def write_opens(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
 
 
 def read_hours(spark, listing, hours, *, now_us: int):
-    """Read the records of some hours."""
     from flowctl.analyze.records.read import Read, check_any, judged, look
 
     read = Read(lambda: spark, listing, now_us)

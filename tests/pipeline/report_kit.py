@@ -63,7 +63,6 @@ def session(number=0, text="", **values):
 
 
 def felt(by, key, viewers, troubled=0, **values):
-    """A row of `experience`."""
     row = {"by": by, "key": key, "keys": 1, "viewers": viewers, "plays": viewers, "attempts": viewers}
     row |= {"start_failures": 0, "exits_before_start": 0, "troubled": troubled, "peak_viewers": viewers}
     row |= {"first_frame_p50_ms": 64.0, "first_frame_p95_ms": 87.0, "delay_p50_ms": 20.0, "delay_p95_ms": 90.0}
@@ -72,7 +71,6 @@ def felt(by, key, viewers, troubled=0, **values):
 
 
 def choice(number, **values):
-    """A row of `whatif_choices`."""
     row = {
         "choice_id": number,
         "choice": f"soft=2MiB,2048,4s hard=4MiB,4096,8s number={number}",
@@ -103,13 +101,11 @@ def publication(**values):
 
 
 def node(**values):
-    """A row of `capacity_nodes`."""
     row = {"node": "edge-0", "carries_viewers": 200, "carries_from": "records", "carries_at_least": False}
     return row | {"viewers_peak": 100.0, "load_peak": 0.5, "viewers_mean": 80.0, "recorded_s": 600.0} | values
 
 
 def minute(number, **values):
-    """A row of `fleet_streams`."""
     row = {
         "minute": BEGAN + timedelta(minutes=number),
         "app": "live",
@@ -145,7 +141,6 @@ def tables_of(text="", viewers=400):
 
 
 def texts_of(text=""):
-    """The text files of a run."""
     ban = {"cidr": f"127.0.9.1/32{text}", "score": 12.5, "evidence": {f"x{text}": 3}, "expires": f"later{text}"}
     return {
         "bans.jsonl": json.dumps(ban) + "\n",
@@ -154,7 +149,6 @@ def texts_of(text=""):
 
 
 def notes(text="", **more):
-    """What became of the jobs, as in ``summary.json``."""
     found = {name: {"state": "done", "took_s": 1.5, "summary": {}, "warnings": [f"odd{text}"]} for name in JOBS}
     found["whatif"]["summary"] = {"source": "samples", "objective": "balanced"}
     found["capacity"]["summary"] = {"fitted_to": "records", "measured_crowds": 4, "largest_measured_viewers": 180}
@@ -162,7 +156,6 @@ def notes(text="", **more):
 
 
 def accounts(aside=7, text=""):
-    """Accounts of a table of records."""
     return {
         "table": "flow_closes",
         "files_in": 12,
@@ -194,7 +187,6 @@ def found_of(folder, tables=None, texts=None, jobs=None, text=""):
 
 
 def empty():
-    """A report of nothing."""
     return ReportFindings(events="/data/events", made_at=BEGAN)
 
 

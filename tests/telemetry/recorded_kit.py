@@ -36,7 +36,6 @@ class RecordedWorld(World):
         self.sampled = []
 
     def open(self):
-        """Return the open connections."""
         return [peer.connection for peer in self.peers if peer.connection not in self.gone]
 
     def told(self, event=None) -> list[dict]:
@@ -72,7 +71,6 @@ class RecordedWorld(World):
         return rows
 
     def sums(self, conn_id) -> dict[str, int]:
-        """Return the sums over all samples of a connection."""
         rows = [row for row in self.sampled if row["conn_id"] == conn_id]
         return {name: sum(row[name] for row in rows) for name in (*SUMS, "sent_bytes", "interval_ms")}
 

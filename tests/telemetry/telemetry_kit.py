@@ -33,12 +33,10 @@ def queued(made: Recorder, table=FLOW_EVENTS) -> list[dict]:
 
 
 def files(folder, table="*") -> list:
-    """Return the finished files below a folder, by name."""
     return sorted(folder.glob(f"{table}/date=*/hour=*/[!._]*.parquet"))
 
 
 def everything(folder) -> list:
-    """Return every file below a folder, hidden ones too."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

@@ -18,7 +18,6 @@ LOST = (0, 0, 0, 3, 0, 0, 0, *(0,) * 7)
 
 
 def slow(delay_ms=0.0, ms=1000.0, **values):
-    """Return how a connection stands that is not READY."""
     return SampledCondition(ms, **{"state": "OVERLOADED", "viewer_delay_ms": delay_ms, **values})
 
 
@@ -36,7 +35,6 @@ def felt(*samples, sampled_ms=None, left_at=(), target_ms=0.0):
     st.lists(st.tuples(st.floats(1.0, 60_000.0), st.integers(1, 3000)), min_size=1, max_size=40), st.integers(0, 9999)
 )
 def test_quantiles_when_samples_have_any_length_are_off_by_three_percent_at_most(samples, calm_ms):
-    """Over time, not over samples; what was not told of passed without delay; mean and worst delay are exact."""
     assert ERROR < 0.03
     whole = sum(ms for _, ms in samples) + calm_ms
     found = felt(*((slow(delay, float(ms)), NOTHING) for delay, ms in samples), sampled_ms=float(whole))
@@ -50,14 +48,12 @@ def test_quantiles_when_samples_have_any_length_are_off_by_three_percent_at_most
 
 
 def test_late_when_above_the_target_counts_the_whole_interval():
-    """Time above the target delay in force; with none, nothing is late."""
     samples = [(slow(900.0), NOTHING), (slow(1600.0, 500.0), NOTHING), (slow(5000.0), NOTHING)]
     assert felt(*samples, target_ms=1500.0)["late_ms"] == 1500.0
     assert felt(*samples)["late_ms"] == 0.0
 
 
 def test_stall_when_several_samples_see_it_is_one():
-    """A stall is counted when it passes half a second, and its time by the intervals that see it."""
     stalls = [400.0, 1400.0, 2400.0, 0.0, 700.0]
     found = felt(*((slow(stalled_ms=stalled), NOTHING) for stalled in stalls))
     assert (found["stall_count"], found["stall_ms"]) == (2, 1000.0 + 1000.0 + 700.0)
@@ -65,13 +61,11 @@ def test_stall_when_several_samples_see_it_is_one():
 
 
 def test_trouble_when_ready_and_without_some_pictures_is_trouble():
-    """Not READY, or READY without all pictures: the time of both, and of nothing else."""
     samples = [slow(), SampledCondition(300.0, picture_share=0.9), SampledCondition(200.0)]
     assert felt(*((condition, NOTHING) for condition in samples))["trouble_ms"] == 1300.0
 
 
 def test_line_when_measured_tells_what_it_carried_and_what_was_published():
-    """Only while a drain rate is known and there is trouble: bytes of its line against bytes of the stream."""
     accepted = sums(0, (*(0,) * 7, 10, 20, 30, 40, 50, 0, 0), NO_FIGURES, NO_FIGURES)
     samples = [slow(drain_bytes_per_s=4000.0, ms=500.0), slow(), SampledCondition(1000.0, drain_bytes_per_s=9.0)]
     found = felt(*((condition, accepted) for condition in samples))
@@ -79,7 +73,6 @@ def test_line_when_measured_tells_what_it_carried_and_what_was_published():
 
 
 def test_leaving_when_ready_was_left_in_the_interval_counts_that_sample():
-    """Samples of trouble in whose interval READY was left, with the share in which our thread had no room."""
     accepted = sums(0, (*(0,) * 7, 0, 0, 700, 0, 0, 0, 0), NO_FIGURES, NO_FIGURES)
     conditions = [slow(), slow(strained=True), slow(thread_busy=0.95), slow()]
     found = felt(*((condition, accepted) for condition in conditions), left_at=(0.0, 1.5, 3.0))
@@ -90,14 +83,12 @@ def test_leaving_when_ready_was_left_in_the_interval_counts_that_sample():
 
 
 def test_drops_when_nothing_forced_them_are_counted_apart():
-    """Messages dropped in READY while nothing stood still; others, the link or the thread forced."""
     lost = sums(0, NO_FIGURES, NO_FIGURES, LOST)
     assert felt((SampledCondition(1000.0), lost))["unforced_drops"] == 3
     assert felt((slow(), lost), (SampledCondition(1000.0, stalled_ms=10.0), lost))["unforced_drops"] == 0
 
 
 def test_sample_when_its_connection_kept_up_tells_nothing():
-    """A sample is worth keeping if anything but READY, all pictures, no delay, no stall and no drops is in it."""
     assert not tells(SampledCondition(1000.0, viewer_delay_ms=None), NOTHING)
     odd = [{"state": "OVERLOADED"}, {"picture_share": 0.99}, {"stalled_ms": 1.0}, {"viewer_delay_ms": 1.0}]
     assert all(tells(SampledCondition(1000.0, **values), NOTHING) for values in odd)

@@ -59,7 +59,6 @@ def stream_some(world, publisher, frames=10, size=1000) -> None:
 
 
 def test_connection_when_it_plays_and_leaves_is_told_from_open_to_close(tmp_path):
-    """Open, handshake, commands, start and close, in order, each with the figures of its kind."""
     world = RecordedWorld(tmp_path, record=PLAIN)
     publisher = world.publisher()
     player = world.player()
@@ -97,7 +96,6 @@ def test_connection_when_it_plays_and_leaves_is_told_from_open_to_close(tmp_path
 
 
 def test_player_when_it_waits_is_told_to_start_with_its_publisher(tmp_path):
-    """`play_started` is when media begins: not while a player waits, and once."""
     world = RecordedWorld(tmp_path)
     world.player()
     world.run(1.0)
@@ -113,7 +111,6 @@ def test_player_when_it_waits_is_told_to_start_with_its_publisher(tmp_path):
 
 
 def test_open_when_it_waits_is_told_of_and_again_when_media_begins(tmp_path):
-    """Who waits for a show is there: one row ten seconds after the request, and one as soon after the first media."""
     world = RecordedWorld(tmp_path)
     player = world.player()
     conn_id = world.events.conn_id(player.connection.number)
@@ -147,7 +144,6 @@ def slow_viewer(world, seconds=12.0, size=4000):
 
 
 def test_viewer_when_slow_has_every_edge_with_cause_and_time(tmp_path):
-    """Edges follow each other without a gap, their times add up to the time connected, and drops are told."""
     world = RecordedWorld(tmp_path, limits=Limits.parse("40k,100,0", "4M,4000,0"))
     publisher, player = slow_viewer(world, 6.0)
     player.wire.room = None
@@ -189,7 +185,6 @@ def test_viewer_when_slow_has_every_edge_with_cause_and_time(tmp_path):
 
 
 def test_pictures_when_late_are_told_at_once_and_with_their_shares_at_the_end(tmp_path):
-    """One record when the first picture is left out, and the shares of the episode in that of its drops."""
     world = RecordedWorld(tmp_path)
     world.publisher()
     player = world.player()
@@ -206,7 +201,6 @@ def test_pictures_when_late_are_told_at_once_and_with_their_shares_at_the_end(tm
 
 
 def test_viewer_when_slow_has_what_samples_saw_in_its_close(tmp_path):
-    """A viewer that stands still for a while: its stall, its delay and its lateness, from samples, in its one row."""
     world = RecordedWorld(tmp_path, limits=Limits.parse("4M,4000,0", "8M,8000,0"))
     publisher, player = world.publisher(), world.player()
     healthy = world.player(address="192.0.2.77")
@@ -236,7 +230,6 @@ def test_viewer_when_slow_has_what_samples_saw_in_its_close(tmp_path):
 
 
 def test_publisher_when_it_pauses_has_its_gap_in_its_close(tmp_path):
-    """Planted media: pictures, key frames, sound, their bytes and distances, and one gap, as they were sent."""
     world = RecordedWorld(tmp_path)
     publisher = world.publisher()
     for number in range(50):
@@ -256,7 +249,6 @@ def test_publisher_when_it_pauses_has_its_gap_in_its_close(tmp_path):
 
 
 def test_open_when_it_plays_for_long_is_told_of_now_and_then(tmp_path, monkeypatch):
-    """The same columns as a close, without a reason: ten seconds after the first media, then each five minutes."""
     monkeypatch.setattr(Connection, "line_figures", lambda _: LINE)
     world = RecordedWorld(tmp_path)
     publisher = world.publisher()
@@ -292,7 +284,6 @@ def test_open_when_it_plays_for_long_is_told_of_now_and_then(tmp_path, monkeypat
 
 
 def test_request_when_refused_says_why_in_a_word(tmp_path):
-    """A name that is taken, a stream that is not there, a limit; and when it was asked for."""
     world = RecordedWorld(tmp_path, config(publishers_per_address=2, players_may_wait=False))
     world.publisher("live/one")
     taken = world.connect("192.0.2.20").publish("live/one")
@@ -338,7 +329,6 @@ class Undecided:
 
 
 def test_request_when_settings_or_a_hook_refuse_it_says_which(tmp_path):
-    """What the settings forbid, what a hook forbids, what none could decide; where it is allowed, nothing."""
     here = (ipaddress.ip_network("192.0.2.30"),)
     world = RecordedWorld(tmp_path, config(access=StreamAccess(deny_play=here)))
     hooks = world.hub.gate.hooks = Undecided()
@@ -360,7 +350,6 @@ def test_request_when_settings_or_a_hook_refuse_it_says_which(tmp_path):
 
 
 def test_request_when_the_connection_plays_already_says_so(tmp_path):
-    """One connection plays one stream: another one is refused, and the row says so beside what was played."""
     world = RecordedWorld(tmp_path)
     publisher, player = world.publisher(), world.player()
     world.publisher("live/other", address="192.0.2.60")
@@ -374,7 +363,6 @@ def test_request_when_the_connection_plays_already_says_so(tmp_path):
 
 
 def test_viewer_when_slow_has_lost_what_it_missed_and_not_what_it_did_not_want(tmp_path):
-    """Key and inter frames and sound left out for slowness are lost; disposable ones, and what was muted, are not."""
     world = RecordedWorld(tmp_path, limits=Limits.parse("64k,0,0", "4M,0,0", "32k,0,0"))
     publisher, player = world.publisher(), world.player()
     healthy, quiet = world.player(address="192.0.2.77"), world.player(address="192.0.2.78")
@@ -438,7 +426,6 @@ def test_limits_when_hit_are_the_same_in_records_and_hub(tmp_path):
 
 
 def test_peer_when_it_floods_the_control_lane_is_a_limit_hit(tmp_path):
-    """Who makes us answer and reads no answer goes over the Sender's own limit, which has a name in records too."""
     world = RecordedWorld(tmp_path)
     player = world.player()
     player.wire.room = 0
@@ -522,7 +509,6 @@ def test_refusals_when_a_flood_are_summed_up(tmp_path):
 
 
 def test_refusals_when_a_flood_comes_from_one_network_of_ipv6_are_summed_up(tmp_path):
-    """However many addresses of one /64 are refused, 20 of a second have records of their own."""
     world = RecordedWorld(tmp_path)
     for number in range(500):
         world.events.conn_refused(1.0 + number / 1000, (f"2001:db8::{number:x}", 5), "connections", 2, 1)
@@ -533,7 +519,6 @@ def test_refusals_when_a_flood_comes_from_one_network_of_ipv6_are_summed_up(tmp_
 
 
 def test_refusals_when_a_flood_ends_are_told_by_the_recorder(tmp_path):
-    """What was summed up needs no next refusal: the recorder's turn writes it, with time and figures of the last."""
     world = RecordedWorld(tmp_path)
     for number in range(50):
         world.events.conn_refused(1.0 + number / 1000, ("203.0.113.9", number), "connections", 2 + number, 1)
@@ -558,8 +543,6 @@ def test_refusals_when_they_have_ended_are_forgotten(tmp_path):
 
 @pytest.mark.parametrize("disk", ["full", "fine"])
 def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, monkeypatch, disk):
-    """What no disk took by the end is lost: the last line counts it, and a warning says why; else there is neither."""
-
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -582,7 +565,6 @@ def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, mon
 
 
 def test_start_when_levels_differ_for_viewers_says_them(tmp_path, monkeypatch):
-    """What-if names all who were judged with another target delay or policy than its own, by hashes of streams."""
     levels = (
         Level(application="talk", values={"policy": "audio-first", "limits.target_delay_ms": 800}),
         Level(stream="cams/s3cret", role=Role.VIEWER, values={"limits.target_delay_ms": None}),
@@ -613,7 +595,6 @@ def test_bans_when_addresses_are_hidden_do_not_show_them(tmp_path, mode, cidr):
 
 
 def test_edges_when_some_were_not_seen_are_counted_in_the_close(tmp_path):
-    """A ledger forgets edges; the row says how many are missing, and what a protocol error was, but not its words."""
     world = RecordedWorld(tmp_path)
     player = world.player()
     record = world.events.open[player.connection.number]
@@ -633,7 +614,6 @@ def test_edges_when_some_were_not_seen_are_counted_in_the_close(tmp_path):
 
 
 def test_samples_when_all_keep_up_share_everything_but_identity(tmp_path):
-    """Viewers of one crowd are one run: each has what the log held in the interval, and none was asked."""
     world = RecordedWorld(tmp_path, record=PLAIN)
     publisher = world.publisher()
     players = [world.player(address=f"192.0.2.{number + 10}") for number in range(20)]
@@ -653,7 +633,6 @@ def test_samples_when_all_keep_up_share_everything_but_identity(tmp_path):
 
 
 def test_sample_when_a_viewer_is_slow_shows_its_queue_and_state(tmp_path, monkeypatch):
-    """A stalled viewer's record has the load, the stall, the state and the line; an event and its close tell too."""
     monkeypatch.setattr(Connection, "line_figures", lambda _: LINE)
     world = RecordedWorld(tmp_path, limits=Limits.parse("40k,100,0", "4M,4000,0"))
     _, player = slow_viewer(world, 3.0)
@@ -673,7 +652,6 @@ def test_sample_when_a_viewer_is_slow_shows_its_queue_and_state(tmp_path, monkey
 
 
 def test_left_when_a_joiner_takes_the_cached_group_counts_what_was_published_since(tmp_path):
-    """A group of pictures that joining gives is no burst: of a stream that is even, READY is left at its own rate."""
     world = RecordedWorld(tmp_path, limits=Limits.parse("4k,100,0", "4M,4000,0"))
     publisher = world.publisher()
     stream_some(world, publisher, 100)  # 4 s of it are kept
@@ -750,10 +728,6 @@ def same_story(samples, row):
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_samples_when_summed_up_are_the_totals_whatever_happened(tmp_path, steps):
-    """Over every connection: sum of its samples = its totals, per class, in messages and bytes, and in time.
-
-    And what a sampler asks of a Sender (`account`) is at each step what its statistics say.
-    """
     world = RecordedWorld(tmp_path, limits=Limits.parse("30k,40,0", "400k,400,0"))
     publisher = world.publisher()
     players = [world.player(address=f"192.0.2.{number + 10}") for number in range(4)]
@@ -809,7 +783,6 @@ def test_samples_when_summed_up_are_the_totals_whatever_happened(tmp_path, steps
     ],
 )
 def test_agent_when_it_holds_a_secret_shows_it_nowhere(tmp_path, agent):
-    """What a peer calls itself is masked once, before log, records and statistics; also where no log is set up."""
     world = RecordedWorld(tmp_path, record=PLAIN)
     with structlog.testing.capture_logs() as logs:
         publisher = world.publisher(settings=ClientSessionConfig(flash_version=agent))

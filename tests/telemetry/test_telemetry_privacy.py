@@ -43,12 +43,10 @@ def privacy(addresses=Addresses.PLAIN, streams=RecordedStreams.HASH, key=KEY) ->
     ],
 )
 def test_address_when_stored_is_what_the_setting_lets_through(mode, address, stored):
-    """An address is plain, or its /24 or /48; IPv4 in IPv6 clothes is IPv4, and no prefix tells all of it."""
     assert privacy(mode).address(address) == stored
 
 
 def test_address_when_hashed_can_be_told_apart_but_not_read():
-    """Hashes of an address are equal for the same key, differ between addresses and keys, and hold nothing of it."""
     one = privacy(Addresses.HASHED)
     stored = one.address("192.0.2.77")
     assert stored == privacy(Addresses.HASHED).address("::ffff:192.0.2.77")
@@ -60,7 +58,6 @@ def test_address_when_hashed_can_be_told_apart_but_not_read():
 
 
 def test_stream_when_names_may_be_keys_is_a_hash_beside_its_application():
-    """The name is hashed with its path, the application stays readable, and hashes depend on the key."""
     app, name = privacy().stream("live/eu/k3y-of-a-publisher")
     assert app == "live"
     assert name.startswith("h:")
@@ -72,13 +69,11 @@ def test_stream_when_names_may_be_keys_is_a_hash_beside_its_application():
 
 @pytest.mark.parametrize("path", ["live/k3y", "live/k3y/720p", "live/eu/k3y/720p"])
 def test_stream_when_its_name_has_parts_shows_the_application_alone(path):
-    """Whatever stands behind the first part of a path is hashed: the key may be any of it."""
     app, name = privacy().stream(path)
     assert (app, name) == ("live", privacy().hashed(path))
 
 
 def test_stream_when_no_application_was_named_is_all_hash():
-    """Without an application at connect the first part came with the name; a path of one part has none either."""
     assert privacy().stream("k3y/720p", app_named=False) == ("", privacy().hashed("k3y/720p"))
     assert privacy().stream("k3y") == ("", privacy().hashed("k3y"))
     assert privacy(streams=RecordedStreams.PLAIN).stream("room/720p", app_named=False) == ("room", "720p")
@@ -96,7 +91,6 @@ def test_stream_when_no_application_was_named_is_all_hash():
     ],
 )
 def test_network_when_stored_tells_no_more_than_an_address(mode, cidr, stored):
-    """A network of one address is as secret as the address: widened where those are cut, left out where hashed."""
     assert privacy(mode).network(cidr) == stored
 
 
@@ -111,7 +105,6 @@ def test_stream_when_names_are_public_is_plain_unless_it_carries_a_query():
 
 @pytest.mark.parametrize("streams", list(RecordedStreams))
 def test_application_when_it_carries_a_query_is_a_hash(streams):
-    """What is named at connect may carry a key as well, percent-encoded as often as one likes."""
     for app in CARRYING:
         if "/" not in app:
             assert privacy(streams=streams).stream(f"{app}/room")[0] == privacy().hashed(app)
@@ -128,7 +121,6 @@ def test_text_when_it_is_made_to_be_dear_takes_as_long_as_any(text):
 
 
 def test_text_when_a_peer_chose_it_is_short_printable_and_without_secrets():
-    """What a client calls itself is cut, loses control characters, queries and credentials."""
     one = privacy()
     assert one.text("FMLE/3.0\x1b[31m") == "FMLE/3.0\\u001b[31m"
     assert len(one.text("\x1b" * 500)) == 120
@@ -146,7 +138,6 @@ def test_text_when_a_peer_chose_it_is_short_printable_and_without_secrets():
 
 
 def test_hashes_when_many_are_asked_for_are_remembered_within_bounds():
-    """More names than are remembered give the same hashes and no growth without end."""
     one = privacy()
     first = one.stream("live/0")[1]
     for number in range(17_000):
@@ -156,7 +147,6 @@ def test_hashes_when_many_are_asked_for_are_remembered_within_bounds():
 
 
 def test_key_file_when_unfit_is_refused_without_showing_it(tmp_path):
-    """A key that everybody can read, is short or absent is an error that names the file and what to do."""
     path = tmp_path / "key"
     with pytest.raises(ConfigError, match="cannot read events_key_file") as caught:
         read_key(path)

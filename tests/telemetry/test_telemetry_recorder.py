@@ -40,7 +40,6 @@ def test_lane_when_full_refuses_counts_and_never_waits():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(st.integers(1, 40), st.just(0)), max_size=60))
 def test_lane_when_filled_and_drained_in_any_order_conserves_records(steps):
-    """Put = taken + waiting + lost, whatever the order of puts (numbers) and drains (0)."""
     lane = Lane(FLOW_EVENTS, 50)
     put = taken = 0
     for count in steps:
@@ -53,7 +52,6 @@ def test_lane_when_filled_and_drained_in_any_order_conserves_records(steps):
 
 
 def test_lane_when_several_threads_put_loses_none():
-    """Records of four threads at once are all there, those of each thread in its order."""
     lane = Lane(FLOW_EVENTS, 10_000)
 
     def fill(name):
@@ -98,7 +96,6 @@ def test_clock_when_the_wall_clock_is_set_is_followed():
 
 
 def test_feed_when_it_counts_agrees_with_the_files(tmp_path):
-    """Counters are the sums over the records that were written, and over the events that files have no need of."""
     made = recorder(tmp_path)
     lane = made.lane(FLOW_EVENTS)
     lane.put(row(0, EventName.LIMIT_HIT, axis="chunk_streams"))
@@ -137,7 +134,6 @@ def test_recorder_when_stopped_has_written_everything(tmp_path):
 
 
 def test_recorder_when_flights_are_written_counts_their_time_apart(tmp_path):
-    """The bound of samples is about events and samples: what flights take is known by itself, and nothing else is."""
     made = recorder(tmp_path)
     known = {"ts": START_US, "conn_id": 1, "offset_us": 0, "kind": "tick", "number": 0}
     flight = tuple(known.get(column.name) for column in FLIGHT.columns if column.name not in {"node", "seq"})
@@ -153,7 +149,6 @@ def test_recorder_when_flights_are_written_counts_their_time_apart(tmp_path):
 
 
 def test_recorder_when_a_step_fails_goes_on(tmp_path, monkeypatch):
-    """A fault of what is live costs no record; one on the way to the files costs those of a turn, and is counted."""
     made = recorder(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(made.feed, "count_rows", lambda rows: 1 / 0)
@@ -177,7 +172,6 @@ def test_recorder_when_a_step_fails_goes_on(tmp_path, monkeypatch):
 
 
 def test_steps_when_asked_for_are_done_once_a_second_and_may_fail(tmp_path):
-    """What others have the recorder do comes before the lanes are emptied; a fault in it costs nothing else."""
     made = recorder(tmp_path)
     made.each_second(lambda: 1 / 0)
     made.each_second(lambda: made.lane(FLOW_EVENTS).put(row(0)))
@@ -207,7 +201,6 @@ while True:
 
 @pytest.mark.realtime
 def test_process_when_killed_while_it_writes_leaves_only_whole_files(tmp_path):
-    """SIGKILL at any moment: every file that a reader sees is whole, and what is in them has no gap."""
     child = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "ready\n"

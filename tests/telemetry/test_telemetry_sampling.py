@@ -25,7 +25,6 @@ def crowd(world, count=40):
 
 
 def stream(world, publisher):
-    """Publish a few frames, all of which are sent."""
     for number in range(4):
         publisher.video(number * 40, inter(b"i", 100) if number else key(b"k", 100))
         world.run(0.05)
@@ -45,7 +44,6 @@ def asked(monkeypatch):
 
 
 def test_squad_when_one_member_moves_by_itself_asks_that_one_only(tmp_path, monkeypatch):
-    """A message of its own costs one question; the others stay one run, and it is back among them two rounds later."""
     world = RecordedWorld(tmp_path)
     publisher, players = crowd(world)
     stream(world, publisher)
@@ -69,7 +67,6 @@ def test_squad_when_one_member_moves_by_itself_asks_that_one_only(tmp_path, monk
 
 
 def test_member_when_it_leaves_its_squad_is_in_no_later_run(tmp_path):
-    """A viewer that left has the record of its end, and no other after it."""
     world = RecordedWorld(tmp_path)
     publisher, players = crowd(world)
     conn_id = world.events.conn_id(players[3].connection.number)
@@ -95,7 +92,6 @@ def block(ts_us, first, count):
 
 
 def test_blocks_when_absorbed_have_the_rows_of_each_in_order(tmp_path):
-    """Rounds that become columns together are the same rows as when each becomes columns by itself."""
     names = [name for name in FLOW_SAMPLES.names if name not in {"node", "seq"}]
 
     def rows(made):
@@ -113,7 +109,6 @@ def test_blocks_when_absorbed_have_the_rows_of_each_in_order(tmp_path):
 
 
 def test_writer_when_given_blocks_makes_columns_of_them_with_the_file(tmp_path):
-    """Blocks wait as they are, count as rows meanwhile, and are numbered in the order in which they came."""
     world = RecordedWorld(tmp_path)
     writer = world.recorder._writers[FLOW_SAMPLES.name]
     writer.add_block(block(1_000_000, 10, 4))
@@ -127,7 +122,6 @@ def test_writer_when_given_blocks_makes_columns_of_them_with_the_file(tmp_path):
 
 
 def test_writer_when_a_block_does_not_fit_loses_that_and_nothing_else(tmp_path):
-    """Columns that cannot be made are counted as refused, and what came before and after is written."""
     world = RecordedWorld(tmp_path)
     writer = world.recorder._writers[FLOW_SAMPLES.name]
     wrong = SampleBlock(1_500_000)

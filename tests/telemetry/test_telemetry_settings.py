@@ -15,7 +15,6 @@ from flowctl.records.telemetry.options import Addresses, EventsOptions, Recorded
 
 
 def test_settings_when_none_are_given_hide_names_and_keep_addresses(tmp_path):
-    """Usually names of streams are hashed with a key of the process, addresses plain, and the node is host and port."""
     server = LiveServer(LiveConfig(events=EventsOptions(folder=str(tmp_path))))
     found, port = server.recording.recorder.options, server.address[1]
     server.stop()

@@ -36,7 +36,6 @@ def test_schema_when_made_for_arrow_has_the_columns_of_the_contract(table):
 
 
 def test_file_when_finished_stands_where_its_first_row_says(tmp_path):
-    """Folder by day and hour of the first row in UTC, name by node, start and number, and its metadata."""
     made = recorder(tmp_path)
     table = made._writers["flow_events"]
     table.add_rows([row(0), row(1)])
@@ -55,7 +54,6 @@ def test_file_when_finished_stands_where_its_first_row_says(tmp_path):
 
 
 def test_rows_when_written_over_several_files_have_growing_numbers(tmp_path):
-    """`seq` goes on from file to file, and two files never have the same uid."""
     made = recorder(tmp_path)
     table = made._writers["flow_events"]
     for number in range(3):
@@ -80,7 +78,6 @@ def test_row_when_it_does_not_fit_is_left_out_and_counted(tmp_path):
 
 
 def test_files_when_due_by_time_or_by_size_are_finished(tmp_path):
-    """A file waits for its time, unless its rows take too much memory before."""
     made = recorder(tmp_path, rotate_s=10.0, file_bytes=20_000)
     table = made._writers["flow_events"]
     table.add_rows([row()])
@@ -117,7 +114,6 @@ def test_rows_when_the_disk_refuses_are_kept_and_written_later(tmp_path, monkeyp
 
 
 def test_rows_when_the_disk_refuses_for_too_long_are_lost_from_the_oldest(tmp_path):
-    """Beyond the bound the oldest rows go and are counted; what is left is written when the folder is back."""
     made = recorder(tmp_path / "events", queue_rows=100)
     table = made._writers["flow_events"]
     (tmp_path / "events").rename(tmp_path / "away")
@@ -137,7 +133,6 @@ HOUR_US = 3_600_000_000
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.integers(-3 * HOUR_US, 3 * HOUR_US), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_rows_when_of_several_hours_stand_in_the_folders_of_each(tmp_path, batches):
-    """Whatever the clock does: a file has rows of one hour, that of its folder; none is lost, and names are unique."""
     folder = tmp_path / uuid.uuid4().hex
     made = recorder(folder)
     table = made._writers["flow_events"]
@@ -158,7 +153,6 @@ def test_rows_when_of_several_hours_stand_in_the_folders_of_each(tmp_path, batch
 
 
 def test_rows_when_one_hour_cannot_be_written_are_kept_alone(tmp_path):
-    """A folder that cannot be made costs the rows of its hour a wait; those of another hour are in their file, once."""
     made = recorder(tmp_path)
     table = made._writers["flow_events"]
     table.add_rows([row(0), row(HOUR_US), row(1)])
@@ -175,7 +169,6 @@ def test_rows_when_one_hour_cannot_be_written_are_kept_alone(tmp_path):
 
 
 def test_folder_when_removed_while_recording_is_made_again(tmp_path):
-    """Who removes the folder under a running server loses what was in it, and nothing that comes."""
     made = recorder(tmp_path / "events")
     (tmp_path / "events").rmdir()
     table = made._writers["flow_events"]
@@ -185,7 +178,6 @@ def test_folder_when_removed_while_recording_is_made_again(tmp_path):
 
 
 def test_leftovers_when_a_process_crashed_are_removed_if_they_are_ours_and_old(tmp_path):
-    """Hidden files of this node go after five minutes; fresh ones, other nodes' and finished files stay."""
     folder = tmp_path / "flow_events" / "date=2026-01-01" / "hour=00"
     folder.mkdir(parents=True)
     old = folder / ".n1-1-0.parquet.part"
@@ -206,7 +198,6 @@ def test_leftovers_when_a_process_crashed_are_removed_if_they_are_ours_and_old(t
 
 
 def test_disk_when_the_share_is_used_up_loses_the_oldest_files_of_this_node(tmp_path):
-    """The oldest own files make room, also those of an earlier process; another node's stay."""
     folder = tmp_path / "flow_events" / "date=2026-01-01" / "hour=00"
     folder.mkdir(parents=True)
     earlier, other = folder / "n1-1-0.parquet", folder / "n2-1-0.parquet"
@@ -239,7 +230,6 @@ def fill(made, count, hours=1):
 
 @pytest.mark.parametrize("hours", [1, 3])
 def test_disk_when_the_clock_is_set_back_loses_those_that_were_written_first(tmp_path, hours):
-    """Neither the time of a file nor that in its name says which is older: with both a day ahead the first ones go."""
     fill(recorder(tmp_path), 8, hours)
     ahead = START_US / 1e6 + 86_400
     for path in files(tmp_path):
@@ -266,7 +256,6 @@ def test_disk_when_others_have_removed_files_is_counted_as_it_is(tmp_path):
 
 
 def test_sweep_when_there_are_many_files_looks_at_none_of_them(tmp_path, monkeypatch):
-    """Stock is taken once, at the start: what comes every few minutes costs nothing by the number of files."""
     fill(recorder(tmp_path), 3)
     made = recorder(tmp_path, max_bytes=1_000_000)
     looked = []
@@ -279,7 +268,6 @@ def test_sweep_when_there_are_many_files_looks_at_none_of_them(tmp_path, monkeyp
 
 
 def test_hidden_file_when_young_at_the_start_goes_later(tmp_path):
-    """Somebody might still write it when we start; five minutes later nobody does."""
     folder = tmp_path / "flow_events" / "date=2026-01-01" / "hour=00"
     folder.mkdir(parents=True)
     young = folder / ".n1-1-0.parquet.part"
@@ -297,7 +285,6 @@ def read_own(folder):
 
 
 def test_folder_when_it_cannot_be_used_is_refused_at_the_start(tmp_path):
-    """A folder that is a file, or below one, is a wrong setting and no failure an hour later."""
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match="--events"):
@@ -305,7 +292,6 @@ def test_folder_when_it_cannot_be_used_is_refused_at_the_start(tmp_path):
 
 
 def test_file_when_an_octet_is_another_is_known_to_be_damaged(tmp_path):
-    """Each page has a checksum."""
     made = recorder(tmp_path)
     made._writers["flow_events"].add_rows([row(number) for number in range(100)])
     made._writers["flow_events"].finish()

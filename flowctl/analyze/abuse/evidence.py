@@ -1,11 +1,7 @@
 """What a record says about its address: evidence against it, and who behaves there. Kept per hour as part `evidence`.
 
-Each record is judged alone: the end of a connection (`flow_closes`) tells how long it was open, and what it took since
-it left READY; an event (`flow_events`) tells of a limit that was hit, or of refusals. `flow_opens` tells who is there:
-connections that play or publish are kept one by one, by `node` and `conn_id`, so that `scores` can follow them from
-hour to hour. One that was given no media, and publishes none, only waits: it does not behave, but people may wait.
-
-An address is one of `addresses.with_unit`: of IPv6 it is the /64.
+Each record is judged alone. Connections that play, publish or do harm are kept one by one, so that `scores` can follow
+them from hour to hour. An address is one of `addresses.with_unit`: of IPv6 it is the /64.
 """
 
 from __future__ import annotations
@@ -95,7 +91,6 @@ def with_evidence(rows: DataFrame, weights: Weights) -> DataFrame:
 
 
 def _make(records: Records, options: Any) -> DataFrame:
-    """Return the rows of the part: one sum over what the three tables say."""
     closes, opens, events = map(records.table, EVIDENCE.reads)
     event, kind, started = f.col("event"), f.col("kind"), f.col("event").eqNullSafe(_STARTED)
     served = f.col("startup_ms").isNotNull()
@@ -145,7 +140,6 @@ EVIDENCE: Final = JobPart(
 
 
 def _kind(weights: Weights) -> Column:
-    """Return the kind of evidence that a record is; null: none."""
     event = f.col("event")
 
     def named(column: str) -> Column:

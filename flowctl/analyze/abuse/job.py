@@ -56,10 +56,7 @@ def _bans(rows: Sequence[Mapping[str, Any]], weights: Weights, begin_s: float) -
 
 
 def merge_lists(there: str, made: str, options: AbuseOptions, warn: Callable[[str], None] = lambda _: None) -> str:
-    """Return what the ban list holds after this job: others write to it as well, and none ends a ban of another.
-
-    A list that is too long, also one that is there, is cut to what servers take: what is least is left out.
-    """
+    """Return what the ban list holds after this job: others write to it as well, and none ends a ban of another."""
     if options.replace_bans:
         return made
     # By the clock of the bans: with `now_s` in the past what lasted then is kept, and the server knows the time.
@@ -116,7 +113,6 @@ def found_of(scores: DataFrame, truth: str) -> dict[str, Any]:
 
 
 def answer(parts: Parts, options: AbuseOptions) -> JobAnswer:
-    """Judge the addresses; write ``abuse_scores`` and ``bans.jsonl``."""
     begin_s = time.time() if options.now_s is None else options.now_s
     last_s = parts.newest.timestamp() if parts.newest is not None else 0.0
     weights, most = options.weights, options.most_bans

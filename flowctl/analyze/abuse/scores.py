@@ -100,7 +100,6 @@ class AbuseRules:
         return 0.5 ** (np.maximum(0, self.now_us - us) / (self.weights.half_life_s * 1e6))
 
     def spares(self, network: Network) -> bool:
-        """Return whether a spared address lies in the network."""
         return any(network.version == other.version and network.overlaps(other) for other in self.spared)
 
 
@@ -124,7 +123,6 @@ def all_scores(parts: Parts, rules: AbuseRules) -> pd.DataFrame | DataFrame:
 
 
 def begin_us(parts: Parts) -> int:
-    """Return when the window begins, microseconds since the epoch."""
     return 0 if parts.since is None else int(parts.since.timestamp()) * MICRO
 
 
@@ -140,7 +138,6 @@ def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
 
 
 def scores(found: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return the scores of addresses and their subnets: `SCORE_COLUMNS`."""
     each = address_scores(found, rules, nodes(found) if known is None else known)
     subnets = _subnet_scores(each, rules)
     covered = each["subnet"].isin(subnets["subnet"][subnets["verdict"] == "ban"])

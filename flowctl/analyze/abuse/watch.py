@@ -1,18 +1,13 @@
 """``flowctl analyze watch``: bans while it happens, from the files that servers finish every few seconds.
 
 Theory of operation. A structured stream is the alarm, and the job `abuse` is the judge. The stream adds up the points
-of each address in windows that overlap by half, so that what happens across the end of one is whole in the next. Spark
-keeps these sums (its state) and gives back those that a batch changed. Where one is at or above the threshold, the job
-runs over the records of the last day, in a folder of its own in which it remembers the hours that it has read. What its
-list says of the addresses of the alarm is merged into the list of the server. So sums need not be exact: an alarm for
-nothing (a copied file, one of another table) costs a look and bans nobody; nor does one of records that the job cannot
-use, which would otherwise end the watch again with each start. Where the job cannot work in its folder (another run is
-at work there, it has results of other records), the alarm waits, and all later ones behind it, until it can.
+of each address in windows that overlap by half. Where a sum reaches the threshold, the job runs over the records of the
+last day, in a folder of its own, and what its list says of the addresses of the alarm is merged into the list of the
+server. So sums need not be exact: an alarm for nothing costs a look and bans nobody. Where the job cannot work in its
+folder, the alarm waits, and later ones behind it.
 
-Exactly once. Spark remembers in its checkpoint which files a batch has, and its state as of each batch; a batch is done
-when the ban list is written. Killed before, it is run again with the same files and the same state, judged as of the
-same moment, and merged: the same bans once more change nothing. Bounded: state goes when the watermark has passed, a
-trigger takes at most `WatchOptions.most_files` files, and only addresses of alarms come to this process.
+Spark remembers which files a batch has, and its state as of each; a batch is done when the ban list is written. Killed
+before, it is run and judged again as of the same moment, and merged once more, which changes nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +55,6 @@ Tell = Callable[[str], None]
 
 
 def points(weights: Weights) -> Column:
-    """Return the points of a record with ``kind`` and ``amount``."""
     group = f.concat(f.substring_index("kind", ".", 1), f.lit(".*"))
     table = f.create_map(*(f.lit(part) for name, value in weights.points.items() for part in (name, float(value))))
     return f.col("amount") * f.coalesce(f.try_element_at(table, "kind"), f.try_element_at(table, group), f.lit(0.0))
@@ -204,7 +198,6 @@ class Watch:
         return list(parse_lines(_own(self._place.read_text(BANS_FILE) or "")))
 
     def result(self) -> JobNote:
-        """Return what this process did, and the accounts of its newest judgement."""
         summary = self.counts | {"bans": len(self._bans_of_watch()), "accounts": list(self._accounts)}
         outputs = {BANS_FILE: self._place.path(BANS_FILE), "checkpoint": self.checkpoint}
         return JobNote("watch", JobState.DONE, summary=summary, outputs=outputs)

@@ -1,25 +1,13 @@
 """What each kind of evidence weighs, and what a score leads to: defaults with reasons, and the file (pure).
 
-Points are weights of what an address did, each halved with every `half_life_s` that has passed since. The score is
-their sum over one plus the hours in which connections of that address behaved (`standing`). So:
+*12* is a proof: no implementation does it by accident. *1 to 6* is suspicious, broken clients do it too; *below 1*
+happens to anybody now and then; *0* is counted and shown, and changes nothing. The score is the sum of points, each
+halved with every `half_life_s`, over one plus the hours in which connections of that address behaved (`standing`).
 
-- *12, a proof*: no implementation does it by accident (chunks of one octet, AMF nested hundreds deep, a flood of
-  control messages). One is enough, for an address that nobody else uses.
-- *1 to 6, suspicious*: broken clients do it too. It takes a few.
-- *below 1, cheap*: what happens to anybody now and then. It takes dozens.
-- *0*: not the peer's fault, or already dealt with. It is counted and shown, and changes nothing.
-
-Whoever obeys the list must not hit honest people with it, so three rules stand above the sum:
-
-- *What others can cause, or broken clients repeat, never bans* (`MILD`): it leads to a limit on new connections,
-  which an honest client does not feel. Third parties can cause all that is before the end of the handshake, and what is
-  over HTTP: a page that has its visitors' browsers ask is enough. Encoders with a wrong key or a fault of their own,
-  load balancers, monitors and people who zap do the same for hours.
-- *Where anybody behaves, nobody is banned*: an address is shared while a connection of it plays or publishes that was
-  not cut, or where others have done so for `shared_hours`. One kind of evidence then counts as one offender's, up to
-  the threshold, and a proof leads to a limit; so do connections that never read, where they are more than a crowd's own
-  accidents. An abuser can buy that by watching; the server's limits still cut it.
-- *Evidence ages to now*, and so does standing.
+Servers obey the list, so it must not hit honest people. What others can cause, or broken clients repeat for hours,
+never bans (`MILD`): it limits new connections, which an honest client does not feel. Where anybody behaves nobody is
+banned: one kind of evidence counts as one offender's there, and a proof leads to a limit. An abuser can buy that by
+watching; the server's limits still cut it.
 """
 
 from __future__ import annotations
@@ -95,7 +83,6 @@ class Weights:
                 _number(item.name, getattr(self, item.name), item.metadata["low"], item.metadata["high"])
 
     def of(self, kind: str) -> float:
-        """Return the points of one occurrence of `kind`."""
         if kind in self.points:
             return self.points[kind]
         return self.points.get(f"{kind.partition('.')[0]}.*", 0.0)
@@ -105,7 +92,6 @@ class Weights:
         return kind in self.points and kind not in MILD and not kind.endswith(".*") and self.points[kind] > 0
 
     def render(self) -> str:
-        """Return it as the TOML file that `parse_weights` reads."""
         lines = ["# How evidence becomes a score, and a score a ban: flowctl analyze abuse --weights FILE", ""]
         lines += [f"{item.name} = {getattr(self, item.name):g}" for item in fields(self) if item.name != "points"]
         lines += ["", "[points]  # per occurrence"]
@@ -120,7 +106,6 @@ def _number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def parse_weights(text: str, where: str) -> Weights:
-    """Return the weights of a file; what it does not name keeps its default."""
     value = TomlText(text, where).table
     points = value.pop("points", {})
     if not isinstance(points, dict):

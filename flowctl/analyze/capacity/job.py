@@ -1,11 +1,10 @@
 """``capacity``: how many viewers a node carries, by which resource, and how many nodes a crowd takes.
 
-Theory of operation. A node model (`flowctl.analyze.capacity.node`) is fitted to measurements: a file of them, where
-one is given; else what was recorded of the servers' threads, where crowds were large enough to say something; else the
-reference machine, and the answer in words is that it is not known. A node carries so many viewers as keep the wanted
-busy share of a thread, and memory below its bound. How sure that is: twice the model's residual gives the range, and
-the largest measured crowd is predicted from the others, with that error beside the answer. What was not measured is
-null. A crowd takes so many nodes that each has `headroom` free, and that any one may die.
+Theory of operation. A node model (`flowctl.analyze.capacity.node`) is fitted to a file of measurements, else to what
+was recorded of the servers' threads; where neither says enough the answer is that it is not known. A node carries so
+many viewers as keep the wanted busy share of a thread, and memory below its bound. Beside it stand the model's
+residual, and the error at the largest crowd, predicted from the others. A crowd takes so many nodes that each has
+`headroom` free, and that any one may die.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ viewer. `recorded_s`: of windows with viewers."""
 
 
 def carried(model: NodeModel, options: CapacityOptions, error: float = 0.0) -> tuple[int, str]:
-    """Return the viewers that a node carries where they cost `error` more than the model says, and what ends it.
-
-    That is "processor", "memory", or "measured": nobody knows what comes beyond the crowds that were measured.
-    """
+    """Return the viewers that a node carries where they cost `error` more than the model says, and what ends it."""
     rate, mean = options.bit_rate or 0.0, 1 + (options.slow_share or 0.0) * node.SLOW_MORE
     ends = {"processor": (options.busy * 1e6 / (1 + error) - model.cpu.idle) / (model.cpu.one(rate) * mean)}
     if options.memory_bytes is not None and model.memory is not None:
@@ -53,15 +49,11 @@ def carried(model: NodeModel, options: CapacityOptions, error: float = 0.0) -> t
 
 
 def nodes_for(viewers: float, carries: float, headroom: float) -> int:
-    """Return how many nodes serve `viewers` (1 and more) with `headroom` kept free, and without it when one has died.
-
-    `carries` is what one of them carries, 1 and more.
-    """
+    """Return how many nodes serve `viewers` (1 and more) with `headroom` free, and without it with one dead."""
     return max(math.ceil(viewers / (carries * (1 - headroom))), math.ceil(viewers / carries) + 1)
 
 
 def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, Any]:
-    """Return the answer, what it rests on, and how far that was from a real crowd."""
     source, used, weak = "records", points, ""
     if options.measurements is not None:  # of whole servers from outside: more than a thread's own meter knows
         source, used = "measurements", node.parse_measurements(options.measurements, options.measurements_name)
@@ -125,7 +117,6 @@ most {viewers_peak} viewers at once, {watched_s} of watching. ASSUMED: {assumed}
 
 
 def said(found: dict[str, Any], options: CapacityOptions) -> str:
-    """Return the answer in words."""
     if found["fitted_to"] == "reference":
         return f"{MEASURE[0].upper()}{MEASURE[1:]}: {found['records_weak']}."
     (low, high), rate, viewers = found["measured_bit_rates"], found["bit_rate"], found["viewers_per_node"]
@@ -176,7 +167,6 @@ def _each(nodes: Sequence[str], carries: Sequence[tuple[int | None, str, bool]])
 
 
 def measured(loads: pd.DataFrame) -> list[Measurement]:
-    """Return what was recorded of nodes as crowds, one for each step of a tenth more viewers."""
     sums = loads[loads["step"] >= 0].groupby("step")[["windows", "ms", "accepted", "trouble_ms", "busy_ppm"]].sum()
     return [
         Measurement(
@@ -206,7 +196,6 @@ def nodes_table(loads: pd.DataFrame, carries: Sequence[tuple[int | None, str, bo
 
 
 def answer(parts: Parts, options: CapacityOptions) -> JobAnswer:
-    """Fit and answer; of records with viewers write what each node carries."""
     loads = parts.pandas(LOADS.name) if parts.small else parts.table(LOADS.name).toArrow().to_pandas()
     whole = loads[loads["node"].isna()]
     ms, rate, slow = float(whole["ms"].sum()), 2.5e6, 0.05

@@ -41,7 +41,6 @@ LOAD_COLUMNS: Final[dict[str, str]] = {
 
 
 def loads(records: Records, _: Any = None) -> DataFrame:
-    """Return the rows of the part, with `date` and `hour`."""
     samples = records.table("flow_samples").where(f.col("role").isin(*VIEWING) & (f.col("interval_ms") > 0))
     values = {
         "ms": f.col("interval_ms"),

@@ -1,14 +1,8 @@
 """What a node needs for its viewers: lines fitted to measurements, and how far they are off (pure).
 
-Processor time per second of a node that serves live viewers, in microseconds::
-
-    idle + viewers * (each + bytes_per_s * byte) * (1 + slow_share * SLOW_MORE)
-
-`each` is what a viewer costs however little it carries (25 writes a second: system calls and the kernel's work), `byte`
-is copying. Where all measurements are of one bit rate both cannot be told apart, and `BYTE_US` is taken. Memory is a
-line of the same form. Both are least squares of relative errors with nothing below 0. What was not measured is None,
-never a figure. Crowds of a few viewers on a thread that idles say nothing, because it spends its time on itself
-(`why_weak`).
+Microseconds of processor time per second: ``idle + viewers * (each + bytes_per_s * byte) * (1 + slow_share *
+SLOW_MORE)``; memory is a line of the same form. Both are least squares of relative errors with nothing below 0. Where
+all measurements are of one bit rate, `BYTE_US` is taken for `byte`. What was not measured is None, never a figure.
 """
 
 from __future__ import annotations
@@ -78,12 +72,10 @@ class Measurement:
                 raise ConfigError(f"{item.name} of a measurement is {value}, it must be {allowed}")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON takes them."""
         return asdict(self)
 
     @property
     def saturated(self) -> bool:
-        """Whether the machine had no room for this crowd."""
         return self.p99_ms is not None and self.p99_ms > SATURATED_MS
 
     @property
@@ -93,7 +85,6 @@ class Measurement:
 
 
 def reference() -> list[Measurement]:
-    """Return the figures of the reference machine: for a node that was not measured."""
     idle = IDLE_MEMORY_BYTES
     return [
         Measurement(viewers=n, bit_rate=rate, cpu_us_per_s=us * n, memory_bytes=idle + each * n,
@@ -111,11 +102,9 @@ class FittedLine:
     byte: float
 
     def one(self, bit_rate: float) -> float:
-        """Return what one viewer takes."""
         return self.each + self.byte * bit_rate / 8
 
     def of(self, viewers: float, bit_rate: float) -> float:
-        """Return what a node takes."""
         return self.idle + viewers * self.one(bit_rate)
 
 
@@ -135,10 +124,7 @@ class NodeModel:
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Return factors, none below 0, with which the columns of `rows` come near their values.
-
-    Columns with a negative factor are left out one by one, the most negative first; one of zeros has the factor 0.
-    """
+    """Return factors, none below 0, with which the columns of `rows` come near their values."""
     table, wanted = np.asarray(rows, float), np.asarray(values, float)
     scales = np.sqrt((table**2).sum(axis=0))
     chosen, factors = np.flatnonzero(scales), np.zeros(len(scales))
@@ -152,7 +138,6 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
 
 
 def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> FittedLine:
-    """Fit a line."""
     viewers, rates, values = np.asarray(points, float).T
     several, apart = viewers.max() > 1.1 * viewers.min(), rates.max() >= 2 * rates[viewers > 0].min()
     octets = viewers * rates / 8
@@ -162,7 +147,6 @@ def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> 
 
 
 def fit(points: Sequence[Measurement]) -> NodeModel:
-    """Fit the model to measurements, of which saturated ones are left out."""
     points = [point for point in points if not point.saturated]
     if not points:
         raise ConfigError(
@@ -201,10 +185,7 @@ def why_weak(points: Sequence[Measurement]) -> str:
 
 
 def held_out_error(points: Sequence[Measurement]) -> tuple[float, Measurement] | None:
-    """Return the error at the largest crowd when the model is fitted without it, and that crowd.
-
-    None: the others are too few, or do not tell what a viewer costs.
-    """
+    """Return the error at the largest crowd when the model is fitted without it, and that crowd."""
     points = [point for point in points if not point.saturated]
     largest = max(points, key=lambda point: (point.viewers, point.bit_rate))
     try:
@@ -214,7 +195,6 @@ def held_out_error(points: Sequence[Measurement]) -> tuple[float, Measurement] |
 
 
 def parse_measurements(text: str, where: str) -> list[Measurement]:
-    """Return the points of a file of measurements."""
     points, rest = list[Measurement](), text.lstrip()
     try:
         while rest:

@@ -43,11 +43,9 @@ class Accounts:
         self.by_reason = dict(Counter(self.by_reason) + Counter(bad_rows))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON takes them."""
         return asdict(self)
 
     def line(self) -> str:
-        """Return the figures as one line for people."""
         sums = f"rows in {self.rows_in} = out {self.rows_out} + quarantined {self.rows_quarantined}"
         parts = [f"{self.table}: {format_count(self.files_in, 'file')}, {sums}"]
         for what, counts in (("rows", self.by_reason), ("files", self.files_by_reason)):

@@ -83,10 +83,7 @@ def unit_digits(who: Column) -> Column:
 
 
 def subnet(who: Column, hexadecimal: Column) -> Column:
-    """Return the /24 of IPv4 or the /48 of IPv6, which one holder often has, of an address or a unit with its digits.
-
-    A network that was recorded instead of an address is its own subnet.
-    """
+    """Return the /24 of IPv4 or the /48 of IPv6, which one holder often has, of a unit with its digits."""
     four = f.concat(f.substring_index(who, ".", 3), f.lit(".0/24"))
     found = f.when(f.length(hexadecimal) == IPV4_DIGITS, four).otherwise(_network6(hexadecimal, 48))
     return f.coalesce(found, f.when(who.rlike(_CUT), who))

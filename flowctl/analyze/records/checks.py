@@ -1,8 +1,7 @@
 """What a row must be like to be used: the checks of each table, over Arrow columns and over statistics of footers.
 
 A check says what one column may hold: something, a value between two others, or one of some words. Most are answered by
-what a footer says of the column: where the smallest of `queued_bytes` in a file is 0, no row of it has a negative one.
-Neither words nor NaN lie between a least and a largest value: these columns are read, where they hold anything.
+the least and largest value in a footer; words and NaN do not lie between, so these columns are read.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class Check:
         return pc.and_kleene(pc.is_valid(values), pc.invert(fits))
 
     def proved(self, bounds: Bounds) -> bool:
-        """Return whether what the footer says of the column shows that no row fails."""
         rows, nulls, low, high = bounds
         if self.what == "null":
             return nulls == 0

@@ -33,12 +33,10 @@ def summed(groups: GroupedData, sums: Iterable[str], *more: Column) -> DataFrame
 
 
 def zero(value: Column | str) -> Column:
-    """Return a column with 0 where it is null."""
     return f.coalesce(value, f.lit(0))
 
 
 def added(values: Iterable[Column | str]) -> Column:
-    """Return the sum of columns, 0 for those that are null."""
     return reduce(add, map(zero, values))
 
 

@@ -1,8 +1,7 @@
 """What a file of records is: whether it fits its table, how many rows it has, and which of them cannot be used.
 
-A footer holds the schema, the number of rows, and for each column of each row group the smallest and largest value and
-the number of nulls: that answers most checks (see `checks`) from the last octets of a file. Columns with a check that
-it leaves open are read, in pieces. Needs nothing of Spark, so that it runs in threads and in Spark's workers.
+A footer has the smallest and largest value of each column, which answers most checks (see `checks`); columns with a
+check that it leaves open are read, in pieces. Needs nothing of Spark: it runs in threads and in Spark's workers.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class Facts(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether a row of it can be used."""
         return self.problem is None and sum(self.reasons.values()) < (self.rows or 0)
 
 
@@ -201,7 +199,6 @@ def _proved(check: Check, columns: dict[str, Bounds]) -> bool:
 
 
 def _looked(facts: Facts, file: Any, table: str, checks: Sequence[Check]) -> Facts:
-    """Return the facts with the rows that fail `checks`."""
     bad = Counter[str]()
     names = dict.fromkeys(check.column for check in checks)
     for rows in pieces(file, table, list(names)) if checks else ():

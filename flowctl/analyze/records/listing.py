@@ -54,7 +54,6 @@ class Listing:
     outside: frozenset[tuple[str, Hour]] = frozenset()  # tables and hours of files that are not in the window
 
     def hours(self) -> list[Hour]:
-        """Return the hours that have files, in order."""
         return sorted({file.hour for file in self.files})
 
     def of(self, hours: Iterable[Hour]) -> list[File]:
@@ -63,7 +62,6 @@ class Listing:
 
 
 def list_records(root: str, window: Window | None = None, settings: Mapping[str, str] | None = None) -> Listing:
-    """List the files of all tables."""
     storage = Storage.of(root, settings)
     found, deep, outside = [], set(), set()
     for table in _tables(storage, root):

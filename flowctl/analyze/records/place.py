@@ -1,12 +1,8 @@
 """Folders on this machine or a store: where records lie (`Storage`), and where results go (`RecordPlace`).
 
-Everything goes through `pyarrow.fs`, which knows ``s3://`` (``s3a://`` is the same to us), ``gs://``, ``abfs://`` and
-``hdfs://``, with the credentials of the environment.
-
-Results of a run are made in a folder of their own within the place (`RecordPlace.staging`) and take the names of the
-earlier ones when all is done (`RecordPlace.adopt`), each by a rename: a file at once, a folder after the earlier one
-was renamed aside. So nobody ever finds half a table, and a file that a server watches (``bans.jsonl``) is there at
-every moment. Object stores have no rename of folders: there they are copied, and a reader can come in between.
+Results are made in a folder of their own (`RecordPlace.staging`) and take the names of the earlier ones when all is
+done (`RecordPlace.adopt`), each by a rename: nobody ever finds half a table. Object stores have no rename of folders:
+there they are copied, and a reader can come in between.
 """
 
 from __future__ import annotations
@@ -53,7 +49,6 @@ def local_path(text: str) -> Path | None:
 
 
 def resolved(text: str) -> str:
-    """Return the one name of a folder that may have several: without links, or as an address."""
     path = local_path(text)
     return text.rstrip("/") if path is None else str(path.absolute().resolve())
 
@@ -126,7 +121,6 @@ class Storage:
         return bool(self._info(self.path(name)).type == fs.FileType.Directory)
 
     def exists(self, name: str) -> bool:
-        """Return whether there is a folder or file of that name; raises as `is_folder`."""
         return bool(self._info(self.path(name)).type != fs.FileType.NotFound)
 
     def walk(self, name: str) -> Iterator[tuple[str, Any]]:
@@ -141,10 +135,7 @@ class Storage:
                 yield info.path[len(folder) + 1 :], info
 
     def strange(self, info: Any) -> str:
-        """Return why what `walk` yields is not to be opened; empty: it may be.
-
-        A pipe would be waited for, a device never ends, and a link shows its maker what only we may read.
-        """
+        """Return why what `walk` yields is not to be opened; empty: it may be."""
         if not self.prefix and info.type != fs.FileType.File:
             return "it is no regular file"
         if self.prefix or Path(info.path).resolve().is_relative_to(Path(self.base).resolve()):
@@ -214,15 +205,12 @@ class RecordPlace:
         return self.storage.address(self.storage.path(name))
 
     def staging(self) -> RecordPlace:
-        """Return a new folder within this one to make results in."""
         return self.inner(f"{_STAGING}{secrets.token_hex(4)}")
 
     def inner(self, name: str) -> RecordPlace:
-        """Return a folder of this one as a place."""
         return RecordPlace(self.path(name), self._settings)
 
     def exists(self, name: str) -> bool:
-        """Return whether there is an output of that name."""
         return bool(self._info(name).type != fs.FileType.NotFound)
 
     def names(self, folder: str = "") -> list[str]:
@@ -265,10 +253,7 @@ class RecordPlace:
             raise ConfigError(f"{self.path(name)} cannot be read: {error}", hint=hint) from error
 
     def change_text(self, name: str, change: Callable[[str], str]) -> None:
-        """Change a text file that others write too, of "" where there is none: they wait, and it stays theirs.
-
-        On a store nothing is locked.
-        """
+        """Change a text file that others write too, of "" where there is none: they wait, and it stays theirs."""
         with contextlib.nullcontext() if self.storage.prefix else held(Path(self.storage.path(name)), _PATIENCE_S):
             there = self.read_text(name)
             text = change(there or "")
@@ -322,10 +307,7 @@ class RecordPlace:
         self.delete("")
 
     def clear_staging(self) -> None:
-        """Delete what killed runs have left in the making; only on this machine, where the runner holds a lock.
-
-        Links of other users go as well: results would be put wherever they lead.
-        """
+        """Delete what killed runs have left in the making; only on this machine, where the runner holds a lock."""
         for path in () if self.storage.prefix else Path(self.storage.base).iterdir():
             if re.fullmatch(f"{_STAGING}[0-9a-f]{{8}}", path.name) or planted(path):
                 try:

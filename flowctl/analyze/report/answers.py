@@ -1,10 +1,8 @@
 """What to do, and how sure that is: the opening of the report, as rules over facts (pure).
 
-Each answer is an order first, then what it would change or what was seen, then what it rests on: how many viewers, how
-much was recorded, how much assumed. Facts are texts by name, and a sentence that lacks one of its facts is left out
-(`flowctl.charts.words.sentences`), so a rule is its sentences: the first of a question whose order can be said is the
-answer. Viewers are taken as independent, which those of one stream at one moment are not: nothing stands out below
-`SURE` standard errors.
+Each answer is an order, then what it would change or what was seen, then what it rests on. Facts are texts by name, and
+a sentence that lacks one of its facts is left out (`flowctl.charts.words.sentences`): the first rule of a question
+whose order can be said is the answer. Nothing stands out below `SURE` standard errors.
 """
 
 from __future__ import annotations
@@ -142,7 +140,6 @@ RULES: Final = (
 
 
 def answers(found: ReportFindings) -> list[Advice]:
-    """Return all answers, in the order of the page."""
     hung = threads(found)
     said = [_said(about, facts(found)) for about, facts in (("limits", limits), ("bans", bans))]
     said.append(_said("capacity", capacity(found, {row["name"] for row in hung})))
@@ -186,7 +183,6 @@ worst off leave them out.
 
 
 def limits(found: ReportFindings) -> Facts:
-    """Return what is known of the limits to set, and what they would have changed."""
     rows, said = found.rows("whatif_choices"), found.summary("whatif")
     if not rows:
         nobody = said.get("viewers") == 0
@@ -231,12 +227,10 @@ def limits(found: ReportFindings) -> Facts:
 
 
 def choice_text(row: Row) -> str:
-    """Return a choice as one writes it down: limits, policy, target delay."""
     return words(row.get("choice") or row.get("choice_id"), 160)
 
 
 def bans(found: ReportFindings) -> Facts:
-    """Return whom to keep out, and for what."""
     scores, rows = found.tables.get("abuse_scores"), found.rows("bans")
     if scores is None and "bans" not in found.tables:
         return {"why_not": found.why_not("abuse")}
@@ -346,10 +340,7 @@ def _next_node(peaks: Mapping[int, float], free: float) -> str:
 
 
 def networks(found: ReportFindings) -> list[Facts]:
-    """Return the networks whose viewers have trouble by their link more often than all others, the clearest first.
-
-    Trouble that is the server's, the publisher's or the limits' fault is no reason to call who carries it.
-    """
+    """Return the networks whose viewers have trouble by their link more often than all others, the clearest first."""
     links = {row["key"]: row for row in found.rows("links")}
     troubled, viewers = sum(row["troubled"] for row in links.values()), whole((found.totals or {}).get("people"))
     clear = []

@@ -1,9 +1,7 @@
 """What the answers rest on: tables and pictures of the page, said as data (pure).
 
-A table is the names of columns of a result, which are the heads as well: the unit that a name ends with says how values
-are written. ``part/whole`` is a share. A column of which no row has anything is left out, so a table of another version
-shows less instead of failing. States have colours that grow darker as they grow worse, so that they are told apart
-without telling colours apart.
+A table is the names of columns of a result, which are the heads as well; the unit at the end of a name says how values
+are written, and ``part/whole`` is a share. A column of which no row has anything is left out.
 """
 
 from __future__ import annotations
@@ -110,7 +108,6 @@ TABLES: Final[Mapping[str, Shown]] = {
 
 
 def cells_of(found: ReportFindings, name: str) -> tuple[list[str], list[tuple[str, ...]]] | None:
-    """Return heads and rows of a table as text; None: there are no rows."""
     rows = found.rows(name)[: TABLES[name].most]
     cells = {column: [_cell(row, column) for row in rows] for column in TABLES[name].columns.split()}
     heads = [column for place, (column, texts) in enumerate(cells.items()) if not place or set(texts) != {"-"}]
@@ -200,7 +197,6 @@ def bars(found: ReportFindings, name: str) -> Figure | None:
 
 
 def delays(found: ReportFindings) -> Figure | None:
-    """Return how many viewers were how late; None: there are no figures."""
     titles = {"delay_p50_ms": ("its median delay", 1), "delay_p95_ms": ("its p95", 2), "delay_p99_ms": ("its p99", 6)}
     series = [
         Series(label, [(max(value, _LEAST_MS), part * 100) for value, part in found.curves[name]], colour, steps=True)
@@ -221,7 +217,6 @@ def delays(found: ReportFindings) -> Figure | None:
 
 
 def states(found: ReportFindings) -> Figure | None:
-    """Return how the time of viewers is shared by the states, place by place; None: there are no figures."""
     rows = found.moments
     if not rows:
         return None
@@ -260,7 +255,6 @@ _UNITS_S: Final = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
 def front(found: ReportFindings) -> Figure | None:
-    """Return all choices of limits as dots: who is disconnected against how late; None: there are none."""
     dots = []
     for row in found.rows("whatif_choices"):
         x, y, label = number(row.get("disconnected_share")), number(row.get("delay_p95_ms")), _marks(row)

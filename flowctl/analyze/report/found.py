@@ -59,7 +59,6 @@ MEASURES: Final[Mapping[str, Measure]] = {
 
 
 def measured(name: str, one: Row) -> str:
-    """Return a figure over viewers as people read it."""
     return told(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
 
 

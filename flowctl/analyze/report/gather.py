@@ -1,8 +1,7 @@
 """From result tables to the figures of the report: one pass over each in this process, batch by batch, by pyarrow.
 
-No query of Spark: every figure is a sum over batches, the first rows of a table, or made of a random sample, so memory
-does not grow with the tables, and little data costs nothing. Columns that a table does not have are taken as null: a
-table of another version costs less of the page, not all of it.
+Every figure is a sum over batches, the first rows of a table, or made of a random sample, so memory does not grow with
+the tables. Columns that a table does not have are null: another version costs less of the page, not all of it.
 """
 
 from __future__ import annotations
@@ -143,7 +142,6 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
 def gather(
     tables: Tables, events: str, jobs: Mapping[str, Any], accounts: Sequence[Row] = (), window: str = ""
 ) -> ReportFindings:
-    """Return the figures of all results. A table that cannot be read costs its own section, with the reason."""
     missing: dict[str, str] = {}
 
     def read(job: str, name: str, take: Callable[[], Any]) -> Any:
@@ -176,7 +174,6 @@ def gather(
 
 
 def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[str, str]) -> dict[str, Sequence[Row]]:
-    """Return what was read, set aside and done, as tables."""
     aside = [
         {"reason": reason, "table": item.get("table"), "of": of, "count": count}
         for item in accounts
@@ -203,11 +200,7 @@ _COLUMNS: Final = (
 
 
 def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, Any]:
-    """Return what sessions, closed and open, came to: fields of `ReportFindings`; {}: there are none.
-
-    Figures over all of them are those of `experience` (`whole`: its row of all, if there is one); sessions tell how
-    sure these are, and how viewers differ.
-    """
+    """Return what sessions, closed and open, came to: fields of `ReportFindings`; {}: there are none."""
     frame, drawn = tables.sample({"sessions": "closed_at", "sessions_open": ""}, _COLUMNS)
     if frame.empty:
         return {}
@@ -258,10 +251,7 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
 
 
 def at_once(rows: pd.DataFrame, *keys: str) -> pd.Series[Any]:
-    """Return by these columns, the address among them, how many of their connections were open at once.
-
-    Those of one viewer come one after the other: what follows when it was cut, or after `until`, may be the same one.
-    """
+    """Return by these columns, the address among them, how many of their connections were open at once."""
     steps = (
         rows[[*keys, at]].rename(columns={at: "at"}).assign(step=step) for at, step in (("until", -1), ("began", 1))
     )

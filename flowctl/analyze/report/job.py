@@ -1,8 +1,7 @@
 """``flowctl analyze report``: from the results of the other jobs to one HTML page.
 
-A job that failed or was not run has no figures on it, even if an earlier run has left its tables: old figures beside
-new ones would be a lie. The summary of this job has the answers, and the figures over viewers with their errors, which
-is what `flowctl.analyze.compare` needs of a run.
+A job that failed or was not run has no figures on it: old figures beside new ones would be a lie. The summary has the
+answers, and the figures over viewers with their errors, for `flowctl.analyze.compare`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ REPORT_FILE: Final = "report.html"
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
-    """Write the page."""
     tables = Tables(parts.place, since=parts.since, until=parts.until)
     jobs = {name: note.as_dict() for name, note in parts.notes.items()}
     # Alone it is given none: the record knows them.

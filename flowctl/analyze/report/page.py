@@ -1,8 +1,4 @@
-"""The report of the pipeline as one HTML page (pure): sections said as data, and one template.
-
-What to do comes first, each answer with how sure it is; then what viewers felt; then what the answers rest on;
-bookkeeping last: what was read, by which job, and what could not be used.
-"""
+"""The report of the pipeline as one HTML page (pure): sections said as data, and one template."""
 
 from __future__ import annotations
 
@@ -57,7 +53,6 @@ SECTIONS: Final = {
 
 
 def render(found: ReportFindings) -> str:
-    """Return the page."""
     failed = [(name, note) for name, note in found.jobs.items() if note.get("state") == "failed"]
     return page(
         "analyze/report/report.html",
@@ -88,7 +83,6 @@ def _section(found: ReportFindings, name: str, section: Section) -> dict[str, An
 
 
 def _table(found: ReportFindings, name: str) -> dict[str, Any] | None:
-    """Return a table as it is shown; None: it has no rows."""
     shown, cells = TABLES[name], cells_of(found, name)
     if cells is None:
         return None

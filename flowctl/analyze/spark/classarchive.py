@@ -41,11 +41,7 @@ def java_option(java: Java, others: str) -> str:
 
 
 def make_archive(java: Java) -> str:
-    """Make the archive if there is none; return why that could not be done, "" if there is one now.
-
-    It is made by a process of its own, which runs `flowctl.analyze.spark.setup.write_archive`, appears whole or not
-    at all, and takes the place of older ones.
-    """
+    """Make the archive if there is none; return why that could not be done, "" if there is one now."""
     path = archive_path(java)
     if path.is_file():
         return ""

@@ -61,7 +61,6 @@ def _homes(environment: Mapping[str, str], places: tuple[str, ...]) -> Iterator[
 
 
 def _ask(home: Path) -> int | None:
-    """Return the version of the Java in `home`, None if it does not run."""
     try:
         done = subprocess.run(  # noqa: S603 - a Java of this machine, as its user set it up
             [home / "bin" / "java", "-version"], capture_output=True, timeout=_ASK_TIMEOUT_S, check=False
@@ -72,7 +71,6 @@ def _ask(home: Path) -> int | None:
 
 
 def find_java(environment: Mapping[str, str] | None = None, places: tuple[str, ...] = PLACES) -> Java:
-    """Return a Java that is new enough."""
     old: dict[Path, str] = {}
     for home in _homes(os.environ if environment is None else environment, places):
         if home.resolve() in old or not os.access(home / "bin" / "java", os.F_OK):

@@ -41,7 +41,6 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread."""
         self._stop.set()
         self._thread.join(5)
         if self._stream is not sys.stderr:
@@ -53,7 +52,6 @@ class Progress:
         self._title = title
 
     def say(self, title: str) -> None:
-        """Change what is said to be done."""
         self._title = title
 
     def read(self) -> tuple[int, int]:

@@ -77,17 +77,13 @@ class SparkError(FlowctlError):
 
 
 def check_available() -> None:
-    """See to it that PySpark and what goes with it are installed."""
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"the pipeline needs what is not installed: {', '.join(missing)}", hint=EXTRA_HINT)
 
 
 def fitting(size_bytes: int, cores: int) -> dict[str, str]:
-    """Return the settings that fit records of that size, as they lie there, where so many cores work at a time.
-
-    Little data: one partition, no code generated, nothing planned twice; a query costs what its planning does.
-    """
+    """Return the settings that fit records of that size, as they lie there, where so many cores work at a time."""
     large = size_bytes >= LARGE_FROM_BYTES
     partitions = min(MAX_PARTITIONS, max(cores, -(-size_bytes // PARTITION_BYTES))) if large else 1
     return {
@@ -233,10 +229,7 @@ def _forget() -> None:
 
 
 def log_folder(temporary: Path) -> Path:
-    """Make a folder of this user alone for Java's log and temporary files, and tidy up after processes that have ended.
-
-    Of theirs the oldest beyond `KEPT_LOGS` go; of all the temporary files, which a kill has left.
-    """
+    """Make a folder of this user alone for Java's log and temporary files, and tidy up after those that have ended."""
     begin = f"flowctl-spark-{os.getuid()}-"
     made = Path(tempfile.mkdtemp(prefix=begin, suffix=f".{os.getpid()}", dir=temporary))
     with contextlib.suppress(OSError):  # another run removes them as well

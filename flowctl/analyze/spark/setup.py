@@ -30,7 +30,6 @@ _UPDATE_TIMEOUT_S: Final = 120
 
 
 def may_install() -> bool:
-    """Return whether packages of the system can be installed: root, beside apt-get."""
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
@@ -73,7 +72,6 @@ def write_archive(path: str) -> None:
 
 
 def main() -> int:
-    """Do what the module says; return the exit status."""
     try:
         check_available()
         try:

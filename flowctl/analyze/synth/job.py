@@ -1,11 +1,8 @@
 """Makes records of any size: seeded, the same however Spark cuts the work, with worlds planted in it, and their truth.
 
-Theory of operation. `worlds` declares who comes, `people` makes connections of that, `tables` their records, each row
-in the folder of its hour. Here they are written, and beside them, below ``_truth``, the table ``addresses``: who
-abuses, and who only looks so.
-
-What differs from the files of a recorder: a file holds rows of all nodes and in no order, and has no ``flowctl.*`` keys
-in its metadata, because Spark cannot write any.
+Theory of operation. `worlds` declares who comes, `people` makes connections of that, `tables` their records. Below
+``_truth`` lies the table ``addresses``: who abuses, and who only looks so. Files hold rows of all nodes and in no
+order, and have no ``flowctl.*`` metadata, because Spark cannot write any.
 """
 
 from __future__ import annotations
@@ -35,7 +32,6 @@ MARKER: Final = "_synth.txt"
 
 
 def tables(spark: SparkSession, options: SynthOptions, cast: Cast) -> dict[str, DataFrame]:
-    """Return the tables, by name, lazy."""
     frame = connections(spark, options, cast)
     made = {
         FLOW_CLOSES.name: closes(frame, options),
@@ -114,11 +110,7 @@ def _make(spark: SparkSession, place: RecordPlace, staging: RecordPlace, options
 
 
 def _check(place: RecordPlace, *, replace: bool) -> None:
-    """See to it that nothing is lost in `place`.
-
-    Records of a server cannot be made again, and the folder for them is named on the same command line. A recorder
-    names its files by its node, Spark by the number of a task.
-    """
+    """See to it that nothing is lost in `place`."""
     there = [name for name in TABLES if place.exists(name)]
     marked = place.exists(MARKER) or place.exists(TRUTH_FOLDER)
 

@@ -65,7 +65,6 @@ class SynthOptions:
 
     @property
     def interval_us(self) -> int:
-        """Interval of sampling."""
         return int((self.samples_s or 10.0) * 1e6)
 
 

@@ -1,10 +1,7 @@
 """Synthetic `flow_closes`, `flow_opens`, `flow_events` and `flow_samples`: all columns of a row come from one clock.
 
-Everything that grows is a function of the time since the connection was opened (`clocks`): a row at its end, a row of
-it open, and what happened between two samples come from the same arithmetic and add up to the last message. What is
-published runs on the media clock; of it the part that is lost in trouble is dropped. Messages of
-a class have one size in a stream, so octets follow from counts. Events are the script of the connection's kind, each
-at its place in time. What no job reads is null.
+Everything that grows is a function of the time since the connection was opened (`clocks`), so that closes, opens and
+samples add up to the last message. Messages of a class have one size in a stream. What no job reads is null.
 """
 
 from __future__ import annotations
@@ -86,17 +83,14 @@ def messages(name: str, what: str, *items: str) -> Column:
 
 
 def size_of(item: str) -> Column:
-    """Return the octets of a message of that class."""
     return (f.col("message_bytes") * SIZES.get(item, 0.0)).cast("bigint")
 
 
 def octets(name: str, what: str) -> Column:
-    """Return the octets of all classes."""
     return sum((messages(name, what, item) * size_of(item) for item in PER_S), f.lit(0))
 
 
 def rate_per_us() -> Column:
-    """Return the octets that a stream has per microsecond of its media clock."""
     return sum((size_of(item) * (PER_S[item] / 1e6) for item in PER_S), f.lit(0.0))
 
 
@@ -106,7 +100,6 @@ def delay_ms(state: int) -> Column:
 
 
 def event_at(step: Column) -> Column:
-    """Return when a step of a script happens, us since the connection was opened."""
     begin = f.col("lead_us") + step["episode"] * f.col("slice_us")
     leave, back = begin + f.col("leave_us"), begin + f.col("slice_us")
     places = {
@@ -121,13 +114,11 @@ def event_at(step: Column) -> Column:
 
 
 def closes(frame: DataFrame, options: SynthOptions) -> DataFrame:
-    """Return `flow_closes` of connections (see `connections`), with ``date`` and ``hour``, as all tables here."""
     ended = frame.where(~f.col("refused")).withColumns({"at_us": f.col("duration_us"), "seq": f.col("number")})
     return _rows(ended, options)
 
 
 def opens(frame: DataFrame, options: SynthOptions) -> DataFrame:
-    """Return `flow_opens` of the same."""
     first, every = f.col("startup_us") + int(OPENS_FIRST_S * 1e6), int(OPENS_EVERY_S * 1e6)
     there = frame.where((first < f.col("duration_us")) & ~f.col("refused"))
     there = there.withColumn(
@@ -220,7 +211,6 @@ def told(frame: DataFrame, table: Table, columns: Mapping[str, Any]) -> DataFram
 
 
 def identity() -> dict[str, Column]:
-    """Return who and when."""
     unknown = f.col("role") == "unknown"
     return {
         "ts": f.timestamp_micros(f.col("opened_us") + f.col("at_us")),
@@ -282,7 +272,6 @@ def _known() -> dict[str, Any]:
 
 
 def _sent() -> dict[str, Any]:
-    """Return what the books of a Sender have."""
     col = f.col
     times = {"overloaded": col("now_over"), "soft": col("now_soft"), "hard": col("now_hard")}
     back, whole_ms = col("now_episodes"), (col("over_us") + col("soft_us")) / 1000
@@ -319,7 +308,6 @@ def _sent() -> dict[str, Any]:
 
 
 def _sampled() -> dict[str, Any]:
-    """Return what samples saw of a viewer."""
     col = f.col
     whole, over, soft = col("at_us"), col("now_over"), col("now_soft") + col("now_hard")
     ready = whole - over - soft
@@ -351,7 +339,6 @@ def _sampled() -> dict[str, Any]:
 
 
 def _ingest() -> dict[str, Any]:
-    """Return what a publisher sent, by the time that it has published."""
     live_us = f.greatest(f.lit(0), f.col("at_us") - f.col("startup_us"))
     audio, keys = f.floor(live_us * 43 / 1e6), f.floor(live_us / KEY_US) + 1
     inter = f.greatest(f.lit(0), f.floor(live_us * 30 / 1e6) - keys)

@@ -1,13 +1,8 @@
 """What is planted in synthetic records: worlds as they are met in the field, each a declaration of its clients (pure).
 
-A *world* is a part of the clients, with streams, addresses and perhaps a node of its own, so that what is wrong in one
-says nothing of another. A *kind* is what a client is: how often it connects, for how long, and how each connection
-goes. A connection is cut into `episodes` of equal length; each begins READY and ends with `trouble` (a share of it),
-first OVERLOADED and then, for the share `soft` of the trouble, SOFT_LIMIT. What follows from that, `people`
-and `between` compute; there is no code for any world.
-
-Hard cases on purpose: half of the abusers share an address with honest viewers, attackers rotate through the /64 they
-have, and the honest look bad: health checks, phones in tunnels, zapping, links that are too slow.
+A *world* is a part of the clients, with streams and addresses of its own. A *kind* is what a client is: how often it
+connects, for how long, and how each connection goes. A connection is cut into `episodes` of equal length; each begins
+READY and ends with `trouble` (a share of it), first OVERLOADED and then, for the share `soft` of it, SOFT_LIMIT.
 """
 
 from __future__ import annotations
@@ -78,7 +73,6 @@ class PlantedKind:
 
     @property
     def rows(self) -> int:
-        """Closes and events of a visit."""
         return self.connections * (1 + len(self.script))
 
 
@@ -97,12 +91,10 @@ class World:
 
     @property
     def placed(self) -> int:
-        """How many of each crowd have their kind by place."""
         return sum(kind.placed for kind in self.kinds)
 
     @property
     def drawn(self) -> list[PlantedKind]:
-        """The kinds of the others."""
         return [kind for kind in self.kinds if not kind.placed]
 
 

@@ -1,21 +1,10 @@
 """Whose fault was it? Shares of a viewer's trouble that the viewer's link, our own thread, the stream and limits had.
 
-A viewer is in trouble if it reached SOFT_LIMIT or HARD_LIMIT; was not READY, without some of the pictures or stalled
-for more than a second and more than 1 % of its time; left READY and lost video frames that others need, or audio; or
-was disconnected for being slow. Everybody flickers to OVERLOADED for some milliseconds, and that is none.
-
-What counts is the cause when READY was left, not what there was most of afterwards: a viewer that a busy thread has
-thrown behind takes long to catch up over a link that is just fast enough. So shares are those of the samples in whose
-interval READY was left and not come back to (`left_*`):
-
-- ``server_loop``: the share of them in which the thread had no room. Then every viewer of the thread seems slow.
-- ``publisher_burst``: of the rest, what exceeds the mean, where the stream was at `BURST` times its mean rate or more.
-- ``policy``: of what is left, the share of drops that nothing forced: made in READY, with nothing stalled; all of it
-  where one message took the viewer from READY to HARD_LIMIT, because then limits are too small for it.
-- ``viewer_link``: the rest. A peer that takes less than it is sent needs no further proof.
-
-`blame` is the largest share; ``none``, and all shares 0, for those who were not in trouble. Without samples the first
-two cannot be seen, and their shares are 0.
+What counts is the cause when READY was left, not what there was most of afterwards, so shares are of the samples in
+whose interval READY was left and not come back to (`left_*`): ``server_loop``, where the thread had no room;
+``publisher_burst``, of the rest, what exceeds the mean where the stream was at `BURST` times its mean rate or more;
+``policy``, of what is left, the share of drops that nothing forced, or all of it where one message took the viewer from
+READY to HARD_LIMIT; ``viewer_link``, the rest. Without samples the first two are 0.
 """
 
 from __future__ import annotations
@@ -69,7 +58,6 @@ def causes(trouble_ms: Column, dropped_messages: Column) -> dict[str, Column]:
 
 
 def shares() -> dict[str, Column]:
-    """Return the shares, and `blame`, over `causes`."""
     there, server, excess, unforced = map(f.col, ("b_any", "b_server", "b_excess", "b_unforced"))
     rest = there * (1 - server) * (1 - excess)
     parts = (rest * (1 - unforced), there * server, there * (1 - server) * excess, rest * unforced)

@@ -1,20 +1,10 @@
 """``experience``: what viewers felt, in the words of CTA-2066, by stream, application, network, agent, node and role.
 
-Theory of operation. Of each hour, sums and sketches are kept per value of each dimension (part `felt`); hours add
-up: sums are of whole numbers, and sketches of KLL merge. The answer adds those that are still open, keeps the `MOST`
-values of each dimension with the most viewers, and puts all others into one row (`key` null, `keys` tells how many).
-
-Who counts. Attempts are all that asked to play; a play is one that was given media. A distribution (time to first
-frame, delay) has each viewer once, with its own figure, and none who was there for less than `LEAST_STAY_S`. Ratios are
-sum over sum: stalled time over play time, time outside the target delay over time sampled, pictures sent over pictures
-wanted; so who watches long weighs more there. Wanted is what was published while a viewer was connected: who is cut
-wants no more, so that a server that cuts soon has a high `picture_share`, and `cut_slow` beside it says at what price.
-Rates are over the play time of those whose rate is known.
-
-How sure. Up to `SKETCH_K` viewers a percentile is exact; beyond, the rank that it stands for is off by at most
-`RANK_ERROR` (of all viewers, 99 % of the time), and `rank_error` says which. Rows of fewer than `FEW` are marked.
-`peak_viewers` is exact to the second: the most who were there in some part of one and the same second, so who came and
-who went in it both count.
+Of each hour, sums and sketches are kept per value of each dimension (part `felt`): sums are of whole numbers, and
+sketches of KLL merge. The answer adds those that are still open, keeps the `MOST` values of each dimension with the
+most viewers, and puts all others into one row. Attempts are all that asked to play, plays those that were given media.
+A distribution has each viewer once, and none who was there for less than `LEAST_STAY_S`; ratios are sum over sum. Up to
+`SKETCH_K` viewers a percentile is exact; beyond, its rank is off by at most `RANK_ERROR`.
 """
 
 from __future__ import annotations
@@ -103,7 +93,6 @@ def _dimensions() -> dict[str, Column]:
 
 
 def _keyed(names: Sequence[str]) -> Column:
-    """Return (by, key) of each of these dimensions, as rows."""
     of = _dimensions()
     pairs = (f.struct(f.lit(name).alias("by"), f.coalesce(of[name], f.lit("")).alias("key")) for name in names)
     return f.inline(f.array(*pairs))
@@ -157,7 +146,6 @@ def felt(sessions: DataFrame, *more: str, by: Sequence[str] = BY) -> DataFrame:
 
 
 def merged(rows: DataFrame, *more: Column) -> DataFrame:
-    """Add up rows of `PART_COLUMNS` by dimension and value."""
     sketches = (f.kll_merge_agg_float(name).alias(name) for name in _SKETCHES)
     return summed(rows.groupBy("by", "key"), _COUNTS, *sketches, *more)
 
@@ -167,7 +155,6 @@ def sketch(name: str) -> Column:
 
 
 def quantile(sketch: str, share: float) -> Column:
-    """Return a quantile of a sketch of floats; null of an empty one."""
     known = f.kll_sketch_get_n_float(sketch) > 0
     return f.when(known, f.kll_sketch_get_quantile_float(sketch, f.lit(share))).cast("double")
 
@@ -208,13 +195,11 @@ def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
 
 
 def by_value(parts: Parts, by: Sequence[str] = BY) -> DataFrame:
-    """Return what all viewers of the window had, by each value of each dimension: `PART_COLUMNS`."""
     closed = parts.table("felt").filter(f.col("by").isin(*by))
     return merged(closed.select(*PART_COLUMNS).unionByName(felt(still_open(parts), by=by)))
 
 
 def experience(parts: Parts) -> DataFrame:
-    """Return the table ``experience``: `COLUMNS`."""
     order = Window.partitionBy("by").orderBy(f.desc("viewers"), f.desc("attempts"), "key")
     ranked = by_value(parts).withColumn("key", f.when(f.row_number().over(order) <= MOST, f.col("key")))
     names = ("role", "app", "stream", "node", "play_s", "asked_ms", "peer_ip", "agent", "seen_at")
@@ -234,7 +219,6 @@ def experience(parts: Parts) -> DataFrame:
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
-    """Write ``experience`` and ``ingest``."""
     found = typed(experience(parts), COLUMNS).toArrow()  # some hundred rows: `MOST` of each dimension
     parts.write("experience", found, COLUMNS)
     health = Observation()

@@ -136,7 +136,6 @@ def spread(sessions: DataFrame, sampled: Callable[[Column], Column], *more: str)
 
 
 def minutes(records: Records, _: Any = None) -> DataFrame:
-    """Make the minutes of some hours: `PART_COLUMNS`."""
     hours = [int(begin_of(hour).timestamp()) // 3600 for hour in records.hours("flow_samples")]
     rows = spread(seen_sessions(records), lambda number: f.floor(number / 60).isin(hours), "date", "hour")
     if records.has("flow_samples"):
@@ -168,7 +167,6 @@ def streams(parts: Parts) -> DataFrame:
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
-    """Write ``fleet_streams`` and ``fleet_subnets``."""
     subnets = experience.by_value(parts, ["network"]).select(
         f.col("key").alias("subnet"), *experience.figures().values()
     )

@@ -55,7 +55,6 @@ HEALTH: Final = ("no media", "gaps", "came back", "key frames far apart", "jitte
 
 
 def _health() -> Column:
-    """Return the first word of `HEALTH` that holds."""
     holds = (
         f.col("ingest_bytes") == 0,
         (f.col("gap_share") > GAP_SHARE) | (f.col("gap_max_ms") > GAP_MAX_MS),
@@ -68,7 +67,6 @@ def _health() -> Column:
 
 
 def ingest(parts: Parts) -> DataFrame:
-    """Return the table ``ingest``: `COLUMNS`."""
     needed, still = ("role", "startup_ms", *_KEPT[:-1]), still_open(parts)
     closed = parts.table("sessions").select(*needed, f.col("closed_at").alias("seen_at"))
     rows = closed.union(still.select(*needed, "seen_at"))

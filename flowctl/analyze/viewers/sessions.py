@@ -1,17 +1,8 @@
 """``sessions``: one row per connection, with what it was, how long it was in which state, what it lost, and why.
 
-Theory of operation. The close of a connection says all that is known of it in typed columns, so a session is one row of
-`flow_closes`, projected: no aggregation, no join, no text taken apart. A connection that is still open has its latest
-row of `flow_opens` instead (`closed_by` is ``open``), as long as no close of it is there.
-
-What a viewer got is told in shares: `picture_share` is of the pictures that were published while it was connected,
-without those that were queued when it left or that it had muted; `line_of_stream` is what its line carries, of the rate
-of the stream, while there was always something to send. Both are null where the records do not say, which is not 100 %.
-
-Words of quality of experience as in CTA-2066: `first_frame_ms` is its video startup time (from the request to play),
-`stall_ratio` its rebuffering ratio (stalled time over play time), `start_failure` its video start failure, and
-`exit_before_start` its exit before video start. What is called a stall here is seen from the server: the peer takes
-nothing while something waits. A player that plays from its buffer meanwhile shows none.
+A session is one row of `flow_closes`, projected: no aggregation, no join, no text taken apart. A connection that is
+still open has its latest row of `flow_opens` instead (`closed_by` is ``open``), as long as no close of it is there.
+What the records do not say is null, not 100 %. Words are those of CTA-2066.
 """
 
 from __future__ import annotations
@@ -127,16 +118,12 @@ def _columns() -> dict[str, Column]:
 
 
 def viewing() -> Column:
-    """Return whether a session is that of a viewer: of one that watches, or asked for something and was given nothing.
-
-    What was refused before its role was clear counts as a viewer; publishers have told theirs.
-    """
+    """Return whether a session is that of a viewer: one that watches, or asked and was given nothing."""
     unknown = f.coalesce(f.col("role"), f.lit(RecordedRole.UNKNOWN.value)) == RecordedRole.UNKNOWN.value
     return f.coalesce(f.col("role").isin(*VIEWING), f.lit(False)) | (unknown & f.col("asked_ms").isNotNull())
 
 
 def seen_sessions(records: Records, _: Any = None) -> DataFrame:
-    """Make the sessions that closed in some hours: `OPEN_COLUMNS`."""
     return projected(records.table("flow_closes"))
 
 
@@ -147,10 +134,7 @@ def open_sessions(records: Records, _: Any = None) -> DataFrame:
 
 
 def left_open(opens: DataFrame, closes: DataFrame) -> DataFrame:
-    """Return `RECORD` of the latest row of each connection and hour that did not close in it.
-
-    Found out from keys alone, in one sum over both tables: a close comes after every other row of its connection.
-    """
+    """Return `RECORD` of the latest row of each connection and hour that did not close in it."""
     by_hour = (*KEYS, "date", "hour")
     keys = opens.select(*by_hour, "seq").union(closes.select(*by_hour, f.lit(_CLOSED)))
     return keys.groupBy(*by_hour).agg(f.max("seq").alias("seq")).filter(f.col("seq") < _CLOSED).select(*RECORD)
@@ -195,7 +179,6 @@ def _still_open(parts: Parts) -> pa.Table:
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
-    """Write ``sessions_open``; the figures are of both tables."""
     still, columns = still_open(parts), ("blame", "closed_by", "peer_ip")
     parts.write("sessions_open", still, OPEN_COLUMNS)
     both = parts.table("sessions").select(*columns).unionByName(still.select(*columns))

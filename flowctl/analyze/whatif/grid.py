@@ -61,11 +61,7 @@ def scaled(limits: Limits, *, load: float = 1.0, age: float = 1.0, hard_times: f
 
 
 def default_grid(present: Choice) -> list[Choice]:
-    """Return about fifty choices around the one in force, which comes first.
-
-    Sizes and ages with several target delays and with none, what a return to live and a longer hard limit bring, and
-    two policies which the live server does not have, for comparison.
-    """
+    """Return about fifty choices around the one in force, which comes first."""
     limits = present.limits
     choices = [present]
     for load, age, target_ms in itertools.product(_SCALES, _AGES, (limits.target_delay_ms, 0)):

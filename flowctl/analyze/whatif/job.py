@@ -1,16 +1,10 @@
 """``whatif``: which limits and drop policies would have been better for the viewers that were recorded.
 
 Theory of operation. Of each hour a bounded sample of viewers is kept, with what can matter of each
-(`flowctl.analyze.whatif.stretches`); nothing of the grid is in it, so another grid or objective reads no record again.
-The answer takes the sample of the whole window, leaves out attackers, draws of those in trouble whom to try
-(`flowctl.analyze.whatif.strata`), and runs the server's own Sender over these for every choice of the grid
-(`flowctl.analyze.whatif.trials`). Summed up by choice that is ``whatif_choices``, with the
-Pareto front and the one recommendation that the objective asks for, which is also written as OUT/limits.toml for
-``flowctl serve live --limits``.
-
-Shares and counts are of the sample, estimated from who was tried, and ``sampled_share`` says how much of all it is.
-How many viewers there were is exact up to `WhatifOptions.most`; of more it follows from how small the smallest hashes
-are (Beyer et al., "On synopses for distinct-value estimation under multiset operations", 2007: to 2 % at 2000).
+(`flowctl.analyze.whatif.stretches`); nothing of the grid is in it. The answer takes the sample of the whole window,
+leaves out attackers, draws of those in trouble whom to try (`strata`), and runs the server's own Sender over these for
+every choice (`trials`). Counts are estimated from who was tried. How many viewers there were is exact up to
+`WhatifOptions.most`; of more it follows from how small the smallest hashes are (Beyer et al., 2007: to 2 % at 2000).
 """
 
 from __future__ import annotations
@@ -104,19 +98,15 @@ def _stretches(records: Records, options: WhatifOptions) -> DataFrame:
 
 @dataclass(slots=True)
 class Sample:
-    """The viewers of the window.
-
-    Args:
-        starts: when, and what, servers said of their limits up to the end of the window: at their start, at changes.
-        tried: those that are tried, as of `flowctl.analyze.whatif.strata.drawn`.
-    """
+    """The viewers of the window."""
 
     heads: pd.DataFrame
-    starts: Sequence[tuple[Any, str, str | None]]  # time, `SERVER`, detail
+    # what servers said of their limits up to the end of the window: time, `SERVER`, detail
+    starts: Sequence[tuple[Any, str, str | None]]
     recorded: int
     share: float
     attackers: int
-    tried: pd.DataFrame
+    tried: pd.DataFrame  # those that are tried, as of `flowctl.analyze.whatif.strata.drawn`
     strata: dict[int, Stratum]
 
 
@@ -229,7 +219,6 @@ def tried(
 
 
 def _by_viewer(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield the rows of each viewer, which stand together."""
     for _, group in itertools.groupby(rows, key=lambda row: (row["node"], row["conn_id"])):
         yield list(group)
 
@@ -238,7 +227,6 @@ def _by_viewer(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def choice_rows(choices: Sequence[Choice], sums: Sums, sampled_share: float) -> list[dict[str, Any]]:
-    """Return the rows of ``whatif_choices``, without a recommendation."""
     totals: dict[int, dict[str, int]] = {}
     for (key, measure), value in sums.items():
         totals.setdefault(key, {})[measure] = value
@@ -392,7 +380,6 @@ def _rests_on(summary: Mapping[str, Any], options: WhatifOptions) -> str:
 def _said(
     sample: Sample, sums: Mapping[int, Sums], rows: Sequence[Mapping[str, Any]], share: float, options: WhatifOptions
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the summary and what must be known."""
     heads, viewers = sample.heads, rows[0]["viewers"]
     refused = sum(part.get((0, "troubled"), 0) for part in sums.values())
     cut, other = (sample.strata.get(number, Stratum(0, 0)) for number in (CUT, TROUBLED))
@@ -441,10 +428,7 @@ def _said(
 
 
 def _in_force(sample: Sample) -> Choice | None:
-    """Return the choice in force that the records tell: of the newest flight, start of a server or change of limits.
-
-    None: they do not tell, or the newest change is of an earlier version, which recorded none that can be read.
-    """
+    """Return the choice in force that the records tell: of the newest flight, start of a server or change of limits."""
     flights = sample.heads.dropna(subset=["settings"]).sort_values("at").drop_duplicates(["node", "conn_id"])
     told = [*flights[list(_TOLD)].itertuples(index=False, name=None), *sample.starts]
     told.sort(key=lambda row: row[0], reverse=True)
@@ -452,7 +436,6 @@ def _in_force(sample: Sample) -> Choice | None:
 
 
 def _viewer_levels(starts: Sequence[tuple[Any, str, str | None]]) -> str:
-    """Return the levels of viewers of all servers whose start was recorded."""
     return "; ".join(sorted({found for *_, detail in starts if (found := levels_of(detail))}))
 
 

@@ -1,26 +1,13 @@
 """Which choice to take: the Pareto front of a what-if, and the objectives that pick one of it (pure).
 
-An objective is a list of parts, joined by ``then`` (or a comma)::
+An objective is a list of parts, joined by ``then``: ``disconnects<=1% then delay_p95``. A part with ``<=`` or ``>=`` is
+a bound; one without is an order. Where no choice keeps all bounds, those that break them least are left, and the reason
+says so. Between equals the one in force wins, then the one with less memory.
 
-    disconnects<=1% then delay_p95          # of those with 1 % or less, the one with the smallest delay
-    memory_peak<=64MiB then disconnects
-    balanced                                # the default, see below
-
-A part with ``<=`` or ``>=`` is a bound; one without is an order: smaller is better, or larger for `key_share`. Orders
-come into play in turn, where the ones before are equal. Where no choice keeps all bounds, the ones that break them
-least (as a share of the bound, the first bound first) are left, and the reason says so. Between choices that are equal
-in everything that was asked for, the one in force wins, then the one with less memory, then the smaller number: the
-same figures always give the same answer.
-
-``balanced`` puts honest viewers first and weighs the rest as an operator does by hand. Only choices are left that cut
-no more honest viewers than the one in force does, and at most `HONEST_TOLERANCE` more of them than the choice that cuts
-the least: nobody's viewers pay for memory or delay, however tight the limits in force are; and, where they cut no fewer
-than the one in force, only those that leave out no more than it does by `DROPS_TOLERANCE`. Of these, each of p95 of the
-delay, peak of the memory, and key frames lost is divided by what is in force, where that is left, else (or where it is
-0) by the largest of what is left; the smallest sum wins, if it is a tenth less than what is in force has: else nothing
-is to be changed.
-
-Whatever the objective, limits that leave out twice as much are never recommended where nobody was cut.
+``balanced`` leaves choices that cut no more honest viewers than the one in force, and at most `HONEST_TOLERANCE` more
+than the best; where they cut no fewer, they may leave out no more by `DROPS_TOLERANCE`. Of these, p95 of the delay,
+peak of the memory and key frames lost, each as a share of what is in force, make a sum; the smallest wins, if it is a
+tenth less than what is in force has. Limits that leave out twice as much are never recommended where nobody was cut.
 """
 
 from __future__ import annotations
@@ -119,7 +106,6 @@ def mark_front(rows: Sequence[Row]) -> list[bool]:
 
 
 def recommend(rows: Sequence[Row], objective: str) -> Pick:
-    """Return the choice that an objective asks for."""
     parts = parse_objective(objective)
     if not rows:
         raise ConfigError("there is no choice to recommend: none has the policy in force")
@@ -175,7 +161,6 @@ def without_gain(pick: Pick, present: Row, most_cut: int) -> Pick | None:
 
 
 def _balanced(rows: Sequence[Row]) -> Pick:
-    """Return the choice with the smallest sum among those that cut the fewest honest viewers."""
     present = next((row for row in rows if row.get("in_force")), None)
     least = min(map(_honest, rows))
     bound = min(least + HONEST_TOLERANCE, inf if present is None else _honest(present))
@@ -232,7 +217,6 @@ _COSTS: Final = {
 
 
 def costs(chosen: Row, present: Row) -> list[str]:
-    """Return what a choice costs and brings against the one in force, a line per figure."""
     shown: dict[str, Callable[[float], str]] = {
         "share": "{:.2%}".format,
         "ms": "{:.0f} ms".format,

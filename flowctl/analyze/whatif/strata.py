@@ -1,11 +1,9 @@
 """Which viewers are tried, how much each counts, and how far off shares may be: a stratified sample (pure).
 
-What every choice does to a viewer that always kept up is known without a trial: these are all counted. Of those in
-trouble, who was cut while recorded and who was not are strata of their own, and of each those with the smallest hashes
-are tried: a simple random sample, whose size follows from the mean cost of the stratum and so not from who is in it.
-Each counts for its share of the stratum. Errors are those of double sampling (Cochran, "Sampling Techniques", 3rd ed.,
-1977, 12.2), with one more of each outcome where not all were tried, so that few do not look certain (Agresti and Min,
-"Simple improved confidence intervals for comparing matched proportions", 2005).
+What a choice does to a viewer that always kept up is known: these are all counted. Of those in trouble, who was cut and
+who was not are strata, and of each those with the smallest hashes are tried, as many as its mean cost allows. Errors
+are those of double sampling (Cochran, "Sampling Techniques", 3rd ed., 1977, 12.2), with one more of each outcome where
+not all were tried (Agresti and Min, 2005).
 """
 
 from __future__ import annotations
@@ -71,11 +69,7 @@ def weighted(sums: Mapping[int, Sums], strata: Mapping[int, Stratum]) -> Sums:
 
 
 def errors(choice: int, sums: Mapping[int, Sums], strata: Mapping[int, Stratum], recorded: int) -> tuple[float, float]:
-    """Return standard errors: of the share that a choice cuts, and of the difference to what is in force.
-
-    The first is for the viewers that were recorded, the second for others like them: of these the recorded ones are a
-    sample, even where all were tried.
-    """
+    """Return standard errors: of the share that a choice cuts, and of the difference to what is in force."""
     cut, moved = [], []
     for number, stratum in strata.items():
         part = sums.get(number, {})
@@ -87,7 +81,6 @@ def errors(choice: int, sums: Mapping[int, Sums], strata: Mapping[int, Stratum],
 
 
 def _error(parts: Sequence[tuple[Stratum, int, int]], more: tuple[float, float], of: float) -> float:
-    """Return the standard error of a mean over viewers."""
     total = sum(stratum.size for stratum, _, _ in parts)
     mean = square = within = 0.0
     for (size, tried), above, below in parts:

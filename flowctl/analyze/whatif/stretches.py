@@ -1,20 +1,12 @@
 """What is kept of the viewers of an hour for a what-if: a bounded sample of them, and of each only what can matter.
 
-Theory of operation. Which viewers are in the sample follows from a hash of what names them (node, conn_id): those with
-the `most` smallest hashes. So the samples of hours merge into the sample of the whole, however time is cut into hours:
-of the union the smallest are taken again, and each of these was among those of all of its hours.
+The sample are those with the `most` smallest hashes of (node, conn_id): samples of hours merge into the sample of the
+whole. While a viewer keeps up, every choice does the same for it, and Senders that have drained keep nothing: so only
+*stretches* around its trouble are kept message by message, with `BEFORE_S` and `AFTER_S`; of the rest only its outcome
+(`calm`). A viewer that always kept up is one row, made of its row in ``flow_closes`` or ``flow_opens``.
 
-While a viewer keeps up, every choice of limits does the same for it, and Senders that have drained keep nothing of what
-was before. So of a viewer only *stretches* around its trouble are kept message by message, with `BEFORE_S` (key frames
-to go back to) and `AFTER_S` (choices that queued more have drained too); of the rest only its outcome is, which every
-choice has (`calm`). A viewer that always kept up is one row of that, made of its row in ``flow_closes`` or
-``flow_opens``, and nothing else is read.
-
-Of a flight, stream and link are those of `records.flight.whatif.viewing`; it counts in the hour in which it began. Of
-samples, which say once an interval what happened in it, they are made up: messages are spread evenly over it, class by
-class; while the viewer was READY all was taken each 40 ms, else what was sent is spread over writes that met EAGAIN.
-That is coarser: a burst or a refusal within an interval is not seen, ages are off by up to a write, and one that
-drained within an interval counts as having drained at its end.
+Of samples, stream and link are made up: messages are spread evenly over the interval, class by class; while the viewer
+was READY all was taken each 40 ms, else what was sent is spread over writes that met EAGAIN.
 """
 
 from __future__ import annotations
@@ -125,7 +117,6 @@ _SAMPLE_COLUMNS: Final = (
 
 
 def stretches(records: Records, *, source: str, trouble_s: float, most: int) -> DataFrame:
-    """Return the rows of the part, with `date` and `hour`."""
     flown: set[Hour] = set(records.hours("flight")) if source == "auto" else set()
     frames = []
     if source == "flights" or (source == "auto" and records.has("flight")):
@@ -226,7 +217,6 @@ def _calm_rows(found: DataFrame) -> DataFrame:
 
 
 def _rows(found: DataFrame, known: Mapping[str, Column]) -> DataFrame:
-    """Return rows of the part without events."""
     zeros = dict.fromkeys(("conn_id", "picked", "ended_us"), f.lit(0))  # with a null pandas would have them as floats
     known = {"node": f.col("node"), **zeros, **known}
     columns = (known.get(name, f.lit(None)).cast(kind).alias(name) for name, kind in STRETCH_COLUMNS.items())

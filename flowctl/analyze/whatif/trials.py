@@ -115,7 +115,6 @@ def _calibrate(recorded: Any, totals: Sequence[Counter[str]]) -> None:
 
 
 def of_outcome(outcome: ChoiceOutcome) -> dict[str, int]:
-    """Return the sums of what became of one stretch, by measure; whole numbers."""
     return {
         "disconnected": int(outcome.closed is not None),
         "watched_us": _us(outcome.watched_s),

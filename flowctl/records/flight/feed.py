@@ -1,12 +1,8 @@
 """The private log of a recorded viewer, filled from the stream's log under the Sender's lock.
 
-Why there is one is said in `records.flight`. What it costs: an entry of 450 bytes and a row per message and recorded
-viewer, for as long as the message waits for this viewer; the octets themselves are those of the stream's log. That is
-why the share of recorded connections is small.
-
-What a viewer of the stream's log would know from before it joined is given to the private log at its beginning: the
-bit rate by class, length and size of a group of pictures, whether there is video, the largest message. So what is late,
-and the waits for key frames, are decided as they would have been.
+It costs 450 bytes and a row per message and recorded viewer, for as long as the message waits; the octets are those of
+the stream's log. What a viewer would know from before it joined (rates, groups of pictures, the largest message) is
+given to the private log at its beginning, so that what is late is decided as it would have been.
 """
 
 from __future__ import annotations
@@ -120,11 +116,7 @@ class LogFeed:
 
 
 class PrivateCohort:
-    """The fan-out of a stream as a recorded viewer's Sender sees it: with the private log. See `CohortLike`.
-
-    The viewer is served by the fan-out like any that lags: in its turns, with each round, and looked at where its
-    limits can be crossed. It never becomes a member of the cohort, whose writes could not be noted.
-    """
+    """The fan-out of a stream as a recorded viewer's Sender sees it: with the private log. See `CohortLike`."""
 
     __slots__ = ("add", "left", "limits_changed", "log", "remove", "runnable")
 

@@ -14,15 +14,12 @@ _MOST_NETWORKS: Final = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlightOptions:
-    """Which connections are recorded; immutable.
-
-    Args:
-        most_at_once: connections recorded at a time; each costs 1.3 to 2.1 ms of processor time per second more than
-            one that keeps up in a cohort (docs/benchmarks.md), so that 50 are a tenth of a core.
-    """
+    """Which connections are recorded; immutable."""
 
     share: float = 0.0
     addresses: tuple[Network, ...] = field(default=())
+    # connections recorded at a time; each costs 1.3 to 2.1 ms of processor time per second more than one that keeps up
+    # in a cohort (docs/benchmarks.md), so that 50 are a tenth of a core
     most_at_once: int = 50
 
     def __post_init__(self) -> None:

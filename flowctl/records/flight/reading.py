@@ -1,8 +1,7 @@
 """Rows of the table `flight`, back into flights, with what is wrong with them (pure).
 
-A flight that is damaged is not replayed as far as it goes, as if nothing were missing: a row that is not there changes
-all that follows. One that was cut off (the process was killed, the recorder had no room) is whole up to its last row,
-and is replayed up to there.
+A flight that is damaged is not replayed as far as it goes: a row that is missing changes all that follows. One that was
+cut off is whole up to its last row, and is replayed up to there.
 """
 
 from __future__ import annotations
@@ -37,18 +36,12 @@ _REALS: Final = frozenset({"queued_age_ms", "value", "limit"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flight:
-    """One recorded connection.
-
-    Args:
-        peer_ip: its peer, as the privacy settings let it through.
-        role: what it was used for, as far as that was known at the last row.
-        began_at_us: the same in microseconds since the epoch. None: the rows do not say.
-    """
+    """One recorded connection."""
 
     node: str
     conn_id: int
-    peer_ip: str | None
-    role: str | None
+    peer_ip: str | None  # its peer, as the privacy settings let it through
+    role: str | None  # what it was used for, as far as that was known at the last row
     app: str | None
     stream: str | None
     limits: Limits
@@ -56,7 +49,7 @@ class Flight:
     policy: TablePolicy
     deferred: bool
     clock_us: int
-    began_at_us: int | None
+    began_at_us: int | None  # the same in microseconds since the epoch. None: the rows do not say.
     rows: tuple[FlightRow, ...]
     complete: bool
 

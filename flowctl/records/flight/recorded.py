@@ -1,14 +1,9 @@
 """A Sender whose every entrance is noted on a tape before it happens.
 
-How. Each public method that can change anything takes the Sender's lock, which is re-entrant, and opens a *call*: time
-stands still, the private log is filled up to the end of the stream's log, and one row says what is called. Calls that
-the Sender makes of itself inside are part of the outer one. Methods that only look are noted where looking moves
-something: where messages are refused, a look steps over them.
-
-What it costs is measured in docs/flight.md. A Sender that is not recorded has none of this: it is of another class.
-
-Threads: as of `Sender`. The tape and the private log are guarded by the Sender's lock; rows are written within calls
-only, so that those of two threads never mix.
+Each public method that can change anything takes the Sender's lock and opens a *call*: time stands still, the private
+log is filled up to the end of the stream's log, and one row says what is called. Calls that the Sender makes of itself
+are part of the outer one. Methods that only look are noted where looking moves something. Tape and private log are
+guarded by the Sender's lock. What it costs is measured in docs/flight.md.
 """
 
 from __future__ import annotations
@@ -151,11 +146,7 @@ class NotingSender(Sender):
 
 
 class RecordedSender(NotingSender):
-    """A Sender that is recorded. Arguments as of `Sender`.
-
-    Attributes:
-        tape: guarded by the Sender's lock.
-    """
+    """A Sender that is recorded. Arguments as of `Sender`."""
 
     __slots__ = ("__weakref__", "_blocked_before", "_feed", "_real_host", "tape")
 
@@ -174,7 +165,7 @@ class RecordedSender(NotingSender):
         settings = settings or SenderSettings()
         table = TablePolicy.of(policy, host.handler_failed)
         self._real_host = host
-        self.tape = tape
+        self.tape = tape  # guarded by the Sender's lock
         now_s = host.now()
         tape.begin(now_s, begin_detail(now_s, limits, settings, table, deferred=deferred))
         super().__init__(
@@ -258,7 +249,6 @@ class RecordedSender(NotingSender):
 
     @property
     def recording(self) -> bool:
-        """Whether rows are still taken."""
         return self.tape.on
 
     def describe(self, role: str | None, app: str | None, stream: str | None) -> None:

@@ -1,12 +1,8 @@
 """Runs recorded flights again, through the real Sender, flow core and cursor, and compares what comes out.
 
-Theory of operation. The rows of a flight are calls, each with the answers that the Sender was given while it lasted
-(what writes took, what the kernel held), and what came out of it. Here the same calls are made of a `Sender` built
-from BEGIN, at the same microseconds; its transport gives the answers that were written down, and complains if it is
-asked another question: a write of another size is a divergence of its own. What comes out is noted by the same
-function that noted it then, so that comparing is comparing rows.
-
-A flight that was cut off is replayed up to its last row. All of it is pure but `read_flight`, which reads files.
+The rows of a flight are calls, each with the answers that the Sender was given, and what came out. Here the same calls
+are made of a `Sender` built from BEGIN, at the same microseconds; its transport gives the answers that were written
+down, and complains if it is asked another question. Pure but for `read_flight`.
 """
 
 from __future__ import annotations
@@ -58,35 +54,26 @@ _CHECK_EVERY_BYTES: Final = 256 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayResult:
-    """What came out of a replay.
+    """What came out of a replay."""
 
-    Args:
-        outputs: edges, drops, first late messages, returns and the close, in order, as rows (their `number` is 0).
-        divergence: where the Sender asked for something else than was recorded. None: nowhere.
-        diverged_at: number of that row. None: nowhere.
-    """
-
+    # edges, drops, first late messages, returns and the close, in order, as rows (their `number` is 0)
     outputs: tuple[FlightRow, ...]
     statistics: SenderStatistics
     figures: dict[str, Any]
-    divergence: str | None = None
-    diverged_at: int | None = None
+    divergence: str | None = None  # where the Sender asked for something else than was recorded. None: nowhere.
+    diverged_at: int | None = None  # number of that row. None: nowhere.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayComparison:
-    """Whether a replay brought what was recorded.
-
-    Args:
-        complete: the flight has an end, so that all accounts were compared; if not, outputs only.
-        number: number of the recorded row at which it is. None: there is none, or it is in the figures of the end.
-    """
+    """Whether a replay brought what was recorded."""
 
     identical: bool
     transitions: int
     dropped_messages: int
-    complete: bool
+    complete: bool  # the flight has an end, so that all accounts were compared; if not, outputs only
     difference: str | None = None
+    # number of the recorded row at which it is. None: there is none, or it is in the figures of the end.
     number: int | None = None
 
     def __str__(self) -> str:
@@ -107,22 +94,15 @@ class CutError(Exception):
 
 
 class _Surroundings:
-    """Host, transport and fan-out of a replayed Sender: they answer what was recorded.
-
-    Attributes:
-        now_us: time of the call on the Sender's clock.
-        foreign: the call came from another thread.
-        answers: rows of the call that are answers, oldest first.
-        last: this is the last call of a flight that was cut off.
-    """
+    """Host, transport and fan-out of a replayed Sender: they answer what was recorded."""
 
     def __init__(self) -> None:
-        self.now_us = 0
-        self.foreign = False
-        self.answers: deque[FlightRow] = deque()
+        self.now_us = 0  # time of the call on the Sender's clock
+        self.foreign = False  # the call came from another thread
+        self.answers: deque[FlightRow] = deque()  # rows of the call that are answers, oldest first
         self.kernel: int | None = None
         self.is_strained = False
-        self.last = False
+        self.last = False  # this is the last call of a flight that was cut off
         self.log = StreamLog("unfollowed")
 
     # -- the transport
@@ -202,7 +182,6 @@ class Rerun:
     # -- one call
 
     def call(self, row: FlightRow, answers: Iterable[FlightRow], *, last: bool) -> None:
-        """Make the call that `row` stands for; `answers` follow it in the flight."""
         around, sender = self.around, self.sender
         around.now_us = self.flight.clock_us + row.offset_us
         values = detail_of(row.detail)
@@ -261,7 +240,6 @@ class Rerun:
     # -- messages and logs
 
     def queued(self, row: FlightRow, values: dict[str, Any]) -> None:
-        """Publish a message, or send one."""
         wire, item = _wire(row.size_bytes or 0), _CLASSES[row.message_class or ""]
         self._unchecked_bytes += len(wire)
         if self._unchecked_bytes > _CHECK_EVERY_BYTES:
@@ -302,7 +280,6 @@ def _wires(sizes: Iterable[int]) -> tuple[bytes, ...]:
 
 
 def read_flight(path: Path, conn_id: int | None = None, node: str | None = None) -> Flight:
-    """Return one flight out of record files. Reads files; needs pyarrow."""
     files = flight_files(path)
     there = [item for item in list_flights(files) if conn_id in (None, item.conn_id) and node in (None, item.node)]
     if len(there) != 1:
@@ -379,7 +356,6 @@ def compare(flight: Flight, result: ReplayResult) -> ReplayComparison:
 
 
 def _unlike(row: FlightRow, again: FlightRow | None) -> str:
-    """Say in which columns two outputs differ."""
     if again is None:
         return f"{row.kind} at {row.offset_us} us did not come again"
     fields = [name for name in FlightRow._fields if name != "number" and getattr(row, name) != getattr(again, name)]

@@ -1,11 +1,8 @@
 """A tape: the rows of one flight in order, with the time that stands still while one of them happens (pure).
 
-Time. The Sender's clock is cut to whole microseconds, upwards, so that a deadline that has come has come here too. All
-times of a flight are such numbers divided by 10^6, and that division gives the same float wherever it is done: the
-replay computes with the very same numbers, to the last bit.
-
-Bounds. A flight ends after `MOST_ROWS` rows or `MOST_S` seconds with an END row whose reason is ``limit``, and the
-Sender goes on without a tape. A tape whose sink takes no more is cut off there: what was written replays up to it.
+The Sender's clock is cut to whole microseconds, upwards, so that a deadline that has come has come here too, and a
+replay computes with the very same numbers. A flight ends after `MOST_ROWS` rows or `MOST_S` seconds with an END row
+whose reason is ``limit``; where its sink takes no more it is cut off.
 """
 
 from __future__ import annotations
@@ -34,32 +31,19 @@ _CALL: Final = FlightKind.CALL.value
 
 
 class Identity(NamedTuple):
-    """Whose flight it is: the first columns of its rows, as the privacy settings let them through.
+    """Whose flight it is: the first columns of its rows, as the privacy settings let them through."""
 
-    Attributes:
-        began_at_us: microseconds since the epoch (UTC) when the flight began.
-        conn_id: see `flowctl.records.telemetry.schema`.
-        role: what the connection is used for, once that is known.
-    """
-
-    began_at_us: int
-    conn_id: int
+    began_at_us: int  # microseconds since the epoch (UTC) when the flight began
+    conn_id: int  # see `flowctl.records.telemetry.schema`
     peer_ip: str | None = None
     peer_port: int | None = None
-    role: str | None = None
+    role: str | None = None  # what the connection is used for, once that is known
     app: str | None = None
     stream: str | None = None
 
 
 class Tape:
-    """The rows of one flight. Not thread-safe: its Sender's lock guards it.
-
-    Attributes:
-        on: whether rows are still taken.
-        depth: calls in progress, one inside the other; the outermost is the one that is noted.
-        now_us: time of the call in progress, microseconds on the Sender's clock.
-        began_us: time of BEGIN on the same clock.
-    """
+    """The rows of one flight. Not thread-safe: its Sender's lock guards it."""
 
     __slots__ = (
         *("_began_at_us", "_kernel", "_most_rows", "_most_us", "_sink", "_strained", "_whose"),
@@ -72,10 +56,10 @@ class Tape:
         self._sink = sink
         self._most_rows = most_rows
         self._most_us = round(most_s * MICROSECONDS)
-        self.on = True
-        self.depth = 0
+        self.on = True  # whether rows are still taken
+        self.depth = 0  # calls in progress, one inside the other; the outermost is the one that is noted
         self.rows = 0
-        self.now_us = self.began_us = 0
+        self.now_us = self.began_us = 0  # time of the call in progress, microseconds on the Sender's clock
         self.foreign = False  # the call in progress is on another thread than the owning one
         self._kernel: int | None = None  # what the kernel holds, as answered in this call
         self._strained: bool | None = None
@@ -83,7 +67,6 @@ class Tape:
         self._whose: tuple[object, ...] = tuple(whose)
 
     def describe(self, *, role: str | None, app: str | None, stream: str | None) -> None:
-        """Say in the rows from now on what the connection is used for."""
         self._whose = (*self._whose[:-3], role, app, stream)
 
     # -- time
@@ -111,12 +94,10 @@ class Tape:
 
     @property
     def offset_us(self) -> int:
-        """Time of the call in progress since BEGIN."""
         return self.now_us - self.began_us
 
     @property
     def full(self) -> bool:
-        """Whether the flight has reached its bounds."""
         return self.rows >= self._most_rows or self.offset_us >= self._most_us
 
     # -- rows

@@ -1,9 +1,6 @@
-"""What the rows of a flight say, for writer and reader (pure).
+"""What the rows of a flight say, for writer and reader (pure); what a row of each kind holds is in docs/flight.md.
 
-Kinds are those of `FlightKind`; what a row of each kind holds is in docs/flight.md. No text from outside is kept: no
-payload, no stream name in a detail, no words of an error. What stands in ``detail`` is JSON with the keys below.
-
-Source: the settings are those of `core.flow.limits`, `core.sending.settings` and `core.flow.policy`, field by
+No text from outside is kept: no payload, no stream name in a detail, no words of an error. Settings stand field by
 field, so that a reader needs nothing else to build the same Sender.
 """
 
@@ -35,35 +32,28 @@ MICROSECONDS: Final = 1_000_000
 
 
 class FlightRow(NamedTuple):
-    """One row of a flight without the columns that say whose it is: `offset_us` and what follows in the table.
+    """One row of a flight without the columns that say whose it is: `offset_us` and what follows in the table."""
 
-    Attributes:
-        offset_us: microseconds since the flight began; never falls.
-        message_class: name of the class of a queued message, in lower case.
-        size_bytes: of the message; offered to the kernel; or the number that a call was given.
-        queued_bytes: for an edge: what waits after it. None for others.
-        queued_age_ms: for an edge: age of the oldest; for a queued message: for how long it lay in the stream's log.
-        value: of an edge on its axis; of a return: ms of delay removed; of an episode of drops: its ms.
-        reason: name of the call; lane of a queued message (``log`` or ``own``); close reason; of an episode of drops:
-            what the peer got all the same.
-    """
-
-    offset_us: int
+    offset_us: int  # microseconds since the flight began; never falls
     kind: str
-    message_class: str | None = None
-    size_bytes: int | None = None
+    message_class: str | None = None  # name of the class of a queued message, in lower case
+    size_bytes: int | None = None  # of the message; offered to the kernel; or the number that a call was given
     taken_bytes: int | None = None
-    queued_bytes: int | None = None
+    queued_bytes: int | None = None  # for an edge: what waits after it. None for others.
     queued_messages: int | None = None
+    # for an edge: age of the oldest; for a queued message: for how long it lay in the stream's log
     queued_age_ms: float | None = None
     state_from: str | None = None
     state_to: str | None = None
     cause: str | None = None
     axis: str | None = None
+    # of an edge on its axis; of a return: ms of delay removed; of an episode of drops: its ms
     value: float | None = None
     limit: float | None = None
     dropped_messages: int | None = None
     dropped_bytes: int | None = None
+    # name of the call; lane of a queued message (``log`` or ``own``); close reason; of an episode of drops: what the
+    # peer got all the same
     reason: str | None = None
     detail: str | None = None
     number: int = 0
@@ -139,7 +129,6 @@ def limits_from(values: Mapping[str, Any]) -> Limits:
 
 
 def settings_as_dict(settings: SenderSettings) -> dict[str, Any]:
-    """Return every field of `settings`."""
     return dataclasses.asdict(settings) | {"age_from": settings.age_from.value}
 
 
@@ -153,12 +142,9 @@ class TablePolicy:
 
     Policies are pure functions of state and class (`flowctl.testing.check_drop_policy`), so this is all of one. A
     recorded Sender decides by its table too: were the policy not pure after all, the record would still be true.
-
-    Args:
-        refused: classes refused by state, as bits by `MessageClass`.
     """
 
-    refused: tuple[int, ...]
+    refused: tuple[int, ...]  # classes refused by state, as bits by `MessageClass`
     thinned: tuple[Thin, ...]
     waits: tuple[float, ...] = ENDLESS
 
@@ -205,7 +191,6 @@ class TablePolicy:
         return self.waits[message_class]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the table for a row: masks, names of `Thin`, and patience, null for one without end."""
         waits = [item if item < inf else None for item in self.waits]
         return {"refused": list(self.refused), "thin": [mode.name for mode in self.thinned], "patience": waits}
 
@@ -238,15 +223,10 @@ def error_from(values: Mapping[str, Any]) -> Exception:
 
 
 class Call(NamedTuple):
-    """How the arguments of one method of a Sender stand in the detail of a row, there and back.
+    """How the arguments of one method of a Sender stand in the detail of a row, there and back."""
 
-    Attributes:
-        write: called with the arguments of the method.
-        read: returns arguments that make the same call.
-    """
-
-    write: Callable[..., dict[str, Any]] = dict
-    read: Callable[[Mapping[str, Any]], tuple[Any, ...]] = lambda _: ()
+    write: Callable[..., dict[str, Any]] = dict  # called with the arguments of the method
+    read: Callable[[Mapping[str, Any]], tuple[Any, ...]] = lambda _: ()  # returns arguments that make the same call
     kind: FlightKind = FlightKind.CALL
 
 

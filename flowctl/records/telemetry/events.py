@@ -1,13 +1,9 @@
 """What a server says of its connections: one method per event, each of which is one tuple on the recorder's queue.
 
-`Events` belongs to the server, `ConnectionEvents` to one connection, on whose thread it is used. Both are handed the
-time of what happened, on the monotonic clock of the connection. Nothing here reads a clock or waits. Refusals alone,
-which no connection is there for, are counted under a lock: the recorder's thread tells those that were summed up.
-
-What a connection was in the end is one row of `flow_closes` (`ConnectionEvents.whole`), made by the sampler's thread.
-An event that says no more than that row is shown to live surfaces and stands in no file (`RECORDED`). Where edges were
-lost (a ledger holds 16 between two looks), `state_ms` of the next one is empty, `detail` says how many are missing, and
-the row has their number; its times in states are right anyway.
+`Events` belongs to the server, `ConnectionEvents` to one connection, on whose thread it is used. Nothing here reads a
+clock or waits. What a connection was in the end is one row of `flow_closes` (`ConnectionEvents.whole`); an event that
+says no more than that row is shown to live surfaces and stands in no file (`RECORDED`). Where edges were lost (a ledger
+holds 16 between two looks), `state_ms` of the next one is empty; times in states are right anyway.
 """
 
 from __future__ import annotations
@@ -94,18 +90,14 @@ class _Refused:
 
 
 class Events:
-    """The events of one server. `connection`, `banned` and `config_changed`: any thread.
-
-    Attributes:
-        wall: turns times of connections into those of records.
-        open: what tells of the open connections, by number; changed on the thread of each, read by the sampler's.
-    """
+    """The events of one server. `connection`, `banned` and `config_changed`: any thread."""
 
     def __init__(self, recorder: Recorder, privacy: Privacy) -> None:
         self.recorder: Final = recorder
         self.privacy: Final = privacy
-        self.wall: Final[WallClock] = recorder.wall
+        self.wall: Final[WallClock] = recorder.wall  # turns times of connections into those of records
         self.lane: Final[Lane] = recorder.lane(FLOW_EVENTS)
+        # what tells of the open connections, by number; changed on the thread of each, read by the sampler's
         self.open: Final[dict[int, ConnectionEvents]] = {}
         self._start_s: Final = recorder.start_us // 1_000_000
         self._lock = OwnedLock()  # held by the listener's thread and by the recorder's, for microseconds
@@ -113,26 +105,21 @@ class Events:
         recorder.each_second(self.tell_refused)
 
     def conn_id(self, number: int) -> int:
-        """Return the identity of connection `number` of this process."""
         return conn_id_of(self._start_s, number)
 
     def connection(self, number: int, peer: tuple[str, int], at: float) -> ConnectionEvents:
-        """Return what tells of a new connection."""
         who = (self.privacy.address(peer[0]), peer[1], RecordedRole.UNKNOWN.value, None, None)
         return ConnectionEvents(self, self.conn_id(number), who, at)
 
     # -- of the server
 
     def server_started(self, at: float, detail: Mapping[str, Any]) -> None:
-        """Record that the server serves."""
         self._server(at, EventName.SERVER_STARTED, detail=detail)
 
     def server_stopped(self, at: float, connections: int) -> None:
-        """Record that it serves no more; `connections`: how many it had accepted."""
         self._server(at, EventName.SERVER_STOPPED, value=float(connections))
 
     def config_changed(self, at: float, reason: str, detail: Mapping[str, Any]) -> None:
-        """Record that limits or bans were changed."""
         self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=self._shown(detail))
 
     def _shown(self, detail: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,10 +159,7 @@ class Events:
         self._put_refused(at, peer, reason, (value, limit), count)
 
     def tell_refused(self) -> None:
-        """Record the refusals that were summed up and not told yet, and forget who is refused no longer. Any thread.
-
-        The recorder does so once a second: a flood that ends has no next refusal to be told with.
-        """
+        """Record the refusals that were summed up and not told yet, and forget who is refused no longer. Any thread."""
         with self._lock:
             self._tell_refused_locked()
             for key, known in list(self._refused.items()):
@@ -207,7 +191,6 @@ class Events:
         )
 
     def banned(self, at: float, number: int, peer: tuple[str, int], detail: Mapping[str, Any]) -> None:
-        """Record that an open connection is ended because its address was banned."""
         shown = self._shown(detail)
         who = (self.privacy.address(peer[0]), peer[1], RecordedRole.UNKNOWN.value, None, None)
         reason = CloseReason.BANNED.value
@@ -253,20 +236,16 @@ class ConnectionEvents:
         self._events.lane.put(row)
 
     def opened(self) -> None:
-        """Record that the connection is there."""
         self.put(self._opened_at, EventName.CONN_OPENED)
 
     def handshake_done(self, at: float, style: str) -> None:
-        """Record the end of the handshake; `style`: simple or digest."""
         self._handshake_ms = (at - self._opened_at) * 1000
         self.put(at, EventName.HANDSHAKE_DONE, value=self._handshake_ms, reason=style)
 
     def command(self, at: float, name: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Record a command of the peer."""
         self.put(at, EventName.COMMAND, reason=name, detail=detail)
 
     def connected(self, at: float, agent: str, *, app_named: bool) -> None:
-        """Record the connect command."""
         self._app_named = app_named
         self._agent = self._events.privacy.text(agent)
         self.command(at, "connect", {"agent": self._agent})
@@ -309,7 +288,6 @@ class ConnectionEvents:
         return self._startup_ms is not None
 
     def limit_hit(self, at: float, limit: str, value: float | None, maximum: float | None) -> None:
-        """Record that it went over a limit, with its name, what was reached and what is allowed."""
         self._course_of().limit_hits += 1
         self.put(at, EventName.LIMIT_HIT, axis=limit, value=value, limit=maximum)
 

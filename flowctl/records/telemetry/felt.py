@@ -1,8 +1,7 @@
 """What samples say of one connection, summed up while they are made: delay, stalls, what its line carried (pure).
 
-Who runs with the crowd has none of this: its delay is that of the next flush, and counts as none. Delays are kept as a
-histogram by time, in buckets of which twelve double: a quantile is the geometric middle of its bucket, 2.9 % off at
-most (what is below 1 ms counts as nothing, what is above 65 s as the largest that was seen).
+Who runs with the crowd has none of this: its delay counts as none. Delays are kept by time in buckets of which twelve
+double: a quantile is the geometric middle of its bucket, 2.9 % off at most.
 """
 
 from __future__ import annotations
@@ -106,7 +105,6 @@ class Felt:
             self.left_bytes += accepted
 
     def columns(self, sampled_ms: float, left_at: tuple[float, ...]) -> dict[str, Any]:
-        """Return the columns, by name."""
         self._settle(left_at)
         found: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
         whole_ms = max(sampled_ms, self.ms)

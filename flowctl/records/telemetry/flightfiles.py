@@ -1,9 +1,7 @@
-"""Finds flights in record files, and reads the rows of one of them.
+"""Finds flights in record files, and reads the rows of one of them; what they mean is the business of `records.flight`.
 
-Only rows are handed over here, as tuples of the table's columns; what they mean is the business of `records.flight`.
-pyarrow does the work and is loaded when it is needed. Of two files that are copies of each other (``flowctl.uid``) one
-is read. A file that is no whole Parquet file, or is of another table, is named, and nothing is read: a flight with a
-part missing cannot be replayed anyway.
+Of two files that are copies of each other (``flowctl.uid``) one is read. A file that is no whole Parquet file, or is of
+another table, is named, and nothing is read: a flight with a part missing cannot be replayed anyway.
 """
 
 from __future__ import annotations
@@ -260,7 +258,6 @@ def flights_rows(
 
 
 def _rows(files: list[Path], conn_ids: Collection[int], damaged: Damaged | None = None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of some connections, in the order of the files."""
     at = FLIGHT.names.index("ts")
     for batch in _batches(files, list(FLIGHT.names), conn_ids=conn_ids, damaged=damaged):
         try:

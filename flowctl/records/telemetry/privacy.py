@@ -1,18 +1,9 @@
 """What of a peer may stand in a record: addresses, stream names and texts are let through, cut or hashed here.
 
-Theory of operation. There is no place in a record for a secret: query strings, passwords and tokens are never handed to
-the recorder at all. What remains is the *name* of a stream. An RTMP publisher is known by it alone ("stream key"), so
-it is a secret on most servers, and players use the same name; a record holds a keyed hash of it unless the setting says
-that names are public. The name is everything behind the first part of the path, since a client that publishes
-``key/720p``
-hands out a key as well; that first part, the application, is stored as it is if it was named at connect. Over HTTP it
-came with the name, and is stored once that stream is there. Addresses are stored as the setting says. Texts that a peer
-chose (what it calls itself) are cut, cleaned, and lose what looks like an address or a token.
-
-What looks like a query, credentials or an address is judged after percent-decoding, and hashed.
-
-Hashes are BLAKE2b with a key: without it, nobody can find a name or one of four thousand million addresses by trying.
-Source: RFC 7693 (BLAKE2), NIST SP 800-122 section 4.2 (de-identifying by keyed hashing).
+Query strings, passwords and tokens are never handed to the recorder. The *name* of a stream is a secret on most servers
+(an RTMP publisher is known by it alone), so a record holds a keyed hash of it unless names are public; the name is
+everything behind the first part of the path. Texts of a peer are cut, cleaned, and lose what looks like an address or a
+token. Hashes are BLAKE2b with a key (RFC 7693; NIST SP 800-122, 4.2): nobody finds a name by trying.
 """
 
 from __future__ import annotations
@@ -117,10 +108,7 @@ class Privacy:
         return str(found if found.prefixlen <= bits else found.supernet(new_prefix=bits))
 
     def stream(self, path: str, *, app_named: bool = True) -> tuple[str, str]:
-        """Return (application, stream) as they are stored, of a path such as ``live/name`` or ``live/name/720p``.
-
-        The application is the first part, and all that follows is the stream. A path of one part names no application.
-        """
+        """Return (application, stream) as they are stored, of a path such as ``live/name`` or ``live/name/720p``."""
         app, slash, name = path.partition("/")
         if not slash:
             app, name = "", path

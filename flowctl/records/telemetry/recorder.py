@@ -1,13 +1,9 @@
 """The recorder: takes records from the threads of a server without ever making them wait, and sees to their writing.
 
-Theory of operation. Each table has a `Lane`: a bounded queue to which any thread appends a tuple, which is one step of
-the interpreter and needs no lock. One thread of the recorder empties the lanes a few times a second, hands batches to
-the `TableWriter` of each table, which makes files of them, and then shows the events to the `Feed` (so that what is
-counted live is what stands in the files; events that files have no need of, `RECORDED` says which, are shown as well).
-What finds a lane full is lost: counted, logged once a minute, and told by an
-event of its own (`OVERFLOW`), as is what a disk did not take for so long that there was no room left to keep it.
-
-A record of a lane is a `Row` of its table; a `Block` is many records at once, as columns.
+Theory of operation. Each table has a `Lane`: a bounded queue to which any thread appends a tuple, in one step of the
+interpreter. One thread empties the lanes a few times a second, hands batches to the `TableWriter` of each table, and
+shows the events to the `Feed`, so that what is counted live is what stands in the files. What finds a lane full, or no
+room on the disk for too long, is lost: counted, logged once a minute, and told by an event of its own (`OVERFLOW`).
 """
 
 from __future__ import annotations
@@ -86,10 +82,7 @@ class Lane:
         self._lost = 0  # guarded by _lock
 
     def put(self, row: Row) -> bool:
-        """Append one record; return False where the lane is full and it is lost.
-
-        Two steps without a lock: several threads that meet at the limit may pass it by one record each.
-        """
+        """Append one record; return False where the lane is full and it is lost."""
         if len(self._queue) < self._limit:
             self._queue.append(row)
             return True
@@ -110,18 +103,15 @@ class Lane:
 
     @property
     def lost(self) -> int:
-        """Records lost so far."""
         with self._lock:
             return self._lost
 
     @property
     def waiting(self) -> int:
-        """Records that wait."""
         return len(self._queue) + sum(item.rows for item in tuple(self._blocks))
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits."""
         return not (self._queue or self._blocks)
 
     def drain(self) -> tuple[list[Row], list[Block]]:
@@ -162,14 +152,7 @@ class WallClock:
 
 
 class Recorder:
-    """Queues, feed and files of one server's records.
-
-    Attributes:
-        options: the settings.
-        feed: what live surfaces see of the events.
-        start_us: when it was made, microseconds since the epoch: part of file names, and where `seq` begins.
-        wall: turns times of the connections into times of records.
-    """
+    """Queues, feed and files of one server's records."""
 
     def __init__(
         self,
@@ -178,10 +161,11 @@ class Recorder:
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         check_available()
-        self.options: Final = options
+        self.options: Final = options  # the settings
+        # when it was made, microseconds since the epoch: part of file names, and where `seq` begins
         self.start_us: Final = wall_ns() // 1000
-        self.wall: Final = WallClock(clock, wall_ns)
-        self.feed: Final = Feed()
+        self.wall: Final = WallClock(clock, wall_ns)  # turns times of the connections into times of records
+        self.feed: Final = Feed()  # what live surfaces see of the events
         self._files = RecordFiles(options, self.start_us)
         self._lanes = {name: Lane(table, options.queue_rows) for name, table in TABLES.items()}
         self._writers = {name: TableWriter(table, self._files) for name, table in TABLES.items()}
@@ -314,10 +298,7 @@ class Recorder:
                 self._flight_cpu_s += time.thread_time() - began
 
     def _hand_on(self, name: str, rows: int, add: Callable[[Any], None], given: object) -> bool:
-        """Give records to the writer of their table, and return whether it took them without a fault.
-
-        What does not stand in its books afterwards is counted as broken.
-        """
+        """Give records to the writer of their table, and return whether it took them without a fault."""
         self._taken[name] += rows
         before = self._known(name)
         try:

@@ -1,10 +1,8 @@
 """Samples of many connections as columns: what all of a crowd share is written once, and not once per viewer.
 
-Theory of operation. Viewers who keep up with a stream have been sent exactly what lies between two places of its log:
-accepted, sent and queued are differences of the totals at two `Mark`s, equal for all who stood at the same marks. Their
-records differ in identity alone. `SharedRows` are such a group: identities, and one tuple of everything else. Who is in
-trouble, or did anything of its own, has a whole row. A `SampleBlock` of shared and whole rows becomes one Arrow array
-per column without going over the viewers in Python: at a thousand viewers that is what makes a sample a second cheap.
+Viewers who keep up have been sent exactly what lies between two places of the log (`Mark`), so their records differ in
+identity alone (`SharedRows`). Who is in trouble has a whole row. A `SampleBlock` becomes one Arrow array per column
+without going over the viewers in Python: that makes a sample a second of a thousand viewers cheap.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ class Mark(NamedTuple):
 
 
 def minus(after: Figures, before: Figures) -> Figures:
-    """Return `after` - `before`."""
     return tuple(map(sub, after, before))
 
 
@@ -114,7 +111,6 @@ class Identities:
         return len(self.conn_ids)
 
     def add(self, conn_id: int, address: str | None, port: int | None) -> None:
-        """Add a connection; only its maker calls this, in the round it was made in."""
         self.conn_ids.append(conn_id)
         self.addresses.append(address)
         self.ports.append(port)
@@ -143,7 +139,6 @@ class SharedRows:
     _single: Identities | None = None  # those who came one by one
 
     def add(self, conn_id: int, address: str | None, port: int | None) -> None:
-        """Add a connection."""
         single = self._single
         if single is None or self.crowds[-1] is not single:  # the order is what `kernel` is about
             single = self._single = Identities()
@@ -171,7 +166,6 @@ class SampleBlock:
     rows: int = 0
 
     def add_run(self, run: SharedRows) -> None:
-        """Add connections who share everything but identity."""
         if run.size:
             self.items.append(run)
             self.rows += run.size
@@ -179,7 +173,6 @@ class SampleBlock:
     def add_row(
         self, who: tuple[Any, ...], condition: SampledCondition, happened: Row, ts_us: int | None = None
     ) -> None:
-        """Add one connection."""
         self.items.append((self.ts_us if ts_us is None else ts_us, *who, *condition, *happened))
         self.rows += 1
 

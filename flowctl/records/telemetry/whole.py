@@ -1,10 +1,8 @@
 """What a connection was, in one row: the columns of `flow_closes` and `flow_opens` from the books of its Sender (pure).
 
-Rules of the sums. Of pictures, those that are still queued are neither wanted nor sent yet; those that were queued at
-the close, or that came after the viewer had left the stream, it does not miss; nor does it miss what it has muted: no
-policy for live media refuses sound, or key frames, of viewers that want them. `lost_messages` are those whose loss is
-seen or heard (a disposable frame is made to be dropped), less those that no slowness has caused: the peer or the
-application did not want them any more.
+Pictures that are still queued are neither wanted nor sent yet; those that were queued at the close, that came after the
+viewer had left the stream, or that it has muted, it does not miss. `lost_messages` are those whose loss is seen or
+heard and that slowness has caused.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ _NOTHING_DROPPED: Final = dict.fromkeys((*_MESSAGES["dropped"], *_DROPPED_BY.val
 
 
 def sender_columns(statistics: SenderStatistics) -> dict[str, Any]:
-    """Return the columns that the books of a Sender have, by name."""
     accepted, sent, dropped = statistics.accepted, statistics.sent, statistics.dropped
     found: dict[str, Any] = dict(zip(_MESSAGES["accepted"], accepted.messages, strict=True))
     found.update(zip(_MESSAGES["sent"], sent.messages, strict=True))
@@ -100,7 +97,6 @@ class ConnectionCourse:
             self.recover_max_ms = max(self.recover_max_ms, recover_ms)
 
     def columns(self, at: float) -> dict[str, Any]:
-        """Return the columns, by name; `at`: now, in seconds."""
         pause_s = 0.0 if self.paused_at is None else max(at - self.paused_at, 0.0)
         names = ("hard_at_once", "recover_ms", "recover_max_ms", "late_episodes", "input_pauses", "limit_hits")
         found = {name: getattr(self, name) for name in names}

@@ -1,19 +1,10 @@
 """Record files: batches of rows become Parquet files that are either whole or not there.
 
-Theory of operation. The rows of a table are kept in memory, as Arrow record batches, until a file of them is due: after
-`rotate_s`, or when they take `file_bytes`; rows of two hours are two files. A file is written in one go to a hidden
-name beside its place, brought to the disk (fsync), and renamed. So a reader sees whole files only, and a crash loses
-what was in memory: the interval of rotation at most. A file that cannot be written (no room, folder gone, no right to)
-leaves its rows in memory for the next attempt, up to a bound; beyond that the oldest are lost and counted. The server
-never notices.
-
-What a node's files may take on the disk is bounded as well: the oldest go. Which are the oldest is said by the number
-in their names, which goes on over restarts: times go back when a clock is set. Stock is taken once, at the start; kept
-of it are the bytes and the least number of each hour. Files of other nodes in the same folder are nobody's business.
-
-File: ``<table>/date=YYYY-MM-DD/hour=HH/<node>-<start>-<n>.parquet``; see `records.telemetry.schema` for its metadata.
-Source: rename(2) is atomic within a file system (POSIX.1-2017); the hidden name follows Hadoop's rule that names which
-begin with ``.`` or ``_`` are no data.
+Theory of operation. Rows are kept in memory until a file of them is due: after `rotate_s`, or when they take
+`file_bytes`; rows of two hours are two files. A file is written to a hidden name beside its place, brought to the disk
+(fsync), and renamed: a crash loses what was in memory. A file that cannot be written leaves its rows in memory for the
+next attempt, up to a bound; beyond that the oldest are lost and counted. What a node's files may take on the disk is
+bounded: the oldest go, by the number in their names, for clocks are set. Files of other nodes are not touched.
 """
 
 from __future__ import annotations
@@ -88,10 +79,7 @@ class _Waiting:
     batch: pa.RecordBatch | None = None
 
     def by_hour(self) -> list[tuple[int, _Waiting]]:
-        """Return the rows of each hour since the epoch, in the order in which they came; made columns before.
-
-        Rows come late, and a clock that is set may put them an hour or a year away: each belongs where its time says.
-        """
+        """Return the rows of each hour since the epoch, in the order in which they came; made columns before."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -147,20 +135,14 @@ def arrow_type(kind: Kind) -> pa.DataType:
 
 
 class RecordFiles:
-    """The folder of one node's record files. The recorder's thread; `last_error` any.
-
-    Attributes:
-        last_error: the last reason why a file could not be written; "" while all is well.
-        removed_files: files removed because the node's share of the disk was used up.
-        number: of the next file, above that of all of this node that were there at the start.
-    """
+    """The folder of one node's record files. The recorder's thread; `last_error` any."""
 
     def __init__(self, options: EventsOptions, start_us: int) -> None:
         self.options: Final = options
         self.start_us: Final = start_us
-        self.last_error = ""
-        self.removed_files = 0
-        self.number = 0
+        self.last_error = ""  # the last reason why a file could not be written; "" while all is well
+        self.removed_files = 0  # files removed because the node's share of the disk was used up
+        self.number = 0  # of the next file, above that of all of this node that were there at the start
         self._root = Path(options.folder)
         self._name = re.compile(rf"(\.)?{re.escape(options.node)}-\d+-(\d+)\.parquet(?(1)\.part)")
         self._hours: dict[str, tuple[int, int]] = {}  # date=/hour= -> least number, bytes of our files in it
@@ -171,7 +153,6 @@ class RecordFiles:
 
     @staticmethod
     def now_us() -> int:
-        """Return the microseconds since the epoch."""
         return time.time_ns() // 1000
 
     def prepare(self) -> None:
@@ -214,7 +195,6 @@ class RecordFiles:
                         yield int(found[2]), entry.stat().st_size, Path(entry.path)
 
     def _note(self, hour: str, number: int, size: int) -> None:
-        """Count a file in."""
         least, before = self._hours.get(hour, (number, 0))
         self._hours[hour] = min(least, number), before + size
         self._own_bytes += size
@@ -345,7 +325,6 @@ class TableWriter:
 
     @property
     def books(self) -> Books:
-        """What became of the rows so far."""
         return Books(
             files=self._written_files,
             written_rows=self._written,
@@ -448,13 +427,11 @@ class TableWriter:
             self._add(_Waiting(rows, self._seq, size_bytes, block))
 
     def _add(self, part: _Waiting) -> None:
-        """Keep rows for the next file."""
         self._parts.append(part)
         self._seq += part.rows
         self._came(part.rows, part.size_bytes)
 
     def _make(self, part: _Waiting, arrays: list[Any]) -> None:
-        """Add `node` and `seq`."""
         import pyarrow as pa
 
         node = pa.repeat(pa.scalar(self._files.options.node), part.rows)

@@ -50,7 +50,6 @@ def attack(address, at_s=NOW_S, conn_id=900):
 
 
 def viewers(address, count, since_s, first=1, **more):
-    """Return the records of viewers that are still there."""
     return [row for n in range(count) for row in there(address, since_s, NOW_S, conn_id=first + n, **more)]
 
 
@@ -443,13 +442,11 @@ def world(spark, tmp_path_factory):
 
 
 def listed(bans, prefix):
-    """Return the networks on the list that begin so."""
     return [ban.cidr for ban in bans.bans if ban.cidr.startswith(prefix)]
 
 
 @pytest.mark.parametrize("who", TRUTH)
 def test_abuse_when_the_truth_is_known_says_it(world, who):
-    """Each planted one gets the verdict that is written beside it, and the list does what the verdict says."""
     scores, bans, _ = world
     expected, address, _ = TRUTH[who]
     row = scores[address]
@@ -461,7 +458,6 @@ def test_abuse_when_the_truth_is_known_says_it(world, who):
 
 
 def test_abuse_when_an_address_is_shared_caps_each_kind_and_says_so(world):
-    """Who attacks sixty times with three kinds is one offender beside those who behave."""
     scores, bans, result = world
     row = scores["192.0.2.2"]
     assert (row["people"], row["points"]) == (30, 10.0 * len(PROOFS))
@@ -472,7 +468,6 @@ def test_abuse_when_an_address_is_shared_caps_each_kind_and_says_so(world):
 
 
 def test_abuse_when_a_proof_is_seen_bans_the_address_with_its_evidence(world):
-    """One limit hit that no sound client makes is enough, and the ban says which it was."""
     _, bans, _ = world
     [ban] = (ban for ban in bans.bans if ban.cidr == "192.0.2.50/32")
     assert (ban.score, dict(ban.evidence)) == (PROOF, {"limit_hit.chunk_size_min_bytes": 1})
@@ -480,21 +475,18 @@ def test_abuse_when_a_proof_is_seen_bans_the_address_with_its_evidence(world):
 
 
 def test_abuse_when_a_slow_viewer_is_cut_again_and_again_does_not_ban_it(world):
-    """Hard-limit closes of a viewer that drained all the time are counted and weigh nothing."""
     scores, bans, _ = world
     assert (scores["192.0.2.51"]["score"], bans.match("192.0.2.51", NOW_S)) == (0.0, None)
     assert "slow_close" in json.loads(scores["192.0.2.51"]["evidence"])
 
 
 def test_abuse_when_a_viewer_reads_nothing_again_and_again_bans_it(world):
-    """The same closes of a peer that took nothing are abuse."""
     scores, bans, _ = world
     assert scores["192.0.2.52"]["points"] == pytest.approx(12.0, rel=0.01)
     assert bans.match("192.0.2.52", NOW_S)
 
 
 def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_networks_if_told(spark, tmp_path):
-    """What was done a week ago is worth next to nothing, also where no record is newer; and that is said."""
     rows = hits("192.0.2.72", "amf_depth", 3, time.time() - 7 * 86_400) + attack("10.0.0.9", time.time() - 7 * 86_400)
     scores, bans, result = judge(spark, tmp_path, rows, now_s=None, private=True, weights=Weights(threshold=5.0))
     assert scores["192.0.2.72"]["points"] == pytest.approx(36 / 2**7, rel=0.01)
@@ -503,7 +495,6 @@ def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_netw
 
 
 def test_abuse_when_a_window_is_short_knows_who_behaved_before_it(spark, tmp_path):
-    """The day before the end of a window tells who shares an address, and is no evidence against anybody."""
     write(tmp_path / "events", ends("192.0.2.90", "peer_closed", 20, NOW_S - 3 * 3600, duration_s=3000.0))
     write(tmp_path / "events", attack("192.0.2.92", NOW_S - 3 * 3600), "early")
     write(tmp_path / "events", [*attack("192.0.2.90"), *attack("192.0.2.91")], "late")
@@ -534,7 +525,6 @@ def test_abuse_when_evidence_is_a_half_life_old_counts_it_half(short):
 
 
 def test_abuse_when_there_are_more_than_fit_keeps_the_worst_and_says_so(short):
-    """The ban list is cut at its length, the highest scores first, and the rest is counted."""
     _, bans, result = short
     assert {ban.cidr for ban in bans.bans} == {"192.0.2.5/32", "192.0.2.6/32"}
     assert result.summary["bans_left_out"] == 4
@@ -542,7 +532,6 @@ def test_abuse_when_there_are_more_than_fit_keeps_the_worst_and_says_so(short):
 
 @pytest.mark.parametrize("allowed", ALLOWED)
 def test_abuse_when_an_address_is_allowed_never_bans_it(world, allowed):
-    """Who is on the allow list is scored and not banned, whatever the prefix length."""
     scores, bans, result = world
     address = ALLOWED[allowed]
     assert "--judge-private judges them as any other" in result.warnings[0]
@@ -550,7 +539,6 @@ def test_abuse_when_an_address_is_allowed_never_bans_it(world, allowed):
 
 
 def test_abuse_when_most_of_a_subnet_is_abusive_bans_it_as_one_if_nobody_honest_is_there(world):
-    """Ten abusive addresses of ten are one ban of their /24; one viewer among them, and each is banned by itself."""
     scores, bans, result = world
     assert bans.match("198.51.100.77", NOW_S)
     assert not bans.match("203.0.113.77", NOW_S)
@@ -561,7 +549,6 @@ def test_abuse_when_most_of_a_subnet_is_abusive_bans_it_as_one_if_nobody_honest_
 
 
 def test_abuse_when_a_home_has_many_64s_leaves_the_homes_beside_it_alone(world):
-    """Ten abusive /64s of ten are one ban of the network that holds them, not of the /48 of their provider."""
     _, bans, _ = world
     assert listed(bans, "2001:db8:d:") == ["2001:db8:d:100::/60"]
     assert bans.match("2001:db8:d:10f::1", NOW_S)
@@ -569,19 +556,16 @@ def test_abuse_when_a_home_has_many_64s_leaves_the_homes_beside_it_alone(world):
 
 
 def test_abuse_when_a_subnet_holds_an_allowed_address_bans_its_addresses_only(world):
-    """No network is banned that contains one of the allow list, even one that was not seen."""
     _, bans, _ = world
     assert (len(listed(bans, "203.0.112.")), bans.match("203.0.112.200", NOW_S)) == (10, None)
 
 
 def test_abuse_when_a_record_is_odd_goes_on(world):
-    """Absurd durations and counts, and rows without an address, change nothing for others."""
     scores, _, _ = world
     assert {row["peer_ip"] for _, row in ODD} & set(scores) == {"192.0.2.53", "192.0.2.54"}
 
 
 def test_abuse_when_records_have_absurd_words_bans_all_the_same(world):
-    """Names that a ban cannot take, and more kinds than it can, make nobody immune: the heaviest are told."""
     scores, bans, result = world
     ban = bans.match("192.0.2.56", NOW_S)
     assert (scores["192.0.2.56"]["verdict"], ban.reason) == ("ban", "limit_hit.amf_depth")
@@ -592,13 +576,11 @@ def test_abuse_when_records_have_absurd_words_bans_all_the_same(world):
 
 
 def test_abuse_when_no_ban_can_be_made_of_an_address_bans_the_others():
-    """A row of which no ban can be made costs its own ban, not those of all."""
     rows = [{"cidr": cidr, "verdict": "ban", "score": 12.0, "evidence": "{}"} for cidr in ("0.0.0.0/1", "192.0.2.1/32")]
     assert [ban.cidr for ban in job._bans(rows, Weights(), NOW_S)] == ["192.0.2.1/32"]
 
 
 def test_abuse_when_rows_come_in_another_order_scores_the_same(spark, tmp_path):
-    """Sums are of whole numbers: cut into other files in another order, the table is the same to the last digit."""
     rows = [row for n in range(1, 30) for row in hits(f"192.0.2.{n % 7 + 1}", "handshake_time_s", 1, BEGIN_S + n * 7)]
     rows += [closed(f"192.0.2.{n % 7 + 1}", "handshake timeout", BEGIN_S + n / 3) for n in range(90)]
     first, _, _ = judge(spark, tmp_path / "one", rows)
@@ -609,19 +591,16 @@ def test_abuse_when_rows_come_in_another_order_scores_the_same(spark, tmp_path):
 
 
 def test_abuse_when_the_list_would_be_too_long_is_refused():
-    """A ban list longer than a server takes is an error before any work."""
     with pytest.raises(ConfigError, match="--max-bans"):
         AbuseOptions(most_bans=1_000_000)
 
 
 def test_networks_when_wrong_are_refused_by_name():
-    """An allow list with something else in it is an error that names it."""
     with pytest.raises(ConfigError, match=r"192\.0\.2\.7/24"):
         parse_networks(["192.0.2.7/24"], "--allow")
 
 
 def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(spark):
-    """What has digits here is an address to the ban list, and the other way round."""
     whole = ["1.2.3.4", "255.255.255.255", "0.0.0.9", "::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::", "A::b"]
     odd = [
         "256.1.1.1",
@@ -647,7 +626,6 @@ def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(spark):
 
 
 def test_unit_when_of_a_column_is_what_servers_count_as_one_address(spark):
-    """The pipeline and the server agree on who an address is, NAT64 and tunnels included, and a ban hits that one."""
     made = [
         "203.0.113.5",
         "2001:db8:1:2::3",
@@ -675,7 +653,6 @@ def test_unit_when_of_a_column_is_what_servers_count_as_one_address(spark):
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_abuse_when_there_is_a_ban_list_keeps_its_bans_unless_told_otherwise(replace):
-    """Bans of others that last stay on the list; with --replace-bans the list begins anew, whatever is there."""
     there = render([Ban(cidr="203.0.113.9/32", expires=at(NOW_S + 60)), Ban(cidr="203.0.113.8/32", expires=at(NOW_S))])
     made = render([Ban(cidr="192.0.2.7/32", expires=at(NOW_S + 600))])
     options = AbuseOptions(now_s=NOW_S, replace_bans=replace)
@@ -690,7 +667,6 @@ def test_abuse_when_there_is_a_ban_list_keeps_its_bans_unless_told_otherwise(rep
 
 
 def test_abuse_when_worlds_are_planted_finds_the_abusers_and_bans_nobody_honest(spark, tmp_path):
-    """Of what synth plants, NAT, proxies, health checks and an attacker among viewers, --truth tells what was found."""
     worlds = ("attackers", "nat", "proxy", "health", "commuters", "neighbours")
     options = SynthOptions(events=20_000, days=0.2, worlds=worlds)
     made = synth.run(spark, str(tmp_path / "events"), options)

@@ -29,7 +29,6 @@ def listed(tmp_path):
 
 
 def add(tmp_path, *bans, anew=False, **judge):
-    """Merge bans as the watch does."""
     merge_into(RecordPlace(str(tmp_path)), bans, AbuseOptions(**judge), anew=anew)
 
 
@@ -39,7 +38,6 @@ def others(tmp_path, *bans):
 
 
 def test_list_when_a_batch_is_run_again_is_the_same(tmp_path):
-    """The same bans once more change nothing."""
     add(tmp_path, ban())
     status = (tmp_path / "bans.jsonl").stat()
     add(tmp_path, ban())
@@ -49,7 +47,6 @@ def test_list_when_a_batch_is_run_again_is_the_same(tmp_path):
 
 
 def test_list_when_bans_expire_leaves_them_out(tmp_path, monkeypatch):
-    """A ban is on the list until it expires, its own or of others; it goes with the next batch."""
     monkeypatch.setattr("flowctl.analyze.abuse.watch.time.time", lambda: NOW_S)
     others(tmp_path, ban("198.51.100.1", lasts_s=15, source=""), ban("198.51.100.2", lasts_s=-1, source=""))
     add(tmp_path, ban("192.0.2.1", lasts_s=10), ban("192.0.2.2", lasts_s=20))
@@ -61,7 +58,6 @@ def test_list_when_bans_expire_leaves_them_out(tmp_path, monkeypatch):
 
 
 def test_list_when_others_write_it_keeps_their_bans(tmp_path):
-    """Bans that others put on the list while the watch runs stay beside its own."""
     add(tmp_path)
     others(tmp_path, ban("203.0.113.1", source=""))
     add(tmp_path, ban("192.0.2.1"))
@@ -70,7 +66,6 @@ def test_list_when_others_write_it_keeps_their_bans(tmp_path):
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_list_when_told_to_begin_anew_drops_those_of_others_and_keeps_its_own(tmp_path, broken):
-    """--replace-bans gives up what others wrote before the start, even what cannot be read; a restart loses no ban."""
     others(tmp_path, ban("203.0.113.1", source=""), ban("192.0.2.1"))
     if broken:
         (tmp_path / "bans.jsonl").write_text("{broken")
@@ -80,7 +75,6 @@ def test_list_when_told_to_begin_anew_drops_those_of_others_and_keeps_its_own(tm
 
 
 def test_list_when_it_is_a_link_is_locked_for_all_who_write_the_file(tmp_path):
-    """Who is given the file itself, and a job whose OUT has a link to it, wait for each other."""
     folders = [tmp_path / name for name in ("etc", "out")]
     for folder in folders:
         folder.mkdir()
@@ -101,7 +95,6 @@ def test_list_when_it_is_a_link_is_locked_for_all_who_write_the_file(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 def test_list_when_it_is_a_servers_stays_its(tmp_path):
-    """The server of another user can still read the list after a job of root's has written to it."""
     others(tmp_path, ban("198.51.100.1", source=""))
     path = tmp_path / "bans.jsonl"
     os.chown(path, 1234, 1235)
@@ -117,7 +110,6 @@ def test_list_when_it_is_a_servers_stays_its(tmp_path):
 
 
 def test_list_when_it_cannot_be_read_names_it_and_leaves_it(tmp_path):
-    """A list with a typing error is no reason to throw it away."""
     (tmp_path / "bans.jsonl").write_text("{broken\n")
     with pytest.raises(ConfigError, match=r"bans\.jsonl, line 1") as caught:
         add(tmp_path, ban())
@@ -126,7 +118,6 @@ def test_list_when_it_cannot_be_read_names_it_and_leaves_it(tmp_path):
 
 
 def test_list_when_it_is_too_long_leaves_it(tmp_path):
-    """A list that no server takes is refused, and not taken as empty."""
     line = Ban(cidr="203.0.113.1/32", expires=None).line() + "\n"
     text = line * (MOST_TEXT_BYTES // len(line) + 1)
     (tmp_path / "bans.jsonl").write_text(text)
@@ -136,12 +127,10 @@ def test_list_when_it_is_too_long_leaves_it(tmp_path):
 
 
 def full(monkeypatch, size):
-    """Let lists have that many bytes."""
     monkeypatch.setattr(bans_module, "MOST_BYTES", size)
 
 
 def test_list_when_it_grows_too_long_is_cut_and_can_be_read_again(tmp_path, monkeypatch):
-    """The watch leaves out what is least, says so, and does not shut itself or the server out of its own list."""
     told = []
     full(monkeypatch, 3 * len(render([ban("192.0.2.10")])) - 1)
     for number in range(10, 14):
@@ -157,7 +146,6 @@ def test_list_when_it_grows_too_long_is_cut_and_can_be_read_again(tmp_path, monk
 
 
 def test_list_when_the_one_that_is_there_is_too_long_is_cut_but_for_bans_by_hand(tmp_path, monkeypatch):
-    """A list that is longer than servers take becomes one that they take; more by hand than fits is left as it is."""
     hand = [ban(f"198.51.100.{number}", score=0.0, source="") for number in range(2)]
     full(monkeypatch, len(render([*hand, ban()])))
     others(tmp_path, ban(), ban("192.0.2.2", score=20.0), *hand)
@@ -178,6 +166,5 @@ def test_list_when_an_address_is_allowed_does_not_keep_a_ban_of_it(tmp_path):
     ("name", "value"), [("trigger_s", 0), ("window_s", 0.5), ("watermark_s", -1), ("most_files", 0)]
 )
 def test_watch_options_when_out_of_range_name_the_option(name, value):
-    """Each option has a range, and what lies outside is an error by its name on the command line."""
     with pytest.raises(ConfigError, match=r"--(trigger|window|watermark|max-files) is .*, allowed is"):
         WatchOptions(**{name: value})

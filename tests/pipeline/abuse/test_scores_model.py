@@ -132,7 +132,6 @@ def judged(spark, tmp_path_factory):
 
 
 def judge(spark, folder):
-    """Return the scores by address."""
     options = AbuseOptions(now_s=NOW_S, weights=WEIGHTS)
     note = run(spark, str(folder / "events"), str(folder / "out"), [JOB], {"abuse": options}).jobs["abuse"]
     assert note.state is JobState.DONE, note.message
@@ -140,7 +139,6 @@ def judge(spark, folder):
 
 
 def test_scores_when_evidence_is_random_are_those_of_the_model(judged):
-    """Points, people, standing and verdict of every address are those of a model that adds nothing up early."""
     model, scores, _ = judged
     said = {address: model.verdict(address) for address in model.evidence | model.plays}
     assert len({item[0] for item in said.values()}) == 5, "every verdict occurs"
@@ -160,7 +158,6 @@ def test_scores_when_a_connection_spans_hours_count_it_once(judged):
 
 
 def test_attackers_when_asked_for_are_the_harmful_connections_and_banned_addresses(judged):
-    """What is left out of a what-if: connections with evidence that bans, but for slowness, and banned addresses."""
     model, scores, folder = judged
     part = dataset(str(folder / "out" / "parts" / "evidence")).to_table().to_pandas()
     parts = SimpleNamespace(small=True, since=None, pandas=lambda _: part)
@@ -175,7 +172,6 @@ def test_attackers_when_asked_for_are_the_harmful_connections_and_banned_address
 
 
 def test_scores_when_parts_are_large_are_the_same(spark, judged, monkeypatch):
-    """Judged by Spark's workers, each some subnets, all is as judged in this process; the list too."""
     _, scores, folder = judged
     bans = (folder / "out" / "bans.jsonl").read_text()
     monkeypatch.setattr("flowctl.analyze.run.SMALL_BYTES", -1)

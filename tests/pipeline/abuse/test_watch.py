@@ -44,7 +44,6 @@ PATIENCE_S = 400.0
 
 
 def banned(out: Path) -> dict[str, str]:
-    """Return who is on the list, and how."""
     path = out / "bans.jsonl"
     return {ban.cidr: ban.action.value for ban in BanList.parse(path.read_text()).bans} if path.exists() else {}
 
@@ -72,7 +71,6 @@ def look(spark, tmp_path):
 
 
 def test_watch_when_all_records_are_there_bans_whom_abuse_bans(spark, look, tmp_path):
-    """On the same records the stream and the job come to the same list: every planted one, IPv6 and hashes too."""
     now = time.time()
     rows = [row for _, _, make in WORLD.values() for row in make_now(make, now)]
     write(tmp_path / "events [1]", rows)
@@ -147,7 +145,6 @@ def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_
 
 
 def test_watch_when_the_judge_cannot_use_the_records_goes_on(look, tmp_path):
-    """An alarm of a file whose hour nothing tells is told and bans nobody; records of long ago raise none."""
     events, now = tmp_path / "events [1]", time.time()
     [path] = write(events, hits("192.0.2.1", "amf_depth", 9, now))
     path.rename(events / "flow_events" / "moved.parquet")
@@ -164,11 +161,6 @@ def test_watch_when_the_judge_cannot_use_the_records_goes_on(look, tmp_path):
 
 
 def test_watch_when_the_judge_cannot_work_tries_the_alarm_again(spark, look, tmp_path, monkeypatch):
-    """While another run is at work in its folder nobody is banned, which is told once; then all are, lost is nothing.
-
-    A watch that works off what is there ends with that as its error, one that is ended meanwhile in order; the next
-    one goes on with the same alarm. So it does where the folder had results of other records, once that is mended.
-    """
     events, out, stop, told, tries = tmp_path / "events [1]", tmp_path / "out", threading.Event(), [], []
     write(events, hits("192.0.2.1", "amf_depth", 1, time.time()))
 
@@ -211,7 +203,6 @@ def test_watch_when_the_judge_cannot_work_tries_the_alarm_again(spark, look, tmp
 
 
 def test_watch_when_it_ends_around_the_list_counts_the_batch_once(look, tmp_path, monkeypatch):
-    """Ended before the list was written, or after it but before Spark knew: the batch is run again, and counts once."""
     events, out, now = tmp_path / "events [1]", tmp_path / "out", time.time()
     write(events, hits("192.0.2.1", "amf_depth", 1, now) + hits("192.0.2.2", "pending_output_bytes", 1, now))
 
@@ -234,7 +225,6 @@ def test_watch_when_it_ends_around_the_list_counts_the_batch_once(look, tmp_path
 
 
 def test_watch_when_records_come_bans_within_a_trigger_and_ends_in_order(spark, tmp_path):
-    """Started before there is any record, or a folder, it says so, and bans in the first batch with the evidence."""
     events, out, stop, told = tmp_path / "events [1]", tmp_path / "out", threading.Event(), []
     options = WatchOptions(trigger_s=0.5)
     with ThreadPoolExecutor(1) as pool:
@@ -257,10 +247,6 @@ def test_watch_when_records_come_bans_within_a_trigger_and_ends_in_order(spark, 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_watch_when_ended_in_the_middle_and_restarted_loses_and_repeats_nothing(look, tmp_path, number):
-    """Ended between files with all its processes, as services are, it goes on: the bans are those of one look.
-
-    SIGTERM ends it in order, whichever of Python and Java dies first.
-    """
     events, out, now = tmp_path / "events [1]", tmp_path / "out", time.time()
     for n in range(4):
         rows = hits(f"192.0.2.{n}", "amf_depth", 1, now) + hits("198.51.100.1", "unpublished_bytes", 3, now)
@@ -290,7 +276,6 @@ def test_watch_when_ended_in_the_middle_and_restarted_loses_and_repeats_nothing(
 
 
 def test_watch_when_there_is_nothing_to_read_says_so(look, tmp_path):
-    """With --once a folder without records is an error with a hint."""
     (tmp_path / "events [1]").mkdir()
     with pytest.raises(ConfigError, match="has no flow_closes") as caught:
         look()

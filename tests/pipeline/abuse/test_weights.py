@@ -10,20 +10,17 @@ from flowctl.wire.rtmp.limits import WireLimits
 
 
 def test_weights_when_rendered_and_parsed_are_the_same():
-    """What --print-weights writes is a file that --weights reads to the same weights."""
     weights = Weights(threshold=7.5, half_life_s=600)
     assert parse_weights(weights.render(), "w.toml") == weights
 
 
 def test_weights_when_a_file_names_few_keep_the_other_defaults():
-    """A file changes what it names and nothing else."""
     weights = parse_weights('ban_s = 60\n[points]\n"limit_hit.amf_depth" = 1.5\n', "w.toml")
     assert (weights.ban_s, weights.of("limit_hit.amf_depth")) == (60, 1.5)
     assert weights.of("handshake_timeout") == DEFAULT_WEIGHTS["handshake_timeout"]
 
 
 def test_weights_when_a_kind_is_not_named_are_those_of_its_group():
-    """A limit that is in no table weighs what its group says; what is of no group weighs nothing."""
     weights = Weights()
     assert weights.of("limit_hit.of_the_future") == DEFAULT_WEIGHTS["limit_hit.*"]
     assert weights.of("something else") == 0.0
@@ -53,7 +50,6 @@ def test_weights_when_compared_with_the_limits_name_every_one_that_counts():
     ],
 )
 def test_weights_when_wrong_are_refused_by_name(text, word):
-    """Whatever is wrong in a file is an error that names the file and the key."""
     with pytest.raises(ConfigError, match=word) as caught:
         parse_weights(text, "w.toml")
     assert str(caught.value).startswith("w.toml: ")

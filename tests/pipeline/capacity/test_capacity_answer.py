@@ -18,7 +18,6 @@ OPTIONS = CapacityOptions(bit_rate=2.5e6, slow_share=0.05)
 
 
 def thread(viewers, busy):
-    """Return a crowd as records tell it."""
     return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=busy * 1e6)
 
 
@@ -26,7 +25,6 @@ REFERENCE = json.dumps({"rows": [point.as_dict() for point in reference()]})
 
 
 def test_answer_when_records_are_of_57_viewers_is_not_known_and_how_to_measure_it():
-    """A small crowd on an idle thread gives one plain line; figures, of another machine, are for programs alone."""
     found = estimate([thread(10, 0.081), thread(25, 0.085), thread(57, 0.08)], OPTIONS)
     assert found["fitted_to"] == "reference"
     assert 2_000 < found["viewers_per_node"] < 4_500
@@ -39,7 +37,6 @@ def test_answer_when_records_are_of_57_viewers_is_not_known_and_how_to_measure_i
 
 
 def test_answer_when_records_carry_it_ends_at_four_times_the_largest_crowd():
-    """A fit to 250 viewers says nothing of 3000: the answer is at least 1000, and memory is null."""
     crowds = [thread(100, 0.05), thread(250, 0.11)]
     found = estimate(crowds, OPTIONS)
     assert carried(fit(crowds), OPTIONS) == (MOST_REACH * 250, "measured")
@@ -51,7 +48,6 @@ def test_answer_when_records_carry_it_ends_at_four_times_the_largest_crowd():
 
 
 def test_answer_when_measurements_are_given_goes_before_the_records():
-    """Servers measured from outside know more than a thread's own meter; an answer within their reach is no bound."""
     measured = [
         {"viewers": viewers, "bit_rate": 2.5e6, "cpu_us_per_s": 5_000 + 240 * viewers, "p99_ms": 45.0}
         for viewers in (200, 400, 800)
@@ -64,7 +60,6 @@ def test_answer_when_measurements_are_given_goes_before_the_records():
 
 
 def test_answer_when_the_bit_rate_is_far_from_all_crowds_warns():
-    """No crowd of 20 Mbit/s was measured on the reference machine, so its answer there is a guess, and says so."""
     options = CapacityOptions(bit_rate=20e6, slow_share=0.0, measurements=REFERENCE)
     assert "NO CROWD NEAR 20" in estimate([], options)["answer"]
     assert "NO CROWD NEAR" not in estimate([], replace(options, bit_rate=2.5e6))["answer"]
@@ -81,8 +76,6 @@ def test_answer_when_nothing_fits_is_null_and_not_0():
 
 
 def test_answer_when_crowds_were_measured_tells_the_error_at_the_largest():
-    """Predicted from the smaller ones, a crowd that took a twentieth more is missed by that."""
-
     def point(viewers, more=1.0):
         cpu = (5_000 + 240 * viewers) * more
         measured = {"p99_ms": 45.0, "memory_bytes": 50_000_000 + 9_000 * viewers}
@@ -98,7 +91,6 @@ def test_answer_when_crowds_were_measured_tells_the_error_at_the_largest():
 
 
 def test_answer_when_memory_was_not_measured_cannot_keep_it():
-    """Null, never a figure; and a node's memory cannot be asked for then."""
     points = [{"viewers": count, "bit_rate": 2.5e6, "cpu_us_per_s": 5_000 + 240 * count} for count in (100, 200)]
     text = json.dumps({"rows": points})
     found = estimate([], CapacityOptions(measurements=text, slow_share=0.05, bit_rate=2.5e6))
@@ -109,7 +101,6 @@ def test_answer_when_memory_was_not_measured_cannot_keep_it():
 
 
 def test_answer_when_the_recorded_load_test_is_held_out_is_within_a_third():
-    """Of the crowds of 4000 that were measured beside rivals, each is predicted from those of 100 and 1000 viewers."""
     for bit_rate in (600_000, 2_500_000):
         points = [point for point in reference() if point.bit_rate == bit_rate]
         error, largest = held_out_error(points)
@@ -118,7 +109,6 @@ def test_answer_when_the_recorded_load_test_is_held_out_is_within_a_third():
 
 
 def test_answer_when_measurements_contradict_each_other_has_a_wide_range():
-    """Crowds of one size that took from a tenth to ten times as much are fitted to, and the range says how badly."""
     rows = [{"viewers": 500, "bit_rate": 2.5e6, "cpu_us_per_s": cost} for cost in (3e5, 1e6, 9e6)]
     found = estimate([], CapacityOptions(measurements=json.dumps({"rows": rows}), slow_share=0.05, bit_rate=2.5e6))
     assert found["residual_share"] > 0.5
@@ -135,8 +125,6 @@ def test_answer_when_measurements_contradict_each_other_has_a_wide_range():
     ],
 )
 def test_answer_when_a_resource_ends_it_names_which(slow_share, memory_bytes, carries, ended_by):
-    """What is used up first is what ends it: a thread's time or memory, computed by hand."""
-
     def point(viewers):
         memory = {"memory_bytes": 50_000_000 + 9_000 * viewers, "idle_memory_bytes": 50_000_000}
         cpu = 5_000 + viewers * (240 + 2_500_000 / 8 * BYTE_US)

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def watched(window, node, conn_id, stream, peer_ip, **columns):
-    """Return ten seconds of a viewer of 2 Mbit/s."""
     whole = {"interval_ms": 10_000.0, "accepted_bytes_inter": 2_500_000, "node": node, "stream": stream}
     return sample(window * 10 + 5, conn_id, peer_ip=peer_ip, **whole | columns)
 
@@ -50,7 +49,6 @@ def answered(spark, tmp_path, options):
 
 
 def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_path):
-    """Nodes have their planted loads, and 910 viewers take six nodes: 910 / 160 with a fifth of each free."""
     write_samples(tmp_path / "events", planted())
     # No node of more than four times the largest measured crowd is answered for: each carries 200.
     crowd = {"viewers": 50, "bit_rate": 2e6, "cpu_us_per_s": 12_000}
@@ -81,7 +79,6 @@ def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_
 
 
 def test_run_when_records_are_of_few_viewers_is_not_known(spark, tmp_path):
-    """Six viewers on an idle thread are no ground for an answer, and no node is told to carry another one's viewers."""
     columns = {"accepted_bytes_inter": 260_000, "thread_busy": 0.08}
     write_samples(tmp_path / "events", [sample(at, number, **columns) for at in range(20) for number in range(6)])
     options = CapacityOptions(viewers=10_000, memory_bytes=4 << 30)
@@ -96,7 +93,6 @@ def test_run_when_records_are_of_few_viewers_is_not_known(spark, tmp_path):
 
 
 def test_loads_when_counts_are_beyond_64_bits_end_there(spark):
-    """Samples at the marks of the checks end no job: their sums are 2^63 - 1, of a node and of all of them."""
     most, last = (1 << 48) - 1, (1 << 63) - 1
     accepted = {f"accepted_bytes_{name}": f.lit(most) for name in CLASS_NAMES}
     told = {"role": "play", "state": "READY", "node": "n1", "date": "2026-03-01", "hour": "12"}

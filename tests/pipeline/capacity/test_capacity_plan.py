@@ -21,12 +21,10 @@ from flowctl.analyze.capacity.job import nodes_for
     ],
 )
 def test_nodes_for_when_asked_keeps_headroom_and_one_spare(viewers, carries, headroom, nodes):
-    """The larger of what the headroom and what the death of one takes."""
     assert nodes_for(viewers, carries, headroom) == nodes
 
 
 def test_nodes_for_when_one_dies_leaves_nobody_without_room():
-    """Whatever is asked, the nodes that are left carry all, and all of them keep the headroom."""
     for viewers in (1, 7, 99, 100, 101, 1_234, 99_999):
         for carries in (1, 3, 100, 2_400):
             for headroom in (0.0, 0.2, 0.5, 0.9):

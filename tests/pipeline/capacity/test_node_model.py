@@ -33,7 +33,6 @@ def crowd(viewers, bit_rate=2_500_000.0, *, idle_us=5_000.0, write_us=9.0, byte_
 
 
 def test_fit_when_measurements_follow_the_model_finds_its_costs():
-    """Crowds of a node of known costs lead back to these costs, with no residual."""
     model = fit([crowd(200), crowd(400), crowd(1000)])
     assert model.cpu.each == pytest.approx(25 * 9.0)
     assert model.cpu.idle == pytest.approx(5_000.0)
@@ -42,13 +41,11 @@ def test_fit_when_measurements_follow_the_model_finds_its_costs():
 
 
 def test_fit_when_bit_rates_differ_tells_bytes_from_writes():
-    """With crowds of far apart bit rates the cost of a byte is measured, not taken from the documents."""
     model = fit([crowd(400, rate, idle_us=0.0, byte_us=1e-4) for rate in (500_000.0, 5_000_000.0)])
     assert model.cpu.byte == pytest.approx(1e-4)
 
 
 def test_held_out_error_when_the_largest_crowd_costs_more_says_by_how_much():
-    """The largest crowd is predicted without being in the fit: a tenth more than predicted is an error of -1/11."""
     expected = crowd(800)
     measured = Measurement(viewers=800, bit_rate=expected.bit_rate, cpu_us_per_s=expected.cpu_us_per_s * 1.1)
     found = held_out_error([crowd(200), crowd(400), measured])
@@ -61,7 +58,6 @@ def test_held_out_error_when_the_largest_crowd_costs_more_says_by_how_much():
 
 
 def test_cpu_when_viewers_are_slow_is_more():
-    """Who is served alone costs more: a crowd of slow viewers at the cost of a healthy one is predicted too dear."""
     model = fit([crowd(200), crowd(400)])
     healthy = crowd(100)
     slow = Measurement(viewers=100, bit_rate=2.5e6, cpu_us_per_s=healthy.cpu_us_per_s, slow_share=0.5)
@@ -70,7 +66,6 @@ def test_cpu_when_viewers_are_slow_is_more():
 
 
 def test_parse_when_the_file_is_of_the_bench_or_of_a_load_run_gives_points():
-    """Both forms of measurements are read; a load run that does not know the server's cost is refused."""
     text = json.dumps({"rows": [crowd(200).as_dict(), crowd(400).as_dict()]})
     assert [point.viewers for point in parse_measurements(text, "a")] == [200, 400]
     run = {
@@ -88,13 +83,11 @@ def test_parse_when_the_file_is_of_the_bench_or_of_a_load_run_gives_points():
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{"viewers": 1}]}', '{"rows": 3}'])
 def test_parse_when_it_is_no_measurement_says_where(text):
-    """What is no file of measurements is a clear error with the file's name."""
     with pytest.raises(ConfigError, match=r"^file\.json: "):
         parse_measurements(text, "file.json")
 
 
 def test_fit_when_a_crowd_was_saturated_leaves_it_out():
-    """A crowd whose healthy viewers were seconds late shows a full machine, not a cheap one."""
     late = Measurement(viewers=800, bit_rate=2_500_000, cpu_us_per_s=1_000, p99_ms=8_000.0)
     assert fit([crowd(200), crowd(400)]) == fit([crowd(200), crowd(400), late])
     with pytest.raises(ConfigError, match="0 measurements"):
@@ -102,7 +95,6 @@ def test_fit_when_a_crowd_was_saturated_leaves_it_out():
 
 
 def test_fit_when_there_is_nothing_refuses():
-    """No measurements, no model."""
     with pytest.raises(ConfigError, match="0 measurements"):
         fit([])
     assert fit([crowd(300)]).error(crowd(300)) == pytest.approx(0.0)
@@ -117,7 +109,6 @@ def busy_thread(viewers, busy):
 
 
 def test_fit_when_memory_was_not_measured_does_not_know_it():
-    """None, and no 0 and no figure of somebody else's, also without sizes of crowds to compare."""
     model = fit([busy_thread(200, 0.06), busy_thread(800, 0.2)])
     assert model.memory is None
     assert fit([crowd(400)]).memory is None  # one size says what all took, and nothing of a viewer
@@ -127,13 +118,11 @@ def test_fit_when_memory_was_not_measured_does_not_know_it():
 
 @pytest.mark.parametrize("name", ["memory_bytes", "idle_memory_bytes", "p99_ms"])
 def test_measurement_when_a_figure_is_0_is_refused(name):
-    """0 is no measurement of memory or delay; null is what was not measured."""
     with pytest.raises(ConfigError, match=f"{name} of a measurement is 0, it must be more than 0, or null"):
         Measurement(viewers=1, bit_rate=1e6, cpu_us_per_s=1.0, **{name: 0})
 
 
 def test_fit_when_processor_time_does_not_grow_with_the_crowd_refuses():
-    """A thread that idles is as busy with 57 viewers as with 10: that makes no viewer of 10 us, it says nothing."""
     idling = [busy_thread(10, 0.081), busy_thread(25, 0.085), busy_thread(57, 0.08)]
     with pytest.raises(ConfigError, match="do not tell what a viewer costs"):
         fit(idling)
@@ -149,17 +138,14 @@ def test_fit_when_processor_time_does_not_grow_with_the_crowd_refuses():
     ],
 )
 def test_records_when_weak_say_why(points, why):
-    """Small crowds, idle threads, and costs that do not grow are no ground for an answer."""
     assert why in why_weak(points)
 
 
 def test_records_when_crowds_are_large_and_the_thread_is_busy_carry_a_fit():
-    """From 200 viewers and a tenth of the thread on, records are fitted to."""
     assert why_weak([busy_thread(100, 0.05), busy_thread(300, 0.12)]) == ""
 
 
 def test_reference_when_fitted_gives_what_a_viewer_costs_by_bit_rate():
-    """The fit is within a tenth of each of its crowds; a viewer takes 170 to 210 us per second, and 7 to 9.5 kB."""
     model = fit(reference())
     assert isinstance(model, NodeModel)
     assert max(abs(model.error(point)) for point in reference()) < 0.1
@@ -169,7 +155,6 @@ def test_reference_when_fitted_gives_what_a_viewer_costs_by_bit_rate():
 
 
 def test_reference_when_compared_with_the_document_is_what_it_says():
-    """The figures that come with flowctl are those of docs/benchmarks.md, but for what a repeated run differs by."""
     text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     lines = re.findall(r"^\| flowctl +\| +([\d.]+) \| ([\d,]+) +\|(.*)\|$", text, re.MULTILINE)
     found = {}
@@ -182,7 +167,6 @@ def test_reference_when_compared_with_the_document_is_what_it_says():
 
 
 def test_parse_when_several_results_stand_one_after_the_other_reads_all():
-    """``cat`` of two load runs, lists, and rows of the bench, which say more than a measurement, are read."""
     run = {
         "viewers": {"connections": 100},
         "run": {"cpu_us_per_viewer_s": 300.0, "rss_kb": None},
@@ -200,7 +184,6 @@ def test_parse_when_several_results_stand_one_after_the_other_reads_all():
     columns=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=4, max_size=9, unique=True),
 )
 def test_least_squares_when_values_follow_the_columns_reproduces_them(factors, columns):
-    """Values made of columns by factors of 0 and more are met, and no factor is below 0."""
     rows = [(1.0, float(x), float(y)) for x, y in columns]
     values = [factors[0] + factors[1] * x + factors[2] * y for _, x, y in rows]
     found = least_squares(rows, values)
@@ -213,7 +196,6 @@ def test_least_squares_when_values_follow_the_columns_reproduces_them(factors, c
     ("name", "value"), [("connections", 0), ("kbit_s", float("nan")), ("kbit_s", float("inf")), ("p99_ms", "late")]
 )
 def test_parse_when_a_load_run_has_no_number_says_where(name, value):
-    """A crowd of nobody, and what is no finite number, are errors with the file's name, and no traceback."""
     run = {
         "viewers": {"connections": 100},
         "run": {"cpu_us_per_viewer_s": 300.0, "rss_kb": None},
@@ -225,6 +207,5 @@ def test_parse_when_a_load_run_has_no_number_says_where(name, value):
 
 
 def test_parse_when_lists_lie_too_deep_says_where():
-    """A file that is lists in lists without end is no file of measurements."""
     with pytest.raises(ConfigError, match=r"^file\.json: "):
         parse_measurements("[" * 100_000, "file.json")

@@ -26,7 +26,6 @@ FILES = st.lists(
 
 @given(FILES)
 def test_accounts_when_files_are_entered_have_every_row_once(files):
-    """Rows in = rows out + quarantined for any mixture of good files, bad ones and bad rows."""
     accounts = Accounts(table="flow_events")
     rows_in = 0
     for problem, found, bad in files:
@@ -40,7 +39,6 @@ def test_accounts_when_files_are_entered_have_every_row_once(files):
 
 
 def test_line_when_files_cannot_be_read_says_that_their_rows_are_unknown():
-    """Nothing claims to know how many rows a broken file held."""
     accounts = Accounts(table="t")
     accounts.enter(None, 3, {})
     accounts.enter("empty file", None, {})
@@ -64,7 +62,6 @@ NOW = dt.datetime(2026, 3, 1, 12, 30, tzinfo=dt.UTC)
     ],
 )
 def test_window_when_since_is_given_begins_so_long_ago(since, length):
-    """A length of time is a number and a unit; there is no end."""
     assert parse_window(NOW, since=since) == Window(NOW - dt.timedelta(**length), None)
 
 
@@ -103,7 +100,6 @@ def test_window_when_moments_are_given_takes_them_as_utc(text, hour):
     ],
 )
 def test_window_when_an_option_is_wrong_names_it(options, words):
-    """Each error names the option and has a hint; nothing else is raised, whatever the text."""
     with pytest.raises(ConfigError) as caught:
         parse_window(NOW, **options)
     assert words in str(caught.value)
@@ -123,7 +119,6 @@ def test_window_when_an_option_is_wrong_names_it(options, words):
     ],
 )
 def test_window_when_it_meets_an_hour_has_some_of_it(since, until, meets):
-    """Hours are left out whole: those that end before the window begins, or begin where it ends."""
     assert Window(since, until).meets(("2026-03-01", "12")) is meets
     for hour in (("2026-03-01", "12"), ("0999-01-01", "00"), ("0001-01-01", "03")):
         assert hour_of(begin_of(hour)) == hour
@@ -134,7 +129,6 @@ def test_window_when_it_meets_an_hour_has_some_of_it(since, until, meets):
     [((None, None), (None, None)), ((0, 3600), (0, 3600)), ((1, 3601), (0, 7200)), ((3599, None), (0, None))],
 )
 def test_window_when_made_whole_is_widened_to_the_hour(asked, whole):
-    """It begins with the hour it begins in, and ends with that it ends in; bounds on the hour stay."""
     asked, whole = (
         [None if x is None else begin_of(("2026-03-01", "12")) + dt.timedelta(seconds=x) for x in pair]
         for pair in (asked, whole)
@@ -143,7 +137,6 @@ def test_window_when_made_whole_is_widened_to_the_hour(asked, whole):
 
 
 def test_listing_when_files_lie_in_hours_has_them_in_order(tmp_path):
-    """Each file is listed with its hour, size and time; the window leaves whole hours out."""
     late = write(tmp_path, [event(3600, 1, "dropped")], "b", hour="13")
     first = write_closes(tmp_path, [], "a")
     listing = list_records(str(tmp_path))
@@ -160,7 +153,6 @@ def test_listing_when_files_lie_in_hours_has_them_in_order(tmp_path):
 
 
 def test_listing_when_names_are_hidden_or_foreign_leaves_them_out(tmp_path):
-    """A name that begins with a dot or an underscore is not data, of files and folders; nor is another ending."""
     path = write(tmp_path, [event(1, 1, "dropped")])
     for name in (".a.parquet", "_a.parquet", "a.parquet.tmp", "a.crc"):
         (path.parent / name).write_bytes(path.read_bytes())
@@ -172,7 +164,6 @@ def test_listing_when_names_are_hidden_or_foreign_leaves_them_out(tmp_path):
 
 @pytest.mark.parametrize("place", ["", "node=n1/date=2026-03-01/hour=13", "date=2026-03-01", "date=2026-02-31/hour=x"])
 def test_listing_when_a_file_lies_elsewhere_keeps_it_under_the_odd_hour(tmp_path, place):
-    """A file outside of the folders of hours is not lost: it is counted, and put aside when it is read."""
     path = write(tmp_path, [event(100, 1, "dropped")])
     other = tmp_path / "flow_events" / place / "b.parquet"
     other.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +181,6 @@ def test_listing_when_a_file_lies_elsewhere_keeps_it_under_the_odd_hour(tmp_path
     ],
 )
 def test_listing_when_there_is_nothing_says_what_is_missing(tmp_path, make, words):
-    """Each way of being empty has an error in words, with a hint at --events."""
     make(tmp_path / "ev")
     with pytest.raises(ConfigError, match=words) as caught:
         list_records(str(tmp_path / "ev"))
@@ -198,7 +188,6 @@ def test_listing_when_there_is_nothing_says_what_is_missing(tmp_path, make, word
 
 
 def test_listing_when_the_folder_is_that_of_a_table_says_which_one_to_give(tmp_path):
-    """One folder too deep is a slip that has its own hint."""
     write(tmp_path, [event(1, 1, "dropped")])
     with pytest.raises(ConfigError, match="is the folder of one table") as caught:
         list_records(str(tmp_path / "flow_events"))

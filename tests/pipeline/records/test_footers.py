@@ -38,7 +38,6 @@ def good(count=3):
 
 
 def test_facts_when_all_is_well_have_rows_span_and_newest(tmp_path):
-    """A file that fits has no problem and no bad row; its rows, node, seq and newest record are known."""
     rows = good(5)
     found = facts(write(tmp_path, rows, uid="one"))
     assert (found.problem, found.reasons, found.rows, found.node, found.recorded) == (None, {}, 5, "n1", True)
@@ -93,7 +92,6 @@ def test_files_when_they_are_links_out_pipes_or_devices_are_put_aside_unopened(t
 
 
 def test_facts_when_a_file_has_more_rows_or_footer_than_any_recorder_writes_are_of_a_bad_file(tmp_path, monkeypatch):
-    """Rows that are all alike take no octets, so what some octets stand for is bounded by itself."""
     path = write(tmp_path, good(50))
     monkeypatch.setattr(footers, "MOST_ROWS", 49)
     assert facts(path).problem == "too many rows"
@@ -103,7 +101,6 @@ def test_facts_when_a_file_has_more_rows_or_footer_than_any_recorder_writes_are_
 
 @pytest.mark.parametrize(("spoil", "problem"), BAD_FILES)
 def test_facts_when_a_file_is_broken_say_how(tmp_path, spoil, problem):
-    """Whatever is broken has its words and a detail, and nothing is raised."""
     path = write(tmp_path, good(200))
     spoil(path)
     found = facts(path)
@@ -112,7 +109,6 @@ def test_facts_when_a_file_is_broken_say_how(tmp_path, spoil, problem):
 
 
 def test_facts_when_a_footer_announces_more_than_there_is_are_of_a_broken_file(tmp_path):
-    """A length of the footer beyond the file, or of gigabytes, takes no memory and is told as broken."""
     path = tmp_path / "x.parquet"
     for length in (10_000, 0x7FFFFFFF):
         path.write_bytes(b"PAR1" + b"x" * 100 + length.to_bytes(4, "little") + b"PAR1")
@@ -120,7 +116,6 @@ def test_facts_when_a_footer_announces_more_than_there_is_are_of_a_broken_file(t
 
 
 def test_facts_when_pages_are_overwritten_put_the_file_aside(tmp_path):
-    """A file whose footer is whole and whose words are noise is put aside when these are read."""
     path = write(tmp_path, [*good(500), event(1, 7, "limit_hit")])
     octets = bytearray(path.read_bytes())
     end = -int.from_bytes(octets[-8:-4], "little") - 8
@@ -130,7 +125,6 @@ def test_facts_when_pages_are_overwritten_put_the_file_aside(tmp_path):
 
 
 def test_facts_when_each_row_has_the_same_long_text_take_it_once(tmp_path):
-    """A word of 100 kB in each of 5,000 rows is half a gigabyte where each row has its own; it is one bad word."""
     path = write(tmp_path, good(1))
     data, count = pq.read_table(path, partitioning=None), 5_000
     of = {name: pa.repeat(data[name][0], count) for name in data.column_names}
@@ -147,7 +141,6 @@ def test_facts_when_each_row_has_the_same_long_text_take_it_once(tmp_path):
 
 
 def test_facts_when_a_column_unpacks_to_much_put_the_file_aside(tmp_path, monkeypatch):
-    """A column that has to be read and has more than memory should hold is not unpacked; the file is put aside."""
     monkeypatch.setattr(footers, "MOST_UNPACKED_BYTES", 1 << 20)
     rows = [event(1, 7, "dropped", role=f"{number:0100}") for number in range(20_000)]
     found = facts(write(tmp_path, rows))
@@ -170,7 +163,6 @@ WHOLE = {
 
 @pytest.mark.parametrize("problem", WHOLE)
 def test_facts_when_a_whole_file_does_not_fit_say_why_and_count_its_rows(tmp_path, problem):
-    """How many rows a file has that is put aside whole is known where it has a footer."""
     rows = [{"animal": "cat"}] * 3 if problem == "foreign schema" else [event(1, 7, "dropped")] * 3
     found = facts(write(tmp_path, rows, **WHOLE[problem]))
     assert (found.problem, found.rows) == (problem, 3)
@@ -186,7 +178,6 @@ def test_facts_when_spark_lacks_the_codec_put_the_file_aside(tmp_path):
 
 @pytest.mark.parametrize("said", ["2", "0", "x", "-1", "99999999999999999999"])
 def test_facts_when_the_format_is_no_number_that_is_known_do_not_guess(tmp_path, said):
-    """An earlier format, nothing, letters or a huge number is put aside as a whole."""
     found = facts(write(tmp_path, good(1), metadata={"flowctl.format": said}))
     assert found.problem == "other format"
 
@@ -202,14 +193,12 @@ FITTING = {
 
 @pytest.mark.parametrize("kind", FITTING)
 def test_facts_when_types_hold_the_same_take_the_file(tmp_path, kind):
-    """Narrower numbers, other units and encodings lose nothing, so the file is used."""
     rows = [event(1, 7, "dropped", role="play", rtt_us=5), event(2, 7, "returned", role="publish", value=1.5)]
     found = facts(write(tmp_path, rows, schema=of_schema(**FITTING[kind])))
     assert (found.problem, found.reasons, found.newest_us) == (None, {}, int(at(2).timestamp() * 1e6))
 
 
 def test_facts_when_columns_are_missing_or_unknown_take_the_file(tmp_path):
-    """A file of an older writer lacks columns that may be null, one of a newer has more."""
     schema = pa.schema([item for item in schema_of(FLOW_EVENTS) if item.name not in {"reason", "value", "role"}])
     found = facts(write(tmp_path, good(2), schema=schema.append(pa.field("mood", pa.string()))))
     assert (found.problem, found.reasons, found.rows) == (None, {}, 2)
@@ -266,7 +255,6 @@ BAD_ROWS = [
     ("table", "row", "reason", "columns"), BAD_ROWS, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_facts_when_a_row_is_wrong_count_that_row_with_its_reason(tmp_path, table, row, reason, columns, statistics):
-    """One row of three is bad, whether the file has statistics or not."""
     path = write(tmp_path, [row, row | columns, row], table=table)
     if not statistics:
         data = pq.read_table(path, partitioning=None)
@@ -276,20 +264,17 @@ def test_facts_when_a_row_is_wrong_count_that_row_with_its_reason(tmp_path, tabl
 
 
 def test_facts_when_a_row_fails_twice_name_its_first_reason(tmp_path):
-    """A row is counted once, however much is wrong with it."""
     bad = {"node": None, "queued_bytes": -1, "event": "nonsense", "ts": at(9000)}
     found = facts(write(tmp_path, [*good(1), event(1, 1, "dropped") | bad]))
     assert sum(found.reasons.values()) == 1
 
 
 def test_facts_when_rows_are_wrong_in_several_ways_count_each(tmp_path):
-    """What one check finds stays found where another one has nothing to look at."""
     rows = [event(1, 1, "walked"), event(2, 1, "dropped", value=math.nan), event(3, 1, "dropped")]
     assert facts(write(tmp_path, rows)).reasons == {"event: unknown word": 1, "value: no number": 1}
 
 
 def test_facts_when_values_are_at_the_edge_take_them(tmp_path):
-    """Zero is not negative, a value may be below zero, and an hour ends before the next one begins."""
     edge = [
         event(0, 0, "dropped", queued_bytes=0, value=-3.0),
         event(3600 - 1e-6, 7, "returned", queued_bytes=MOST_COUNT - 1, limit=1e12),
@@ -298,7 +283,6 @@ def test_facts_when_values_are_at_the_edge_take_them(tmp_path):
 
 
 def test_facts_when_times_are_beyond_those_of_python_put_only_the_row_aside(tmp_path):
-    """A time in the year 200,000 is one bad row, in the statistics too."""
     path = write(tmp_path, good(2))
     data = pq.read_table(path, partitioning=None)
     ts = pa.array([int(at(1).timestamp() * 1e6), 1 << 62]).cast(pa.timestamp("us", tz="UTC"))
@@ -313,7 +297,6 @@ def test_facts_when_times_are_beyond_those_of_python_put_only_the_row_aside(tmp_
 
 
 def test_facts_when_a_file_is_copied_are_of_the_same_identity(tmp_path):
-    """A copy has the identity of its original, with and without the uid of its writer; a half of it has another."""
     for metadata in (None, {}):
         path = write(tmp_path, good(4), metadata=metadata)
         copy = folder(tmp_path, hour="13") / "copy.parquet"
@@ -341,7 +324,6 @@ SPANS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integer
 @given(SPANS)
 @hypothesis_settings(max_examples=300, deadline=None)
 def test_meeting_when_ranges_meet_finds_them(drawn):
-    """Looking at neighbours finds what comparing every pair of a node finds, where a recorder wrote any of them."""
     files = [
         Facts(f"f{number}", node=node, first_seq=low, last_seq=low + length, recorded=recorded)
         for number, (node, low, length, recorded) in enumerate(drawn)
@@ -359,7 +341,6 @@ def test_meeting_when_ranges_meet_finds_them(drawn):
 
 @pytest.mark.parametrize(("span", "found"), [({}, True), ({"node": "n", "first_seq": 10, "last_seq": 12}, False)])
 def test_meeting_when_a_file_does_not_tell_looks_at_all(span, found):
-    """A file of several nodes, or without ranges, may hold anything; alone it meets none."""
     known = Facts("y", node="n", first_seq=5, last_seq=9, recorded=True)
     assert meeting([Facts("x", **span), known]) == found
     assert not meeting([Facts("x", recorded=True)])

@@ -34,7 +34,6 @@ NOW_US = int(at(7200).timestamp() * 1e6)
 
 
 def test_read_hours_when_all_is_well_gives_every_row_with_its_hour(spark, tmp_path):
-    """Rows of all tables come with the date and hour of their folders, as texts, and nothing is put aside."""
     write_closes(tmp_path, [close(10, 1), close(20, 2)])
     write_closes(tmp_path, [close(-12 * 3600 + 5 * 3600 + 10, 3)], hour="05")
     write_opens(tmp_path, [opened(30, 4)])
@@ -71,7 +70,6 @@ def rows_in(read, table):
 
 
 def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_rest(spark, tmp_path, monkeypatch):
-    """Good rows of all files come out once, bad ones with their reason, whoever looks at the files."""
     root = tmp_path / "my [records], 100% {odd} & more"
     good = write(root, [event(1, 1, "dropped"), event(2, 1, "returned")], "a?b*")
     write(root, [event(3, 1, "dropped"), event(4, 1, "dropped", value=math.nan), event(5, 1, "walked")], "b")
@@ -116,7 +114,6 @@ def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_re
 
 @pytest.mark.parametrize("table", ["flow_closes", "flow_events"])
 def test_read_hours_when_records_were_joined_beside_their_files_refuses(spark, tmp_path, table):
-    """Which of two rows of the same node and seq is right nobody can tell: it is an error that names the files."""
     rows = [close(number, number) for number in range(1, 7)]
     if table == "flow_events":
         rows = [event(number, number, "dropped") for number in range(1, 7)]
@@ -131,7 +128,6 @@ def test_read_hours_when_records_were_joined_beside_their_files_refuses(spark, t
 
 
 def test_read_hours_when_two_servers_share_a_name_and_no_record_reads_both(spark, tmp_path):
-    """Ranges of seq that meet are only a reason to look: where each record is there once, nothing is refused."""
     rows = [event(number, number, "dropped") for number in range(1, 7)]
     write(tmp_path, rows[::2], "a")
     write(tmp_path, rows[1::2], "b")
@@ -139,7 +135,6 @@ def test_read_hours_when_two_servers_share_a_name_and_no_record_reads_both(spark
 
 
 def test_read_hours_when_no_file_can_be_used_says_why(spark, tmp_path):
-    """A folder of something else is an error with what was found."""
     write(tmp_path, [{"animal": "cat"}], schema=pa.schema([("animal", pa.string())]), metadata={})
     with pytest.raises(
         ConfigError, match=r"none of its 1 files can be used \(foreign schema: 1\).*it has no column"
@@ -149,7 +144,6 @@ def test_read_hours_when_no_file_can_be_used_says_why(spark, tmp_path):
 
 
 def test_read_hours_when_there_are_many_files_names_their_folders(spark, tmp_path, monkeypatch):
-    """Hours into which nothing comes any more are named by their folder; of the one that is written, each file is."""
     monkeypatch.setattr("flowctl.analyze.records.read.MOST_NAMED", 3)
     for number in range(4):
         write(tmp_path, [event(number, 1, "dropped")], str(number))
@@ -177,7 +171,6 @@ def test_read_hours_when_a_name_differs_in_case_alone_is_of_another_column(spark
 
 
 def test_read_hours_when_types_are_narrower_gives_the_same_values(spark, tmp_path):
-    """Spark reads narrower numbers, other units and missing columns as the types of the table."""
     types = {
         "queued_bytes": pa.int32(),
         "value": pa.float32(),
@@ -193,7 +186,6 @@ def test_read_hours_when_types_are_narrower_gives_the_same_values(spark, tmp_pat
 
 
 def test_read_hours_when_files_of_a_table_are_left_out_knows_that_they_are_there(spark, tmp_path):
-    """Samples that another run has read are samples of their hour; those that cannot be used are none."""
     write_closes(tmp_path, [close(10, 1)])
     write(tmp_path, [sample(1, 1)], table=FLOW_SAMPLES)
     (folder(tmp_path, FLOW_SAMPLES, hour="13") / "x.parquet").write_bytes(b"")

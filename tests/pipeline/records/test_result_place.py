@@ -15,7 +15,6 @@ from flowctl.errors import BusyError, ConfigError
 
 
 def made(place, name, text="new"):
-    """Make a table of one file in a place."""
     folder = Path(place.path(name))
     folder.mkdir(parents=True)
     (folder / "part.parquet").write_text(text)
@@ -23,7 +22,6 @@ def made(place, name, text="new"):
 
 
 def test_place_when_a_table_is_adopted_replaces_all_of_the_earlier_one(tmp_path):
-    """No file of the earlier table stays beside those of the new one, and nothing is left in the making."""
     place = RecordPlace(str(tmp_path / "out"))
     made(place, "sessions", "old")
     (tmp_path / "out/sessions/second.parquet").write_text("old")
@@ -37,7 +35,6 @@ def test_place_when_a_table_is_adopted_replaces_all_of_the_earlier_one(tmp_path)
 
 
 def test_place_when_a_folder_is_somebody_elses_leaves_it_alone(tmp_path):
-    """A folder without our mark is not replaced, nor put among; an empty one is nobody's; ours have it."""
     place, staging = RecordPlace(str(tmp_path)), RecordPlace(str(tmp_path / "_new"))
     place.write_text("ingest/flow_events/a.parquet", "records")
     place.write_text("parts/mine.txt", "mine")
@@ -57,7 +54,6 @@ def test_place_when_a_folder_is_somebody_elses_leaves_it_alone(tmp_path):
 
 
 def test_place_when_a_file_is_adopted_replaces_it_in_one_step(tmp_path):
-    """A watched file is never missing: it is another file under the same name afterwards, also where there was none."""
     place = RecordPlace(str(tmp_path))
     staging = place.staging()
     for text in ("first", "second"):
@@ -80,7 +76,6 @@ def test_place_when_a_file_is_where_a_table_goes_is_replaced(tmp_path):
 
 
 def test_place_when_runs_were_killed_clears_what_they_left(tmp_path):
-    """What is in the making goes; results stay."""
     place = RecordPlace(str(tmp_path))
     place.write_text("report.html", "page")
     place.staging().write_text("report.html", "half a page")
@@ -103,7 +98,6 @@ def test_place_when_another_user_has_put_links_there_takes_them_away(tmp_path, m
 
 @pytest.mark.parametrize("name", ["shared", "shared/theirs", "shared/theirs/out"])
 def test_place_when_another_user_can_turn_it_is_refused(tmp_path, monkeypatch, name):
-    """Whose `record.json` is found there says which folders a run deletes; in /tmp that may be anybody's."""
     (tmp_path / "shared" / "theirs").mkdir(parents=True)
     (tmp_path / "shared").chmod(0o1777)
     theirs, lstat = (tmp_path / "shared" / "theirs").lstat().st_ino, Path.lstat
@@ -120,7 +114,6 @@ def test_place_when_another_user_can_turn_it_is_refused(tmp_path, monkeypatch, n
 
 
 def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
-    """Nothing is made where a link in the place of the lock leads; the folder itself may be a link."""
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to("out")
     (tmp_path / "out" / "_lock").symlink_to(tmp_path / "made")
@@ -133,7 +126,6 @@ def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
 
 
 def test_text_when_another_program_holds_its_folder_is_waited_for_and_then_said(tmp_path, monkeypatch):
-    """Who may read the folder can hold it for ever: that is an error in a line, and no run that never ends."""
     monkeypatch.setattr("flowctl.analyze.records.place._PATIENCE_S", 0.05)
     place = RecordPlace(str(tmp_path))
     with held(tmp_path / "bans.jsonl"), pytest.raises(BusyError, match=r"another program writes to .*bans.jsonl"):
@@ -143,14 +135,12 @@ def test_text_when_another_program_holds_its_folder_is_waited_for_and_then_said(
 
 
 def test_place_when_it_cannot_be_made_names_the_folder(tmp_path):
-    """A file in the way is an error that says where."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write to .*file/out"):
         RecordPlace(str(tmp_path / "file" / "out"))
 
 
 def test_place_when_a_text_is_missing_or_huge_says_so(tmp_path):
-    """What is not there is None, what is too long is refused by its name; wrong octets are replaced."""
     place = RecordPlace(str(tmp_path))
     assert place.read_text("bans.jsonl") is None
     (tmp_path / "odd").write_bytes(b"a\xffb")
@@ -173,7 +163,6 @@ def test_place_when_a_text_is_missing_or_huge_says_so(tmp_path):
     ],
 )
 def test_places_when_written_as_addresses_are_told_from_paths(text, path):
-    """A path is on this machine, an address of another kind is not."""
     assert path == local_path(text)
 
 
@@ -188,7 +177,6 @@ class Elsewhere(RecordPlace):
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_place_when_elsewhere_works_the_same(monkeypatch, flat):
-    """On a store texts are written, read, listed, adopted and deleted likewise, also where folders have no rename."""
     system = _MockFileSystem()
     if flat:
         monkeypatch.setattr("flowctl.analyze.records.place._FLAT", (system.type_name,))
@@ -214,7 +202,6 @@ def test_place_when_elsewhere_works_the_same(monkeypatch, flat):
 
 
 def test_place_when_a_link_is_deleted_leaves_what_it_leads_to(tmp_path):
-    """Deleting a link takes the link away, never the files behind it."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/file").write_text("kept")
     place = RecordPlace(str(tmp_path / "out"))
@@ -241,12 +228,10 @@ def test_place_when_a_link_is_deleted_leaves_what_it_leads_to(tmp_path):
     ],
 )
 def test_s3_options_when_spark_or_the_environment_tell_of_a_store_name_it(settings, options):
-    """The endpoint that Spark was given wins over that of the environment; neither: Amazon's."""
     assert s3_options(settings) == options
 
 
 def test_storage_when_names_of_its_system_are_others_gives_addresses_of_its_own():
-    """Azure's container stands before an at sign in addresses, and before a slash in names: each finds the other."""
     storage = Storage(_MockFileSystem(), "records/events", "abfs://records@account.example/events")
     address = storage.address(storage.path("flow_closes/a.parquet"))
     assert (
@@ -260,7 +245,6 @@ def test_storage_when_names_of_its_system_are_others_gives_addresses_of_its_own(
 
 
 def test_storage_when_the_address_is_of_an_unknown_kind_says_so():
-    """An address that no file system is known for is an error that names it."""
     with pytest.raises(ConfigError, match="gopher://host/x cannot be read"):
         Storage.of("gopher://host/x")
 

@@ -57,12 +57,10 @@ def a_mean(value, error, n=400):
     ],
 )
 def test_figure_when_changed_is_held_against_its_own_error(name, before, after, verdict):
-    """Better or worse is what is more than chance; else these viewers show no difference, or are too few."""
     assert compare.changed(name, before, after).verdict == verdict
 
 
 def test_figure_when_of_few_viewers_is_counted():
-    """A share of fewer than 20 is "3 of 7", without a percentage."""
     change = compare.changed("troubled", a_share(3, 7), a_share(5, 9))
     assert (change.before, change.after) == ("3 of 7", "5 of 9")
 
@@ -88,7 +86,6 @@ def drawn(name, dice, n):
 )
 @pytest.mark.parametrize("sizes", [(22, 22), (40, 40), (100, 100), (1000, 1000), (22, 400)])
 def test_figures_when_both_runs_are_of_one_kind_of_viewers_are_rarely_different(name, sizes):
-    """Of pairs that chance made of the same viewers, no more than 1.5 % are called a difference, few or many."""
     dice = np.random.default_rng(7)
     one, other = ([drawn(name, dice, n) for _ in range(300 if name == "troubled" else 40)] for n in sizes)
     pairs = [(a, b) for place, a in enumerate(one) for b in other[place:]]
@@ -97,7 +94,6 @@ def test_figures_when_both_runs_are_of_one_kind_of_viewers_are_rarely_different(
 
 
 def test_quantile_when_viewers_are_too_few_for_a_bound_differs_from_nothing():
-    """What 5 % of 22 viewers have does not show in one of them: their p95 may be anything above."""
     few = gather._measure(
         "delay_p95_ms", {"delay_p95_ms": 36.0}, pd.DataFrame(), pd.DataFrame({"delay_p50_ms": [36.0] * 22})
     )
@@ -109,7 +105,6 @@ def test_quantile_when_viewers_are_too_few_for_a_bound_differs_from_nothing():
 
 @pytest.mark.parametrize(("n", "at"), [(40, 0.5), (22, 0.95), (1000, 0.95)])
 def test_ranks_when_counted_by_binomials_leave_out_what_chance_does(n, at):
-    """Below the first rank, and above the last, a quantile lies with the chance of a difference at most."""
     first, last = gather.ranks(n, at)
 
     def at_most(k):
@@ -123,7 +118,6 @@ def test_ranks_when_counted_by_binomials_leave_out_what_chance_does(n, at):
 
 
 def test_runs_when_the_second_is_better_say_what_and_how_sure(tmp_path):
-    """Trouble that went away is told as better, by figure and by network; what stayed is told as no difference."""
     before = run_in(tmp_path / "a")
     content = [session(number, **{**session(1), "conn_id": number}) for number in range(400)]
     felt_now = [felt("all", "all", 400, picture_share=1.0), felt("network", "127.0.0.0/24", 133, 0)]
@@ -141,7 +135,6 @@ def test_runs_when_the_second_is_better_say_what_and_how_sure(tmp_path):
 
 
 def test_runs_when_they_are_the_same_show_no_difference(tmp_path):
-    """A folder compared with itself has no difference, and the reader is told that both are the same."""
     folder = run_in(tmp_path / "a")
     found = compare.compare(folder, folder)
     assert found.answer == "No difference that these viewers show."
@@ -151,7 +144,6 @@ def test_runs_when_they_are_the_same_show_no_difference(tmp_path):
 
 
 def test_runs_when_viewers_are_few_say_that_they_show_little(tmp_path):
-    """Seven viewers against nine: counts, and no word of better or worse."""
     found = compare.compare(run_in(tmp_path / "a", 7), run_in(tmp_path / "b", 9))
     assert found.answer == "No difference that these viewers show."
     assert all("fewer than 20 show little" in told for told in found.runs)
@@ -159,7 +151,6 @@ def test_runs_when_viewers_are_few_say_that_they_show_little(tmp_path):
 
 
 def test_runs_when_limits_and_bans_changed_list_them(tmp_path):
-    """What was in force before and after, and who is new or gone on the list."""
     kept, gone, new = (
         json.dumps({"cidr": f"10.0.0.{n}/32", "action": action}) for n, action in ((1, "ban"), (2, "limit"), (3, "ban"))
     )
@@ -171,7 +162,6 @@ def test_runs_when_limits_and_bans_changed_list_them(tmp_path):
 
 
 def test_runs_when_a_job_failed_compare_nothing_that_an_earlier_run_has_left(tmp_path):
-    """A list, limits and figures that are not of this run are missing, and it is said why."""
     failed = {name: {"state": "failed", "message": "no"} for name in ("abuse", "whatif", "experience")}
     before = run_in(tmp_path / "a", texts={"bans.jsonl": json.dumps({"cidr": "10.9.9.9/32"})}, failed=failed)
     found = compare.compare(before, run_in(tmp_path / "b"))
@@ -204,7 +194,6 @@ def test_command_when_nothing_can_be_compared_fails_and_tells_what_it_has(tmp_pa
 
 @pytest.mark.parametrize("viewers", [0, 2, 5, 20])
 def test_runs_when_one_side_has_few_viewers_claim_nothing(tmp_path, viewers):
-    """Of nobody, or a handful, nothing is better or worse; nobody at all is no "no difference"."""
     found = compare.compare(run_in(tmp_path / "a"), run_in(tmp_path / "b", viewers))
     assert {"better", "worse"}.isdisjoint(change.verdict for change in found.changes)
     assert found.answer == ("No difference that these viewers show." if viewers else NOT_KNOWN)
@@ -212,7 +201,6 @@ def test_runs_when_one_side_has_few_viewers_claim_nothing(tmp_path, viewers):
 
 
 def test_text_when_shown_in_a_terminal_fits_80_columns(tmp_path):
-    """No line is longer than the terminal, whatever peers call themselves, and nothing in it is acted upon."""
     found = compare.compare(run_in(tmp_path / "a", text=NASTY), run_in(tmp_path / "b", 40, text=NASTY * 3))
     lines = found.as_text(80).splitlines()
     assert max(map(len, lines)) <= 80
@@ -221,7 +209,6 @@ def test_text_when_shown_in_a_terminal_fits_80_columns(tmp_path):
 
 
 def test_text_when_it_goes_to_a_file_is_whole_lines(tmp_path):
-    """Nothing of a verdict or of limits is cut, not even behind the names of networks that are long."""
     before, after = run_in(tmp_path / "a", choose=1), run_in(tmp_path / "b", choose=7)
     found = replace(
         compare.compare(before, after),
@@ -246,7 +233,6 @@ def test_text_when_it_goes_to_a_file_is_whole_lines(tmp_path):
 
 
 def test_runs_when_they_may_only_be_read_are_compared(tmp_path, monkeypatch):
-    """Nothing is made or asked to be writable: results of others can be read."""
     before, after = run_in(tmp_path / "a"), run_in(tmp_path / "b", 40)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert compare.compare(before, after).changes
@@ -270,7 +256,6 @@ def changed_summary(folder, change):
     ],
 )
 def test_runs_when_results_are_of_another_meaning_are_refused(tmp_path, change, said):
-    """Results of other versions, or without what is compared, are refused with a hint that names the way."""
     before, after = run_in(tmp_path / "a", 7), run_in(tmp_path / "b", 7)
     changed_summary(after, change)
     with pytest.raises(ConfigError, match=said) as error:
@@ -279,20 +264,17 @@ def test_runs_when_results_are_of_another_meaning_are_refused(tmp_path, change, 
 
 
 def test_runs_when_a_folder_is_missing_are_refused_and_it_is_not_made(tmp_path):
-    """A name mistyped is an error, and leaves no folder of that name."""
     with pytest.raises(ConfigError, match="there is no folder"):
         compare.compare(run_in(tmp_path / "a", 7), str(tmp_path / "b"))
     assert not (tmp_path / "b").exists()
 
 
 def test_compare_when_imported_needs_neither_spark_nor_pandas():
-    """It starts in a second: what takes seconds to load is not loaded."""
     loaded = "import sys, flowctl.analyze.compare; print(sorted({'pyspark', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 
 
 def test_figures_when_there_is_nothing_can_be_written(tmp_path):
-    """A report of nothing has figures too: none."""
     found = found_of(tmp_path / "r", {}, {}, {})
     assert json.loads(json.dumps(job.figures(found)))["measures"] == {}

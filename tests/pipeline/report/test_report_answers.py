@@ -26,17 +26,14 @@ def found(jobs=None, totals=None, peaks=None, **tables):
 
 
 def answer_about(about, shown):
-    """The answer to one question."""
     return next(item for item in answers.answers(shown) if item.about == about)
 
 
 def calls(shown):
-    """The answers to whom one is to call."""
     return [item for item in answers.answers(shown) if item.about not in ("limits", "bans", "capacity")]
 
 
 def test_limits_when_another_choice_is_recommended_says_what_it_would_have_changed():
-    """The order comes first, then both sides of each figure for the same viewers, then what it rests on."""
     said = answer_about("limits", found(whatif_choices=[choice(1), choice(7)]))
     assert (said.kind, said.do) == ("act", "Set the limits of limits.toml, which lies beside this page.")
     assert "disconnected 9.5 % (37 of 390) → 4.9 % (19 of 390)" in said.why
@@ -46,7 +43,6 @@ def test_limits_when_another_choice_is_recommended_says_what_it_would_have_chang
 
 
 def test_limits_when_few_were_recorded_counts_them_and_says_so():
-    """Below 20 viewers there is no percentage of them, and it is said that they are few."""
     few = [choice(1, viewers=7, disconnected=3), choice(7, viewers=7, disconnected=1)]
     said = answer_about("limits", found(whatif_choices=few))
     assert "disconnected 3 of 7 → 1 of 7" in said.why
@@ -54,7 +50,6 @@ def test_limits_when_few_were_recorded_counts_them_and_says_so():
 
 
 def test_limits_when_hardly_anybody_is_moved_say_that_it_may_be_chance():
-    """A difference below 2.4 of its own standard errors is told as what chance may do, however many it is scaled to."""
     few = choice(7, disconnected=34, disconnected_share=34 / 390)
     said = answer_about("limits", found(whatif_choices=[choice(1), few]))
     assert "Only 3 viewers would have stayed or gone" in said.sure
@@ -66,7 +61,6 @@ def test_limits_when_hardly_anybody_is_moved_say_that_it_may_be_chance():
 
 
 def test_limits_when_few_were_refused_anything_or_the_present_ones_are_not_known_say_so():
-    """Of many viewers only those who were refused something show what limits do; defaults in force are assumed."""
     odd = {"viewers_refused": 11, "in_force": "not in the records; the defaults are taken"}
     jobs = notes(whatif={"state": "done", "summary": odd})
     said = answer_about("limits", found(jobs, whatif_choices=[choice(1), choice(7)]))
@@ -79,7 +73,6 @@ def test_limits_when_few_were_refused_anything_or_the_present_ones_are_not_known
 
 
 def test_limits_when_they_rest_on_one_viewer_say_so_in_the_order():
-    """What rests on few viewers in trouble says it where it says what to do; ends that nobody saw are told."""
     jobs = notes(whatif={"state": "done", "summary": {"viewers_refused": 1, "viewers_cut": 1}})
     said = answer_about("limits", found(jobs, whatif_choices=[choice(1), choice(7)]))
     assert said.do == "Set the limits of limits.toml, which lies beside this page: that rests on 1 viewer in trouble."
@@ -87,7 +80,6 @@ def test_limits_when_they_rest_on_one_viewer_say_so_in_the_order():
 
 
 def test_limits_when_the_choice_in_force_is_best_are_left():
-    """Where nothing better was found, nothing is to be done."""
     said = answer_about("limits", found(whatif_choices=[choice(1, recommended=True), choice(2)]))
     assert (said.kind, said.do) == ("fine", "Leave the limits as they are: of 2 choices the one in force is the best.")
     none = answer_about("limits", found(whatif_choices=[choice(1), choice(2)]))
@@ -112,7 +104,6 @@ def test_limits_when_there_is_no_table_say_why(jobs, said):
 
 
 def test_bans_when_there_are_some_names_them_with_their_evidence():
-    """Whom, for what, how many connections that is about, how many of each kind, and why those are limited."""
     scores = [{"cidr": "10.0.0.1/32", "banned": True, "connections": 12}]
     listed = [
         {"cidr": "10.0.0.1/32", "action": "ban", "evidence": {"flood": 30, "odd": 1}},
@@ -128,7 +119,6 @@ def test_bans_when_there_are_some_names_them_with_their_evidence():
 
 
 def test_bans_when_all_are_limited_keep_nobody_out():
-    """Who is only limited comes in; what is told of connections is told of those on the list."""
     scores = [{"cidr": "10.0.0.1/32", "connections": 30}, {"cidr": "10.0.0.9/32", "connections": 2, "banned": True}]
     listed = [{"cidr": "10.0.0.1/32", "action": "limit", "evidence": {}}]
     said = answer_about("bans", found(abuse_scores=scores, bans=listed))
@@ -138,13 +128,11 @@ def test_bans_when_all_are_limited_keep_nobody_out():
 
 @pytest.mark.parametrize("expires", [None, "2099-01-01T00:00:00Z"])
 def test_bans_when_a_limit_was_set_by_hand_say_so(expires):
-    """Nobody looks for evidence that a person did not write down."""
     listed = [{"cidr": "10.0.0.1/32", "action": "limit", "score": 0.0, "evidence": {}, "expires": expires}]
     assert "(set by hand: 1)" in answer_about("bans", found(bans=listed)).do
 
 
 def test_bans_when_nobody_has_enough_against_it_say_keep_nobody_out():
-    """An empty list is an answer."""
     said = answer_about("bans", found(abuse_scores=[{"cidr": "10.0.0.1/32", "score": 0.1}], bans=[]))
     assert (said.kind, said.do[:17]) == ("fine", "Keep nobody out: ")
     assert "1 address or subnet with evidence" in said.do
@@ -157,7 +145,6 @@ def test_bans_when_nobody_has_enough_against_it_say_keep_nobody_out():
 
 
 def test_capacity_when_nodes_have_room_counts_it_with_headroom():
-    """80 % of what each carries, less its peak: that many more; a full one is named."""
     nodes = [node(), node(node="edge-1", viewers_peak=190.0, load_peak=0.95)]
     assert answer_about("capacity", found(capacity_nodes=[node()])).do == (
         "No node is needed now: there is room for 60 more viewers on edge-0."
@@ -177,7 +164,6 @@ def test_capacity_when_nodes_have_room_counts_it_with_headroom():
 
 
 def test_capacity_when_a_thread_had_no_room_counts_its_node_as_full():
-    """What the model says of a node is not offered where its thread was to blame: both answers are one."""
     blamed = [{"node": "edge-1", "blame": "server_loop", "count": 16}, {"node": "edge-0", "blame": "none", "count": 9}]
     said = answer_about("capacity", found(capacity_nodes=[node(), node(node="edge-1")], nodes=blamed))
     assert said.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on edge-0."
@@ -190,7 +176,6 @@ def test_capacity_when_a_thread_had_no_room_counts_its_node_as_full():
 
 
 def test_capacity_when_the_machine_was_not_measured_is_one_plain_line():
-    """What a node carries is not known then: how to measure it is told, and no figure of another machine."""
     jobs = notes(capacity={"state": "done", "summary": {"fitted_to": "reference", "answer": f"Not {MEASURE[4:]}."}})
     unknown = node(node="edge-1", carries_viewers=None, carries_from="", load_peak=None)
     said = answer_about("capacity", found(jobs, capacity_nodes=[unknown]))
@@ -212,12 +197,10 @@ def test_capacity_when_the_machine_was_not_measured_is_one_plain_line():
     ],
 )
 def test_capacity_when_peaks_have_a_trend_tells_the_day(peaks, said):
-    """When the next node is needed follows from the daily peaks, or is not known, and that is said."""
     assert said in answer_about("capacity", found(peaks=peaks, capacity_nodes=[node()])).why
 
 
 def test_calls_when_a_network_stands_out_name_it():
-    """A network is called when its share of trouble is far from that of all others, in standard errors."""
     (said,) = calls(found(network=[felt("network", "10.1.2.0/24", 50, 30)]))
     assert (said.about, said.do) == ("network", "Call the operator of the network 10.1.2.0/24.")
     assert said.why == "60 % (30 of 50) of its viewers had trouble by their own link; of all others 2.9 % (10 of 350)."
@@ -235,13 +218,11 @@ def test_calls_when_a_network_stands_out_name_it():
     [("10.1.2.0/24", 50, 6), ("10.1.2.0/24", 4, 4), ("", 50, 30), (None, 50, 30), ("10.1.2.0/24", 400, 40)],
 )
 def test_calls_when_a_network_is_as_others_name_nobody(key, viewers, troubled):
-    """What chance does, too few, an unknown network, and a network that is all of them, are no reason to call."""
     (said,) = calls(found(network=[felt("network", key, viewers, troubled)]))
     assert (said.about, said.kind) == ("calls", "fine")
 
 
 def test_calls_when_a_publisher_comes_in_badly_say_what_is_wrong():
-    """Gaps, key frames and jitter are told in words, of the publications that are not steady."""
     rows = [publication(), publication(stream="s1", gap_share=0.02, gap_ms=9000.0, gap_max_ms=6e3, jitter_ms=150.0)]
     (said,) = calls(found(ingest=rows))
     assert (said.about, said.do) == ("publisher", "Call the publisher of live/s1.")
@@ -249,7 +230,6 @@ def test_calls_when_a_publisher_comes_in_badly_say_what_is_wrong():
 
 
 def test_calls_when_a_publisher_was_there_for_a_moment_or_has_a_hash_for_a_name_help_the_caller():
-    """A connection of 295 ms accuses nobody; of a name that is a hash the address and the node are told."""
     row = publication(stream="h:76c6", peer_ip="192.0.2.7", node="edge-3", jitter_ms=180.0)
     (moment,) = calls(found(ingest=[row | {"duration_s": 0.295}]))
     assert moment.kind == "fine"
@@ -263,7 +243,6 @@ def test_calls_when_a_publisher_was_there_for_a_moment_or_has_a_hash_for_a_name_
     [([4.0], False), ([4.0, 4.0], False), ([4.0] * 3, True), ([50.0] * 9, False), ([0.0] * 9, False)],
 )
 def test_calls_when_a_publisher_came_back_name_it_if_that_is_often_and_within_seconds(aways, called):
-    """One or two returns happen to every line; who is away for long began anew; no time at all is a clock set back."""
     rows = [publication(), *(publication(health="came back", away_s=away) for away in aways)]
     said = [item.do for item in calls(found(ingest=rows))]
     assert said == (
@@ -272,13 +251,11 @@ def test_calls_when_a_publisher_came_back_name_it_if_that_is_often_and_within_se
 
 
 def test_calls_when_a_publisher_who_came_back_has_jitter_too_tell_the_jitter():
-    """That it came back once hides nothing else that is wrong."""
     (said,) = calls(found(ingest=[publication(health="came back", away_s=4.0, jitter_ms=180.0)]))
     assert said.why == "Jitter 180 ms."
 
 
 def test_calls_when_publishers_are_many_name_the_first_and_count_the_others():
-    """Five are named, and it is said how many more there are; a stream counts once."""
     rows = [publication(stream=f"s{number % 7}", jitter_ms=200.0) for number in range(21)]
     said = [item.do for item in calls(found(ingest=rows))]
     assert said == [
@@ -288,21 +265,17 @@ def test_calls_when_publishers_are_many_name_the_first_and_count_the_others():
 
 
 def test_calls_when_what_viewers_felt_is_not_known_say_so():
-    """Without the figures of viewers nobody can say that nobody is to be called."""
     (said,) = calls(replace(found(notes(experience={})), totals={"connections": 3}))
     assert (said.kind, said.do[:41]) == ("unknown", "Not known: the job experience was not run")
 
 
 def test_calls_when_there_are_publishers_alone_judge_these():
-    """Records without a viewer know of publishers all the same, good or bad."""
     (said,) = calls(replace(found(ingest=[publication()] * 3), totals={"connections": 3}))
     assert (said.kind, said.do) == ("fine", "Call nobody: no publisher stands out.")
     assert said.sure == "Recorded: 3 publications, and no viewer."
 
 
 def test_calls_when_a_thread_had_no_room_name_its_node():
-    """A node is named where its own thread is to blame for at least half of its viewers in trouble, and five."""
-
     def blamed(server_loop):
         counts = {"none": 80, "viewer_link": 4, "server_loop": server_loop}
         return found(nodes=[{"node": "edge-1", "blame": name, "count": count} for name, count in counts.items()])
@@ -322,7 +295,6 @@ def test_answers_when_nothing_is_known_are_all_unknown():
 
 
 def test_recorded_when_viewers_are_few_says_so():
-    """How much was recorded, and below 20 viewers what that is worth."""
     assert answers.recorded(found()) == "Recorded: 400 viewers in 10 min 0 s."
     assert "That is few" in answers.recorded(found(totals={"viewers": 7.0}))
     assert answers.recorded(replace(found(), totals=None)) == ""
@@ -344,12 +316,10 @@ def test_recorded_when_viewers_are_few_says_so():
     ],
 )
 def test_figures_when_written_are_honest(shown, said):
-    """A share of few is a count, what is not nothing is not 0 %, what is not all is not 100 %."""
     assert shown == said
 
 
 def test_sentences_when_a_fact_is_lacking_are_left_out_and_facts_are_not_filled_again():
-    """A line stands or falls with its facts, told or only asked for; what a peer wrote into a fact stays as it is."""
     text = "{few?}Few.\nOf {all} it is {part}.\nNothing of {none}, {all}."
     assert sentences({"few": True, "all": "{part}", "part": "0", "none": ""}, text) == "Few. Of {part} it is 0."
     assert sentences({"all": 9, "part": "0", "none": 0}, text) == "Of 9 it is 0."
@@ -359,7 +329,6 @@ def test_sentences_when_a_fact_is_lacking_are_left_out_and_facts_are_not_filled_
 
 
 def test_shares_when_of_few_viewers_are_never_surely_apart():
-    """Three of three against none of three is chance at the marks that are used; 30 of 30 against 0 of 30 is not."""
     assert abs(apart(3, 3, 0, 3)) < answers.SURE
     assert apart(30, 30, 0, 30) > answers.SURE
     assert apart(5, 50, 5, 50) == 0

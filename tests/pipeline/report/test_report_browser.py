@@ -54,7 +54,6 @@ class Visit:
 
 
 def test_report_when_opened_in_a_browser_is_quiet_and_asks_for_nothing(tmp_path):
-    """With peers that say bad things the browser draws every picture, logs nothing, and makes no request."""
     visit = Visit(tmp_path / "report", render(found_of(tmp_path / "r", text=NASTY)))
     assert visit.console == []
     assert set() == visit.requests
@@ -64,14 +63,12 @@ def test_report_when_opened_in_a_browser_is_quiet_and_asks_for_nothing(tmp_path)
 
 
 def test_report_when_empty_opens_as_well(tmp_path):
-    """A report of nothing is a page too."""
     visit = Visit(tmp_path / "report", render(empty()))
     assert (visit.console, visit.requests) == ([], set())
     assert "was not run" in visit.dom
 
 
 def test_visit_when_a_page_does_load_and_complain_sees_it(tmp_path):
-    """The eyes of these tests are open: a request and a message of a bad page are found."""
     bad = '<!DOCTYPE html><img src="http://127.0.0.1:9/pixel"><script>console.error("seen")</script>'
     visit = Visit(tmp_path / "bad", bad)
     assert any("seen" in line for line in visit.console)
@@ -110,7 +107,6 @@ return [...document.querySelectorAll('main *')].filter(node => !node.closest('.w
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """Give Chromium, driven."""
     if reason := install_browser.no_browser():
         pytest.skip(reason)
     options = Options()
@@ -124,7 +120,6 @@ def driver(tmp_path_factory):
 
 
 def test_page_when_looked_at_fits_phones_darkness_and_keys(driver, tmp_path):
-    """At 1280 and 400 pixels, light and dark, nothing is wider than the screen and no text faint; keys open folds."""
     page = tmp_path / "page.html"
     page.write_text(render(found_of(tmp_path / "r", text=NASTY)), "utf-8")
     for width in (1280, 400):
@@ -149,7 +144,6 @@ def test_page_when_looked_at_fits_phones_darkness_and_keys(driver, tmp_path):
 
 
 def test_looks_when_a_page_is_faint_and_wide_find_it(driver, tmp_path):
-    """The eyes of the test above are open: pale words and a box beyond the edge are found."""
     page = tmp_path / "page.html"
     page.write_text("<!DOCTYPE html><main><p style='color:#bbb;width:3000px'>pale</p></main>", "utf-8")
     driver.get(page.as_uri())

@@ -36,7 +36,6 @@ from flowctl.core.server.bans import BanList
 
 
 def test_page_when_made_answers_first_and_keeps_books_last(tmp_path):
-    """What to do is the first question of the page, what was read the last; each stands there once."""
     shown = render(found_of(tmp_path / "r"))
     assert re.findall(r"<h2>(.*?)</h2>", shown) == [
         title.replace("'", "&#x27;") for title in (section.title for section in page.SECTIONS.values())
@@ -55,7 +54,6 @@ def test_page_when_made_answers_first_and_keeps_books_last(tmp_path):
 
 
 def test_page_when_peers_say_bad_things_only_shows_them(tmp_path):
-    """Markup in names, agents and evidence is text of the page: no tag, attribute or address comes of it."""
     shown = Page(render(found_of(tmp_path / "r", text=NASTY)))
     assert {"script", "img", "link", "iframe", "object", "base", "form"}.isdisjoint(shown.tags)
     assert [name for _, name, _ in shown.attributes if name.startswith("on")] == []
@@ -71,7 +69,6 @@ def plain(tmp_path_factory):
 @given(st.text(max_size=60))
 @settings(max_examples=15, deadline=None)
 def test_page_when_texts_are_of_any_kind_has_the_same_tags(tmp_path_factory, plain, text):
-    """No text of a peer changes which tags there are, nor brings a character that a page may not have."""
     folder = tmp_path_factory.mktemp("any") / "r"
     text = text.encode("utf-8", "ignore").decode()
     shown = render(found_of(folder, text=f"a{text}"))
@@ -81,7 +78,6 @@ def test_page_when_texts_are_of_any_kind_has_the_same_tags(tmp_path_factory, pla
 
 
 def test_page_when_opened_asks_for_nothing(tmp_path):
-    """The page names no other resource, forbids itself to load any, and its links lead to its own places."""
     text = render(found_of(tmp_path / "r"))
     shown = Page(text)
     policy = [value for tag, name, value in shown.attributes if tag == "meta" and name == "content"]
@@ -95,7 +91,6 @@ def test_page_when_opened_asks_for_nothing(tmp_path):
 
 
 def test_page_when_read_without_eyes_says_what_is_drawn(tmp_path):
-    """Every picture has a title and a description with figures, under ids of its own."""
     text = render(found_of(tmp_path / "r"))
     shown = Page(text)
     labels = [value for tag, name, value in shown.attributes if tag == "svg" and name == "aria-labelledby"]
@@ -106,7 +101,6 @@ def test_page_when_read_without_eyes_says_what_is_drawn(tmp_path):
 
 @pytest.mark.parametrize("gone", sorted(tables_of()))
 def test_page_when_a_table_is_missing_has_the_others(tmp_path, gone):
-    """Each table that is not there costs what is made of it, and nothing else."""
     tables = {name: rows for name, rows in tables_of().items() if name != gone}
     shown = Page(render(found_of(tmp_path / "r", tables)))
     assert (shown.crossed, shown.open) == ([], [])
@@ -117,7 +111,6 @@ def test_page_when_a_table_is_missing_has_the_others(tmp_path, gone):
 
 
 def test_page_when_a_table_is_broken_says_which_and_why(tmp_path):
-    """A file that is no Parquet costs its own section only, and is named."""
     folder = lay(tmp_path / "r", tables_of(), texts_of())
     (folder / "whatif_choices" / "part-0.parquet").write_bytes(b"PAR1 is not enough")
     found = gather.gather(gather.Tables(RecordPlace(str(folder))), "e", notes())
@@ -150,7 +143,6 @@ def test_listed_when_asked_says_what_a_server_does(address, unit):
 
 
 def test_report_when_results_lie_in_a_place_reads_them_as_that_does(tmp_path, monkeypatch):
-    """A store is found by settings that its place alone knows; nothing is opened by an address once more."""
     place, written = RecordPlace(str(lay(tmp_path / "r", tables_of(), texts_of()))), {}
     given = {"since": None, "until": None, "events": "/data/events", "accounts": [], "notes": {}}
     parts = SimpleNamespace(place=place, staging=place, write_text=written.__setitem__, **given)
@@ -160,7 +152,6 @@ def test_report_when_results_lie_in_a_place_reads_them_as_that_does(tmp_path, mo
 
 
 def test_page_when_a_job_failed_shows_neither_its_old_tables_nor_hides_why(tmp_path):
-    """The error and its hint stand before any figure; tables that an earlier run has left are not shown."""
     failed = notes(whatif={"state": "failed", "message": f"no flights in it {NASTY}", "hint": "record with --flights"})
     words = Page(render(found_of(tmp_path / "r", jobs=failed))).words
     assert words.index("record with --flights") < words.index("Recorded: 400")
@@ -178,7 +169,6 @@ def test_page_when_nothing_was_run_says_so_for_each_question():
 
 
 def test_page_when_viewers_are_few_has_no_percentages_of_them(tmp_path):
-    """Of seven viewers one in trouble is "1 of 7", in the answers, the tiles and the tables."""
     tables = {
         "sessions": [session(number) for number in range(7)],
         "experience": [felt(by, "live/s0", 7, 1) for by in ("all", "stream")],
@@ -190,7 +180,6 @@ def test_page_when_viewers_are_few_has_no_percentages_of_them(tmp_path):
 
 
 def test_page_when_streams_are_ten_thousand_stays_small(tmp_path):
-    """A page of 10,000 streams, nodes, addresses and choices is below 2 MB, and says what it leaves out."""
     many = range(10_000)
     tables = {
         "sessions": [session(number, stream=f"s{number}", node=f"n{number}", agent="x" * 500) for number in many],
@@ -206,7 +195,6 @@ def test_page_when_streams_are_ten_thousand_stays_small(tmp_path):
 
 @pytest.mark.parametrize("huge", [10**15, 1e300, float("inf"), float("nan"), -1.0])
 def test_page_when_figures_are_absurd_is_still_a_page(tmp_path, huge):
-    """Numbers of any size, and what is no number at all, neither break the page nor stand in it as such."""
     names = ("duration_s", "trouble_ms", "delay_p99_ms", "delay_p50_ms", "stall_ratio", "picture_share", "sent_bytes")
     tables = {
         "sessions": [session(number, **dict.fromkeys(names, float(huge))) for number in range(3)],
@@ -219,7 +207,6 @@ def test_page_when_figures_are_absurd_is_still_a_page(tmp_path, huge):
 
 
 def test_figures_when_sessions_lie_in_several_files_are_those_of_all(tmp_path, monkeypatch):
-    """Figures over many batches are what one batch gives, to the last count."""
     rows = [session(number, delay_p95_ms=float(number + 1)) for number in range(400)]
     felt_by_all = {"experience": [felt("all", "all", 400, 40)]}
     whole = found_of(tmp_path / "one", {"sessions": rows} | felt_by_all, {})
@@ -251,7 +238,6 @@ def test_figures_when_sessions_are_very_many_are_of_a_random_sample(tmp_path, mo
 
 
 def test_tiles_when_some_waited_or_left_soon_say_what_the_table_of_all_says(tmp_path):
-    """Time watched, pictures, delay and counts are those of `experience`; those who got no media are no viewers."""
     waiting = [session(n, play_s=None, first_frame_ms=None, picture_share=None, duration_s=36e3) for n in range(30)]
     rows = [*(session(number) for number in range(90)), *waiting]
     row = felt("all", "all", 90, 9, attempts=120, start_failures=30, play_hours=14.975, picture_share=0.83)
@@ -264,7 +250,6 @@ def test_tiles_when_some_waited_or_left_soon_say_what_the_table_of_all_says(tmp_
 
 
 def test_bounds_of_ratios_when_viewers_weigh_differently_are_those_of_sums(tmp_path):
-    """Who watched long weighs more: the error is what each viewer moves (jackknife), its mark Student's of 0.6 more."""
     rows = [session(1, pictures_wanted=wanted, picture_share=share) for wanted, share in ((1000, 0.5), (3000, 0.9))]
     tables = {"sessions": rows, "experience": [felt("all", "all", 2, picture_share=0.8)]}
     found = found_of(tmp_path / "r", tables, {}).measures["picture_share"]
@@ -281,8 +266,6 @@ def test_bounds_of_ratios_when_viewers_weigh_differently_are_those_of_sums(tmp_p
 
 
 def test_calls_when_a_viewer_comes_back_again_and_again_count_it_once(tmp_path):
-    """Nine connections of one home, one after the other, are one viewer in trouble; nine at once are nine."""
-
     def found(number, seconds):
         """What nine connections are that begin so many seconds apart; each is cut as the next begins, 5 s after it."""
         folder, begun = tmp_path / f"r{number}", [BEGAN + timedelta(seconds=seconds * n) for n in range(9)]
@@ -309,7 +292,6 @@ def test_calls_when_a_viewer_comes_back_again_and_again_count_it_once(tmp_path):
 
 
 def test_abusers_when_they_are_on_the_list_are_neither_called_nor_among_the_worst_off(tmp_path):
-    """Who is banned or limited, alone or with its network, is nobody to call and no viewer to pity."""
     rows = [session(number, peer_ip=f"10.{number % 4}.0.1" if number % 10 == 0 else None) for number in range(40)]
     bad = {"health": "gaps", "gap_share": 0.5, "gap_ms": 9e3, "stream": "s9"}
     tables = {"sessions": rows, "experience": [felt("all", "all", 40, 4)]}
@@ -329,7 +311,6 @@ def test_abusers_when_they_are_on_the_list_are_neither_called_nor_among_the_wors
 
 
 def test_bans_when_more_than_the_page_lists_are_all_counted(tmp_path):
-    """Of each kind as many as the list has, with the reason that the scores have for a limit."""
     kinds = [("ban", "limit_hit.amf_depth", 21), ("limit", "shared: flood", 2), ("limit", "limited: deaf_close", 1)]
     ban = {"cidr": "10.0.0.1/32", "score": 9.0}
     lines = [ban | {"action": act, "reason": why} for act, why, count in kinds for _ in range(count)]
@@ -339,7 +320,6 @@ def test_bans_when_more_than_the_page_lists_are_all_counted(tmp_path):
 
 
 def test_publishers_when_many_are_bad_are_listed_the_worst_first(tmp_path):
-    """One without media comes before one with gaps, and one that came back a hundred times hides no other."""
     rows = [publication(stream="back", health="came back", away_s=5.0) for _ in range(100)]
     wrong = {"steady": {}, "jitter": {"jitter_ms": 200.0}, "no media": {}, "gaps": {"gap_share": 0.5}}
     rows += [publication(stream=name, health=name, **values) for name, values in wrong.items()]
@@ -352,7 +332,6 @@ def test_publishers_when_many_are_bad_are_listed_the_worst_first(tmp_path):
 
 
 def test_calls_when_trouble_is_not_of_the_link_name_no_network(tmp_path):
-    """Trouble by the server, the publisher or the limits, and that of who is kept out, is no fault of a network."""
     quiet = [session(number, peer_ip=f"10.1.0.{number % 99}", blame="none") for number in range(300)]
     bad = {"10.2.0.": "server_loop", "10.3.0.": "publisher_burst", "10.4.0.": "policy", "10.5.0.": "viewer_link"}
     rows = [session(0, peer_ip=f"{net}{n}", blame=blame) for net, blame in bad.items() for n in range(20)]
@@ -374,7 +353,6 @@ def test_peaks_when_a_day_was_not_recorded_to_its_end_leave_it_out(tmp_path, hou
 
 
 def test_calls_when_a_network_is_not_among_the_first_of_the_page_name_it(tmp_path):
-    """Each network that results tell of is judged, whether the page has room for its row or not."""
     networks = [felt("network", f"10.0.{number}.0/24", 100 - number) for number in range(30)]
     bad = [session(0, peer_ip=f"10.9.9.{number}") for number in range(18)]
     tables = {"sessions": [*(session(number) for number in range(3982)), *bad]}
@@ -385,7 +363,6 @@ def test_calls_when_a_network_is_not_among_the_first_of_the_page_name_it(tmp_pat
 
 
 def test_pictures_when_viewers_missed_some_are_told_from_all_to_none(tmp_path):
-    """Viewers fall into classes by their share of the pictures; of whom it is not known is a class of its own."""
     shares = [1.0, 1.0, 0.96, 0.5, 0.1, None]
     found = found_of(tmp_path / "r", {"sessions": [session(1, picture_share=share) for share in shares]}, {})
     drawn = evidence.bars(found, "pictures").picture.bars
@@ -396,7 +373,6 @@ def test_pictures_when_viewers_missed_some_are_told_from_all_to_none(tmp_path):
 
 
 def test_figures_when_a_window_is_asked_for_are_of_it(tmp_path):
-    """Sessions that closed outside the window do not count."""
     folder = lay(tmp_path / "r", {"sessions": [session(number) for number in range(60)]})
     first, last = session(10)["closed_at"], session(20)["closed_at"]
     found = gather.gather(gather.Tables(RecordPlace(str(folder)), since=first, until=last), "e", {})
@@ -404,7 +380,6 @@ def test_figures_when_a_window_is_asked_for_are_of_it(tmp_path):
 
 
 def test_jobs_when_summed_up_are_those_of_the_runner():
-    """The names by which tables are taken are those of jobs that there are."""
     from flowctl.analyze.run import JOBS as RUN
 
     assert set(JOBS) <= set(RUN)

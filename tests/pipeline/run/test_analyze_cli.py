@@ -55,7 +55,6 @@ def test_help_when_asked_for_lists_the_jobs_without_loading_spark():
 
 
 def test_answers_when_a_figure_is_one_are_in_the_singular():
-    """One minute, one network, one hour: what is counted agrees with its count."""
     summaries = {"fleet": {"minutes": 1, "networks": 1}, "experience": {"viewers": 1, "attempts": 2}}
     notes = {name: JobNote(name, JobState.DONE, summary=summary) for name, summary in summaries.items()}
     result = run.AllResult(
@@ -68,7 +67,6 @@ def test_answers_when_a_figure_is_one_are_in_the_singular():
 
 
 def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
-    """Importing every module of flowctl outside of the pipeline loads neither Spark nor pandas, numpy or matplotlib."""
     code = (
         "import sys, pkgutil, importlib, flowctl\n"
         "for item in pkgutil.walk_packages(flowctl.__path__, 'flowctl.'):\n"
@@ -82,7 +80,6 @@ def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
 
 @pytest.fixture
 def needs_java():
-    """Skip where Java is missing."""
     from flowctl.analyze.spark.java import find_java
     from flowctl.errors import ConfigError
 
@@ -93,7 +90,6 @@ def needs_java():
 
 
 def test_sessions_when_run_as_a_command_prints_accounts_as_json_and_leaves_no_process(needs_java, tmp_path):
-    """Standard output is one JSON object, standard error has no stack trace, and Java ends with the command."""
     write_closes(tmp_path / "ev", [close(20, 1), close(21, 2)])
     write(tmp_path / "ev", [event(1, 1, "nonsense")])
     with modes_of(tmp_path, "flowctl-spark-*/tmp/blockmgr-*/../..") as of_blocks:
@@ -137,7 +133,6 @@ def modes_of(folder, pattern):
 
 
 def test_synth_when_the_folder_has_records_says_so_before_java_is_started(monkeypatch, tmp_path, capsys):
-    """Records of a server are seen at once."""
     pytest.importorskip("pyspark")
     monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: pytest.fail("Java is started"))
     (tmp_path / "flow_closes").mkdir()
@@ -148,7 +143,6 @@ def test_synth_when_the_folder_has_records_says_so_before_java_is_started(monkey
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, TerminatedError])
 def test_run_when_a_signal_ends_it_says_what_is_left(monkeypatch, tmp_path, capsys, end):
-    """One line: that it was stopped, and that results are whole."""
     pytest.importorskip("pyspark")
 
     def ended(_):
@@ -161,7 +155,6 @@ def test_run_when_a_signal_ends_it_says_what_is_left(monkeypatch, tmp_path, caps
 
 
 def test_progress_when_no_task_runs_tells_of_none(monkeypatch):
-    """While Java starts, or a query is planned, there are no tasks to count."""
     stream = io.StringIO()
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.01)
     monkeypatch.setattr(progress.sys, "stderr", stream)
@@ -183,7 +176,6 @@ def environment_of(process):
 
 
 def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
-    """An empty folder is wrong use: exit status 2, an error, a hint, and nothing of Java's."""
     done = flowctl("analyze", "sessions", tmp_path, "--out", f"{tmp_path}-out", "--master", "local[1]")
     assert done.returncode == 2
     assert f"error: {tmp_path} has no records" in done.stderr
@@ -223,7 +215,6 @@ def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
     ],
 )
 def test_command_when_used_wrongly_says_so_before_java_is_started(monkeypatch, capsys, words, told):
-    """A slip of the pen costs no time: status 2, what is wrong, and what is allowed."""
     pytest.importorskip("pyspark")
     monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: pytest.fail("Java is started"))
     assert main(["analyze", *words]) == 2
@@ -232,7 +223,6 @@ def test_command_when_used_wrongly_says_so_before_java_is_started(monkeypatch, c
 
 
 def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp_path, monkeypatch):
-    """Text is no dump of figures: each answer, what was read, the report's path last; records are listed once."""
     from flowctl.analyze.records import listing
 
     listed = []
@@ -254,7 +244,6 @@ def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp
 
 
 def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch, tmp_path):
-    """It takes the folder of results and nothing else: where their records lie stands there, and Java is not needed."""
     pytest.importorskip("pyspark")
     monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: pytest.fail("Java is started"))
     out = Path(run_in(tmp_path / "out"))
@@ -266,7 +255,6 @@ def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch
 
 
 def test_answers_when_said_name_figures_that_jobs_have():
-    """Each job has its line, and one of which nothing is known has dashes in it, not an error."""
     assert set(said.ANSWERS) == set(run.JOBS) - {"capacity"}  # which words its own
     for name, words in said.ANSWERS.items():
         assert "{" not in filled(words, {}), name
@@ -274,7 +262,6 @@ def test_answers_when_said_name_figures_that_jobs_have():
 
 @pytest.mark.parametrize("job", ["sessions", "all", "watch"])
 def test_job_when_results_would_lie_among_the_records_is_wrong_use(tmp_path, job):
-    """Whichever job it is: status 2 before Spark starts, and nothing is written."""
     pytest.importorskip("pyspark")
     (tmp_path / "events" / "flow_events").mkdir(parents=True)
     done = flowctl("analyze", job, tmp_path / "events", "--out", tmp_path / "events")
@@ -302,7 +289,6 @@ def test_job_when_results_would_lie_among_the_records_is_wrong_use(tmp_path, job
     ],
 )
 def test_check_apart_when_folders_meet_is_an_error(monkeypatch, tmp_path, events, out, fits):
-    """However the same folder is spelt, and whichever lies in which: results are replaced, so records go with them."""
     pytest.importorskip("pyspark")
     monkeypatch.chdir(tmp_path)
     with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="lie in each other"):
@@ -310,7 +296,6 @@ def test_check_apart_when_folders_meet_is_an_error(monkeypatch, tmp_path, events
 
 
 def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
-    """Without the extra the command fails with the hint how to get it, before anything else."""
     code = (
         "import sys, importlib.util as u; find = u.find_spec; "
         "u.find_spec = lambda name, *a: None if name == 'pyspark' else find(name, *a); "
@@ -323,7 +308,6 @@ def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
 
 
 def test_show_when_a_warning_has_line_breaks_is_one_line(capsys):
-    """What a warning tells may be a name that somebody gave a file, and begins no line of its own."""
     nothing = {"jobs": {}, "outputs": {}, "accounts": [], "hours": 0, "hours_read": 0, "window": {}, "errors": {}}
     show(run.AllResult(warnings=["a file\nerror: \x1b[2Jforged"], **nothing), as_json=True)
     assert capsys.readouterr().err == "warning: a file error: \\u001b[2Jforged\n"

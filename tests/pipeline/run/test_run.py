@@ -51,7 +51,6 @@ class Options:
 
 
 def made(records, options):
-    """Return the events of a part."""
     if options.broken == "part":
         raise FlowctlError("this part is broken", hint="mend it")
     return records.table("flow_events").select(*COLUMNS, "date", "hour")
@@ -101,7 +100,6 @@ def go(spark, tmp_path):
 
 
 def test_run_when_files_come_reads_their_hours_again_and_no_others(go, tmp_path):
-    """Old hours are not opened again, late files count, and what went away is remembered."""
     first = events_of(tmp_path / "events", 1, 2)
     result = go()
     assert (result.failed, result.hours, result.hours_read) == ([], 1, 1)
@@ -138,8 +136,6 @@ def test_run_when_files_come_reads_their_hours_again_and_no_others(go, tmp_path)
 
 
 def test_run_when_a_part_is_a_result_has_it_where_the_report_looks(go, tmp_path):
-    """In the first run too: no folder that is left of its making is taken for the table."""
-
     def counted(parts, _):
         return JobAnswer(summary={"rows": sum(map(len, Tables(parts.place).batches("kept")))})
 
@@ -150,7 +146,6 @@ def test_run_when_a_part_is_a_result_has_it_where_the_report_looks(go, tmp_path)
 
 
 def test_run_when_files_come_one_by_one_gives_what_one_run_gives(go, tmp_path, spark):
-    """Whatever the order and the split of files over runs, tables and accounts are those of a single run."""
     chance = random.Random(5)
     moments = [chance.randrange(3 * 3600) for _ in range(12)]
     for number, moment in enumerate(moments):
@@ -173,7 +168,6 @@ def test_run_when_files_come_one_by_one_gives_what_one_run_gives(go, tmp_path, s
 
 
 def test_run_when_a_window_is_given_takes_its_whole_hours_and_forgets_nothing(go, tmp_path):
-    """An hour of which some is in it counts whole, which is said; others are not read, and stay remembered."""
     for begin in (0, 3600, 7200):
         events_of(tmp_path / "events", begin, begin + 1800, begin + 3599)
     window = Window(at(1800), at(3600 + 1800))
@@ -193,8 +187,6 @@ def test_run_when_a_window_is_given_takes_its_whole_hours_and_forgets_nothing(go
 
 
 def test_run_when_results_of_other_hours_lie_beside_says_so(go, tmp_path):
-    """Each job's note knows its hours; a job that runs alone, the report too, names those of other ones."""
-
     def told(parts, _):
         return JobAnswer(summary={name: list(note.warnings) for name, note in parts.notes.items()})
 
@@ -228,7 +220,6 @@ def test_run_when_results_of_other_hours_lie_beside_says_so(go, tmp_path):
 
 
 def test_run_when_a_job_fails_costs_only_those_that_need_it(go, tmp_path):
-    """Its error and hint are told, its earlier results stay, half of new ones does not, and others are done."""
     events_of(tmp_path / "events", 1)
     other = AnalysisJob(
         name="other",
@@ -261,10 +252,6 @@ def test_run_when_a_job_fails_costs_only_those_that_need_it(go, tmp_path):
 
 
 def test_run_when_nothing_changed_keeps_answers_and_starts_no_spark(go, spark, tmp_path):
-    """An answer is made again when records, options or the window change, or its results are not as they were written.
-
-    Jobs that merge what others write, or read no part, are always run. The note of a kept answer is what it was.
-    """
     asked, started = [], []
 
     def counted(parts, options):
@@ -319,7 +306,6 @@ def test_run_when_nothing_changed_keeps_answers_and_starts_no_spark(go, spark, t
 
 
 def test_schema_when_types_are_plain_is_that_of_spark_and_needs_no_java(spark, monkeypatch):
-    """What `abuse` reads and writes of little data in this process does not start Java."""
     from pyspark.sql.types import StructType
 
     tables = [EVIDENCE.columns, SCORE_COLUMNS, LOADS.columns, SUMS, COLUMNS]
@@ -338,8 +324,6 @@ def test_run_when_flowctl_changes_makes_answers_again(go, tmp_path, monkeypatch)
 
 
 def test_run_when_a_text_has_other_writers_merges_it(go, tmp_path):
-    """What was made is put on what is there; a text that cannot be read is told before any work, and left alone."""
-
     def merged(there, new, options, warn):
         if "typo" in there:
             raise ConfigError("the list cannot be read")
@@ -398,8 +382,6 @@ def test_run_when_an_hour_has_lost_files_leaves_it_as_it_is_and_says_what_is_lef
 
 
 def test_names_when_a_recorder_counts_its_files_on_are_told_by_first_and_last():
-    """Those of no recorder are told one by one, with their table."""
-
     def files(*names, table="flow_events"):
         return [File(table, ("2026-03-01", "12"), f"/e/{name}.parquet", 1, 1) for name in names]
 
@@ -429,10 +411,6 @@ def damage(path, column):
 
 @pytest.mark.parametrize("checked", [False, True])
 def test_run_when_a_file_is_damaged_inside_puts_it_aside_and_reads_the_rest(go, tmp_path, checked):
-    """Neither Spark nor its workers can read it; accounts and a warning tell, and it counts again when it is mended.
-
-    No later run tries it again as long as it is as it was, also where other files come to its hour.
-    """
     events_of(tmp_path / "events", 1, 2, name="good")
     rows = [event(number, 7, "dropped") for number in (3, 4, 5)]
     if checked:  # Arrow in the workers reads those of which not every row can be used
@@ -495,7 +473,6 @@ def test_run_when_a_copy_of_a_damaged_file_is_there_reads_that(go, tmp_path):
 
 
 def test_run_when_many_files_are_damaged_says_so(go, tmp_path):
-    """More than a run does without is an error with what, where and how many are allowed; nothing is remembered."""
     for number in range(10):
         path = events_of(tmp_path / "events", number, name=f"f{number}")
         if number:
@@ -517,7 +494,6 @@ OTHERS = AnalysisJob(
 
 
 def test_run_when_files_of_no_recorder_number_alike_reads_each(go, tmp_path):
-    """Tools may count from nothing in each file: such files are known by what they are, and never taken for copies."""
     for hour in range(2):
         row = event(hour * 3600, 1, "returned", seq=1)
         write(tmp_path / "events", [row], f"h{hour}", hour=f"{12 + hour}", metadata={})
@@ -526,7 +502,6 @@ def test_run_when_files_of_no_recorder_number_alike_reads_each(go, tmp_path):
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_run_when_a_job_runs_not_or_fails_makes_its_part_when_it_runs_next(go, spark, tmp_path, broken):
-    """Of each part it is known of which files it was made."""
     events_of(tmp_path / "events", 1, 2)
     go(JOB, OTHERS)
     events_of(tmp_path / "events", 5, 6, name="late")
@@ -539,7 +514,6 @@ def test_run_when_a_job_runs_not_or_fails_makes_its_part_when_it_runs_next(go, s
 
 
 def test_run_when_a_bad_row_or_a_stray_file_is_of_another_time_knows_the_newest_record(go, tmp_path):
-    """The newest record is the newest that can be used, and hours without any are none of those an answer rests on."""
     events_of(tmp_path / "events", 1, 600)
     wanted = go()
     write(tmp_path / "events", [event(30, 1, "returned"), event(3700, 1, "returned")], "b")
@@ -570,7 +544,6 @@ def test_run_when_an_hour_has_folders_reads_none_of_their_files(go, tmp_path, mo
 
 
 def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(spark, tmp_path):
-    """A close that comes later is not spread over minutes that samples have told, be they of its hour or of another."""
     events, out = tmp_path / "events", tmp_path / "out"
 
     def viewers():
@@ -601,7 +574,6 @@ def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(spark, 
 
 
 def test_run_when_a_window_is_widened_tells_what_one_run_would(spark, tmp_path):
-    """Minutes outside of a window are left to the samples that lie there, and count once when they are read."""
     events = tmp_path / "events"
     for hour, moments in (("12", (3510, 3540, 3570)), ("13", (3600, 3630, 3659))):
         write_samples(events, [sample(moment, 1, interval_ms=30_000.0) for moment in moments], hour=hour)
@@ -631,8 +603,6 @@ class Deadly:
             monkeypatch.setattr(RecordPlace, name, self.wrapped(getattr(RecordPlace, name)))
 
     def wrapped(self, method):
-        """Return the method with the step counted."""
-
         def step(*arguments):
             if self.left == 0:
                 raise Killed
@@ -643,8 +613,6 @@ class Deadly:
 
 
 def test_run_when_killed_at_any_step_leaves_a_summary_of_what_is_there(go, tmp_path, monkeypatch):
-    """A result that is replaced or goes is named by no summary meanwhile; those of other jobs still are."""
-
     def written(parts, options):
         parts.write("small", parts.pandas("seen").groupby("event", as_index=False).agg(rows=("ts", "size")), SUMS)
         if not options.silent:
@@ -752,7 +720,6 @@ with session(SessionOptions(master="local[1]", conf={{"spark.driver.memory": "51
 
 
 def test_run_when_killed_in_the_middle_is_made_good_by_the_next(go, tmp_path):
-    """Parts were written and not yet in place: earlier results are whole, and the next run reads that hour again."""
     events_of(tmp_path / "events", 1)
     go()
     before = (tmp_path / "out/summary.json").read_text()
@@ -781,7 +748,6 @@ def test_run_when_another_is_at_work_says_so(go, tmp_path):
 
 
 def test_run_when_the_records_are_others_refuses_them(go, spark, tmp_path):
-    """What is remembered of one server does not mix with the records of another; a link to the same is the same."""
     events_of(tmp_path / "events", 1)
     events_of(tmp_path / "others", 3601)
     go()
@@ -804,7 +770,6 @@ def test_run_when_folders_have_odd_names_takes_them_letter_by_letter(spark, tmp_
 
 
 def test_run_when_the_folders_cannot_be_used_says_so(go, tmp_path):
-    """No records, a file instead of a folder, another's folder, and a record of another format are errors."""
     with pytest.raises(ConfigError, match="does not exist"):
         go()
     assert not (tmp_path / "out").exists()
@@ -839,7 +804,6 @@ def test_run_when_the_record_cannot_be_read_says_so_and_leaves_it(go, tmp_path):
 
 
 def test_run_when_the_disk_is_full_says_so_and_keeps_what_there_was(go, tmp_path, monkeypatch):
-    """An answer that cannot be written is an error in a line with what to do."""
     events_of(tmp_path / "events", 1)
     go()
     before = (tmp_path / "out/note.txt").read_text()
@@ -856,7 +820,6 @@ def test_run_when_the_disk_is_full_says_so_and_keeps_what_there_was(go, tmp_path
 
 
 def test_jobs_when_listed_name_every_part_and_result_once():
-    """No two jobs write the same name, and parts that a job uses are made by one of them."""
     import importlib
 
     jobs = [importlib.import_module(module).JOB for module in JOBS.values()]
@@ -884,7 +847,6 @@ def slow(records, _):
 
 
 def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_thread(go, tmp_path):
-    """Each of two waits for the other; that which tells of them comes last; a signal finds no thread that writes."""
     write(tmp_path / "events", [event(1, 1, "returned")])
     both, places, adopt = threading.Barrier(2, timeout=60), [], RecordPlace.adopt
 
@@ -912,7 +874,6 @@ def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_t
 
 
 def test_run_when_a_signal_comes_does_not_wait_for_parts_at_work(spark, tmp_path):
-    """What runs is given up, and the folder of what was in the making goes."""
     write(tmp_path / "events", [event(1, 1, "returned")])
     part = JobPart("seen", COLUMNS, slow, ("flow_events",))
     job = AnalysisJob(name="seen", parts=(part,), results=(), answer=lambda *_: JobAnswer(), options=Options)

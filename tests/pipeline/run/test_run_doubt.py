@@ -51,7 +51,6 @@ def go(spark, tmp_path):
 
 
 def test_run_when_a_file_cannot_be_opened_reads_it_as_soon_as_it_can(go, tmp_path, monkeypatch):
-    """Who gives the right to read it changes neither its name nor its size nor its time."""
     write(tmp_path / "events", [event(1, 1, "returned")], "a")
     write(tmp_path / "events", [event(2, 1, "returned")], "b")
 
@@ -66,7 +65,6 @@ def test_run_when_a_file_cannot_be_opened_reads_it_as_soon_as_it_can(go, tmp_pat
 
 
 def test_run_when_an_octet_of_a_file_is_another_puts_it_aside(go, tmp_path):
-    """Also one that unpacks to other values without any error: each page has a checksum."""
     write(tmp_path / "events", [event(1, 1, "returned")], "a")
     rows = [event(2 + number / 100, 10**6 + number**3, "returned") for number in range(300)]
     path = write(tmp_path / "events", rows, "b")
@@ -90,7 +88,6 @@ def test_run_when_an_octet_of_a_file_is_another_puts_it_aside(go, tmp_path):
 
 
 def test_run_when_a_damaged_file_is_restored_with_its_size_reads_it(go, tmp_path):
-    """The time of the file tells that it is another one."""
     write(tmp_path / "events", [event(1, 1, "returned")], "a")
     second = write(tmp_path / "events", [event(2, 1, "returned")], "b")
     whole = second.read_bytes()
@@ -102,7 +99,6 @@ def test_run_when_a_damaged_file_is_restored_with_its_size_reads_it(go, tmp_path
 
 
 def test_run_when_checks_are_others_makes_its_hours_anew(go, tmp_path, monkeypatch):
-    """An event that this flowctl does not know is one that the next knows."""
     write(tmp_path / "events", [event(1, 1, "returned"), event(2, 1, "unheard_of")])
     assert go() == (1, 0)
     monkeypatch.setattr(runner, "_checks", lambda: "others")
@@ -124,7 +120,6 @@ def test_run_when_checks_are_others_and_records_gone_keeps_what_it_knows(spark, 
 
 
 def test_run_when_a_copy_lies_in_the_folder_of_another_hour_reads_the_true_file(go, tmp_path):
-    """No row of the copy can be used there, so it takes nothing from the file that it is a copy of."""
     true = write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
     astray = tmp_path / "events" / "flow_events" / "date=2026-03-01" / "hour=12" / "a.parquet"
     astray.parent.mkdir(parents=True)
@@ -133,7 +128,6 @@ def test_run_when_a_copy_lies_in_the_folder_of_another_hour_reads_the_true_file(
 
 
 def test_run_when_a_copy_astray_was_read_before_reads_the_true_file(go, tmp_path):
-    """The same where the true file comes later."""
     true = write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
     kept = true.rename(tmp_path / "kept")
     write(tmp_path / "events", [event(1, 1, "returned")])
@@ -146,7 +140,6 @@ def test_run_when_a_copy_astray_was_read_before_reads_the_true_file(go, tmp_path
 
 @pytest.mark.parametrize("records", [True, False], ids=["records", "none"])
 def test_run_when_somebody_removes_an_hour_of_results_makes_it_again_or_says_so(spark, tmp_path, records):
-    """Where its records are there they are read again; where they are gone the answer goes without, and tells."""
     first = write(tmp_path / "events", [event(1, 1, "returned")])
     write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
     out = tmp_path / "out"
@@ -161,7 +154,6 @@ def test_run_when_somebody_removes_an_hour_of_results_makes_it_again_or_says_so(
 
 @pytest.mark.parametrize("text", ['{"format": 2, "jobs": []}', '{"format": 2, "jobs": {"seen": {"unheard": 1}}}'])
 def test_run_when_the_summary_is_odd_does_without_it(go, tmp_path, text):
-    """It tells of earlier runs, which none needs to be done."""
     write(tmp_path / "events", [event(1, 1, "returned")])
     go()
     (tmp_path / "out" / "summary.json").write_text(text)
@@ -171,7 +163,6 @@ def test_run_when_the_summary_is_odd_does_without_it(go, tmp_path, text):
 
 @pytest.mark.parametrize("spoil", ["listed", "parts"])
 def test_record_when_its_hours_are_of_another_shape_is_damaged(go, tmp_path, spoil):
-    """It is told as such, with what to do; it is not forgotten."""
     write(tmp_path / "events", [event(1, 1, "returned")])
     go()
     path = tmp_path / "out" / "record.json"
@@ -196,7 +187,6 @@ def test_storage_when_a_name_is_not_text_leaves_it_out_or_names_it(tmp_path):
 
 
 def test_answers_when_a_signal_ends_one_do_not_hold_the_process():
-    """What still computes in another thread goes with the process, which ends at once."""
     script = (
         "import time\n"
         "from flowctl.analyze.run import _each\n"

@@ -37,7 +37,6 @@ def test_archive_when_java_is_updated_is_another(java):
 
 
 def test_option_when_there_is_an_archive_names_it(java, monkeypatch):
-    """Spark is started with it; not before there is one, and not where somebody names an archive of their own."""
     assert java_option(java, "") == ""
     path = archive_path(java)
     path.parent.mkdir(parents=True)
@@ -55,8 +54,6 @@ def test_option_when_there_is_an_archive_names_it(java, monkeypatch):
     [(1, True, "no room"), (0, False, "no room"), (None, True, "timed out"), (0, True, "")],
 )
 def test_make_when_it_fails_leaves_nothing(java, monkeypatch, status, writes, told):
-    """What Java has half written, or written and then failed, is not taken for an archive."""
-
     def run(command, **options):
         if writes:
             Path(command[-1]).write_text("classes")
@@ -92,13 +89,11 @@ def test_make_when_there_is_one_of_another_build_takes_its_place(java, monkeypat
 
 
 def test_make_when_the_environment_cannot_be_written_says_so(java, tmp_path):
-    """An environment of somebody else's has no archive, and that is all."""
     (tmp_path / "venv").write_text("not a folder")
     assert "venv" in make_archive(java)
 
 
 def test_session_when_there_is_an_archive_has_it_mapped(spark):
-    """Java has found that it fits, and uses it."""
     path = archive_path(find_java())
     if not path.is_file():
         pytest.skip("no archive of Java's classes: make setup-pipeline")

@@ -55,7 +55,6 @@ def java():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder for everything of this file."""
     return tmp_path_factory.mktemp("cluster")
 
 
@@ -107,24 +106,20 @@ def done(folder, bare_python):
 
 @pytest.fixture(scope="module")
 def local(done):
-    """Accounts and tables that ``local[2]`` makes, by job."""
     return done["local"]["jobs"]
 
 
 @pytest.fixture(scope="module")
 def remote(done):
-    """What the cluster makes of the same records."""
     return done["remote"]["jobs"]
 
 
 def test_cluster_when_used_has_two_executors(done):
-    """The jobs ran on the executors of two workers, and not in the driver."""
     assert done["remote"]["executors"] == 2
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_when_made_on_a_cluster_are_those_of_local(name, local, remote):
-    """Every output table of every job is the same, row by row and to the last digit, but for what sketches guess."""
     here, there = (without_sketches(rows_of(side["all"]["outputs"][name])) for side in (local, remote))
     assert len(here) > 1, f"{name} is empty, which compares nothing"
     assert difference(here, there) == ""
@@ -133,7 +128,6 @@ def test_tables_when_made_on_a_cluster_are_those_of_local(name, local, remote):
 @pytest.mark.parametrize("place", ["local", "remote"])
 @pytest.mark.parametrize("name", ["experience", "fleet_subnets"])
 def test_quantiles_when_of_many_viewers_are_within_their_error(name, place, done, folder):
-    """Of rows of more viewers than a sketch holds, each quantile lies where it should among the values themselves."""
     shown = dict(iter(pd.read_parquet(folder / "shown").groupby(["by", "key"])))
     rows = pd.read_parquet(done[place]["jobs"]["all"]["outputs"][name])
     many = rows[rows["rank_error"] > 0].to_dict("records")
@@ -147,14 +141,12 @@ def test_quantiles_when_of_many_viewers_are_within_their_error(name, place, done
 
 
 def test_flights_when_tried_on_a_cluster_give_the_table_of_local(local, remote):
-    """What-if over flights is the same: Senders that run again on the workers."""
     here = rows_of(local["flights"]["outputs"]["whatif_choices"])
     assert len(here) > 1
     assert difference(here, rows_of(remote["flights"]["outputs"]["whatif_choices"])) == ""
 
 
 def test_accounts_when_made_on_a_cluster_are_those_of_local(local, remote):
-    """Rows in and out are the same, none is missing, and none of what `synth` makes is put aside."""
     accounts = remote["all"]["accounts"]
     assert accounts == local["all"]["accounts"]
     assert {item["table"] for item in accounts} >= {"flow_closes", "flow_opens", "flow_events", "flow_samples"}
@@ -162,7 +154,6 @@ def test_accounts_when_made_on_a_cluster_are_those_of_local(local, remote):
 
 
 def test_summaries_when_made_on_a_cluster_are_those_of_local(local, remote):
-    """Each job, the report too, says the same of itself in either place."""
     assert set(remote["all"]["notes"]) == set(JOBS)
     for name, note in remote["all"]["notes"].items():
         assert told(note) == told(local["all"]["notes"][name])
@@ -182,7 +173,6 @@ def told(note):
 
 @pytest.mark.parametrize("name", ["bans.jsonl", "limits.toml", "watch/bans.jsonl"])
 def test_decisions_when_made_on_a_cluster_are_those_of_local(name, folder, done):
-    """The files that the server takes are the same, but for when they were made; those of a watch too."""
     here, there = folder / "local" / name, folder / "remote" / name
     assert without_times(there.read_text("utf-8")) == without_times(here.read_text("utf-8")) != ""
 
@@ -194,7 +184,6 @@ def without_times(text: str) -> str:
 
 
 def test_job_when_a_worker_is_killed_ends_with_the_same_table(done, local):
-    """A worker killed in the middle, with its executor and what it had finished, costs time and nothing else."""
     killed = done["killed"]["killed"]
     assert killed, "the job was over before there was anything to kill"
     assert killed["finished"] < killed["tasks"]
@@ -207,7 +196,6 @@ def test_job_when_a_worker_is_killed_ends_with_the_same_table(done, local):
 
 
 def test_archive_when_shipped_is_what_workers_import(done):
-    """Workers without flowctl import it from the archive that came with the job, and compute with it."""
     places = done["shipped"]["places"]
     assert len(places) == 1
     assert "flowctl-code.zip/flowctl/units.py" in places[0]
@@ -215,5 +203,4 @@ def test_archive_when_shipped_is_what_workers_import(done):
 
 
 def test_archive_when_not_shipped_is_missed(done):
-    """Without the archive those workers have no flowctl: the tests above are about what was shipped."""
     assert "No module named 'flowctl'" in done["not shipped"]["error"]

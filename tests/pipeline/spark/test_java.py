@@ -36,12 +36,10 @@ def fake(home, text):
     ],
 )
 def test_version_when_printed_in_any_style_is_its_first_number(text, version):
-    """What called itself 1.8 is 8; what is no Java has no version."""
     assert parse_version(text) == version
 
 
 def test_java_when_the_home_is_too_old_is_looked_for_elsewhere(tmp_path):
-    """A JAVA_HOME of another program does not keep us from one that is new enough."""
     old = fake(tmp_path / "old", 'java version "1.8.0_411"')
     fake(tmp_path / "jvm" / "eleven", 'openjdk version "11.0.2"')
     new = fake(tmp_path / "jvm" / "java-21", 'openjdk version "21.0.1"')
@@ -50,7 +48,6 @@ def test_java_when_the_home_is_too_old_is_looked_for_elsewhere(tmp_path):
 
 
 def test_java_when_missing_says_what_was_found_and_what_to_do(tmp_path):
-    """The error names the Javas that are too old or broken, the hint the package and the command."""
     old = fake(tmp_path / "old", 'openjdk version "11.0.2"')
     broken = fake(tmp_path / "jvm" / "broken", "oops")
     with pytest.raises(ConfigError, match=r"Java 17 or newer") as caught:
@@ -76,7 +73,6 @@ def closed(folder):
 
 
 def test_java_when_the_home_may_not_be_entered_is_looked_for_elsewhere(tmp_path):
-    """A folder of somebody else's is no Java of ours, and no error."""
     other = fake(tmp_path / "other", 'openjdk version "21.0.1"')
     with tempfile.TemporaryDirectory() as open_to_all:
         Path(open_to_all).chmod(0o755)
@@ -106,7 +102,6 @@ def missing_until(monkeypatch, installed):
 
 
 def test_setup_when_it_may_installs_the_package(monkeypatch, capsys):
-    """As root beside apt-get the headless package is installed, without what it recommends."""
     commands = missing_until(monkeypatch, installed=True)
     monkeypatch.setattr(setup, "may_install", lambda: True)
     assert setup.main() == 0
@@ -118,7 +113,6 @@ def test_setup_when_it_may_installs_the_package(monkeypatch, capsys):
 
 
 def test_setup_when_the_package_cannot_be_had_says_so(monkeypatch, capsys):
-    """What apt-get said last is passed on, and the status is 1."""
     missing_until(monkeypatch, installed=False)
     monkeypatch.setattr(setup, "may_install", lambda: True)
     assert setup.main() == 1
@@ -126,7 +120,6 @@ def test_setup_when_the_package_cannot_be_had_says_so(monkeypatch, capsys):
 
 
 def test_setup_when_it_may_not_changes_nothing(monkeypatch, capsys):
-    """Without rights nothing is run, and it is said what to do."""
     commands = missing_until(monkeypatch, installed=True)
     monkeypatch.setattr(setup, "may_install", lambda: False)
     assert setup.main() == 1

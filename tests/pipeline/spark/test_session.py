@@ -39,7 +39,6 @@ Caused by: java.io.IOException: No space left on device
 
 
 def test_error_when_of_spark_is_one_line_with_its_cause():
-    """No stack trace and no name of a class: what was done, and what happened."""
     line = one_line(Py4JError(TRACE))
     assert (
         line
@@ -60,14 +59,12 @@ def test_error_when_of_spark_is_one_line_with_its_cause():
     ],
 )
 def test_collector_when_one_is_named_elsewhere_is_not_chosen(monkeypatch, master, named, chosen):
-    """Java does not start with two collectors; and that of a cluster's driver is nobody's business but its owner's."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", named)
     found = settings_of(SessionOptions(master=master), Path("log4j.properties"))
     assert ("+UseParallelGC" in found["spark.driver.extraJavaOptions"]) is chosen
 
 
 def test_settings_when_given_win_and_others_are_ours():
-    """UTC, adaptive, quiet, without pages; on this machine nothing listens elsewhere."""
     found = settings_of(SessionOptions(conf={"spark.sql.adaptive.enabled": "false", "spark.x": "1"}))
     assert found["spark.master"] == "local[*]"
     assert (found["spark.sql.session.timeZone"], found["spark.ui.enabled"]) == ("UTC", "false")
@@ -94,7 +91,6 @@ def test_secret_when_local_is_asked_for(master, conf, asked):
 
 @pytest.mark.parametrize("master", ["nonsense://x", "local[0]", "local[", "spark://host", "", " yarn"])
 def test_master_when_it_is_none_is_refused_before_java_is_asked(master):
-    """A place where Spark cannot run is wrong use, with what is allowed."""
     with pytest.raises(ConfigError, match="--master is") as caught:
         settings_of(SessionOptions(conf={"spark.master": master}))
     assert "local[N]" in caught.value.hint
@@ -111,7 +107,6 @@ def test_master_when_spark_has_it_is_taken(master):
     ("conf", "memory"), [(["spark.x"], "1g"), (["x=1"], "1g"), ([], "much"), ([], "0g"), ([], "2")]
 )
 def test_options_when_wrong_are_named(conf, memory):
-    """A setting without a value, one that is none of Spark's, and a size that is none are refused."""
     with pytest.raises(ConfigError, match=r"--conf is|--driver-memory is"):
         options_of({"master": None, "conf": conf, "driver_memory": memory}, "sessions")
 
@@ -125,13 +120,11 @@ def test_options_when_wrong_are_named(conf, memory):
     ],
 )
 def test_options_when_given_are_settings_of_spark(conf, memory, settings):
-    """A name and a size as by default, then as the command has them, and over both what `--conf` says."""
     found = settings_of(options_of({"master": None, "conf": conf, "driver_memory": memory}, "fleet"))
     assert (found["spark.app.name"], found["spark.driver.memory"]) == settings
 
 
 def test_pyspark_when_missing_says_what_to_install(monkeypatch):
-    """Without the extra, the error names the packages and the hint the command."""
     monkeypatch.setattr("flowctl.analyze.spark.session.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyspark, pyarrow, pandas") as caught:
         check_available()
@@ -139,7 +132,6 @@ def test_pyspark_when_missing_says_what_to_install(monkeypatch):
 
 
 def test_figures_when_nested_are_read_as_words():
-    """A summary is one line for people."""
     assert (
         figures({"sessions": 3, "blame": {"none": 2, "policy": 1}, "x": 0.5})
         == "sessions 3, blame (none 2, policy 1), x 0.5"
@@ -160,7 +152,6 @@ def fitted(size_bytes, chosen=None):
 
 
 def test_settings_when_data_is_little_or_much_fit_it():
-    """Little is one partition without generated code and planned once; much is compiled, and cut by its size."""
     names = ("shuffle.partitions", "adaptive.enabled", "codegen.wholeStage", "codegen.factoryMode")
     little, much, more = (fitted(size) for size in (LARGE_FROM_BYTES - 1, LARGE_FROM_BYTES, 10 * PARTITION_BYTES))
     assert [little[name] for name in names] == ["1", "false", "false", "NO_CODEGEN"]
@@ -170,7 +161,6 @@ def test_settings_when_data_is_little_or_much_fit_it():
 
 @pytest.mark.parametrize("size_bytes", [0, LARGE_FROM_BYTES])
 def test_settings_when_somebody_has_chosen_are_left_to_them(size_bytes):
-    """What was given at the start stays, whatever the size; the others still fit."""
     chosen = {"codegen.wholeStage": "true", "adaptive.enabled": "false", "shuffle.partitions": "7"}
     found = fitted(size_bytes, {f"spark.sql.{name}": value for name, value in chosen.items()})
     assert (found["codegen.wholeStage"], found["adaptive.enabled"]) == ("true", "false")
@@ -197,7 +187,6 @@ def test_compiler_when_records_are_few_is_the_first_alone(monkeypatch, size_byte
 
 
 def test_session_when_java_has_ended_stops_without_a_word(monkeypatch):
-    """A signal ends Java as well: PySpark's warning about that, with paths of Python in it, helps nobody."""
     ended = SimpleNamespace(stop=lambda: warnings.warn("Unable to cleanly shutdown", RuntimeWarning, stacklevel=1))
     monkeypatch.setattr("flowctl.analyze.spark.session.open_session", lambda _: ended)
     with warnings.catch_warnings(record=True, action="always") as told, session():
@@ -207,8 +196,6 @@ def test_session_when_java_has_ended_stops_without_a_word(monkeypatch):
 
 @pytest.mark.parametrize("tidying", [Py4JError("Java has gone"), KeyError("p")])
 def test_signal_when_tidying_up_fails_behind_it_is_still_a_signal(tidying):
-    """A signal that ends Java too is not taken for a failed job, whatever the clean-up of Spark runs into."""
-
     def ended():
         with mapped_errors():
             try:

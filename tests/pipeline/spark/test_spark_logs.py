@@ -23,7 +23,6 @@ from flowctl.analyze.spark.session import (
 
 
 def test_logs_when_a_run_begins_are_the_newest_ten(tmp_path, monkeypatch):
-    """A run has a folder of its own; older ones go beyond the tenth, others' and those of runs at work never."""
     at_work = log_folder(tmp_path)
     monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
     folders = [log_folder(tmp_path) for _ in range(KEPT_LOGS - 1)]
@@ -36,7 +35,6 @@ def test_logs_when_a_run_begins_are_the_newest_ten(tmp_path, monkeypatch):
 
 
 def test_temporary_files_when_their_process_was_killed_go_with_the_next_run(tmp_path, monkeypatch):
-    """Blocks of shuffles are gone though the log stays; those of runs at work stay, and no link leads to others."""
     at_work = log_folder(tmp_path)
     monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
     killed = log_folder(tmp_path)
@@ -53,7 +51,6 @@ def test_temporary_files_when_their_process_was_killed_go_with_the_next_run(tmp_
 
 @pytest.mark.parametrize("named", [False, True])
 def test_blocks_when_somebody_says_where_lie_there(monkeypatch, named):
-    """Spark's own setting is left to its user, in whichever way he gives it; so is Java's."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Djava.io.tmpdir=/big" if named else "")
     found = settings_of(SessionOptions(), Path("/a/log4j.properties"))
     assert "spark.local.dir" not in found
@@ -61,7 +58,6 @@ def test_blocks_when_somebody_says_where_lie_there(monkeypatch, named):
 
 
 def test_error_when_a_file_went_away_says_who_removes_files():
-    """The recorder removes its oldest files: the hint names its bound, not a log of Java."""
     words = "java.io.FileNotFoundException: File file:/e/a.parquet does not exist"
     with pytest.raises(SparkError) as caught, mapped_errors():
         raise Py4JError(words)
@@ -70,7 +66,6 @@ def test_error_when_a_file_went_away_says_who_removes_files():
 
 
 def test_store_when_spark_was_told_of_one_is_the_same_for_footers():
-    """Footers are read past Spark: endpoint and region go along, its own settings first; credentials never do."""
     from pyarrow.fs import S3FileSystem
 
     environment = {"AWS_ENDPOINT_URL": "http://e.example:9", "AWS_REGION": "eu-1", "AWS_SECRET_ACCESS_KEY": "secret"}

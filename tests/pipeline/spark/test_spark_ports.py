@@ -24,7 +24,6 @@ def answer(port, body):
 
 @pytest.mark.parametrize("place", ["driver", "blocks"])
 def test_port_when_asked_without_the_secret_reads_nothing(spark, place):
-    """What is sent to the driver becomes objects of Java, whatever they are: not before the sender is known."""
     driver = spark.sparkContext.getConf().get("spark.driver.port")
     blocks = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keys().head()  # HOST:PORT
     port = driver if place == "driver" else blocks.rpartition(":")[2]
@@ -33,7 +32,6 @@ def test_port_when_asked_without_the_secret_reads_nothing(spark, place):
 
 
 def test_secret_when_made_is_on_no_command_line(spark):
-    """Java makes it; what is on a command line everybody reads."""
     assert spark.sparkContext.getConf().get("spark.authenticate") == "true"
     line = Path(f"/proc/{spark.sparkContext._gateway.proc.pid}/cmdline").read_text()
     assert "spark.authenticate=true" in line

@@ -37,7 +37,6 @@ def checksum(frame):
 
 @spark_starts
 def test_synth_when_cut_into_other_tasks_makes_the_same_rows(spark, monkeypatch):
-    """Rows depend on the seed alone: with other tasks they are the same, with another seed they are others."""
     options = SynthOptions(events=500, days=0.05, worlds=("slow", "nat"))
     first = checksum(synth.tables(spark, options, plan(options))["flow_closes"])
     monkeypatch.setattr(people, "VISITS_PER_TASK", 37)
@@ -48,7 +47,6 @@ def test_synth_when_cut_into_other_tasks_makes_the_same_rows(spark, monkeypatch)
 
 @spark_starts
 def test_synth_when_columns_of_a_connection_are_added_up_agree(made):
-    """Accepted is sent and dropped, by class and in octets; states are the duration; pictures and reasons add up."""
     for table in ("flow_closes", "flow_opens"):
         frame = made[0][table]
         whole_ms = sum((f.col(f"time_{name}_ms") for name in ("ready", "overloaded", "soft", "hard")), f.lit(0.0))
@@ -77,7 +75,6 @@ def test_synth_when_columns_of_a_connection_are_added_up_agree(made):
 
 @spark_starts
 def test_synth_when_samples_are_summed_gives_the_close(made):
-    """Samples of a connection add up to its close: time, messages, octets, and their number."""
     tables = made[0]
     sums = (
         tables["flow_samples"]
@@ -108,7 +105,6 @@ def test_synth_when_samples_are_summed_gives_the_close(made):
 
 @spark_starts
 def test_synth_when_folders_are_read_has_each_row_in_that_of_its_hour(made):
-    """Date and hour of the folder are those of the row, whatever hour its connection began in."""
     for table in ("flow_closes", "flow_opens", "flow_events", "flow_samples"):
         frame = made[0][table]
         own = (f.to_date("ts") == f.col("date")) & (f.hour("ts") == f.col("hour").cast("int"))
@@ -118,7 +114,6 @@ def test_synth_when_folders_are_read_has_each_row_in_that_of_its_hour(made):
 
 @spark_starts
 def test_synth_when_events_are_counted_gives_what_the_close_says(made):
-    """A close tells how many events its connection had; each change begins in the state in which the last one ended."""
     tables = made[0]
     counted = tables["flow_events"].where("conn_id > 0").groupBy("node", "conn_id").count()
     both = tables["flow_closes"].join(counted, ["node", "conn_id"], "left")
@@ -137,7 +132,6 @@ def test_synth_when_events_are_counted_gives_what_the_close_says(made):
 
 @spark_starts
 def test_synth_when_truth_is_read_names_each_kind_that_was_planted(made):
-    """Each abuser is in the truth as such, alone at its address or beside honest clients."""
     rows = made[0]["truth of addresses"].collect()
     kinds = {kind.name for world in WORLDS for kind in world.kinds if kind.abuser}
     assert kinds == {row["kind"] for row in rows if row["abuser"]}
@@ -146,7 +140,6 @@ def test_synth_when_truth_is_read_names_each_kind_that_was_planted(made):
 
 @spark_starts
 def test_abuse_when_worlds_are_planted_finds_every_abuser_and_bans_nobody_honest(spark, made, tmp_path):
-    """Each abuser alone at its address is banned or limited; no honest address is banned."""
     end_s = SMALL.start_s + SMALL.days * 86_400
     options = {"abuse": {"now_s": end_s, "truth": f"{made[1]}/{synth.TRUTH_FOLDER}/addresses.parquet"}}
     result = runner.run(spark, made[1], str(tmp_path), ["abuse"], options)
@@ -160,7 +153,6 @@ def test_abuse_when_worlds_are_planted_finds_every_abuser_and_bans_nobody_honest
 
 @spark_starts
 def test_synth_when_the_folder_has_records_of_a_server_refuses_whatever_was_asked(spark, tmp_path):
-    """Recorded tables are never deleted, not in a folder either that synth has used before."""
     folder = tmp_path / "flow_closes" / "date=2026-01-01"
     folder.mkdir(parents=True)
     spark.range(1).coalesce(1).write.parquet(str(tmp_path / "made"))
@@ -199,7 +191,6 @@ def test_synth_when_it_is_ended_leaves_what_was_there(spark, tmp_path, monkeypat
 
 @spark_starts
 def test_synth_when_runs_were_killed_clears_what_they_left(spark, tmp_path):
-    """What was in the making of a run that lives no more goes, nothing else does; one that lives keeps others away."""
     few = SynthOptions(events=100, days=0.02, worlds=("neighbours",))
     place = RecordPlace(str(tmp_path / "data"))
     place.staging().write_text("flow_closes/date=2026-01-01/hour=00/part-0.parquet", "half of it")
@@ -216,7 +207,6 @@ def test_synth_when_runs_were_killed_clears_what_they_left(spark, tmp_path):
 
 @spark_starts
 def test_synth_when_run_again_replaces_its_own_only_if_asked(spark, tmp_path):
-    """What it made stays without --replace; with it, tables that are not made any more go too."""
     few = ("neighbours",)
     synth.run(spark, str(tmp_path), SynthOptions(events=100, truth=False, samples_s=600, days=0.02, worlds=few))
     with pytest.raises(ConfigError, match="earlier run") as caught:
@@ -229,7 +219,6 @@ def test_synth_when_run_again_replaces_its_own_only_if_asked(spark, tmp_path):
 
 @pytest.mark.parametrize("events", [1_000, 1_000_000, 1_000_000_000])
 def test_plan_when_asked_for_a_size_has_about_so_many_rows(events):
-    """Clients times visits times what their kinds do is about what was asked for, and every world has its kinds."""
     cast = plan(SynthOptions(events=events))
     assert [crowd.world.name for crowd in cast.crowds] == [world.name for world in WORLDS]
     assert all(crowd.clients >= len(crowd.world.kinds) + crowd.world.placed for crowd in cast.crowds)
@@ -240,7 +229,6 @@ def test_plan_when_asked_for_a_size_has_about_so_many_rows(events):
 
 @pytest.mark.parametrize("kind", [kind for world in WORLDS for kind in world.kinds])
 def test_script_when_a_connection_is_counted_fits_its_numbers(kind: PlantedKind):
-    """Events and connections of a visit fit the bits that identities have for them."""
     assert len(kind.script) < 64
     assert kind.connections < 1 << people.CONNECTION_BITS
 
@@ -249,7 +237,6 @@ def test_script_when_a_connection_is_counted_fits_its_numbers(kind: PlantedKind)
     "given", [{"events": 0}, {"days": 0}, {"worlds": ("moon",)}, {"worlds": ()}, {"nodes": 0}, {"samples_s": 0.1}]
 )
 def test_options_when_out_of_range_are_refused(given):
-    """Each value out of its range is an error that names the option."""
     with pytest.raises(ConfigError, match="--"):
         SynthOptions(**given)
 
@@ -261,7 +248,6 @@ def test_worlds_when_named_are_found():
 @spark_starts
 @pytest.mark.parametrize("days", [0.02, 0.05])
 def test_synth_when_waves_are_short_has_no_publisher_that_comes_back(spark, days):
-    """No world has a publisher whose line fails: each begins a new broadcast, however little time there is."""
     options = SynthOptions(events=300, days=days, worlds=("ordinary",), nodes=1)
     closes = synth.tables(spark, options, plan(options))["flow_closes"].filter(f.col("role") == "publish")
     before = f.lag("ts").over(Window.partitionBy("node", "stream").orderBy("opened_at"))

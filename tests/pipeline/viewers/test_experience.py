@@ -63,7 +63,6 @@ def rank(values: list[float | None], share: float) -> float | None:
 
 
 def expected(rows: list[dict]) -> dict:
-    """Return the figures of some viewers in plain Python."""
     stayed = [row for row in rows if row["duration_s"] >= 2]
     accepted = sum(total(rows, f"accepted_messages_{name}") for name in CLASS_NAMES)
     pictures = [row for row in rows if row["picture_share"] is not None]
@@ -104,7 +103,6 @@ def expected(rows: list[dict]) -> dict:
 
 
 def test_experience_of_random_sessions_is_that_of_plain_python(world):
-    """Every figure of every value of every dimension is that of a model, of four hours and of who is open."""
     found = {(row["by"], row["key"]): row for row in world.parts.rows("experience")}
     of = {
         "all": lambda row: "all",
@@ -130,7 +128,6 @@ def test_experience_of_random_sessions_is_that_of_plain_python(world):
 
 
 def test_peaks_of_random_sessions_are_those_of_counting_each_second(world):
-    """The most viewers at once, of all, each stream and each node, are those of counting second by second."""
     newest = max(row["ts"] for row in (*world.closes, *world.opens)).timestamp()
     spans: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in world.viewers():
@@ -149,7 +146,6 @@ def test_peaks_of_random_sessions_are_those_of_counting_each_second(world):
 
 
 def test_summary_of_experience_is_the_row_of_all(world):
-    """The summary tells the figures of all viewers, and how publishers fared."""
     (row,) = (row for row in world.parts.rows("experience") if row["by"] == "all")
     for name in ("viewers", "attempts", "peak_viewers"):
         assert world.summary[name] == row[name] > 0
@@ -158,7 +154,6 @@ def test_summary_of_experience_is_the_row_of_all(world):
 
 
 def test_experience_of_many_values_keeps_those_with_most_viewers(spark, monkeypatch):
-    """Values beyond the bound are one row that says how many it holds, and nothing is lost in it."""
     from flowctl.analyze.viewers import experience, sessions
 
     monkeypatch.setattr(experience, "MOST", 2)
@@ -212,7 +207,6 @@ def test_sessions_when_a_window_ends_before_their_close_are_open(spark, small):
 
 
 def test_ingest_tells_in_a_word_what_is_worst(spark):
-    """No media, gaps, came back, rare key frames, jitter, steady, or not known; who was refused never published."""
     from flowctl.analyze.viewers import experience, sessions
 
     def publisher(seconds: float, conn_id: int, stream: str, **columns) -> dict:
@@ -250,7 +244,6 @@ def test_ingest_tells_in_a_word_what_is_worst(spark):
 
 
 def test_ingest_when_a_clock_was_set_does_not_say_who_came_back(spark):
-    """Who began before the last one had ended was not away for no time; who took the stream over was."""
     from flowctl.analyze.viewers import experience, sessions
 
     media = {"role": "publish", "ingest_bytes": 10**6, "gap_ms": 0.0, "jitter_ms": 3.0}
@@ -268,7 +261,6 @@ def test_ingest_when_a_clock_was_set_does_not_say_who_came_back(spark):
 
 
 def test_experience_when_nobody_got_a_picture_has_no_share_of_them(spark):
-    """Players that wait for a stream that is not there and go are exits before start; no picture was wanted."""
     from flowctl.analyze.viewers import experience, sessions
 
     nothing = {"asked_ms": 30.0, "pictures_wanted": 0, "pictures_sent": 0}
@@ -280,7 +272,6 @@ def test_experience_when_nobody_got_a_picture_has_no_share_of_them(spark):
 
 
 def test_sums_when_they_are_beyond_64_bits_end_there(spark):
-    """Counts at the marks of the checks may add up to more than fits: that sum is 2^63 - 1, and so is one of such."""
     from pyspark.sql import functions as f
 
     from flowctl.analyze.records.expressions import summed
@@ -298,7 +289,6 @@ def test_sums_when_they_are_beyond_64_bits_end_there(spark):
 
 @pytest.mark.parametrize("small", [False, True])
 def test_peaks_after_a_restart_leave_out_whom_the_killed_server_had(spark, small):
-    """Who was open as a server was killed is gone when its next process has viewers; other nodes' are not."""
     from flowctl.analyze.viewers import experience, sessions
 
     def there(node, seconds, conn_id):

@@ -49,7 +49,6 @@ def _samples() -> tuple[str, ...]:
 
 
 def test_minutes_of_samples_count_each_viewer_once(told):
-    """Viewers are a mean over time, a delay is one over viewers, and publishers are none."""
     row = told[0]["s", 0]
     assert (row["viewers"], row["viewers_seen"], row["source"]) == (pytest.approx(89 / 60), 2, "samples")
     assert (row["delay_p50_ms"], row["delay_p95_ms"]) == (100.0, 900.0)
@@ -61,7 +60,6 @@ def test_minutes_of_samples_count_each_viewer_once(told):
 
 
 def test_minutes_of_a_viewer_without_samples_are_its_session_spread(told):
-    """A session of two minutes lies in three, by its time in each, and comes and goes in the first and last."""
     rows = [told[0]["alone", minute] for minute in range(3)]
     assert [row["viewers"] for row in rows] == [0.5, 1.0, 0.5]
     assert [row["accepted_messages"] for row in rows] == [300, 600, 300]
@@ -73,7 +71,6 @@ def test_minutes_of_a_viewer_without_samples_are_its_session_spread(told):
 
 
 def test_minutes_of_a_viewer_that_is_open_have_its_coming_alone(told):
-    """Who is still there has come, and has not gone."""
     assert [(row["joins"], row["leaves"]) for (name, _), row in sorted(told[0].items()) if name == "open"] == [
         (1, 0),
         (0, 0),
@@ -82,7 +79,6 @@ def test_minutes_of_a_viewer_that_is_open_have_its_coming_alone(told):
 
 
 def test_subnets_are_all_networks_with_the_figures_of_viewers(told):
-    """Each network has its row; the summary tells how many rows there are."""
     networks, summary = told[1:]
     assert {name: row["plays"] for name, row in networks.items()} == {"192.0.2.0/24": 3, "198.51.100.0/24": 1}
     assert networks["192.0.2.0/24"]["start_failures"] + networks["192.0.2.0/24"]["exits_before_start"] == 1
@@ -91,7 +87,6 @@ def test_subnets_are_all_networks_with_the_figures_of_viewers(told):
 
 
 def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
-    """Who was sampled, and still is there, is spread like others where no samples are read; that is said."""
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     media = {"startup_ms": 0.0, "asked_ms": 0.0, "samples_count": 60}
@@ -115,7 +110,6 @@ def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
 
 @pytest.mark.parametrize("hour", [0, 1])
 def test_minutes_when_samples_of_one_hour_are_gone_count_once(spark, hour):
-    """Of a viewer of two hours, minutes of the hour with samples are theirs, and the others its session's."""
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     closes = [close(3720, 1, duration_s=240.0, startup_ms=0.0, asked_ms=0.0, samples_count=8)]
@@ -132,10 +126,6 @@ def test_minutes_when_samples_of_one_hour_are_gone_count_once(spark, hour):
 
 
 def test_minutes_of_long_sessions_are_kept_by_hours_and_told_one_by_one(spark):
-    """What a session without samples had in each minute is the same however long it was; nothing is cut.
-
-    Kept are a row for each hour in the middle, and those of minutes at both ends, of all viewers of a stream together.
-    """
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     media = {"startup_ms": 0.0, "asked_ms": 0.0, "pictures_wanted": 10, "pictures_sent": 9}

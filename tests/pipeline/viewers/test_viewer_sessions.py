@@ -103,7 +103,6 @@ def many(spark):
 
 
 def test_sessions_of_random_closes_are_those_of_plain_python(many):
-    """Every derived column of every connection is that of a model in Python, nulls and zeros anywhere."""
     rows, found = many
     assert len(found) == len(rows)
     for row in rows:
@@ -119,7 +118,6 @@ def test_sessions_of_random_closes_are_those_of_plain_python(many):
 
 
 def test_sessions_of_random_closes_carry_what_the_close_says(many):
-    """Every other column is that of the close, under its own name or the one that tables have always had."""
     rows, found = many
     derived = set(modelled(rows[0]))
     for row in rows:
@@ -132,7 +130,6 @@ def test_sessions_of_random_closes_carry_what_the_close_says(many):
 
 
 def test_sessions_of_random_closes_have_no_figure_that_is_none(many):
-    """No division and no difference gives NaN, an infinity or less than nothing, and shares are at most 1."""
     for row in many[1].values():
         for name, value in row.items():
             if isinstance(value, float):
@@ -143,7 +140,6 @@ def test_sessions_of_random_closes_have_no_figure_that_is_none(many):
 
 @pytest.mark.parametrize("most", [0, 1_000])
 def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark, monkeypatch, most):
-    """Of each hour a connection has its latest row, unless it closed in that hour; a close of another hour is later."""
     from flowctl.analyze.viewers import sessions
     from flowctl.analyze.viewers.sessions import open_sessions
 
@@ -164,7 +160,6 @@ def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark
 
 
 def test_open_sessions_when_they_are_few_send_no_row_of_records_to_another_task(spark, capsys):
-    """Who is open is found from keys; rows themselves, a hundred columns wide, stay where they are read."""
     from flowctl.analyze.viewers.sessions import open_sessions
 
     held = Held(spark, {"flow_opens": [close(10, 1, reason=None)], "flow_closes": [close(20, 2)]})

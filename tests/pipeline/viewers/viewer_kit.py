@@ -78,11 +78,9 @@ class Held:
         return frame.withColumns({"date": f.date_format("ts", "yyyy-MM-dd"), "hour": f.date_format("ts", "HH")})
 
     def hours(self, name: str) -> list[tuple[str, str]]:
-        """Return the hours that have rows of a table."""
         return sorted({(f"{row['ts']:%Y-%m-%d}", f"{row['ts']:%H}") for row in self.rows.get(name, [])})
 
     def has(self, name: str) -> bool:
-        """Return whether there are any rows of a table."""
         return bool(self.rows.get(name))
 
 
@@ -121,7 +119,6 @@ class HeldParts:
         return found.select(*(columns or found.columns)).toArrow()
 
     def write(self, name: str, frame: Any, columns: Any) -> str:
-        """Keep a result, with these columns of these types."""
         from pyspark.sql import functions as f
 
         if not hasattr(frame, "toArrow"):
@@ -131,7 +128,6 @@ class HeldParts:
         return name
 
     def result(self, name: str):
-        """Return what was kept."""
         return self.results[name]
 
     def rows(self, name: str) -> list[dict[str, Any]]:

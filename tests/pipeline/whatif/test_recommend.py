@@ -36,7 +36,6 @@ def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):
 
 
 def test_recommend_when_a_bound_is_given_orders_what_keeps_it():
-    """Of the choices within the bound, the first in order is taken."""
     rows = [row(0, 0.05, 10.0), row(1, 0.01, 300.0), row(2, 0.005, 200.0)]
     pick = recommend(rows, "disconnects<=1% then delay_p95")
     assert pick.row["choice_id"] == 2
@@ -44,7 +43,6 @@ def test_recommend_when_a_bound_is_given_orders_what_keeps_it():
 
 
 def test_recommend_when_no_choice_keeps_the_bound_takes_the_closest_and_says_so():
-    """A bound that nobody keeps is no reason to recommend nothing, but the reason tells."""
     pick = recommend([row(0, 0.5), row(1, 0.3), row(2, 0.4)], "disconnects<=1%")
     assert pick.row["choice_id"] == 1
     assert not pick.kept
@@ -52,13 +50,11 @@ def test_recommend_when_no_choice_keeps_the_bound_takes_the_closest_and_says_so(
 
 
 def test_recommend_when_all_are_equal_leaves_what_is_in_force():
-    """Nothing is changed for nothing."""
     for objective in ("balanced", "delay_p95", "key_share, memory_peak<=1MiB"):
         assert recommend([row(2), row(1), row(0)], objective).row["choice_id"] == 0
 
 
 def test_recommend_when_balanced_says_why_against_what_is_in_force():
-    """How many honest viewers are cut by either, and how much less the rest costs; or that nothing is to be done."""
     rows = [row(0, 0.01, 100.0, 1000), row(1, 0.01, 40.0, 1000), row(2, 0.0095, 100.0, 1000)]
     assert recommend(rows, "balanced").why == (
         "they cut 1.00% of honest viewers (those in force 1.00%), and none of 3 choices cuts more than 0.1 points "
@@ -69,12 +65,10 @@ def test_recommend_when_balanced_says_why_against_what_is_in_force():
 
 
 def test_recommend_when_balanced_halves_honest_cuts_for_any_delay():
-    """Fewer honest viewers cut outweigh a delay half as long again."""
     assert recommend([row(0, 0.2, 100.0), row(1, 0.1, 150.0)], "balanced").row["choice_id"] == 1
 
 
 def test_recommend_when_there_is_no_gain_changes_nothing():
-    """A gain within what two runs of the same limits differ by is none; nor is one that repeats do not confirm."""
     rows = [row(0, 0.1, 100.0, 1000), row(1, 0.1, 90.0, 950), row(2, 0.1, 60.0, 1000)]
     assert recommend(rows[:2], "balanced").row is rows[0]
     assert recommend(rows, "balanced").row is rows[2]
@@ -88,7 +82,6 @@ def test_recommend_when_there_is_no_gain_changes_nothing():
 
 @pytest.mark.parametrize("objective", ["balanced", "memory_peak", "delay_p95<=50ms then memory_peak"])
 def test_recommend_when_nobody_was_cut_never_doubles_what_is_left_out(objective):
-    """Less delay and memory are no reason to take twice the pictures from viewers of whom none was cut."""
     present, doubled = row(0, 0.0, 1000.0, 10**6, dropped_share=0.1), row(1, 0.0, 40.0, 10**4, dropped_share=0.21)
     assert recommend([present, doubled], objective).row is present
     assert recommend([present | {"dropped_share": 0.0}, doubled], objective).row["in_force"]
@@ -109,7 +102,6 @@ def tight_and_wider():
 
 
 def test_recommend_when_balanced_never_cuts_more_honest_viewers_for_memory_or_delay():
-    """Tight limits that cut 9 % lose to choices that cut nobody, though these take seven times the memory and delay."""
     pick = recommend(tight_and_wider(), "balanced")
     assert pick.row["choice_id"] == 2  # the least memory of the three without cuts; the others gain little by more
     assert pick.why == (
@@ -119,7 +111,6 @@ def test_recommend_when_balanced_never_cuts_more_honest_viewers_for_memory_or_de
 
 
 def test_recommend_when_balanced_for_the_closed_loop_takes_limits_that_cut_nobody_honest():
-    """What the demonstration asked for by hand holds by default: no honest cuts, and a delay close to the least."""
     rows = tight_and_wider()
     by_hand, by_default = recommend(rows, "honest_disconnects then delay_p95"), recommend(rows, "balanced")
     assert by_hand.row["honest_disconnected_share"] == by_default.row["honest_disconnected_share"] == 0
@@ -127,7 +118,6 @@ def test_recommend_when_balanced_for_the_closed_loop_takes_limits_that_cut_nobod
 
 
 def test_recommend_when_balanced_and_cuts_differ_by_less_than_the_tolerance_weighs_the_rest():
-    """Of choices that are less than one of a thousand honest viewers apart, memory and delay decide."""
     rows = [row(0, 0.002, 300.0, 9_000_000), row(1, 0.0, 300.0, 9_000_000), row(2, 0.0008, 30.0, 90_000)]
     assert recommend(rows, "balanced").row["choice_id"] == 2
     rows[0] = row(0, 0.0005, 300.0, 9_000_000)  # but never more than in force
@@ -139,7 +129,6 @@ def test_recommend_when_balanced_and_cuts_differ_by_less_than_the_tolerance_weig
     data=st.data(),
 )
 def test_recommend_when_balanced_is_at_the_least_of_honest_cuts_whatever_the_rest(shares, data):
-    """Whatever delay and memory are: a thousandth above the fewest honest cuts at most, never above those in force."""
     wide = st.floats(0, 1e9)
     rows = [row(number, share, data.draw(wide), data.draw(wide)) for number, share in enumerate(shares)]
     chosen = recommend(rows, "balanced").row["honest_disconnected_share"]
@@ -148,20 +137,17 @@ def test_recommend_when_balanced_is_at_the_least_of_honest_cuts_whatever_the_res
 
 
 def test_front_when_a_choice_is_beaten_in_all_leaves_it_out():
-    """On the front is what nothing else beats or equals in everything; equals are all on it."""
     rows = [row(0, 0.1, 100.0), row(1, 0.2, 100.0), row(2, 0.3, 50.0), row(3, 0.1, 100.0)]
     assert mark_front(rows) == [True, False, True, True]
 
 
 @pytest.mark.parametrize("text", ["", "speed", "delay_p95<=", "disconnects<=few", "delay_p95 and then memory_peak"])
 def test_objective_when_it_is_not_understood_is_an_error(text):
-    """A slip of the pen is told, with the words that there are."""
     with pytest.raises(ConfigError, match="objective"):
         parse_objective(text)
 
 
 def test_grid_when_none_is_given_has_about_fifty_choices_with_the_present_first():
-    """The choice in force is number 0, and no choice is there twice."""
     choices = default_grid(DEFAULT_IN_FORCE)
     assert 45 <= len(choices) <= 55
     assert choices[0] == DEFAULT_IN_FORCE
@@ -169,7 +155,6 @@ def test_grid_when_none_is_given_has_about_fifty_choices_with_the_present_first(
 
 
 def test_grid_when_read_from_a_file_is_every_combination():
-    """Values are combined; what is left out is as it is in force; the hard marks may be a factor."""
     text = 'soft = ["1MiB,1024,2s", "2MiB,2048"]\nhard = ["3x"]\ntarget_delay = ["auto", "off"]\nhard_policy = "hold"\n'
     choices = parse_grid(text, "g.toml", DEFAULT_IN_FORCE)
     assert len(choices) == 5
@@ -181,7 +166,6 @@ def test_grid_when_read_from_a_file_is_every_combination():
     "text", ["soft = 3", "softer = []", 'hard = ["0x"]', 'policy = ["fast"]', "stuck_s = [-1]", "stuck_s = []", "=", ""]
 )
 def test_grid_when_it_is_wrong_names_the_file(text):
-    """Errors of a grid file begin with its name; an empty file is the choice in force alone."""
     if not text:
         assert parse_grid(text, "g.toml", DEFAULT_IN_FORCE) == [DEFAULT_IN_FORCE]
         return
@@ -190,7 +174,6 @@ def test_grid_when_it_is_wrong_names_the_file(text):
 
 
 def test_scaled_when_marks_are_tiny_keeps_their_order():
-    """However small the factor, low stays below soft, and soft at or below hard."""
     limits = scaled(DEFAULT_IN_FORCE.limits, load=0.001, age=0.001)
     for axis in (limits.size, limits.messages, limits.age_ms):
         assert axis.low < axis.soft <= axis.hard

@@ -34,7 +34,6 @@ def crowd(calm, cut, troubled, seed=0):
 
 
 def test_drawn_when_trouble_is_long_bounds_the_seconds_and_takes_the_smallest_hashes():
-    """All calm viewers are in; of either kind of trouble a part by hash, and both cost what may be tried, about."""
     heads, kinds = crowd(500, 40, 60)
     found, strata = drawn(heads, 30.0, 700.0)
     assert strata == {CALM: Stratum(500, 500), CUT: Stratum(40, 5), TROUBLED: Stratum(60, 8)}
@@ -46,7 +45,6 @@ def test_drawn_when_trouble_is_long_bounds_the_seconds_and_takes_the_smallest_ha
 
 
 def test_weighted_when_part_was_tried_counts_for_all():
-    """Sums grow to the size of their stratum; the largest memory of one viewer stays what it is."""
     sums = {CALM: {(0, "viewers"): 90}, CUT: {(0, "viewers"): 2, (0, "disconnected"): 1, (0, PEAK): 7}}
     strata = {CALM: Stratum(90, 90), CUT: Stratum(10, 2)}
     assert weighted(sums, strata) == {(0, "viewers"): 100, (0, "disconnected"): 5, (0, PEAK): 7}
@@ -54,7 +52,6 @@ def test_weighted_when_part_was_tried_counts_for_all():
 
 @pytest.mark.parametrize(("cut_by_new", "new_cuts"), [(0.1, 0.02), (0.5, 0.3), (0.9, 0.0)])
 def test_errors_when_a_full_trial_is_known_cover_it(cut_by_new, new_cuts):
-    """Of 600 samples 9 of 10 at least have the truth within two errors, at half the error of before."""
     calm, cut, troubled, missed, mean_error = 1800, 90, 110, [0, 0], 0.0
     chance = random.Random(7)
     by_new = {CUT: [chance.random() < cut_by_new for _ in range(cut)]}
@@ -82,7 +79,6 @@ def test_errors_when_a_full_trial_is_known_cover_it(cut_by_new, new_cuts):
 
 
 def test_errors_when_all_were_tried_are_of_chance_alone():
-    """A full trial knows the recorded viewers; for others six of six to one side are 2.4 errors, as in a sign test."""
     sums = {CUT: {(0, "viewers"): 400, (1, "viewers"): 400, (1, "saved"): 6}}
     of_recorded, of_change = errors(1, sums, {CUT: Stratum(400, 400)}, 400)
     assert of_recorded == 0

@@ -69,7 +69,6 @@ def rows_of(events, reason=None, trouble_s=1e6):
 
 
 def test_tally_when_trouble_is_rare_says_what_the_whole_recording_says():
-    """Three minutes with two stalls: each choice closes, drops, sends and waits as it does over all of it at once."""
     events = stream(220, [(60, 63), (150, 156)])
     rows = rows_of(events)
     kept = sum(len(row["at_us"] or ()) for row in rows)
@@ -93,7 +92,6 @@ def test_tally_when_trouble_is_rare_says_what_the_whole_recording_says():
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_tally_when_it_is_known_what_was_done_says_so_of_what_was_in_force(wrong):
-    """Others did so much less or more than it when tried; where the cut itself was told wrong, they are cut as well."""
     detail = begin_detail(
         0.0, DROPPING[0].limits, SETTINGS, TablePolicy.of(DropDroppable(), pytest.fail), deferred=True
     )
@@ -112,7 +110,6 @@ def test_tally_when_it_is_known_what_was_done_says_so_of_what_was_in_force(wrong
 
 
 def test_tally_when_a_choice_is_known_to_be_best_has_it_win():
-    """Stalls of six seconds: limits of 4 s cut all viewers, those of 20 s none, and that is what is recommended."""
     viewers = [rows_of(stream(40, [(20 + number % 3, 26 + number % 3)])) for number in range(9)]
     rows = choice_rows(CHOICES[:2], tally(viewers, CHOICES[:2], 0.0), 1.0)
     assert [(row["viewers"], row["disconnected"]) for row in rows] == [(9, 9), (9, 0)]
@@ -121,7 +118,6 @@ def test_tally_when_a_choice_is_known_to_be_best_has_it_win():
 
 
 def test_tally_when_a_choice_has_cut_a_viewer_counts_nothing_behind_it():
-    """Two stretches, cut in the first: the second is nothing to that choice, and all to the other."""
     rows = rows_of(stream(200, [(30, 36), (150, 151)]))
     assert sum(bool(row["at_us"]) for row in rows) == 2
     sums = tally([rows], CHOICES[:2], 0.0)
@@ -131,7 +127,6 @@ def test_tally_when_a_choice_has_cut_a_viewer_counts_nothing_behind_it():
 
 
 def test_stretches_when_our_own_thread_had_no_room_keep_when():
-    """A strain within a stretch is tried with it, at its own time; one of another time is no part of it."""
     found = StreamAndLink(stream(220, [(60, 63)]), 0, 64, 220.0, None, [(5.0, 6.0), (61.0, 62.5), (200.0, 201.0)])
     (row,) = [EMPTY | row for row in of_events(found, 1e6) if "what" in row]
     ((began_s, ended_s),) = viewer_of(row, 0.0).strained
@@ -139,7 +134,6 @@ def test_stretches_when_our_own_thread_had_no_room_keep_when():
 
 
 def test_tally_when_events_make_no_viewer_counts_it_and_goes_on():
-    """A hostile part, with times that fall, costs nothing but itself."""
     good, bad = rows_of(stream(10, [(5, 6)])), rows_of(stream(10, [(5, 6)]))
     bad[0]["at_us"] = bad[0]["at_us"][::-1]
     sums = tally([bad, good], CHOICES, 0.0)
@@ -152,7 +146,6 @@ def test_tally_when_events_make_no_viewer_counts_it_and_goes_on():
     trouble_s=st.sampled_from([10.0, 60.0, 1e9]),
 )
 def test_cuts_when_trouble_is_anywhere_are_whole_and_in_order(bad, step, trouble_s):
-    """Parts follow each other from the first; trouble is in stretches with calm around; only the end may be cut off."""
     times = [number * step for number in range(len(bad))]
     found = list(cuts(times, bad, [not one for one in bad], trouble_s))
     place = 0
@@ -179,7 +172,6 @@ def second(number, *, sent, state="READY", queued=0):
 
 
 def test_samples_when_made_up_have_all_messages_and_bytes():
-    """Spreading seconds over their length loses and adds no message and no byte, of the stream and of the link."""
     rows = [second(number, sent=130_000, state="OVERLOADED", queued=130_000 * (number + 1)) for number in range(5)]
     (found,) = of_samples(rows, 120.0)
     sizes = list(zip(found["what"], found["bytes"], strict=True))
@@ -189,7 +181,6 @@ def test_samples_when_made_up_have_all_messages_and_bytes():
 
 
 def test_samples_when_most_are_calm_keep_messages_of_trouble_only():
-    """An hour with a bad second in the middle: a minute of messages, and sums of the rest that add up to the hour."""
     rows = [second(number, sent=260_000) for number in range(3600)]
     rows[1800] = second(1800, sent=100_000, state="SOFT_LIMIT", queued=160_000)
     found = list(of_samples(rows, 120.0))
@@ -203,7 +194,6 @@ def test_samples_when_most_are_calm_keep_messages_of_trouble_only():
 
 
 def test_tally_when_a_viewer_was_cut_has_the_delay_of_its_line_in_what_is_assumed():
-    """A link at half the rate, cut early: who keeps it has the growing delay, and says how much is assumed."""
     rows = [second(number, sent=130_000, state="SOFT_LIMIT") | {"close_reason": "hard limit"} for number in range(6)]
     (found,) = of_samples(rows, 120.0)
     sums = tally([[EMPTY | found]], CHOICES[:2], 30.0)
@@ -219,7 +209,6 @@ def test_tally_when_a_viewer_was_cut_has_the_delay_of_its_line_in_what_is_assume
 
 @pytest.mark.parametrize(("column", "value"), [("sent_bytes", 1 << 47), ("accepted_bytes_key", 1 << 47)])
 def test_stretches_when_a_count_is_huge_are_tried_like_others(column, value):
-    """A row that is within what rows may say breaks neither the table of stretches nor the memory of a trial."""
     pa = pytest.importorskip("pyarrow")
     rows = [second(number, sent=130_000, state="SOFT_LIMIT") for number in range(60)]
     rows[2] |= {column: value}

@@ -62,7 +62,6 @@ def job(spark, tmp_path, options, out="out"):
 
 
 def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_path, monkeypatch):
-    """Of a crowd with slow viewers every choice has a row, one is recommended, and the server can read the file."""
     levels = "talk/*=800ms audio-first"
     detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first", "levels": levels}
     crowd(tmp_path / "events")
@@ -97,7 +96,6 @@ def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_p
 
 
 def test_run_when_viewers_attack_leaves_them_out(spark, tmp_path):
-    """What limits do to an attacker is no reason for other limits: its connections, and all of its address."""
     calm = [close(20, number, 20.0, peer_ip=f"198.51.100.{min(number, 9)}") for number in (3, 4, 5, 9)]
     # Connection 4 breaks a limit itself; 9 does nothing, at an address whose other connection is a proof.
     hits = [(3, 4, "198.51.100.4"), (4, 10, "198.51.100.9")]
@@ -110,7 +108,6 @@ def test_run_when_viewers_attack_leaves_them_out(spark, tmp_path):
 
 
 def test_run_when_hours_are_cut_otherwise_takes_the_same_viewers(spark, tmp_path):
-    """The sample of two hours is that of one hour with all, and names of the same viewers come out of both."""
     for name, hours in (("one", ("12",)), ("two", ("12", "13"))):
         for number, hour in enumerate(hours):
             rows = [close(3600 * number + 20 + at, at, 10.0) for at in range(1, 41) if at % len(hours) == number]
@@ -128,7 +125,6 @@ def test_run_when_hours_are_cut_otherwise_takes_the_same_viewers(spark, tmp_path
 
 
 def test_run_when_flights_were_recorded_finds_what_was_done(spark, tmp_path):
-    """Over flights in files: the choice in force cuts the viewers that were cut; a damaged one is told, and no more."""
     recorded = write_flights(tmp_path / "events")
     source = next((tmp_path / "events").rglob("n-1-100.parquet"))
     import pyarrow as pa
@@ -153,7 +149,6 @@ def test_run_when_flights_were_recorded_finds_what_was_done(spark, tmp_path):
 
 @pytest.mark.parametrize("quiet", [close(3605, 9, 5.0, episodes_overloaded=1), close(3900, 9, 300.0, role="publish")])
 def test_run_when_there_is_no_viewer_keeps_the_limits_file_and_says_so(spark, tmp_path, quiet):
-    """A server that reads limits.toml finds it after an hour without viewers; without an earlier run there is none."""
     events, options = tmp_path / "events", WhatifOptions(grid=GRID)
     write_closes(events, [quiet], hour="13")
     write_samples(events, [sample(3601, 9, role=quiet["role"])], hour="13")
@@ -172,7 +167,6 @@ def test_run_when_there_is_no_viewer_keeps_the_limits_file_and_says_so(spark, tm
 
 
 def test_run_when_another_hour_has_flights_keeps_the_samples_of_this_one(spark, tmp_path):
-    """What is kept of an hour is the same, whatever hours are read with it: its window has its viewers."""
     write_flights(tmp_path / "events")
     crowd(tmp_path / "events")
     options = WhatifOptions(grid=GRID)
@@ -189,7 +183,6 @@ def said(target_delay_ms, **more):
 
 
 def test_run_when_limits_changed_in_an_earlier_hour_knows_those_in_force(spark, tmp_path):
-    """What a server said before the window, at its start and at a change, is in force in it."""
     changed = event(30, 0, "config_changed", reason="limits file", detail=said(700))
     others = [
         event(40, 0, "config_changed", reason="bans file", detail='{"bans": 1}'),
@@ -221,7 +214,6 @@ def test_run_when_limits_changed_in_an_earlier_hour_knows_those_in_force(spark, 
     ],
 )
 def test_in_force_when_several_tell_takes_the_newest(flights, servers, target_delay):
-    """Starts, changes and flights: the newest counts, a flight by its begin; one that says nothing leaves it open."""
     texts = {at(second): said(ms) if ms is not None else '{"limits": "off"}' for second, ms in servers.items()}
     rows = [("n1", number, at(second), "flight", said(ms)) for number, (second, ms) in enumerate(flights.items())]
     rows += [(node, number, at(60), source, text) for node, number, _, source, text in rows]  # a later stretch
@@ -232,7 +224,6 @@ def test_in_force_when_several_tell_takes_the_newest(flights, servers, target_de
 
 
 def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_server():
-    """Every choice with the server's own policy can be written as a limits file and read back."""
     for choice in default_grid(DEFAULT_IN_FORCE):
         if choice.policy == "all-or-cut":
             file = LimitsFile(limits=choice.limits, stuck_s=choice.stuck_s)

@@ -1,33 +1,15 @@
 """What other limits would have done for a recorded viewer: the server's own Sender, run over what was recorded (pure).
 
-A *recorded viewer* is a list of what happened to it in order: messages that were published for it, and writes, each
-with what the kernel took and whether it met EAGAIN. A *choice* is a set of limits with a target delay, a drop policy,
-and times. `evaluate` runs all choices over one viewer at once and returns a `ChoiceOutcome` for each. Every choice has
-a real `Sender` with a real `LogCursor`, policy and ledger; only the socket, the clock and the fan-out are stood in for
-(`flowctl.records.flight.whatif.run`), so the answer is what the server would do, not a model of it.
+`evaluate` runs all choices over one viewer at once. Every choice has a real `Sender` with a real `LogCursor`, policy
+and ledger; only socket, clock and fan-out are stood in for (`flowctl.records.flight.whatif.run`). The link is known
+only from what the kernel took (`RecordedLine`): what the line carried is what the kernel was given less what it still
+holds; each choice has a kernel of its own, and what passes an empty kernel is lost. Where nothing is known of the
+kernel, what was taken while the viewer was blocked is what the line carried. So the choice that was recorded meets the
+answers that were recorded: with limits alone to the byte, with a target delay within some per cent.
 
-The link is known only from what the kernel took, so this is what is assumed (`RecordedLine` does the arithmetic):
-
-- What a flight says of the kernel tells what the line carried: what the kernel was given less what it still holds. Each
-  choice has a kernel of its own, which takes up to where the recorded one refused, or what the Sender tells it to
-  take ahead, loses what the line carries, and asks for more when half of what was unsent is sent. What would be late is
-  judged by what it holds, as in the server.
-- While the recorded kernel was empty the line may have carried more than it had to: as much as its rate of the last
-  second in which it was busy; where nothing was measured yet, there is no bound. What passes an empty kernel is lost: a
-  line that has nothing to carry does not make up for it later.
-- Where nothing is known of the kernel (samples) what was taken while the recorded viewer was blocked is
-  what the line carried, writes come when it wrote, and lateness is judged by what was taken alone.
-- A choice that is not blocked while the recorded viewer is gets a write offered at each flush interval.
-
-The choice that was recorded therefore meets the answers that were recorded, and does nearly what was done: with limits
-alone to the byte, with a target delay within some per cent, for moments decide there. Limits that were changed while
-the viewer was connected, and an age taken from the delay and not from the queue are no part of a choice. After a viewer
-had been closed nothing was recorded: `extended` goes on with the last seconds of stream and link, and says from when
-on. What is assumed counts like what was recorded: else a viewer that looser limits keep would have no delay there.
-
-Delay is the age of the oldest message that the viewer has not taken, what the kernel holds included where that is
-known, when a write comes, weighted by the time since the write before: what a viewer sees that plays at once. It is a
-*stall* while that is above the player's buffer.
+After a viewer had been closed nothing was recorded: `extended` goes on with the last seconds of stream and link. Delay
+is the age of the oldest message that the viewer has not taken when a write comes, weighted by the time since the write
+before; it is a *stall* while that is above the player's buffer.
 """
 
 from __future__ import annotations

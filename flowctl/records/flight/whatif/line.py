@@ -1,13 +1,9 @@
 """What the line of a recorded viewer carried, and what it would have carried for another choice (pure).
 
-Theory of operation. What the kernel was given less what it still holds is what the line has carried. Between two looks
-at the kernel that is a straight line where it held something all the while, else what it was given as it came: then
-the line stood idle, and would have carried as much as it did at its last measured rate. So there is one growing number
-for a line, `carried`, and each choice takes its own bytes off it: what its kernel holds falls by as much as `carried`
-rises, and what an empty kernel lets pass is lost.
-
-Where nothing is known of the kernel (samples), it counts as full whenever it was recorded, and what was
-taken is what was carried.
+What the kernel was given less what it still holds is what the line has carried: between two looks a straight line where
+it held something all the while, else what it was given as it came, and the line would have carried as much as at its
+last measured rate. So there is one growing number, `carried`, and each choice takes its own bytes off it. Where nothing
+is known of the kernel (samples), what was taken is what was carried.
 """
 
 from __future__ import annotations
@@ -31,15 +27,7 @@ _PLENTY: Final = 1 << 24
 
 
 class RecordedLine:
-    """The line of one recorded viewer, event by event.
-
-    Attributes:
-        known: whether the recording says what the kernel held.
-        carried: what the line could have carried up to the present event, bytes.
-        held: what the kernel of the recorded viewer holds before the write of this event.
-        level: how much the kernel takes before it refuses; inf: no end was seen yet.
-        lagging: whether the recorded viewer has not drained since its last EAGAIN.
-    """
+    """The line of one recorded viewer, event by event."""
 
     __slots__ = (
         *("_carried", "_events", "_held", "_levels"),
@@ -48,6 +36,7 @@ class RecordedLine:
 
     def __init__(self, viewer: RecordedViewer) -> None:
         events = self._events = viewer.events
+        # whether the recording says what the kernel held
         self.known = any(what == HELD and size > 0 for _, what, size in events)
         if self.known:
             written = (size if what in (TAKEN, REFUSED) else 0 for _, what, size in events)
@@ -61,9 +50,11 @@ class RecordedLine:
             full = max(largest, LEAST_KERNEL_BYTES)
             self._carried, self._levels = _taken(events, full)
             self._held = [float(full) - (size if what in (TAKEN, REFUSED) else 0) for _, what, size in events]
+        # what the kernel of the recorded viewer holds before the write of this event
         self.held = self.after = 0.0 if self.known else float(full)
-        self.carried, self.level = 0.0, inf
-        self.lagging = self.writes = False
+        self.carried = 0.0  # what the line could have carried up to the present event, bytes
+        self.level = inf  # how much the kernel takes before it refuses; inf: no end was seen yet
+        self.lagging = self.writes = False  # whether the recorded viewer has not drained since its last EAGAIN
 
     def step(self, number: int) -> None:
         _, what, size = self._events[number]
@@ -121,11 +112,7 @@ def _carried(events: Sequence[Event], acknowledged: Sequence[float], held: Seque
 
 
 def _levels(events: Sequence[Event], held: Sequence[float]) -> list[float]:
-    """Return how much the kernel takes at each event before it refuses, as long as it was not told to take less.
-
-    A viewer that begins to lag was given as much as usual; one that has lagged for a while is given less, so that the
-    highest counts.
-    """
+    """Return how much the kernel takes at each event before it refuses, as long as it was not told to take less."""
     level, lagging, found = inf, False, []
     for (_, what, size), holds in zip(events, held, strict=True):
         if what == REFUSED:

@@ -1,18 +1,11 @@
 """Inside of the what-if engine: one recorded viewer, many choices, one stream log (pure).
 
-See `flowctl.records.flight.whatif.engine` for what it is for.
-
-Theory of operation. Each message is appended to one `StreamLog`, once; each choice has a `Sender` that follows it, like
-fifty viewers of one stream. What costs is calling Senders, so they are called only where something can happen:
-
-- Choices that have taken everything and refuse nothing are *members*: they stand at one `Place`, and a write that is
-  taken whole moves all of them with one assignment, as a cohort of the fan-out is (`flowctl.core.fanout.fanout`).
-- The first refusal makes all of them leave. From then on a choice is served by itself, when the link has room for it;
-  it becomes a member again when it and the recorded viewer have drained.
-- Between writes a refused choice is looked at where the log has grown to where its next limit can be crossed
-  (`Sender.log_grew` says where), at key frames, and when its timer is due: the rules of the fan-out.
-
-That nothing happens in between is the claim of the Sender; a property test shows each choice everything, and compares.
+Each message is appended to one `StreamLog`, once; each choice has a `Sender` that follows it. Senders are called only
+where something can happen. Choices that have taken everything are *members*: they stand at one `Place`, and a write
+that is taken whole moves all of them with one assignment, as in a cohort of the fan-out. The first refusal makes all
+leave; from then on a choice is served when its link has room, and looked at where the log has grown to where its next
+limit can be crossed, at key frames, and when its timer is due. A property test shows each choice everything, and
+compares.
 """
 
 from __future__ import annotations
@@ -88,29 +81,21 @@ class Gauge:
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One choice: the host and the transport of its Sender.
-
-    Attributes:
-        held: what its kernel holds; where nothing is known of kernels, a measure of what it may take.
-        ahead: how much of it may be unsent, as the Sender has told. 0: as usual.
-        wakes_at: what the line has to have carried before the kernel asks for more.
-        due: when its tick is due; inf for never.
-        entered: the members' figures when it became one.
-        noted_at: when delay and memory were last noted for it alone.
-    """
+    """One choice: the host and the transport of its Sender."""
 
     run: WhatifRun
     index: int
     choice: Choice
+    # what its kernel holds; where nothing is known of kernels, a measure of what it may take
     held: float = field(init=False)
-    ahead: int = 0
-    wakes_at: float = inf
-    due: float = inf
+    ahead: int = 0  # how much of it may be unsent, as the Sender has told. 0: as usual.
+    wakes_at: float = inf  # what the line has to have carried before the kernel asks for more
+    due: float = inf  # when its tick is due; inf for never
     closed_at: float | None = None
     reason: CloseReason | None = None
     gauge: Gauge = field(default_factory=Gauge)
-    entered: Gauge | None = None
-    noted_at: float = field(init=False)
+    entered: Gauge | None = None  # the members' figures when it became one
+    noted_at: float = field(init=False)  # when delay and memory were last noted for it alone
     memory_peak: int = 0
     memory_byte_s: float = 0.0
     watch_offset: int = OFF_MARK
@@ -206,7 +191,6 @@ class Seat:
                 heapq.heappush(self.run.timers, (when, self.index))
 
     def terminate(self, reason: CloseReason, details: str) -> None:
-        """This choice closes the viewer."""
         del details
         self.reason = reason
         self.closed_at = self.run.now
@@ -228,7 +212,6 @@ class Seat:
         return int(self.held)
 
     def limit_unsent(self, size_bytes: int) -> None:
-        """Take so much ahead from now on."""
         self.ahead = size_bytes if self.run.line.known else 0
 
     def strained(self) -> bool:
@@ -239,10 +222,7 @@ _EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
 
 
 class WhatifRun:
-    """All choices over one viewer; the fan-out of their Senders (`CohortLike`).
-
-    Arguments as of `flowctl.records.flight.whatif.engine`.
-    """
+    """All choices over one viewer; the fan-out of their Senders (`CohortLike`)."""
 
     def __init__(self, viewer: RecordedViewer, choices: Sequence[Choice], work: Work) -> None:
         self.log = StreamLog("what-if")

@@ -78,19 +78,14 @@ _SETTINGS: Final = SenderSettings()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What is to be tried.
+    """What is to be tried."""
 
-    Args:
-        limits: soft, hard and low marks, target delay, and whether the hard limit closes or is held.
-        soft_too_long_s: close after so long at or above SOFT_LIMIT, in seconds. 0: never.
-        stuck_s: close when the kernel has taken nothing for so long, in seconds. 0: never.
-        return_after_s: go to the newest key frame after a stall of so long, in seconds. 0: never.
-    """
-
-    limits: Limits
+    limits: Limits  # soft, hard and low marks, target delay, and whether the hard limit closes or is held
     policy: str = "all-or-cut"
+    # close after so long at or above SOFT_LIMIT, in seconds. 0: never.
     soft_too_long_s: float = _SETTINGS.soft_too_long_s
-    stuck_s: float = _SETTINGS.stuck_s
+    stuck_s: float = _SETTINGS.stuck_s  # close when the kernel has taken nothing for so long, in seconds. 0: never.
+    # go to the newest key frame after a stall of so long, in seconds. 0: never.
     return_after_s: float = LIVE_RETURN_AFTER_S
 
     def __post_init__(self) -> None:
@@ -120,23 +115,19 @@ def marks_text(limits: Limits, level: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedViewer:
-    """What was recorded of one viewer.
+    """What was recorded of one viewer."""
 
-    Args:
-        events: messages and writes in order; times do not fall and are rounded to `GRID_S` by `on_grid`.
-        given: how many of the first messages were the GOP cache that joining gave; they do not count against limits.
-        close_reason: why the connection ended, in the words of `CloseReason`. None: it did not, or it is not known.
-        restart_bytes: metadata and codec configuration in front of a key frame after a loss, 0 or more.
-        assumed_from: time from which on the events are extrapolated. None: all of them were recorded.
-        strained: (begin, end) of the times in which our own thread had no room, in seconds, in order.
-    """
-
-    events: Sequence[Event]
+    events: Sequence[Event]  # messages and writes in order; times do not fall and are rounded to `GRID_S` by `on_grid`
+    # how many of the first messages were the GOP cache that joining gave; they do not count against limits
     given: int = 0
     ended_at: float = 0.0
+    # why the connection ended, in the words of `CloseReason`. None: it did not, or it is not known.
     close_reason: str | None = None
+    # metadata and codec configuration in front of a key frame after a loss, 0 or more
     restart_bytes: int = RESTART_BYTES
+    # time from which on the events are extrapolated. None: all of them were recorded.
     assumed_from: float | None = None
+    # (begin, end) of the times in which our own thread had no room, in seconds, in order
     strained: Sequence[tuple[float, float]] = ()
 
     def __post_init__(self) -> None:
@@ -162,39 +153,26 @@ def on_grid(seconds: float) -> float:
 
 
 class ChoiceOutcome(NamedTuple):
-    """What one choice did for one viewer.
+    """What one choice did for one viewer."""
 
-    Attributes:
-        closed: why it closed the viewer. None: it did not.
-        watched_s: until then, or until the recording ended, in seconds.
-        offered_messages: what was published for the viewer while it was there, by class; without what was still queued
-            when the recording ended, if the choice went on then.
-        sent_messages: what the kernel took completely, by class.
-        dropped_messages: what was dropped, by class; without what was queued when the viewer was closed.
-        dropped_by_reason: messages by the name of the reason, what was queued at the close included.
-        sent_bytes: wire bytes that the kernel took.
-        time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
-        stall_s: seconds with a delay above the player's buffer.
-        memory_peak_bytes: most that counted against the limits while the kernel refused.
-        memory_byte_s: the same as an integral over time; over `watched_s` it is the mean.
-        delay: seconds by delay, as (number of a bucket, seconds), in order; see `bucket_ms`.
-        returns: times the viewer was brought back to live.
-    """
-
-    closed: CloseReason | None
-    watched_s: float
+    closed: CloseReason | None  # why it closed the viewer. None: it did not.
+    watched_s: float  # until then, or until the recording ended, in seconds
+    # what was published for the viewer while it was there, by class; without what was still queued when the recording
+    # ended, if the choice went on then
     offered_messages: tuple[int, ...]
-    sent_messages: tuple[int, ...]
-    dropped_messages: tuple[int, ...]
+    sent_messages: tuple[int, ...]  # what the kernel took completely, by class
+    dropped_messages: tuple[int, ...]  # what was dropped, by class; without what was queued when the viewer was closed
+    # messages by the name of the reason, what was queued at the close included
     dropped_by_reason: tuple[tuple[str, int], ...]
-    sent_bytes: int
+    sent_bytes: int  # wire bytes that the kernel took
     edges: int
-    time_in_states_s: tuple[float, float, float, float]
-    stall_s: float
-    memory_peak_bytes: int
-    memory_byte_s: float
+    time_in_states_s: tuple[float, float, float, float]  # seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT
+    stall_s: float  # seconds with a delay above the player's buffer
+    memory_peak_bytes: int  # most that counted against the limits while the kernel refused
+    memory_byte_s: float  # the same as an integral over time; over `watched_s` it is the mean
+    # seconds by delay, as (number of a bucket, seconds), in order; see `bucket_ms`
     delay: tuple[tuple[int, float], ...]
-    returns: int
+    returns: int  # times the viewer was brought back to live
 
     def delay_ms(self, share: float) -> float:
         """Return the delay that was not exceeded for `share` (0 to 1) of the time, in ms, to 12.5 % upwards."""
@@ -203,16 +181,12 @@ class ChoiceOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class Work:
-    """What evaluating cost, counted: what a Sender that is shown everything would have met.
+    """What evaluating cost, counted: what a Sender that is shown everything would have met."""
 
-    Args:
-        inputs: (core input x choice): one per published message and choice that was still open, and one per write that
-            reached a choice (sent, would_block or drained). Ticks do not count.
-        shown: of these, the ones at which a Sender was really called; the others were done for many at once.
-    """
-
+    # (core input x choice): one per published message and choice that was still open, and one per write that reached a
+    # choice (sent, would_block or drained). Ticks do not count.
     inputs: int = 0
-    shown: int = 0
+    shown: int = 0  # of these, the ones at which a Sender was really called; the others were done for many at once
 
 
 # -- delay in buckets

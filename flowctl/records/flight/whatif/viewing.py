@@ -1,10 +1,8 @@
 """What a flight says of stream and link alone, for trying other limits on it (pure).
 
-Of the calls three things remain: messages as they came, writes with what the kernel took of them, and the times in
-which our own thread had no room: then no pictures are left out as late, whatever the limits are. A message has the
-time at which it was published: a blocked viewer's Sender sees it only when something makes it look, which may be a
-second later, and other limits would have been crossed meanwhile. Times do not fall all the same: what a write has not
-met was published after it.
+Of the calls three things remain: messages as they were published, writes with what the kernel took of them, and the
+times in which our own thread had no room: then nothing is late. Times do not fall: what a write has not met was
+published after it.
 """
 
 from __future__ import annotations
@@ -26,23 +24,16 @@ _CLASSES: Final = {name: int(item) for item, name in zip(MessageClass, CLASS_NAM
 
 
 class StreamAndLink(NamedTuple):
-    """What a flight says of stream and link.
+    """What a flight says of stream and link."""
 
-    Attributes:
-        events: (seconds since BEGIN, `MessageClass`, TAKEN, REFUSED or HELD, bytes); times do not fall.
-        given: number of messages of the GOP cache, the first of `events`.
-        restart_bytes: of the metadata and configuration in front of a key frame after a loss. 0: not known.
-        ended_s: when it ended: with the flight, or with the first log that was left, seconds since BEGIN.
-        close_reason: why the connection ended then. None: it did not, or it is not known.
-        strained: (begin, end) of the times in which the thread had no room, as far as the Sender asked, seconds since
-            BEGIN; in order.
-    """
-
+    # (seconds since BEGIN, `MessageClass`, TAKEN, REFUSED or HELD, bytes); times do not fall
     events: list[tuple[float, int, int]]
-    given: int
-    restart_bytes: int
-    ended_s: float
-    close_reason: str | None
+    given: int  # number of messages of the GOP cache, the first of `events`
+    restart_bytes: int  # of the metadata and configuration in front of a key frame after a loss. 0: not known.
+    ended_s: float  # when it ended: with the flight, or with the first log that was left, seconds since BEGIN
+    close_reason: str | None  # why the connection ended then. None: it did not, or it is not known.
+    # (begin, end) of the times in which the thread had no room, as far as the Sender asked, seconds since BEGIN; in
+    # order
     strained: Sequence[tuple[float, float]] = ()
 
 
@@ -69,10 +60,7 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
 
 
 def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
-    """Return limits and policy as they were set last while the first log was followed; what came after is not tried.
-
-    The target delay and policy of a level are put in force when a stream is joined, not when a flight begins.
-    """
+    """Return limits and policy as they were set last while the first log was followed; what came after is not tried."""
     limits, policy, followed = flight.limits, flight.policy, False
     for row in flight.rows:
         try:
@@ -134,12 +122,7 @@ class _FlightReader:
         return True
 
     def settle(self, *, turn_is_over: bool) -> None:
-        """Note that the kernel took everything that was offered so far.
-
-        Where a second write comes and nothing was queued in between, something was left after the first one; and so it
-        was where a turn was used up, unless that is over. What the kernel took then is no sign of what it would have
-        taken: such writes are one with the next.
-        """
+        """Note that the kernel took everything that was offered so far."""
         if self._wrote_us >= 0 and (turn_is_over or self._turn < self._turn_bytes):
             self._put(self._wrote_us, TAKEN)
 
