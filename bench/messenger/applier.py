@@ -10,10 +10,10 @@ import asyncio
 import json
 import sys
 
-from flowctl.nodes.messenger.durability import Transaction
 from flowctl.nodes.messenger.message import Destination, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
+from flowctl.nodes.messenger.storefile import Transaction
 from rpc.server import loop_factory
 
 

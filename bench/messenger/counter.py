@@ -17,10 +17,10 @@ from typing import Final
 
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.nodes.messenger.delivery import DeliverySettings
-from flowctl.nodes.messenger.durability import Transaction
 from flowctl.nodes.messenger.message import Destination
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
+from flowctl.nodes.messenger.storefile import Transaction
 from rpc.server import loop_factory
 
 SETTINGS: Final = DeliverySettings(

@@ -34,6 +34,7 @@ LAYERS = {
     ),
     "outcomes": layer("core.outcomes", "words", pure=True),
     "text": layer("core.text", "words outcomes"),
+    "sqlite": layer("core.text.sqlitefile", "words"),
     "flow": layer("core.flow", "words", pure=True),
     "rtmp": layer("wire.rtmp flv", "words flow", pure=True),
     "outgoing": layer("core.outgoing", "words flow", pure=True),
@@ -44,7 +45,7 @@ LAYERS = {
     "access": layer("live.access", "words text rtmp loop"),
     "zeromq": layer("wire.zeromq", "words text loop"),
     "rpc": layer("nodes.rpc", "words outcomes loop zeromq"),
-    "messenger": layer("nodes.messenger", "words flow outcomes loop zeromq"),
+    "messenger": layer("nodes.messenger", "words sqlite flow outcomes loop zeromq"),
     "scheduler": layer("nodes.scheduler", "words outcomes loop"),
     "sending": layer("sender core.sending", "words flow outgoing loop"),
     "receiver": layer("receiver", "words loop"),
@@ -59,8 +60,8 @@ LAYERS = {
     "client": layer("wire.client", "words flow rtmp loop sending receiver connection media"),
     "live": layer(
         "live",
-        "words text outcomes access flow rtmp outgoing judging log loop sending receiver fanout connection server "
-        "telemetry flight",
+        "words text sqlite outcomes access flow rtmp outgoing judging log loop sending receiver fanout connection "
+        "server telemetry flight",
     ),
     "fleet": layer("live.fleet", "words outcomes zeromq rpc messenger live"),
     "httpd": layer(

@@ -14,8 +14,7 @@ from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BusyError, ConfigError
 from flowctl.nodes.messenger.arrivals import MAX_HELD, Arrivals, Arrived, Fate
-from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, _within
-from flowctl.nodes.messenger.record import decode_record, encode_record
+from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, _within, decode_record, encode_record
 from flowctl.nodes.messenger.wire import Extension
 
 STEADY = Backoff(first_s=1.0, factor=2.0, most_s=8.0, jitter=0.0)

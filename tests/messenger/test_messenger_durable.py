@@ -17,10 +17,10 @@ from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BusyError
 from flowctl.nodes.messenger.delivery import DeliverySettings
-from flowctl.nodes.messenger.durability import Transaction
 from flowctl.nodes.messenger.message import Destination, Failure, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
+from flowctl.nodes.messenger.storefile import Transaction
 from messenger.link import Faults, FaultyLink
 
 WAIT_S = 20.0

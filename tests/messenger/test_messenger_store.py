@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -179,3 +180,27 @@ def test_outbox_when_all_is_acknowledged_is_empty(make, here, tmp_path):
     with sqlite3.connect(tmp_path / "server.db") as item:
         assert item.execute("SELECT count(*) FROM messenger_seen").fetchone()[0] <= 4
     item.close()
+
+
+def test_start_when_it_fails_after_the_store_was_opened_closes_the_store(loop_factory, tmp_path, here):
+    """What reads the store, or anything behind that, may fail: the file is free again, and so is a second start."""
+    opens, opened = open_store(tmp_path / "client.db"), []
+
+    def breaks(post):
+        opened.append(opens(post))
+        opened[-1].pending = lambda: 1 / 0
+        return opened[-1]
+
+    broken = Messenger(identity="client", loop_factory=loop_factory, open_store=breaks)
+    with pytest.raises(ZeroDivisionError):
+        broken.start()
+
+    async def on_the_callers_loop() -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with Messenger(identity="client", open_store=breaks):
+                pass
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(on_the_callers_loop())
+    assert [store.closed for store in opened] == [True, True]
+    opens(print).close()

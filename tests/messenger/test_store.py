@@ -10,8 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, StoreError
-from flowctl.nodes.messenger.durability import DurableStore, OpenStore
-from flowctl.nodes.messenger.store import MIN_STORE_BYTES, MessageStore, open_store
+from flowctl.nodes.messenger.store import MIN_STORE_BYTES, MessageStore
 
 WAIT_S = 20.0
 
@@ -58,10 +57,10 @@ def test_changes_when_the_disk_is_slow_share_the_next_commit(turns, path):
     """While one transaction is written the owner goes on, and all that comes meanwhile is the next one."""
     store = MessageStore(path, turns.post)
     goes_on, told = threading.Event(), []
-    store.run(lambda _: goes_on.wait(WAIT_S), told.append)
+    store.mark(b"a", 1, 0, told.append, lambda _: goes_on.wait(WAIT_S))
     callback, args = turns.queue.get(timeout=WAIT_S)
     callback(*args)
-    for number in range(50):
+    for number in range(1, 51):
         store.mark(b"a", 1, number, told.append)
     assert told == []
     goes_on.set()
@@ -69,7 +68,7 @@ def test_changes_when_the_disk_is_slow_share_the_next_commit(turns, path):
     assert (store.commit_count, told) == (2, [None] * 51)
     store.close()
     again = MessageStore(path, turns.post)
-    assert again.seen() == [(b"a", 1, 0, 49)]
+    assert again.seen() == [(b"a", 1, 0, 50)]
     again.close()
 
 
@@ -99,8 +98,8 @@ def test_callbacks_when_one_raises_reach_the_others(turns, path):
     def raises(_: Exception | None) -> None:
         raise ValueError("mine")
 
-    store.run(lambda _: None, raises)
-    store.run(lambda _: None, told.append)
+    store.mark(b"a", 1, 0, raises)
+    store.mark(b"a", 1, 1, told.append)
     with pytest.raises(ValueError, match="mine"):
         turns.until(lambda: bool(told))
     turns.until(lambda: bool(told))
@@ -119,11 +118,11 @@ def test_removals_when_they_could_not_be_written_are_tried_with_the_next_change(
         transaction.execute("SELECT 1").connection.rollback()
 
     store.remove(0)
-    store.run(ends, told.append)
+    store.mark(b"a", 1, 0, told.append, ends)
     turns.until(lambda: len(told) == 2)
     assert isinstance(told[1], StoreError)
     assert store.waiting_count == 1
-    store.run(lambda _: None, told.append)
+    store.mark(b"a", 1, 0, told.append)
     turns.until(lambda: len(told) == 3)
     assert store.close()
     again = MessageStore(path, turns.post)
@@ -152,12 +151,3 @@ def test_size_when_too_small_for_any_use_is_refused(turns, path):
     with pytest.raises(ConfigError, match=f"max_store_bytes.*{MIN_STORE_BYTES}"):
         MessageStore(path, turns.post, max_bytes=1000)
     assert not path.exists()
-
-
-def test_store_when_asked_for_a_messenger_is_what_it_asks_for(turns, path):
-    """A store is what the seam between delivery and disk describes, checked by the type checker and by name."""
-    opens: OpenStore = open_store(path)
-    store = opens(turns.post)
-    asked = {name for name in vars(DurableStore) if not name.startswith("_")}
-    assert {name for name in asked if not hasattr(store, name)} == set()
-    assert store.close()

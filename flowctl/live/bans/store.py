@@ -26,24 +26,30 @@ from typing import Final
 
 import structlog
 
-from flowctl.errors import ConfigError
+from flowctl.core.text.sqlitefile import SqliteForm, open_sqlite, sqlite_code
+from flowctl.errors import ConfigError, StoreError
 from flowctl.live.bans.words import Word, WordPlace, place_text
 
 _log: Final = structlog.get_logger("flowctl.live")
-VERSION: Final = 2
-"""Of the tables below; in the file as its ``user_version``."""
-_APPLICATION: Final = 0x666C6F77
-"""Says whose file it is (``file`` shows it); "flow" in ASCII."""
-_SCHEMA: Final = (
-    "CREATE TABLE words (place TEXT PRIMARY KEY, word TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE clock (seen REAL NOT NULL)",
-    "INSERT INTO clock VALUES (0)",
-    f"PRAGMA user_version = {VERSION}",
-    f"PRAGMA application_id = {_APPLICATION}",
+_FORM: Final = SqliteForm(
+    title="ban_store:",
+    application=0x666C6F77,  # "flow" in ASCII
+    version=2,
+    schema="""
+        CREATE TABLE words (place TEXT PRIMARY KEY, word TEXT NOT NULL) WITHOUT ROWID;
+        CREATE TABLE clock (seen REAL NOT NULL);
+        INSERT INTO clock VALUES (0)
+    """,
+    exclusive=True,
+    busy_s=2.0,  # one that is being restarted ends within it
+    hints={
+        "path": "name a file in a folder of the server's; check owner, permissions and disk",
+        "full": "check owner, permissions and disk",
+        "foreign": "name a file of its own",
+        "version": "use the flowctl that wrote it, or name another file",
+        "busy": "give each server its own; servers of a fleet (--fleet) have the same bans",
+    },
 )
-_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_BUSY_S: Final = 2.0
-"""How long another process that has the file is waited for: one that is being restarted ends within it."""
 
 
 class BanStore:
@@ -123,57 +129,17 @@ class BanStore:
 
     def _opened(self) -> sqlite3.Connection:
         try:
-            return self._open()
-        except sqlite3.DatabaseError as error:
-            if _code(error) not in _DAMAGED:
-                raise self._unusable(error) from error
-            self._put_aside(str(error))
-        try:
-            return self._open()
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
-
-    def _open(self) -> sqlite3.Connection:
-        try:  # addresses of people: for the user of the server alone
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise ConfigError(
-                f"ban_store: {self.path} cannot be used: {error.strerror}",
-                hint="name a file in a folder of the server's",
-            ) from error
-        # Made by the starting thread and used by another one after that.
-        database = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-        try:
-            self._set_up(database)
-        except BaseException:
-            database.close()
-            raise
+            try:
+                database = open_sqlite(self.path, _FORM)
+            except StoreError as error:
+                if error.code != "damaged":
+                    raise
+                self._put_aside(str(error))
+                database = open_sqlite(self.path, _FORM)
+        except StoreError as error:
+            raise ConfigError(str(error), hint=error.hint) from error
         self._left = self._look()
         return database
-
-    def _set_up(self, database: sqlite3.Connection) -> None:
-        """Lock the file, and make or check its tables; raises as `_open`."""
-        for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
-            database.execute(f"PRAGMA {setting}")
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-        tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if tables and database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-            raise ConfigError(f"ban_store: {self.path} is a database of another program", hint="name a file of its own")
-        if tables and version != VERSION:
-            raise ConfigError(
-                f"ban_store: {self.path} has version {version}, this flowctl knows {VERSION}",
-                hint="use the flowctl that wrote it, or name another file",
-            )
-        with database:
-            database.execute("BEGIN EXCLUSIVE")
-            if not tables:
-                for statement in _SCHEMA:
-                    database.execute(statement)
-        found = database.execute("PRAGMA quick_check(1)").fetchone()
-        if found != ("ok",):
-            fault = sqlite3.DatabaseError(str(found[0]))
-            fault.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise fault
 
     def _put_aside(self, fault: str) -> None:
         """Rename the damaged file, with its log."""
@@ -194,26 +160,10 @@ class BanStore:
             hint=f"sqlite3 {aside} .recover shows what can still be read; ban again whom it names",
         )
 
-    def _unusable(self, error: sqlite3.Error) -> ConfigError:
-        if _code(error) == sqlite3.SQLITE_BUSY:
-            return ConfigError(
-                f"ban_store: another process has {self.path}",
-                hint="give each server its own; servers of a fleet (--fleet) have the same bans",
-            )
-        return ConfigError(f"ban_store: {self.path} cannot be used: {error}", hint="check owner, permissions and disk")
-
     @contextlib.contextmanager
     def _mapped(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            if _code(error) in _DAMAGED:
-                number = errno.EUCLEAN
-            else:
-                number = errno.ENOSPC if _code(error) == sqlite3.SQLITE_FULL else errno.EIO
+            number = {"damaged": errno.EUCLEAN, "full": errno.ENOSPC}.get(sqlite_code(error), errno.EIO)
             raise OSError(number, str(error), str(self.path)) from error
-
-
-def _code(error: sqlite3.Error) -> int:
-    """Return the primary result code (the lower 8 bits of the extended one); 0: the error has none."""
-    return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF

@@ -20,6 +20,7 @@ HARD_LIMIT where the window is used up. HARD_LIMIT is held, never final.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,7 +34,11 @@ from flowctl.core.flow.state import FlowCore, Load, SendState, StateChange
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.outcomes.pending import Outcome, Pending
 from flowctl.core.text.fieldtypes import check_fields
-from flowctl.errors import BusyError, ConfigError
+from flowctl.errors import BusyError, ConfigError, RemoteProtocolError
+
+_RECORD: Final = struct.Struct(">BBQQQQdI")
+_LENGTH: Final = struct.Struct(">I")
+_RECORD_VERSION: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -493,3 +498,40 @@ def _within(numbers: Collection[int], ranges: Sequence[tuple[int, int]]) -> list
     reach = list(accumulate((last for _, last in ordered), max))  # by the ranges up to each
     places = ((number, bisect_right(firsts, number) - 1) for number in numbers)
     return [number for number, place in places if place >= 0 and number <= reach[place]]
+
+
+def encode_record(message: Outgoing, deadline_at: float | None) -> bytes:
+    """Return a message in octets."""
+    head = _RECORD.pack(
+        _RECORD_VERSION,
+        message.ordered | (4 if message.plain is None else message.plain << 1),
+        message.source_callback,
+        message.destination_callback,
+        message.target,
+        message.after,
+        deadline_at or 0.0,
+        len(message.payload),
+    )
+    parts = [head, _LENGTH.pack(len(message.body)), message.body]
+    for frame in message.payload:
+        parts += [_LENGTH.pack(len(frame)), frame]
+    return b"".join(parts)
+
+
+def decode_record(message_id: int, record: bytes) -> tuple[Outgoing, int, float | None]:
+    """Return the message, the sequence that it is ordered after, and its deadline on the wall clock."""
+    try:
+        version, flags, source, destination, target, after, deadline_at, count = _RECORD.unpack_from(record)
+        frames, at = [], _RECORD.size
+        for _ in range(count + 1):
+            (length,) = _LENGTH.unpack_from(record, at)
+            at += _LENGTH.size
+            frames.append(record[at : at + length])
+            at += length
+    except struct.error as error:
+        raise RemoteProtocolError(f"the stored message {message_id} is damaged", code="messenger-record") from error
+    if version != _RECORD_VERSION or at != len(record):
+        raise RemoteProtocolError(f"the stored message {message_id} is of another version", code="messenger-record")
+    message = Outgoing(message_id, source, destination, frames[0], tuple(frames[1:]), bool(flags & 1), target=target)
+    message.plain = None if flags & 4 else bool(flags & 2)
+    return message, after, deadline_at or None

@@ -25,11 +25,11 @@ import zmq
 from flowctl.errors import RemoteProtocolError
 from flowctl.nodes.messenger.arrivals import Arrived, Fate
 from flowctl.nodes.messenger.delivery import Outgoing
-from flowctl.nodes.messenger.durability import IDS, OLD, SEQUENCES, Effect
 from flowctl.nodes.messenger.handlers import Handler, Handlers
 from flowctl.nodes.messenger.message import ReceivedMessage, To
 from flowctl.nodes.messenger.outbound import EchoTicket, MessengerOutbound, ignore
 from flowctl.nodes.messenger.peer import MessengerPeer
+from flowctl.nodes.messenger.storefile import IDS, OLD, SEQUENCES, Effect
 from flowctl.nodes.messenger.wire import (
     ACK,
     ECHO,

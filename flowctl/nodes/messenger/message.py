@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.nodes.messenger.durability import Effect
+from flowctl.nodes.messenger.storefile import Effect
 from flowctl.wire.zeromq.endpoint import check_port
 
 MAX_IPC_PATH_BYTES = 107

@@ -27,27 +27,13 @@ from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BrokenError, BusyError, ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.messenger.arrivals import Arrivals, HeldRoom
 from flowctl.nodes.messenger.delivery import DeliverySettings, Outgoing
-from flowctl.nodes.messenger.durability import (
-    ANNOUNCES,
-    IDS,
-    OLD,
-    SEQUENCES,
-    DurableStore,
-    Effect,
-    OpenStore,
-    StoredMessage,
-)
 from flowctl.nodes.messenger.handlers import Handlers
 from flowctl.nodes.messenger.inbound import MessengerInbound
-from flowctl.nodes.messenger.message import (
-    AckHandler,
-    Destination,
-    Failure,
-    ReceivedMessage,
-    To,
-)
+from flowctl.nodes.messenger.message import AckHandler, Destination, Failure, ReceivedMessage, To
 from flowctl.nodes.messenger.outbound import MessengerOutbound, Ticket, settle
 from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket, prepare
+from flowctl.nodes.messenger.store import MessageStore, OpenStore
+from flowctl.nodes.messenger.storefile import ANNOUNCES, IDS, OLD, SEQUENCES, Effect, Stored
 from flowctl.nodes.messenger.wire import ACK, MAX_ID, MAX_IDENTITY_BYTES, NOOP, as_identity, parse_message
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
@@ -191,7 +177,7 @@ class Messenger:
             self._running_group,
             self._handlers,
             self._outbound,
-            submit=self._submit,
+            submit=lambda to, message: self._outbound.submit(self._peer_of(to), message),
             ack_on_receipt=ack_on_receipt,
             max_message_bytes=max_message_bytes,
         )
@@ -199,12 +185,12 @@ class Messenger:
         # Changed by the group's thread only; others read a reference:
         self._group: PollGroup | None = None
         self._own_group = False
-        self._store: DurableStore | None = None
+        self._closed = False
         self._listeners: dict[int, MessengerSocket] = {}
         self._connections: dict[int, MessengerSocket] = {}
         self._listener_count = self._connection_count = self._peer_count = 0
         # The group's thread only:
-        self._stored: dict[bytes, list[StoredMessage]] = {}
+        self._stored: dict[bytes, list[Stored]] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
         self._held_room: Final = HeldRoom()
         self._remembered: dict[bytes, tuple[Arrivals, str]] = {}  # of peers gone, and their pubkeys  # guarded by _lock
@@ -386,7 +372,7 @@ class Messenger:
             raise LocalProtocolError("wait_s would block the messenger's own thread", hint="use `await send(...)`")
         ticket = None if callback is on_ack is on_failure is None else Ticket(on_ack, on_failure)
         outgoing.ticket = ticket
-        return self._submit(to, outgoing, callback, deadline, wait_s, effect)
+        return self._outbound.submit(self._peer_of(to), outgoing, callback, deadline, wait_s, effect)
 
     async def send(self, to: To, message: str | bytes, callback: Callback | None = None, **options: Any) -> int:
         """Send a message once there is room in the window to the peer; else as `send_message`; any loop."""
@@ -527,12 +513,12 @@ class Messenger:
 
     def _open(self) -> None:
         """Open the store and listen; the group's thread."""
-        store = None if self._open_store is None else self._open_store(self._running_group().call_soon)
-        if store is not None:
-            self._load(store)
+        if self._open_store is not None:
+            self._outbound.store = self._open_store(self._running_group().call_soon)
+            self._load(self._outbound.store)
         if self._keys is not None:
             self._zap = ZapHandler(self._running_group(), bind_zap(self._context), self._admit)
-        self._outbound.start(store)
+        self._outbound.start()
         if self._port is None:
             return
         endpoint = Destination.tcp("", self._host, self._port).endpoint
@@ -541,9 +527,8 @@ class Messenger:
         self._listen(f"ipc://{self._ipc_dir}/flowctl-ipc-{self.port}", self.identity, self._callback, -1)
         self._listen(f"inproc://flowctl-inproc-{self.port}", self.identity, self._callback, -2)
 
-    def _load(self, store: DurableStore) -> None:
+    def _load(self, store: MessageStore) -> None:
         """Take over what an earlier life of this messenger left in its store."""
-        self._store = store
         for stored in store.pending():
             self._stored.setdefault(stored.peer, []).append(stored)
         for key, incarnation, first, last in store.seen():
@@ -553,9 +538,11 @@ class Messenger:
             store.forget(key, None)
 
     def _close(self, deadline_s: float) -> None:
-        """Close everything; the group's thread."""
-        if not self._outbound.stop():
+        """Close everything, also where it was opened in part only; the group's thread."""
+        if self._closed:
             return
+        self._closed = True
+        self._outbound.stop()
         self._inbound.flush_acks()
         for task in list(self._handlers.tasks):
             task.cancel()
@@ -567,9 +554,10 @@ class Messenger:
         self._outbound.end()
         if self._zap is not None:
             self._zap.close()
+        if self._keys is not None:
             self._context.destroy(linger=0)
-        if self._store is not None:
-            self._store.close(deadline_s)
+        if self._outbound.store is not None:
+            self._outbound.store.close(deadline_s)
 
     def _admit(self, request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
         """Decide on a newcomer; one that is refused may be known later, so that it goes on trying."""
@@ -665,7 +653,7 @@ class Messenger:
                 return found
             stored = self._stored.pop(key, [])
             peer = MessengerPeer(
-                self._outbound, endpoint, route, self._outbound.new_delivery_locked(now), self._held_room
+                self._outbound.peer_due, endpoint, route, self._outbound.new_delivery_locked(now), self._held_room
             )
             self._outbound.restore_locked(peer, stored, now)
             peer.delivery.announced = ANNOUNCES + key in self._runs or None
@@ -708,9 +696,9 @@ class Messenger:
                 if len(self._remembered) > MAX_REMEMBERED:
                     gone = next(iter(self._remembered))
                     self._remembered_gap_count -= self._remembered.pop(gone)[0].gap_count
-        if gone is not None and self._store is not None:
+        if gone is not None and self._outbound.store is not None:
             for prefix in (SEQUENCES, IDS, OLD, ANNOUNCES):
-                self._store.forget(prefix + gone, None)
+                self._outbound.store.forget(prefix + gone, None)
 
     def _check_peer_count(self) -> None:
         """See that there is room for one peer more: one that came to a listener and is idle makes it."""
@@ -767,18 +755,6 @@ class Messenger:
     def _peers(self) -> list[MessengerPeer]:
         endpoints = [*self._listeners.values(), *self._connections.values()]
         return [peer for endpoint in endpoints for peer in list(endpoint.peers.values())]
-
-    def _submit(
-        self,
-        to: To,
-        message: Outgoing,
-        callback: Callback | None = None,
-        deadline: float | None = None,
-        wait_s: float | None = None,
-        effect: Effect | None = None,
-    ) -> int:
-        """Give a message its number and its credit; any thread."""
-        return self._outbound.submit(self._peer_of(to), message, callback, deadline, wait_s, effect)
 
     # --- receiving; the group's thread ---------------------------------------------------------------------------
 

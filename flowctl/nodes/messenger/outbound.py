@@ -22,12 +22,12 @@ import zmq
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.pending import Outcome, Pending
 from flowctl.errors import BusyError, ClosedError
-from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing
-from flowctl.nodes.messenger.durability import ANNOUNCES, DurableStore, Effect, StoredMessage
+from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, decode_record, encode_record
 from flowctl.nodes.messenger.handlers import Handler, Handlers
 from flowctl.nodes.messenger.message import Failure
 from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket
-from flowctl.nodes.messenger.record import decode_record, encode_record
+from flowctl.nodes.messenger.store import MessageStore
+from flowctl.nodes.messenger.storefile import ANNOUNCES, Effect, Stored
 from flowctl.nodes.messenger.wire import FIRST_CALLBACK, MAX_ID, Extension, Header, encode_message, parse_acks
 from flowctl.pollgroup import PollGroup
 
@@ -73,13 +73,7 @@ class WaitingCallback:
 
 
 class MessengerOutbound:
-    """Messages to all peers of a messenger; the group's thread only, unless a method says otherwise.
-
-    Attributes:
-        store: the outbox; None: messages do not outlive the process.
-        incarnation: of this life of the messenger, or of its store.
-        echo_bytes: octets of echoes that are unacknowledged, with what each costs beside its own.
-    """
+    """Messages to all peers of a messenger; the group's thread only, unless a method says otherwise."""
 
     def __init__(
         self,
@@ -98,8 +92,8 @@ class MessengerOutbound:
         self._rng: Final = rng
         self._dead_letter: Final = dead_letter
         self._send_state_changed: Final = send_state_changed
-        self.store: DurableStore | None = None
-        self.incarnation = randbits(62) + 1
+        self.store: MessageStore | None = None  #: None: messages do not outlive the process
+        self.incarnation = randbits(62) + 1  #: of this life of the messenger, or of its store
         self._lock: Final = lock
         self._room: Final = threading.Condition(self._lock)  # type: ignore[arg-type]  # it is an RLock
         self._room_waits: list[Future[None]] = []  # guarded by _lock
@@ -113,32 +107,29 @@ class MessengerOutbound:
         self._to_keep: deque[tuple[MessengerPeer, Outgoing, Effect | None]] = deque()  # guarded by _lock
         self._pump_queued = False  # guarded by _lock
         self._callbacks_timer_at: float | None = None
-        self.echo_bytes = 0
+        self.echo_bytes = 0  #: octets of echoes that are unacknowledged, with what each costs beside its own
         self.sent_count = self.acknowledged_count = self.given_up_count = self.late_count = 0
 
     # --- life ----------------------------------------------------------------------------------------------------
 
-    def start(self, store: DurableStore | None) -> None:
+    def start(self) -> None:
         """Let messages be sent; those of an earlier life are handed over by `restore_locked`."""
         with self._lock:
-            if store is not None:
-                self.store, self.incarnation = store, store.incarnation
-                self._next_id = store.next_message_id()
+            if self.store is not None:
+                self.incarnation = self.store.incarnation
+                self._next_id = self.store.next_message_id()
                 # Callbacks do not outlive the process: responses to those of an earlier life must not meet ours.
                 self._next_callback = (randbits(31) << 32) + FIRST_CALLBACK
             self._running = True
 
-    def stop(self) -> bool:
-        """Take no message any more, and keep those that were; return whether it ran until now."""
+    def stop(self) -> None:
+        """Take no message any more, and keep those that were."""
         with self._lock:
-            if not self._running:
-                return False
             self._running = False
             self._room.notify_all()
             to_keep, self._to_keep = self._to_keep, deque()
         for peer, message, effect in to_keep:  # sent a moment ago: that was a promise
             self.keep(peer, message, effect)
-        return True
 
     def end(self) -> None:
         """Tell those that still wait that nothing comes; after the peers were withdrawn from."""
@@ -161,7 +152,7 @@ class MessengerOutbound:
         # More than any number that a message to this peer has had, also if it was known before and forgotten.
         return Delivery(self._settings, self._rng, now, self._next_id + 1, durable=self.store is not None)
 
-    def restore_locked(self, peer: MessengerPeer, stored: Sequence[StoredMessage], now: float) -> None:
+    def restore_locked(self, peer: MessengerPeer, stored: Sequence[Stored], now: float) -> None:
         """Go on with the messages that an earlier life had for a peer."""
         self._lock.assert_owned()
         for item in stored:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import zmq
 
@@ -31,33 +31,11 @@ _DEAD_AFTER_S: Final = 10
 """A peer whose system does not answer for so long is gone without a word."""
 
 
-class PeerOwner(Protocol):
-    """The messenger that a peer belongs to."""
-
-    def peer_due(self, peer: MessengerPeer, now: float) -> None:
-        """Look after what is to be tried again or given up."""
-
-
 class MessengerPeer:
-    """One messenger at the other end of a connection, or one that came to a listener.
-
-    Attributes:
-        endpoint: the socket through which it is reached.
-        key: as the store names it; the same in each life of this messenger.
-        delivery: what is under way to it; under the messenger's lock.
-        arrivals: what arrived from it; the loop's thread only.
-        announced: its incarnation; 0: it understands no extension, or has not said so yet.
-        acks: ids of messages to acknowledge in this turn.
-        handling_count: coroutines of handlers that run for its messages.
-        echo_count: of the unacknowledged messages to it, those that it has asked for itself.
-        pubkey: public key that it came with first, hex, as ZeroMQ has it. "": not known, or it has none.
-        queued: it is in the messenger's list of peers to send to; under the messenger's lock.
-        releasing: messages that waited for another are being handled.
-        timer_at: when it looks after its messages next, on the group's clock. None: never.
-    """
+    """One messenger at the other end of a connection, or one that came to a listener."""
 
     __slots__ = (
-        "_owner",
+        "_due",
         "acks",
         "announced",
         "arrivals",
@@ -77,56 +55,36 @@ class MessengerPeer:
 
     def __init__(
         self,
-        owner: PeerOwner,
+        due: Callable[[MessengerPeer, float], None],
         endpoint: MessengerSocket,
         route: bytes,
         delivery: Delivery,
         held: HeldRoom | None = None,
     ) -> None:
-        self._owner: Final = owner
+        self._due: Final = due
         self.endpoint: Final = endpoint
-        self.delivery: Final = delivery
-        self.arrivals = Arrivals(held)
-        self.key: Final = endpoint.key_of(route)
+        self.delivery: Final = delivery  #: under the messenger's lock
+        self.arrivals = Arrivals(held)  #: the loop's thread only
+        self.key: Final = endpoint.key_of(route)  #: as the store names it; the same in each life of this messenger
         self.to: Final[To] = (endpoint.number, route) if endpoint.is_router else endpoint.number
         self.envelope: Final = [route, endpoint.identity, b""] if endpoint.is_router else [b""]
-        self.announced = 0
-        self.acks: list[int] = []
-        self.handling_count = self.handling_bytes = self.echo_count = 0
-        self.pubkey = ""
-        self.queued = False
-        self.releasing = False
-        self.timer_at: float | None = None
+        self.announced = 0  #: its incarnation; 0: it understands no extension, or has not said so yet
+        self.acks: list[int] = []  #: ids of messages to acknowledge in this turn
+        self.handling_count = self.handling_bytes = 0  #: coroutines of handlers that run for its messages
+        self.echo_count = 0  #: of the unacknowledged messages to it, those that it has asked for itself
+        self.pubkey = ""  #: public key that it came with first, hex, as ZeroMQ has it; "": not known, or it has none
+        self.queued = False  #: in the list of peers to send to; under the messenger's lock
+        self.releasing = False  #: messages that waited for another are being handled
+        self.timer_at: float | None = None  #: when it looks after its messages next; None: never
 
     def deadline_due(self, now: float) -> None:
         """Be told by the poll group that the time has come."""
         self.timer_at = None
-        self._owner.peer_due(self, now)
+        self._due(self, now)
 
 
 class MessengerSocket:
-    """A socket of a messenger: a ROUTER that listens, or the DEALER of one connection.
-
-    Attributes:
-        number: of the listener, or of the connection.
-        identity: what a listener calls itself.
-        address: what it is bound or connected to.
-        peers: by routing id; of a DEALER the one peer has the routing id b"".
-        callback: the server-loop callback. None: messages have their own callbacks, or none.
-    """
-
-    __slots__ = (
-        "_context_id",
-        "_file",
-        "_namesakes",
-        "address",
-        "callback",
-        "identity",
-        "is_router",
-        "number",
-        "peers",
-        "socket",
-    )
+    """A socket of a messenger: a ROUTER that listens, or the DEALER of one connection."""
 
     def __init__(
         self,
@@ -138,12 +96,12 @@ class MessengerSocket:
         namesakes: int = 0,
     ) -> None:
         self._namesakes: Final = namesakes
-        self.number: Final = number
-        self.identity: Final = identity
-        self.callback: Final = callback
+        self.number: Final = number  #: of the listener, or of the connection
+        self.identity: Final = identity  #: what a listener calls itself
+        self.callback: Final = callback  #: the server-loop callback
         self.is_router: Final = is_router
-        self.peers: dict[bytes, MessengerPeer] = {}
-        self.address = ""
+        self.peers: dict[bytes, MessengerPeer] = {}  #: by routing id; of a DEALER the one peer has b""
+        self.address = ""  #: what it is bound or connected to
         self._context_id = 0
         self._file: Path | None = None
         self.socket: ZmqSocket

@@ -4,6 +4,20 @@ Theory of operation. What a turn of the loop changes is collected and handed to 
 writes all of it in one transaction. While it does, the next is collected: the slower the disk, the more share a
 commit, and the loop never waits for it. Who has to know that something is on the disk (a message may be sent, an
 acknowledgement may leave) is called back on the loop's thread afterwards, in the order of the calls.
+
+The rules, on the sender's side:
+
+- A message is handed to ZeroMQ only after `MessageStore.add` has said that it is on the disk. It is removed when it is
+  acknowledged, or given up. What is `pending` at the start is sent again, under its old number.
+- Message ids and incarnation go on where they were, and sequences begin above all ids: a messenger that comes back with
+  its store is the same sender as before, not a new life of it.
+
+On the receiver's side:
+
+- An acknowledgement leaves only after `mark` has said that the message is noted as received, which happens after its
+  handler has run. What the handler wants to be kept together with that note it hands over as an *effect*
+  (`ReceivedMessage.apply`): both are there after a crash, or neither. If the effect raises, neither is, there is no
+  acknowledgement, and the sender tries again.
 """
 
 from __future__ import annotations
@@ -11,25 +25,28 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
-from flowctl.nodes.messenger.durability import Done, Effect, OpenStore, Post
 from flowctl.nodes.messenger.storefile import (
     MAX_INTEGER,
     Add,
     Change,
+    Done,
+    Effect,
     Forget,
     MarkSeen,
     Remove,
-    RunEffect,
     Stored,
     StoreFile,
     Told,
 )
+
+Post = Callable[..., object]
+"""Calls its arguments on the messenger's thread, soon, in order (`PollGroup.call_soon`)."""
 
 MIN_STORE_BYTES: Final = 1 << 20
 """Smallest size that a store may be held to: SQLite's tables with a few hundred messages."""
@@ -43,29 +60,7 @@ _COMMIT_BYTES: Final = 4 << 20
 
 
 class MessageStore:
-    """An outbox and a seen-set in one file; all methods on the owner's thread only, unless they say otherwise.
-
-    Attributes:
-        incarnation: of the outbox: the same for the life of the file.
-        commit_count: transactions written.
-        waiting_count: changes that are not on the disk yet.
-    """
-
-    __slots__ = (
-        "_ended",
-        "_file",
-        "_hand_over_queued",
-        "_post",
-        "_started",
-        "_thread",
-        "_to_thread",
-        "_waiting",
-        "_writing",
-        "closed",
-        "commit_count",
-        "incarnation",
-        "waiting_count",
-    )
+    """An outbox and a seen-set in one file; all methods on the messenger's thread only."""
 
     def __init__(
         self,
@@ -85,7 +80,7 @@ class MessageStore:
         self._writing = False  # the thread has changes
         self.closed = False
         self.commit_count = 0
-        self.waiting_count = 0
+        self.waiting_count = 0  #: changes that are not on the disk yet
         self._to_thread: Final[SimpleQueue[list[Change] | None]] = SimpleQueue()
         self._ended: Final = threading.Event()
         self._thread: Final = threading.Thread(target=self._write, name="flowctl-store", daemon=True)
@@ -128,14 +123,6 @@ class MessageStore:
     def forget(self, peer: bytes, incarnation: int | None) -> None:
         """Forget what was seen of a peer's incarnations other than this one: it has begun anew. None: of all."""
         self._change(Forget(peer, None if incarnation is None else _checked(incarnation)))
-
-    def run(self, effect: Effect, done: Done) -> None:
-        """Run an effect in a transaction, in order with the other changes: to make tables, or to read them."""
-        self._change(RunEffect(effect, done))
-
-    def size_bytes(self) -> int:
-        """Return how much of the disk the file and its log take; any thread."""
-        return self._file.size_bytes()
 
     def close(self, deadline_s: float = 5.0) -> bool:
         """Write what waits, then close the file; idempotent. Nobody is called back any more after it has returned."""
@@ -225,6 +212,10 @@ def _checked(number: int) -> int:
     if not 0 <= number <= MAX_INTEGER:
         raise LocalProtocolError(f"{number} cannot be kept, numbers are 0 to 2^63 - 1")
     return number
+
+
+OpenStore = Callable[[Post], MessageStore]
+"""Opens the store of a messenger that starts."""
 
 
 def open_store(

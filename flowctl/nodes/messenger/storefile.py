@@ -23,19 +23,29 @@ import fcntl
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import randbits
 from typing import Any, Final
 
 from flowctl.core.text.printable import short
+from flowctl.core.text.sqlitefile import SqliteForm, open_sqlite, sqlite_code, store_error
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
-from flowctl.nodes.messenger.durability import Done, Effect, Transaction
 
-APPLICATION_ID: Final = 0x666C4D73
-"""``flMs``, where SQLite keeps what a database is of."""
-SCHEMA_VERSION: Final = 1
+Done = Callable[[Exception | None], object]
+"""Told None once something is on the disk, else why it is not."""
+Effect = Callable[["Transaction"], object]
+"""Run inside the transaction, on the store's thread, which it must not block."""
+SEQUENCES: Final = b"s"
+"""Prefix of a sender's identity where what was seen of it is kept: numbers are sequences of this pair of peers."""
+IDS: Final = b"i"
+"""The same where numbers are message ids: of messages that came before the sender knew that we understand more."""
+OLD: Final = b"o"
+"""The same where ids are marked that are too low to be told apart: seen or not, they are not taken any more."""
+ANNOUNCES: Final = b"a"
+"""Prefix of a destination that is marked once it is known to understand the extension."""
+
+_TRANSACTIONAL: Final = ("BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE")
 
 MAX_INTEGER: Final = 2**63 - 1
 """The largest integer that SQLite keeps."""
@@ -47,18 +57,36 @@ _SPARE_PAGES: Final = 2048
 _VACUUM_PAGES: Final = 256
 """Pages given back with one commit: 1 MiB, a few milliseconds."""
 
-_SCHEMA: Final = f"""
-BEGIN IMMEDIATE;
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
-CREATE TABLE messenger_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE messenger_outbox (
-    message_id INTEGER PRIMARY KEY, peer BLOB NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL
-);
-CREATE TABLE messenger_seen (
-    peer BLOB, incarnation INTEGER, first INTEGER, last INTEGER NOT NULL, PRIMARY KEY (peer, incarnation, first)
-) WITHOUT ROWID;
-"""
+_FORM: Final = SqliteForm(
+    title="store",
+    application=0x666C4D73,  # "flMs" in ASCII
+    version=1,
+    schema="""
+        CREATE TABLE messenger_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+        CREATE TABLE messenger_outbox (
+            message_id INTEGER PRIMARY KEY, peer BLOB NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL
+        );
+        CREATE TABLE messenger_seen (
+            peer BLOB, incarnation INTEGER, first INTEGER, last INTEGER NOT NULL, PRIMARY KEY (peer, incarnation, first)
+        ) WITHOUT ROWID;
+        INSERT INTO messenger_meta VALUES ('next_message_id', 0);
+        INSERT INTO messenger_meta VALUES ('incarnation', 1 + (random() & 0x3FFFFFFFFFFFFFFF))
+    """,
+    settings=(
+        "auto_vacuum = INCREMENTAL",
+        "wal_autocheckpoint = 1000",
+        "secure_delete = OFF",  # some systems have it on: each removal would be written out
+        f"journal_size_limit = {_LOG_BYTES}",
+    ),
+    hints={
+        "full": "nothing that was kept is lost: free space on the disk, or allow more with max_store_bytes",
+        "damaged": "nothing was changed: keep a copy; `sqlite3 FILE .recover` gets out what is left",
+        "busy": "another program holds a lock on the file; the store tries again with the next message",
+        "path": "name a file in a folder of your own; check that the disk is there, and the file writable",
+        "foreign": "name another file; the store makes it",
+        "version": "use the flowctl that wrote it until its outbox is empty, then delete it",
+    },
+)
 _ADD: Final = "INSERT OR REPLACE INTO messenger_outbox VALUES (?, ?, ?, ?)"
 _REMOVE: Final = "DELETE FROM messenger_outbox WHERE message_id = ?"
 _RAISE_ID: Final = "UPDATE messenger_meta SET value = ? WHERE name = 'next_message_id' AND value < ?"
@@ -72,6 +100,28 @@ _LATEST: Final = (
 _DROP: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation = ? AND first = ?"
 _SEEN: Final = "INSERT OR REPLACE INTO messenger_seen VALUES (?, ?, ?, ?)"
 _FORGET: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation IS NOT ?"
+
+
+class Transaction:
+    """What an effect may do with the file: statements, on tables of its own; the store commits.
+
+    Valid while the effect runs. Names of tables that begin with ``messenger_`` are the store's.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection: Final = connection
+
+    def execute(self, statement: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
+        """Run one statement; see `sqlite3.Connection.execute`."""
+        if statement.lstrip()[:9].upper().startswith(_TRANSACTIONAL):
+            raise LocalProtocolError(f"{short(statement)} in an effect: the store begins and ends transactions")
+        return self._connection.execute(statement, tuple(values))
+
+    def executemany(self, statement: str, rows: Iterable[Iterable[Any]]) -> sqlite3.Cursor:
+        """Run one statement for each row of values; see `sqlite3.Connection.executemany`."""
+        return self._connection.executemany(statement, (tuple(row) for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,38 +190,24 @@ _Marked = dict[tuple[bytes, int], set[int]]
 
 
 class StoreFile:
-    """The file, open; one thread at a time, and `close` when done.
-
-    Attributes:
-        incarnation: of this outbox, 1 to 2^63 - 1: chance, made with the file and the same for all its life, so that
-            a receiver knows what is sent to it again after a restart.
-    """
-
-    __slots__ = ("_connection", "_lock_fd", "_max_pages", "incarnation", "path")
+    """The file, open; one thread at a time, and `close` when done."""
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int, prepare: Effect | None = None) -> None:
         self.path: Final = Path(os.path.realpath(path))
-        self._lock_fd: Final = _lock(self.path)
-        try:
-            self._connection: Final = _open(self.path)
-            try:
-                page_bytes = self._number("PRAGMA page_size")
-                self._connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_bytes)}")
-                self.incarnation: Final = self._number("SELECT value FROM messenger_meta WHERE name = 'incarnation'")
-            except BaseException:
-                self._connection.close()
-                raise
-        except sqlite3.Error as error:
-            os.close(self._lock_fd)
-            raise _translated(self.path, error) from error
-        except BaseException:
-            os.close(self._lock_fd)
-            raise
-        try:
-            self._prepare(prepare)
-        except BaseException:
-            self.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            self._lock_fd: Final = _lock(self.path)
+            undo.callback(os.close, self._lock_fd)
+            self._connection: Final = open_sqlite(self.path, _FORM)
+            undo.callback(self._connection.close)
+            page_bytes = self._number("PRAGMA page_size")
+            self._connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_bytes)}")
+            # The same for all the life of the file: a receiver knows what is sent to it again after a restart.
+            self.incarnation: Final = self._number("SELECT value FROM messenger_meta WHERE name = 'incarnation'")
+            if prepare is not None:
+                for _, error in self._write_once([RunEffect(prepare, lambda _: None)]):
+                    if error is not None:
+                        raise error
+            undo.pop_all()
 
     # --- what is in it -------------------------------------------------------------------------------------------
 
@@ -187,14 +223,6 @@ class StoreFile:
     def seen(self) -> list[tuple[bytes, int, int, int]]:
         """Return what was received: peer, its incarnation, first and last of each run without a gap, in order."""
         return list(self._rows("SELECT peer, incarnation, first, last FROM messenger_seen ORDER BY 1, 2, 3"))
-
-    def size_bytes(self) -> int:
-        """Return how much of the disk the file and its log take."""
-        sizes = 0
-        for path in (self.path, Path(f"{self.path}-wal")):
-            with contextlib.suppress(FileNotFoundError):
-                sizes += path.stat().st_size
-        return sizes
 
     # --- changing it ---------------------------------------------------------------------------------------------
 
@@ -291,12 +319,6 @@ class StoreFile:
         execute("RELEASE effect")
         return None
 
-    def _prepare(self, prepare: Effect | None) -> None:
-        if prepare is not None:
-            for _, error in self._write_once([RunEffect(prepare, lambda _: None)]):
-                if error is not None:
-                    raise error
-
     def _has(self, mark: MarkSeen, marked: _Marked) -> bool:
         """Return whether a message is marked, on the disk or by what was already done of this transaction."""
         if mark.first in marked[mark.peer, mark.incarnation]:
@@ -342,20 +364,13 @@ def _runs_of(numbers: set[int]) -> list[tuple[int, int]]:
     return runs
 
 
-# --- opening -----------------------------------------------------------------------------------------------------
-
-
 def _lock(path: Path) -> int:
     """Take the lock beside `path` for this process; it ends with the process, however that ends."""
     name = f"{path}-lock"
     try:
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreError(
-            f"store {path}: {name} cannot be made: {error.strerror}",
-            code="path",
-            hint="name a file in a folder of your own",
-        ) from error
+        raise store_error(_FORM, path, f"has no lock: {name} cannot be made: {error.strerror}", "path") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -370,84 +385,5 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    """Open the database, make its tables where there are none, look at what it is."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # messages are nobody else's
-    except OSError as error:
-        raise StoreError(
-            f"store {path} cannot be opened: {error.strerror}", code="path", hint="name a file in a folder of your own"
-        ) from error
-    # None: transactions are ours to begin. The thread that makes it and the one that writes are two, one at a time.
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-    try:
-        if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        else:
-            _check(path, connection)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 1000")
-        connection.execute("PRAGMA secure_delete = OFF")  # some systems have it on: each removal would be written out
-        connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-        if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            _make(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _make(connection: sqlite3.Connection) -> None:
-    for statement in _SCHEMA.split(";"):
-        connection.execute(statement)
-    connection.executemany(
-        "INSERT INTO messenger_meta VALUES (?, ?)", [("incarnation", 1 + randbits(62)), ("next_message_id", 0)]
-    )
-    connection.execute("COMMIT")
-
-
-def _check(path: Path, connection: sqlite3.Connection) -> None:
-    """See that a file which is there is a store, of a version that we know, and whole."""
-    kind = connection.execute("PRAGMA application_id").fetchone()[0]
-    if kind != APPLICATION_ID:
-        raise StoreError(
-            f"store {path} is a database of another program",
-            code="foreign",
-            hint="name another file; the store makes it",
-        )
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != SCHEMA_VERSION:
-        raise StoreError(
-            f"store {path} has schema version {version}, this flowctl knows {SCHEMA_VERSION}",
-            code="version",
-            hint="use the flowctl that wrote it until its outbox is empty, then delete it",
-        )
-    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        raise StoreError(f"store {path} is damaged: {short(found)}", code="damaged", hint=_DAMAGED)
-
-
-_DAMAGED: Final = "nothing was changed: keep a copy; `sqlite3 FILE .recover` gets out what is left"
-_HINTS: Final = {
-    "full": "nothing that was kept is lost: free space on the disk, or allow more with max_store_bytes",
-    "damaged": _DAMAGED,
-    "busy": "another program holds a lock on the file; the store tries again with the next message",
-    "path": "check that the disk is there, and the file and its folder writable",
-}
-
-
-def _code(error: sqlite3.Error) -> str:
-    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return {
-        sqlite3.SQLITE_FULL: "full",
-        sqlite3.SQLITE_CORRUPT: "damaged",
-        sqlite3.SQLITE_NOTADB: "damaged",
-        sqlite3.SQLITE_BUSY: "busy",
-        sqlite3.SQLITE_LOCKED: "busy",
-    }.get(primary, "path")
-
-
 def _translated(path: Path, error: sqlite3.Error) -> StoreError:
-    code = _code(error)
-    return StoreError(f"store {path}: {error}", code=code, hint=_HINTS[code])
+    return store_error(_FORM, path, f"cannot be used: {error}", sqlite_code(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import signal
@@ -16,6 +17,7 @@ import structlog
 
 from flowctl.core.server.bans import Ban, BanAction, BanList
 from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.live.bans import store as ban_store
 from flowctl.live.bans.book import BanBook
 from flowctl.live.bans.store import BanStore
 from flowctl.live.bans.words import Stamp, Word
@@ -285,9 +287,9 @@ def test_store_when_it_is_another_programs_database_is_left_alone(path):
 
 def test_store_when_another_server_has_it_says_so(path, monkeypatch):
     """Two writers would undo each other's bans, so the second is refused, and told what there is for two."""
-    monkeypatch.setattr("flowctl.live.bans.store._BUSY_S", 0.05)
+    monkeypatch.setattr(ban_store, "_FORM", dataclasses.replace(ban_store._FORM, busy_s=0.05))
     first = BanStore(path)
-    with pytest.raises(ConfigError, match="another process has") as refused:
+    with pytest.raises(ConfigError, match="is open in another process") as refused:
         BanStore(path)
     assert "fleet" in refused.value.hint
     first.close()

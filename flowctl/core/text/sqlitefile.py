@@ -1,0 +1,102 @@
+"""How an SQLite file of ours is opened, and what its errors mean.
+
+It is made for its owner alone, says what it is of, and is checked; what is not ours, or damaged, is left as it is. Each
+has a write-ahead log with ``synchronous=FULL``: what was committed survives the end of the process (``kill -9``) and a
+power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flowctl.errors import StoreError
+
+_CODES: Final = {
+    sqlite3.SQLITE_FULL: "full",
+    sqlite3.SQLITE_CORRUPT: "damaged",
+    sqlite3.SQLITE_NOTADB: "damaged",
+    sqlite3.SQLITE_BUSY: "busy",
+    sqlite3.SQLITE_LOCKED: "busy",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqliteForm:
+    """What the file of one kind of store is."""
+
+    title: str  #: of the store, for messages
+    application: int  #: says whose file it is (``file`` shows it)
+    version: int  #: of its tables; in the file as its ``user_version``
+    schema: str  #: statements that make the tables of a new file
+    settings: tuple[str, ...] = ()  #: pragmas beside those that all have
+    exclusive: bool = False  #: nobody else may read it while it is open
+    busy_s: float = 5.0  #: how long another process that has it is waited for
+    hints: Mapping[str, str]  #: by code of a `StoreError`
+
+
+def sqlite_code(error: sqlite3.Error) -> str:
+    """Return the code of the `StoreError` that an error of SQLite is; ``"path"`` where it is none of the others."""
+    return _CODES.get((getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF, "path")
+
+
+def store_error(form: SqliteForm, path: Path, why: str, code: str) -> StoreError:
+    """Return the error of a store, with its hint."""
+    return StoreError(f"{form.title} {path} {why}", code=code, hint=form.hints.get(code))
+
+
+def open_sqlite(path: Path, form: SqliteForm) -> sqlite3.Connection:
+    """Open a file, and make it where there is none; the thread that opens it need not be the one that uses it.
+
+    Raises:
+        StoreError: it cannot be opened, or is damaged, of another program or version; it is as it was.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # what is in it is nobody else's
+    except OSError as error:
+        raise store_error(form, path, f"cannot be used: {error.strerror}", "path") from error
+    # None: transactions are ours to begin.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=form.busy_s)
+    with contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
+        try:
+            _set_up(path, form, connection)
+        except sqlite3.Error as error:
+            code = sqlite_code(error)
+            why = "is open in another process" if code == "busy" else f"cannot be used: {error}"
+            raise store_error(form, path, why, code) from error
+        undo.pop_all()
+    return connection
+
+
+def _set_up(path: Path, form: SqliteForm, connection: sqlite3.Connection) -> None:
+    """Check what is there before anything is changed; then make the tables of a new file."""
+
+    def number(of: str) -> int:
+        return int(connection.execute(of).fetchone()[0])
+
+    tables = "SELECT count(*) FROM sqlite_schema"
+    if form.exclusive:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    if number(tables):
+        if number("PRAGMA application_id") != form.application:
+            raise store_error(form, path, "is a database of another program", "foreign")
+        if (version := number("PRAGMA user_version")) != form.version:
+            raise store_error(form, path, f"has version {version}, this flowctl knows {form.version}", "version")
+        fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if fault != "ok":
+            raise store_error(form, path, f"is damaged: {fault}", "damaged")
+    for setting in (*form.settings, "journal_mode = WAL", "synchronous = FULL"):
+        connection.execute(f"PRAGMA {setting}")
+    connection.execute("BEGIN EXCLUSIVE")
+    if not number(tables):
+        for statement in form.schema.split(";"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {form.application}")
+        connection.execute(f"PRAGMA user_version = {form.version}")
+    connection.execute("COMMIT")
