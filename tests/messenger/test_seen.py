@@ -60,20 +60,20 @@ def test_floor_when_raised_settles_all_below_it(steps):
 
 def test_gaps_when_as_many_as_are_kept_refuse_what_would_open_another():
     """Nothing is lost and nothing doubled: what was refused is new again once a gap has closed."""
-    seen = SeenNumbers(AtMost.REFUSE, max_gaps=2)
+    seen = SeenNumbers(AtMost.REFUSE, 2)
     assert [seen.first_time(number) for number in (1, 3)] == [True, True]
     assert seen.look(5) is NumberVerdict.FULL
     assert seen.first_time(5) is False
     assert [seen.first_time(number) for number in (4, 0, 6)] == [True, True, True]
     assert seen.gaps == [(2, 2), (5, 5)]
-    wide = SeenNumbers(AtMost.REFUSE, max_gaps=1)
+    wide = SeenNumbers(AtMost.REFUSE, 1)
     wide.first_time(10)
     assert (wide.look(5), wide.look(0), wide.look(9)) == (NumberVerdict.FULL, NumberVerdict.NEW, NumberVerdict.NEW)
 
 
 def test_gaps_when_as_many_as_are_kept_forget_the_lowest_and_say_so():
     """What is below a forgotten gap is old: neither new nor known to be seen."""
-    seen = SeenNumbers(AtMost.FORGET, max_gaps=2)
+    seen = SeenNumbers(AtMost.FORGET, 2)
     assert [seen.first_time(number) for number in (1, 3, 5)] == [True, True, True]
     assert seen.gaps == [(2, 2), (4, 4)]
     assert [seen.look(number) for number in (0, 1, 2, 3)] == [

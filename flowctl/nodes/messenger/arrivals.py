@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from flowctl.nodes.messenger.seen import AtMost, NumberVerdict, SeenNumbers
@@ -35,8 +35,6 @@ RETIRED: Final = 4
 
 
 class Fate(enum.Enum):
-    """What is to be done with a message."""
-
     HANDLE = "handle"  #: hand it on, then call `applied` or `failed`
     AGAIN = "again"  #: seen before: acknowledge it again
     WAIT = "wait"  #: being handled, or held back: nothing
@@ -47,8 +45,6 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Arrived:
-    """A message that arrived."""
-
     incarnation: int
     message_id: int
     extension: Extension | None
@@ -61,46 +57,31 @@ class Arrived:
         return self.message_id if self.extension is None else self.extension.sequence
 
 
+@dataclass(slots=True, eq=False)
 class HeldRoom:
     """Room for the messages that are held back, of all peers of a messenger."""
 
-    __slots__ = ("left_bytes",)
-
-    def __init__(self) -> None:
-        self.left_bytes = MAX_HELD_BYTES_OF_ALL
+    left_bytes: int = MAX_HELD_BYTES_OF_ALL
 
 
+@dataclass(slots=True, eq=False)
 class Arrivals:
-    """What arrived from one peer.
+    """What arrived from one peer."""
 
-    Attributes:
-        incarnation: of the peer's present life; None: nothing has arrived.
-    """
+    _room: HeldRoom = field(default_factory=HeldRoom)
+    incarnation: int | None = None  #: of the peer's present life; None: nothing has arrived
+    _retired: deque[int] = field(default_factory=lambda: deque(maxlen=RETIRED))
+    _handling: set[tuple[int, bool, int]] = field(default_factory=set)
+    _held: dict[int, Arrived] = field(default_factory=dict)  #: by the sequence that each waits for
+    _held_bytes: int = 0
+    _released: list[Arrived] = field(default_factory=list)
+    _gap_closed: bool = False
+    _ids: SeenNumbers = field(init=False)
+    _sequences: SeenNumbers = field(init=False)
+    _ordered: int = 0  #: the highest sequence of those that were begun in order
+    _ordered_now: int = 0  #: the one of them that is being handled
 
-    __slots__ = (
-        "_gap_closed",
-        "_handling",
-        "_held",
-        "_held_bytes",
-        "_ids",
-        "_ordered",
-        "_ordered_now",
-        "_released",
-        "_retired",
-        "_room",
-        "_sequences",
-        "incarnation",
-    )
-
-    def __init__(self, room: HeldRoom | None = None) -> None:
-        self._room: Final = room or HeldRoom()
-        self.incarnation: int | None = None
-        self._retired: deque[int] = deque(maxlen=RETIRED)
-        self._handling: set[tuple[int, bool, int]] = set()
-        self._held: dict[int, Arrived] = {}  # by the sequence that each waits for
-        self._held_bytes = 0
-        self._released: list[Arrived] = []
-        self._gap_closed = False
+    def __post_init__(self) -> None:
         self._begin(None)
 
     def restore(
@@ -170,17 +151,14 @@ class Arrivals:
 
     @property
     def gap_count(self) -> int:
-        """Gaps that are remembered."""
         return len(self._ids.gaps) + len(self._sequences.gaps)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being handled or held back."""
         return not (self._handling or self._held)
 
     @property
     def is_handling(self) -> bool:
-        """Whether something is being handled."""
         return bool(self._handling)
 
     def drop_held(self) -> None:
@@ -197,8 +175,7 @@ class Arrivals:
         self._sequences = SeenNumbers(AtMost.REFUSE)
         self._sequences.settle(1)  # they begin with 1
         self.drop_held()
-        self._ordered = 0  # the highest sequence of those that were begun in order
-        self._ordered_now = 0  # the one of them that is being handled
+        self._ordered = self._ordered_now = 0
 
     def _judge(self, arrived: Arrived, verdict: NumberVerdict) -> Fate:
         if verdict is NumberVerdict.NEW:

@@ -24,7 +24,7 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
 from random import Random
 from typing import Final
@@ -120,73 +120,42 @@ class Outgoing:
         self.size_bytes = len(self.body) + sum(map(len, self.payload))
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
-    """What is under way to one peer. Not locked: its owner sees to that.
+    """What is under way to one peer. Not locked: its owner sees to that."""
 
-    Attributes:
-        announced: the peer understands the extension. None: it has said nothing yet.
-        state: how much the peer can take, see above.
-        retry_count: attempts after the first, of all messages.
-        late_count: acknowledgements of messages that were not (any more) unacknowledged.
-    """
+    _settings: DeliverySettings
+    _rng: Random
+    now: InitVar[float]
+    next_sequence: int = 1
+    durable: bool = field(default=False, kw_only=True)
+    announced: bool | None = None  #: the peer understands the extension; None: it has said nothing yet
+    size_bytes: int = 0
+    retry_count: int = 0  #: attempts after the first, of all messages
+    late_count: int = 0  #: acknowledgements of messages that were not (any more) unacknowledged
+    _core: FlowCore = field(init=False)
+    _unacknowledged: dict[int, Outgoing] = field(default_factory=dict)  #: by message id, in order of sequence
+    _timers: Pending[int, Outgoing] = field(default_factory=Pending)  #: next attempt, or deadline
+    _ready: deque[Outgoing] = field(default_factory=deque)
+    _refused: dict[int, Outgoing] = field(default_factory=dict)  #: ZeroMQ did not take them at their last attempt
+    _waiting: deque[Outgoing] = field(default_factory=deque)  #: ordered ones, for the end of `_plain_ordered`
+    _plain_ordered: Outgoing | None = None  #: the ordered one that is under way without the extension
+    _decided: list[Outgoing] = field(default_factory=list)  #: see `take_decided`
+    _last_ordered: int = 0
+    _ordered: dict[int, None] = field(default_factory=dict)  #: sequences of unacknowledged ordered ones, ascending
+    _edges: list[StateChange] = field(default_factory=list)
+    _heard: bool = False  #: since the last attempts that a timer made
+    _turn: int = 0  #: counts attempts, of all messages
+    _acknowledged_turn: int = 0  #: the latest attempt of those whose message was acknowledged
+    _progress_at: float = field(init=False)  #: when that was
 
-    __slots__ = (
-        "_acknowledged_turn",
-        "_core",
-        "_decided",
-        "_durable",
-        "_edges",
-        "_heard",
-        "_last_ordered",
-        "_ordered",
-        "_plain_ordered",
-        "_progress_at",
-        "_ready",
-        "_refused",
-        "_rng",
-        "_settings",
-        "_timers",
-        "_turn",
-        "_unacknowledged",
-        "_waiting",
-        "announced",
-        "late_count",
-        "next_sequence",
-        "retry_count",
-        "size_bytes",
-    )
-
-    def __init__(
-        self, settings: DeliverySettings, rng: Random, now: float, next_sequence: int = 1, *, durable: bool = False
-    ) -> None:
-        self._settings: Final = settings
-        self._durable: Final = durable
-        self._rng: Final = rng
-        self._core: Final = FlowCore(settings.limits(), now)
-        self._unacknowledged: dict[int, Outgoing] = {}  # by message id, in order of sequence
-        self._timers: Final[Pending[int, Outgoing]] = Pending()  # next attempt, or deadline
-        self._ready: deque[Outgoing] = deque()
-        self._refused: dict[int, Outgoing] = {}  # ZeroMQ did not take them at their last attempt
-        self._waiting: deque[Outgoing] = deque()  # ordered ones, for the end of `_plain_ordered`
-        self._plain_ordered: Outgoing | None = None  # the ordered one that is under way without the extension
-        self._decided: list[Outgoing] = []  # see `take_decided`
-        self._last_ordered = 0
-        self._ordered: dict[int, None] = {}  # sequences of the unacknowledged ordered ones, ascending
-        self._edges: list[StateChange] = []
-        self._heard = False  # since the last attempts that a timer made
-        self._turn = 0  # counts attempts, of all messages
-        self._acknowledged_turn = 0  # the latest attempt of those whose message was acknowledged
-        self._progress_at = now  # when that was
-        self.announced: bool | None = None
-        self.size_bytes = 0
-        self.next_sequence = next_sequence
-        self.retry_count = 0
-        self.late_count = 0
+    def __post_init__(self, now: float) -> None:
+        self._core = FlowCore(self._settings.limits(), now)
+        self._progress_at = now
 
     # --- inputs --------------------------------------------------------------------------------------------------
 
     def submit(self, message: Outgoing, now: float) -> None:
-        """Take a new message."""
         if self.full(message.size_bytes):
             raise BusyError(
                 f"{len(self._unacknowledged)} messages of {self.size_bytes} bytes to this peer are unacknowledged; "
@@ -200,7 +169,7 @@ class Delivery:
         if message.ordered:
             message.after, self._last_ordered = self._last_ordered or message.sequence, message.sequence
         self._enter(message, now)
-        if not self._durable:
+        if not self.durable:
             self._ready.append(message)
         core, count = self._core, len(self._unacknowledged)
         reaches = core.reaches_soft if core.state < SendState.SOFT_LIMIT else core.reaches_hard
@@ -216,7 +185,6 @@ class Delivery:
         self._ready.append(message)
 
     def release(self, message: Outgoing) -> None:
-        """Let a message go: it is on the disk."""
         if not message.settled:
             self._ready.append(message)
 
@@ -340,7 +308,6 @@ class Delivery:
 
     @property
     def state(self) -> SendState:
-        """How much the peer can take."""
         return self._core.state
 
     @property
@@ -360,7 +327,6 @@ class Delivery:
         return count >= settings.window or self.size_bytes + size_bytes + overhead > settings.window_bytes
 
     def next_deadline(self) -> float | None:
-        """Return when `due` is to be called. None: no need."""
         return self._timers.next_deadline()
 
     def take_edges(self) -> list[StateChange]:
@@ -370,11 +336,9 @@ class Delivery:
 
     @property
     def has_edges(self) -> bool:
-        """Whether `take_edges` has something."""
         return bool(self._edges)
 
     def __len__(self) -> int:
-        """Return how many messages are unacknowledged."""
         return len(self._unacknowledged)
 
     def __iter__(self) -> Iterator[Outgoing]:
@@ -425,7 +389,7 @@ class Delivery:
         undecided, message.plain = message.plain is None, self._goes_plain(message)
         if message.plain:
             self._plain_ordered = message
-        if undecided and message.plain and self._durable:
+        if undecided and message.plain and self.durable:
             self._decided.append(message)
             return True
         return False
@@ -434,7 +398,6 @@ class Delivery:
         return not self.announced if message.plain is None else message.plain
 
     def _settle(self, message: Outgoing) -> None:
-        """Forget a message that has its outcome."""
         message.settled = True
         if message.ordered:
             self._ordered.pop(message.sequence, None)
@@ -501,7 +464,6 @@ def _within(numbers: Collection[int], ranges: Sequence[tuple[int, int]]) -> list
 
 
 def encode_record(message: Outgoing, deadline_at: float | None) -> bytes:
-    """Return a message in octets."""
     head = _RECORD.pack(
         _RECORD_VERSION,
         message.ordered | (4 if message.plain is None else message.plain << 1),

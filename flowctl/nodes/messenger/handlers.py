@@ -14,20 +14,13 @@ Handler: TypeAlias = Callable[..., object]
 
 
 class Handlers:
-    """Calls handlers of one messenger, which is their first argument.
-
-    Attributes:
-        error_count: exceptions of handlers, contained.
-        tasks: coroutines of handlers that run.
-    """
-
-    __slots__ = ("_group", "_messenger", "error_count", "tasks")
+    """Calls handlers of one messenger, which is their first argument."""
 
     def __init__(self, messenger: object, group: Callable[[], PollGroup]) -> None:
         self._messenger: Final = messenger
         self._group: Final = group
-        self.error_count = 0
-        self.tasks: Final[set[asyncio.Task[None]]] = set()
+        self.error_count = 0  #: exceptions of handlers, contained
+        self.tasks: Final[set[asyncio.Task[None]]] = set()  #: coroutines of handlers that run
 
     def call(self, what: str, handler: Handler, *args: object) -> None:
         """Call a handler that decides nothing."""

@@ -83,7 +83,6 @@ class MessengerInbound:
         self.received_count = self.repeated_count = self.refused_count = self.malformed_count = 0
 
     def received(self, peer: MessengerPeer, frame: bytes, rest: list[bytes]) -> None:
-        """Act on a message, or on an acknowledgement."""
         try:
             header = parse_message(frame)
             if header.destination_callback == ACK:
@@ -174,7 +173,6 @@ class MessengerInbound:
     # --- handling ------------------------------------------------------------------------------------------------
 
     def _handle(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        """Do what a new message asks for."""
         message = arrived.item
         if not isinstance(message, ReceivedMessage):
             return
@@ -226,7 +224,6 @@ class MessengerInbound:
         self._handlers.spawn(work, waits_for).add_done_callback(ended)
 
     def _echo(self, peer: MessengerPeer, _: object, message: ReceivedMessage) -> None:
-        """Send a message back the way it came."""
         answer = Outgoing(0, 0, message.source_callback_id, message.message, message.payload)
         if answer.destination_callback == ACK:
             answer.destination_callback = NOOP
@@ -267,7 +264,6 @@ class MessengerInbound:
         index: int,
         result: Awaitable[object],
     ) -> None:
-        """Wait for a handler, then go on with the others."""
         try:
             await result
         except BaseException as error:  # noqa: BLE001  (the same)

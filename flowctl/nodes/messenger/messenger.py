@@ -653,7 +653,11 @@ class Messenger:
                 return found
             stored = self._stored.pop(key, [])
             peer = MessengerPeer(
-                self._outbound.peer_due, endpoint, route, self._outbound.new_delivery_locked(now), self._held_room
+                self._outbound.peer_due,
+                endpoint,
+                route,
+                self._outbound.new_delivery_locked(now),
+                Arrivals(self._held_room),
             )
             self._outbound.restore_locked(peer, stored, now)
             peer.delivery.announced = ANNOUNCES + key in self._runs or None
@@ -812,7 +816,6 @@ class Messenger:
 
 
 def check_identity(identity: str | bytes) -> bytes:
-    """Return an identity as octets."""
     octets = as_identity(identity)
     if not 0 < len(octets) <= MAX_IDENTITY_BYTES:
         raise ConfigError(f"an identity has 1 to {MAX_IDENTITY_BYTES} bytes, not {len(octets)}")

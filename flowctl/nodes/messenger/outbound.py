@@ -47,8 +47,6 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """What is called for one message."""
-
     on_ack: Handler | None
     on_failure: Handler | None
     callback_id: int = 0
@@ -180,7 +178,6 @@ class MessengerOutbound:
         wait_s: float | None = None,
         effect: Effect | None = None,
     ) -> int:
-        """Give a message its number and its credit; any thread."""
         group = self._group()
         with self._lock:
             if wait_s is not None:
@@ -215,7 +212,6 @@ class MessengerOutbound:
         return room
 
     def forget_room(self, room: Future[None]) -> None:
-        """Wait for room no more."""
         with self._lock:
             if room in self._room_waits:
                 self._room_waits.remove(room)
@@ -227,17 +223,14 @@ class MessengerOutbound:
 
     @property
     def callback_count(self) -> int:
-        """Callbacks that wait for their response."""
         with self._lock:
             return len(self._callbacks)
 
     def is_running(self) -> bool:
-        """Return whether messages are sent."""
         with self._lock:
             return self._running
 
     def check_running(self) -> None:
-        """Raise ClosedError where the messenger was stopped."""
         with self._lock:
             self.check_running_locked()
 
@@ -409,7 +402,6 @@ class MessengerOutbound:
     # --- outcomes ------------------------------------------------------------------------------------------------
 
     def take_ack(self, peer: MessengerPeer, header: Header) -> None:
-        """Settle what a peer acknowledges."""
         now = self._group().now()
         self.learn_by_handshake(peer)
         ranges = parse_acks(header, self.incarnation)
@@ -418,7 +410,6 @@ class MessengerOutbound:
         self._settled(peer, messages)
 
     def _settled(self, peer: MessengerPeer, messages: list[Outgoing]) -> None:
-        """Messages were acknowledged."""
         self.acknowledged_count += len(messages)
         for message in messages:
             self._freed(message)
@@ -461,7 +452,6 @@ class MessengerOutbound:
             self._given_up_with(peer, message, outcome)
 
     def withdraw_all(self, peer: MessengerPeer, outcome: Outcome) -> None:
-        """Give up all messages to a peer."""
         with self._lock:
             messages = list(peer.delivery)
         if outcome is Outcome.SHUTDOWN and self.store is not None:

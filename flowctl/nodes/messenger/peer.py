@@ -6,13 +6,14 @@ import socket as sockets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Final
 
 import zmq
 
 from flowctl.errors import BusyError, LocalProtocolError
-from flowctl.nodes.messenger.arrivals import Arrivals, HeldRoom
+from flowctl.nodes.messenger.arrivals import Arrivals
 from flowctl.nodes.messenger.delivery import Delivery
 from flowctl.nodes.messenger.message import To
 from flowctl.nodes.messenger.wire import ANNOUNCEMENT, METADATA_OPTION, encode_announcement, parse_announcement
@@ -31,85 +32,58 @@ _DEAD_AFTER_S: Final = 10
 """A peer whose system does not answer for so long is gone without a word."""
 
 
+@dataclass(slots=True, eq=False)
 class MessengerPeer:
     """One messenger at the other end of a connection, or one that came to a listener."""
 
-    __slots__ = (
-        "_due",
-        "acks",
-        "announced",
-        "arrivals",
-        "delivery",
-        "echo_count",
-        "endpoint",
-        "envelope",
-        "handling_bytes",
-        "handling_count",
-        "key",
-        "pubkey",
-        "queued",
-        "releasing",
-        "timer_at",
-        "to",
-    )
+    _due: Callable[[MessengerPeer, float], None]
+    endpoint: MessengerSocket
+    route: InitVar[bytes]
+    delivery: Delivery  #: under the messenger's lock
+    arrivals: Arrivals  #: the loop's thread only
+    key: bytes = field(init=False)  #: as the store names it; the same in each life of this messenger
+    to: To = field(init=False)
+    envelope: list[bytes] = field(init=False)
+    announced: int = 0  #: its incarnation; 0: it understands no extension, or has not said so yet
+    acks: list[int] = field(default_factory=list)  #: ids of messages to acknowledge in this turn
+    handling_count: int = 0  #: coroutines of handlers that run for its messages
+    handling_bytes: int = 0
+    echo_count: int = 0  #: of the unacknowledged messages to it, those that it has asked for itself
+    pubkey: str = ""  #: public key that it came with first, hex, as ZeroMQ has it; "": not known, or it has none
+    queued: bool = False  #: in the list of peers to send to; under the messenger's lock
+    releasing: bool = False  #: messages that waited for another are being handled
+    timer_at: float | None = None  #: when it looks after its messages next; None: never
 
-    def __init__(
-        self,
-        due: Callable[[MessengerPeer, float], None],
-        endpoint: MessengerSocket,
-        route: bytes,
-        delivery: Delivery,
-        held: HeldRoom | None = None,
-    ) -> None:
-        self._due: Final = due
-        self.endpoint: Final = endpoint
-        self.delivery: Final = delivery  #: under the messenger's lock
-        self.arrivals = Arrivals(held)  #: the loop's thread only
-        self.key: Final = endpoint.key_of(route)  #: as the store names it; the same in each life of this messenger
-        self.to: Final[To] = (endpoint.number, route) if endpoint.is_router else endpoint.number
-        self.envelope: Final = [route, endpoint.identity, b""] if endpoint.is_router else [b""]
-        self.announced = 0  #: its incarnation; 0: it understands no extension, or has not said so yet
-        self.acks: list[int] = []  #: ids of messages to acknowledge in this turn
-        self.handling_count = self.handling_bytes = 0  #: coroutines of handlers that run for its messages
-        self.echo_count = 0  #: of the unacknowledged messages to it, those that it has asked for itself
-        self.pubkey = ""  #: public key that it came with first, hex, as ZeroMQ has it; "": not known, or it has none
-        self.queued = False  #: in the list of peers to send to; under the messenger's lock
-        self.releasing = False  #: messages that waited for another are being handled
-        self.timer_at: float | None = None  #: when it looks after its messages next; None: never
+    def __post_init__(self, route: bytes) -> None:
+        endpoint = self.endpoint
+        self.key = endpoint.key_of(route)
+        self.to = (endpoint.number, route) if endpoint.is_router else endpoint.number
+        self.envelope = [route, endpoint.identity, b""] if endpoint.is_router else [b""]
 
     def deadline_due(self, now: float) -> None:
-        """Be told by the poll group that the time has come."""
         self.timer_at = None
         self._due(self, now)
 
 
+@dataclass(eq=False)
 class MessengerSocket:
     """A socket of a messenger: a ROUTER that listens, or the DEALER of one connection."""
 
-    def __init__(
-        self,
-        number: int,
-        identity: bytes,
-        callback: Callable[..., object] | None,
-        *,
-        is_router: bool,
-        namesakes: int = 0,
-    ) -> None:
-        self._namesakes: Final = namesakes
-        self.number: Final = number  #: of the listener, or of the connection
-        self.identity: Final = identity  #: what a listener calls itself
-        self.callback: Final = callback  #: the server-loop callback
-        self.is_router: Final = is_router
-        self.peers: dict[bytes, MessengerPeer] = {}  #: by routing id; of a DEALER the one peer has b""
-        self.address = ""  #: what it is bound or connected to
-        self._context_id = 0
-        self._file: Path | None = None
-        self.socket: ZmqSocket
+    number: int  #: of the listener, or of the connection
+    identity: bytes  #: what a listener calls itself
+    callback: Callable[..., object] | None  #: the server-loop callback
+    is_router: bool = field(kw_only=True)
+    namesakes: int = field(default=0, kw_only=True)  #: earlier listeners of the same identity
+    peers: dict[bytes, MessengerPeer] = field(default_factory=dict)  #: by routing id; of a DEALER the one peer has b""
+    address: str = ""  #: what it is bound or connected to
+    socket: ZmqSocket = field(init=False)
+    _context_id: int = 0
+    _file: Path | None = None
 
     def key_of(self, route: bytes) -> bytes:
         """Return the name of a peer in a store."""
         if self.is_router:
-            return b"r%d.%d:%b%b" % (self._namesakes, len(self.identity), self.identity, route)
+            return b"r%d.%d:%b%b" % (self.namesakes, len(self.identity), self.identity, route)
         return b"c" + self.address.encode()
 
     def bind(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
@@ -189,7 +163,6 @@ class MessengerSocket:
             return 0
 
     def close(self) -> None:
-        """Close the socket and remove its files."""
         if self.is_router:
             if _INPROC.pop((self._context_id, self.address), None) is not None:
                 with suppress(zmq.ZMQError):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 MAX_GAPS: Final = 1024
@@ -33,31 +34,23 @@ class AtMost(enum.Enum):
 
 
 class NumberVerdict(enum.Enum):
-    """What a number is."""
-
     NEW = "new"  #: not seen
     SEEN = "seen"  #: seen before
     OLD = "old"  #: below what is remembered
     FULL = "full"  #: new, but it would open one gap too many
 
 
+@dataclass(slots=True, eq=False)
 class SeenNumbers:
-    """The numbers that were seen of one sender.
+    """The numbers that were seen of one sender."""
 
-    Attributes:
-        floor: numbers below it are not told apart any more, or are known to be done with.
-    """
-
-    __slots__ = ("_at_most", "_firsts", "_lasts", "_max_gaps", "_old_is_seen", "floor", "highest")
-
-    def __init__(self, at_most: AtMost = AtMost.REFUSE, max_gaps: int = MAX_GAPS) -> None:
-        self._at_most: Final = at_most
-        self._max_gaps: Final = max_gaps
-        self._firsts: list[int] = []  # of each gap, ascending
-        self._lasts: list[int] = []
-        self._old_is_seen = True  # numbers below the floor were all seen, or declared so
-        self.highest = -1
-        self.floor = 0
+    _at_most: AtMost = AtMost.REFUSE
+    _max_gaps: int = MAX_GAPS
+    _firsts: list[int] = field(default_factory=list)  #: of each gap, ascending
+    _lasts: list[int] = field(default_factory=list)
+    _old_is_seen: bool = True  #: numbers below the floor were all seen, or declared so
+    highest: int = -1
+    floor: int = 0  #: numbers below it are not told apart any more, or are known to be done with
 
     @property
     def gaps(self) -> list[tuple[int, int]]:

@@ -159,7 +159,6 @@ class MessageStore:
         self._to_thread.put(self._take())
 
     def _take(self) -> list[Change]:
-        """Take the changes of the next transaction."""
         waiting = self._waiting
         taken = [waiting.popleft()]
         octets = 0

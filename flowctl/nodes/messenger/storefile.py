@@ -178,8 +178,6 @@ class Forget:
 
 @dataclass(slots=True)
 class RunEffect:
-    """Run an effect of its own, in order with those of messages."""
-
     effect: Effect
     done: Done
 
@@ -212,16 +210,13 @@ class StoreFile:
     # --- what is in it -------------------------------------------------------------------------------------------
 
     def next_message_id(self) -> int:
-        """Return the lowest message id that was never kept."""
         return self._number("SELECT value FROM messenger_meta WHERE name = 'next_message_id'")
 
     def pending(self) -> Iterator[Stored]:
-        """Yield the messages of the outbox, oldest first."""
         rows = self._rows("SELECT message_id, peer, sequence, record FROM messenger_outbox ORDER BY message_id")
         return (Stored(*row) for row in rows)
 
     def seen(self) -> list[tuple[bytes, int, int, int]]:
-        """Return what was received: peer, its incarnation, first and last of each run without a gap, in order."""
         return list(self._rows("SELECT peer, incarnation, first, last FROM messenger_seen ORDER BY 1, 2, 3"))
 
     # --- changing it ---------------------------------------------------------------------------------------------

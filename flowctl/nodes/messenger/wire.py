@@ -50,8 +50,6 @@ _MAGIC: Final = b"\x00flowct\x01"
 
 
 class Header(NamedTuple):
-    """The front of a message."""
-
     message_id: int
     source_callback: int
     destination_callback: int
@@ -77,7 +75,6 @@ class Extension:
     target: int = 0
 
     def encode(self) -> bytes:
-        """Return the frame."""
         return _EXTENSION.pack(_MAGIC, self.incarnation, self.sequence, self.floor, self.after, self.target)
 
     @classmethod
@@ -94,12 +91,10 @@ class Extension:
 
 
 def encode_message(message_id: int, source_callback: int, destination_callback: int, body: bytes) -> bytes:
-    """Return the frame of a message."""
     return b"%d-%d-%d-%b" % (message_id, source_callback, destination_callback, body)
 
 
 def parse_message(frame: bytes) -> Header:
-    """Take a frame apart."""
     parts = frame.split(b"-", 3)
     if len(parts) == 4:
         first, second, third, body = parts
@@ -168,5 +163,4 @@ def parse_announcement(text: str | None) -> int | None:
 
 
 def as_identity(identity: str | bytes) -> bytes:
-    """Return an identity as octets; of a text, in UTF-8."""
     return identity.encode() if isinstance(identity, str) else identity

@@ -82,7 +82,6 @@ class Asking:
         queue_full: Callable[[], object] | None,
         queue_failure: Callable[[str], object] | None,
     ) -> None:
-        """Send a command."""
         peer = self._reaching.find(conn)
         problem = NO_CONNECTION if peer is None else self._reaching.try_to_send(peer, frames)
         if problem is wire.QUEUE_FULL and queue_full is not None:
@@ -141,7 +140,6 @@ class Asking:
             self._calls.group.deadlines.set(calls, calls.due_at)
 
     def received_reply(self, peer: RpcPeer, frames: list[bytes]) -> None:
-        """End a request with its reply."""
         if len(frames) < 2:
             self.malformed_count += 1
             return
@@ -152,7 +150,6 @@ class Asking:
             self._calls.make(call.settle, True, frames[2:])
 
     def received_failure(self, peer: RpcPeer, code: bytes, tag: bytes, more: list[bytes]) -> None:
-        """End a request with the code of its failure."""
         call = None if peer.calls is None else peer.calls.take(tag)
         if call is None:
             self._note_late()
@@ -160,7 +157,6 @@ class Asking:
             self._calls.make(call.settle, False, [code, *more])
 
     def received_item(self, peer: RpcPeer, frames: list[bytes]) -> None:
-        """Hand on an item of a stream."""
         call = None if peer.calls is None else peer.calls.get(frames[1])
         if call is None:
             self._note_late()
@@ -207,7 +203,6 @@ class Incoming:
         self.ended = False  #: nothing comes any more
 
     def allow(self, count: int) -> None:
-        """Let more items come."""
         self._allowed += count
 
     def put(self, parts: list[bytes]) -> bool:

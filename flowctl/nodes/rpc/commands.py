@@ -25,8 +25,6 @@ _MOST_SUMMARY: Final = 120
 
 
 class HandlerKind(enum.Enum):
-    """How a handler runs."""
-
     PLAIN = "plain"  #: a function, on a worker thread
     COROUTINE = "coroutine"  #: on the node's loop
     STREAM = "stream"  #: an asynchronous generator, on the node's loop
@@ -34,8 +32,6 @@ class HandlerKind(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Category:
-    """A category of commands."""
-
     name: str
     access: Access
     lane: CategoryLane
@@ -45,8 +41,6 @@ class Category:
 
 @dataclass(slots=True, eq=False)
 class RpcCommand:
-    """A command, or a request command."""
-
     category: Category
     handler: Handler
     is_request: bool

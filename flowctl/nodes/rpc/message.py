@@ -38,7 +38,6 @@ Part = str | bytes | bytearray | memoryview | Dataclass | Model
 
 
 def octets(part: Part) -> bytes:
-    """Return a part as it is sent."""
     if isinstance(part, bytes):
         return part
     if isinstance(part, str):
@@ -180,7 +179,6 @@ class DeferredSend:
         self._is_request: Final = message.tag is not None
 
     def __call__(self, *parts: Part) -> None:
-        """Answer."""
         frames = [octets(part) for part in parts]
         if not (frames or self._is_request):
             raise LocalProtocolError("it answers a command, and takes a command and its parts")

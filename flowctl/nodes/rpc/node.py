@@ -352,7 +352,6 @@ class RpcNode:
         self._calls.group.call_soon(self._begin)
 
     async def __aenter__(self) -> Self:
-        """Run the node on the running loop."""
         self._check_not_started("start")
         self._prepare()
         self._calls.group = PollGroup.on_running_loop(self._name, clock=self._clock, on_error=self._on_error)
@@ -360,7 +359,6 @@ class RpcNode:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop it."""
         await self._end_soon(LINGER_S)
         self._calls.group.stop()
         self._calls.fail_undone()

@@ -67,13 +67,11 @@ class Running:
     more: asyncio.Future[None] | None = None  #: what a stream waits for that has no credit
 
     def cancel(self) -> None:
-        """End it: its outcome is not wanted."""
         self.message.cancelled = True
         if self.task is not None:
             self.task.cancel()
 
     def add_credit(self, count: int) -> None:
-        """Let more items of a stream go out."""
         self.credit = min(self.credit + count, wire.MOST_CREDIT)
         if self.more is not None and not self.more.done():
             self.more.set_result(None)
@@ -96,7 +94,6 @@ class Serving:
         self.cancelled_count = 0  #: requests that nobody wanted answered any more
 
     def run(self, command: RpcCommand, message: RpcMessage, credit: int = 0) -> None:
-        """Run a handler."""
         if self._stopping:
             self.fail(message, wire.SHUTTING_DOWN)
             return
@@ -127,7 +124,6 @@ class Serving:
             self._reaching.send_to(message.peer, wire.failure(code, message.tag, text))
 
     def deadline_due(self, now: float) -> None:
-        """Cancel what is late."""
         for running, _ in self._due.take_due(now):
             running.cancel()
         following = self._due.next_deadline()
@@ -147,7 +143,6 @@ class Serving:
         self.fail(message, wire.QUEUE_FULL)
 
     def _submit(self, command: RpcCommand, message: RpcMessage) -> None:
-        """Have a handler run on a worker thread, now or when it is its turn."""
         running = Running(message)
         job = WorkerJob(
             command.category.lane,
@@ -164,7 +159,6 @@ class Serving:
             self._enter(running)
 
     def _handled(self, running: Running, parts: Any, error: BaseException | None) -> None:
-        """Take what came of a handler on a worker thread."""
         self._leave(running)
         message = running.message
         if error is None:
@@ -228,7 +222,6 @@ class Serving:
                 pass
 
     def _answer(self, message: RpcMessage, parts: list[bytes] | None) -> None:
-        """Send the reply of a handler, unless it has answered itself."""
         if parts is not None and message.tag is not None and message.answer_once():
             self._reaching.send_to(message.peer, [wire.REPLY, message.tag, *parts])
 

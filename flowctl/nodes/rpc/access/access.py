@@ -87,7 +87,6 @@ def is_claimed(route: bytes, pubkey: bytes) -> bool:
 
 
 def checked_keys(pubkeys: Iterable[bytes], what: str) -> frozenset[bytes]:
-    """Return public keys as a set."""
     keys = frozenset(pubkeys)
     for key in keys:
         check_type(f"{what}: a public key", key, bytes)

@@ -93,11 +93,9 @@ class RpcAdmission:
         self._doors[listener] = _Door(curve, (lambda *_: allow) if isinstance(allow, AuthLevel) else allow)
 
     def close(self, listener: int) -> None:
-        """Let in no more connections of a listener."""
         self._doors.pop(listener, None)
 
     def decide(self, request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
-        """Decide on a connection; for `flowctl.wire.zeromq.zap.ZapHandler`."""
         door = self._doors.get(request.listener)
         if door is None or door.curve != bool(request.pubkey):
             return ZapRefusal.DENIED
@@ -116,7 +114,6 @@ class RpcAdmission:
 
 
 def _checked(level: object) -> AuthLevel | None:
-    """Return what a hook has decided. None: the connection is denied."""
     if level is None or level is AuthLevel.DENIED:
         return None
     if not isinstance(level, AuthLevel):  # True is 1 too, which would be BASIC

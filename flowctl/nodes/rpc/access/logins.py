@@ -116,7 +116,6 @@ class PasswordHash:
         return cls(cost, base64.b64decode(found[4] + "=="), base64.b64decode(found[5] + "="))
 
     def text(self) -> str:
-        """Return it as text, for a file that only the server reads."""
         salt, octets = (base64.b64encode(part).decode().rstrip("=") for part in (self.salt, self.hash))
         return f"$scrypt$ln={self.cost.log_n},r={self.cost.r},p={self.cost.p}${salt}${octets}"
 
@@ -194,7 +193,6 @@ class LoginTries:
         return True
 
     def end(self, connection: Hashable, address: str, *, right: bool) -> None:
-        """Count the end of a try."""
         key = rate_key(address)
         self.waiting_count -= 1
         self._waiting[key] -= 1
@@ -223,7 +221,6 @@ class LoginDesk:
         password: bytes,
         done: Callable[[AuthLevel | None], object],
     ) -> bool:
-        """Begin to check a login."""
         if not self._tries.begin(connection, address, self._group.now()):
             return False
         if self._thread is None:

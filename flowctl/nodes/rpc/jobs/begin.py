@@ -61,12 +61,10 @@ class _Rest(Coroutine[Any, Any, None]):
         return waits_for
 
     def throw(self, *error: Any) -> Any:
-        """Raise something where it waits."""
         self._told = True
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """End it."""
         self._coroutine.close()
 
     def __await__(self) -> Any:
@@ -90,18 +88,15 @@ class _Begun:
         return task
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel it where it next waits."""
         if self._task is not None:
             return self._task.cancel(msg)
         self._cancelled_count += 1
         return True
 
     def cancelling(self) -> int:
-        """Return how often it was cancelled, less those that were taken back."""
         return self._cancelled_count if self._task is None else self._task.cancelling()
 
     def uncancel(self) -> int:
-        """Take a cancellation back, and return how many are left."""
         if self._task is not None:
             return self._task.uncancel()
         self._cancelled_count = max(0, self._cancelled_count - 1)

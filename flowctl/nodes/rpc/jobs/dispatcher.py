@@ -59,8 +59,6 @@ EXPIRY_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatistics:
-    """Jobs and threads of a node at one moment."""
-
     general: int  #: general threads
     max_workers: int  #: most jobs that run at once on workers
     active: int  #: jobs that run on workers
@@ -134,7 +132,6 @@ class Dispatcher:
         return self._workers.join(deadline_s)
 
     def in_worker(self) -> bool:
-        """Tell whether the caller is on one of the threads of jobs."""
         return self._workers.in_worker()
 
     def unfinished(self) -> list[str]:
@@ -169,7 +166,6 @@ class Dispatcher:
             self._call(name, call)
 
     def deadline_due(self, now: float) -> None:
-        """Remove from the queues what is late."""
         self.slots.expire(now)
         self._expiring = self.slots.waiting > 0
         if self._expiring:
@@ -187,13 +183,11 @@ class Dispatcher:
     # --- jobs of the program, any thread -------------------------------------------------------------------------
 
     def job(self, call: Callable[[], object], thread: TaggedThread | None = None) -> None:
-        """Run one job; what it raises is reported; any thread."""
         batch: Batch[object] = Batch()
         batch.add_job(call, thread)
         self.batch(batch)
 
     def batch(self, batch: Batch[Any]) -> None:
-        """Run the jobs of a batch and, once all have ended, its completion; any thread."""
         for thread in batch.threads():
             self._check_thread(thread)
         count = len(batch)
@@ -213,7 +207,6 @@ class Dispatcher:
         squelch: bool = True,
         thread: TaggedThread | NodeThread | None = None,
     ) -> TimerID:
-        """Run a job again and again; what it raises is reported, the timer goes on. Any thread, also before start."""
         self._check_thread(thread)
         if self._closed is not None:
             raise ClosedError("the node was stopped")
@@ -227,7 +220,6 @@ class Dispatcher:
         return timer_id
 
     def cancel_timer(self, timer_id: TimerID) -> bool:
-        """End a timer: no job of it begins any more; any thread, at any time."""
         timer = self._timers.pop(timer_id, None)
         if timer is None:
             return False
@@ -281,7 +273,6 @@ class Dispatcher:
             self._calls.group.call_soon(call, *args)
 
     def _feed(self) -> None:
-        """Take a portion of what arrives."""
         self._feeding = False
         portion = islice(chain.from_iterable(self._fronts()), JOBS_PER_TURN)
         for job in portion:

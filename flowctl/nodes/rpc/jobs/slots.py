@@ -54,16 +54,12 @@ calls of plain functions was twice that with 4, and with 1 half of it; but then 
 
 
 class SlotVerdict(enum.Enum):
-    """What becomes of a job that has arrived."""
-
     START = "start"  #: run it now
     WAIT = "wait"  #: it is in the queue; `Slots.ended` returns it when its turn has come
     DROP = "drop"  #: the queue is full, or the slots are closed: it will not run
 
 
 class NotStarted(enum.Enum):
-    """Why a job that was queued never ran."""
-
     STOPPED = "the node was stopped"
     LATE = "its deadline passed while it waited"
     DISPLACED = "the queue is full, and others had less than their share of it"
@@ -78,8 +74,6 @@ class NotStartedError(ClosedError):
 
 
 class LaneKind(enum.Enum):
-    """Whose jobs a lane has."""
-
     COMMANDS = "commands"  #: a category's, and tasks injected there
     OWN = "own"  #: batch jobs, or callbacks of replies
     TAGGED = "tagged"  #: those of one tagged thread: its one slot is no worker's
@@ -178,8 +172,6 @@ class CategoryLane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatistics:
-    """One lane at one moment."""
-
     name: str
     reserved: int  #: threads reserved
     max_queue: int  #: how many may wait; -1: no limit
@@ -239,7 +231,6 @@ class Slots:
     # --- events --------------------------------------------------------------------------------------------------
 
     def arrived(self, job: WorkerJob, now: float) -> SlotVerdict:
-        """Take a new job; O(1)."""
         lane = job.lane
         if not self._closed:
             if lane.running < lane.reserved or (self.active < self.general and lane.kind is not LaneKind.TAGGED):
@@ -318,7 +309,6 @@ class Slots:
 
     @staticmethod
     def statistics(lane: CategoryLane) -> LaneStatistics:
-        """Return a frozen snapshot of one lane."""
         return LaneStatistics(
             name=lane.name,
             reserved=lane.reserved,
@@ -385,7 +375,6 @@ class Slots:
             self._waiting_bytes_of[job.sender] += job.size_bytes
 
     def _forget(self, job: WorkerJob) -> None:
-        """Take `job` out of the queues, from wherever it stands."""
         lane = job.lane
         lane.waiting.remove(job)
         if lane.kind is LaneKind.COMMANDS:

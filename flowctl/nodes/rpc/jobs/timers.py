@@ -63,7 +63,6 @@ class Timer:
                 self._outstanding -= 1
 
     def end(self) -> None:
-        """Be due no more; after `cancel`."""
         if self._deadlines is not None:
             self._deadlines.remove(self)
 
@@ -74,7 +73,6 @@ class Timer:
             job()
 
     def ended(self) -> None:
-        """Take the end of a job that was submitted, whatever came of it."""
         self._outstanding -= 1
 
     def cancel(self) -> None:

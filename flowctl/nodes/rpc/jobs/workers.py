@@ -69,7 +69,6 @@ class Workers:
         self._tagged[name] = (worker, inbox)
 
     def run_tagged(self, job: WorkerJob) -> None:
-        """Run `job` on the tagged thread of its lane."""
         self._tagged[job.lane.name][1].put(job)
 
     def finish(self) -> None:
@@ -88,7 +87,6 @@ class Workers:
         return not self.unfinished()
 
     def in_worker(self) -> bool:
-        """Tell whether the caller is on one of these threads."""
         here = threading.current_thread()
         return isinstance(here, _Worker) and here in self._all()
 

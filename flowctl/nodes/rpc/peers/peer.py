@@ -91,8 +91,6 @@ class ConnectionID:
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A request of ours that waits for its outcome."""
-
     tag: bytes
     command: bytes
     settle: Callable[[bool, list[bytes]], object]
@@ -117,7 +115,6 @@ class PendingCalls:
         self.due_at = inf
 
     def deadline_due(self, now: float) -> None:
-        """Have the requests told whose time is up."""
         self._due(self)
 
     def __len__(self) -> int:
@@ -158,12 +155,10 @@ class PendingCalls:
         return [call for _, call in due]
 
     def take_all(self) -> list[PendingCall]:
-        """Remove and return all, oldest first."""
         self._of_command.clear()
         return [call for _, call in self._pending.take_all()]
 
     def next_deadline(self) -> float | None:
-        """Return when `take_due` next has something; None: never."""
         return self._pending.next_deadline()
 
     def _left(self, tag: bytes, call: PendingCall) -> None:

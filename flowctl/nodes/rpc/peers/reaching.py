@@ -102,7 +102,6 @@ class OutgoingConnections:
         return peer
 
     def get(self, pubkey: bytes) -> RpcPeer | None:
-        """Return the connection that we opened to the node with that key."""
         kept = self._kept.get(pubkey)
         return None if kept is None else kept.peer
 
@@ -113,7 +112,6 @@ class OutgoingConnections:
             kept.active_at = now
 
     def forget(self, pubkey: bytes, peer: RpcPeer) -> None:
-        """Drop a connection that has ended."""
         kept = self._kept.get(pubkey)
         if kept is not None and kept.peer is peer:
             del self._kept[pubkey]
@@ -170,7 +168,6 @@ class Reaching:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to receive."""
         self._zap_handler = ZapHandler(self._calls.group, self._zap, self.admission.decide)
         for bound in self._bound:
             self._open(*bound)
@@ -347,7 +344,6 @@ class Reaching:
             self._give_up(peer, wire.DISCONNECTED)
 
     def disconnect(self, conn: ConnectionID, linger_s: float) -> None:
-        """Close a connection."""
         peer = self._there(conn)
         dialled = None if peer is None else self.dialled.get(peer.conn.id)
         if dialled is not None:
@@ -507,7 +503,6 @@ class Reaching:
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise LocalProtocolError where `timeout_s` is no time."""
     if not timeout_s >= 0:  # NaN is neither
         raise LocalProtocolError(f"timeout_s is {timeout_s}, it must be 0 or more")
 

@@ -39,8 +39,6 @@ _ALLOWED: Final = ", ".join(f"{encoding.value} ({LETTERS[encoding]} letters)" fo
 
 
 class AddressTransport(enum.Enum):
-    """What carries the messages."""
-
     TCP = "tcp"
     IPC = "ipc"
     INPROC = "inproc"

@@ -102,7 +102,6 @@ def refusal(code: bytes, name: bytes, tag: bytes | None) -> list[bytes]:
 
 
 def failure(code: bytes, tag: bytes, text: bytes = b"") -> list[bytes]:
-    """Return the frames that tell why the request with that tag has no reply."""
     return [code, REPLY, tag, text] if text else [code, REPLY, tag]
 
 
@@ -122,7 +121,6 @@ def credit_of(frames: Sequence[bytes]) -> int | None:
 
 
 def make_tag(number: int, left_s: float, credit: int = 0) -> bytes:
-    """Return the tag of a request."""
     left_ms = int(left_s * 1000) if left_s * 1000 < LONGEST_MS else LONGEST_MS
     body = _TAG_BODY.pack(number >> 32, number & 0xFFFFFFFF, credit, left_ms)
     return body + crc32(body).to_bytes(4, "big")
