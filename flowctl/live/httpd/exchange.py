@@ -23,20 +23,14 @@ SERVER: Final = "flowctl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that came whole.
+    """A request that came whole."""
 
-    Args:
-        method: in capitals, GET, HEAD or OPTIONS.
-        raw_query: as it came, without the question mark.
-        live: what is asked of the gate. None: the path belongs to no stream.
-    """
-
-    method: str
+    method: str  # in capitals, GET, HEAD or OPTIONS
     path: str
-    raw_query: str
+    raw_query: str  # as it came, without the question mark
     headers: tuple[tuple[bytes, bytes], ...]
     version: str = "1.1"
-    live: LiveRequest | None = None
+    live: LiveRequest | None = None  # what is asked of the gate. None: the path belongs to no stream.
 
     def header(self, name: str) -> str:
         wanted = name.encode()

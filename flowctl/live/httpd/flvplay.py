@@ -19,18 +19,13 @@ FLV_TYPE: Final = "video/x-flv"
 
 @dataclass(slots=True)
 class FlvPlay:
-    """Where the response stands that is a stream.
-
-    Attributes:
-        look_at: when to look again what the stream shows. None: it need not be.
-        taken: whether the kernel has the head of the response, so that answers to frames go behind it.
-    """
+    """Where the response stands that is a stream."""
 
     wire_format: FlvTags
     websocket: WebSocketPeer | None
     gives_up_at: float
-    taken: bool = False
-    look_at: float | None = None
+    taken: bool = False  # whether the kernel has the head of the response, so that answers to frames go behind it
+    look_at: float | None = None  # when to look again what the stream shows. None: it need not be.
 
     def settled(self, stream: Stream, now: float) -> bool:
         return len(_kinds(stream)) > 1 or now - (stream.published_at or 0.0) >= SETTLE_S

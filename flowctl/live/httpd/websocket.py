@@ -25,18 +25,12 @@ _KEY_BYTES: Final = 16
 
 
 class Taken(NamedTuple):
-    """What came of a piece of input.
-
-    Attributes:
-        frames: that have come, whole or in part.
-        closed: why the player wants to end. None: it does not.
-        broken: whether what it sent is no WebSocket.
-    """
+    """What came of a piece of input."""
 
     reply: bytes
-    frames: int
-    closed: str | None
-    broken: bool
+    frames: int  # that have come, whole or in part
+    closed: str | None  # why the player wants to end. None: it does not.
+    broken: bool  # whether what it sent is no WebSocket
 
 
 class WebSocketPeer:

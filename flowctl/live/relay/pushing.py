@@ -55,11 +55,7 @@ class PushChunks(RtmpChunks):
 
 
 class PushSession(ViewerSession):
-    """One connection.
-
-    Attributes:
-        rejected: what the other server refused us with. None: it did not.
-    """
+    """One connection."""
 
     __slots__ = ("_key", "_leaving", "_on_end", "_rtmp", "_stream_name", "_url", "accepted", "rejected")
 
@@ -83,7 +79,7 @@ class PushSession(ViewerSession):
         self._on_end: Final = on_end
         self._leaving = False
         self.user_agent = f"push to {place_of(url)}"
-        self.rejected: Rejected | None = None
+        self.rejected: Rejected | None = None  # what the other server refused us with. None: it did not.
         self.accepted = False
 
     @property

@@ -154,15 +154,11 @@ class Push:
 
 
 class Relays:
-    """All relays of a server; a companion of it, made before it starts.
-
-    Attributes:
-        bound: nothing: it listens nowhere.
-    """
+    """All relays of a server; a companion of it, made before it starts."""
 
     def __init__(self, server: LiveServer) -> None:
         self.title: Final = "relays"
-        self.bound: list[str] = []
+        self.bound: list[str] = []  # nothing: it listens nowhere
         self._server: Final = server
         self._push: Final = server.config.relay_push
         self._pull: Final = server.config.relay_pull

@@ -45,15 +45,10 @@ _CODED_X: Final = 3
 
 
 class Fragment(NamedTuple):
-    """A group as fragmented MP4.
+    """A group as fragmented MP4."""
 
-    Attributes:
-        init: ``ftyp`` and ``moov``: the same for all groups of the same tracks.
-        body: ``moof`` and ``mdat``. Empty: the group has no frames.
-    """
-
-    init: bytes
-    body: bytes
+    init: bytes  # ``ftyp`` and ``moov``: the same for all groups of the same tracks
+    body: bytes  # ``moof`` and ``mdat``. Empty: the group has no frames.
 
 
 def fragment(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, number: int) -> Fragment:

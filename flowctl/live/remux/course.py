@@ -24,34 +24,23 @@ _CONFIGURATIONS: Final = frozenset({"sequence_header", "mpeg2ts_sequence_header"
 
 
 class Unit(NamedTuple):
-    """One message of a stream.
+    """One message of a stream."""
 
-    Attributes:
-        type_id: 8 audio, 9 video, 18 script data, as in FLV.
-        at_ms: time of decoding, on a clock that does not wrap; 0 and more.
-        cut: whether a file or a segment can begin with it: a key frame, any frame where there is no video.
-        broken: why what follows does not belong to what came before. Empty: it does.
-    """
-
-    type_id: int
-    at_ms: int
+    type_id: int  # 8 audio, 9 video, 18 script data, as in FLV
+    at_ms: int  # time of decoding, on a clock that does not wrap; 0 and more
     payload: bytes
     message_class: MessageClass
-    cut: bool = False
-    broken: str = ""
+    cut: bool = False  # whether a file or a segment can begin with it: a key frame, any frame where there is no video
+    broken: str = ""  # why what follows does not belong to what came before. Empty: it does.
 
 
 class Course:
-    """Follows one stream. Not locked: its owner has one thread at a time.
-
-    Attributes:
-        codecs: of the tracks that have shown themselves, by kind.
-    """
+    """Follows one stream. Not locked: its owner has one thread at a time."""
 
     __slots__ = ("_broken", "_headers", "_headers_bytes", "_last_ms", "_seen", "_video", "codecs")
 
     def __init__(self) -> None:
-        self.codecs: dict[str, str] = {}
+        self.codecs: dict[str, str] = {}  # of the tracks that have shown themselves, by kind
         self.restart()
 
     def restart(self) -> None:

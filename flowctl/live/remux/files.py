@@ -121,13 +121,12 @@ class PartFile:
 
     Attributes:
         path: its name when it is finished.
-        size_bytes: of what was appended.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._part, self._number = _made(path)
-        self.size_bytes = 0
+        self.size_bytes = 0  # of what was appended
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(self._number, fcntl.LOCK_EX)  # `recover` may be looking at it: it lets go of an empty file
 

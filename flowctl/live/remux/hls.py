@@ -56,19 +56,13 @@ class SegmentForm(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HlsSettings:
-    """How a stream is written as HLS.
-
-    Args:
-        segment_s: least length of a segment, 1 to 30 s; it ends at the next key frame.
-        listed: segments in the playlist, 3 to 100; as many more stay for players that are behind.
-        keep_free_bytes: room on the disk that is left to others. 0: none.
-    """
+    """How a stream is written as HLS."""
 
     folder: Path
-    segment_s: float = 4.0
-    listed: int = 6
+    segment_s: float = 4.0  # least length of a segment, 1 to 30 s; it ends at the next key frame
+    listed: int = 6  # segments in the playlist, 3 to 100; as many more stay for players that are behind
     form: SegmentForm = SegmentForm.AUTO
-    keep_free_bytes: int = 0
+    keep_free_bytes: int = 0  # room on the disk that is left to others. 0: none.
 
     def __post_init__(self) -> None:
         if not 1 <= self.segment_s <= 30:
@@ -78,13 +72,7 @@ class HlsSettings:
 
 
 class HlsWriter:
-    """Writes one stream.
-
-    Attributes:
-        intake: takes what comes; a `flowctl.live.cluster.follow.Sink`.
-        stream_ended: set when a publication has ended.
-        playlist_path: of the playlist.
-    """
+    """Writes one stream."""
 
     def __init__(
         self,
@@ -108,9 +96,9 @@ class HlsWriter:
                 f" {_NAME_BYTES} letters each, and one that is no plain letter counts as 3 to 12",
                 hint="publish it under a shorter name",
             )
-        self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)
-        self.intake: Final = Intake()
-        self.stream_ended: Final = threading.Event()
+        self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)  # of the playlist
+        self.intake: Final = Intake()  # takes what comes; a `flowctl.live.cluster.follow.Sink`
+        self.stream_ended: Final = threading.Event()  # set when a publication has ended
         self._worker = RemuxWorker(self._name, self.intake, self.work, self._end)
         self._lock_number: int | None = None  # descriptor of the file that says that we write the stream
         self._course = Course()

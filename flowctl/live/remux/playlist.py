@@ -24,17 +24,12 @@ CONTENT_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class HlsSegment:
-    """A segment.
-
-    Args:
-        init: name of the file with its initialisation. Empty: it needs none.
-        discontinuity: what comes before it is of another timeline, or other tracks, or missing.
-    """
+    """A segment."""
 
     name: str
     duration_s: float
-    init: str = ""
-    discontinuity: bool = False
+    init: str = ""  # name of the file with its initialisation. Empty: it needs none.
+    discontinuity: bool = False  # what comes before it is of another timeline, or other tracks, or missing
 
 
 class Playlist:

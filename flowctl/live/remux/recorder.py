@@ -65,19 +65,13 @@ class RecorderState(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSettings:
-    """How a stream is recorded.
-
-    Args:
-        max_bytes: a file that is so large ends at the next key frame. 0: size does not end it.
-        max_s: a file that is so long ends at the next key frame. 0: time does not end it.
-        keep_free_bytes: room on the disk that is left to others. 0: none.
-    """
+    """How a stream is recorded."""
 
     folder: Path
     template: NameTemplate
-    max_bytes: int = 0
-    max_s: float = 0.0
-    keep_free_bytes: int = 0
+    max_bytes: int = 0  # a file that is so large ends at the next key frame. 0: size does not end it.
+    max_s: float = 0.0  # a file that is so long ends at the next key frame. 0: time does not end it.
+    keep_free_bytes: int = 0  # room on the disk that is left to others. 0: none.
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_s", "keep_free_bytes"):
@@ -87,14 +81,10 @@ class RecordSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamRecorderStatistics:
-    """A snapshot of a recorder.
-
-    Args:
-        path: of the file that is being written. None: there is none.
-    """
+    """A snapshot of a recorder."""
 
     state: RecorderState
-    path: Path | None
+    path: Path | None  # of the file that is being written. None: there is none.
     why: str
     files: int
     written_bytes: int
@@ -114,11 +104,7 @@ class FinishedFile:
 
 
 class StreamRecorder:
-    """Records one stream.
-
-    Attributes:
-        intake: takes what comes; a `flowctl.live.cluster.follow.Sink`.
-    """
+    """Records one stream."""
 
     def __init__(
         self,
@@ -141,7 +127,7 @@ class StreamRecorder:
         self._room = room or DiskRoom(settings.folder, settings.keep_free_bytes)
         self._open_file = open_file
         self._clock, self._wall = clock, wall
-        self.intake: Final = intake or Intake()
+        self.intake: Final = intake or Intake()  # takes what comes; a `flowctl.live.cluster.follow.Sink`
         self.stream_ended: Final = threading.Event()
         self._worker = RemuxWorker(f"{app}/{stream}", self.intake, self.work, self._end)
         self._course = Course()

@@ -66,15 +66,12 @@ def status_of(event: ClientEvent) -> Status | None:
 
 @dataclass(frozen=True, slots=True)
 class ClientEnd:
-    """How a client's connection ended.
+    """How a client's connection ended."""
 
-    Args:
-        reason: as the connection saw it: FINISHED where we closed it ourselves, PEER_CLOSED, PEER_RESET and so on.
-        status: the last error that the server told us, or what it ended the stream with. None: it said neither.
-    """
-
+    # as the connection saw it: FINISHED where we closed it ourselves, PEER_CLOSED, PEER_RESET and so on.
     reason: CloseReason
     details: str
+    # the last error that the server told us, or what it ended the stream with. None: it said neither.
     status: Status | None
     after_s: float
 
@@ -110,24 +107,17 @@ class RtmpClient(Session):
     """One RTMP client; derive from it and override `media`, `event` and `due`.
 
     What it is for is said when it is made: ``self._protocol.play()`` or ``self._protocol.publish()``.
-
-    Attributes:
-        parameters: what authentication appends to the connect.
-        on_end: called with the client when it has ended.
-        statuses: what the server said, oldest first, at most `STATUSES_KEPT`.
-        rejected: the server's refusal. None: it has not refused us.
-        end: how it ended. None: it has not.
-        sock: set by `flowctl.wire.client.connect`; used to look whether a peer we do not read is still there.
     """
 
     url: RtmpUrl
     _: KW_ONLY
     config: ClientSessionConfig = DEFAULT_CONFIG
-    parameters: str = ""
-    on_end: Callable[[Any], None] | None = None
-    statuses: list[Status] = field(default_factory=list)
-    rejected: Rejected | None = None
-    end: ClientEnd | None = None
+    parameters: str = ""  # what authentication appends to the connect
+    on_end: Callable[[Any], None] | None = None  # called with the client when it has ended
+    statuses: list[Status] = field(default_factory=list)  # what the server said, oldest first, at most `STATUSES_KEPT`
+    rejected: Rejected | None = None  # the server's refusal. None: it has not refused us.
+    end: ClientEnd | None = None  # how it ended. None: it has not.
+    # set by `flowctl.wire.client.connect`; used to look whether a peer we do not read is still there.
     sock: socket.socket | None = None
     _protocol: ClientSession = field(init=False)
     _due_at: float | None = None

@@ -38,15 +38,10 @@ def bounds_of(bucket: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class DelayHistogram:
-    """Counts delays; not thread-safe.
+    """Counts delays; not thread-safe."""
 
-    Attributes:
-        buckets: bucket -> count. Hot paths add to it themselves.
-        max_us: the largest value so far.
-    """
-
-    buckets: dict[int, int] = field(default_factory=dict)
-    max_us: int = 0
+    buckets: dict[int, int] = field(default_factory=dict)  # bucket -> count. Hot paths add to it themselves.
+    max_us: int = 0  # the largest value so far
 
     def add(self, value_us: int) -> None:
         """Count one value in microseconds."""

@@ -41,16 +41,12 @@ OTHER: Final = 2
 
 
 class MediaFrame(NamedTuple):
-    """What one media message is.
-
-    Args:
-        sent_us: time of its stamp, microseconds since 1970; 0 where it has none.
-    """
+    """What one media message is."""
 
     kind: int
     key: bool
     number: int | None
-    sent_us: int
+    sent_us: int  # time of its stamp, microseconds since 1970; 0 where it has none
     data: bool
 
 
@@ -70,19 +66,12 @@ def describe(info: MediaInfo, head: bytes) -> MediaFrame:
 
 @dataclass(slots=True, kw_only=True)
 class StreamClock:
-    """What is known of one stream's time; shared by its viewers in a process.
+    """What is known of one stream's time; shared by its viewers in a process."""
 
-    Attributes:
-        key_interval: of our own synthetic source: frames from key frame to key frame, 0 for unknown.
-        disposable_every: of our own synthetic source: every n-th frame behind a key frame is disposable.
-        origin_us: wall-clock time at which timestamp 0 was due. None: the publisher is not ours.
-        source: where delays come from, of `STAMP`, `ORIGIN` and `FASTEST`; "" while none was measured.
-    """
-
-    key_interval: int = 0
-    disposable_every: int = 0
-    origin_us: int | None = None
-    source: str = ""
+    key_interval: int = 0  # of our own synthetic source: frames from key frame to key frame, 0 for unknown
+    disposable_every: int = 0  # of our own synthetic source: every n-th frame behind a key frame is disposable
+    origin_us: int | None = None  # wall-clock time at which timestamp 0 was due. None: the publisher is not ours.
+    source: str = ""  # where delays come from, of `STAMP`, `ORIGIN` and `FASTEST`; "" while none was measured
     _first: int | None = None  # timestamp that the others are counted from
     _least_us: int | None = None
 
@@ -116,20 +105,11 @@ class StreamClock:
 
 @dataclass(slots=True)
 class ViewerMeasure:
-    """Counts what one connection receives.
-
-    Attributes:
-        recent: delays of the present second, shared with others. None: nobody asks.
-        asked_us: when it asked to play, by the wall clock.
-        freezes: times that no picture came for `FREEZE_S` or longer.
-        longest_freeze_us: the longest time from one picture to the next, microseconds.
-        broken_restarts: gaps in video after which something else than a key frame came first.
-        started_on_key: whether the first picture was a key frame. None: none came.
-    """
+    """Counts what one connection receives."""
 
     clock: StreamClock
-    recent: DelayHistogram | None = None
-    asked_us: int = 0
+    recent: DelayHistogram | None = None  # delays of the present second, shared with others. None: nobody asks.
+    asked_us: int = 0  # when it asked to play, by the wall clock
     video: int = 0
     audio: int = 0
     data: int = 0
@@ -138,10 +118,10 @@ class ViewerMeasure:
     missing_audio: int = 0
     video_gaps: int = 0
     audio_gaps: int = 0
-    broken_restarts: int = 0
-    started_on_key: bool | None = None
-    freezes: int = 0
-    longest_freeze_us: int = 0
+    broken_restarts: int = 0  # gaps in video after which something else than a key frame came first
+    started_on_key: bool | None = None  # whether the first picture was a key frame. None: none came.
+    freezes: int = 0  # times that no picture came for `FREEZE_S` or longer
+    longest_freeze_us: int = 0  # the longest time from one picture to the next, microseconds
     delays: DelayHistogram = field(default_factory=DelayHistogram)
     picture_us: int = 0  # when the last picture came; 0: none has
     _video_steps: GapFinder | None = None  # made for streams without stamps

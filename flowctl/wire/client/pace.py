@@ -36,13 +36,9 @@ _NEW_CLOCK_MS: Final = -1000
 
 @dataclass(slots=True)
 class MediaClock:
-    """Adds up how much media time a row of timestamps covers.
+    """Adds up how much media time a row of timestamps covers."""
 
-    Attributes:
-        covered_ms: from the first timestamp to the latest one. A step back to another clock adds nothing.
-    """
-
-    covered_ms: int = 0
+    covered_ms: int = 0  # from the first timestamp to the latest one. A step back to another clock adds nothing.
     _before: int | None = None  # the last timestamp
     _at_ms: int = 0  # where it stands on the time line that begins with the first one
 
@@ -64,16 +60,12 @@ class TimedTag(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Timeline:
-    """Iterates over a source's tags with the time each is due.
-
-    Attributes:
-        rounds: how often the source has begun.
-    """
+    """Iterates over a source's tags with the time each is due."""
 
     source: Iterable[FlvTag] = field(kw_only=False)
     loop: bool = False
     duration_s: float | None = None
-    rounds: int = 0
+    rounds: int = 0  # how often the source has begun
     _elapsed_ms: int = 0  # of the last media tag
     _origin: int = 0  # timestamp of the very first media tag
     _tracks: dict[int, tuple[int, int]] = field(default_factory=dict)  # type -> elapsed of its last frame, step to it
@@ -139,22 +131,14 @@ class Timeline:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TagFeed:
-    """The tags of a timeline as a publisher sends them: which is next, when it is due, and its octets.
-
-    Attributes:
-        pace: media seconds per second, 0 for as fast as they are taken.
-        stamper: numbers synthetic frames as they are sent. None: they go as they are.
-        next: the tag to be sent. None: not begun, or all were sent.
-        error: what the source broke with, which counts as its end. None: it has not.
-        max_lag_s: how late a tag was sent at worst.
-    """
+    """The tags of a timeline as a publisher sends them: which is next, when it is due, and its octets."""
 
     tags: Iterator[TimedTag]
-    pace: float = 1.0
-    stamper: Stamper | None = None
-    next: TimedTag | None = None
-    error: FlowctlError | None = None
-    max_lag_s: float = 0.0
+    pace: float = 1.0  # media seconds per second, 0 for as fast as they are taken
+    stamper: Stamper | None = None  # numbers synthetic frames as they are sent. None: they go as they are.
+    next: TimedTag | None = None  # the tag to be sent. None: not begun, or all were sent.
+    error: FlowctlError | None = None  # what the source broke with, which counts as its end. None: it has not.
+    max_lag_s: float = 0.0  # how late a tag was sent at worst
     _began_at: float = 0.0
 
     def begin(self, now: float) -> None:

@@ -51,20 +51,13 @@ _STALL_BUFFER_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayProfile:
-    """How a player behaves; times count from the first media message.
+    """How a player behaves; times count from the first media message."""
 
-    Args:
-        rate: bits per second it reads. None: as fast as it comes.
-        resume_after_s: when rate and stall are lifted. None: they are not.
-        pings_per_s: ping requests it sends per second, 0 to `MAX_PINGS_PER_S`.
-        stay: whether to stay when the stream ends, for a publisher that may come back.
-    """
-
-    rate: int | None = None
+    rate: int | None = None  # bits per second it reads. None: as fast as it comes.
     stall_after_s: float | None = None
-    resume_after_s: float | None = None
-    pings_per_s: int = 0
-    stay: bool = False
+    resume_after_s: float | None = None  # when rate and stall are lifted. None: they are not.
+    pings_per_s: int = 0  # ping requests it sends per second, 0 to `MAX_PINGS_PER_S`
+    stay: bool = False  # whether to stay when the stream ends, for a publisher that may come back
 
     def __post_init__(self) -> None:
         if self.rate is not None and not MIN_RATE <= self.rate <= MAX_RATE:
@@ -94,37 +87,29 @@ HEALTHY: Final = PlayProfile()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayerStatistics:
-    """A snapshot of a player.
+    """A snapshot of a player."""
 
-    Args:
-        playing: whether media has come and the connection is open.
-        received: messages by class, bytes of their bodies.
-        exact: whether the missing ones were counted by stamps; otherwise they were worked out from timestamps.
-        broken_restarts: gaps in video after which something else than a key frame came first. Disposable frames may
-            be left out without a key frame, so this is 0 for a source that has none.
-        started_on_key: whether the first picture was a key frame. None: none came.
-        first_frame_s: seconds from connecting to the first audio or video frame. None: none came.
-        mean_delay_s: mean time from the publisher's stamp to here, of frames stamped after the play began: older ones
-            come from the server's cache, and their age is no delay. None: there are none, or they have no stamps.
-        media_s: media time from the first frame to the latest, by timestamps: more than `elapsed_s` by what the
-            server's cache held.
-        elapsed_s: seconds from the first media message to the last.
-    """
-
-    playing: bool = False
-    received: Counts = NO_COUNTS
+    playing: bool = False  # whether media has come and the connection is open
+    received: Counts = NO_COUNTS  # messages by class, bytes of their bodies
     wire_bytes: int = 0
     missing_video: int = 0
     missing_audio: int = 0
+    # whether the missing ones were counted by stamps; otherwise they were worked out from timestamps.
     exact: bool = False
     video_gaps: int = 0
+    # gaps in video after which something else than a key frame came first. Disposable frames may be left out without a
+    # key frame, so this is 0 for a source that has none.
     broken_restarts: int = 0
-    started_on_key: bool | None = None
-    first_frame_s: float | None = None
+    started_on_key: bool | None = None  # whether the first picture was a key frame. None: none came.
+    first_frame_s: float | None = None  # seconds from connecting to the first audio or video frame. None: none came.
+    # mean time from the publisher's stamp to here, of frames stamped after the play began: older ones come from the
+    # server's cache, and their age is no delay. None: there are none, or they have no stamps.
     mean_delay_s: float | None = None
     max_delay_s: float | None = None
+    # media time from the first frame to the latest, by timestamps: more than `elapsed_s` by what the server's cache
+    # held.
     media_s: float = 0.0
-    elapsed_s: float = 0.0
+    elapsed_s: float = 0.0  # seconds from the first media message to the last
     stalled: bool = False
     pings_sent: int = 0
     written_tags: int = 0
@@ -132,27 +117,19 @@ class PlayerStatistics:
 
 @dataclass(slots=True, eq=False, repr=False)
 class RtmpPlayer(RtmpClient):
-    """Plays one stream on one connection.
-
-    Attributes:
-        duration_s: leaves so long after the first message. None: stays.
-        on_message: called with each audio and video message.
-        measure: what it has received.
-        stalled_at: when it stopped reading, on the connection's clock; also after that was lifted. None: it has not.
-        write_error: why the writer took no more. None: it takes all.
-        ended_by_server: the server said that the stream is over.
-    """
+    """Plays one stream on one connection."""
 
     profile: PlayProfile = HEALTHY
     _: KW_ONLY
     writer: FlvWriter | None = None
-    duration_s: float | None = None
-    on_message: Callable[[Message, MessageClass], None] | None = None
-    measure: ViewerMeasure = field(default_factory=lambda: ViewerMeasure(StreamClock()))
+    duration_s: float | None = None  # leaves so long after the first message. None: stays.
+    on_message: Callable[[Message, MessageClass], None] | None = None  # called with each audio and video message
+    measure: ViewerMeasure = field(default_factory=lambda: ViewerMeasure(StreamClock()))  # what it has received
     first_frame_s: float | None = None
+    # when it stopped reading, on the connection's clock; also after that was lifted. None: it has not.
     stalled_at: float | None = None
-    write_error: OSError | None = None
-    ended_by_server: bool = False
+    write_error: OSError | None = None  # why the writer took no more. None: it takes all.
+    ended_by_server: bool = False  # the server said that the stream is over
     _tally: Tally = field(default_factory=Tally)
     _media_clock: MediaClock = field(default_factory=MediaClock)
     _pace: RatePace | None = None  # None: not throttled (any more)

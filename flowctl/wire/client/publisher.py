@@ -41,20 +41,14 @@ MAX_PACE: Final = 10_000.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublisherStatistics:
-    """A snapshot of a publisher.
-
-    Args:
-        sent: tags given to the Sender, by class, bytes of their bodies.
-        media_s: media time from the first tag to the last one sent.
-        lag_s: how far behind its time the next tag is; 0 where there is no pace.
-    """
+    """A snapshot of a publisher."""
 
     publishing: bool = False
-    sent: Counts = NO_COUNTS
+    sent: Counts = NO_COUNTS  # tags given to the Sender, by class, bytes of their bodies
     bytes_queued: int = 0
     rounds: int = 0
-    media_s: float = 0.0
-    lag_s: float = 0.0
+    media_s: float = 0.0  # media time from the first tag to the last one sent
+    lag_s: float = 0.0  # how far behind its time the next tag is; 0 where there is no pace
     max_lag_s: float = 0.0
     waits: int = 0
     waited_s: float = 0.0
@@ -62,21 +56,15 @@ class PublisherStatistics:
 
 @dataclass(slots=True, eq=False, repr=False)
 class RtmpPublisher(RtmpClient):
-    """Publishes one source on one connection; closes it when the source ends.
-
-    Attributes:
-        pace: media seconds per second, 0 for as fast as it is taken.
-        duration_s: ends after so much media time. None: with the source.
-        stamped: the frames are stamped already, and go as they are.
-        begins: returns when the first tag is due, given the time at which the server agreed. None: then.
-    """
+    """Publishes one source on one connection; closes it when the source ends."""
 
     source: Iterable[FlvTag]
     _: KW_ONLY
-    pace: float = 1.0
+    pace: float = 1.0  # media seconds per second, 0 for as fast as it is taken
     loop: bool = False
-    duration_s: float | None = None
-    stamped: bool = False
+    duration_s: float | None = None  # ends after so much media time. None: with the source.
+    stamped: bool = False  # the frames are stamped already, and go as they are
+    # returns when the first tag is due, given the time at which the server agreed. None: then.
     begins: Callable[[float], float] | None = None
     on_sent: Callable[[FlvTag, MessageClass], None] | None = None
     _timeline: Timeline = field(init=False)

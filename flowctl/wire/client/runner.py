@@ -20,13 +20,9 @@ ClientT = TypeVar("ClientT", bound=RtmpClient)
 
 
 class ClientRun(Generic[ClientT]):
-    """One client and its poll group; use it as a context.
+    """One client and its poll group; use it as a context."""
 
-    Attributes:
-        client: the present attempt. Set by `start`.
-    """
-
-    client: ClientT
+    client: ClientT  # the present attempt. Set by `start`.
 
     def __init__(self, make: Callable[[str, Callable[[Any], None]], ClientT], **settings: Any) -> None:
         self._make = make

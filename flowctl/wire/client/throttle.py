@@ -39,13 +39,9 @@ _BUFFER_S: Final = 0.01
 
 
 class Rate(Protocol):
-    """A rate that depends on the time since reading began.
+    """A rate that depends on the time since reading began."""
 
-    Attributes:
-        look_s: for how long at most the rate of a moment may be taken for that of the time after it.
-    """
-
-    look_s: float
+    look_s: float  # for how long at most the rate of a moment may be taken for that of the time after it
 
     def at(self, elapsed_s: float) -> float:
         """Return bits per second, 0 or more."""

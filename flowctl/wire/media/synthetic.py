@@ -46,41 +46,26 @@ class SyntheticSource:
 
     Every frame carries its number (video and audio counted apart, from 0) and the time 0; a publisher puts the real
     time in with `stamp` when it sends the frame. Two iterations over one source give the same tags.
-
-    Attributes:
-        video_bit_rate: bits per second of the video bodies.
-        fps: frames per second, 1 to 240, fractions allowed.
-        key_interval_s: seconds from key frame to key frame, rounded to whole frames, at least one frame.
-        key_frame_bytes: body size of key frames; None takes `key_frame_ratio`.
-        key_frame_ratio: how many times larger than the others key frames are, 1 to 1000. x264 on moving pictures
-            makes them 5 to 10 times larger.
-        disposable_every: every n-th frame behind a key frame is disposable (nal_ref_idc 0); 0 is none, 1 all of them.
-        size_jitter: largest random deviation of the other frames from their mean size, a share of 0 to 0.9.
-        audio_bit_rate: bits per second of the audio bodies.
-        sample_rate: audio samples per second; a frame has 1024 of them.
-        video: whether there is video.
-        audio: whether there is audio.
-        seed: of the frame sizes.
-        start_timestamp: of the first frames in milliseconds, 0 to 2^32 - 1; timestamps wrap at 2^32.
-        width: pixels, even. The picture has few pixels by default, so that small bit rates stay possible.
-        height: pixels, even.
     """
 
-    video_bit_rate: int = 2_500_000
-    fps: float = 30.0
-    key_interval_s: float = 2.0
-    key_frame_bytes: int | None = None
+    video_bit_rate: int = 2_500_000  # bits per second of the video bodies
+    fps: float = 30.0  # frames per second, 1 to 240, fractions allowed
+    key_interval_s: float = 2.0  # seconds from key frame to key frame, rounded to whole frames, at least one frame
+    key_frame_bytes: int | None = None  # body size of key frames; None takes `key_frame_ratio`
+    # how many times larger than the others key frames are, 1 to 1000. x264 on moving pictures makes them 5 to 10 times
+    # larger.
     key_frame_ratio: float = 8.0
+    # every n-th frame behind a key frame is disposable (nal_ref_idc 0); 0 is none, 1 all of them.
     disposable_every: int = 0
-    size_jitter: float = 0.2
-    audio_bit_rate: int = 128_000
-    sample_rate: int = 48_000
-    video: bool = True
-    audio: bool = True
-    seed: int = 0
-    start_timestamp: int = 0
-    width: int = 640
-    height: int = 360
+    size_jitter: float = 0.2  # largest random deviation of the other frames from their mean size, a share of 0 to 0.9
+    audio_bit_rate: int = 128_000  # bits per second of the audio bodies
+    sample_rate: int = 48_000  # audio samples per second; a frame has 1024 of them
+    video: bool = True  # whether there is video
+    audio: bool = True  # whether there is audio
+    seed: int = 0  # of the frame sizes
+    start_timestamp: int = 0  # of the first frames in milliseconds, 0 to 2^32 - 1; timestamps wrap at 2^32
+    width: int = 640  # pixels, even. The picture has few pixels by default, so that small bit rates stay possible.
+    height: int = 360  # pixels, even
 
     _codec: TinyH264 = field(init=False, repr=False, compare=False)
     _sizes: tuple[int, float] = field(init=False, repr=False, compare=False)  # key frame, mean of the others

@@ -56,14 +56,10 @@ _AUTH_FIELDS: Final = frozenset({"authmod", "user", "challenge", "response", "op
 
 
 class AdobeAnswer(NamedTuple):
-    """What a client appended to its address; "" for a field that it did not send.
-
-    Args:
-        challenge: the client's own random text.
-    """
+    """What a client appended to its address; "" for a field that it did not send."""
 
     user: str
-    challenge: str
+    challenge: str  # the client's own random text
     response: str
 
     def __repr__(self) -> str:
@@ -71,15 +67,11 @@ class AdobeAnswer(NamedTuple):
 
 
 class LoginResult(NamedTuple):
-    """What the server makes of an `AdobeAnswer`.
-
-    Args:
-        reason: ``"accepted"``, ``"need-auth"``, ``"challenged"`` or ``"auth-failed"``, for logs and statistics.
-    """
+    """What the server makes of an `AdobeAnswer`."""
 
     accepted: bool
     refusal: str
-    reason: str
+    reason: str  # ``"accepted"``, ``"need-auth"``, ``"challenged"`` or ``"auth-failed"``, for logs and statistics
     user: str
 
 

@@ -30,78 +30,52 @@ class HandshakeDone:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectRequested:
-    """A client asks to connect; answer with `accept_connect` or `reject_connect`.
+    """A client asks to connect; answer with `accept_connect` or `reject_connect`."""
 
-    Args:
-        app: application without its instance, for example ``live``.
-        instance: what follows the first slash of the application, "" for none.
-        query: the pairs of the query in ``tcUrl`` or ``app``; Adobe authentication is taken out.
-        tc_url: ``tcUrl`` as sent, without authentication; "" when the client sent none. May hold secrets.
-        url: the address, without a stream name yet.
-        flash_ver: what the client calls itself, at most 256 characters; "" when it does not say.
-        page_url: page of a Flash player, "" for none. May hold secrets.
-        user: user name that passed Adobe authentication. None: no authentication took place.
-        fourcc_list: codecs that the client announces (Enhanced RTMP), ``*`` for any; empty for most clients, which
-            send such codecs all the same.
-        caps_ex: Enhanced RTMP v2 capability bits, 0 for none: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds.
-        raw: the whole command object, simplified. May hold secrets.
-    """
-
-    app: str
-    instance: str
-    query: Query
+    app: str  # application without its instance, for example ``live``
+    instance: str  # what follows the first slash of the application, "" for none
+    query: Query  # the pairs of the query in ``tcUrl`` or ``app``; Adobe authentication is taken out
+    # ``tcUrl`` as sent, without authentication; "" when the client sent none. May hold secrets.
     tc_url: str = dataclasses.field(repr=False)
-    url: RtmpUrl
-    flash_ver: str
+    url: RtmpUrl  # the address, without a stream name yet
+    flash_ver: str  # what the client calls itself, at most 256 characters; "" when it does not say
     object_encoding: int
-    page_url: str = dataclasses.field(repr=False)
-    user: str | None
+    page_url: str = dataclasses.field(repr=False)  # page of a Flash player, "" for none. May hold secrets.
+    user: str | None  # user name that passed Adobe authentication. None: no authentication took place.
+    # codecs that the client announces (Enhanced RTMP), ``*`` for any; empty for most clients, which send such codecs
+    # all the same.
     fourcc_list: tuple[str, ...]
-    caps_ex: int
-    raw: dict[str, Any] = dataclasses.field(repr=False)
+    caps_ex: int  # Enhanced RTMP v2 capability bits, 0 for none: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds
+    raw: dict[str, Any] = dataclasses.field(repr=False)  # the whole command object, simplified. May hold secrets.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConnectRefused:
-    """The session itself refused a connect; close the connection once `data_to_send` has been flushed.
+    """The session itself refused a connect; close the connection once `data_to_send` has been flushed."""
 
-    Args:
-        reason: ``"need-auth"``, ``"challenged"`` (both are steps of Adobe authentication) or ``"auth-failed"``.
-    """
-
-    reason: str
+    reason: str  # ``"need-auth"``, ``"challenged"`` (both are steps of Adobe authentication) or ``"auth-failed"``
     user: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRequested:
-    """A client asks to publish; answer with `accept_publish` or `reject_publish`.
-
-    Args:
-        name: stream name without application and query.
-        url: the whole address; `RtmpUrl.path` is the one name of the stream.
-    """
+    """A client asks to publish; answer with `accept_publish` or `reject_publish`."""
 
     stream_id: int
-    name: str
+    name: str  # stream name without application and query
     query: Query
     kind: PublishKind
-    url: RtmpUrl
+    url: RtmpUrl  # the whole address; `RtmpUrl.path` is the one name of the stream
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlayRequested:
-    """A client asks to play; answer with `accept_play`, `play_waiting` or `reject_play`.
-
-    Args:
-        name: stream name without application and query.
-        start_ms: position to start at; negative is live (-1000 live only, -2000 live or recorded, as librtmp and
-            FFmpeg send them).
-    """
+    """A client asks to play; answer with `accept_play`, `play_waiting` or `reject_play`."""
 
     stream_id: int
-    name: str
+    name: str  # stream name without application and query
     query: Query
+    # position to start at; negative is live (-1000 live only, -2000 live or recorded, as librtmp and FFmpeg send them).
     start_ms: int
     duration_ms: int | None
     reset: bool
@@ -110,14 +84,10 @@ class PlayRequested:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetadataReceived:
-    """A publisher sent ``onMetaData``, wrapped in ``@setDataFrame`` or not.
-
-    Args:
-        message: what players are to get: an AMF0 data message that starts with ``onMetaData``.
-    """
+    """A publisher sent ``onMetaData``, wrapped in ``@setDataFrame`` or not."""
 
     stream_id: int
-    message: Message
+    message: Message  # what players are to get: an AMF0 data message that starts with ``onMetaData``
 
     @property
     def values(self) -> dict[str, Any]:
@@ -168,82 +138,52 @@ class ReceiveVideo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BufferLength:
-    """A player announced the size of its buffer (Set Buffer Length).
-
-    Args:
-        buffer_ms: buffer in ms, 0..2^32-1; rtmpdump says ten hours, so this is no promise.
-    """
+    """A player announced the size of its buffer (Set Buffer Length)."""
 
     stream_id: int
-    buffer_ms: int
+    buffer_ms: int  # buffer in ms, 0..2^32-1; rtmpdump says ten hours, so this is no promise
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The peer acknowledged octets that we sent.
+    """The peer acknowledged octets that we sent."""
 
-    Args:
-        sequence_number: octets it has received, modulo 2^32; whatever the peer claims.
-    """
-
-    sequence_number: int
+    sequence_number: int  # octets it has received, modulo 2^32; whatever the peer claims
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pong:
-    """The peer answered a ping request.
-
-    Args:
-        round_trip_s: time since we sent that ping. None: it answers no ping of ours.
-    """
+    """The peer answered a ping request."""
 
     timestamp: int
-    round_trip_s: float | None
+    round_trip_s: float | None  # time since we sent that ping. None: it answers no ping of ours.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ignored:
-    """The session ignored something for the first time; `counters` counts each time.
+    """The session ignored something for the first time; `counters` counts each time."""
 
-    Args:
-        what: the name of the counter, for example ``"unknown-message-type"``.
-        detail: the type id, event number or command name, in a form fit for a log.
-    """
-
-    what: str
-    detail: str
+    what: str  # the name of the counter, for example ``"unknown-message-type"``
+    detail: str  # the type id, event number or command name, in a form fit for a log
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """Client: the server accepted our connect.
+    """Client: the server accepted our connect."""
 
-    Args:
-        properties: first object of the reply (``fmsVer``, ``capabilities``), simplified.
-        information: second object (``code``, ``objectEncoding``, Enhanced RTMP capabilities), simplified.
-        caps_ex: Enhanced RTMP v2 capability bits of the server, 0 for none.
-    """
-
-    properties: dict[str, Any]
-    information: dict[str, Any]
-    caps_ex: int
+    properties: dict[str, Any]  # first object of the reply (``fmsVer``, ``capabilities``), simplified
+    information: dict[str, Any]  # second object (``code``, ``objectEncoding``, Enhanced RTMP capabilities), simplified
+    caps_ex: int  # Enhanced RTMP v2 capability bits of the server, 0 for none
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Client: the server refused our connect, createStream, publish or play.
+    """Client: the server refused our connect, createStream, publish or play."""
 
-    Args:
-        what: ``"connect"``, ``"createStream"``, ``"publish"`` or ``"play"``.
-        code: for example ``NetConnection.Connect.Rejected``; "" when the server gave none.
-        description: the server's words; may hold an authentication challenge, never the password.
-        retry_parameters: to log in, close and connect again with these (`ClientSession.connect`). None: refused for
-            good.
-    """
-
-    what: str
-    code: str
-    description: str
+    what: str  # ``"connect"``, ``"createStream"``, ``"publish"`` or ``"play"``
+    code: str  # for example ``NetConnection.Connect.Rejected``; "" when the server gave none
+    description: str  # the server's words; may hold an authentication challenge, never the password
+    # to log in, close and connect again with these (`ClientSession.connect`). None: refused for good.
     retry_parameters: str | None = dataclasses.field(default=None, repr=False)
 
 
@@ -270,15 +210,11 @@ class PlayStarted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatusReceived:
-    """Client: an ``onStatus`` that has no event of its own.
-
-    Args:
-        code: for example ``NetStream.Play.PublishNotify``.
-    """
+    """Client: an ``onStatus`` that has no event of its own."""
 
     stream_id: int
     level: str
-    code: str
+    code: str  # for example ``NetStream.Play.PublishNotify``
     description: str
 
 
@@ -292,12 +228,9 @@ class StreamEnded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconnectRequested:
-    """Client: the server asks us to connect again at the next key frame (Enhanced RTMP v2, "Reconnect Request").
+    """Client: the server asks us to connect again at the next key frame (Enhanced RTMP v2, "Reconnect Request")."""
 
-    Args:
-        tc_url: where to; may be relative to the present one. None: the same address.
-    """
-
+    # where to; may be relative to the present one. None: the same address.
     tc_url: str | None = dataclasses.field(repr=False)
     description: str
 

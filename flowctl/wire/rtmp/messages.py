@@ -115,61 +115,41 @@ class WindowAckSize:
 
 @dataclass(frozen=True, slots=True)
 class PeerBandwidth:
-    """The sender asks for at most `size` unacknowledged octets (5.4.5); everybody ignores it.
-
-    Attributes:
-        limit_type: `LIMIT_HARD`, `LIMIT_SOFT` or `LIMIT_DYNAMIC`; other values are kept as they came.
-    """
+    """The sender asks for at most `size` unacknowledged octets (5.4.5); everybody ignores it."""
 
     size: int
-    limit_type: int = LIMIT_DYNAMIC
+    limit_type: int = LIMIT_DYNAMIC  # `LIMIT_HARD`, `LIMIT_SOFT` or `LIMIT_DYNAMIC`; other values are kept as they came
 
 
 @dataclass(frozen=True, slots=True)
 class UserControl:
-    """A user control event (6.2, 7.1.7).
-
-    Attributes:
-        stream_id: message stream id, for stream begin, end, dry, is recorded and set buffer length.
-        buffer_ms: the player's buffer, for set buffer length.
-        timestamp: ms of the sender's clock, for ping request; the same again in the ping response.
-        raw: octets after the event, for every other event.
-    """
+    """A user control event (6.2, 7.1.7)."""
 
     event: int
-    stream_id: int = 0
-    buffer_ms: int = 0
-    timestamp: int = 0
-    raw: bytes = b""
+    stream_id: int = 0  # message stream id, for stream begin, end, dry, is recorded and set buffer length
+    buffer_ms: int = 0  # the player's buffer, for set buffer length
+    timestamp: int = 0  # ms of the sender's clock, for ping request; the same again in the ping response
+    raw: bytes = b""  # octets after the event, for every other event
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A remote procedure call or its answer (7.1.1).
+    """A remote procedure call or its answer (7.1.1)."""
 
-    Attributes:
-        name: ``connect``, ``publish``, ``_result`` ...
-        transaction_id: number of the call; 0 when none is stated or it is no finite number.
-        object: the command object, mostly a `dict` or None.
-        amf3: whether it is of type 17; its values are plain then, see `flowctl.wire.rtmp.amf.values.simplify`.
-    """
-
-    name: str
-    transaction_id: float
-    object: AmfValue = None
+    name: str  # ``connect``, ``publish``, ``_result`` ..
+    transaction_id: float  # number of the call; 0 when none is stated or it is no finite number
+    object: AmfValue = None  # the command object, mostly a `dict` or None
     arguments: tuple[AmfValue, ...] = ()
+    # whether it is of type 17; its values are plain then, see `flowctl.wire.rtmp.amf.values.simplify`.
     amf3: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Metadata or any other data message (7.1.2): mostly a name and an object, but not always.
-
-    Attributes:
-        amf3: whether it is of type 15; its values are plain then, see `flowctl.wire.rtmp.amf.values.simplify`.
-    """
+    """Metadata or any other data message (7.1.2): mostly a name and an object, but not always."""
 
     values: tuple[AmfValue, ...]
+    # whether it is of type 15; its values are plain then, see `flowctl.wire.rtmp.amf.values.simplify`.
     amf3: bool = False
 
 

@@ -136,21 +136,14 @@ def _segments(path: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RtmpUrl:
-    """One RTMP address; ``str`` and ``repr`` are redacted, so that it can be logged as it is.
-
-    Args:
-        host: lower case, without the brackets of IPv6; "" when the client did not say.
-        vhost: ``?vhost=`` or ``?domain=`` when given, `host` otherwise.
-        app: application with its instance, for example ``live`` or ``live/inst``; never empty.
-        stream: stream name without query; "" for an address that names none (yet).
-    """
+    """One RTMP address; ``str`` and ``repr`` are redacted, so that it can be logged as it is."""
 
     scheme: str = "rtmp"
-    host: str = ""
+    host: str = ""  # lower case, without the brackets of IPv6; "" when the client did not say
     port: int = 1935
-    vhost: str = ""
-    app: str = DEFAULT_APP
-    stream: str = ""
+    vhost: str = ""  # ``?vhost=`` or ``?domain=`` when given, `host` otherwise
+    app: str = DEFAULT_APP  # application with its instance, for example ``live`` or ``live/inst``; never empty
+    stream: str = ""  # stream name without query; "" for an address that names none (yet)
     raw_query: str = ""
     query: Query = dataclasses.field(default_factory=Query)
     user: str | None = None

@@ -145,19 +145,15 @@ def walk(data: bytes, limits: AmfLimits) -> bool:
 
 
 class _Reader(MessageReader):
-    """The octets of one message and its reference tables.
-
-    Attributes:
-        table: objects and arrays by reference index, AMF0 2.9.
-        amf3: reads AVM+ values; made at the first one, then kept, because they share its tables.
-    """
+    """The octets of one message and its reference tables."""
 
     __slots__ = ("amf3", "table")
     format = "AMF0"
 
     def __init__(self, data: bytes, meter: Meter) -> None:
         super().__init__(data, meter)
-        self.table: Table = []
+        self.table: Table = []  # objects and arrays by reference index, AMF0 2.9
+        # reads AVM+ values; made at the first one, then kept, because they share its tables.
         self.amf3: Amf3Reader | None = None
 
     def value(self, pos: int, depth: int) -> tuple[AmfValue, int]:

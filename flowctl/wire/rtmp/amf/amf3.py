@@ -74,21 +74,17 @@ def read_u29(data: bytes | bytearray | memoryview, pos: int) -> tuple[int, int]:
 
 
 class Amf3Reader(MessageReader):
-    """The octets of one message and its three reference tables.
-
-    Attributes:
-        objects: everything complex by index, in the order of first octets. A container enters it before its members
-            do, without an account, and gets its account when it is complete.
-        traits: class descriptions by index.
-    """
+    """The octets of one message and its three reference tables."""
 
     __slots__ = ("_strings", "objects", "traits")
     format = "AMF3"
 
     def __init__(self, data: bytes, meter: Meter) -> None:
         super().__init__(data, meter)
+        # everything complex by index, in the order of first octets. A container enters it before its members do,
+        # without an account, and gets its account when it is complete.
         self.objects: Table = []
-        self.traits: list[_Traits] = []
+        self.traits: list[_Traits] = []  # class descriptions by index
         self._strings: list[tuple[str, int]] = []  # text and its octets of UTF-8; the empty string is never entered
 
     def value(self, pos: int, depth: int) -> tuple[AmfValue, int]:

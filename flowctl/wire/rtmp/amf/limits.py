@@ -99,8 +99,6 @@ class Meter:
 
     Attributes:
         room: nodes that may still follow; below 0 is over the limit.
-        string_max: `AmfLimits.string_bytes`.
-        name_max: the most octets in a name: `string_max`, but no more than AMF0 can write.
     """
 
     __slots__ = ("_deepest", "_depth_max", "_nodes_max", "_repeated", "_repeated_max", "name_max", "room", "string_max")
@@ -109,7 +107,8 @@ class Meter:
         self._depth_max = limits.depth
         self._nodes_max = self.room = limits.nodes
         self._repeated_max = limits.repeated_bytes
-        self.string_max = limits.string_bytes
+        self.string_max = limits.string_bytes  # `AmfLimits.string_bytes`
+        # the most octets in a name: `string_max`, but no more than AMF0 can write.
         self.name_max = min(limits.string_bytes, MAX_NAME_BYTES)
         self._repeated = 0  # octets that references have repeated so far
         self._deepest = 0  # deepest level reached within the container that is being read
@@ -182,16 +181,12 @@ class Meter:
 
 
 class WriteMeter:
-    """The account of one message that is written: AMF0 and the AMF3 values in it together.
-
-    Attributes:
-        room: values that may still be written.
-    """
+    """The account of one message that is written: AMF0 and the AMF3 values in it together."""
 
     __slots__ = ("room",)
 
     def __init__(self) -> None:
-        self.room = MAX_ENCODED_NODES
+        self.room = MAX_ENCODED_NODES  # values that may still be written
 
     def enter(self, count: int, depth: int) -> None:
         """Begin a container of `count` values at level `depth`."""

@@ -22,21 +22,15 @@ _MARKERS: Final = 256
 
 
 class MessageReader(ABC):
-    """Reads one message of one format.
-
-    Attributes:
-        format: its name in errors.
-        end: how many octets there are.
-        meter: the account of the message; the readers of both formats share it.
-    """
+    """Reads one message of one format."""
 
     __slots__ = ("data", "end", "meter")
-    format: ClassVar[str]
+    format: ClassVar[str]  # its name in errors
 
     def __init__(self, data: bytes, meter: Meter) -> None:
         self.data = data
-        self.end = len(data)
-        self.meter = meter
+        self.end = len(data)  # how many octets there are
+        self.meter = meter  # the account of the message; the readers of both formats share it
 
     @abstractmethod
     def value(self, pos: int, depth: int) -> tuple[AmfValue, int]:

@@ -71,14 +71,10 @@ class EcmaArray(dict[str, AmfValue]):
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """A point in time: AMF0 marker 0x0B (2.13), AMF3 marker 0x08 (3.10).
+    """A point in time: AMF0 marker 0x0B (2.13), AMF3 marker 0x08 (3.10)."""
 
-    Attributes:
-        ms: milliseconds since 1970-01-01 UTC; any double, also infinite or not a number, since peers do send those.
-        tz: the AMF0 time zone in minutes, -32768..32767. Reserved by the specification, 0 in practice; AMF3 has none.
-    """
-
-    ms: float
+    ms: float  # milliseconds since 1970-01-01 UTC; any double, also infinite or not a number, since peers do send those
+    # the AMF0 time zone in minutes, -32768..32767. Reserved by the specification, 0 in practice; AMF3 has none.
     tz: int = 0
 
 
@@ -91,15 +87,10 @@ class Xml:
 
 @dataclass(slots=True)
 class TypedObject:
-    """An AMF0 object of a registered class, marker 0x10 (2.18).
+    """An AMF0 object of a registered class, marker 0x10 (2.18)."""
 
-    Attributes:
-        class_name: the alias under which the class was registered, up to 65535 octets of UTF-8.
-        properties: the members, in wire order.
-    """
-
-    class_name: str
-    properties: dict[str, AmfValue] = field(default_factory=dict)
+    class_name: str  # the alias under which the class was registered, up to 65535 octets of UTF-8
+    properties: dict[str, AmfValue] = field(default_factory=dict)  # the members, in wire order
 
 
 def simplify(value: AmfValue) -> AmfValue:

@@ -120,16 +120,11 @@ class ClientCalls:
 
 
 class _Purpose(NamedTuple):
-    """What the connection is for.
-
-    Args:
-        name: stream name with its query. None: that of the address.
-        last: the argument behind the name: the kind of a publish, the start of a play in ms.
-    """
+    """What the connection is for."""
 
     command: Literal["publish", "play"]
-    name: str | None
-    last: str | float
+    name: str | None  # stream name with its query. None: that of the address.
+    last: str | float  # the argument behind the name: the kind of a publish, the start of a play in ms
 
 
 class ClientSession:

@@ -68,21 +68,13 @@ class _Step(enum.Enum):
 
 
 class _Role(NamedTuple):
-    """What tells the two ends apart.
+    """What tells the two ends apart."""
 
-    Args:
-        goes_first: whether this end sends its first packet before it has received one.
-        key: name that signs this end's digests.
-        peer_key: name that signs the other end's.
-        version: octets 4 to 8 of a first packet that carries a digest.
-        check_version: refuses the other end's version octet.
-    """
-
-    goes_first: bool
-    key: bytes
-    peer_key: bytes
-    version: bytes
-    check_version: Callable[[int], None]
+    goes_first: bool  # whether this end sends its first packet before it has received one
+    key: bytes  # name that signs this end's digests
+    peer_key: bytes  # name that signs the other end's
+    version: bytes  # octets 4 to 8 of a first packet that carries a digest
+    check_version: Callable[[int], None]  # refuses the other end's version octet
 
 
 _STUN: Final = b"\x21\x12\xa4\x42"
@@ -135,22 +127,15 @@ _CLIENT: Final = _Role(
 
 
 class Handshake:
-    """One end of a handshake; made by `Handshake.server` or `Handshake.client`.
-
-    Attributes:
-        done: whether all of the other side's packets have arrived.
-        leftover: octets received after them; for the chunk reader.
-        style: ``"digest"`` or ``"simple"``; None until the other side's first packet has arrived (server).
-        verified: whether the other side's answer is the right one; None until it has arrived.
-        failed: whether `receive` has raised a `RemoteProtocolError`; nothing can be done with it then.
-    """
+    """One end of a handshake; made by `Handshake.server` or `Handshake.client`."""
 
     def __init__(self, role: _Role, style: Style | None, rng: random.Random | None, epoch_ms: int) -> None:
-        self.done = False
-        self.leftover = b""
+        self.done = False  # whether all of the other side's packets have arrived
+        self.leftover = b""  # octets received after them; for the chunk reader
+        # ``"digest"`` or ``"simple"``; None until the other side's first packet has arrived (server).
         self.style = style
-        self.verified: bool | None = None
-        self.failed = False
+        self.verified: bool | None = None  # whether the other side's answer is the right one; None until it has arrived
+        self.failed = False  # whether `receive` has raised a `RemoteProtocolError`; nothing can be done with it then
         self._role = role
         self._random = secrets.token_bytes if rng is None else rng.randbytes
         self._time = (epoch_ms & CLOCK_MASK).to_bytes(4, "big")

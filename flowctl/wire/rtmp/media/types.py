@@ -26,31 +26,24 @@ StickyKey: TypeAlias = tuple[Kind, str, tuple[int, ...]]
 
 
 class MediaInfo(NamedTuple):
-    """What one message is. Immutable and shared between equal messages: compare it, never rely on its identity.
+    """What one message is. Immutable and shared between equal messages: compare it, never rely on its identity."""
 
-    Attributes:
-        kind: ``audio``, ``video`` or ``data``.
-        codec: FourCC as text (``avc1``, ``hvc1``, ``av01``, ``vp09``, ``mp4a``, ``.mp3``, ``Opus``, ``fLaC``,
-            ``ac-3`` and so on); classic codecs without a FourCC in Enhanced RTMP have the name FFmpeg gives them. An
-            unknown FourCC is given as it is when printable, else in hexadecimal; empty when the body does not say.
-        track: id of the first (usually the only) track; 0, the default track, without multitrack.
-        composition_ms: presentation minus decoding time in milliseconds, -2^23 to 2^23-1, negative with some B-frame
-            encoders; None when the packet does not carry one.
-        tracks: ids of all tracks in the message, in their order. Several only with Enhanced RTMP v2 multitrack.
-        multitrack: whether the message uses the multitrack form, even for one track.
-        nano_offset_ns: what ModEx adds to the timestamp, 0 to 999,999 nanoseconds.
-    """
-
-    kind: Kind
+    kind: Kind  # ``audio``, ``video`` or ``data``
     message_class: MessageClass
+    # FourCC as text (``avc1``, ``hvc1``, ``av01``, ``vp09``, ``mp4a``, ``.mp3``, ``Opus``, ``fLaC``, ``ac-3`` and so
+    # on); classic codecs without a FourCC in Enhanced RTMP have the name FFmpeg gives them. An unknown FourCC is given
+    # as it is when printable, else in hexadecimal; empty when the body does not say.
     codec: str
     packet: Packet
-    track: int = 0
+    track: int = 0  # id of the first (usually the only) track; 0, the default track, without multitrack
+    # presentation minus decoding time in milliseconds, -2^23 to 2^23-1, negative with some B-frame encoders; None when
+    # the packet does not carry one.
     composition_ms: int | None = None
+    # ids of all tracks in the message, in their order. Several only with Enhanced RTMP v2 multitrack.
     tracks: tuple[int, ...] = (0,)
     codecs: tuple[str, ...] = ()
-    multitrack: bool = False
-    nano_offset_ns: int = 0
+    multitrack: bool = False  # whether the message uses the multitrack form, even for one track
+    nano_offset_ns: int = 0  # what ModEx adds to the timestamp, 0 to 999,999 nanoseconds
 
     @property
     def sticky_key(self) -> StickyKey | None:

@@ -13,17 +13,13 @@ _OVERHEAD_BYTES: Final = 96
 
 
 class HeldMessages:
-    """Messages in the order in which they are to be treated.
-
-    Attributes:
-        size_bytes: their payloads, and an overhead for each; above 0 as long as there is a message.
-    """
+    """Messages in the order in which they are to be treated."""
 
     __slots__ = ("_messages", "size_bytes")
 
     def __init__(self) -> None:
         self._messages: deque[Message] | None = None  # nearly no connection holds any
-        self.size_bytes = 0
+        self.size_bytes = 0  # their payloads, and an overhead for each; above 0 as long as there is a message
 
     def __len__(self) -> int:
         return 0 if self._messages is None else len(self._messages)

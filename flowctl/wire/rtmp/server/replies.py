@@ -57,14 +57,10 @@ def connect_error(transaction_id: float, code: str, description: str) -> Message
 
 
 class Courtesy(NamedTuple):
-    """How a command is answered that changes nothing here.
-
-    Args:
-        notify: a call of Flash Media Server that goes with it. None: there is none.
-    """
+    """How a command is answered that changes nothing here."""
 
     result: AmfValue
-    notify: Message | None = None
+    notify: Message | None = None  # a call of Flash Media Server that goes with it. None: there is none.
 
 
 def _notification(name: str, code: str, description: str) -> Message:

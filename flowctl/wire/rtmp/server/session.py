@@ -133,14 +133,10 @@ class _Call(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """What is done about a command.
-
-    Args:
-        argued: whether more of it is read than its name and transaction id.
-    """
+    """What is done about a command."""
 
     obey: Callable[[Any, _Call], None]
-    argued: bool = True
+    argued: bool = True  # whether more of it is read than its name and transaction id
 
 
 class ServerSession:

@@ -39,12 +39,7 @@ class MessageStream:
 
 
 class MessageStreams:
-    """The message streams of one connection.
-
-    Attributes:
-        publishing: ids of the streams in PUBLISHING, for the hot path.
-        awaiting: those of them that have sent no media yet.
-    """
+    """The message streams of one connection."""
 
     __slots__ = (
         "_streams",  # tuple[MessageStream, ...]: nearly always one, for which a dict is 170 octets more
@@ -54,8 +49,8 @@ class MessageStreams:
 
     def __init__(self) -> None:
         self._streams: tuple[MessageStream, ...] = ()
-        self.awaiting = _NONE
-        self.publishing = _NONE
+        self.awaiting = _NONE  # those of them that have sent no media yet
+        self.publishing = _NONE  # ids of the streams in PUBLISHING, for the hot path
 
     def __iter__(self) -> Iterator[MessageStream]:
         return iter(self._streams)
