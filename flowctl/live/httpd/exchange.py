@@ -23,8 +23,6 @@ SERVER: Final = "flowctl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that came whole."""
-
     method: str  # in capitals, GET, HEAD or OPTIONS
     path: str
     raw_query: str  # as it came, without the question mark
@@ -99,7 +97,6 @@ class Exchange:
         self._wire.end_response()
 
     def play(self) -> None:
-        """Answer with the stream, as long as it is published."""
         self._wire.play()
 
 

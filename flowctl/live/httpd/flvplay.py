@@ -19,8 +19,6 @@ FLV_TYPE: Final = "video/x-flv"
 
 @dataclass(slots=True)
 class FlvPlay:
-    """Where the response stands that is a stream."""
-
     wire_format: FlvTags
     websocket: WebSocketPeer | None
     gives_up_at: float

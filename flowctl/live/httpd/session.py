@@ -97,8 +97,6 @@ _READY: Final = frozenset({Phase.IDLE, Phase.READING})
 
 
 class HttpSession(ViewerSession):
-    """Server side of one HTTP connection."""
-
     __slots__ = (
         *("_advancing", "_answer_bytes", "_answers", "_asked", "_body_bytes", "_due", "_exchange", "_flv", "_gave"),
         *("_half_closed", "_head", "_http", "_limits", "_origins", "_phase", "_ping_due", "_pinged", "_rate"),
@@ -288,7 +286,6 @@ class HttpSession(ViewerSession):
         self._refuse_all(error.error_status_hint, str(error), CloseReason.PROTOCOL_ERROR)
 
     def _over_limit(self, status: int, limit: str, value: float) -> None:
-        """Answer a request that goes over a limit, and end the connection for it."""
         error = LimitExceededError(limit, value, getattr(self._limits, limit))
         self._ended_by(error)
         reason = CloseReason.IDLE if limit == "request_time_s" else CloseReason.LIMIT_HIT
@@ -331,7 +328,6 @@ class HttpSession(ViewerSession):
         self._send_event(h11.Data(data=data))
 
     def end_response(self) -> None:
-        """Go on with the next request, or end."""
         self._send_event(h11.EndOfMessage())
         self._exchange = None
         self._answers += 1
@@ -402,7 +398,6 @@ class HttpSession(ViewerSession):
         self._ask(self._exchange, handler, live)
 
     def _tell_options(self, exchange: Exchange) -> None:
-        """Answer what a browser asks before a request of another origin."""
         wanted = exchange.request.header("access-control-request-headers")
         headers = [("Allow", _ALLOW), ("Access-Control-Allow-Methods", _ALLOW)]
         headers += [("Access-Control-Max-Age", str(_PREFLIGHT_S))]
@@ -411,7 +406,6 @@ class HttpSession(ViewerSession):
         exchange.respond(HTTPStatus.NO_CONTENT, headers=headers if self._cors() else headers[:1])
 
     def _live_request(self, request: Request, name: str) -> LiveRequest:
-        """Return the question that is asked about a request for something of the stream `name`."""
         found = _HOST.match(request.header("host"))
         if found is None:
             raise RemoteProtocolError("Host is no host and port", code="bad-url")
@@ -547,7 +541,6 @@ class HttpSession(ViewerSession):
             observer.asked(self.connection, "play", live.stream, self.connection.now())
 
     def _begin_if_settled(self, now: float) -> None:
-        """Begin the response when it is known what the stream shows."""
         flv, playing = self._flv, self._playing
         if flv is None or playing is None or self._phase is not Phase.ANSWERING or playing.waiting:
             return
@@ -594,7 +587,6 @@ class HttpSession(ViewerSession):
         self._leave("server stops", CloseReason.SHUTDOWN)
 
     def _give_up(self, limit: str, limit_s: float) -> None:
-        """Answer a player that has waited in vain."""
         exchange, playing = self._exchange, self._playing
         self._flv = None
         if playing is not None:
@@ -729,8 +721,6 @@ class HttpSession(ViewerSession):
 
 
 class FlvRoute:
-    """Answers ``/app/stream.flv`` with the stream."""
-
     suffix: Final = ".flv"
     in_files: Final = False
 

@@ -25,8 +25,6 @@ _KEY_BYTES: Final = 16
 
 
 class Taken(NamedTuple):
-    """What came of a piece of input."""
-
     reply: bytes
     frames: int  # that have come, whole or in part
     closed: str | None  # why the player wants to end. None: it does not.

@@ -55,8 +55,6 @@ class PushChunks(RtmpChunks):
 
 
 class PushSession(ViewerSession):
-    """One connection."""
-
     __slots__ = ("_key", "_leaving", "_on_end", "_rtmp", "_stream_name", "_url", "accepted", "rejected")
 
     def __init__(
@@ -87,7 +85,6 @@ class PushSession(ViewerSession):
         return "rtmp-push"
 
     def behaves(self) -> bool:
-        """It does: it is ours."""
         return True
 
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
@@ -96,20 +93,17 @@ class PushSession(ViewerSession):
     # -- the connection's calls
 
     def opened(self) -> None:
-        """Begin the handshake."""
         for observer in self._hub.observers:
             observer.opened(self.connection)
         self._reply()
 
     def received(self, data: memoryview) -> None:
-        """Take what the other server says."""
         for event in self._rtmp.receive(data, self.connection.now()):
             if not isinstance(event, Message):
                 self._take(event)
         self._reply()
 
     def timer(self, now: float) -> None:
-        """Look at time limits, and the ends of episodes."""
         if self._playing is not None:
             self._playing.check_quiet(now)
         self._rtmp.tick(now)
@@ -122,7 +116,6 @@ class PushSession(ViewerSession):
             self._leave("the publisher has gone")
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Leave the stream, and tell."""
         details = self.masked(details)
         super().closed(reason, details)
         self._on_end(self, f"{reason.value}: {details}" if details else reason.value)

@@ -81,7 +81,6 @@ class Push:
         threading.Thread(target=self._connect, args=(parameters,), name="flowctl-push", daemon=True).start()
 
     def end(self, why: str) -> None:
-        """Be over."""
         if not self._ended:
             self._ended, self.state, self.why = True, "ended", why
             session = self._session
@@ -90,7 +89,6 @@ class Push:
             self._on_over(self)
 
     def figures(self) -> dict[str, Any]:
-        """Return figures, as JSON, without secrets. Any thread."""
         session = self._session
         row: dict[str, Any] = {"stream": self.stream, "to": place_of(self._url), "state": self.state, "why": self.why}
         row |= {"connections": self._connections, "tries": self._redial.tries, "connection": None}
@@ -126,7 +124,6 @@ class Push:
             self._post(self._rest, str(error))
 
     def _over(self, session: PushSession, why: str) -> None:
-        """A connection has ended."""
         if session is not self._session or self._ended:
             return
         self._session = None
@@ -175,7 +172,6 @@ class Relays:
         server.hub.observers = (*server.hub.observers, _PublisherWatch(self))
 
     def start(self) -> None:
-        """Begin; the server's groups run."""
         for rule in self._pull:
             if rule.always and rule.streams not in self._always:
                 source = _source(rule, rule.streams)
@@ -188,7 +184,6 @@ class Relays:
             self._group.call_soon(self._look)
 
     def stop(self, deadline_s: float) -> None:
-        """End: the server's connections have."""
         del deadline_s
         self._stopped = True
         self._following.stop()
@@ -196,7 +191,6 @@ class Relays:
             follow.stop()
 
     def figures(self) -> dict[str, Any]:
-        """Return figures, as JSON, without secrets. Any thread."""
         follows: dict[str, FollowStatistics] = self._following.statistics()
         follows |= {name: follow.statistics() for name, follow in self._always.items()}
         return {

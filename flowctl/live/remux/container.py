@@ -45,14 +45,11 @@ _CODED_X: Final = 3
 
 
 class Fragment(NamedTuple):
-    """A group as fragmented MP4."""
-
     init: bytes  # ``ftyp`` and ``moov``: the same for all groups of the same tracks
     body: bytes  # ``moof`` and ``mdat``. Empty: the group has no frames.
 
 
 def fragment(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, number: int) -> Fragment:
-    """Return a group as fragmented MP4."""
     data = _remuxed(headers, units, zero_ms, "mp4", {**_FRAGMENT, "fragment_index": str(number)})
     begin = next((at for kind, at, _ in _boxes(data) if kind == b"moof"), len(data))
     return Fragment(data[:begin], data[begin:])
@@ -116,7 +113,6 @@ def _with(unit: Unit, at_ms: int, payload: bytes) -> Unit:
 
 
 def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: dict[str, str]) -> int:
-    """Copy the packets of audio and video; return how many there are."""
     streams = [item for item in read.streams if item.type in {"audio", "video"}]
     if not streams:
         return 0
@@ -135,7 +131,6 @@ def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: d
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield type, place and size of each outer box."""
     at = 0
     while at + _BOX_HEADER_BYTES <= len(data):
         size = int.from_bytes(data[at : at + 4], "big")

@@ -63,7 +63,6 @@ class Course:
         return tuple(self._headers.values())
 
     def take(self, type_id: int, timestamp: int, payload: bytes) -> Unit | None:
-        """Take a message."""
         if type_id == 15 and payload[:1] == b"\0":  # AMF3 data, which begins with this octet and goes on in AMF0
             type_id, payload = TAG_SCRIPT, payload[1:]
         if type_id not in (TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT) or not payload:

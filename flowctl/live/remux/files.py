@@ -85,7 +85,6 @@ class DiskRoom:
         self._usage: Final = usage or _usage
 
     def check(self, *, again: bool = False) -> None:
-        """See that there is room."""
         if not (self._keep_free_bytes or again):
             return
         free_bytes, size_bytes = self._usage(self._folder)
@@ -188,7 +187,6 @@ def _renamed(part: Path, path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # not every file system can

@@ -18,20 +18,16 @@ _READ_BYTES: Final = 1 << 20
 
 
 def flv_of(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], base_ms: int) -> bytes:
-    """Return a file header, `headers` at time 0, and `units`."""
     kinds = {type_id for type_id, _ in headers} | {unit.type_id for unit in units}
     front = header(TAG_AUDIO in kinds, TAG_VIDEO in kinds)
     return front + b"".join(tag(type_id, 0, payload) for type_id, payload in headers) + tags_of(units, base_ms)
 
 
 def tags_of(units: Sequence[Unit], base_ms: int) -> bytes:
-    """Return the tags of `units`; what is before time 0 is put there."""
     return b"".join(tag(unit.type_id, max(unit.at_ms - base_ms, 0) & _CLOCK, unit.payload) for unit in units)
 
 
 class FlvForm:
-    """One FLV file."""
-
     suffix: Final = SUFFIX
     by_groups: Final = False
 
@@ -39,7 +35,6 @@ class FlvForm:
         self._base_ms: int | None = None
 
     def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
-        """Return the octets that `units` are."""
         if self._base_ms is not None:
             return tags_of(units, self._base_ms)
         self._base_ms = units[0].at_ms

@@ -56,8 +56,6 @@ class SegmentForm(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HlsSettings:
-    """How a stream is written as HLS."""
-
     folder: Path
     segment_s: float = 4.0  # least length of a segment, 1 to 30 s; it ends at the next key frame
     listed: int = 6  # segments in the playlist, 3 to 100; as many more stay for players that are behind
@@ -72,8 +70,6 @@ class HlsSettings:
 
 
 class HlsWriter:
-    """Writes one stream."""
-
     def __init__(
         self,
         app: str,
@@ -138,7 +134,6 @@ class HlsWriter:
             ) from error
 
     def start(self) -> None:
-        """Begin."""
         self._worker.start()
 
     def stop(self, deadline_s: float) -> bool:
@@ -161,7 +156,6 @@ class HlsWriter:
     # -- the writer's thread
 
     def work(self, items: Sequence[Item]) -> None:
-        """Take what has come."""
         for item in items:
             if isinstance(item, Came):
                 self._take(item)

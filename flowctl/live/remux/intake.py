@@ -26,8 +26,6 @@ _HEADERS_BYTES: Final = 1 << 20
 
 
 class Came(NamedTuple):
-    """A message."""
-
     type_id: int
     timestamp: int
     payload: bytes
@@ -38,8 +36,6 @@ class Began(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The publication has ended."""
-
     why: str
 
 
@@ -86,14 +82,12 @@ class Intake:
     # -- the thread that receives
 
     def begin(self, now: float) -> None:
-        """A publication begins."""
         del now
         with self._lock:
             self._video = False
         self._put(Began())
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
-        """Take a message, or leave it out where there is no room."""
         del now
         cost = len(payload) + MESSAGE_BYTES
         with self._lock:
@@ -119,7 +113,6 @@ class Intake:
             self._ready.notify()
 
     def end(self, why: str) -> None:
-        """The publication has ended."""
         self._put(Ended(why))
 
     def close(self) -> None:

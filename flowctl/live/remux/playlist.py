@@ -24,8 +24,6 @@ CONTENT_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class HlsSegment:
-    """A segment."""
-
     name: str
     duration_s: float
     init: str = ""  # name of the file with its initialisation. Empty: it needs none.

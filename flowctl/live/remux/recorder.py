@@ -65,8 +65,6 @@ class RecorderState(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSettings:
-    """How a stream is recorded."""
-
     folder: Path
     template: NameTemplate
     max_bytes: int = 0  # a file that is so large ends at the next key frame. 0: size does not end it.
@@ -81,8 +79,6 @@ class RecordSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamRecorderStatistics:
-    """A snapshot of a recorder."""
-
     state: RecorderState
     path: Path | None  # of the file that is being written. None: there is none.
     why: str
@@ -95,8 +91,6 @@ class StreamRecorderStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedFile:
-    """A file that has its name."""
-
     path: Path
     size_bytes: int
     media_s: float
@@ -104,8 +98,6 @@ class FinishedFile:
 
 
 class StreamRecorder:
-    """Records one stream."""
-
     def __init__(
         self,
         app: str,
@@ -150,7 +142,6 @@ class StreamRecorder:
     # -- any thread
 
     def start(self) -> None:
-        """Begin."""
         self._worker.start()
 
     def stop(self, deadline_s: float) -> bool:
@@ -178,7 +169,6 @@ class StreamRecorder:
         return f"{self._app}/{self._stream}"
 
     def work(self, items: Sequence[Item]) -> None:
-        """Take what has come."""
         for item in items:
             if isinstance(item, Came):
                 self._take(item)
@@ -198,7 +188,6 @@ class StreamRecorder:
             self._write_piece()
 
     def finish(self, why: str) -> None:
-        """Write what waits, and finish the file."""
         self._write_piece()
         self._close_file(why)
         self._running = False
@@ -250,7 +239,6 @@ class StreamRecorder:
         self._piece_bytes += len(unit.payload) + MESSAGE_BYTES
 
     def _full(self, now_ms: int) -> bool:
-        """Whether the piece is as large as one may become."""
         piece = self._piece
         return bool(piece) and (self._piece_bytes >= PIECE_BYTES or now_ms - piece[0].at_ms >= PIECE_MS)
 

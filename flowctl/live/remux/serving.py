@@ -63,7 +63,6 @@ class HlsFiles:
             return None
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer with the file."""
         request = exchange.request
         app, _, name = request.path.removeprefix("/").rpartition("/")
         playlist = name.endswith(PLAYLIST)
@@ -86,7 +85,6 @@ class HlsFiles:
 
 
 def hls_handlers(folder: Path) -> dict[str, Handler]:
-    """Return who answers the paths of HLS, by suffix."""
     files = HlsFiles(folder)
     return dict.fromkeys(CONTENT_TYPES, files)
 
@@ -148,7 +146,6 @@ def _with_query(text: bytes, raw_query: str) -> Generator[bytes]:
 
 
 def _has(request: Request, tag: str) -> bool:
-    """Whether the client has what it asks for."""
     known = request.header("if-none-match")
     return known == "*" or tag in {item.strip().removeprefix("W/") for item in known.split(",")}
 
@@ -217,8 +214,6 @@ def _range(text: str, size: int) -> tuple[int, int] | None:
 
 
 class _FileBody:
-    """A body on its way."""
-
     __slots__ = ("_exchange", "_left_bytes", "_parts")
 
     def __init__(self, exchange: Exchange, parts: Generator[bytes], left_bytes: int) -> None:

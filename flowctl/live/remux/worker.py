@@ -32,7 +32,6 @@ class RemuxWorker:
         """Everything is written. Any thread."""
 
     def start(self) -> None:
-        """Begin."""
         self._thread = threading.Thread(target=self._run, name="flowctl-remux", daemon=True)
         self._thread.start()
 

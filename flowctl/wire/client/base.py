@@ -66,8 +66,6 @@ def status_of(event: ClientEvent) -> Status | None:
 
 @dataclass(frozen=True, slots=True)
 class ClientEnd:
-    """How a client's connection ended."""
-
     # as the connection saw it: FINISHED where we closed it ourselves, PEER_CLOSED, PEER_RESET and so on.
     reason: CloseReason
     details: str
@@ -82,7 +80,6 @@ class ClientEnd:
         return self.reason is CloseReason.FINISHED and not refused
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         status = self.status
         return {
             "reason": self.reason.value,
@@ -149,7 +146,6 @@ class RtmpClient(Session):
         self._arm(self.connection.clock())
 
     def flush_protocol(self) -> None:
-        """Send what the protocol has to say."""
         data = self._protocol.data_to_send()
         if data and not self._shut:
             self.connection.sender.send(data, MessageClass.CONTROL)
@@ -180,19 +176,16 @@ class RtmpClient(Session):
 
     @property
     def ended(self) -> bool:
-        """Whether the connection is over. Any thread."""
         return self.end is not None
 
     # -- the connection's calls
 
     def opened(self) -> None:
-        """Start the handshake."""
         self._protocol.connect(self.url, parameters=self.parameters)
         self.flush_protocol()
         self._arm(self.connection.clock())
 
     def received(self, data: memoryview) -> None:
-        """Hand input to the protocol and its events to the derived class."""
         now = self.connection.clock()
         try:
             for event in self._protocol.receive(data, now):
@@ -205,7 +198,6 @@ class RtmpClient(Session):
         self._arm(now)
 
     def timer(self, now: float) -> None:
-        """Look at the clock: the protocol's deadlines, then the derived class's."""
         if self._leave_look is not None and now >= self._leave_look:
             self._leave(now)
         due_at = None if self._leaving is not None else self._due_at
@@ -225,7 +217,6 @@ class RtmpClient(Session):
         return True
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Note how it ended."""
         if self._shut and reason is CloseReason.PEER_RESET:
             # All was sent, and it is up to the server in which way it closes.
             reason, details = CloseReason.FINISHED, self._leaving or details

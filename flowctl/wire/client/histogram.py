@@ -38,19 +38,15 @@ def bounds_of(bucket: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class DelayHistogram:
-    """Counts delays; not thread-safe."""
-
     buckets: dict[int, int] = field(default_factory=dict)  # bucket -> count. Hot paths add to it themselves.
     max_us: int = 0  # the largest value so far
 
     def add(self, value_us: int) -> None:
-        """Count one value in microseconds."""
         bucket = bucket_of(value_us)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         self.max_us = max(self.max_us, value_us)
 
     def merge(self, other: DelayHistogram) -> None:
-        """Add what `other` has counted."""
         mine = self.buckets
         for bucket, count in other.buckets.items():
             mine[bucket] = mine.get(bucket, 0) + count
@@ -58,7 +54,6 @@ class DelayHistogram:
 
     @property
     def count(self) -> int:
-        """How many values were counted."""
         return sum(self.buckets.values())
 
     @property

@@ -41,8 +41,6 @@ OTHER: Final = 2
 
 
 class MediaFrame(NamedTuple):
-    """What one media message is."""
-
     kind: int
     key: bool
     number: int | None
@@ -55,7 +53,6 @@ Skimmed: TypeAlias = tuple[int, MediaFrame]
 
 
 def describe(info: MediaInfo, head: bytes) -> MediaFrame:
-    """Return what the media message is whose body begins with `head`."""
     if info.kind == "data" or info.message_class is MessageClass.HEADER or info.message_class is MessageClass.DATA:
         return MediaFrame(OTHER, False, None, 0, info.kind == "data")
     number, sent_us = read_stamp(head) or (None, 0)
@@ -138,12 +135,10 @@ class ViewerMeasure:
 
     @property
     def missing(self) -> int:
-        """Frames missing so far, video and audio."""
         return self.missing_video + self.missing_audio
 
     @property
     def gaps(self) -> int:
-        """Times that frames were missing."""
         return self.video_gaps + self.audio_gaps
 
     @property
@@ -153,7 +148,6 @@ class ViewerMeasure:
 
     @property
     def frames(self) -> int:
-        """Frames received so far, video and audio."""
         return self.video + self.audio
 
     def take(self, items: Iterable[Skimmed], now_us: int) -> None:

@@ -51,8 +51,6 @@ class MediaClock:
 
 
 class TimedTag(NamedTuple):
-    """A tag to be sent: what, when, and what it is."""
-
     tag: FlvTag
     due_ms: int
     message_class: MessageClass
@@ -60,8 +58,6 @@ class TimedTag(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Timeline:
-    """Iterates over a source's tags with the time each is due."""
-
     source: Iterable[FlvTag] = field(kw_only=False)
     loop: bool = False
     duration_s: float | None = None
@@ -76,7 +72,6 @@ class Timeline:
             raise ConfigError("this source can be iterated over only once, so it cannot loop")
 
     def __iter__(self) -> Iterator[TimedTag]:
-        """Iterate over the tags; once."""
         start_ms, end_ms = 0, math.inf if self.duration_s is None else self.duration_s * 1000
         while True:
             self.rounds += 1

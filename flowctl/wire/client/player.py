@@ -87,8 +87,6 @@ HEALTHY: Final = PlayProfile()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayerStatistics:
-    """A snapshot of a player."""
-
     playing: bool = False  # whether media has come and the connection is open
     received: Counts = NO_COUNTS  # messages by class, bytes of their bodies
     wire_bytes: int = 0
@@ -117,8 +115,6 @@ class PlayerStatistics:
 
 @dataclass(slots=True, eq=False, repr=False)
 class RtmpPlayer(RtmpClient):
-    """Plays one stream on one connection."""
-
     profile: PlayProfile = HEALTHY
     _: KW_ONLY
     writer: FlvWriter | None = None
@@ -147,7 +143,6 @@ class RtmpPlayer(RtmpClient):
     # -- any thread
 
     def statistics(self) -> PlayerStatistics:
-        """Return a frozen snapshot. Figures of the connection's thread may be a step apart."""
         measure, first_at = self.measure, self._first_at
         delays = measure.delays if measure.clock.source == STAMP else DelayHistogram()
         return PlayerStatistics(
@@ -173,7 +168,6 @@ class RtmpPlayer(RtmpClient):
     # -- the session
 
     def received(self, data: memoryview) -> None:
-        """Take input; then rest if more was read than the rate allows."""
         RtmpClient.received(self, data)
         pace = self._pace
         if pace is not None and self._leaving is None:
@@ -185,7 +179,6 @@ class RtmpPlayer(RtmpClient):
                 self._plan(now)
 
     def event(self, event: ClientEvent, now: float) -> None:
-        """Note when the play begins and ends."""
         if isinstance(event, PlayStarted):
             if self._first_at is None:
                 self.measure.asked_us = time.time_ns() // 1000
@@ -198,7 +191,6 @@ class RtmpPlayer(RtmpClient):
                 self.finish("the stream ended")
 
     def media(self, message: Message, now: float) -> None:
-        """Count one message and look at it."""
         info = inspect(message.type_id, message.payload)
         message_class = info.message_class
         self._tally.add(message_class, len(message.payload))
@@ -217,7 +209,6 @@ class RtmpPlayer(RtmpClient):
             self._write(message)
 
     def due(self, now: float) -> None:
-        """Do what the profile wants by now."""
         profile, first_at = self.profile, self._first_at
         pace = self._pace
         if pace is not None and now >= self._throttled_until:

@@ -41,8 +41,6 @@ MAX_PACE: Final = 10_000.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublisherStatistics:
-    """A snapshot of a publisher."""
-
     publishing: bool = False
     sent: Counts = NO_COUNTS  # tags given to the Sender, by class, bytes of their bodies
     bytes_queued: int = 0
@@ -94,7 +92,6 @@ class RtmpPublisher(RtmpClient):
         return self._feed.error
 
     def statistics(self) -> PublisherStatistics:
-        """Return a frozen snapshot. Figures of the connection's thread may be a step apart."""
         opened = self._job is not None
         now = self.connection.clock() if opened else 0.0
         since = self._waiting_since
@@ -114,12 +111,10 @@ class RtmpPublisher(RtmpClient):
     # -- the session
 
     def opened(self) -> None:
-        """Start, with a job for the pump."""
         self._job = self.connection.registration.job(self._pump, "publisher")
         RtmpClient.opened(self)
 
     def event(self, event: ClientEvent, now: float) -> None:
-        """Begin when the server says so; end when it takes the stream away."""
         if isinstance(event, PublishStarted) and self._started_at is None:
             self._started_at = now if self.begins is None else self.begins(now)
             self._feed.begin(self._started_at)
@@ -128,7 +123,6 @@ class RtmpPublisher(RtmpClient):
             self.connection.close_after_flush(f"the server ended the stream: {event.reason}")
 
     def due(self, now: float) -> None:
-        """Send what is due."""
         del now
         self._pump()
 
@@ -175,7 +169,6 @@ class RtmpPublisher(RtmpClient):
         return False
 
     def _send(self, now: float) -> int:
-        """Give one tag to the Sender; return its size on the wire."""
         (tag, self._sent_ms, message_class), octets = self._feed.send(self._protocol, now, time.time_ns() // 1000)
         self.connection.sender.send(octets, message_class, droppable=False)
         self._tally.add(message_class, len(tag.payload))

@@ -51,7 +51,6 @@ class ClientRun(Generic[ClientT]):
             self.start(rejected.retry_parameters)
 
     def finish(self, details: str, deadline_s: float = _STOP_S) -> bool:
-        """Ask the client to leave in order, and wait for its end."""
         if not self.client.ended:
             self._group.call_soon(self.client.finish, details)
         return self._ended.wait(deadline_s)

@@ -29,7 +29,6 @@ class FlvFile:
             raise ConfigError(f"{self.path} holds no FLV tags", hint=_NO_FLV_HINT)
 
     def __iter__(self) -> Iterator[FlvTag]:
-        """Iterate over the tags."""
         reader = FlvReader()
         try:
             with self.path.open("rb") as file:
@@ -54,7 +53,6 @@ class Tracks:
         self._left_out = {type_id for type_id, kept in ((TAG_AUDIO, audio), (TAG_VIDEO, video)) if not kept}
 
     def __iter__(self) -> Iterator[FlvTag]:
-        """Iterate over the tags that are kept; metadata always is."""
         return (tag for tag in self._source if tag.type_id not in self._left_out)
 
 

@@ -54,8 +54,6 @@ class Rate(Protocol):
 
 @dataclass(slots=True)
 class Constant:
-    """One rate for ever."""
-
     rate: float
     look_s: float = float("inf")
 

@@ -38,7 +38,6 @@ class BitWriter:
         return self.u(other._value, other._bits)
 
     def align(self) -> BitWriter:
-        """Fill with zero bits up to the next whole octet; returns self."""
         return self.u(0, -self._bits % 8)
 
     def stop(self) -> BitWriter:
@@ -46,7 +45,6 @@ class BitWriter:
         return self.u(1, 1).align()
 
     def to_bytes(self) -> bytes:
-        """Return what was written, filled with zero bits to whole octets."""
         filling = -self._bits % 8
         return (self._value << filling).to_bytes((self._bits + filling) // 8, "big")
 

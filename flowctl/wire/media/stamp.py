@@ -56,7 +56,6 @@ def _numbers_at(payload: bytes | memoryview) -> int:
 
 
 def has_slot(payload: bytes | memoryview) -> bool:
-    """Return whether `payload` is a synthetic frame that can be stamped."""
     return _numbers_at(payload) != 0
 
 

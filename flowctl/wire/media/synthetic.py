@@ -72,7 +72,6 @@ class SyntheticSource:
     _has_clock: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check every field and work out the frame sizes."""
         if not (self.video or self.audio):
             raise ConfigError("video and audio are both off: nothing to send")
         _check("fps", self.fps, 1, 240)
@@ -98,11 +97,9 @@ class SyntheticSource:
         return max(1, round(self.fps * self.key_interval_s))
 
     def __iter__(self) -> Iterator[FlvTag]:
-        """Return an endless iterator over the tags; see `tags`."""
         return self.tags()
 
     def tags(self, duration_s: float | None = None) -> Iterator[FlvTag]:
-        """Iterate over the tags from the start."""
         yield from self.headers()
         rng = random.Random(self.seed)
         end_ms = float("inf") if duration_s is None else duration_s * 1000
@@ -185,7 +182,6 @@ class SyntheticSource:
         return fits and others >= change and key >= change + codec.macroblocks
 
     def _squares(self, index: int) -> Squares:
-        """Return what frame `index` shows."""
         return squares_at(index / self.fps, self._codec.columns, self._codec.rows) if self._has_clock else _PLAIN
 
     def _video_frame(self, index: int, rng: random.Random) -> bytes:

@@ -67,8 +67,6 @@ class AdobeAnswer(NamedTuple):
 
 
 class LoginResult(NamedTuple):
-    """What the server makes of an `AdobeAnswer`."""
-
     accepted: bool
     refusal: str
     reason: str  # ``"accepted"``, ``"need-auth"``, ``"challenged"`` or ``"auth-failed"``, for logs and statistics
@@ -146,7 +144,6 @@ class AdobeAuthenticator:
         return f"AdobeAuthenticator({len(self._credentials)} users)"
 
     def check(self, answer: AdobeAnswer | None, now: float) -> LoginResult:
-        """Judge what a client appended to its address."""
         if answer is None or not answer.user:
             return LoginResult(accepted=False, refusal=NEED_AUTH, reason="need-auth", user="")
         # The name is echoed and logged, so it is held to what a user name can be.

@@ -99,7 +99,6 @@ ENDING_CODES: Final = frozenset(
 
 
 def command(name: str, transaction_id: float, *values: Any, stream_id: int = 0) -> Message:
-    """Return the AMF0 command `name` (Adobe RTMP 1.0 section 7.1.1)."""
     payload = amf0.encode(name, float(transaction_id), *values)
     return Message(STREAM_CSID if stream_id else COMMAND_CSID, 0, TYPE_COMMAND_AMF0, stream_id, payload)
 
@@ -110,17 +109,14 @@ def status(level: str, code: str, description: str, **more: Any) -> dict[str, An
 
 
 def on_status(stream_id: int, level: str, code: str, description: str, **more: Any) -> Message:
-    """Return an ``onStatus`` for message stream `stream_id` (0: the connection); see `status`."""
     return command("onStatus", 0, None, status(level, code, description, **more), stream_id=stream_id)
 
 
 def limit_description(limit: str, value: float, maximum: float) -> str:
-    """Return the words that tell a peer which limit it went over."""
     return f"limit {limit}: {value:g}, allowed is {maximum:g}"
 
 
 def sample_access(stream_id: int) -> Message:
-    """Return the ``|RtmpSampleAccess`` data message that lets a Flash player read samples (SRS 49)."""
     return Message(STREAM_CSID, 0, TYPE_DATA_AMF0, stream_id, amf0.encode("|RtmpSampleAccess", True, True))
 
 
@@ -155,7 +151,6 @@ def start_of_stream_bytes(
 
 
 def _in_full(messages: tuple[Message, Message], chunk_size: int, timestamp: int) -> bytes:
-    """Return a control message and the status that follows it at `timestamp`, both with full headers."""
     return b"".join(
         serialise(message.type_id, message.msid, when, message.payload, message.csid, chunk_size)
         for message, when in zip(messages, (0, timestamp), strict=True)
@@ -185,7 +180,6 @@ def shared(text: str) -> str:
 
 
 def number(value: Any, default: float) -> float:
-    """Return `value` if it is a finite number, `default` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return default
     return float(value)
@@ -197,7 +191,6 @@ def whole(value: Any, default: int) -> int:
 
 
 def flag(value: Any, *, default: bool) -> bool:
-    """Return `value` as a boolean, numbers as C does it; `default` for anything else."""
     return bool(value) if isinstance(value, bool | int | float) else default
 
 
@@ -208,7 +201,6 @@ def properties(value: Any) -> dict[str, Any]:
 
 
 def first_properties(values: list[Any]) -> dict[str, Any]:
-    """Return the members of the first object among `values`, {} when there is none."""
     return next((found for found in map(properties, values) if found), {})
 
 

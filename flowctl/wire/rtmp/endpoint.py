@@ -97,7 +97,6 @@ class Endpoint:
     # ------------------------------------------------------------------------------------------------ octets
 
     def shake(self, data: bytes | memoryview) -> tuple[bytes, str]:
-        """Hand `data` to the handshake."""
         handshake = self.handshake
         if handshake is None:
             raise InternalError("the handshake is over")
@@ -117,13 +116,11 @@ class Endpoint:
         return messages
 
     def send(self, message: Message) -> None:
-        """Queue a message."""
         size = self.queue(self.writer.write(message))
         if size > self._config.pending_output_bytes:
             raise LimitExceededError("pending_output_bytes", size, self._config.pending_output_bytes)
 
     def send_chunk_size(self) -> None:
-        """Announce the chunk size of the settings, and send with it from now on."""
         self.queue(self.writer.set_chunk_size(self._config.out_chunk_size))
 
     def data_to_send(self) -> bytes:
@@ -157,7 +154,6 @@ class Endpoint:
         return max(window_bytes // 2, self._config.ack_floor_bytes)
 
     def ping(self, now: float) -> None:
-        """Send a ping request; the answer becomes a `Pong` with the round trip time."""
         self._ping_timestamp = round(now * 1000) & 0xFFFFFFFF
         self._ping_at = now
         self.send(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=self._ping_timestamp)))
@@ -165,7 +161,6 @@ class Endpoint:
     # ----------------------------------------------------------------------------------------- what we hear
 
     def control(self, message: Message, now: float, *, muted: bool = False) -> ControlEvent | None:
-        """Act on a message of types 1 to 6."""
         self.count_control(now)
         value = decode_message(message, self._config.limits)
         if isinstance(value, Acknowledgement):
@@ -215,7 +210,6 @@ class Endpoint:
     # ----------------------------------------------------------------------------------- rates and counters
 
     def count_control(self, now: float) -> None:
-        """Count one message against ``control_messages_per_second``."""
         self._turn_second(now)
         self._control_count += 1
         self.control_total += 1
@@ -224,7 +218,6 @@ class Endpoint:
             raise LimitExceededError("control_messages_per_second", self._control_count, maximum)
 
     def count_command(self, now: float) -> None:
-        """Count one command against ``commands_per_second``."""
         self._turn_second(now)
         self._command_count += 1
         self.command_total += 1
@@ -238,14 +231,12 @@ class Endpoint:
             self._control_count = self._command_count = 0
 
     def count(self, name: str, times: int = 1) -> None:
-        """Add `times` to counter `name`."""
         if self._counters is None:
             self._counters = {}
         self._counters[name] = self._counters.get(name, 0) + times
 
     @property
     def counters(self) -> dict[str, int]:
-        """How often what was ignored or odd, by name; a copy."""
         return dict(self._counters or {})
 
     def ignore(self, what: str, detail: str) -> Ignored | None:

@@ -23,8 +23,6 @@ PublishKind: TypeAlias = Literal["live", "record", "append"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HandshakeDone:
-    """The handshake has ended."""
-
     style: str
 
 
@@ -122,16 +120,12 @@ class SeekRefused:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReceiveAudio:
-    """A player switched audio on or off."""
-
     stream_id: int
     enabled: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReceiveVideo:
-    """A player switched video on or off."""
-
     stream_id: int
     enabled: bool
 
@@ -146,15 +140,11 @@ class BufferLength:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The peer acknowledged octets that we sent."""
-
     sequence_number: int  # octets it has received, modulo 2^32; whatever the peer claims
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pong:
-    """The peer answered a ping request."""
-
     timestamp: int
     round_trip_s: float | None  # time since we sent that ping. None: it answers no ping of ours.
 

@@ -161,7 +161,6 @@ class WireLimits:
             raise LimitExceededError(name, length, maximum, message)
 
     def check_chunk_size(self, size: int) -> None:
-        """Refuse a chunk size that a peer sets."""
         if size > self.chunk_size_max_bytes:
             raise LimitExceededError("chunk_size_max_bytes", size, self.chunk_size_max_bytes)
         if size < self.chunk_size_min_bytes and not self.trusted:

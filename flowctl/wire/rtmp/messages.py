@@ -86,7 +86,6 @@ class Acknowledgement:
 
     @classmethod
     def of(cls, bytes_received: int) -> Acknowledgement:
-        """Return the acknowledgement of `bytes_received` octets in all, any number; it starts again at 0xF0000000."""
         return cls(bytes_received % _ACK_WRAP)
 
     def behind(self, bytes_sent: int) -> int:
@@ -236,7 +235,6 @@ def _decode_values(message: Message, limits: AmfLimits) -> list[AmfValue]:
 
 
 def decode_command(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> Command:
-    """Return what `message`, of type 17 or 20, says; raises as `decode_message`."""
     values = _decode_values(message, limits.amf)
     if not values or not isinstance(values[0], str):
         kind = type(values[0]).__name__ if values else "nothing"

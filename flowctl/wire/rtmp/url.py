@@ -167,7 +167,6 @@ class RtmpUrl:
         return f"{self.scheme}://{host}{port}/{'' if self.app == DEFAULT_APP else self.app}"
 
     def redacted(self) -> str:
-        """Return the whole address without the values of secret parameters and without credentials."""
         base = self.tc_url if not self.stream else f"{self.tc_url.rstrip('/')}/{self.stream}"
         return f"{base}?{redact_query(self.raw_query)}" if self.raw_query else base
 
@@ -278,7 +277,6 @@ def unquote(text: str) -> str:
 
 
 def _parse_base(text: str, name_max_chars: int) -> RtmpUrl:
-    """Parse an address whose whole path is the application."""
     if len(text) > URL_MAX_CHARS:
         raise RemoteProtocolError(f"address has {len(text)} characters, the limit is {URL_MAX_CHARS}", code="bad-url")
     # Before there was "?vhost=", SRS took "app...vhost...name".

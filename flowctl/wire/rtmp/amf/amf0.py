@@ -391,7 +391,6 @@ _FALSE: Final = bytes((_BOOLEAN, 0))
 
 
 def _encoded_name(name: str) -> bytes:
-    """Return a member or class name as on the wire: 16-bit length, UTF-8."""
     if not isinstance(name, str):
         raise LocalProtocolError(f"AMF names are str, not {type(name).__name__}")
     raw = name.encode()
@@ -426,11 +425,9 @@ class _Writer:
         self.meter = WriteMeter()
 
     def value(self, value: AmfValue, depth: int) -> None:
-        """Write `value`, which is in a container of level `depth` (0 for none)."""
         (_WRITERS.get(type(value)) or _inherited(value))(self, value, depth)
 
     def members(self, members: Mapping[str, AmfValue], depth: int) -> None:
-        """Write the members of a container at level `depth`, and the end marker."""
         self.meter.enter(len(members), depth)
         write = self.parts.append
         known = _KNOWN_NAMES.get

@@ -110,7 +110,6 @@ class Amf3Reader(MessageReader):
         return text, pos
 
     def members(self, pos: int, depth: int, out: dict[str, AmfValue]) -> int:
-        """Read members into `out` up to and including the empty name; return the position after it."""
         while True:
             name, pos = self.string(pos, self.meter.name_max)
             if not name:
@@ -119,7 +118,6 @@ class Amf3Reader(MessageReader):
             out[name], pos = self.value(pos, depth)
 
     def values(self, count: int, pos: int, depth: int) -> tuple[list[AmfValue], int]:
-        """Read `count` values."""
         self.expect(count, 1, pos)
         values = []
         for _ in range(count):
@@ -138,7 +136,6 @@ class Amf3Reader(MessageReader):
 
 
 def octets_of(text: str) -> int:
-    """Return how long a text is in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 

@@ -114,7 +114,6 @@ class Meter:
         self._deepest = 0  # deepest level reached within the container that is being read
 
     def begin(self, pos: int, depth: int) -> Mark:
-        """Open the account of a container."""
         self.check_depth(depth)
         mark = (self.room, pos + self._repeated, self._deepest, depth)
         self._deepest = depth
@@ -128,7 +127,6 @@ class Meter:
         return shared
 
     def check_depth(self, depth: int) -> None:
-        """Refuse a level that is too deep."""
         if depth > self._depth_max:
             raise LimitExceededError("amf_depth", depth, self._depth_max)
 
@@ -144,7 +142,6 @@ class Meter:
         return LimitExceededError("amf_nodes", self._nodes_max - left, self._nodes_max)
 
     def repeat(self, octets: int) -> None:
-        """Pay for `octets` that a reference repeats."""
         self._repeated += octets
         if self._repeated > self._repeated_max:
             raise LimitExceededError("amf_repeated_bytes", self._repeated, self._repeated_max)
@@ -169,7 +166,6 @@ class Meter:
         return value
 
     def check_length(self, length: int, maximum: int) -> None:
-        """Refuse a string of `length` octets that is longer than `maximum`."""
         if length > maximum:
             raise LimitExceededError("amf_string_bytes", length, maximum)
 
@@ -189,7 +185,6 @@ class WriteMeter:
         self.room = MAX_ENCODED_NODES  # values that may still be written
 
     def enter(self, count: int, depth: int) -> None:
-        """Begin a container of `count` values at level `depth`."""
         self.room -= count
         if depth > MAX_DEPTH or self.room < 0:
             raise LocalProtocolError(

@@ -22,8 +22,6 @@ _MARKERS: Final = 256
 
 
 class MessageReader(ABC):
-    """Reads one message of one format."""
-
     __slots__ = ("data", "end", "meter")
     format: ClassVar[str]  # its name in errors
 
@@ -58,7 +56,6 @@ none); returns the value and the position after it. The caller has paid for the 
 
 
 def read_all(reader: MessageReader) -> list[AmfValue]:
-    """Return all values of a message."""
     values = []
     pos = 0
     try:

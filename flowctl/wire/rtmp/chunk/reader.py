@@ -128,7 +128,6 @@ class ChunkReader:
 
     @property
     def chunk_streams(self) -> int:
-        """How many chunk streams the peer has opened so far."""
         return len(self._streams) + len(self._more_streams or ())
 
     def chunk_stream(self, csid: int) -> ChunkStream | None:

@@ -65,7 +65,6 @@ class ChunkStream:
         """Payload octets received of the message in progress; replaced, not extended, while it is `NO_BODY`."""
 
     def set_type0_clock(self, timestamp: int, *, counts_as_delta: bool) -> None:
-        """Take the timestamp of a type 0 header that opens a message."""
         self.timestamp = timestamp
         self.delta = timestamp if counts_as_delta else 0
 

@@ -106,7 +106,6 @@ class ChunkWriter:
 
     @property
     def chunk_size(self) -> int:
-        """Octets of payload in a chunk, as last announced to the peer."""
         return self._chunk_size
 
     def write(self, message: Message) -> bytes:

@@ -106,7 +106,6 @@ class ClientCalls:
         self._names: dict[int, str] = {}
 
     def open(self, name: str) -> int:
-        """Return a new transaction id and remember that the reply to command `name` is awaited."""
         self._last_id += 1
         self._names[self._last_id] = name
         if len(self._names) > _CALLS_MAX:
@@ -120,8 +119,6 @@ class ClientCalls:
 
 
 class _Purpose(NamedTuple):
-    """What the connection is for."""
-
     command: Literal["publish", "play"]
     name: str | None  # stream name with its query. None: that of the address.
     last: str | float  # the argument behind the name: the kind of a publish, the start of a play in ms
@@ -161,7 +158,6 @@ class ClientSession:
     # -------------------------------------------------------------------------------------------- intents
 
     def connect(self, url: RtmpUrl | str, *, parameters: str = "", app: str | None = None) -> None:
-        """Start the handshake, and connect when it is done."""
         self._url = parse_url(url) if isinstance(url, str) else url
         self._move(ClientInput.CONNECT)
         self._parameters = parameters
@@ -170,11 +166,9 @@ class ClientSession:
             self._endpoint.queue(self._endpoint.handshake.start())
 
     def publish(self, name: str | None = None, kind: PublishKind = "live") -> None:
-        """Publish as soon as the server lets us."""
         self._ask(_Purpose("publish", name, kind))
 
     def play(self, name: str | None = None, *, start_ms: int = -2000) -> None:
-        """Play as soon as the server lets us."""
         self._ask(_Purpose("play", name, float(start_ms)))
 
     def close_stream(self) -> None:
@@ -195,7 +189,6 @@ class ClientSession:
 
     @property
     def state(self) -> ClientState:
-        """How far the session has come."""
         return self._state
 
     @property
@@ -205,17 +198,14 @@ class ClientSession:
 
     @property
     def url(self) -> RtmpUrl:
-        """The address of `connect`."""
         return self._url
 
     @property
     def counters(self) -> dict[str, int]:
-        """How often what was ignored, by name; a copy."""
         return self._endpoint.counters
 
     @property
     def last_acknowledged_bytes(self) -> int:
-        """Octets that the server has acknowledged last, modulo 2^32."""
         return self._endpoint.last_acknowledged_bytes
 
     @property
@@ -226,7 +216,6 @@ class ClientSession:
     # ----------------------------------------------------------------------------------------------- output
 
     def data_to_send(self) -> bytes:
-        """Return and forget what waits to be sent: handshake octets, or whole messages."""
         return self._endpoint.data_to_send()
 
     def send_audio(self, timestamp: int, payload: bytes) -> bytes:
@@ -283,7 +272,6 @@ class ClientSession:
     # --------------------------------------------------------------------------------------- octets and time
 
     def receive(self, data: bytes | memoryview, now: float) -> list[ClientEvent]:
-        """Take octets from the server."""
         self._check_open()
         endpoint = self._endpoint
         events: list[ClientEvent] = []
@@ -303,7 +291,6 @@ class ClientSession:
         return events
 
     def tick(self, now: float) -> list[ClientEvent]:
-        """Look at the clock: limits of time and pings."""
         self._check_open()
         try:
             self._endpoint.tick(self._phase_limit(), now)
@@ -319,7 +306,6 @@ class ClientSession:
         return self._endpoint.next_deadline(self._phase_limit(), now)
 
     def _phase_limit(self) -> tuple[str, float]:
-        """Return the name and the value (s) of the limit on the present state; 0 is none."""
         if self._state is ClientState.HANDSHAKE:
             return "handshake_time_s", self._config.limits.handshake_time_s
         # A player may wait for a publisher as long as it likes.
@@ -328,7 +314,6 @@ class ClientSession:
         return NO_LIMIT
 
     def _shake(self, data: bytes | memoryview, events: list[ClientEvent]) -> bytes:
-        """Run the handshake; return what follows it, b"" while it lasts."""
         following, style = self._endpoint.shake(data)
         if style:
             self._move(ClientInput.HANDSHAKE_DONE)
@@ -363,7 +348,6 @@ class ClientSession:
     # ------------------------------------------------------------------------------------------- going ahead
 
     def _call(self, name: str, *values: Any) -> None:
-        """Send a command on the connection."""
         self._endpoint.send(commands.command(name, self._calls.open(name), *values))
 
     def _stream_name(self) -> str:
@@ -373,7 +357,6 @@ class ClientSession:
         return f"{self._url.stream}?{self._url.raw_query}" if self._url.raw_query else self._url.stream
 
     def _send_connect(self) -> None:
-        """Announce our chunk size and connect, once the handshake is done."""
         # Before connect, as OBS does it, so that the long connect is not cut into chunks of 128 octets.
         self._endpoint.send_chunk_size()
         playing = self._purpose is not None and not self._publishes
@@ -393,7 +376,6 @@ class ClientSession:
         self._call("createStream", None)
 
     def _ask_server(self, purpose: _Purpose, stream_id: int) -> None:
-        """Send publish or play on the message stream that the server gave us."""
         self._stream_id = stream_id
         self._ended = False
         name, send = purpose.command, self._endpoint.send
@@ -413,7 +395,6 @@ class ClientSession:
     # ------------------------------------------------------------------------------------ the server's messages
 
     def _handle(self, message: Message, events: list[ClientEvent], now: float) -> None:
-        """Treat one message that is no audio and no video."""
         type_id = message.type_id
         if type_id in CONTROL_TYPES:
             event = self._endpoint.control(message, now)
@@ -433,7 +414,6 @@ class ClientSession:
             self._ignore(events, "unknown-message-type", str(type_id))
 
     def _ignore(self, events: list[ClientEvent], what: str, detail: str) -> None:
-        """Count something that the session has no use for, and report it the first time."""
         event = self._endpoint.ignore(what, detail)
         if event is not None:
             events.append(event)
@@ -445,7 +425,6 @@ class ClientSession:
             self._end(events, "stream_eof")
 
     def _command(self, message: Message, events: list[ClientEvent]) -> None:
-        """Take a reply, a status, or a call of the server."""
         command = decode_command(message, self._config.limits)
         if command.name == "_result":
             self._on_result(command, events)
@@ -485,7 +464,6 @@ class ClientSession:
             self._endpoint.count("result-of-no-use")
 
     def _connected(self, command: Command, events: list[ClientEvent]) -> None:
-        """Take the reply to connect: properties and information, either of which may be null."""
         information = commands.first_properties(list(command.arguments))
         if commands.text(information.get("level")) == "error":
             # A refusal dressed as a result.
@@ -499,7 +477,6 @@ class ClientSession:
         self._create_stream()
 
     def _created(self, command: Command, events: list[ClientEvent]) -> None:
-        """Take the reply to createStream, and ask for what the stream is for."""
         stream_id = commands.whole(command.arguments[0] if command.arguments else None, -1)
         if self._state is not ClientState.CREATING or self._purpose is None:
             # Our caller has closed the stream before it was there.
@@ -576,11 +553,9 @@ class ClientSession:
             self._running_status(code, level, events)
 
     def _starts(self, code: str) -> bool:
-        """Return whether `code` is the one that the session's purpose waits for."""
         return code == (commands.PUBLISH_START if self._publishes else commands.PLAY_START)
 
     def _running_status(self, code: str, level: str, events: list[ClientEvent]) -> None:
-        """Take a status while the stream runs: it went on, was taken away, or is over for now."""
         if self._starts(code) or code == commands.PLAY_PUBLISH_NOTIFY:
             self._move(ClientInput.STARTED)
             self._ended = False

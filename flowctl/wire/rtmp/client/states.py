@@ -14,8 +14,6 @@ from flowctl.errors import LocalProtocolError, RemoteProtocolError
 
 
 class ClientState(enum.Enum):
-    """How far a client has come."""
-
     NEW = "new"
     HANDSHAKE = "handshake"
     CONNECTING = "connecting"
@@ -64,7 +62,6 @@ _CALLER_INPUTS: Final = frozenset({_I.CONNECT, _I.ASK, _I.CLOSE})
 
 
 def next_client_state(state: ClientState, event: ClientInput) -> ClientState:
-    """Return the state that follows."""
     following = CLIENT_TABLE.get((state, event))
     if following is not None:
         return following

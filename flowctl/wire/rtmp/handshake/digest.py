@@ -35,15 +35,12 @@ SERVER_KEY: Final = b"Genuine Adobe Flash Media Server 001"
 
 
 class Digest(NamedTuple):
-    """A digest found in C1 or S1."""
-
     schema: int
     offset: int
     value: bytes
 
 
 def find_digest(packet: bytes, key: bytes) -> Digest | None:
-    """Return the digest that `packet` carries, None when there is none that is right."""
     for schema in SCHEMAS:
         offset = _offset(packet, schema)
         value = packet[offset : offset + DIGEST_BYTES]
@@ -59,7 +56,6 @@ def with_digest(packet: bytes, schema: int, key: bytes) -> tuple[bytes, bytes]:
 
 
 def answer(digest: bytes, key: bytes, noise: bytes) -> bytes:
-    """Return S2 or C2 for the other side's `digest`."""
     return noise + _answer_digest(digest, key, noise)
 
 

@@ -59,8 +59,6 @@ _CLIENT_SCHEMA: Final = 1
 
 
 class _Step(enum.Enum):
-    """What a handshake is waiting for."""
-
     VERSION = enum.auto()
     FIRST = enum.auto()  # C1 or S1
     ANSWER = enum.auto()  # C2 or S2
@@ -214,7 +212,6 @@ class Handshake:
         return b""
 
     def _first_packet(self, schema: int) -> bytes:
-        """Return version octet and first packet in the style that was chosen, and remember the packet."""
         signed = self.style == "digest"
         version = self._role.version if signed else bytes(4)
         self._sent = self._time + version + self._random(PACKET_BYTES - 8)

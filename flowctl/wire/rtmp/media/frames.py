@@ -48,7 +48,6 @@ def video_info(codec: str, message_class: MessageClass, packet: Packet, composit
 
 @functools.lru_cache(maxsize=_ANSWERS_KEPT)
 def audio_info(codec: str, message_class: MessageClass, packet: Packet, _composition_ms: int | None) -> MediaInfo:
-    """Return the answer for an audio message of one track; takes the same arguments as `video_info`."""
     return MediaInfo("audio", message_class, codec, packet, codecs=(codec,))
 
 
@@ -84,7 +83,6 @@ def frame_class(codec: str, frame_type: int, body: Body, start: int, end: int) -
 
 
 def read_composition_ms(body: Body, position: int) -> int:
-    """Return the signed 24-bit composition time at `position`, which the caller knows to be within the body."""
     value = body[position] << 16 | body[position + 1] << 8 | body[position + 2]
     return value - 0x1000000 if value & 0x800000 else value
 
@@ -100,7 +98,6 @@ def classify_config(codec: str, start: int, end: int, packet: Packet = "sequence
 
 
 def classify_video(codec: str, packet_type: int, frame_type: int, body: Body, start: int, end: int) -> FrameFacts:
-    """Return the verdict on the Enhanced RTMP video data in ``body[start:end]``."""
     if packet_type in (1, 3):
         composition_ms: int | None = None
         if codec in _WITH_COMPOSITION:

@@ -25,7 +25,6 @@ class HeldMessages:
         return 0 if self._messages is None else len(self._messages)
 
     def append(self, message: Message) -> None:
-        """Put a message behind the others."""
         if self._messages is None:
             self._messages = deque()
         self._messages.append(message)
@@ -49,7 +48,6 @@ class HeldMessages:
         return message
 
     def drop_stream(self, stream_id: int) -> int:
-        """Forget the messages of a message stream; return how many there were."""
         before = len(self)
         kept = [message for message in self._messages or () if message.msid != stream_id]
         self._messages = deque(kept) if kept else None

@@ -29,13 +29,11 @@ def status(stream_id: int, code: str, description: str, level: str = "status") -
 
 
 def stream_event(event: int, stream_id: int) -> Message:
-    """Return a user control event of a message stream, such as Stream Begin."""
     return encode_control(UserControl(event, stream_id=stream_id))
 
 
 @lru_cache(64)
 def connect_result(transaction_id: float, object_encoding: int, caps_ex: int | None) -> Message:
-    """Return the answer to a connect that is accepted."""
     server = {"fmsVer": _FMS_VERSION, "capabilities": 31.0, "mode": 1.0}
     more: dict[str, Any] = {"objectEncoding": float(object_encoding)}
     if caps_ex is not None:
@@ -52,7 +50,6 @@ def connect_result(transaction_id: float, object_encoding: int, caps_ex: int | N
 
 
 def connect_error(transaction_id: float, code: str, description: str) -> Message:
-    """Return the answer to a connect that is refused."""
     return commands.command("_error", transaction_id, None, commands.status("error", code, description))
 
 

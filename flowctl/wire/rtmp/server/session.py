@@ -118,8 +118,6 @@ _NO_ADDRESS: Final = RtmpUrl()
 
 
 class _Call(NamedTuple):
-    """A command and where it came from."""
-
     command: Command
     stream_id: int
     now: float
@@ -133,8 +131,6 @@ class _Call(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """What is done about a command."""
-
     obey: Callable[[Any, _Call], None]
     argued: bool = True  # whether more of it is read than its name and transaction id
 
@@ -180,7 +176,6 @@ class ServerSession:
 
     @property
     def state(self) -> ConnectionState:
-        """How far the connection has come."""
         return self._state
 
     @property
@@ -190,22 +185,18 @@ class ServerSession:
 
     @property
     def deciding(self) -> bool:
-        """Whether a request awaits our caller's answer; what the peer sends meanwhile is held."""
         return self._deciding
 
     @property
     def url(self) -> RtmpUrl:
-        """The address that the client stated in connect; empty before."""
         return self._url
 
     @property
     def counters(self) -> dict[str, int]:
-        """How often what was ignored, by name; a copy."""
         return self._endpoint.counters
 
     @property
     def message_totals(self) -> tuple[int, int]:
-        """Commands and control messages of the peer so far; any thread."""
         return self._endpoint.command_total, self._endpoint.control_total
 
     @property
@@ -215,7 +206,6 @@ class ServerSession:
 
     @property
     def bytes_received(self) -> int:
-        """Octets received after the handshake."""
         return self._endpoint.reader.bytes_received
 
     @property
@@ -229,18 +219,15 @@ class ServerSession:
         return self._held.size_bytes
 
     def stream_state(self, stream_id: int) -> StreamState | None:
-        """Return what message stream `stream_id` is used for. None: there is none."""
         stream = self._streams.find(stream_id)
         return stream.state if stream is not None else None
 
     # -------------------------------------------------------------------------------------- octets and time
 
     def data_to_send(self) -> bytes:
-        """Return and forget what waits to be sent: handshake octets, or whole messages."""
         return self._endpoint.data_to_send()
 
     def receive(self, data: bytes | memoryview, now: float, *, control_only: bool = False) -> list[ServerEvent]:
-        """Take octets from the peer."""
         self._check_open()
         endpoint = self._endpoint
         events: list[ServerEvent] = []
@@ -297,7 +284,6 @@ class ServerSession:
         return now if self.backlog else deadline
 
     def _phase_limit(self) -> tuple[str, float]:
-        """Return the name and the value (s) of the limit on the present phase; 0 is none."""
         limits = self._config.limits
         if self._state is ConnectionState.HANDSHAKE:
             return "handshake_time_s", limits.handshake_time_s
@@ -314,7 +300,6 @@ class ServerSession:
     # ------------------------------------------------------------------------------------------- messages
 
     def _shake(self, data: bytes | memoryview, events: list[ServerEvent]) -> bytes:
-        """Run the handshake; return what follows it, b"" while it lasts."""
         following, style = self._endpoint.shake(data)
         if style:
             self._move_connection(ConnectionInput.HANDSHAKE_DONE)
@@ -361,7 +346,6 @@ class ServerSession:
                 self._streams.has_sent(event.msid)
 
     def _hold(self, message: Message, events: list[ServerEvent], now: float, *, control_only: bool) -> None:
-        """Keep a message for later; obey those that may not wait."""
         if message.type_id in CONTROL_TYPES:
             self._control_message(message, events, now, muted=control_only)
             return
@@ -399,7 +383,6 @@ class ServerSession:
             self._endpoint.count("held-of-closed-stream", dropped)
 
     def _handle(self, message: Message, events: list[ServerEvent], now: float) -> None:
-        """Treat one message that is not on the hot path."""
         type_id = message.type_id
         if type_id in CONTROL_TYPES:
             self._control_message(message, events, now, muted=False)
@@ -421,7 +404,6 @@ class ServerSession:
             events.append(event)
 
     def _stream_message(self, message: Message, events: list[ServerEvent], now: float) -> None:
-        """Treat media, data or an aggregate that the hot path did not take."""
         if self._state is not ConnectionState.CONNECTED:
             raise RemoteProtocolError(f"message of type {message.type_id} before connect", code="unexpected-message")
         if message.msid not in self._streams.publishing:
@@ -435,7 +417,6 @@ class ServerSession:
             events.append(message if found is None else MetadataReceived(message.msid, found))
 
     def _stray(self, message: Message, events: list[ServerEvent], now: float) -> None:
-        """Treat a message of a stream that is not being published."""
         stream = self._streams.find(message.msid)
         publishing = self._streams.publishing
         if stream is None and len(publishing) == 1:
@@ -453,7 +434,6 @@ class ServerSession:
         self._ignore(events, "media-without-publish", str(message.type_id))
 
     def _ignore(self, events: list[ServerEvent], what: str, detail: str) -> None:
-        """Count something that is not obeyed, and report it the first time."""
         event = self._endpoint.ignore(what, detail)
         if event is not None:
             events.append(event)
@@ -473,7 +453,6 @@ class ServerSession:
         self._note_deciding()
 
     def _move_stream(self, stream: MessageStream, event: StreamInput) -> None:
-        """Change the state of a stream. Raises like `_move_connection`."""
         if self._streams.move(stream, event):
             self._endpoint.phase_changed()
             self._note_deciding()
@@ -482,7 +461,6 @@ class ServerSession:
         self._deciding = self._state is ConnectionState.DECIDING or self._streams.deciding
 
     def _find_stream(self, stream_id: int) -> MessageStream:
-        """Return a stream for a call of our caller."""
         self._check_open()
         stream = self._streams.find(stream_id)
         if stream is None:
@@ -505,7 +483,6 @@ class ServerSession:
             self._endpoint.count("unexplained")
 
     def _explain(self, state: ConnectionState, text: str) -> None:
-        """Say why: as a refusal of connect, as a status of each stream in use, or as one of the connection."""
         if state in (ConnectionState.CONNECTING, ConnectionState.DECIDING):
             self._send_rejection(commands.CONNECT_REJECTED, text)
         elif state is ConnectionState.CONNECTED:
@@ -576,7 +553,6 @@ class ServerSession:
     # ----------------------------------------------------------------------- what our caller answers: publish
 
     def accept_publish(self, stream_id: int) -> None:
-        """Let the client publish: Stream Begin and ``NetStream.Publish.Start``. Its media becomes events from now."""
         stream = self._find_stream(stream_id)
         self._move_stream(stream, StreamInput.ACCEPT_PUBLISH)
         self._stream_event(EVENT_STREAM_BEGIN, stream)
@@ -629,13 +605,11 @@ class ServerSession:
         self._status(stream, code, description, "error")
 
     def publish_notify(self, stream_id: int, *, send: bool = True) -> None:
-        """Tell a player that the stream is published (again): Stream Begin and ``NetStream.Play.PublishNotify``."""
         self._move_stream(self._find_stream(stream_id), StreamInput.PUBLISH_NOTIFY)
         if send:
             self.repeat_notify(stream_id)
 
     def unpublish_notify(self, stream_id: int, *, send: bool = True) -> None:
-        """Tell a player that the publisher left: Stream EOF and ``NetStream.Play.UnpublishNotify``; it waits then."""
         self._move_stream(self._find_stream(stream_id), StreamInput.UNPUBLISH_NOTIFY)
         if send:
             self.repeat_notify(stream_id)
@@ -675,7 +649,6 @@ class ServerSession:
     # ------------------------------------------------------------------------------------ the peer's commands
 
     def _command_message(self, message: Message, events: list[ServerEvent], now: float) -> _Call:
-        """Obey one command; return it."""
         self._endpoint.count_command(now)
         name = commands.command_name(message)
         if name and not self._rule(name).argued:  # of any length, and nothing of the rest is read
@@ -707,7 +680,6 @@ class ServerSession:
             self._send(courtesy.notify)
 
     def _answered(self, _call: _Call) -> None:
-        """Count an answer; we ask nothing that has one."""
         self._endpoint.count("unasked-answer")
 
     def _connect(self, call: _Call) -> None:
@@ -727,7 +699,6 @@ class ServerSession:
         call.events.append(asked)
 
     def _create_stream(self, call: _Call) -> None:
-        """Give out a message stream (section 7.2.1.3)."""
         stream = self._open_stream(self._streams.free_id())
         self._send(commands.command("_result", call.command.transaction_id, None, float(stream.stream_id)))
 
@@ -738,7 +709,6 @@ class ServerSession:
             self._stop(call, stream, "closeStream")
 
     def _delete_stream(self, call: _Call) -> None:
-        """Take a message stream back (section 7.2.2.3, which has no reply)."""
         stream_id = self._closing_target(call)
         stream = self._streams.find(stream_id)
         if stream is None:
@@ -749,13 +719,11 @@ class ServerSession:
         self._move_stream(stream, StreamInput.DELETE)
 
     def _closing_target(self, call: _Call) -> int:
-        """Return the stream that a closeStream or deleteStream names."""
         if call.command.name == "closeStream":
             return call.stream_id
         return commands.whole(call.argument(0), call.stream_id)
 
     def _stop(self, call: _Call, stream: MessageStream, reason: str) -> None:
-        """End what a stream is used for and say so, at the peer's word."""
         before = stream.state
         self._move_stream(stream, StreamInput.CLOSE)
         if before is StreamState.IDLE:
@@ -900,14 +868,12 @@ class ServerSession:
         call.events.append(event)
 
     def _seek(self, call: _Call) -> None:
-        """Refuse to seek (section 7.2.2.7); the player plays on."""
         stream = self._playing(call)
         if stream is not None:
             self._status(stream, commands.SEEK_FAILED, "A live stream cannot be searched.", "error")
             call.events.append(SeekRefused(stream.stream_id, commands.whole(call.argument(0), 0)))
 
     def _receive_media(self, call: _Call) -> None:
-        """Switch audio (section 7.2.2.4) or video (7.2.2.5) on or off."""
         stream = self._playing(call)
         if stream is None:
             return

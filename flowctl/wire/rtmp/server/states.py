@@ -14,8 +14,6 @@ from flowctl.errors import LocalProtocolError, RemoteProtocolError
 
 
 class ConnectionState(enum.Enum):
-    """How far a connection has come."""
-
     HANDSHAKE = "handshake"
     CONNECTING = "connecting"  # the handshake is done, the connect command has not come
     DECIDING = "deciding"  # our caller was asked; what the peer sends meanwhile is held
@@ -36,8 +34,6 @@ class ConnectionInput(enum.Enum):
 
 
 class StreamState(enum.Enum):
-    """What a message stream is used for."""
-
     IDLE = "idle"
     PUBLISH_DECIDING = "publish deciding"
     PUBLISHING = "publishing"
@@ -116,7 +112,6 @@ _PEER_INPUTS: Final = frozenset(
 
 
 def next_connection_state(state: ConnectionState, event: ConnectionInput) -> ConnectionState:
-    """Return the state that follows."""
     following = CONNECTION_TABLE.get((state, event))
     if following is None:
         raise _refusal(event, f"connection is {state.value}")
@@ -124,7 +119,6 @@ def next_connection_state(state: ConnectionState, event: ConnectionInput) -> Con
 
 
 def next_stream_state(state: StreamState, event: StreamInput, stream_id: int) -> StreamState:
-    """Return the state that follows."""
     following = STREAM_TABLE.get((state, event))
     if following is None:
         raise _refusal(event, f"message stream {stream_id} is {state.value}")

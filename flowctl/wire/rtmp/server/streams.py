@@ -39,8 +39,6 @@ class MessageStream:
 
 
 class MessageStreams:
-    """The message streams of one connection."""
-
     __slots__ = (
         "_streams",  # tuple[MessageStream, ...]: nearly always one, for which a dict is 170 octets more
         "awaiting",
@@ -91,17 +89,14 @@ class MessageStreams:
         return True
 
     def has_sent(self, stream_id: int) -> None:
-        """Note that a publishing stream has sent media: it is awaited no longer."""
         self.awaiting = (self.awaiting - {stream_id}) or _NONE
 
     @property
     def deciding(self) -> bool:
-        """Whether one of them awaits our caller's answer."""
         return any(stream.state in _DECIDING for stream in self._streams)
 
     @property
     def active(self) -> bool:
-        """Whether one of them publishes or plays."""
         return any(stream.state in _ACTIVE for stream in self._streams)
 
     def publishing_as(self, name: str, app: str) -> list[MessageStream]:
