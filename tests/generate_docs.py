@@ -32,7 +32,7 @@ from flowctl.core.sending.contract import STEPS, Standing
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
-from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.settings.model import settings_of
 from flowctl.live.settings.showing import sample

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowctl.wire.client.base import RtmpClient
-    from flowctl.wire.client.runner import ClientT
+    from flowctl.wire.client.connect import ClientT
 
 CaFile = Annotated[
     Path | None,
@@ -72,7 +72,7 @@ def run_client(
     """Run a client to its end, or until a signal; return it, and the exit status of that signal."""
     from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
     from flowctl.log import get_logger
-    from flowctl.wire.client.runner import ClientRun
+    from flowctl.wire.client.connect import ClientRun
 
     signalled = None
     with terminable(), ClientRun(make, **sizes) as run:

@@ -175,7 +175,7 @@ def _made(folder: Path) -> None:
 def _take_up(folder: Path) -> None:
     """Finish what an earlier run has left behind, beside the recording: it may be long."""
     from flowctl.live.remux.files import recover
-    from flowctl.live.remux.recovery import whole_bytes
+    from flowctl.live.remux.flvform import whole_bytes
     from flowctl.log import get_logger
 
     def work() -> None:
@@ -202,7 +202,7 @@ def _run(
     import time
 
     from flowctl.cli.errors import TerminatedError, terminable
-    from flowctl.live.remux.pull import pull
+    from flowctl.live.remux.intake import pull
     from flowctl.pollgroup import PollGroup
 
     group = PollGroup("record")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.wire.client.gaps import GapFinder
+from flowctl.wire.client.measure import GapFinder
 from flowctl.wire.client.player import PlayProfile
 from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace, read_size, receive_buffer
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from http_kit import FREE, HOST, Publisher, Web, wait_for
 
-from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.load.hostile.base import AttackContext, AttackOutcome
 from flowctl.load.hostile.registry import HOSTILE_PROFILES
 

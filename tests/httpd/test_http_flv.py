@@ -13,8 +13,8 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping
 from flowctl import flv
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.flv import FlvReader
+from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS
-from flowctl.live.httpd.limits import HttpLimits
 from flowctl.live.httpd.session import HttpSession
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO

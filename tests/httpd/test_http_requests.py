@@ -17,7 +17,7 @@ from flowctl.errors import ConfigError
 from flowctl.live.access.request import Refusal, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import LiveHooks
-from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.judging.penalties import Allowance, PenaltyLimits
 
 PIPELINED = (

@@ -13,8 +13,8 @@ from live_kit import key
 from flowctl.core.flow.limits import AxisLimits, Limits
 from flowctl.core.flow.state import SendState
 from flowctl.core.loop.sockets import SocketOptions
+from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.httpd.formats import frame
-from flowctl.live.httpd.limits import HttpLimits
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
 

@@ -10,7 +10,7 @@ from flowctl.core.loop.work import PER_CONNECTION, WorkLimits
 from flowctl.live.stream import Stream
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import commands
-from flowctl.wire.rtmp.media.aggregate import split_aggregate
+from flowctl.wire.rtmp.messages import split_aggregate
 from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, Message
 
 

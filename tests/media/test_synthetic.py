@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flv import FlvWriter
-from flowctl.wire.media.bits import BitWriter, escape
-from flowctl.wire.media.clock import BACKGROUND, squares_at
 from flowctl.wire.media.stamp import MAX_SEQUENCE, MAX_TIME_US, Stamper, has_slot
-from flowctl.wire.media.synthetic import SyntheticSource, read_stamp, stamp
+from flowctl.wire.media.synthetic import BACKGROUND, SyntheticSource, read_stamp, squares_at, stamp
 from flowctl.wire.media.tiny_aac import padding
-from flowctl.wire.media.tiny_h264 import TinyH264
+from flowctl.wire.media.tiny_h264 import BitWriter, TinyH264, escape
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.media.media import inspect
 

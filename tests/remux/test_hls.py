@@ -16,7 +16,7 @@ from flowctl.flv import FlvReader
 from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.live.remux.intake import Began, Came, Ended
-from flowctl.live.remux.recorder import RecorderState
+from flowctl.live.remux.writer import RecorderState
 from flowctl.testing import ManualClock
 from kit.sample import find_ffmpeg
 

@@ -11,8 +11,8 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.live.remux.container import Mp4Form, transport
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.files import recover
-from flowctl.live.remux.recorder import RecorderState
-from flowctl.live.remux.recovery import whole_bytes
+from flowctl.live.remux.flvform import whole_bytes
+from flowctl.live.remux.writer import RecorderState
 
 
 @pytest.mark.parametrize("recipe", ["plain", "b_frames", "hevc", "silent"])

@@ -9,7 +9,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.flv import FlvTag
 from flowctl.live.remux.files import NameTemplate
 from flowctl.live.remux.intake import Left
-from flowctl.live.remux.recorder import RETRY_S, RecorderState
+from flowctl.live.remux.writer import RETRY_S, RecorderState
 from flowctl.wire.rtmp.media.media import inspect
 
 

@@ -13,7 +13,7 @@ from remux_kit import Bench, source, tags_of
 
 from flowctl.errors import ConfigError
 from flowctl.live.remux.files import DiskRoom, NameTemplate, PartFile, recover
-from flowctl.live.remux.recovery import whole_bytes
+from flowctl.live.remux.flvform import whole_bytes
 
 
 def recorded(folder):

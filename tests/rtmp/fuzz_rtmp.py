@@ -35,7 +35,7 @@ from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter, serialise
 from flowctl.wire.rtmp.handshake.handshake import Handshake
 from flowctl.wire.rtmp.limits import WireLimits
-from flowctl.wire.rtmp.media.aggregate import split_aggregate
+from flowctl.wire.rtmp.messages import split_aggregate
 from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, Message
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"

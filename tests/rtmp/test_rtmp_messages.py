@@ -14,7 +14,6 @@ from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.amf.values import UNDEFINED, EcmaArray
 from flowctl.wire.rtmp.limits import WireLimits
-from flowctl.wire.rtmp.media.aggregate import split_aggregate
 from flowctl.wire.rtmp.messages import (
     Abort,
     Acknowledgement,
@@ -28,6 +27,7 @@ from flowctl.wire.rtmp.messages import (
     encode_command,
     encode_control,
     encode_data,
+    split_aggregate,
 )
 from flowctl.wire.rtmp.wire import Message
 

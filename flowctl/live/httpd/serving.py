@@ -7,8 +7,7 @@ from functools import partial
 from typing import Final
 
 from flowctl.connection import Session
-from flowctl.live.httpd.exchange import Handler, Routes
-from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.httpd.exchange import Handler, HttpLimits, Routes
 from flowctl.live.httpd.session import CONNECTION_COST, FlvRoute, session_factory
 from flowctl.live.server import LiveServer
 

@@ -26,10 +26,8 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.text.printable import printable
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
-from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, Request, Routes, usual_headers
-from flowctl.live.httpd.flvplay import FLV_TYPE, FlvPlay
-from flowctl.live.httpd.formats import CHUNKS, FRAMES, GOING_AWAY, TAGS
-from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, HttpLimits, Request, Routes, usual_headers
+from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAGS, FlvPlay
 from flowctl.live.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate

@@ -18,8 +18,7 @@ import av
 
 from flowctl.flv import TAG_VIDEO
 from flowctl.live.remux.course import Unit
-from flowctl.live.remux.flvform import flv_of
-from flowctl.live.remux.recovery import MP4
+from flowctl.live.remux.flvform import MP4, flv_of
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect
 
 _MARGIN_MS: Final = 60_000

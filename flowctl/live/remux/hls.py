@@ -15,9 +15,8 @@ import contextlib
 import enum
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,12 +26,11 @@ import structlog
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
 from flowctl.live.remux.container import fragment, transport
-from flowctl.live.remux.course import Course, Unit
+from flowctl.live.remux.course import Unit
 from flowctl.live.remux.files import PART, DiskRoom, encoded, lock_file
-from flowctl.live.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
+from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
 from flowctl.live.remux.playlist import PLAYLIST, HlsSegment, Playlist
-from flowctl.live.remux.recorder import RecorderState, StreamRecorderStatistics
-from flowctl.live.remux.worker import RemuxWorker
+from flowctl.live.remux.writer import RecorderState, StreamWriter
 
 _log: Final = structlog.get_logger("flowctl.remux")
 _MOST_S: Final = 60.0
@@ -41,7 +39,6 @@ _MOST_BYTES: Final = 64 << 20
 _ZERO_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
 _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
-_RETRY_S: Final = 2.0
 _NAME_BYTES: Final = 230
 """Of an application or a stream, encoded; file systems have 255, of which a number and the suffixes need some."""
 AWAY_S: Final = 10.0
@@ -69,7 +66,10 @@ class HlsSettings:
             raise ConfigError(f"listed is {self.listed}, it must be 3 to 100")
 
 
-class HlsWriter:
+class HlsWriter(StreamWriter):
+    what = "HLS"
+    hint = "make room on its disk: HLS goes on by itself"
+
     def __init__(
         self,
         app: str,
@@ -80,10 +80,9 @@ class HlsWriter:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._name = f"{app}/{stream}"
+        room = room or DiskRoom(settings.folder, settings.keep_free_bytes)
+        super().__init__(f"{app}/{stream}", Intake(), room, clock, wall)
         self._settings = settings
-        self._room = room or DiskRoom(settings.folder, settings.keep_free_bytes)
-        self._clock, self._wall = clock, wall
         self._folder = settings.folder / encoded(app)
         self._stem = encoded(stream)
         if max(len(self._folder.name), len(self._stem)) > _NAME_BYTES:
@@ -93,11 +92,7 @@ class HlsWriter:
                 hint="publish it under a shorter name",
             )
         self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)  # of the playlist
-        self.intake: Final = Intake()  # takes what comes; a `flowctl.live.cluster.follow.Sink`
-        self.stream_ended: Final = threading.Event()  # set when a publication has ended
-        self._worker = RemuxWorker(self._name, self.intake, self.work, self._end)
         self._lock_number: int | None = None  # descriptor of the file that says that we write the stream
-        self._course = Course()
         self._playlist: Playlist | None = None
         self._units: list[Unit] = []  # of the open segment
         self._units_bytes = 0
@@ -110,12 +105,8 @@ class HlsWriter:
         self._init_name = ""
         self._fragments = 0
         self._useless: list[str] = []  # files to remove
-        self._no_room_until: float | None = None
         self._end_at: float | None = None  # when the playlist ends, if nothing comes. None: it does not
-        self._why = ""
-        self._state = RecorderState.WAITING
-        self._segments = self._written_bytes = self._lost_messages = self._lost_bytes = 0
-        self._media_ms = 0
+        self._covered_ms = 0
 
     # -- any thread
 
@@ -133,52 +124,25 @@ class HlsWriter:
                 f"cannot write to {self._folder}: {error.strerror}", hint="name a folder that you may write to"
             ) from error
 
-    def start(self) -> None:
-        self._worker.start()
+    def _path(self) -> Path | None:
+        return None if self._playlist is None else self.playlist_path
 
-    def stop(self, deadline_s: float) -> bool:
-        """Write what has come, and the end of the playlist; return whether that was done in time."""
-        return self._worker.stop(deadline_s)
-
-    def statistics(self) -> StreamRecorderStatistics:
-        """Return a snapshot; its files are segments. Figures of the writer's thread may be a step apart."""
-        return StreamRecorderStatistics(
-            state=self._state,
-            path=None if self._playlist is None else self.playlist_path,
-            why=self._why,
-            files=self._segments,
-            written_bytes=self._written_bytes,
-            media_s=self._media_ms / 1000,
-            lost_messages=self._lost_messages,
-            lost_bytes=self._lost_bytes,
-        )
+    def _media_ms(self) -> int:
+        return self._covered_ms
 
     # -- the writer's thread
 
-    def work(self, items: Sequence[Item]) -> None:
-        for item in items:
-            if isinstance(item, Came):
-                self._take(item)
-            elif isinstance(item, Began):
-                self._end_at = None
-                self._break()
-                self._course.restart()
-            elif isinstance(item, Ended):
-                self._break()
-                self._course.restart()
-                self._end_at = self._clock() + AWAY_S
-                self._state = RecorderState.WAITING
-                self.stream_ended.set()
-            else:
-                self._lost_messages += item.message_count
-                self._lost_bytes += item.size_bytes
-                self._course.lost("the disk was too slow")
-                _log.warning("HLS lost a part: the disk is too slow", stream=self._name, messages=item.message_count)
+    def _write_out(self) -> None:
         if self._end_at is not None and self._clock() >= self._end_at:
             self._end_list()
 
-    def _end(self, why: str) -> None:
-        del why
+    def _end_publication(self, why: str, *, gone: bool) -> None:
+        self._break()
+        self._end_at = self._clock() + AWAY_S if gone else None
+        if gone:
+            self._state = RecorderState.WAITING
+
+    def _finish_all(self) -> None:
         try:
             self._break()
             self._end_list()
@@ -186,13 +150,8 @@ class HlsWriter:
             if self._lock_number is not None:
                 os.close(self._lock_number)
                 self._lock_number = None
-        self._state = RecorderState.ENDED
-        self.stream_ended.set()
 
-    def _take(self, came: Came) -> None:
-        unit = self._course.take(came.type_id, came.timestamp, came.payload)
-        if unit is None:
-            return
+    def _write_unit(self, unit: Unit) -> None:
         if unit.broken:
             self._break()
         if unit.message_class is MessageClass.HEADER and not self._units:
@@ -237,15 +196,14 @@ class HlsWriter:
             self._write_segment(units, (until_ms - begin_ms) / 1000, self._zero_ms)
         except OSError as error:
             self._lose(units)
-            self._no_room(error)
+            self._note_no_room(error)
+            self._apart = self._playlist is not None
         except ValueError as error:
             self._lose(units)
-            _log.warning("HLS lost a part", stream=self._name, why=str(error), messages=len(units))
+            self._note_unwritable(error, units)
         else:
-            if self._no_room_until is not None:
-                _log.warning("HLS goes on", stream=self._name, lost_messages=self._lost_messages)
-            self._no_room_until, self._why, self._state = None, "", RecorderState.RECORDING
-            self._media_ms += until_ms - begin_ms
+            self._note_written()
+            self._covered_ms += until_ms - begin_ms
         self._at_ms = until_ms - self._zero_ms
 
     def _write_segment(self, units: list[Unit], duration_s: float, zero_ms: int) -> None:
@@ -276,7 +234,7 @@ class HlsWriter:
         self._replace(name, data)
         useless = playlist.add(HlsSegment(name, duration_s, init, self._apart))
         self._apart = False
-        self._segments += 1
+        self._files += 1
         self._written_bytes += len(data)
         self._useless += useless
         self._replace(self.playlist_path.name, playlist.text().encode())
@@ -311,7 +269,7 @@ class HlsWriter:
     def _end_list(self) -> None:
         self._end_at = None
         playlist = self._playlist
-        if playlist is None or playlist.ended or not self._segments:
+        if playlist is None or playlist.ended or not self._files:
             return
         playlist.ended = True
         self._state = RecorderState.WAITING
@@ -319,17 +277,3 @@ class HlsWriter:
             self._replace(self.playlist_path.name, playlist.text().encode())
         except OSError as error:
             _log.error("the playlist could not be ended", stream=self._name, why=error.strerror or str(error))
-
-    def _no_room(self, error: OSError) -> None:
-        """The disk takes no more: say so once, and look again later."""
-        if self._no_room_until is None or self._clock() >= self._no_room_until:
-            if self._no_room_until is None:
-                hint = "make room on its disk: HLS goes on by itself"
-                _log.error("HLS is interrupted", stream=self._name, why=error.strerror or str(error), hint=hint)
-            self._no_room_until = self._clock() + _RETRY_S
-        self._why, self._state = error.strerror or str(error), RecorderState.NO_ROOM
-        self._apart = self._playlist is not None
-
-    def _lose(self, units: Sequence[Unit]) -> None:
-        self._lost_messages += len(units)
-        self._lost_bytes += sum(len(unit.payload) for unit in units)

@@ -13,7 +13,11 @@ from collections import deque
 from typing import Final, NamedTuple, TypeAlias
 
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.live.cluster.follow import Follow, Sink, Source
+from flowctl.pollgroup import PollGroup
 from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 QUEUE_BYTES: Final = 64 << 20
@@ -160,3 +164,13 @@ class Intake:
         if len(self._headers) < _HEADERS and self._headers_bytes + len(header.payload) <= _HEADERS_BYTES:
             self._headers[key] = header
             self._headers_bytes += len(header.payload)
+
+
+_BACKOFF: Final = Backoff(first_s=0.25, factor=2.0, most_s=10.0)
+HOLD_S: Final = 10.0
+"""How long a stream whose server is lost may be away and still go on in the same file, if its clock does."""
+
+
+def pull(url: RtmpUrl, sink: Sink, group: PollGroup) -> Follow:
+    """Return what plays `url` into `sink` on the thread of `group`; start it."""
+    return Follow(Source(url), sink, group, backoff=_BACKOFF, hold_s=HOLD_S)

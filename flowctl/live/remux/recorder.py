@@ -13,8 +13,6 @@ there is room and a key frame. Nobody but this recording is disturbed.
 
 from __future__ import annotations
 
-import enum
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,20 +23,17 @@ import structlog
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.live.remux.course import Course, Unit
+from flowctl.live.remux.course import Unit
 from flowctl.live.remux.files import DiskRoom, NameTemplate, PartFile
-from flowctl.live.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
-from flowctl.live.remux.worker import RemuxWorker
+from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
+from flowctl.live.remux.writer import RETRY_S, RecorderState, StreamWriter
 
 _log: Final = structlog.get_logger("flowctl.remux")
-RETRY_S: Final = 2.0
-"""Between looks for room on a disk that had none: each try costs the files of a recording one more beginning."""
 PIECE_BYTES: Final = 32 << 20
 """Most of a group of pictures that is kept; a longer one is written in parts."""
 PIECE_MS: Final = 10_000
 """Longest, likewise: what is kept is lost when the process is killed."""
 _NEED_KEY: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
-_HINTS: Final = "make room on its disk: recording goes on by itself, in a new file"
 
 
 class Form(Protocol):
@@ -56,13 +51,6 @@ class Form(Protocol):
         """Return the octets that `units` are, the first ones with what stands before them; None: another file's."""
 
 
-class RecorderState(enum.Enum):
-    WAITING = "waiting"  #: for the stream
-    RECORDING = "recording"
-    NO_ROOM = "no room"  #: the disk takes nothing
-    ENDED = "ended"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSettings:
     folder: Path
@@ -78,18 +66,6 @@ class RecordSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StreamRecorderStatistics:
-    state: RecorderState
-    path: Path | None  # of the file that is being written. None: there is none.
-    why: str
-    files: int
-    written_bytes: int
-    media_s: float
-    lost_messages: int
-    lost_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedFile:
     path: Path
     size_bytes: int
@@ -97,7 +73,10 @@ class FinishedFile:
     why: str
 
 
-class StreamRecorder:
+class StreamRecorder(StreamWriter):
+    what = "recording"
+    hint = "make room on its disk: recording goes on by itself, in a new file"
+
     def __init__(
         self,
         app: str,
@@ -106,23 +85,18 @@ class StreamRecorder:
         make_form: Callable[[], Form],
         *,
         on_finished: Callable[[FinishedFile], Any] | None = None,
-        intake: Intake | None = None,
         room: DiskRoom | None = None,
         open_file: Callable[[Path], PartFile] = PartFile,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        room = room or DiskRoom(settings.folder, settings.keep_free_bytes)
+        super().__init__(f"{app}/{stream}", Intake(), room, clock, wall)
         self._app, self._stream = app, stream
         self._settings = settings
         self._make_form = make_form
         self._on_finished = on_finished
-        self._room = room or DiskRoom(settings.folder, settings.keep_free_bytes)
         self._open_file = open_file
-        self._clock, self._wall = clock, wall
-        self.intake: Final = intake or Intake()  # takes what comes; a `flowctl.live.cluster.follow.Sink`
-        self.stream_ended: Final = threading.Event()
-        self._worker = RemuxWorker(f"{app}/{stream}", self.intake, self.work, self._end)
-        self._course = Course()
         self._piece: list[Unit] = []  # not written yet
         self._piece_bytes = 0
         self._opening: tuple[tuple[int, bytes], ...] = ()  # headers at the beginning of the piece
@@ -134,56 +108,17 @@ class StreamRecorder:
         self._begun = False  # something of this publication was written
         self._has_key = False  # the file has a beginning for decoders
         self._running = False  # a key frame has come, and everything since is written
-        self._no_room_until: float | None = None
-        self._why = ""
-        self._state = RecorderState.WAITING
-        self._files = self._written_bytes = self._lost_messages = self._lost_bytes = 0
 
-    # -- any thread
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, deadline_s: float) -> bool:
-        """Write what has come, finish the file; return whether that was done in time."""
-        return self._worker.stop(deadline_s)
-
-    def statistics(self) -> StreamRecorderStatistics:
-        """Return a snapshot. Figures of the recorder's thread may be a step apart."""
+    def _path(self) -> Path | None:
         file = self._file
-        return StreamRecorderStatistics(
-            state=self._state,
-            path=None if file is None else file.path,
-            why=self._why,
-            files=self._files,
-            written_bytes=self._written_bytes,
-            media_s=(self._written_ms + (0 if file is None else self._last_ms - self._first_ms)) / 1000,
-            lost_messages=self._lost_messages,
-            lost_bytes=self._lost_bytes,
-        )
+        return None if file is None else file.path
+
+    def _media_ms(self) -> int:
+        return self._written_ms + (0 if self._file is None else self._last_ms - self._first_ms)
 
     # -- the recorder's thread
 
-    @property
-    def _name(self) -> str:
-        return f"{self._app}/{self._stream}"
-
-    def work(self, items: Sequence[Item]) -> None:
-        for item in items:
-            if isinstance(item, Came):
-                self._take(item)
-            elif isinstance(item, Began):
-                self._end_publication("another publication begins")
-            elif isinstance(item, Ended):
-                self._end_publication(item.why or "the stream ended")
-                self.stream_ended.set()
-            else:
-                self._lost_messages += item.message_count
-                self._lost_bytes += item.size_bytes
-                self._course.lost("the disk was too slow")
-                _log.warning(
-                    "recording lost a part: the disk is too slow", stream=self._name, messages=item.message_count
-                )
+    def _write_out(self) -> None:
         if not self._groups:
             self._write_piece()
 
@@ -192,22 +127,17 @@ class StreamRecorder:
         self._close_file(why)
         self._running = False
 
-    def _end(self, why: str) -> None:
-        self.finish(why)
-        self._state = RecorderState.ENDED
-        self.stream_ended.set()
+    def _finish_all(self) -> None:
+        self.finish("stopped")
 
-    def _end_publication(self, why: str) -> None:
+    def _end_publication(self, why: str, *, gone: bool) -> None:
+        del gone  # a file ends in either case
         self.finish(why)
-        self._course.restart()
         self._begun = False
         if self._state is RecorderState.RECORDING:
             self._state = RecorderState.WAITING
 
-    def _take(self, came: Came) -> None:
-        unit = self._course.take(came.type_id, came.timestamp, came.payload)
-        if unit is None:
-            return
+    def _write_unit(self, unit: Unit) -> None:
         if unit.broken:
             self.finish(unit.broken)
         if not self._running:
@@ -278,11 +208,13 @@ class StreamRecorder:
             self._write(piece)
         except OSError as error:
             self._lose(piece)
-            self._no_room(error)
+            self._note_no_room(error)
+            self._running = False
+            self._close_file(self._why)
         except (ValueError, FlowctlError) as error:
             self._lose(piece)
             self._running = False
-            _log.warning("recording lost a part", stream=self._name, why=str(error), messages=len(piece))
+            self._note_unwritable(error, piece)
         else:
             return True
         return False
@@ -306,20 +238,8 @@ class StreamRecorder:
         self._file.append(data)
         self._written_bytes += len(data)
         self._last_ms = max(self._last_ms, piece[-1].at_ms)
-        if self._no_room_until is not None:
-            _log.warning("recording goes on", stream=self._name, lost_messages=self._lost_messages)
-        self._no_room_until, self._why, self._begun = None, "", True
-        self._state = RecorderState.RECORDING
-
-    def _no_room(self, error: OSError) -> None:
-        """The disk takes no more: say so once, end the file, look again later."""
-        why = error.strerror or str(error)
-        if self._no_room_until is None:
-            _log.error("recording is interrupted", stream=self._name, why=why, hint=_HINTS)
-        self._why, self._state = why, RecorderState.NO_ROOM
-        self._no_room_until = self._clock() + RETRY_S
-        self._running = False
-        self._close_file(why)
+        self._note_written()
+        self._begun = True
 
     def _close_file(self, why: str) -> None:
         file, self._file, self._form = self._file, None, None
@@ -343,5 +263,4 @@ class StreamRecorder:
         """Count messages that are in no file. What comes before the first key frame is of no use, and no loss."""
         if not self._begun and self._no_room_until is None:
             return
-        self._lost_messages += len(units)
-        self._lost_bytes += sum(len(unit.payload) for unit in units)
+        super()._lose(units)

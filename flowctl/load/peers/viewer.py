@@ -27,7 +27,6 @@ from flowctl.wire.client.measure import OTHER, STALL_S, ViewerMeasure
 from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES, RatePace
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.chunk.writer import serialise
-from flowctl.wire.rtmp.media.aggregate import split_aggregate
 from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_PING_RESPONSE,
@@ -38,6 +37,7 @@ from flowctl.wire.rtmp.messages import (
     WindowAckSize,
     decode_message,
     encode_control,
+    split_aggregate,
 )
 from flowctl.wire.rtmp.wire import CONTROL_CSID, TYPE_AGGREGATE, Message
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from flowctl.connection import Connection
 from flowctl.core.loop.tls import with_tls
@@ -135,3 +136,45 @@ def place_client(group: PollGroup, client: RtmpClient, sock: socket.socket, **se
         sock.close()
         raise
     return connection
+
+
+_STOP_S: Final = 2.0
+
+ClientT = TypeVar("ClientT", bound=RtmpClient)
+
+
+class ClientRun(Generic[ClientT]):
+    """One client and its poll group; use it as a context."""
+
+    client: ClientT  # the present attempt. Set by `start`.
+
+    def __init__(self, make: Callable[[str, Callable[[Any], None]], ClientT], **settings: Any) -> None:
+        self._make = make
+        self._settings = settings
+        self._group = PollGroup("client")
+        self._ended = threading.Event()
+
+    def __enter__(self) -> ClientRun[ClientT]:
+        self._group.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._group.stop(_STOP_S)
+
+    def start(self, parameters: str = "") -> None:
+        """Connect; blocks until the connection is made."""
+        self._ended.clear()
+        self.client = self._make(parameters, lambda _: self._ended.set())
+        start_client(self._group, self.client, **self._settings)
+
+    def wait(self) -> None:
+        """Wait until the client has ended, logging in where the server wants it."""
+        while self._ended.wait() and (rejected := self.client.rejected) is not None:
+            if rejected.retry_parameters is None:
+                return
+            self.start(rejected.retry_parameters)
+
+    def finish(self, details: str, deadline_s: float = _STOP_S) -> bool:
+        if not self.client.ended:
+            self._group.call_soon(self.client.finish, details)
+        return self._ended.wait(deadline_s)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.wire.media.bits import BitWriter
+from flowctl.wire.media.tiny_h264 import BitWriter
 
 FRAME_SAMPLES: Final = 1024
 MAX_FRAME_BYTES: Final = 1536  # 6144 bits a channel, 4.5.3.1

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.wire.rtmp.amf import amf0
-from flowctl.wire.rtmp.amf.limits import DEFAULT_LIMITS, MAX_DEPTH
 from flowctl.wire.rtmp.amf.values import simplify
 from flowctl.wire.rtmp.chunk.writer import serialise
 from flowctl.wire.rtmp.limits import WireLimits
@@ -263,13 +262,3 @@ def read_metadata(message: Message, limits: WireLimits) -> Message | None:
         if error.code.startswith("limit:"):
             raise
     return Message(message.csid, message.timestamp, TYPE_DATA_AMF0, message.msid, payload)
-
-
-def metadata_values(message: Message) -> dict[str, Any]:
-    """Return the properties in a message that `read_metadata` returned, simplified; {} when there are none."""
-    size = len(message.payload)
-    limits = dataclasses.replace(DEFAULT_LIMITS.for_data(size), string_bytes=max(size, 1), depth=MAX_DEPTH)
-    try:
-        return first_properties(amf0.decode(message.payload, limits)[1:])
-    except RemoteProtocolError:
-        return {}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeAlias
 
-from flowctl.wire.rtmp.commands import metadata_values
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 from flowctl.wire.rtmp.wire import Message
 
@@ -86,11 +85,6 @@ class MetadataReceived:
 
     stream_id: int
     message: Message  # what players are to get: an AMF0 data message that starts with ``onMetaData``
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The properties, simplified; empty when the publisher sent none. Decoded at each call: they may be long."""
-        return metadata_values(self.message)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """RTMP messages as values: from the octets of a `Message` to what it says, and back.
 
-`decode_message` turns control messages, commands and data into the small frozen classes below. Audio, video and
-aggregates stay a `Message` (nobody needs their bodies as values; `split_aggregate` takes an aggregate apart), and so
-does what is ignored: shared objects, unknown types, FFmpeg's time codes. An unknown type or user control event is no
-fault; how many of them a peer may send is for the session to say.
+`decode_message` turns control messages and commands into the small frozen classes below. All else stays a `Message`:
+audio, video and data are passed on as they came, `split_aggregate` takes an aggregate apart, and what is unknown is
+ignored; how many of those a peer may send is for the session to say.
 
 Sources: Adobe RTMP 1.0 sections 5.4 (protocol control), 6.2 and 7.1.7 (user control), 7.1.1 to 7.1.6 (the rest).
 """
@@ -14,15 +13,16 @@ import math
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from flowctl.errors import LocalProtocolError, RemoteProtocolError
+from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.wire.rtmp.amf import amf0
-from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.amf.values import AmfValue, simplify
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.wire import (
+    CLOCK_MASK,
     CONTROL_CSID,
     TYPE_ABORT,
     TYPE_ACK,
+    TYPE_AUDIO,
     TYPE_COMMAND_AMF0,
     TYPE_COMMAND_AMF3,
     TYPE_DATA_AMF0,
@@ -30,6 +30,7 @@ from flowctl.wire.rtmp.wire import (
     TYPE_PEER_BANDWIDTH,
     TYPE_SET_CHUNK_SIZE,
     TYPE_USER_CONTROL,
+    TYPE_VIDEO,
     TYPE_WINDOW_ACK_SIZE,
     Message,
 )
@@ -41,22 +42,14 @@ EVENT_SET_BUFFER_LENGTH: Final = 3
 EVENT_STREAM_IS_RECORDED: Final = 4
 EVENT_PING_REQUEST: Final = 6
 EVENT_PING_RESPONSE: Final = 7
-EVENT_BUFFER_EMPTY: Final = 31
-EVENT_BUFFER_READY: Final = 32
-"""31 and 32 are sent by Flash Media Server and documented nowhere; librtmp names them so. Decoded as unknown."""
 
 STREAM_EVENTS: Final = frozenset({EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, EVENT_STREAM_DRY, EVENT_STREAM_IS_RECORDED})
 _PING_EVENTS: Final = frozenset({EVENT_PING_REQUEST, EVENT_PING_RESPONSE})
 
-LIMIT_HARD: Final = 0
-LIMIT_SOFT: Final = 1
 LIMIT_DYNAMIC: Final = 2
 
 _ACK_WRAP: Final = 0xF0000000
 """Where the acknowledged octet count starts again. FMLE disconnects when it passes 2^32; nginx-rtmp resets here."""
-
-_COMMAND_CSID: Final = 3
-"""Chunk stream of commands, as in librtmp, SRS and nginx-rtmp."""
 
 _SHORT_STRING: Final = b"\x02\0"
 """How an AMF0 string of less than 256 octets begins."""
@@ -143,17 +136,15 @@ class Command:
     amf3: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Metadata or any other data message (7.1.2): mostly a name and an object, but not always."""
-
-    values: tuple[AmfValue, ...]
-    # whether it is of type 15; its values are plain then, see `flowctl.wire.rtmp.amf.values.simplify`.
-    amf3: bool = False
-
-
 Control: TypeAlias = SetChunkSize | Abort | Acknowledgement | UserControl | WindowAckSize | PeerBandwidth
-Decoded: TypeAlias = Control | Command | Data | Message
+Decoded: TypeAlias = Control | Command | Message
+
+_OF_ONE_WORD: Final[dict[int, type[SetChunkSize | Abort | Acknowledgement | WindowAckSize]]] = {
+    TYPE_SET_CHUNK_SIZE: SetChunkSize,
+    TYPE_ABORT: Abort,
+    TYPE_ACK: Acknowledgement,
+    TYPE_WINDOW_ACK_SIZE: WindowAckSize,
+}
 
 
 def decode_message(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> Decoded:
@@ -164,27 +155,14 @@ def decode_message(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> De
     type_id = message.type_id
     if type_id in (TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3):
         return decode_command(message, limits)
-    if type_id in (TYPE_DATA_AMF0, TYPE_DATA_AMF3):
-        if len(message.payload) == 4 and message.payload[0] == 0:
-            # FFmpeg sends its time code so: the marker of a number, and then three octets instead of eight.
-            return message
-        values = _decode_values(message, limits.amf.for_data(len(message.payload)))
-        return Data(tuple(values), amf3=type_id == TYPE_DATA_AMF3)
     if type_id == TYPE_USER_CONTROL:
         return _decode_user_control(message)
     if type_id == TYPE_PEER_BANDWIDTH:
         size = _word(message, 0)
         # The fifth octet is missing in what some peers send, and nothing depends on it.
         return PeerBandwidth(size, message.payload[4] if len(message.payload) > 4 else LIMIT_DYNAMIC)
-    if type_id == TYPE_SET_CHUNK_SIZE:
-        return SetChunkSize(_word(message, 0))
-    if type_id == TYPE_ABORT:
-        return Abort(_word(message, 0))
-    if type_id == TYPE_ACK:
-        return Acknowledgement(_word(message, 0))
-    if type_id == TYPE_WINDOW_ACK_SIZE:
-        return WindowAckSize(_word(message, 0))
-    return message
+    one_word = _OF_ONE_WORD.get(type_id)
+    return message if one_word is None else one_word(_word(message, 0))
 
 
 def encode_control(value: Control) -> Message:
@@ -200,22 +178,6 @@ def encode_control(value: Control) -> Message:
     return Message(CONTROL_CSID, 0, type_id, 0, body)
 
 
-def encode_command(command: Command, msid: int = 0, csid: int = _COMMAND_CSID, timestamp: int = 0) -> Message:
-    """Return `command` as a message of type 20, or of type 17 where `command.amf3` is set."""
-    body = amf0.encode(command.name, float(command.transaction_id), command.object, *command.arguments)
-    if command.amf3:
-        return Message(csid, timestamp, TYPE_COMMAND_AMF3, msid, b"\0" + body)
-    return Message(csid, timestamp, TYPE_COMMAND_AMF0, msid, body)
-
-
-def encode_data(data: Data, msid: int, csid: int, timestamp: int = 0) -> Message:
-    """Return `data` as a message of type 18, or of type 15 where `data.amf3` is set; arguments as `encode_command`."""
-    body = amf0.encode(*data.values)
-    if data.amf3:
-        return Message(csid, timestamp, TYPE_DATA_AMF3, msid, b"\0" + body)
-    return Message(csid, timestamp, TYPE_DATA_AMF0, msid, body)
-
-
 def amf0_body(message: Message) -> bytes:
     """Return the AMF0 values of a command or data message: what is behind the format octet of types 15 and 17.
 
@@ -229,13 +191,10 @@ def amf0_body(message: Message) -> bytes:
     return body[1:] if body[:1] == b"\0" or body[1:3] == _SHORT_STRING else body
 
 
-def _decode_values(message: Message, limits: AmfLimits) -> list[AmfValue]:
-    values = amf0.decode(amf0_body(message), limits)
-    return values if message.type_id not in (TYPE_COMMAND_AMF3, TYPE_DATA_AMF3) else [simplify(item) for item in values]
-
-
 def decode_command(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> Command:
-    values = _decode_values(message, limits.amf)
+    values = amf0.decode(amf0_body(message), limits.amf)
+    if message.type_id == TYPE_COMMAND_AMF3:
+        values = [simplify(item) for item in values]
     if not values or not isinstance(values[0], str):
         kind = type(values[0]).__name__ if values else "nothing"
         raise RemoteProtocolError(f"command begins with {kind}, it needs a string", code="command-name")
@@ -285,14 +244,9 @@ def _short(message: Message) -> RemoteProtocolError:
 
 def _control_body(value: Control) -> tuple[int, bytes]:
     match value:
-        case SetChunkSize(number):
-            return TYPE_SET_CHUNK_SIZE, number.to_bytes(4, "big")
-        case Abort(number):
-            return TYPE_ABORT, number.to_bytes(4, "big")
-        case Acknowledgement(number):
-            return TYPE_ACK, number.to_bytes(4, "big")
-        case WindowAckSize(number):
-            return TYPE_WINDOW_ACK_SIZE, number.to_bytes(4, "big")
+        case SetChunkSize(number) | Abort(number) | Acknowledgement(number) | WindowAckSize(number):
+            type_id = next(type_id for type_id, one_word in _OF_ONE_WORD.items() if isinstance(value, one_word))
+            return type_id, number.to_bytes(4, "big")
         case PeerBandwidth(number, limit_type):
             return TYPE_PEER_BANDWIDTH, number.to_bytes(4, "big") + limit_type.to_bytes(1, "big")
     body = value.event.to_bytes(2, "big")
@@ -305,3 +259,42 @@ def _control_body(value: Control) -> tuple[int, bytes]:
     else:
         body += value.raw
     return TYPE_USER_CONTROL, body
+
+
+_HEADER: Final = 11
+_BACK_POINTER: Final = 4
+_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
+"""What an aggregate may carry: the tag types of FLV. Commands and control inside one would bypass their own limits."""
+
+
+def split_aggregate(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> list[Message]:
+    """Return the audio, video and data messages inside an aggregate (7.1.6), on its chunk and message stream.
+
+    The timestamps inside count from any origin: the first one becomes the aggregate's own timestamp, the others keep
+    their distance from it. Anything that is not audio, video or data is left out.
+
+    Byte layout, repeated: type (1), length (3), timestamp low 24 bits (3) and high 8 bits (1), stream id (3, unused),
+    payload, back pointer (4, unused, and missing after the last one in what some servers send): an FLV tag.
+    """
+    body = message.payload
+    found: list[Message] = []
+    first = None
+    at = count = 0
+    while at < len(body):
+        start = at + _HEADER
+        end = start + int.from_bytes(body[at + 1 : at + 4], "big")
+        if end > len(body):
+            raise RemoteProtocolError(
+                f"aggregate of {len(body)} bytes ends inside the message at {at}", code="aggregate-truncated"
+            )
+        count += 1
+        if count > limits.aggregate_messages:
+            raise LimitExceededError("aggregate_messages", count, limits.aggregate_messages)
+        timestamp = int.from_bytes(body[at + 4 : at + 7], "big") | body[at + 7] << 24
+        if first is None:
+            first = timestamp
+        if body[at] in _TYPES:
+            rebased = (message.timestamp + timestamp - first) & CLOCK_MASK
+            found.append(Message(message.csid, rebased, body[at], message.msid, body[start:end]))
+        at = end + _BACK_POINTER
+    return found

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.wire.rtmp.media.unmarked import is_key_frame
+from flowctl.wire.rtmp.media.frames import is_key_frame
 
 
 def obu(kind: int, payload: bytes, *, sized: bool = True, extended: bool = False) -> bytes:

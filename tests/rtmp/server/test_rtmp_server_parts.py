@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import LimitExceededError, RemoteProtocolError
-from flowctl.wire.rtmp.server.held import HeldMessages
 from flowctl.wire.rtmp.server.replies import COURTESIES
 from flowctl.wire.rtmp.server.session import ServerSession
 from flowctl.wire.rtmp.server.states import StreamInput, StreamState
-from flowctl.wire.rtmp.server.streams import MessageStreams
+from flowctl.wire.rtmp.server.streams import HeldMessages, MessageStreams
 from flowctl.wire.rtmp.wire import Message
 
 OVERHEAD_BYTES = 96

@@ -26,8 +26,8 @@ from typing import Any, Final, Literal, NamedTuple
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.adobe_auth import client_parameters
+from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter
-from flowctl.wire.rtmp.client import commands as client_commands
 from flowctl.wire.rtmp.client.states import ClientInput, ClientState, next_client_state
 from flowctl.wire.rtmp.endpoint import CONTROL_TYPES, NO_LIMIT, Endpoint
 from flowctl.wire.rtmp.events import (
@@ -44,19 +44,18 @@ from flowctl.wire.rtmp.events import (
     StreamEnded,
 )
 from flowctl.wire.rtmp.handshake.handshake import Handshake
-from flowctl.wire.rtmp.media.aggregate import split_aggregate
 from flowctl.wire.rtmp.messages import (
     EVENT_SET_BUFFER_LENGTH,
     EVENT_STREAM_EOF,
-    Acknowledgement,
     Command,
     UserControl,
     decode_command,
     decode_message,
     encode_control,
+    split_aggregate,
 )
 from flowctl.wire.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl, parse_url
+from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
 from flowctl.wire.rtmp.wire import (
     TYPE_AGGREGATE,
     TYPE_AUDIO,
@@ -68,6 +67,47 @@ from flowctl.wire.rtmp.wire import (
     TYPE_VIDEO,
     Message,
 )
+
+_AUDIO_FOURCCS: Final = frozenset({"Opus", "fLaC", "ac-3", "ec-3", "mp4a", ".mp3"})
+_CAN_ALL: Final = 7.0
+"""FourCcInfoMask: can decode, encode and forward (Enhanced RTMP v2)."""
+
+# Bits of section 7.2.1.1 as FFmpeg sets them when it plays: every codec but the two reserved, and all of video.
+_AUDIO_CODECS: Final = 4071.0
+_VIDEO_CODECS: Final = 252.0
+_CAPABILITIES: Final = 15.0
+
+
+SET_DATA_FRAME: Final = amf0.encode("@setDataFrame")
+"""What stands before metadata and other script data that a server is to keep and pass on."""
+
+
+def connect_object(config: ClientSessionConfig, url: RtmpUrl, *, parameters: str, playing: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "app": ("" if url.app == DEFAULT_APP else url.app) + parameters,
+        "type": "nonprivate",
+        "flashVer": config.flash_version,
+        "tcUrl": url.tc_url + parameters,
+    }
+    if playing:
+        values |= {
+            "fpad": False,
+            "capabilities": _CAPABILITIES,
+            "audioCodecs": _AUDIO_CODECS,
+            "videoCodecs": _VIDEO_CODECS,
+            "videoFunction": 1.0,
+        }
+    values["objectEncoding"] = 0.0
+    if config.fourcc_list:
+        codecs = dict.fromkeys(config.fourcc_list, _CAN_ALL)
+        values |= {
+            "fourCcList": list(config.fourcc_list),
+            "videoFourCcInfoMap": {name: mask for name, mask in codecs.items() if name not in _AUDIO_FOURCCS},
+            "audioFourCcInfoMap": {name: mask for name, mask in codecs.items() if name in _AUDIO_FOURCCS},
+            "capsEx": float(config.caps_ex),
+        }
+    return values
+
 
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
 _DATA: Final = frozenset({TYPE_DATA_AMF0, TYPE_DATA_AMF3})
@@ -128,7 +168,6 @@ class ClientSession:
     """One RTMP connection, client side; not thread-safe, sans-I/O."""
 
     __slots__ = (
-        "_app",  # str | None: overrides the application of _url
         "_calls",
         "_config",
         "_ended",  # bool: StreamEnded was reported and nothing has started since
@@ -142,7 +181,6 @@ class ClientSession:
     )
 
     def __init__(self, config: ClientSessionConfig, *, now: float = 0.0, rng: random.Random | None = None) -> None:
-        self._app: str | None = None
         self._calls = ClientCalls()
         self._config = config
         self._ended = False
@@ -157,11 +195,10 @@ class ClientSession:
 
     # -------------------------------------------------------------------------------------------- intents
 
-    def connect(self, url: RtmpUrl | str, *, parameters: str = "", app: str | None = None) -> None:
+    def connect(self, url: RtmpUrl | str, *, parameters: str = "") -> None:
         self._url = parse_url(url) if isinstance(url, str) else url
         self._move(ClientInput.CONNECT)
         self._parameters = parameters
-        self._app = app
         if self._endpoint.handshake is not None:
             self._endpoint.queue(self._endpoint.handshake.start())
 
@@ -226,22 +263,14 @@ class ClientSession:
         """Return a video message for the socket; `timestamp` in ms. Raises `LocalProtocolError` if not publishing."""
         return self._media(TYPE_VIDEO, timestamp, payload)
 
-    def send_data(self, timestamp: int, payload: bytes) -> bytes:
-        """Return an AMF0 data message for the socket; `payload` is encoded AMF0. Raises like `send_video`."""
-        return self._media(TYPE_DATA_AMF0, timestamp, payload)
-
     def send_tag(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         """Return a tag of an FLV file (audio, video or script data) for the socket. Raises like `send_video`.
 
         A file holds ``onMetaData`` bare; a server wants it wrapped, as OBS and FFmpeg send it.
         """
-        if type_id == TYPE_DATA_AMF0 and not payload.startswith(client_commands.SET_DATA_FRAME):
-            payload = client_commands.SET_DATA_FRAME + payload
+        if type_id == TYPE_DATA_AMF0 and not payload.startswith(SET_DATA_FRAME):
+            payload = SET_DATA_FRAME + payload
         return self._media(type_id, timestamp, payload)
-
-    def send_metadata(self, values: dict[str, Any], timestamp: int = 0) -> bytes:
-        """Return ``@setDataFrame onMetaData`` for the socket. Raises like `send_video`."""
-        return self.send_data(timestamp, client_commands.metadata_payload(values))
 
     def send_message(self, message: Message) -> bytes:
         """Return any message for the socket, whatever the state; for tests and load tests.
@@ -251,10 +280,6 @@ class ClientSession:
         if self._endpoint.handshake is not None:
             raise LocalProtocolError("the handshake is not done")
         return self._behind_waiting(message)
-
-    def send_acknowledgement(self, sequence_number: int) -> bytes:
-        """Return an Acknowledgement of any value, for load tests; honest ones are sent by themselves."""
-        return self.send_message(encode_control(Acknowledgement(sequence_number)))
 
     def send_ping(self, now: float) -> None:
         """Queue a ping request; the answer becomes a `Pong` with the round trip time."""
@@ -360,9 +385,7 @@ class ClientSession:
         # Before connect, as OBS does it, so that the long connect is not cut into chunks of 128 octets.
         self._endpoint.send_chunk_size()
         playing = self._purpose is not None and not self._publishes
-        values = client_commands.connect_object(
-            self._config, self._url, parameters=self._parameters, app=self._app, playing=playing
-        )
+        values = connect_object(self._config, self._url, parameters=self._parameters, playing=playing)
         self._call("connect", values)
 
     def _create_stream(self) -> None:

@@ -17,14 +17,16 @@ from typing import Final, TypeAlias
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.wire.rtmp.media.frames import (
+    Body,
     FrameFacts,
+    Kind,
+    MediaInfo,
     audio_info,
     classify_audio,
     classify_video,
     codec_name,
     video_info,
 )
-from flowctl.wire.rtmp.media.types import Body, Kind, MediaInfo
 
 MAX_TRACKS: Final = 32
 """Tracks looked at in one multitrack message; with more it is malformed. OBS has 10 video and 6 audio tracks."""

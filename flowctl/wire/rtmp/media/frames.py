@@ -9,12 +9,63 @@ do not mark non-reference pictures as disposable and a drop policy wants to know
 from __future__ import annotations
 
 import functools
-from typing import Final, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.wire.rtmp.media.nal import AVC_VERDICTS, HEVC_VERDICTS, survey
-from flowctl.wire.rtmp.media.types import Body, MediaInfo, Packet
-from flowctl.wire.rtmp.media.unmarked import is_key_frame
+
+Body: TypeAlias = bytes | memoryview
+Kind: TypeAlias = Literal["audio", "video", "data"]
+Packet: TypeAlias = Literal[
+    "sequence_header",  # codec configuration; sticky
+    "mpeg2ts_sequence_header",  # codec configuration in MPEG-2 TS form; takes the place of the one above
+    "metadata",  # onMetaData of a data message, colour information of a video message; sticky
+    "channels",  # Enhanced RTMP audio channel layout; sticky
+    "coded",  # a frame
+    "sequence_end",  # the track ends or pauses; not sticky
+    "command",  # video info/command frame (start or end of a client-side seek)
+    "data",  # a data message that is not onMetaData: cue points, captions, timecodes
+    "silence",  # audio message of 0 octets: Enhanced RTMP v2 documents it as "a period of silence"
+    "empty",  # a frame header with no frame behind it
+    "unknown",  # a packet type no specification defines
+    "malformed",  # too short for its own header, or lengths that contradict each other
+]
+StickyKey: TypeAlias = tuple[Kind, str, tuple[int, ...]]
+
+
+class MediaInfo(NamedTuple):
+    """What one message is. Immutable and shared between equal messages: compare it, never rely on its identity."""
+
+    kind: Kind  # ``audio``, ``video`` or ``data``
+    message_class: MessageClass
+    # FourCC as text (``avc1``, ``hvc1``, ``av01``, ``vp09``, ``mp4a``, ``.mp3``, ``Opus``, ``fLaC``, ``ac-3`` and so
+    # on); classic codecs without a FourCC in Enhanced RTMP have the name FFmpeg gives them. An unknown FourCC is given
+    # as it is when printable, else in hexadecimal; empty when the body does not say.
+    codec: str
+    packet: Packet
+    track: int = 0  # id of the first (usually the only) track; 0, the default track, without multitrack
+    # presentation minus decoding time in milliseconds, -2^23 to 2^23-1, negative with some B-frame encoders; None when
+    # the packet does not carry one.
+    composition_ms: int | None = None
+    # ids of all tracks in the message, in their order. Several only with Enhanced RTMP v2 multitrack.
+    tracks: tuple[int, ...] = (0,)
+    codecs: tuple[str, ...] = ()
+    multitrack: bool = False  # whether the message uses the multitrack form, even for one track
+    nano_offset_ns: int = 0  # what ModEx adds to the timestamp, 0 to 999,999 nanoseconds
+
+    @property
+    def sticky_key(self) -> StickyKey | None:
+        """The place this message takes in a cache of headers, or None when it is no header.
+
+        A newer header with an equal key replaces the older one. The codec is no part of it: a publisher that changes
+        from H.264 to HEVC replaces its configuration. Headers are to be re-sent in the order in which they came,
+        because one for tracks (0, 1) and a later one for track 0 are both kept.
+        """
+        if self.message_class is not MessageClass.HEADER:
+            return None
+        slot = "sequence_header" if self.packet == "mpeg2ts_sequence_header" else self.packet
+        return (self.kind, slot, self.tracks)
+
 
 # Bound once: looking up an attribute of an Enum class costs as much as the rest of the quick path together.
 _HEADER, _KEY, _INTER = MessageClass.HEADER, MessageClass.KEY, MessageClass.INTER
@@ -137,3 +188,61 @@ def classify_audio(codec: str, packet_type: int, _frame_type: int, _body: Body, 
         return (_HEADER, "channels", None) if end - start >= 2 else _AUDIO_MALFORMED
     # The end of a sequence means "no less than silence" (Enhanced RTMP v2): it keeps its place among the audio.
     return (_AUDIO, "sequence_end" if packet_type == 2 else "unknown", None)
+
+
+_MAX_OBUS: Final = 8  # looked at for the first frame: delimiter, sequence header, metadata and padding come before it
+_MAX_SIZE_OCTETS: Final = 8  # leb128() reads at most 8 octets (AV1 4.10.5)
+
+_OBU_FRAME_HEADER: Final = 3
+_OBU_FRAME: Final = 6
+
+
+def is_key_frame(codec: str, body: bytes | memoryview, start: int, end: int) -> bool:
+    """Return whether the frame in ``body[start:end]``, at least one octet, is a key frame.
+
+    Source: RFC 6386 9.1 (VP8); VP9 bitstream specification 6.2; AV1 bitstream specification 5.3, 5.9.2.
+    """
+    if codec == "av01":
+        return _is_av1_key_frame(body, start, end)
+    first = body[start]
+    if codec == "vp08":
+        return first & 1 == 0
+    if codec != "vp09" or first >> 6 != 2:
+        return False
+    # Marker 10, two bits of profile; profile 3 has a reserved bit after it. Then show_existing_frame, which means that
+    # there is no frame here, and frame_type: both have to be 0.
+    two_bits = first >> 1 if first & 0x30 == 0x30 else first >> 2
+    return two_bits & 3 == 0
+
+
+def _is_av1_key_frame(body: bytes | memoryview, start: int, end: int) -> bool:
+    """Find the first frame of the temporal unit and look at its first four bits."""
+    at = start
+    for _ in range(_MAX_OBUS):
+        if at >= end:
+            return False
+        # Forbidden bit, type (4), extension flag, has-size flag, reserved bit.
+        obu = body[at]
+        at += 2 if obu & 4 else 1
+        size = end - at
+        if obu & 2:
+            size, at = _read_leb128(body, at, end)
+        if size < 0 or size > end - at:
+            return False
+        if obu >> 3 & 15 in (_OBU_FRAME_HEADER, _OBU_FRAME):
+            # show_existing_frame 0, frame_type 00 (key frame), show_frame 1. A key frame that is not shown is no place
+            # to start at: the pictures shown next may refer to earlier ones.
+            return size > 0 and body[at] >> 4 == 1
+        at += size
+    return False
+
+
+def _read_leb128(body: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return the number at `at` and the offset behind it; the number is -1 when it does not end in time."""
+    value = 0
+    for place in range(min(_MAX_SIZE_OCTETS, end - at)):
+        octet = body[at + place]
+        value |= (octet & 0x7F) << 7 * place
+        if octet < 0x80:
+            return (value, at + place + 1)
+    return (-1, at)

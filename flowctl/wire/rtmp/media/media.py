@@ -29,6 +29,9 @@ from flowctl.wire.rtmp.media.enhanced import (
     inspect_enhanced_video,
 )
 from flowctl.wire.rtmp.media.frames import (
+    Body,
+    MediaInfo,
+    Packet,
     audio_info,
     classify_audio,
     classify_config,
@@ -37,7 +40,6 @@ from flowctl.wire.rtmp.media.frames import (
     video_info,
 )
 from flowctl.wire.rtmp.media.nal import is_open
-from flowctl.wire.rtmp.media.types import Body, MediaInfo, Packet
 
 __all__ = ["Body", "MediaInfo", "Packet", "inspect", "refers_back"]
 

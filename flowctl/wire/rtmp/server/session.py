@@ -62,19 +62,17 @@ from flowctl.wire.rtmp.events import (
     StreamClosed,
 )
 from flowctl.wire.rtmp.handshake.handshake import Handshake
-from flowctl.wire.rtmp.media.aggregate import split_aggregate
 from flowctl.wire.rtmp.messages import (
     EVENT_STREAM_BEGIN,
-    EVENT_STREAM_DRY,
     EVENT_STREAM_EOF,
     Command,
     PeerBandwidth,
     decode_command,
     encode_control,
+    split_aggregate,
 )
 from flowctl.wire.rtmp.server import replies
 from flowctl.wire.rtmp.server.connect import read_connect
-from flowctl.wire.rtmp.server.held import HeldMessages
 from flowctl.wire.rtmp.server.states import (
     ConnectionInput,
     ConnectionState,
@@ -82,7 +80,7 @@ from flowctl.wire.rtmp.server.states import (
     StreamState,
     next_connection_state,
 )
-from flowctl.wire.rtmp.server.streams import PLAYER_STATES, PLAYING_STATES, MessageStream, MessageStreams
+from flowctl.wire.rtmp.server.streams import PLAYER_STATES, PLAYING_STATES, HeldMessages, MessageStream, MessageStreams
 from flowctl.wire.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ServerSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import (
@@ -538,17 +536,13 @@ class ServerSession:
         self._move_connection(ConnectionInput.REJECT)
         self._send_rejection(code, replies.words(description))
 
-    def request_reconnect(
-        self, tc_url: str | None = None, description: str = "The server is going down.", *, force: bool = False
-    ) -> bool:
+    def request_reconnect(self) -> bool:
         """Ask the client to connect again at its next key frame (Enhanced RTMP v2, "Reconnect Request")."""
         self._check_open()
-        if not force and not self.client_caps_ex & commands.CAPS_RECONNECT:
-            return False
-        more = {} if tc_url is None else {"tcUrl": tc_url}
-        text = replies.words(description)
-        self._send(commands.on_status(0, "status", commands.RECONNECT_REQUEST, text, **more))
-        return True
+        able = bool(self.client_caps_ex & commands.CAPS_RECONNECT)
+        if able:
+            self._send(commands.on_status(0, "status", commands.RECONNECT_REQUEST, "The server is going down."))
+        return able
 
     # ----------------------------------------------------------------------- what our caller answers: publish
 
@@ -621,16 +615,6 @@ class ServerSession:
         for message in commands.stream_ended(stream_id) if waits else commands.stream_started(stream_id):
             self._send(message)
 
-    # ------------------------------------------------------------------------------------------ any stream
-
-    def stream_eof(self, stream_id: int) -> None:
-        """Send Stream EOF: no more data until further notice (section 7.1.7)."""
-        self._stream_event(EVENT_STREAM_EOF, self._find_stream(stream_id))
-
-    def stream_dry(self, stream_id: int) -> None:
-        """Send Stream Dry: the publisher has gone quiet (section 7.1.7)."""
-        self._stream_event(EVENT_STREAM_DRY, self._find_stream(stream_id))
-
     def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
         """Tell the client which limit it went over; the state does not change, so close or reject afterwards."""
         stream = self._find_stream(stream_id)
@@ -640,11 +624,6 @@ class ServerSession:
         """Send a data message (AMF0) to a client that publishes and has asked for it."""
         stream = self._find_stream(stream_id)
         self._send(Message(commands.STREAM_CSID, 0, TYPE_DATA_AMF0, stream.stream_id, amf0.encode(*values)))
-
-    def send_ping(self, now: float) -> None:
-        """Send a ping request; the answer becomes a `Pong` with the round trip time."""
-        self._check_open()
-        self._endpoint.ping(now)
 
     # ------------------------------------------------------------------------------------ the peer's commands
 

@@ -1,0 +1,180 @@
+"""One stream that is written, on a thread of its own: what a recorder and a writer of HLS share.
+
+How it works. What comes waits in an `Intake`; the thread hands it over until the intake is closed, and then has the
+rest written. A disk that takes no more is told once, and looked at again every `RETRY_S`; what comes meanwhile is
+counted as lost, and nobody but this stream is disturbed.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import enum
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+import structlog
+
+from flowctl.live.remux.course import Course, Unit
+from flowctl.live.remux.files import DiskRoom
+from flowctl.live.remux.intake import Began, Came, Ended, Intake, Item
+
+_log: Final = structlog.get_logger("flowctl.remux")
+_LOOK_S: Final = 0.2
+RETRY_S: Final = 2.0
+"""Between looks for room on a disk that had none: each try costs the files of a recording one more beginning."""
+
+
+class RecorderState(enum.Enum):
+    WAITING = "waiting"  #: for the stream
+    RECORDING = "recording"
+    NO_ROOM = "no room"  #: the disk takes nothing
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamRecorderStatistics:
+    state: RecorderState
+    path: Path | None  # of the file that is being written. None: there is none.
+    why: str
+    files: int
+    written_bytes: int
+    media_s: float
+    lost_messages: int
+    lost_bytes: int
+
+
+class StreamWriter(abc.ABC):
+    """Writes one stream; derived classes say into which files."""
+
+    what: ClassVar[str]  # how it is called in the log
+    hint: ClassVar[str]  # what to do about a full disk
+
+    def __init__(
+        self, name: str, intake: Intake, room: DiskRoom, clock: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        self.intake: Final = intake  # takes what comes; a `flowctl.live.cluster.follow.Sink`
+        self.stream_ended: Final = threading.Event()  # set when a publication has ended
+        self._name = name
+        self._room = room
+        self._clock, self._wall = clock, wall
+        self._course = Course()
+        self._thread: threading.Thread | None = None
+        self._written_all = False
+        self._no_room_until: float | None = None
+        self._why = ""
+        self._state = RecorderState.WAITING
+        self._files = self._written_bytes = self._lost_messages = self._lost_bytes = 0
+
+    # -- any thread
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="flowctl-remux", daemon=True)
+        self._thread.start()
+
+    def stop(self, deadline_s: float) -> bool:
+        """Have the rest written, and the files finished; return whether that was done in time."""
+        self.intake.close()
+        if self._thread is not None:
+            self._thread.join(deadline_s)
+        return self._written_all
+
+    def statistics(self) -> StreamRecorderStatistics:
+        """Return a snapshot. Figures of the writer's thread may be a step apart."""
+        return StreamRecorderStatistics(
+            state=self._state,
+            path=self._path(),
+            why=self._why,
+            files=self._files,
+            written_bytes=self._written_bytes,
+            media_s=self._media_ms() / 1000,
+            lost_messages=self._lost_messages,
+            lost_bytes=self._lost_bytes,
+        )
+
+    # -- the writer's thread
+
+    def work(self, items: Sequence[Item]) -> None:
+        for item in items:
+            if isinstance(item, Came):
+                unit = self._course.take(item.type_id, item.timestamp, item.payload)
+                if unit is not None:
+                    self._write_unit(unit)
+            elif isinstance(item, Began):
+                self._end_publication("another publication begins", gone=False)
+                self._course.restart()
+            elif isinstance(item, Ended):
+                self._end_publication(item.why or "the stream ended", gone=True)
+                self._course.restart()
+                self.stream_ended.set()
+            else:
+                self._lost_messages += item.message_count
+                self._lost_bytes += item.size_bytes
+                self._course.lost("the disk was too slow")
+                text = f"{self.what} lost a part: the disk is too slow"
+                _log.warning(text, stream=self._name, messages=item.message_count)
+        self._write_out()
+
+    def _run(self) -> None:
+        try:
+            while (items := self.intake.get(_LOOK_S)) is not None:
+                self.work(items)
+        except Exception:  # noqa: BLE001 - the end of a thread that nobody waits for has to be told
+            _log.exception("writing failed", stream=self._name)
+        finally:
+            with contextlib.suppress(Exception):
+                self._finish_all()
+            self._state = RecorderState.ENDED
+            self.stream_ended.set()
+            self._written_all = True
+
+    def _note_no_room(self, error: OSError) -> None:
+        """The disk takes no more: say so once, and look again later."""
+        now, why = self._clock(), error.strerror or str(error)
+        if self._no_room_until is None:
+            _log.error(f"{self.what} is interrupted", stream=self._name, why=why, hint=self.hint)
+        if self._no_room_until is None or now >= self._no_room_until:
+            self._no_room_until = now + RETRY_S
+        self._why, self._state = why, RecorderState.NO_ROOM
+
+    def _note_written(self) -> None:
+        if self._no_room_until is not None:
+            _log.warning(f"{self.what} goes on", stream=self._name, lost_messages=self._lost_messages)
+        self._no_room_until, self._why, self._state = None, "", RecorderState.RECORDING
+
+    def _note_unwritable(self, error: Exception, units: Sequence[Unit]) -> None:
+        """What came has no place in files of this form."""
+        _log.warning(f"{self.what} lost a part", stream=self._name, why=str(error), messages=len(units))
+
+    def _lose(self, units: Sequence[Unit]) -> None:
+        self._lost_messages += len(units)
+        self._lost_bytes += sum(len(unit.payload) for unit in units)
+
+    # -- for derived classes
+
+    @abc.abstractmethod
+    def _path(self) -> Path | None:
+        """Return what is being written. Any thread."""
+
+    @abc.abstractmethod
+    def _media_ms(self) -> int:
+        """Return how much was written. Any thread."""
+
+    @abc.abstractmethod
+    def _write_unit(self, unit: Unit) -> None:
+        """Write a message, now or with those that follow."""
+
+    @abc.abstractmethod
+    def _end_publication(self, why: str, *, gone: bool) -> None:
+        """End what belongs to the publication that has been written: it has gone, or another one begins."""
+
+    @abc.abstractmethod
+    def _finish_all(self) -> None:
+        """Finish the files: nothing comes any more."""
+
+    @abc.abstractmethod
+    def _write_out(self) -> None:
+        """Look at the clock, or write what should not wait: all that has come was handed over."""
