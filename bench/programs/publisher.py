@@ -11,7 +11,7 @@ from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import PublishStarted
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 _AUDIO_BIT_RATE = 128_000
 
@@ -61,14 +61,8 @@ def main() -> None:
         if tag.type_id == TYPE_VIDEO and has_slot(payload):
             payload = stamp(payload, number, time.monotonic_ns() // 1000)
             number += 1
-        if tag.type_id == TYPE_VIDEO:
-            wire = session.send_video(tag.timestamp, payload)
-        elif tag.type_id == TYPE_AUDIO:
-            wire = session.send_audio(tag.timestamp, payload)
-        else:
-            wire = session.send_data(tag.timestamp, payload)
         sock.setblocking(True)
-        sock.sendall(wire)
+        sock.sendall(session.send_tag(tag.type_id, tag.timestamp, payload))
         sock.setblocking(False)
         try:
             session.receive(sock.recv(65536), time.monotonic())

@@ -25,7 +25,6 @@ _nothing = threading.Event()
 
 
 def wait_until(condition, what="the condition"):
-    """Return what `condition` returns once it is true; fail after `PATIENCE_S`."""
     end = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         if time.monotonic() > end:
@@ -36,7 +35,6 @@ def wait_until(condition, what="the condition"):
 
 @contextlib.contextmanager
 def live_server(**options):
-    """A live server on a free port; `options` as for `LiveConfig`."""
     with build_live_server(LiveConfig(**options)) as server:
         yield server
 
@@ -108,13 +106,11 @@ class Sink(Session):
             self.connection.receiver.pause(self, "test")
 
     def release(self):
-        """Read on."""
         self.connection.receiver.resume(self)
 
 
 @contextlib.contextmanager
 def sink_server(*sinks, config=None):
-    """A server whose connections get `sinks`, in this order, then new ones; yields (server, list of all sinks)."""
     prepared, made = list(sinks), []
 
     def make():

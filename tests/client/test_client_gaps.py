@@ -17,7 +17,6 @@ from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace,
 @given(st.sets(st.integers(1, 398)), st.sampled_from([24.0, 25.0, 29.97, 30.0, 46.875, 60.0]))
 @settings(max_examples=150, deadline=None)
 def test_gaps_when_frames_are_left_out(left_out, fps):
-    """The missing frames are counted exactly, whatever the frame rate rounds to in ms."""
     # The step must have been seen before something is missing, as it is behind a key frame.
     left_out = {index for index in left_out if index > 4}
     finder, there = GapFinder(), [index for index in range(400) if index not in left_out]
@@ -28,7 +27,6 @@ def test_gaps_when_frames_are_left_out(left_out, fps):
 
 
 def test_gaps_when_timestamps_stand_still_or_go_back():
-    """Equal or earlier timestamps hide no frames."""
     finder = GapFinder()
     assert [finder.frame(timestamp) for timestamp in (0, 40, 40, 20, 60, 100)] == [0] * 6
 
@@ -36,7 +34,6 @@ def test_gaps_when_timestamps_stand_still_or_go_back():
 @given(st.integers(MIN_RATE, 10_000_000), st.lists(st.tuples(st.integers(1, 65_536), st.floats(0, 2)), max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_pace_when_reads_wait_as_told(rate, reads):
-    """Who waits as told has never read more than the rate allows, apart from the last read."""
     pace, now, taken = RatePace(Constant(rate), 0.0), 0.0, 0
     for size, later in reads:
         while not pace.allowance(now):
@@ -50,7 +47,6 @@ def test_pace_when_reads_wait_as_told(rate, reads):
 @given(st.integers(MIN_RATE, MAX_RATE))
 @settings(max_examples=100, deadline=None)
 def test_buffers_when_a_rate_is_to_show_within_a_second(rate):
-    """What may hide in the receive buffer and one read is bounded, and half a second's worth from 200 kbit/s on."""
     hidden = 2 * receive_buffer(rate) + read_size(rate)
     assert hidden <= 2 * 256 * 1024 + 64 * 1024
     if rate >= 200_000:
@@ -61,6 +57,5 @@ def test_buffers_when_a_rate_is_to_show_within_a_second(rate):
     "settings_", [{"rate": 1}, {"stall_after_s": -1.0}, {"resume_after_s": float("nan")}, {"pings_per_s": -1}]
 )
 def test_profile_when_a_value_is_out_of_range(settings_):
-    """A profile names the field it refuses."""
     with pytest.raises(ConfigError, match=next(iter(settings_))):
         PlayProfile(**settings_)

@@ -56,24 +56,20 @@ def due(timeline, count=None):
 @given(st.integers(0, 2**32 - 1), st.integers(-(2**31), 2**31 - 1))
 @settings(max_examples=200, deadline=None)
 def test_signed_difference_when_the_clock_wraps(start, step):
-    """A step of less than 2^31 ms in either direction is found again, wherever the clock stands."""
     assert signed_difference((start + step) % 2**32, start) == step
 
 
 def test_due_when_the_clock_wraps_in_the_middle():
-    """Media time goes on evenly over the wrap of the clock."""
     source = [key(2**32 - 40), inter(0), inter(40)]
     assert due(Timeline(source)) == [(TAG_VIDEO, 0), (TAG_VIDEO, 40), (TAG_VIDEO, 80)]
 
 
 def test_due_when_metadata_has_another_clock():
-    """Metadata at time 0 does not count for the clock of the frames."""
     source = [META, key(5_000_000), inter(5_000_040)]
     assert due(Timeline(source)) == [(TAG_SCRIPT, 0), (TAG_VIDEO, 0), (TAG_VIDEO, 40)]
 
 
 def test_loop_when_tracks_end_at_different_times():
-    """The next round begins when the later track is due again, and its timestamps go on."""
     source = [META, CONFIG, key(0), audio(0), audio(20), inter(40), audio(40), FlvTag(TAG_VIDEO, 40, END)]
     timeline = Timeline(source, loop=True)
     tags = [(timed.tag.type_id, timed.tag.timestamp) for timed in itertools.islice(timeline, 12)]
@@ -82,7 +78,6 @@ def test_loop_when_tracks_end_at_different_times():
 
 
 def test_loop_when_headers_repeat():
-    """Metadata and unchanged codec configuration are sent once, changed configuration again."""
     changed = CONFIG._replace(timestamp=80, payload=CONFIG.payload[:-1] + b"\x21")
     source = [META, CONFIG, key(0), inter(40), changed, key(80)]
     classes = [timed.message_class for timed in itertools.islice(Timeline(source, loop=True), 12)]
@@ -99,7 +94,6 @@ def test_loop_when_there_is_one_frame():
 
 @pytest.mark.parametrize("times", [[0] * 100, [1000, 0], [0, 1000, 0], [5, 2**31, 7], [0, 2**32 - 1]])
 def test_duration_when_timestamps_stand_still_or_run_back_is_come_to_by_a_loop(times):
-    """Each round begins behind what the rounds before it showed, a millisecond per frame at least."""
     source = [key(time) for time in times]
     found = [timed.due_ms for timed in itertools.islice(Timeline(source, loop=True, duration_s=1), 3000)]
     assert len(found) < 3000
@@ -108,18 +102,15 @@ def test_duration_when_timestamps_stand_still_or_run_back_is_come_to_by_a_loop(t
 
 
 def test_loop_when_there_is_no_media():
-    """A source without media ends, instead of being read for ever."""
     assert due(Timeline([META], loop=True)) == [(TAG_SCRIPT, 0)]
 
 
 def test_loop_when_the_source_is_an_iterator():
-    """A source that can be read only once cannot loop."""
     with pytest.raises(ConfigError, match="only once"):
         Timeline(iter([key(0)]), loop=True)
 
 
 def test_duration_when_it_ends_inside_a_round():
-    """Nothing that is due at or after the duration is sent."""
     source = [key(0), inter(40), inter(80)]
     assert due(Timeline(source, loop=True, duration_s=0.16))[-1] == (TAG_VIDEO, 120)
 
@@ -127,7 +118,6 @@ def test_duration_when_it_ends_inside_a_round():
 @given(st.integers(0, 2**32 - 1), st.sampled_from([24.0, 29.97, 60.0]))
 @settings(max_examples=30, deadline=None)
 def test_timestamps_when_a_synthetic_source_starts_anywhere(start, fps):
-    """Without a loop, timestamps are those of the source, and due times start at 0 and never go back."""
     source = SyntheticSource(start_timestamp=start, fps=fps, width=64, height=64)
     timed = list(itertools.islice(Timeline(source), 40))
     assert [item.tag for item in timed] == list(itertools.islice(source, 40))

@@ -38,14 +38,12 @@ def publish(group, server, bit_rate=400_000, **settings):
 
 
 def viewer(server, player):
-    """Return what the live server says of `player`, None if it does not know it (any more)."""
     sock = player.sock
     port = sock.getsockname()[1] if sock is not None else 0
     return next((viewer_figures(item) for _, item in server.hub.viewing() if item.peer[1] == port), None)
 
 
 def test_play_when_the_player_waits_for_the_publisher():
-    """A player that is there first gets every frame, from the first on, and ends with the stream."""
     with client_group() as group, live_server() as server:
         player = play(group, server)
         wait_until(lambda: player.statistics().wire_bytes, "the player's connection")
@@ -63,7 +61,6 @@ def test_play_when_the_player_waits_for_the_publisher():
 
 
 def test_play_when_many_share_a_thread():
-    """Thirty players on one poll group all get every frame."""
     with client_group() as group, live_server() as server:
         players = [play(group, server) for _ in range(30)]
         wait_until(lambda: all(player.statistics().wire_bytes for player in players), "all connections")
@@ -73,7 +70,6 @@ def test_play_when_many_share_a_thread():
 
 
 def test_play_when_joining_late():
-    """A late player begins with a key frame and misses nothing from there on."""
     with client_group() as group, live_server() as server:
         publisher = publish(group, server, pace=4.0, duration_s=6.0)
         wait_until(lambda: publisher.statistics().media_s > 1.2, "the middle of the stream")
@@ -89,7 +85,6 @@ def test_play_when_joining_late():
 
 
 def test_play_when_written_to_a_file():
-    """The FLV that comes out holds exactly the media that was published."""
     sent, file = [], io.BytesIO()
     with client_group() as group, live_server() as server:
         player = play(group, server, writer=FlvWriter(file))
@@ -103,7 +98,6 @@ def test_play_when_written_to_a_file():
 
 
 def test_play_when_the_time_is_up():
-    """A player with a duration leaves in order while the stream goes on."""
     with client_group() as group, live_server() as server:
         publisher = publish(group, server)
         player = play(group, server, duration_s=0.3)
@@ -116,7 +110,6 @@ def test_play_when_the_time_is_up():
 
 
 def test_play_when_the_rate_is_limited():
-    """A slow reader reads no more than its rate, is seen as slow, is thinned, and can decode all it gets."""
     rate = 150_000
     with client_group() as group, live_server(**QUICK) as server:
         publish(group, server, bit_rate=600_000)
@@ -133,7 +126,6 @@ def test_play_when_the_rate_is_limited():
 
 
 def test_play_when_it_stalls_for_good():
-    """A player that stops reading is cut by the hard limit, and notices although it does not read."""
     with client_group() as group, live_server(**QUICK) as server:
         publish(group, server, bit_rate=2_500_000)
         player = play(group, server, PlayProfile(stall_after_s=0.2))
@@ -148,7 +140,6 @@ def test_play_when_it_stalls_for_good():
 
 
 def test_play_when_it_stalls_and_nothing_moves():
-    """Without other limits a player that stops reading is cut as stuck."""
     settings = SenderSettings(stuck_s=0.5)
     options = SocketOptions(notsent_lowat_bytes=4096, send_buffer_bytes=16 * 1024)
     with (
@@ -163,7 +154,6 @@ def test_play_when_it_stalls_and_nothing_moves():
 
 
 def test_play_when_the_stall_is_lifted():
-    """A viewer that reads again comes back to READY and can decode what it gets."""
     limits = Limits.parse("64KiB,10000,600ms", "8MiB,10000,60s")
     with client_group() as group, live_server(**(QUICK | {"limits": limits})) as server:
         publish(group, server, bit_rate=2_500_000)
@@ -180,7 +170,6 @@ def test_play_when_the_stall_is_lifted():
 
 
 def test_play_when_it_floods_pings():
-    """A flood of pings is cut by its limit, which the player is told."""
     with client_group() as group, live_server() as server:
         publish(group, server)
         player = play(group, server, PlayProfile(pings_per_s=2000))
@@ -203,7 +192,6 @@ def test_play_when_pings_are_few():
 
 
 def test_play_when_it_does_not_acknowledge():
-    """A player that never acknowledges is served all the same."""
     config = ClientSessionConfig(acknowledge=False, answer_pings=False)
     with client_group() as group, live_server() as server:
         player = play(group, server, config=config)
@@ -214,7 +202,6 @@ def test_play_when_it_does_not_acknowledge():
 
 
 def test_play_when_the_stream_is_absent_and_waiting_is_not_allowed():
-    """A refused player says by which code."""
     with client_group() as group, live_server(players_may_wait=False) as server:
         player = play(group, server)
         wait_until(lambda: player.ended, "the player's end")
@@ -224,7 +211,6 @@ def test_play_when_the_stream_is_absent_and_waiting_is_not_allowed():
 
 
 def test_play_when_the_publisher_comes_back():
-    """A player that stays plays on when the stream is published again; new numbers are no loss."""
     with client_group() as group, live_server() as server:
         player = play(group, server, PlayProfile(stay=True))
         for _ in range(2):
@@ -236,7 +222,6 @@ def test_play_when_the_publisher_comes_back():
 
 
 def test_play_when_the_server_stops():
-    """The end of the server ends the player, and says so."""
     with client_group() as group:
         with live_server() as server:
             publish(group, server)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from client_kit import Sink, address, client_group, live_server, sink_server, small_source, wait_until
+from rtmp_session_kit import metadata_of
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
@@ -40,7 +41,6 @@ def write_file(path, tags):
 
 
 def test_publish_when_unpaced():
-    """Every tag arrives once, in order, with its timestamp, and the stream is left in order."""
     sent = []
     with client_group() as group, sink_server() as (server, sinks):
         publisher = publish(
@@ -54,11 +54,10 @@ def test_publish_when_unpaced():
     assert publisher.end.as_wanted
     assert publisher.statistics().sent.messages == (0, 3, 8, 112, 0, 188, 0)
     (metadata,) = [event for event in sink.events if isinstance(event, MetadataReceived)]
-    assert metadata.values["encoder"] == "flowctl synthetic source"
+    assert metadata_of(metadata)["encoder"] == "flowctl synthetic source"
 
 
 def test_publish_when_frames_are_synthetic():
-    """Stamps count up per track without a hole, and carry the wall clock."""
     before = time.time_ns() // 1000
     with client_group() as group, sink_server() as (server, sinks):
         publisher = publish(group, server, small_source(), pace=0, duration_s=2.0)
@@ -72,7 +71,6 @@ def test_publish_when_frames_are_synthetic():
 
 
 def test_publish_when_frames_are_stamped_already_leaves_them_as_they_are():
-    """Two publishers of one stamped source send the same octets, whenever each of them sends."""
     source = [
         FlvTag(tag.type_id, tag.timestamp, Stamper().stamped(1, tag.payload, 7)) for tag in small_source().tags(0.5)
     ]
@@ -85,7 +83,6 @@ def test_publish_when_frames_are_stamped_already_leaves_them_as_they_are():
 
 
 def test_publish_when_told_when_it_begins_sends_at_once_what_was_due_before():
-    """A publisher whose first tag was due an hour ago has nothing to wait for."""
     with client_group() as group, sink_server() as (server, sinks):
         publisher = publish(group, server, small_source(), begins=lambda now: now - 3600.0, duration_s=30.0)
         wait_until(lambda: publisher.ended, "the publisher's end")
@@ -94,7 +91,6 @@ def test_publish_when_told_when_it_begins_sends_at_once_what_was_due_before():
 
 
 def test_publish_when_a_file_loops(tmp_path):
-    """A file that is repeated goes on in time and in stamps, and repeats no headers."""
     path = write_file(tmp_path / "a.flv", small_source().tags(1.0))
     with client_group() as group, sink_server() as (server, sinks):
         publisher = publish(group, server, FlvFile(path), pace=0, loop=True, duration_s=3.5)
@@ -108,7 +104,6 @@ def test_publish_when_a_file_loops(tmp_path):
 
 
 def test_publish_when_the_server_does_not_read():
-    """The queue stays within its bound while the server does not read; nothing is lost when it reads again."""
     sink = Sink()
     sink.hold_after = 1
     source = small_source(video_bit_rate=20_000_000)
@@ -129,7 +124,6 @@ def test_publish_when_the_server_does_not_read():
 
 
 def test_publish_when_paced():
-    """A paced publisher sends nothing before its time."""
     times = []
     start = time.monotonic()
     with client_group() as group, sink_server() as (server, _):
@@ -148,7 +142,6 @@ def test_publish_when_paced():
 
 
 def test_publish_when_the_name_is_taken():
-    """The second publisher of a name is refused, and says by which code."""
     with client_group() as group, live_server() as server:
         first = publish(group, server, small_source())
         wait_until(lambda: first.statistics().publishing, "the first publisher")
@@ -161,7 +154,6 @@ def test_publish_when_the_name_is_taken():
 
 
 def test_publish_when_a_login_is_wanted():
-    """Adobe authentication is gone through on three connections with the user and password of the address."""
     config = ServerSessionConfig(credentials={"ann": "pw"})
     with sink_server(config=config) as (server, sinks):
         url = parse_address(f"rtmp://ann:pw@127.0.0.1:{server.address[1]}/live/room")
@@ -193,7 +185,6 @@ def test_publish_when_the_password_is_wrong():
 
 
 def test_publish_when_the_server_goes_away():
-    """A server that ends in the middle ends the publisher, with a reason that is not ours."""
     with client_group() as group:
         with sink_server() as (server, _):
             publisher = publish(group, server, small_source())
@@ -203,7 +194,6 @@ def test_publish_when_the_server_goes_away():
 
 
 def test_publish_when_the_file_is_broken(tmp_path):
-    """A file that turns into garbage is published up to there, and its error is kept."""
     path = write_file(tmp_path / "a.flv", small_source().tags(1.0))
     with path.open("ab") as file:
         file.write(b"\xff" * 64)
@@ -221,7 +211,6 @@ def test_publisher_when_the_pace_is_out_of_range(pace):
 
 
 def test_file_when_it_is_cut_off(tmp_path):
-    """A recording that was interrupted ends with its last whole tag."""
     path = write_file(tmp_path / "a.flv", small_source().tags(1.0))
     whole = list(FlvFile(path))
     path.write_bytes(path.read_bytes()[:-10])
@@ -244,7 +233,6 @@ def test_file_when_it_is_missing(tmp_path):
 
 
 def test_tracks_when_one_is_left_out():
-    """Tracks leaves out one kind of tag, every time it is iterated over; both left out is refused."""
     source = list(small_source().tags(0.2))
     only_audio = Tracks(source, video=False)
     for _ in range(2):
@@ -266,14 +254,12 @@ def test_tracks_when_one_is_left_out():
     ],
 )
 def test_address_when_it_cannot_be_used(text, said):
-    """An address that cannot be used is refused with a hint what one looks like."""
     with pytest.raises(ConfigError, match=said) as caught:
         parse_address(text)
     assert "rtmp://" in caught.value.hint
 
 
 def test_connect_when_nobody_listens():
-    """A refused connection names the address."""
     with sink_server() as (server, _):
         url = address(server)
     with pytest.raises(BrokenError, match=f"127.0.0.1:{url.port}"):

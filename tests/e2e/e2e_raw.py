@@ -10,7 +10,7 @@ from e2e_kit import NAME, PATIENCE_S, address_of
 from flowctl.wire.client.connect import connect_socket, parse_address
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import PlayStarted, Pong, StatusReceived
-from flowctl.wire.rtmp.messages import encode_control
+from flowctl.wire.rtmp.messages import Acknowledgement, encode_control
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.wire import Message
 
@@ -77,4 +77,4 @@ class RawPlayer:
 
     def send_acknowledgement(self, count):
         """Acknowledge any number of octets."""
-        self.sock.sendall(self.session.send_acknowledgement(count))
+        self.sock.sendall(self.session.send_message(encode_control(Acknowledgement(count))))

@@ -71,7 +71,7 @@ class PacedPublisher(RtmpClient):
                 return
             type_id, timestamp, payload = tag
             if type_id == TAG_SCRIPT:
-                sender.send(protocol.send_data(timestamp, payload), droppable=False)
+                sender.send(protocol.send_tag(18, timestamp, payload), droppable=False)
                 continue
             send = protocol.send_video if type_id == TAG_VIDEO else protocol.send_audio
             sender.send(send(timestamp, payload), droppable=False)

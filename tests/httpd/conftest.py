@@ -22,7 +22,6 @@ def web(loop_factory):
 
 @pytest.fixture(scope="module")
 def web_of_module():
-    """One server for the many examples of a property."""
     made = Web(None, players_may_wait=False)
     yield made
     made.stop()

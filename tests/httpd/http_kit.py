@@ -93,7 +93,6 @@ class Client:
         return int(status.split()[1]), headers, found
 
     def tags(self, count):
-        """Return FLV header and the first `count` tags of a stream."""
         reader, tags = FlvReader(check_back_pointers=True), []
         while True:
             data = self.body()
@@ -122,7 +121,6 @@ class Client:
         return self.body(), ended
 
     def to_end(self) -> bytes:
-        """Return all that comes until the server ends."""
         try:
             while self.read():
                 pass

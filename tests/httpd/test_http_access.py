@@ -44,7 +44,6 @@ def basic(text):
 
 
 def test_viewer_with_any_proof_gets_the_picture_and_without_is_told_so_in_the_status(web):
-    """In the address or in the header; refused with 401 and a challenge; no secret is in the log of either."""
     made = web(access=ACCESS, players_may_wait=False)
     made.publisher().group()
     good = [
@@ -103,7 +102,6 @@ def test_viewer_is_asked_for_the_password_that_rtmp_asks_for(web, header, status
 
 
 def test_viewer_behind_a_trusted_proxy_is_known_by_the_address_that_the_proxy_says(web):
-    """The PROXY header comes before the request; limits, bans and lists are of the address in it."""
     web = web(trusted_proxies=("127.0.0.1",))
     web.publisher().group()
     client = web.client()

@@ -61,7 +61,6 @@ def arena():
 @pytest.mark.realtime
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda item: f"{item.id}-{item.name}")
 def test_server_when_attacked_over_http_contains_it_and_nobody_loses_anything(profile, arena):
-    """The attacker comes to its end within bounds, and the witness, a newcomer and a viewer see nothing of it."""
     wait_for(lambda: not arena.server.connections())
     viewer = arena.client()
     viewer.send(f"GET /live/stream.flv HTTP/1.1\r\n{HOST}\r\n")

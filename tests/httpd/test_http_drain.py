@@ -46,7 +46,6 @@ def test_request_when_it_comes_during_a_drain_is_the_last_of_its_connection(web)
 
 @pytest.mark.parametrize("path", ["live/room", "live/absent"])
 def test_viewer_when_the_server_drains_plays_on_and_is_ended_at_its_deadline(web, path):
-    """A play goes on, or waits on, until the time is over; then it ends with the reason SHUTDOWN."""
     web = web()
     publisher = web.publisher()
     client = web.client()
@@ -67,7 +66,6 @@ def test_viewer_when_the_server_drains_plays_on_and_is_ended_at_its_deadline(web
 
 
 def test_viewer_when_the_stream_ends_during_a_drain_ends_it(web):
-    """When the publishers have gone elsewhere, so have the viewers, and the server ends before its time."""
     web = web()
     publisher = web.publisher()
     client = web.client()
@@ -80,7 +78,6 @@ def test_viewer_when_the_stream_ends_during_a_drain_ends_it(web):
 
 
 def test_answer_when_it_has_begun_before_a_drain_is_sent_whole_and_is_the_last(web):
-    """An answer whose head promised more requests goes out to its end; then the connection ends."""
     handler = Slow()
     web = web(handlers={".slow": handler})
     web.publisher()

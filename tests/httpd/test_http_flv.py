@@ -33,7 +33,6 @@ class Socket:
         self.client.send(self.wire.send(event))
 
     def until(self, kind):
-        """Return the next event of a kind, and keep those before it."""
         while True:
             for event in self.wire.events():
                 self.events.append(event)
@@ -60,7 +59,6 @@ class Socket:
 
 
 def test_stream_when_it_is_published_begins_with_headers_and_the_cached_key_frame(web):
-    """A player gets FLV's header with what there is, metadata, codec headers, and the group from its key frame on."""
     web = web()
     publisher = web.publisher()
     publisher.group(b"one")
@@ -74,7 +72,6 @@ def test_stream_when_it_is_published_begins_with_headers_and_the_cached_key_fram
 
 
 def test_stream_when_the_publisher_ends_ends_the_response_behind_the_last_tag(web):
-    """All that was published arrives, then the end; the log says why."""
     web = web()
     publisher = web.publisher()
     publisher.group(b"one")
@@ -93,7 +90,6 @@ def test_stream_when_the_publisher_ends_ends_the_response_behind_the_last_tag(we
 
 
 def test_stream_when_asked_for_by_http_1_0_comes_without_chunks(web):
-    """Old players get the same tags, and the end of the connection behind them."""
     web = web()
     publisher = web.publisher()
     publisher.group(b"one")
@@ -107,7 +103,6 @@ def test_stream_when_asked_for_by_http_1_0_comes_without_chunks(web):
 
 
 def test_stream_when_only_sound_is_published_announces_sound_alone(web):
-    """What is announced and does not come is waited for by mpegts.js, for ever."""
     web = web()
     publisher = web.publisher(headers=False)
     publisher.stream.published_at -= 5.0
@@ -131,7 +126,6 @@ def test_player_when_nobody_publishes_waits_and_is_served_when_somebody_does(web
 
 
 def test_player_when_nobody_publishes_in_time_gets_404_and_may_ask_again(web):
-    """The wait is bounded, and the connection is as good as before."""
     web = web(limits=HttpLimits(wait_s=0.05))
     client = web.client()
     status, _, body = client.get()
@@ -145,7 +139,6 @@ def test_player_when_players_may_not_wait_gets_404_at_once(web):
 
 
 def test_head_when_of_a_stream_says_what_get_would(web):
-    """The head comes without entering a viewer."""
     web = web()
     client = web.client()
     assert client.get(method="HEAD")[0] == 404
@@ -155,7 +148,6 @@ def test_head_when_of_a_stream_says_what_get_would(web):
 
 
 def test_websocket_when_it_plays_gets_each_tag_in_a_frame_and_a_close_at_the_end(web):
-    """The same stream in binary frames, and close code 1000 behind the last one."""
     web = web()
     publisher = web.publisher()
     publisher.group(b"one", 70_000)
@@ -185,7 +177,6 @@ def test_websocket_when_it_pings_is_answered_and_when_it_closes_the_play_ends(we
 
 @pytest.mark.parametrize(("headers", "status"), [("Sec-WebSocket-Version: 12\r\n", 426), ("", 400)])
 def test_websocket_when_the_handshake_is_wrong_is_refused(web, headers, status):
-    """Another version is told which one there is."""
     web = web()
     web.publisher()
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -204,7 +195,6 @@ def test_websocket_when_the_handshake_is_wrong_is_refused(web, headers, status):
     ],
 )
 def test_handshake_when_it_is_at_the_edge_is_taken_as_the_rfcs_say(web, upgrade, key, version, status):
-    """One of several protocols may be taken, HTTP/1.0 has none to go on with, and a key has 16 octets."""
     web = web()
     web.publisher().group()
     client = web.client()
@@ -214,7 +204,6 @@ def test_handshake_when_it_is_at_the_edge_is_taken_as_the_rfcs_say(web, upgrade,
 
 
 def test_viewers_when_over_both_protocols_follow_one_log_each(web):
-    """A message is serialised once per format, however many watch."""
     web = web()
     publisher = web.publisher()
     publisher.group(b"one")
@@ -230,14 +219,12 @@ def test_viewers_when_over_both_protocols_follow_one_log_each(web):
 @pytest.mark.parametrize("wire_format", [TAGS, CHUNKS, FRAMES])
 @pytest.mark.parametrize("size", [1, 100, 111, 125, 126, 65_000, 70_000])
 def test_formats_when_read_back_give_what_was_put_in(wire_format, size):
-    """A log may be written anew from its messages."""
     for timestamp in (0, 0xFFFFFF, 0x1000000, 0xFFFFFFFF):
         message = (TYPE_VIDEO, timestamp, b"v" * size)
         assert wire_format.deserialise(wire_format.serialise(*message)) == message
 
 
 def test_formats_when_data_is_amf3_take_what_is_amf0_inside():
-    """FLV has script tags of AMF0 alone."""
     assert TAGS.serialise(TYPE_DATA_AMF3, 5, b"\0\x02\0\x01x") == flv.tag(18, 5, b"\x02\0\x01x")
     assert TAGS.serialise(TYPE_DATA_AMF3, 5, b"\x06x") == b""
 
@@ -251,7 +238,6 @@ def test_formats_when_data_is_amf3_take_what_is_amf0_inside():
     ],
 )
 def test_viewer_when_ended_by_the_server_has_the_reason_that_one_of_rtmp_has(web, end, reason):
-    """Kick, ban and stop each end a response with the reason of their own, counted once."""
     web = web()
     web.publisher().group()
     web.get()
@@ -263,7 +249,6 @@ def test_viewer_when_ended_by_the_server_has_the_reason_that_one_of_rtmp_has(web
 
 
 def test_stop_when_a_websocket_player_is_there_tells_it_with_1001_behind_a_whole_frame(web):
-    """The last thing that a player gets is a close frame that says that the server goes away; it may come again."""
     web = web()
     publisher = web.publisher()
     publisher.group(b"one")
@@ -277,7 +262,6 @@ def test_stop_when_a_websocket_player_is_there_tells_it_with_1001_behind_a_whole
 
 
 def test_response_that_has_not_begun_when_its_publisher_goes_costs_no_turn_of_the_loop(web, monkeypatch):
-    """What the stream shows is looked at while there is one; a player that waits is called when its wait is over."""
     calls = []
     timer = HttpSession.timer
     monkeypatch.setattr(HttpSession, "timer", lambda self, now: (calls.append(now), timer(self, now)))
@@ -320,7 +304,6 @@ def test_player_that_leaves_while_it_waits_is_gone_at_once(web, headers):
 
 @pytest.mark.parametrize("path", ["chunks", "frames"])
 def test_slow_viewer_when_the_name_is_taken_again_gets_nothing_behind_the_end(web, path):
-    """What a new publisher sends at once is not for responses that the one before it has ended."""
     web = web(socket_options=SocketOptions(send_buffer_bytes=65_536))
     publisher = web.publisher()
     publisher.group(b"one")
@@ -341,7 +324,6 @@ def test_slow_viewer_when_the_name_is_taken_again_gets_nothing_behind_the_end(we
 
 
 def test_player_that_waits_when_a_publication_ends_before_it_begins_is_served_by_the_next(web):
-    """A response that has not begun is not bound to the publication that it saw first."""
     web = web()
     first = web.publisher(headers=False)
     first.send(TYPE_AUDIO, AAC_HEADER)

@@ -53,12 +53,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def hls(web, folder):
-    """A live server that serves it."""
     return web(handlers=hls_handlers(folder))
 
 
 def test_files_of_hls_when_asked_for_are_given_with_type_and_age(hls):
-    """Playlists are asked for again each time, segments may be kept; both have a tag."""
     status, headers, body = hls.get("/live/room.m3u8")
     assert (status, body.decode()) == (200, PLAYLIST)
     assert headers["content-type"] == "application/vnd.apple.mpegurl"
@@ -77,7 +75,6 @@ def test_files_of_hls_when_asked_for_are_given_with_type_and_age(hls):
 
 
 def test_connection_when_several_files_are_fetched_stays_open(hls):
-    """A player fetches playlist and segments one after the other on one connection."""
     client = hls.client()
     for _ in range(3):
         assert client.get("/live/room.m3u8")[2].decode() == PLAYLIST
@@ -90,7 +87,6 @@ def test_connection_when_several_files_are_fetched_stays_open(hls):
     [("room-7.m4s", "Range: bytes=0-261000\r\n"), ("room-7.m4s", ""), ("many.m3u8?q=" + "a" * 7000, "")],
 )
 def test_files_when_pipelined_and_not_read_wait_in_parts(web, folder, path, headers):
-    """Of what a client asks for and does not take, the next part at most waits here, whatever it asks for."""
     (folder / "live" / "many.m3u8").write_text("#EXTM3U\n" + PLAYLIST.partition("\n")[2] * 100)
     hls = web(handlers=hls_handlers(folder), socket_options=SocketOptions(send_buffer_bytes=4096))
     client = hls.client()
@@ -114,7 +110,6 @@ def test_files_when_pipelined_and_not_read_wait_in_parts(web, folder, path, head
     ],
 )
 def test_part_of_a_segment_when_asked_for_is_that_part(hls, asked, begin, end):
-    """Range gives the octets that were asked for, and says which they are."""
     status, headers, body = hls.get("/live/room-7.m4s", f"Range: bytes={asked}\r\n")
     assert (status, body) == (206, SEGMENT[begin:end])
     assert headers["content-range"] == f"bytes {begin}-{end - 1}/{len(SEGMENT)}"
@@ -132,7 +127,6 @@ def test_part_of_a_segment_when_asked_for_is_that_part(hls, asked, begin, end):
     ],
 )
 def test_part_of_a_segment_when_it_is_none_is_all_or_refused(hls, headers, status):
-    """Behind the end there is nothing to be had; what is no single range is passed over."""
     found, answer, body = hls.get("/live/room-7.m4s", headers)
     assert found == status
     assert (len(body) == len(SEGMENT)) == (status == 200)
@@ -164,7 +158,6 @@ def test_part_of_a_segment_when_it_is_none_is_all_or_refused(hls, headers, statu
     ],
 )
 def test_anything_else_when_asked_for_is_not_there(hls, path):
-    """No name gives what HLS does not have, and none leads out of the folder, by dots, links or encodings."""
     status, _, body = hls.get(path)
     assert status in {400, 404}
     assert b"secret" not in body
@@ -180,7 +173,6 @@ def test_streams_when_names_are_odd_are_found_as_they_were_written(tmp_path):
 
 
 def test_access_when_it_is_limited_holds_for_every_file(web, folder):
-    """A playlist, a segment and an initialisation are given to those who may play the stream, and to nobody else."""
     web = web(handlers=hls_handlers(folder), hooks=Refusing())
     for name in ("room.m3u8", "room-7.m4s", "room-7-init.mp4", "room-8.ts"):
         assert web.get(f"/live/{name}")[0] in {401, 403}
@@ -193,7 +185,6 @@ class Refusing(LiveHooks):
     """Lets those play who say the word."""
 
     def may_play(self, request):
-        """Ask for it, for this one stream."""
         return None if request.stream == "live/room" and request.url.query.get("pass") == "yes" else "no"
 
 
@@ -224,7 +215,6 @@ def pictures_by_ffmpeg(source):
 
 
 def test_descriptors_when_clients_go_in_the_middle_are_closed(hls):
-    """A client that leaves a segment half read costs nothing that stays."""
     for _ in range(5):
         client = hls.client()
         client.send("GET /live/room-7.m4s HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -236,7 +226,6 @@ def test_descriptors_when_clients_go_in_the_middle_are_closed(hls):
 
 
 def opened(name):
-    """Return the open descriptors of this process that are of a file of that name."""
     found = []
     for item in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -245,7 +234,6 @@ def opened(name):
 
 
 def test_viewers_of_hls_who_connect_for_each_file_are_not_punished(web, folder):
-    """Whether there is such a file or not, who asks in HTTP does no wrong; who says something else does."""
     few = PenaltyLimits(connections=Allowance(1, 1000))
     fast = AdmissionLimits(new_per_address_and_s=10_000.0, burst_per_address=1, connections_per_address=0)
     made = web(handlers=hls_handlers(folder), penalties=few, admission=fast)
@@ -284,7 +272,6 @@ def test_proxy_when_it_connects_for_each_file_is_refused_none(web, folder):
 
 
 def test_hls_when_a_token_expires_goes_on_for_who_was_let_in(web, folder):
-    """HTTP hooks are asked once and told once for the whole of it; whoever comes later with that token is refused."""
     hook = HookServer()
     now = time.time()
     access = StreamAccess(

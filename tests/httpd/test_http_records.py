@@ -14,8 +14,6 @@ from flowctl.records.telemetry.schema import CLASS_NAMES
 
 @pytest.fixture
 def recorded(web, tmp_path):
-    """Make a server that records; `closes` stops it and returns the rows of its connections by what they asked for."""
-
     def make(streams=RecordedStreams.PLAIN, **options):
         events = EventsOptions(folder=str(tmp_path / "events"), node="n1", streams=streams)
         return web(events=events, players_may_wait=False, **options)
@@ -32,7 +30,6 @@ def closes(web, folder):
 
 
 def test_player_over_http_when_it_leaves_has_a_row_as_over_rtmp(recorded, tmp_path):
-    """Role, names, agent, times and what it was sent; of a stream that nobody publishes, that there is none."""
     web = recorded()
     publisher = web.publisher()
     publisher.group()

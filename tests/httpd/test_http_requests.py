@@ -46,7 +46,6 @@ class Refusing(LiveHooks):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(1, len(PIPELINED) - 1), max_size=6, unique=True))
 def test_requests_when_pipelined_and_split_anywhere_are_answered_in_order(request, cuts):
-    """However the octets come, each request gets its answer, and the last one ends the connection."""
     web = request.getfixturevalue("web_of_module")
     client = web.client()
     at = [0, *sorted(cuts), len(PIPELINED)]
@@ -59,7 +58,6 @@ def test_requests_when_pipelined_and_split_anywhere_are_answered_in_order(reques
 
 
 def test_requests_when_split_at_every_octet_are_answered_in_order(web):
-    """Also where the cut is within a line end or a chunk."""
     web = web()
     for cut in range(1, len(PIPELINED), 7):
         client = web.client()
@@ -85,7 +83,6 @@ def test_requests_when_split_at_every_octet_are_answered_in_order(web):
     ],
 )
 def test_request_when_it_names_nothing_is_answered_and_the_connection_goes_on(web, octets, status):
-    """A path that is none, or none that is served, costs an answer."""
     client = web(players_may_wait=False).client()
     client.send(octets)
     assert client.answer()[0] == status
@@ -116,7 +113,6 @@ def test_request_when_it_names_nothing_is_answered_and_the_connection_goes_on(we
     ],
 )
 def test_request_when_it_is_wrong_or_too_long_is_answered_and_ends_the_connection(web, octets, status, limit):
-    """What cannot be made sense of, or goes over a limit, gets its status and the end; limits are counted."""
     web = web()
     client = web.client()
     client.send(octets.encode("latin-1"))
@@ -131,7 +127,6 @@ def test_request_when_it_is_wrong_or_too_long_is_answered_and_ends_the_connectio
     "octets", ["G", f"GET / HTTP/1.1\r\n{HOST}", f"POST / HTTP/1.1\r\n{HOST}Content-Length: 5\r\n\r\nab"]
 )
 def test_request_when_it_does_not_come_whole_in_time_gets_408(web, octets):
-    """Slow senders end, with head or body unfinished."""
     web = web(limits=HttpLimits(request_time_s=0.1))
     client = web.client()
     client.send(octets)
@@ -150,7 +145,6 @@ def test_connection_when_nothing_comes_or_it_idles_too_long_is_closed_without_a_
 
 
 def test_connection_when_it_has_made_all_its_requests_is_told_with_the_last_answer(web):
-    """The limit on requests of one connection ends it in order."""
     client = web(limits=HttpLimits(requests=3)).client()
     answers = [client.get("/a")[1].get("connection") for _ in range(3)]
     assert answers == [None, None, "close"]
@@ -158,7 +152,6 @@ def test_connection_when_it_has_made_all_its_requests_is_told_with_the_last_answ
 
 
 def test_answer_when_the_client_has_half_closed_comes_all_the_same(web):
-    """A client that ends its side behind a whole request gets the answer; one that plays has left."""
     web = web()
     client = web.client()
     client.send(f"GET /a HTTP/1.1\r\n{HOST}\r\n")
@@ -174,7 +167,6 @@ def test_answer_when_the_client_has_half_closed_comes_all_the_same(web):
 
 
 def test_expectation_when_a_body_is_announced_is_met(web):
-    """A client that asks before it sends its body is told to go on."""
     client = web().client()
     client.send(f"POST / HTTP/1.1\r\n{HOST}Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
     assert client.answer()[0] == 100
@@ -183,7 +175,6 @@ def test_expectation_when_a_body_is_announced_is_met(web):
 
 
 def test_httpx_when_it_asks_several_times_keeps_its_connection(web):
-    """A real client is served on one connection."""
     web = web()
     with httpx.Client(base_url=f"http://{web.address[0]}:{web.address[1]}", trust_env=False) as client:
         assert [client.get("/a").status_code, client.head("/b.flv").status_code] == [404, 404]
@@ -192,7 +183,6 @@ def test_httpx_when_it_asks_several_times_keeps_its_connection(web):
 
 
 def test_guesser_when_it_guesses_on_one_connection_is_ended_and_limited(web):
-    """Tries over HTTP count for the address, whichever connection they come on; a page could cause them, so no ban."""
     penalties = PenaltyLimits(connections=Allowance(20, 600))
     web = web(hooks=Refusing(), penalties=penalties, admission=AdmissionLimits(burst_per_address=0))
     client = web.client()
@@ -232,7 +222,6 @@ def test_page_when_it_has_browsers_ask_for_anything_has_nobody_punished(web):
     [("text", 403), ("unauthorized", 401), ("forbidden", 403), ("not_found", 404), ("unavailable", 503)],
 )
 def test_gate_when_it_refuses_a_play_says_so_in_the_status(web, name, status):
-    """The same question as for RTMP, each reason with its code, and the client's key in it as it was meant."""
     hooks = Refusing()
     web = web(hooks=hooks)
     found, headers, body = web.get(f"/live/{name}.flv?key=a%2Bb", "Authorization: Bearer tok\r\nReferer: http://p/\r\n")
@@ -249,7 +238,6 @@ def test_gate_when_it_refuses_a_play_says_so_in_the_status(web, name, status):
 
 
 def test_origins_when_some_are_named_are_told_to_those_alone(web):
-    """A page of another origin gets no leave, and no frames over WebSocket."""
     web = web(http_origins="https://a.example, https://b.example/")
     web.publisher().group()
     for origin, allowed in (("https://b.example", True), ("https://c.example", False)):
@@ -263,7 +251,6 @@ def test_origins_when_some_are_named_are_told_to_those_alone(web):
 
 
 def test_preflight_when_headers_are_asked_for_allows_them(web):
-    """A page may send Range or Authorization."""
     _, headers, _ = web().get(
         method="OPTIONS", headers="Origin: https://a.example\r\nAccess-Control-Request-Headers: range\r\n"
     )
@@ -273,14 +260,12 @@ def test_preflight_when_headers_are_asked_for_allows_them(web):
 
 @pytest.mark.parametrize("text", ["8080", "host:", "a:70000", "::1:80", "http://a:1"])
 def test_http_when_it_is_no_address_is_refused(text):
-    """A setting that cannot be listened on is named at once."""
     with pytest.raises(ConfigError, match="no address to listen on"):
         LiveConfig(http=text)
 
 
 @pytest.mark.parametrize("count", [1, 17, 100, 900])
 def test_requests_when_pipelined_before_a_half_close_are_all_answered(web, count):
-    """What came whole is answered, however many requests there are; what came in part is not."""
     client = web(limits=HttpLimits(requests=1_000_000)).client()
     asked = f"GET /a HTTP/1.1\r\n{HOST}\r\n"
     client.send(asked * count + asked[:-3])

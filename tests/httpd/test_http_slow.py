@@ -28,7 +28,6 @@ SMALL = SocketOptions(send_buffer_bytes=16_384)
 
 
 def masked(first: int, payload: bytes = b"") -> bytes:
-    """Return a frame of a client."""
     return bytes((first, 0x80 | len(payload))) + b"\0\0\0\0" + payload
 
 
@@ -43,7 +42,6 @@ def player(web, octets=UPGRADE) -> Client:
 
 @pytest.mark.parametrize("octets", [PLAIN, UPGRADE])
 def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, octets):
-    """What waits for it is seen on the same axes, its input is held, and it is back when it reads again."""
     web = web(socket_options=SMALL, limits_of=TIGHT)
     publisher = web.publisher()
     publisher.group()
@@ -73,7 +71,6 @@ def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, oc
 
 
 def test_frames_when_there_are_too_many_slow_the_player_down_alone(web):
-    """A flood of pings is read at the rate that is allowed, counted once, and costs nobody else anything."""
     web = web(limits=HttpLimits(frames_per_second=20.0))
     publisher = web.publisher()
     publisher.group()
@@ -98,7 +95,6 @@ def test_frames_when_there_are_too_many_slow_the_player_down_alone(web):
     ],
 )
 def test_frames_when_they_are_wrong_end_the_connection_with_their_code(web, octets, code):
-    """What is no WebSocket is told so."""
     web = web()
     web.publisher().group()
     client = player(web)
@@ -109,7 +105,6 @@ def test_frames_when_they_are_wrong_end_the_connection_with_their_code(web, octe
 
 
 def test_messages_when_in_fragments_are_let_pass_and_pings_between_them_answered(web):
-    """What a player says is not listened to, nor kept."""
     web = web()
     web.publisher().group()
     client = player(web)
@@ -135,7 +130,6 @@ def test_requests_when_pipelined_without_reading_wait_in_the_client(web):
 
 
 def test_silent_player_of_websocket_when_it_does_not_answer_a_ping_is_ended(web):
-    """A player that is there answers; one that has gone without a word does not."""
     web = web(rtmp=ServerSessionConfig(limits=WireLimits(ping_after_s=0.05, ping_timeout_s=0.1)))
     web.publisher().group()
     assert frame(b"", 0x89) in player(web).to_end()

@@ -17,7 +17,6 @@ ASK = b"HEAD /live/nothing.txt HTTP/1.1\r\nHost: localhost\r\nConnection: close\
 
 
 def test_https_when_asked_answers_as_http_does(tmp_path):
-    """One table of who answers what for both, with the certificate of the server."""
     pair = Pair(tmp_path)
     secured = {"https": "127.0.0.1:0", "tls_certificate": pair.certificate, "tls_key": pair.key}
     server = LiveServer(LiveConfig(http="127.0.0.1:0", **secured))
@@ -33,7 +32,6 @@ def test_https_when_asked_answers_as_http_does(tmp_path):
 
 
 def test_https_when_there_is_no_certificate_is_refused_with_what_is_missing():
-    """The setting that needs it is named, and those that say where it is."""
     with pytest.raises(ConfigError, match="https: TLS needs a certificate") as caught:
         LiveServer(LiveConfig(https="127.0.0.1:0"))
     assert caught.value.hint == "name its files: tls_certificate and tls_key"

@@ -24,6 +24,7 @@ from flowctl.testing import ManualClock
 from flowctl.testing.driving import HandGroup, MemoryWire
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp import events as rtmp_events
+from flowctl.wire.rtmp.amf.amf0 import encode
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
@@ -148,7 +149,7 @@ class Peer:
 
     def headers(self) -> None:
         """Send metadata and the sequence headers of both tracks."""
-        self.send(self.session.send_metadata({"width": 640.0}))
+        self.send(self.session.send_tag(18, 0, encode("onMetaData", {"width": 640.0})))
         self.send(self.session.send_video(0, AVC_HEADER))
         self.send(self.session.send_audio(0, AAC_HEADER))
 

@@ -7,7 +7,10 @@ places.
 
 import random
 
+from flowctl.errors import RemoteProtocolError
 from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.amf.values import simplify
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter
@@ -237,6 +240,10 @@ class Pair:
             self.server.accept_play(event.stream_id)
 
 
-def plain(value):
-    """Return AMF values without their wrappers, for comparison."""
-    return simplify(value)
+def metadata_of(event):
+    """Return the properties in a `MetadataReceived`; {} when there are none that can be read."""
+    try:
+        values = amf0.decode(event.message.payload, AmfLimits(nodes=1 << 20))
+    except RemoteProtocolError:
+        return {}
+    return (simplify(values[1]) if len(values) > 1 else None) or {}

@@ -13,8 +13,9 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.amf.amf0 import encode
 from flowctl.wire.rtmp.events import PublishStarted, StatusReceived, StreamEnded
-from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, Acknowledgement, UserControl, encode_control
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.wire import TYPE_VIDEO, Message
 
@@ -122,7 +123,7 @@ def test_publisher_when_it_falls_silent_is_cut_and_says_nothing_by_metadata_or_p
         publisher.video(0, key(b"k"))
         for _ in range(9):
             world.run(1)
-            publisher.send(publisher.session.send_metadata({"width": 640.0}))
+            publisher.send(publisher.session.send_tag(18, 0, encode("onMetaData", {"width": 640.0})))
         assert publisher.ended is None
         publisher.audio(9000, audio(b"a"))
         world.run(9)
@@ -191,7 +192,7 @@ def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
         publisher.video(number * 40, key(b"%d" % number, 2500))
     assert viewer.state.name == "SOFT_LIMIT"
     viewer.message(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=7)))
-    viewer.send(viewer.session.send_acknowledgement(4711))
+    viewer.send(viewer.session.send_message(encode_control(Acknowledgement(4711))))
     viewer.command("seek", None, 1.0)
     assert viewer.live._rtmp.last_acknowledged_bytes == 4711
     assert viewer.live._rtmp.held_bytes > 0

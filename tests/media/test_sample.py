@@ -25,7 +25,6 @@ RECIPES = {
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
-    """One file per recipe."""
     directory = tmp_path_factory.mktemp("samples")
     return {name: ensure_sample(directory, recipe) for name, recipe in RECIPES.items()}
 
@@ -56,7 +55,6 @@ def pictures(tags) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_sample_has_the_recipe_in_its_name_and_inside(samples, name):
-    """The file is named after its recipe and says it itself."""
     path = samples[name]
     assert path.name == f"{RECIPES[name].label}.flv"
     assert read_label(path) == RECIPES[name].label
@@ -64,7 +62,6 @@ def test_sample_has_the_recipe_in_its_name_and_inside(samples, name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_sample_has_the_frames_and_key_frames_of_its_recipe(samples, name):
-    """30 frames a second, a key frame every half second, one configuration a track."""
     video = infos(samples[name], 9)
     coded = [info for info in video if info.packet == "coded"]
     assert len(coded) == 30
@@ -81,7 +78,6 @@ def test_sample_has_the_frames_and_key_frames_of_its_recipe(samples, name):
 
 @pytest.mark.parametrize(("name", "least"), [("b-frames", 8), ("hevc", 6)])
 def test_dropping_what_is_classed_disposable_changes_no_other_picture(samples, name, least):
-    """B-frames are found disposable; without them the others decode without an error to the same octets."""
     tags = read(samples[name])
     kept = [tag for tag in tags if inspect(tag.type_id, tag.payload).message_class is not MessageClass.DISPOSABLE]
     assert len(tags) - len(kept) >= least
@@ -91,18 +87,15 @@ def test_dropping_what_is_classed_disposable_changes_no_other_picture(samples, n
 
 
 def test_sample_without_b_frames_has_no_disposable_frame(samples):
-    """Every P-frame of x264 is referred to."""
     assert MessageClass.DISPOSABLE not in {info.message_class for info in infos(samples["baseline"], 9)}
 
 
 def test_b_frames_have_composition_times(samples):
-    """With B-frames, presentation differs from decoding."""
     assert len({info.composition_ms for info in infos(samples["b-frames"], 9)} - {None, 0}) > 1
 
 
 @pytest.mark.parametrize(("encoder", "fourcc"), [("libvpx-vp9", b"vp09"), ("libsvtav1", b"av01"), ("libx265", b"hvc1")])
 def test_unmarked_frames_of_real_encoders_are_recognised(tmp_path, encoder, fourcc):
-    """With the frame type set to 0, as MediaMTX forwards it, the key frames found are the encoder's own."""
     recipe = SampleRecipe(seconds=1, width=160, height=90, gop_s=0.5, audio_bit_rate=0)
     arguments = recipe.arguments(tmp_path / "x.flv")
     start, end = arguments.index("-c:v"), arguments.index("-b:v")

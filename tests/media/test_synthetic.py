@@ -24,7 +24,6 @@ AUDIO, VIDEO, SCRIPT = 8, 9, 18
 
 
 def classes(source, duration_s):
-    """Return the message classes of the video frames of the first seconds."""
     tags = [tag for tag in source.tags(duration_s) if tag.type_id == VIDEO][1:]
     return [inspect(VIDEO, tag.payload).message_class for tag in tags]
 
@@ -40,7 +39,6 @@ def as_file(source, duration_s) -> io.BytesIO:
 
 
 def decode(source, duration_s):
-    """Return (video frames, audio frames) that PyAV decodes, told to fail at the first error."""
     video, audio = [], []
     with av.open(as_file(source, duration_s), format="flv") as container:
         for stream in container.streams:
@@ -53,7 +51,6 @@ def decode(source, duration_s):
 
 
 def test_source_starts_with_metadata_and_headers():
-    """Metadata comes first, then both sequence headers, then a key frame."""
     tags = list(itertools.islice(SyntheticSource(), 4))
     infos = [inspect(tag.type_id, tag.payload) for tag in tags]
     assert [(info.kind, info.packet) for info in infos] == [
@@ -66,7 +63,6 @@ def test_source_starts_with_metadata_and_headers():
 
 
 def test_metadata_says_what_the_source_sends():
-    """The values are those of the source; a track that is off is not mentioned."""
     name, values = amf0.decode(next(iter(SyntheticSource(fps=25, audio_bit_rate=64_000))).payload)
     assert (name, values["framerate"], values["audiodatarate"], values["width"]) == ("onMetaData", 25.0, 64.0, 640.0)
     _, silent = amf0.decode(next(iter(SyntheticSource(audio=False))).payload)
@@ -75,12 +71,10 @@ def test_metadata_says_what_the_source_sends():
 
 @pytest.mark.parametrize(("video", "audio", "types"), [(True, False, {VIDEO, SCRIPT}), (False, True, {AUDIO, SCRIPT})])
 def test_source_with_one_track(video, audio, types):
-    """A track that is off has neither header nor frames."""
     assert {tag.type_id for tag in SyntheticSource(video=video, audio=audio).tags(1)} == types
 
 
 def test_equal_arguments_give_equal_tags_and_other_seeds_other_sizes():
-    """The source is deterministic, also when it is iterated twice."""
     source = SyntheticSource(seed=3)
     first = list(itertools.islice(source, 200))
     assert list(itertools.islice(source, 200)) == first
@@ -90,7 +84,6 @@ def test_equal_arguments_give_equal_tags_and_other_seeds_other_sizes():
 
 @pytest.mark.parametrize("fps", [24, 25, 29.97, 30, 60])
 def test_bit_rates_are_those_asked_for(fps):
-    """Over whole key intervals the bodies have the bit rates of the arguments, within 2 percent."""
     source = SyntheticSource(fps=fps, video_bit_rate=1_500_000, audio_bit_rate=128_000)
     seconds = 20 * source.key_interval_frames / fps
     sizes = {VIDEO: 0, AUDIO: 0}
@@ -101,7 +94,6 @@ def test_bit_rates_are_those_asked_for(fps):
 
 
 def test_key_frames_have_the_size_asked_for():
-    """A size in bytes is kept to within the smallest filler; a ratio is the ratio of the means."""
     source = SyntheticSource(key_frame_bytes=50_000, key_interval_s=1)
     keys = [tag for tag in source.tags(3.5) if inspect(tag.type_id, tag.payload).message_class is MessageClass.KEY]
     assert [len(tag.payload) for tag in keys] == [50_000] * 4
@@ -119,7 +111,6 @@ def test_frames_without_jitter_have_one_size():
     ("every", "pattern"), [(0, "KIIIIIIIII"), (1, "KDDDDDDDDD"), (2, "KIDIDIDIDI"), (3, "KIIDIIDIID")]
 )
 def test_disposable_frames_are_where_they_were_asked_for(every, pattern):
-    """Every n-th frame behind a key frame is disposable by its NAL unit header."""
     source = SyntheticSource(fps=10, key_interval_s=1, disposable_every=every)
     letters = {MessageClass.KEY: "K", MessageClass.INTER: "I", MessageClass.DISPOSABLE: "D"}
     assert "".join(letters[found] for found in classes(source, 2)) == pattern * 2
@@ -132,7 +123,6 @@ def test_key_interval_of_less_than_a_frame_makes_every_frame_a_key_frame():
 
 @pytest.mark.parametrize("start", [0, (1 << 24) - 500, (1 << 31) - 500, (1 << 32) - 500])
 def test_timestamps_start_where_asked_and_wrap(start):
-    """Frame times are start + elapsed modulo 2^32, in decoding order."""
     tags = list(itertools.islice(SyntheticSource(start_timestamp=start).tags(2), 1, None))
     elapsed = [tag.timestamp - start & 0xFFFFFFFF for tag in tags]
     assert elapsed == sorted(elapsed)
@@ -141,7 +131,6 @@ def test_timestamps_start_where_asked_and_wrap(start):
 
 
 def test_timestamps_do_not_drift():
-    """Times are computed from the frame number, so a fraction of a millisecond does not add up."""
     tags = [tag for tag in SyntheticSource(fps=29.97, sample_rate=44_100).tags(100) if tag.type_id != SCRIPT]
     video = [tag.timestamp for tag in tags if tag.type_id == VIDEO][1:]
     audio = [tag.timestamp for tag in tags if tag.type_id == AUDIO][1:]
@@ -150,7 +139,6 @@ def test_timestamps_do_not_drift():
 
 
 def test_frames_carry_their_number():
-    """Video and audio are counted apart, from 0; headers and metadata carry none."""
     counts = {VIDEO: 0, AUDIO: 0}
     for tag in SyntheticSource().tags(3):
         found = read_stamp(tag.payload)
@@ -168,7 +156,6 @@ FRAMES = [tag.payload for tag in list(SyntheticSource().tags(0.2))[3:]]
 @given(st.sampled_from(FRAMES), st.integers(0, MAX_SEQUENCE), st.integers(0, MAX_TIME_US))
 @settings(max_examples=300, deadline=None)
 def test_stamp_round_trip(payload, sequence, time_us):
-    """What was stamped is read, the size and the class stay, and a view is as good as the octets."""
     stamped = stamp(memoryview(payload), sequence, time_us)
     assert read_stamp(stamped) == read_stamp(memoryview(stamped)) == (sequence, time_us)
     assert len(stamped) == len(payload)
@@ -177,7 +164,6 @@ def test_stamp_round_trip(payload, sequence, time_us):
 
 
 def test_stamper_when_tracks_alternate_counts_each_and_leaves_others_alone():
-    """Numbers go on from 0 for each track; what has no slot is passed on as it is."""
     stamper = Stamper()
     found = [read_stamp(stamper.stamped(track, FRAMES[0], 7)) for track in (VIDEO, AUDIO, VIDEO, VIDEO, AUDIO)]
     assert found == [(0, 7), (0, 7), (1, 7), (2, 7), (1, 7)]
@@ -188,7 +174,6 @@ def test_stamper_when_tracks_alternate_counts_each_and_leaves_others_alone():
 @given(st.integers(0, MAX_SEQUENCE), st.integers(0, MAX_TIME_US))
 @settings(max_examples=200, deadline=None)
 def test_stamp_never_looks_like_a_start_code(sequence, time_us):
-    """The NAL unit with the stamp needs no escaping whatever the numbers are."""
     key_frame = FRAMES[0]
     slot = stamp(key_frame, sequence, time_us)[9 : 9 + int.from_bytes(key_frame[5:9], "big")]
     assert escape(slot) == slot
@@ -203,7 +188,6 @@ def test_read_stamp_takes_any_octets(payload):
 
 @pytest.mark.parametrize("cut", [0, 10, 20, 30, 41])
 def test_read_stamp_of_a_cut_frame_is_none(cut):
-    """A frame that ends inside its slot has no stamp."""
     assert read_stamp(FRAMES[0][:cut]) is None
 
 
@@ -212,7 +196,6 @@ def test_read_stamp_of_a_cut_frame_is_none(cut):
     [(b"\x17\x00", 0, 0), (FRAMES[0], -1, 0), (FRAMES[0], 1 << 32, 0), (FRAMES[0], 0, -1), (FRAMES[0], 0, 1 << 63)],
 )
 def test_stamp_refuses_what_does_not_fit(payload, sequence, time_us):
-    """No slot, or a number beyond its field, is the caller's fault."""
     with pytest.raises(LocalProtocolError):
         stamp(payload, sequence, time_us)
 
@@ -231,7 +214,6 @@ def test_stamp_refuses_what_does_not_fit(payload, sequence, time_us):
     ],
 )
 def test_decoders_take_every_frame(options):
-    """PyAV, told to fail at any error, decodes as many frames as were made, grey and silent."""
     source = SyntheticSource(**options)
     seconds = 6 if options.get("key_interval_s") == 20 else 2.5
     tags = list(source.tags(seconds))
@@ -265,7 +247,6 @@ class BitReader:
 
 
 def slice_headers(source, duration_s):
-    """Return (is IDR, is reference, frame number, IDR id or None, picture order count) of each frame."""
     found = []
     for tag in [tag for tag in source.tags(duration_s) if tag.type_id == VIDEO][1:]:
         at = 5
@@ -336,13 +317,11 @@ def test_decoders_do_not_miss_disposable_frames():
     ],
 )
 def test_source_refuses_what_it_cannot_make(options):
-    """Values outside their range are named."""
     with pytest.raises(ConfigError, match=f"{next(iter(options))}|4096x4096|video_bit_rate"):
         SyntheticSource(**options)
 
 
 def test_padding_of_audio_frames_has_the_size_asked_for():
-    """Every size but 1 can be had."""
     assert [len(padding(size)) for size in range(1600)] == [0, 0, *range(2, 1600)]
 
 
@@ -365,7 +344,6 @@ def test_exp_golomb_codes_are_decodable(values):
 @given(st.lists(st.sampled_from([0, 0, 0, 1, 2, 3, 4, 255]), max_size=40).map(bytes))
 @settings(max_examples=300, deadline=None)
 def test_escape_hides_start_codes_and_can_be_undone(rbsp):
-    """No three octets 0, 0, 0 to 2 remain, and removing the 3 after two zeros gives the original."""
     escaped = escape(rbsp)
     assert not any(code in escaped for code in (b"\0\0\0", b"\0\0\1", b"\0\0\2"))
     out, zeros = bytearray(), 0
@@ -392,7 +370,6 @@ def shown(frame):
 
 @pytest.mark.parametrize("every", [0, 1, 2, 3])
 def test_picture_when_decoded_is_a_clock_and_a_square_that_walks(every):
-    """Each frame shows its own time, to the bit, over minutes, key frames and disposable frames alike."""
     source = SyntheticSource(audio=False, fps=25, key_interval_s=1.0, disposable_every=every)
     frames, _ = decode(source, 3.0)
     assert len(frames) == 75
@@ -402,7 +379,6 @@ def test_picture_when_decoded_is_a_clock_and_a_square_that_walks(every):
 
 
 def test_picture_when_its_rate_has_no_room_is_plain():
-    """A frame is never larger than its rate allows for the sake of what it shows."""
     source = SyntheticSource(audio=False, video_bit_rate=100_000)
     frames, _ = decode(source, 0.5)
     assert {value for frame in frames for value in shown(frame)} == {BACKGROUND}
@@ -410,7 +386,6 @@ def test_picture_when_its_rate_has_no_room_is_plain():
 
 @pytest.mark.parametrize("difference", range(-16, 17))
 def test_square_when_decoded_has_its_brightness(difference):
-    """Every step from one square to the next is coded right, in key frames and in others."""
     first, second = -(difference // 2), difference - difference // 2
     codec = TinyH264(32, 32, 25, 1_000_000)
     decoder = av.CodecContext.create("h264", "r")

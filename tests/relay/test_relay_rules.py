@@ -11,7 +11,6 @@ from flowctl.live.settings.relays import MOST_RELAYS, RelayRule, parse_relays
 
 
 def test_rules_when_written_say_pattern_address_and_always():
-    """Parts are divided by semicolons; the address may name application and stream."""
     rules = parse_relays("live/*=rtmp://h/x/{app}-{stream}?key=s ; live/cam=rtmp://o:1936/a/b always;", "relay_push")
     assert rules == (
         RelayRule("live/*", "rtmp://h/x/{app}-{stream}?key=s"),
@@ -38,14 +37,12 @@ def test_rules_when_written_say_pattern_address_and_always():
     ],
 )
 def test_rules_when_wrong_are_refused_without_showing_a_key(text):
-    """An error names the stream's pattern, and never the address, which may be a key."""
     with pytest.raises(ConfigError) as caught:
         parse_relays(text, "relay_push")
     assert "SECRET" not in f"{caught.value} {caught.value.hint}"
 
 
 def test_rules_when_shown_have_no_secrets():
-    """Neither text nor repr of settings has name, query, user or password of another server's stream."""
     rules = parse_relays("live/*=rtmp://ann:PW@h/app/SECRET?token=SECRET; live/cam=rtmp://h/a/SECRET always", "x")
     shown = f"{rules} {rules[0]} {rules[1]} {LiveConfig(relay_push=rules)}"
     assert "SECRET" not in shown
@@ -54,7 +51,6 @@ def test_rules_when_shown_have_no_secrets():
 
 
 def test_rules_when_too_many_are_refused():
-    """There is a limit."""
     with pytest.raises(ConfigError, match="64"):
         parse_relays(";".join(f"a/{n}=rtmp://h/a/b" for n in range(MOST_RELAYS + 1)), "relay_push")
 
@@ -69,5 +65,4 @@ def test_pulls_when_there_are_several_workers_are_refused():
     ("agent", "hops"), [("FMLE/3.0 (compatible; flowctl relay; hops=2)", 2), ("obs", 0), ("flowctl relay; hops=x)", 0)]
 )
 def test_hops_when_a_publisher_says_them_are_counted(agent, hops):
-    """A stream that comes by relays says through how many."""
     assert hops_of(agent) == hops

@@ -23,7 +23,6 @@ from flowctl.wire.rtmp.url import parse_url
     ],
 )
 def test_words_of_a_target_when_they_repeat_a_key_are_masked(words):
-    """Neither name, nor instance, nor query, nor one value of it, nor a password is in what is told of an end."""
     url = parse_url("rtmp://ann:PASS-1@host/app/INSTANCE/NAME-1?user=VALUE-1&token=VALUE-2")
     assert "VALUE" not in url.masked(words)
     hub = Hub(LiveConfig(), ManualClock(), lambda *_: None)

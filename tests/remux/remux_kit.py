@@ -23,7 +23,6 @@ class Disk:
         self.free_bytes = free_bytes
 
     def open(self, path):
-        """Open a file on it."""
         return DiskFile(path, self)
 
 
@@ -35,7 +34,6 @@ class DiskFile(PartFile):
         self._disk = disk
 
     def append(self, data):
-        """Write, as far as there is room."""
         if len(data) > self._disk.free_bytes:
             raise OSError(errno.ENOSPC, "No space left on device")
         self._disk.free_bytes -= len(data)
@@ -62,13 +60,11 @@ class Bench:
         )
 
     def feed(self, tags, *, at_once=10):
-        """Hand over tags, in batches."""
         items = [Came(tag.type_id, tag.timestamp, tag.payload) for tag in tags]
         for begin in range(0, len(items), at_once):
             self.recorder.work(items[begin : begin + at_once])
 
     def begin(self):
-        """A publication begins."""
         self.recorder.work([Began()])
 
     def end(self):
@@ -76,12 +72,10 @@ class Bench:
 
     @property
     def files(self):
-        """Names of what is in the folder."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
 
     @property
     def figures(self):
-        """The statistics."""
         return self.recorder.statistics()
 
 
@@ -106,7 +100,6 @@ def source(seconds, **settings):
 
 
 def moved(tags, by_ms):
-    """Return tags on a later clock."""
     return [tag._replace(timestamp=(tag.timestamp + by_ms) & 0xFFFFFFFF) for tag in tags]
 
 
@@ -125,5 +118,4 @@ def pictures_of(data, form=None):
 
 
 def checksums(found):
-    """Return the checksums alone."""
     return {kind: [checksum for _, checksum in frames] for kind, frames in found.items()}

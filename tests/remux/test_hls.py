@@ -56,7 +56,6 @@ class Writing:
         return sorted(path.name for path in self.folder.iterdir())
 
     def media(self):
-        """Return what is behind the names of the playlist, put together, part by part between discontinuities."""
         parts = [b""]
         for line in self.text.splitlines():
             if line == "#EXT-X-DISCONTINUITY" and parts[-1]:
@@ -73,7 +72,6 @@ class Writing:
     [("plain", "auto", ".ts"), ("b_frames", "ts", ".ts"), ("b_frames", "fmp4", ".m4s"), ("hevc", "auto", ".m4s")],
 )
 def test_hls_when_decoded_has_every_frame(tmp_path, sample, recipe, form, suffix):
-    """All segments behind each other decode to every frame that was published, to the bit."""
     path, tags = sample(recipe)
     writing = Writing(tmp_path, form=SegmentForm(form))
     writing.say(Began())
@@ -122,7 +120,6 @@ def test_hls_when_a_segment_is_fetched_alone_it_begins_with_a_key_frame(tmp_path
 
 
 def test_hls_when_it_goes_on_keeps_few_files_and_no_temporary_ones(tmp_path):
-    """However long a stream is, there are twice as many segments as are listed, and each one listed is there."""
     writing = Writing(tmp_path, listed=3, form=SegmentForm.FMP4)
     tags = source(20)
     for begin in range(0, len(tags), 7):
@@ -135,7 +132,6 @@ def test_hls_when_it_goes_on_keeps_few_files_and_no_temporary_ones(tmp_path):
 
 
 def test_hls_when_the_publisher_restarts_says_so(tmp_path, sample):
-    """Another publication, with pictures of another size, stands behind a discontinuity, and both decode."""
     (first, tags), (second, others) = sample("plain"), sample("larger")
     writing = Writing(tmp_path)
     for part in (tags, others):
@@ -149,7 +145,6 @@ def test_hls_when_the_publisher_restarts_says_so(tmp_path, sample):
 
 
 def test_hls_when_the_publisher_is_back_soon_goes_on_in_the_same_playlist(tmp_path, sample):
-    """Players that have read the end of a playlist never look again, so it is written when he has been away."""
     (_, tags), (_, others) = sample("plain"), sample("larger")
     writing = Writing(tmp_path)
     for part in (tags, others):
@@ -166,7 +161,6 @@ def test_hls_when_the_publisher_is_back_soon_goes_on_in_the_same_playlist(tmp_pa
 
 
 def test_hls_when_codecs_change_and_change_back_names_files_that_are_there(tmp_path, sample):
-    """The initialisation goes with the last segment that needs it, and is written again for the next one."""
     (_, hevc), (_, plain) = sample("hevc"), sample("plain")
     writing = Writing(tmp_path, listed=3)
     for part in (hevc, plain, plain, plain, hevc):
@@ -179,7 +173,6 @@ def test_hls_when_codecs_change_and_change_back_names_files_that_are_there(tmp_p
 
 
 def test_hls_when_the_clock_jumps_says_so_and_goes_on(tmp_path, sample):
-    """A jump is a discontinuity; no segment has the length of the jump."""
     _, tags = sample("plain")
     writing = Writing(tmp_path)
     writing.feed(moved(tags, 100_000))
@@ -190,7 +183,6 @@ def test_hls_when_the_clock_jumps_says_so_and_goes_on(tmp_path, sample):
 
 
 def test_hls_when_it_starts_again_takes_no_old_name(tmp_path):
-    """A new run removes what the last one left of this stream, and its numbers are larger, whatever the clock says."""
     first = Writing(tmp_path, wall_s=5000.0)
     first.feed(source(4))
     other = first.folder / "room-2.m3u8"
@@ -221,7 +213,6 @@ def test_hls_when_another_process_writes_the_stream_is_refused(tmp_path):
 
 
 def test_hls_when_the_disk_is_full_keeps_what_is_there_and_goes_on(tmp_path):
-    """No room costs segments, which are counted; the playlist stays true, and what follows is told to be apart."""
     free = [1000]
     writing = Writing(tmp_path, room=DiskRoom(tmp_path, 100, lambda _: (free[0], 1000)))
     tags = source(9)
@@ -242,14 +233,12 @@ def test_hls_when_the_disk_is_full_keeps_what_is_there_and_goes_on(tmp_path):
 
 
 def test_hls_when_nothing_but_sound_comes_is_cut_by_time(tmp_path):
-    """A radio station has segments too."""
     writing = Writing(tmp_path)
     writing.feed([tag for tag in source(4) if tag.type_id != 9])
     assert len(writing.listed) == 3
 
 
 def test_hls_when_the_stream_has_a_bad_name_stays_in_the_folder(tmp_path):
-    """Names are encoded, in files and in the playlist."""
     writing = Writing(tmp_path, stream="../../a b")
     writing.feed(source(3))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["live"]
@@ -258,13 +247,11 @@ def test_hls_when_the_stream_has_a_bad_name_stays_in_the_folder(tmp_path):
 
 @pytest.mark.parametrize("settings", [{"segment_s": 0.5}, {"segment_s": 31}, {"listed": 2}, {"listed": 101}])
 def test_settings_when_out_of_range_are_refused(tmp_path, settings):
-    """An error names the setting and its range."""
     with pytest.raises(ConfigError, match=f"{next(iter(settings))} is"):
         HlsSettings(folder=tmp_path, **settings)
 
 
 def test_hls_when_its_folder_is_removed_makes_it_again(tmp_path):
-    """Whoever tidies up costs one segment at most."""
     writing = Writing(tmp_path)
     tags = source(6)
     writing.feed(tags[: len(tags) // 2])
@@ -275,7 +262,6 @@ def test_hls_when_its_folder_is_removed_makes_it_again(tmp_path):
 
 
 def test_hls_when_the_playlist_cannot_be_written_leaves_no_file_for_ever(tmp_path):
-    """What has to be removed then is removed the next time."""
     writing = Writing(tmp_path, listed=3)
     tags = source(20)
     in_the_way = Path(f"{writing.writer.playlist_path}.part")
@@ -290,7 +276,6 @@ def test_hls_when_the_playlist_cannot_be_written_leaves_no_file_for_ever(tmp_pat
 
 
 def test_hls_when_messages_are_tiny_holds_no_more_of_them_than_of_others(tmp_path, monkeypatch):
-    """Under a clock that stands still a segment ends by what it costs, not by its payload alone."""
     monkeypatch.setattr("flowctl.live.remux.hls._MOST_BYTES", 100_000)
     writing = Writing(tmp_path)
     headers = [tag for tag in source(1)[:3] if tag.type_id == 8]
@@ -299,7 +284,6 @@ def test_hls_when_messages_are_tiny_holds_no_more_of_them_than_of_others(tmp_pat
 
 
 def test_hls_when_the_clock_goes_back_a_little_has_no_segment_of_negative_length(tmp_path):
-    """Whatever publishers do to their clocks, players are given durations."""
     writing = Writing(tmp_path)
     tags = moved(source(4), 10_000)
     last_key = max(n for n, tag in enumerate(tags) if tag.type_id == 9 and tag.payload[0] >> 4 == 1)
@@ -319,7 +303,6 @@ def test_hls_when_no_file_can_have_the_name_is_refused(tmp_path, names):
 
 
 def test_hls_when_a_name_is_as_long_as_may_be_is_written(tmp_path):
-    """Files of such a stream have names that file systems take."""
     writing = Writing(tmp_path, app="a" * 230, stream="s" * 230, form=SegmentForm.FMP4)
     writing.feed(source(3))
     assert len(writing.listed) == 2

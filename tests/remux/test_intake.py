@@ -13,7 +13,6 @@ TEN = b"x" * 800  # with what is counted beside it, ten of them are 10,000 bytes
 
 
 def test_intake_when_there_is_room_gives_what_came_in_order():
-    """Messages and the stream's words come out as they went in."""
     intake = Intake()
     intake.begin(0.0)
     intake.take(9, 1, key(), 0.0)
@@ -25,7 +24,6 @@ def test_intake_when_there_is_room_gives_what_came_in_order():
 
 
 def test_intake_when_full_leaves_out_until_a_key_frame_fits():
-    """What does not fit is counted; with half of the queue free it goes on with a key frame, and tells."""
     intake = Intake(limit_bytes=10_000)
     for time_ms in range(12):
         intake.take(9, time_ms, TEN, 0.0)
@@ -39,7 +37,6 @@ def test_intake_when_full_leaves_out_until_a_key_frame_fits():
 
 
 def test_intake_when_it_ends_full_tells_what_was_left_out():
-    """A loss at the very end is told as well."""
     intake = Intake(limit_bytes=1000)
     intake.take(9, 0, TEN, 0.0)
     intake.take(9, 1, TEN, 0.0)
@@ -49,7 +46,6 @@ def test_intake_when_it_ends_full_tells_what_was_left_out():
 
 
 def test_intake_when_nothing_is_read_is_bounded():
-    """A disk that stands still costs the limit, and no more, however much comes."""
     intake = Intake(limit_bytes=100_000)
     for time_ms in range(10_000):
         intake.take(9, time_ms, TEN, 0.0)
@@ -58,7 +54,6 @@ def test_intake_when_nothing_is_read_is_bounded():
 
 
 def test_intake_when_somebody_waits_wakes_him():
-    """The writer sleeps until something comes."""
     intake = Intake()
     got = []
     thread = threading.Thread(target=lambda: got.append(intake.get(20.0)))
@@ -80,7 +75,6 @@ def test_intake_when_full_of_nothing_but_sound_goes_on_with_sound():
 
 
 def test_intake_when_full_keeps_the_last_headers():
-    """A header that came while all else was left out stands before the key frame that needs it."""
     first = next(tag for tag in source(1) if tag.type_id == 9).payload
     other = next(tag for tag in source(1, width=1280, height=720) if tag.type_id == 9).payload
     assert first != other

@@ -17,7 +17,6 @@ from flowctl.live.remux.writer import RecorderState
 
 @pytest.mark.parametrize("recipe", ["plain", "b_frames", "hevc", "silent"])
 def test_mp4_when_decoded_has_every_frame_at_its_time(tmp_path, sample, recipe):
-    """Pictures and sound are those that were published, to the bit, and so are their times."""
     path, tags = sample(recipe)
     bench = Bench(tmp_path, Mp4Form)
     bench.feed(moved(tags, 4_000_000_000))
@@ -32,7 +31,6 @@ def test_mp4_when_decoded_has_every_frame_at_its_time(tmp_path, sample, recipe):
 
 
 def test_mp4_when_rotated_begins_each_file_at_a_key_frame(tmp_path, sample):
-    """Each file is decoded alone, and together they have every picture once."""
     path, tags = sample("b_frames")
     bench = Bench(tmp_path, Mp4Form, max_s=1.0)
     bench.feed(tags)
@@ -43,7 +41,6 @@ def test_mp4_when_rotated_begins_each_file_at_a_key_frame(tmp_path, sample):
 
 
 def test_mp4_when_killed_is_decoded_as_it_is_and_after_recovery(tmp_path, sample):
-    """What a killed process has written can be played at once; the next start cuts off half a fragment."""
     _, tags = sample("plain")
     bench = Bench(tmp_path, Mp4Form)
     bench.feed(tags)
@@ -58,7 +55,6 @@ def test_mp4_when_killed_is_decoded_as_it_is_and_after_recovery(tmp_path, sample
 
 
 def test_mp4_when_the_picture_changes_its_size_is_two_files(tmp_path, sample):
-    """A new configuration is a new file, each of which decodes to the end."""
     (first, tags), (second, others) = sample("plain"), sample("larger")
     bench = Bench(tmp_path, Mp4Form)
     bench.feed(tags)
@@ -70,7 +66,6 @@ def test_mp4_when_the_picture_changes_its_size_is_two_files(tmp_path, sample):
 
 
 def test_mp4_when_sound_begins_later_is_two_files(tmp_path, sample):
-    """A track that was not there before needs another beginning of the file."""
     _, tags = sample("plain")
     bench = Bench(tmp_path, Mp4Form)
     bench.feed([tag for tag in tags if tag.type_id != 8 or tag.timestamp >= 1500])
@@ -80,7 +75,6 @@ def test_mp4_when_sound_begins_later_is_two_files(tmp_path, sample):
 
 
 def test_mp4_when_the_disk_is_full_keeps_whole_fragments(tmp_path, sample):
-    """The file ends with what is whole of it."""
     _, tags = sample("plain")
     bench = Bench(tmp_path, Mp4Form, disk=Disk(20_000))
     bench.feed(tags)
@@ -90,7 +84,6 @@ def test_mp4_when_the_disk_is_full_keeps_whole_fragments(tmp_path, sample):
 
 
 def test_mp4_when_the_media_cannot_be_read_tells_and_goes_on(tmp_path):
-    """Pictures that are none cost themselves, and not the recording of what follows."""
     good = source(2)
     broken = [tag._replace(payload=tag.payload[:5] + b"\xff" * 20) if tag.type_id == 9 else tag for tag in source(2)]
     bench = Bench(tmp_path, Mp4Form)
@@ -149,7 +142,6 @@ def test_mp4_when_a_header_is_repeated_is_one_file(tmp_path, sample):
 
 
 def test_group_when_a_track_shows_itself_late_is_refused_in_words():
-    """What the libraries stumble over is an error of the group, and not the end of the writer."""
     filler = [Unit(18, at, b"\x02\x00\x01x" + bytes(60_000), MessageClass.DATA) for at in range(100)]
     sound = [Unit(8, 10 + at, b"\x2f" + bytes(400), MessageClass.AUDIO) for at in range(3)]
     picture = [Unit(9, 200 + at, b"\x12" + bytes(400), MessageClass.KEY) for at in range(3)]

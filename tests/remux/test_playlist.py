@@ -11,7 +11,6 @@ from flowctl.live.remux.playlist import HlsSegment, Playlist
 
 
 def test_playlist_when_it_slides_counts_what_left():
-    """The first number is that of the first segment listed, and discontinuities that have left are counted."""
     playlist = Playlist(100, 3, 4.0)
     for number in range(6):
         playlist.add(HlsSegment(f"s-{number}.ts", 4.0, discontinuity=number in (1, 4)))
@@ -23,7 +22,6 @@ def test_playlist_when_it_slides_counts_what_left():
 
 
 def test_playlist_when_initialisation_changes_names_each_once():
-    """Fragmented MP4 has a map before the first segment, and before the first that needs another one."""
     playlist = Playlist(1, 5, 2.0)
     for number, init in enumerate(("a.mp4", "a.mp4", "b.mp4")):
         playlist.add(HlsSegment(f"{number}.m4s", 2.0, init, discontinuity=number == 2))
@@ -34,7 +32,6 @@ def test_playlist_when_initialisation_changes_names_each_once():
 
 
 def test_playlist_when_the_stream_comes_back_begins_anew_behind_the_old_numbers():
-    """After the end only what is new is listed; numbers go on, so players that stayed find their way."""
     playlist = Playlist(10, 4, 2.0)
     for number in range(3):
         playlist.add(HlsSegment(f"{number}.ts", 2.0))
@@ -50,7 +47,6 @@ def test_playlist_when_the_stream_comes_back_begins_anew_behind_the_old_numbers(
     st.integers(3, 6),
 )
 def test_playlist_when_anything_is_added_stays_bounded_and_true(segments, listed):
-    """Files that exist are those listed and as many before; no number goes back; no segment is longer than promised."""
     playlist = Playlist(7, listed, 4.0)
     there, least = set(), 0
     for number, (duration_s, discontinuity, init) in enumerate(segments):

@@ -14,7 +14,6 @@ from flowctl.wire.rtmp.media.media import inspect
 
 
 def media(tags):
-    """Return type, time and body of the frames, without headers."""
     classes = [inspect(tag.type_id, tag.payload).message_class for tag in tags]
     return [tag for tag, kind in zip(tags, classes, strict=True) if kind is not MessageClass.HEADER]
 
@@ -44,7 +43,6 @@ def test_file_when_a_stream_is_recorded_holds_its_messages_as_they_came(tmp_path
 
 
 def test_file_when_timestamps_wrap_goes_on(tmp_path):
-    """The clock of RTMP starts again at 0 after 49 days; the file does not notice."""
     tags = source(3)
     bench = Bench(tmp_path)
     bench.feed(moved(tags, 0xFFFFFFFF - 1500))
@@ -57,7 +55,6 @@ def test_file_when_timestamps_wrap_goes_on(tmp_path):
     [({"max_s": 2.0}, "its time was reached"), ({"max_bytes": 20_000}, "its size was reached")],
 )
 def test_files_when_rotated_begin_with_headers_and_a_key_frame(tmp_path, settings, why):
-    """Each file can be played alone, and together they have every frame once."""
     tags = source(9)
     bench = Bench(tmp_path, **settings)
     bench.feed(tags)
@@ -70,7 +67,6 @@ def test_files_when_rotated_begin_with_headers_and_a_key_frame(tmp_path, setting
 
 
 def test_files_when_the_publisher_restarts_are_two(tmp_path):
-    """Another publication is another file, even if its clock goes on."""
     bench = Bench(tmp_path)
     for round_ in range(2):
         bench.begin()
@@ -81,7 +77,6 @@ def test_files_when_the_publisher_restarts_are_two(tmp_path):
 
 @pytest.mark.parametrize("by_ms", [60_000, -8_000])
 def test_files_when_the_clock_jumps_are_two(tmp_path, by_ms):
-    """A jump of the clock, on or back, begins a new file at the next key frame; no file claims the time between."""
     first, second = source(2), [tag for tag in source(2) if tag.timestamp or tag.type_id == 9]
     bench = Bench(tmp_path)
     bench.feed(moved(first, 20_000))
@@ -94,7 +89,6 @@ def test_files_when_the_clock_jumps_are_two(tmp_path, by_ms):
 
 
 def test_files_when_the_codec_changes_are_two(tmp_path):
-    """Another configuration of the picture begins a new file, which has that one and not the old one."""
     bench = Bench(tmp_path)
     bench.feed(source(2, width=640, height=360))
     bench.feed(moved(source(2, width=320, height=180), 2000))
@@ -109,7 +103,6 @@ def test_files_when_the_codec_changes_are_two(tmp_path):
 
 
 def test_files_when_the_disk_is_too_slow_are_cut_and_the_loss_is_counted(tmp_path):
-    """What was left out of a full queue is counted, and what follows is a new file that begins with a key frame."""
     tags = source(4)
     half = next(i for i, tag in enumerate(tags) if tag.timestamp >= 1500)
     bench = Bench(tmp_path)
@@ -124,7 +117,6 @@ def test_files_when_the_disk_is_too_slow_are_cut_and_the_loss_is_counted(tmp_pat
 
 
 def test_recording_when_the_disk_is_full_keeps_the_file_and_goes_on_when_there_is_room(tmp_path):
-    """A full disk ends the file whole, is told, counted, and looked at again; then a new file begins at a key frame."""
     tags = source(12)
     disk = Disk(30_000)
     bench = Bench(tmp_path, disk=disk)
@@ -149,7 +141,6 @@ def test_recording_when_the_disk_is_full_keeps_the_file_and_goes_on_when_there_i
 
 
 def test_recording_when_less_than_the_floor_is_free_waits(tmp_path):
-    """Room that is to be left to others is not used."""
     bench = Bench(tmp_path, keep_free_bytes=1 << 62)
     bench.feed(source(2))
     assert bench.figures.state is RecorderState.NO_ROOM
@@ -157,7 +148,6 @@ def test_recording_when_less_than_the_floor_is_free_waits(tmp_path):
 
 
 def test_recording_when_the_folder_goes_away_is_no_crash(tmp_path):
-    """Errors of the disk of any kind are told and counted, and recording goes on when it answers."""
     folder = tmp_path / "here"
     folder.write_text("a file where a folder should be")
     bench = Bench(folder)
@@ -171,7 +161,6 @@ def test_recording_when_the_folder_goes_away_is_no_crash(tmp_path):
 
 
 def test_recording_when_nothing_but_sound_comes_is_cut_anywhere(tmp_path):
-    """A stream without video has no key frames to wait for."""
     bench = Bench(tmp_path, max_s=1.0)
     bench.feed([tag for tag in source(4) if tag.type_id != 9])
     bench.end()
@@ -179,7 +168,6 @@ def test_recording_when_nothing_but_sound_comes_is_cut_anywhere(tmp_path):
 
 
 def test_recording_when_it_does_not_begin_with_a_key_frame_waits_for_one(tmp_path):
-    """Pictures that cannot be decoded are not written, and are no loss."""
     tags = source(2)
     late = [
         tag for tag in tags if not 0 <= tag.timestamp < 500 or inspect(*tag[::2]).message_class is MessageClass.HEADER
@@ -192,7 +180,6 @@ def test_recording_when_it_does_not_begin_with_a_key_frame_waits_for_one(tmp_pat
 
 
 def test_names_when_they_are_taken_get_numbers(tmp_path):
-    """No recording replaces another one."""
     (tmp_path / "live-room.flv").write_bytes(b"of somebody else")
     bench = Bench(tmp_path)
     bench.feed(source(1))
@@ -206,7 +193,6 @@ def test_names_when_they_are_taken_get_numbers(tmp_path):
 )
 @pytest.mark.parametrize("template", ["{app}/{stream}/{time}", "{app}-{stream}-{time}", "{stream}"])
 def test_names_when_streams_are_called_badly_stay_below_the_folder(tmp_path, name, template):
-    """Whatever publishers call their streams, a file is below the folder, under a name that is not hidden."""
     path = NameTemplate(template).path(name, name, 0.0)
     assert not path.is_absolute()
     assert len(path.parts) == template.count("/") + 1
@@ -217,7 +203,6 @@ def test_names_when_streams_are_called_badly_stay_below_the_folder(tmp_path, nam
 
 
 def test_messages_when_they_are_of_no_use_in_a_file_are_left_out(tmp_path):
-    """Types that FLV does not have, and empty ones, are passed over; AMF3 data is written as what it holds."""
     bench = Bench(tmp_path)
     bench.feed(source(1))
     metadata = b"\x02\x00\x09onCuePointx\x05"

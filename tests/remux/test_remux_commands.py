@@ -15,7 +15,6 @@ from flowctl.live.remux.files import lock_file
 
 @pytest.mark.parametrize("command", [hls, record])
 def test_command_when_pyav_is_not_installed_says_how_to_get_it(tmp_path, monkeypatch, command):
-    """Whoever has installed flowctl without the extra is told of it, and nothing is made."""
     monkeypatch.setitem(sys.modules, "av", None)
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="PyAV is not installed") as caught:
@@ -40,7 +39,6 @@ def test_hls_when_two_streams_would_have_one_playlist_is_refused(tmp_path, urls)
 
 
 def test_hls_when_another_process_writes_the_stream_touches_nothing(tmp_path):
-    """The files that are there stay, and what to do is said."""
     number = lock_file(tmp_path / "live" / ".room.lock")
     kept = tmp_path / "live" / "room-7.ts"
     kept.write_bytes(b"x")

@@ -26,7 +26,6 @@ def recorded(folder):
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 14, 15, 16, 500])
 def test_recover_when_a_file_was_left_behind_finishes_what_is_whole(tmp_path, cut):
-    """However a file was cut off, all tags that are whole in it are there after the next start, under its name."""
     part = recorded(tmp_path)
     data = part.read_bytes()
     part.write_bytes(data[: len(data) - cut])
@@ -39,7 +38,6 @@ def test_recover_when_a_file_was_left_behind_finishes_what_is_whole(tmp_path, cu
 
 
 def test_recover_when_a_file_ends_in_rubbish_cuts_that_off(tmp_path):
-    """What a crash of the machine leaves behind a file, zeros or old data, is no part of it."""
     part = recorded(tmp_path)
     data = part.read_bytes()
     for rubbish in (bytes(5000), random.Random(1).randbytes(5000), b"\x09\x00\x00\x01" + bytes(4000)):
@@ -50,7 +48,6 @@ def test_recover_when_a_file_ends_in_rubbish_cuts_that_off(tmp_path):
 
 
 def test_recover_when_a_file_holds_no_media_removes_it(tmp_path):
-    """A part with no more than headers is no recording."""
     for content in (b"", b"FLV\x01\x05\x00\x00\x00\x09\x00\x00\x00\x00"):
         part = tmp_path / "a.flv.part"
         part.write_bytes(content)
@@ -62,7 +59,6 @@ def test_recover_when_a_file_holds_no_media_removes_it(tmp_path):
 
 
 def test_recover_when_files_are_not_ours_leaves_them_alone(tmp_path):
-    """What another program calls .part, what somebody still writes, and links are not touched."""
     (tmp_path / "download.zip.part").write_bytes(b"PK")
     (tmp_path / "b.flv.part").write_bytes(b"no flv at all")
     other = tmp_path / "elsewhere"
@@ -76,14 +72,12 @@ def test_recover_when_files_are_not_ours_leaves_them_alone(tmp_path):
 
 
 def test_recover_when_the_name_is_taken_finds_another(tmp_path):
-    """A file that was left behind replaces none."""
     recorded(tmp_path)
     (tmp_path / "live-room.flv").write_bytes(b"x")
     assert recover(tmp_path, whole_bytes) == [tmp_path / "live-room-2.flv"]
 
 
 def test_append_when_the_disk_takes_a_part_leaves_nothing_of_it(tmp_path, monkeypatch):
-    """An append that fails in its middle is cut off again; the file can go on, or end, with what was whole."""
     file = PartFile(tmp_path / "a.flv")
     file.append(b"whole")
     real = os.write
@@ -103,7 +97,6 @@ def test_append_when_the_disk_takes_a_part_leaves_nothing_of_it(tmp_path, monkey
 
 
 def test_finish_when_nothing_was_written_leaves_no_file(tmp_path):
-    """An empty recording is none."""
     assert PartFile(tmp_path / "a.flv").finish() is None
     assert list(tmp_path.iterdir()) == []
 
@@ -113,14 +106,12 @@ def test_finish_when_nothing_was_written_leaves_no_file(tmp_path):
     ["", "/abs/{time}", "../{time}", "{app}//{time}", "{nothing}", "{app", "{app!r}", "{time:>9}", "a\nb", "."],
 )
 def test_template_when_it_is_no_name_is_refused(template):
-    """Templates name files below the folder, of known fields; anything else is refused, with a hint."""
     with pytest.raises(ConfigError) as caught:
         NameTemplate(template)
     assert caught.value.hint
 
 
 def test_room_when_less_than_the_floor_is_free_is_none(tmp_path):
-    """The floor counts, and 0 lifts it."""
     DiskRoom(tmp_path, 100, lambda _: (100, 1000)).check()
     DiskRoom(tmp_path, 0, lambda _: (0, 1000)).check()
     with pytest.raises(OSError, match="less than 100"):
@@ -128,7 +119,6 @@ def test_room_when_less_than_the_floor_is_free_is_none(tmp_path):
 
 
 def test_room_when_there_was_none_has_to_be_more(tmp_path):
-    """A disk that was full is used again when a 20th of it is free above the floor, not at the first byte."""
     for free, floor in ((149, 100), (49, 0)):
         with pytest.raises(OSError, match="less than"):
             DiskRoom(tmp_path, floor, lambda _, free=free: (free, 1000)).check(again=True)
@@ -136,7 +126,6 @@ def test_room_when_there_was_none_has_to_be_more(tmp_path):
 
 
 def test_finish_when_the_name_was_taken_meanwhile_writes_over_nothing(tmp_path):
-    """A file that somebody put there while it was written stays; the recording has the next name."""
     file = PartFile(tmp_path / "a.flv")
     file.append(b"new")
     (tmp_path / "a.flv").write_bytes(b"theirs")
@@ -170,7 +159,6 @@ def test_lock_when_recovery_looks_at_the_file_is_waited_for(tmp_path, monkeypatc
 
 
 def test_room_when_the_folder_was_removed_is_that_of_its_place(tmp_path):
-    """A recording goes on in a folder that it makes again, also where room is kept for others."""
     bench = Bench(tmp_path / "gone" / "deeper", keep_free_bytes=1)
     bench.feed(source(2))
     bench.end()

@@ -9,7 +9,6 @@ from flowctl.live.remux.serving import HlsFiles
 
 
 def test_segment_when_the_disk_cannot_read_it_ends_the_connection_and_closes_once(tmp_path, monkeypatch):
-    """A descriptor that is closed twice may be somebody else's the second time."""
     (tmp_path / "live").mkdir()
     (tmp_path / "live" / "room-1.ts").write_bytes(b"x" * 9)
     exchange = MagicMock()

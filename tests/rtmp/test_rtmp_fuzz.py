@@ -12,12 +12,10 @@ from flowctl.wire.rtmp.wire import Message
 
 @pytest.mark.parametrize("data", [*fuzz_rtmp.FOUND, "", "00", "ff", "00c4", "0006"])
 def test_input_that_failed_once_is_read_now(data):
-    """Crashing inputs are kept, and with them the shortest inputs there are."""
     fuzz_rtmp.check(bytes.fromhex(data))
 
 
 def test_recorded_and_generated_inputs_are_read_unchanged():
-    """The seeds of the mutation are inputs themselves."""
     rng = random.Random(1)
     for data in [*fuzz_rtmp.recorded(), *(fuzz_rtmp.generated(rng) for _ in range(50))]:
         fuzz_rtmp.check(b"\0" + data)

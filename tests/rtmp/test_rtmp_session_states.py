@@ -17,7 +17,6 @@ from flowctl.wire.rtmp.server.states import (
 
 
 def next_message_stream_state(state, event):
-    """Look up a stream's state as the other two are looked up."""
     return next_stream_state(state, event, 1)
 
 
@@ -38,7 +37,6 @@ PEER = {
 
 @pytest.mark.parametrize(("table", "states", "inputs", "_following"), MACHINES)
 def test_every_state_is_reachable_and_every_input_used(table, states, inputs, _following):
-    """A state that nothing leads to, or an input that changes nothing anywhere, is a mistake in the table."""
     reached, frontier = set(), {next(iter(states))}
     while frontier:
         reached |= frontier
@@ -49,7 +47,6 @@ def test_every_state_is_reachable_and_every_input_used(table, states, inputs, _f
 
 @pytest.mark.parametrize(("table", "states", "inputs", "following"), MACHINES)
 def test_missing_pair_is_the_fault_of_who_gave_the_input(table, states, inputs, following):
-    """The peer's inputs raise RemoteProtocolError, our caller's LocalProtocolError; the rest follow the table."""
     for state in states:
         for event in inputs:
             if (state, event) in table:
@@ -61,7 +58,6 @@ def test_missing_pair_is_the_fault_of_who_gave_the_input(table, states, inputs, 
 
 
 def test_nothing_leads_back_from_the_end():
-    """A session that has failed and a stream that is deleted stay so."""
     assert {after for (before, _), after in CONNECTION_TABLE.items() if before is ConnectionState.CLOSED} == {
         ConnectionState.CLOSED
     }

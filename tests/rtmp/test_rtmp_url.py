@@ -10,7 +10,6 @@ from flowctl.wire.rtmp.url import RtmpUrl, check_name, from_connect, is_path, pa
 
 
 def code_of(function, *arguments, **keywords):
-    """Return the code of the error that a call raises."""
     with pytest.raises(RemoteProtocolError) as caught:
         function(*arguments, **keywords)
     return caught.value.code
@@ -34,13 +33,11 @@ def code_of(function, *arguments, **keywords):
     ],
 )
 def test_parse_url_reads_host_port_application_and_stream(text, host, port, app, stream):
-    """The last of two or more segments is the stream, what stands before it the application with its instance."""
     url = parse_url(text)
     assert (host, port, app, stream) == (url.host, url.port, url.app, url.stream)
 
 
 def test_parse_url_reads_query_and_credentials():
-    """User, password and query are taken apart, values keep their octets."""
     url = parse_url("rtmp://bob:p@ss@example.com/live/room?token=a%2Bb/c=&x")
     assert (url.user, url.password, url.raw_query) == ("bob", "p@ss", "token=a%2Bb/c=&x")
     assert url.query == {"token": "a%2Bb/c=", "x": ""}
@@ -53,7 +50,6 @@ def test_parse_url_moves_a_query_that_stands_before_the_stream():
 
 
 def test_parse_url_keeps_a_slash_in_a_query_when_the_path_names_the_stream():
-    """A token may contain slashes."""
     url = parse_url("rtmp://example.com/live/room?token=a/b")
     assert (url.stream, url.query["token"]) == ("room", "a/b")
 
@@ -75,7 +71,6 @@ def test_parse_url_keeps_a_slash_in_a_query_when_the_path_names_the_stream():
     ],
 )
 def test_parse_url_refuses_what_is_no_address(text, code):
-    """Each refusal has a code; none of them is any other exception."""
     assert code == code_of(parse_url, text)
 
 
@@ -102,7 +97,6 @@ def test_every_split_of_an_address_gives_the_same_stream(tc_url, app, name):
 
 @pytest.mark.parametrize("tc_url", [None, "", "  ", "''", "live", "garbage", "rtmp://h:x/live"])
 def test_from_connect_uses_the_application_when_tcurl_is_no_address(tc_url):
-    """Cameras send no tcUrl, an empty one, or something else."""
     url = from_connect(tc_url, "live/inst?token=t").with_stream("room")
     assert (
         url.host,
@@ -114,7 +108,6 @@ def test_from_connect_uses_the_application_when_tcurl_is_no_address(tc_url):
 
 
 def test_from_connect_without_anything_has_the_default_application():
-    """A connect object without app and tcUrl still names a place to publish."""
     assert from_connect(None, None).with_stream("room").path == "__defaultApp__/room"
 
 
@@ -126,7 +119,6 @@ def test_with_stream_merges_queries_and_the_later_value_wins():
 
 @pytest.mark.parametrize("name", ["", "?token=t", "/", "//"])
 def test_with_stream_refuses_no_name_without_an_application(name):
-    """There is nothing that could be the stream."""
     assert code_of(from_connect("rtmp://h/", "").with_stream, name) == "bad-name"
 
 
@@ -163,7 +155,6 @@ def test_name_behind_the_query_is_found(tc_url, app, name):
 
 
 def test_slash_in_a_value_stays_there_when_the_address_has_a_name():
-    """A signature in base64 is not cut."""
     url = from_connect("rtmp://h/live?sign=a/b", "live?sign=a/b").with_stream("room?time=1/2")
     assert (url.path, url.query) == ("live/room", {"sign": "a/b", "time": "1/2"})
     one = from_connect("rtmp://h/room?sign=a/b==", "room?sign=a/b==").with_stream("")
@@ -181,7 +172,6 @@ def test_slash_in_a_value_stays_there_when_the_address_has_a_name():
     ],
 )
 def test_vhost_is_the_query_or_the_host(query, vhost):
-    """``?vhost=`` and ``?domain=`` override the host, and __defaultVhost__ means none (ossrs/srs)."""
     assert vhost == parse_url(f"rtmp://h/live/room?{query}").vhost
     assert vhost == from_connect("rtmp://h/live", "live").with_stream(f"room?{query}").vhost
 
@@ -219,7 +209,6 @@ def test_vhost_is_read_from_the_old_dotted_form():
     ],
 )
 def test_check_name_refuses_traversal_and_control_characters(name):
-    """A name reaches paths and log lines, so it may not climb, forge or hide."""
     assert code_of(check_name, name, "stream name") == "bad-name"
     assert code_of(from_connect("rtmp://h/live", "live").with_stream, name) == "bad-name"
 
@@ -244,12 +233,10 @@ def test_check_name_refuses_traversal_and_control_characters(name):
     ],
 )
 def test_check_name_allows_names_in_use(name):
-    """Dots inside a name, colons, blanks of any kind, letters of any script and emoji with joiners are fine."""
     assert name == from_connect("rtmp://h/live", "live").with_stream(name).stream
 
 
 def test_check_name_holds_the_length_to_the_limit():
-    """256 characters are allowed and 257 are not; the limit is settable; the error does not repeat the name."""
     base = from_connect("rtmp://h/live", "live")
     assert len(base.with_stream("x" * 256).stream) == 256
     with pytest.raises(RemoteProtocolError, match=r"257 characters, the limit is 256") as caught:
@@ -263,7 +250,6 @@ def test_check_name_holds_the_length_to_the_limit():
     "name", ["key", "secret", "token", "pass", "password", "auth", "sign", "txSecret", "X-JWT", "streamKey", "wsSign"]
 )
 def test_secret_values_are_in_no_text_form(name):
-    """Neither str nor repr of an address or a query shows the value of a secret parameter."""
     url = from_connect(f"rtmp://h/live?{name}=hunter2", "live").with_stream(f"room?{name}=hunter2&n=5")
     for text in (str(url), repr(url), repr(url.query), url.redacted(), redact_url(f"rtmp://h/a?{name}=hunter2")):
         assert "hunter2" not in text
@@ -272,14 +258,12 @@ def test_secret_values_are_in_no_text_form(name):
 
 
 def test_password_is_in_no_text_form():
-    """Credentials before the host are left out, or replaced in a text that was not parsed."""
     url = parse_url("rtmp://bob:hunter2@h/live/room")
     assert str(url) == "rtmp://h/live/room"
     assert redact_url("rtmp://bob:hunter2@h/live/room?a=1") == "rtmp://bob:***@h/live/room?a=1"
 
 
 def test_redact_url_covers_adobe_authentication():
-    """The answer that a client appends with a second question mark is a secret too."""
     text = "rtmp://h/live?a=1?authmod=adobe&user=bob&challenge=c&response=r0ger"
     assert redact_url(text) == "rtmp://h/live?a=1?authmod=***&user=bob&challenge=c&response=***"
 
@@ -288,12 +272,10 @@ def test_redact_url_covers_adobe_authentication():
     "text", ["rtmp://h/live", "rtmp://h:19350/live/inst", "rtmp://[::1]:1936/live", "rtmps://h/live"]
 )
 def test_tc_url_is_what_a_client_sends(text):
-    """The address without the stream; a default port is left out, brackets of IPv6 are not."""
     assert text == parse_url(f"{text}/room?k=v").tc_url
 
 
 def test_parse_query_takes_leading_question_mark_and_empty_parts():
-    """What users type by hand is read as they mean it."""
     assert parse_query("?a=1&&b&c=x=y") == {"a": "1", "b": "", "c": "x=y"}
 
 
@@ -303,7 +285,6 @@ NAMES = st.text(st.characters(categories=["Lu", "Ll", "Nd"]), min_size=1, max_si
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5), st.dictionaries(NAMES, NAMES, max_size=4), st.data())
 def test_any_split_of_any_path_gives_the_same_address(segments, query, data):
-    """Wherever the path is cut between tcUrl and stream name, path and query come out the same."""
     cut = data.draw(st.integers(0, len(segments)))
     raw = "&".join(f"{name}={value}" for name, value in query.items())
     app, name = "/".join(segments[:cut]), "/".join(segments[cut:])
@@ -315,7 +296,6 @@ def test_any_split_of_any_path_gives_the_same_address(segments, query, data):
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.none(), st.text(max_size=60)), st.one_of(st.none(), st.text(max_size=40)), st.text(max_size=40))
 def test_no_text_of_a_peer_raises_anything_else(tc_url, app, name):
-    """Whatever stands in connect and publish, the outcome is an address or a RemoteProtocolError."""
     try:
         url = from_connect(tc_url, app).with_stream(name)
     except RemoteProtocolError as error:
@@ -329,7 +309,6 @@ def test_no_text_of_a_peer_raises_anything_else(tc_url, app, name):
 
 
 def test_default_address_is_empty():
-    """An address nobody stated has the default application and no host."""
     assert (RtmpUrl().host, RtmpUrl().port, RtmpUrl().app, RtmpUrl().stream) == ("", 1935, rtmp_url.DEFAULT_APP, "")
 
 
@@ -347,7 +326,6 @@ def test_default_address_is_empty():
     ],
 )
 def test_url_of_a_stream_asks_for_this_stream(path):
-    """Whatever a server may call a stream, a client that is given the name gets this one and no other."""
     url = url_of(path, "example.com", 1936)
     assert from_connect(url.tc_url, url.app).with_stream(url.stream).path == path
     assert (url.host, url.port, is_path(path)) == ("example.com", 1936, True)
@@ -357,5 +335,4 @@ def test_url_of_a_stream_asks_for_this_stream(path):
     "path", ["", "room", "live/..", "live//room", "/room", "live/room?a=b", "live/\n", "live/_definst_/a"]
 )
 def test_name_when_no_server_can_have_it_is_no_path(path):
-    """Only what comes out of reading an address is the name of a stream."""
     assert not is_path(path)

@@ -16,7 +16,6 @@ DECODERS = {"amf0": amf0, "amf3": amf3}
 
 
 def well_formed(vector):
-    """Whether `vector` is valid data, not an input that has to fail or merely must not crash."""
     return "outcome" not in vector["expected"]
 
 
@@ -99,7 +98,6 @@ def plain_amf3(value):
 
 
 def as_json(values):
-    """Return JSON text, in which true, 1 and 1.0 differ, as they do on the wire."""
     return json.dumps(values, sort_keys=True)
 
 
@@ -114,7 +112,6 @@ def decode_vector(vector):
 
 
 def outcome(decode, *arguments):
-    """Return what `decode` returns and None, or None and the code of the error that it raises."""
     try:
         return decode(*arguments), None
     except RemoteProtocolError as error:
@@ -126,7 +123,6 @@ AMF_KINDS = ("amf0_value", "amf0_sequence", "amf3_value", "amf3_sequence")
 
 @pytest.mark.parametrize("vector", load(*AMF_KINDS))
 def test_recorded_amf_has_its_recorded_outcome(vector):
-    """Each recorded input decodes to exactly its recorded values, or fails with its recorded error."""
     expected = vector["expected"]
     codec = vector["kind"].partition("_")[0]
     if "value" in expected or "values" in expected:
@@ -148,7 +144,6 @@ def test_recorded_amf_has_its_recorded_outcome(vector):
 
 @pytest.mark.parametrize("vector", load(*AMF_KINDS, only=well_formed))
 def test_recorded_amf_cut_anywhere_is_shorter_or_truncated(vector):
-    """Every prefix of a good sequence gives a prefix of its values, or is reported as truncated."""
     codec = vector["kind"].partition("_")[0]
     data = bytes.fromhex(vector["input_hex"])
     whole = [as_json(tagged(value, codec)) for value in DECODERS[codec].decode(data)]
@@ -162,20 +157,17 @@ def test_recorded_amf_cut_anywhere_is_shorter_or_truncated(vector):
 
 
 def without_references(vector):
-    """Whether `vector` is valid AMF0 without references, which the encoder writes out, and without AMF3."""
     return well_formed(vector) and vector["id"] not in {"amf0-sile-ref-test", "amf0-sile-avmplus-object"}
 
 
 @pytest.mark.parametrize("vector", load("amf0_value", "amf0_sequence", only=without_references))
 def test_recorded_amf0_is_encoded_to_the_same_octets(vector):
-    """What was decoded from AMF0 without references encodes to the octets it came from."""
     data = bytes.fromhex(vector["input_hex"])
     assert data == amf0.encode(*amf0.decode(data))
 
 
 @pytest.mark.parametrize("vector", load("amf3_u29_list"))
 def test_recorded_u29_list_is_decoded(vector):
-    """A recorded list of U29 numbers decodes to the recorded numbers."""
     data = bytes.fromhex(vector["input_hex"])
     numbers = []
     offset = 0
@@ -187,5 +179,4 @@ def test_recorded_u29_list_is_decoded(vector):
 
 @pytest.mark.parametrize("vector", load("amf3_value", only=lambda vector: "externalizable" in vector["id"]))
 def test_recorded_externalizable_object_is_refused(vector):
-    """An object whose layout only its class knows is refused, never guessed at."""
     assert outcome(decode_vector, vector) == (None, "amf-externalizable")

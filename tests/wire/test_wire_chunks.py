@@ -84,7 +84,6 @@ def values_of(command: messages.Command) -> list[object]:
 
 @pytest.mark.parametrize("vector", vectors("chunk_stream"))
 def test_recorded_chunk_stream_gives_the_recorded_messages(vector):
-    """Chunk stream, time, type, message stream, length and payload of every message, and its values where recorded."""
     expected = vector["expected"]
     found = read(bytes.fromhex(vector["input_hex"]))
     assert len(found) == len(expected["messages"])
@@ -105,7 +104,6 @@ def test_recorded_chunk_stream_gives_the_recorded_messages(vector):
 
 @pytest.mark.parametrize("vector", vectors("chunk_stream"))
 def test_recorded_chunk_stream_read_with_a_zero_delta_gives_the_other_times(vector):
-    """Where a type 3 chunk follows a type 0 chunk, the option gives the timestamps of the other school."""
     expected = vector["expected"]
     wanted = expected.get("alt_timestamps", [message["timestamp"] for message in expected["messages"]])
     found = read(bytes.fromhex(vector["input_hex"]), type3_after_type0="zero")
@@ -114,7 +112,6 @@ def test_recorded_chunk_stream_read_with_a_zero_delta_gives_the_other_times(vect
 
 @pytest.mark.parametrize("vector", vectors("chunk_stream"))
 def test_recorded_messages_survive_being_sent_on(vector):
-    """What was read and is serialised for viewers is read by them as the same."""
     for message in ChunkReader().feed(bytes.fromhex(vector["input_hex"])):
         octets = serialise(message.type_id, message.msid, message.timestamp, message.payload, message.csid, 128)
         assert read(octets) == [message]
@@ -122,7 +119,6 @@ def test_recorded_messages_survive_being_sent_on(vector):
 
 @pytest.mark.parametrize("vector", vectors("chunk_basic_header"))
 def test_recorded_basic_header_is_read_and_written(vector):
-    """Chunk type and chunk stream id of all three forms."""
     header, expected = bytes.fromhex(vector["input_hex"]), vector["expected"]
     assert len(header) == expected["header_len"]
     assert basic_header(expected["fmt"], expected["csid"]) == header
@@ -133,7 +129,6 @@ def test_recorded_basic_header_is_read_and_written(vector):
 
 @pytest.mark.parametrize("vector", vectors("chunk_message_header"))
 def test_recorded_message_header_is_read(vector):
-    """Fields of a type 0 and a type 1 header, the extended timestamp included."""
     header, expected = bytes.fromhex(vector["input_hex"]), vector["expected"]
     assert len(header) == expected["header_len"]
     payload = bytes(range(expected["length"]))
@@ -144,7 +139,6 @@ def test_recorded_message_header_is_read(vector):
 
 @pytest.mark.parametrize("vector", vectors("message", "ertmp_message"))
 def test_recorded_message_is_read_and_decoded(vector):
-    """The envelope of every message; the body of control messages and commands; the octets of media."""
     expected = vector["expected"]
     (message,) = read(bytes.fromhex(vector["input_hex"]))
     assert (message.csid, message.timestamp) == (expected["csid"], expected["timestamp"])

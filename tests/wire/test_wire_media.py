@@ -32,7 +32,6 @@ def load(kinds):
 
 
 def media_vectors():
-    """Return the recorded messages that are audio or video."""
     return [
         parameter
         for parameter in load(("message", "ertmp_message"))
@@ -46,7 +45,6 @@ def read_messages(vector):
 
 @pytest.mark.parametrize("vector", media_vectors())
 def test_recorded_message_is_classified_as_its_origin_reads_it(vector):
-    """Kind, codec, packet type and composition time are those that the origin's own test expects."""
     expected, body = vector["expected"], vector["expected"]["body"]
     (message,) = read_messages(vector)
     info = inspect(message.type_id, message.payload)
@@ -64,7 +62,6 @@ def test_recorded_message_is_classified_as_its_origin_reads_it(vector):
 
 @pytest.mark.parametrize("vector", media_vectors())
 def test_recorded_message_has_the_class_of_its_marks(vector):
-    """Configuration and metadata are HEADER, a frame marked 1 is KEY, audio frames are AUDIO, the rest is INTER."""
     body = vector["expected"]["body"]
     (message,) = read_messages(vector)
     if body.get("packet_type") in ("sequence_start", "metadata"):
@@ -78,7 +75,6 @@ def test_recorded_message_has_the_class_of_its_marks(vector):
 
 @pytest.mark.parametrize("vector", media_vectors())
 def test_recorded_header_cut_anywhere_is_never_a_key_frame(vector):
-    """A recorded configuration that loses its end stays a header or becomes INTER or AUDIO, never KEY."""
     (message,) = read_messages(vector)
     whole = inspect(message.type_id, message.payload)
     for cut in range(len(message.payload)):
@@ -91,7 +87,6 @@ def test_recorded_header_cut_anywhere_is_never_a_key_frame(vector):
 
 @pytest.mark.parametrize("vector", load(("chunk_stream",)))
 def test_recorded_chunk_streams_are_classified(vector):
-    """Every message of the recorded chunk streams gets an answer of its kind, up to where the reader refuses them."""
     reader, messages = ChunkReader(WireLimits(trusted=True)), []
     try:
         for octet in bytes.fromhex(vector["input_hex"]):
@@ -106,7 +101,6 @@ def test_recorded_chunk_streams_are_classified(vector):
 
 @pytest.mark.parametrize("vector", load(("amf0_sequence", "amf0_value", "amf3_value", "chunk_stream")))
 def test_recorded_octets_of_any_kind_are_classified_as_bodies(vector):
-    """Octets that crashed other implementations, taken as audio, video and data bodies, are answered."""
     octets = bytes.fromhex(vector["input_hex"])
     for type_id, kind in ((8, "audio"), (9, "video"), (18, "data")):
         for start in range(min(len(octets), 64)):

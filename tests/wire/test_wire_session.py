@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from rtmp_session_kit import SPLITS, ScriptedClient
+from rtmp_session_kit import SPLITS, ScriptedClient, metadata_of
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.wire.rtmp.amf import amf0
@@ -14,7 +14,6 @@ VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 
 
 def recorded():
-    """Return every recorded vector by its id; {} where there are none."""
     found = {}
     for name in ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json"):
         path = VECTORS / name
@@ -27,7 +26,6 @@ RECORDED = recorded()
 
 
 def octets_of(vector_id):
-    """Return the octets of a recorded vector, or skip the test visibly."""
     if vector_id not in RECORDED:
         pytest.skip(f"no recorded vector {vector_id} in {VECTORS}")
     return bytes.fromhex(RECORDED[vector_id]["input_hex"])
@@ -35,18 +33,15 @@ def octets_of(vector_id):
 
 @pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
 def client(request):
-    """A client that has done the handshake; octets come whole, one at a time, and at random splits."""
     return ScriptedClient(split=request.param)
 
 
 def test_recorded_player_connect_is_understood(client):
-    """Xiu's sample of a player."""
     (event,) = client.send(Message(3, 0, 20, 0, octets_of("amf0-xiu-player-connect")))
     assert (event.app, event.tc_url, event.url.host) == ("live", "rtmp://localhost:1935/live", "localhost")
 
 
 def test_recorded_ios_publisher_connect_is_understood(client):
-    """Lal's sample of an iOS publisher, with null and undefined members."""
     payload = amf0.encode("connect", 1.0) + octets_of("amf0-lal-ios-publisher-connect")
     (event,) = client.send(Message(3, 0, 20, 0, payload))
     assert (event.app, event.object_encoding, event.page_url) == ("live", 0, "")
@@ -54,7 +49,6 @@ def test_recorded_ios_publisher_connect_is_understood(client):
 
 
 def test_recorded_publish_without_type_is_live(client):
-    """Lal's sample of an encoder that gives no publishing type."""
     client.connect()
     client.create_stream()
     (event,) = client.send(Message(3, 0, 20, 1, octets_of("amf0-lal-publish-without-type")))
@@ -62,7 +56,6 @@ def test_recorded_publish_without_type_is_live(client):
 
 
 def test_recorded_play_is_understood(client):
-    """Gortmplib's sample of a player."""
     client.connect()
     client.create_stream()
     (event,) = client.send(Message(3, 0, 20, 1, octets_of("amf0-gortmplib-play")))
@@ -85,13 +78,12 @@ def test_recorded_metadata_is_unwrapped(vector_id):
     payload = octets_of(vector_id)
     (event,) = client.send(Message(4, 0, 18, 1, payload))
     assert event.message.payload == payload.removeprefix(amf0.encode("@setDataFrame"))
-    assert event.values["videocodecid"] == 7.0
+    assert metadata_of(event)["videocodecid"] == 7.0
 
 
 @pytest.mark.parametrize("vector_id", [name for name in RECORDED if name.startswith("seed-")] or ["seed-none"])
 @pytest.mark.parametrize("state", ["connecting", "publish", "play"])
 def test_recorded_fuzz_input_ends_in_a_remote_error_at_most(vector_id, state):
-    """Inputs that crashed other servers, as chunks, as a command and as data."""
     octets = octets_of(vector_id)
     for message in (None, Message(3, 0, 20, 1, octets), Message(4, 0, 18, 1, octets)):
         client = ScriptedClient()

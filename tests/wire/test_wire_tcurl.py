@@ -24,7 +24,6 @@ def load():
 
 @pytest.mark.parametrize("vector", load())
 def test_recorded_address_is_read_as_stated(vector):
-    """Schema, host, vhost, application, stream and port are those that the source project states."""
     expected = vector["expected"]
     text = bytes.fromhex(vector["input_hex"]).decode("utf-8")
     url = from_connect(text, None).with_stream(expected["given"]["stream"])

@@ -132,8 +132,6 @@ class Command:
     transaction_id: float  # number of the call; 0 when none is stated or it is no finite number
     object: AmfValue = None  # the command object, mostly a `dict` or None
     arguments: tuple[AmfValue, ...] = ()
-    # whether it is of type 17; its values are plain then, see `flowctl.wire.rtmp.amf.values.simplify`.
-    amf3: bool = False
 
 
 Control: TypeAlias = SetChunkSize | Abort | Acknowledgement | UserControl | WindowAckSize | PeerBandwidth
@@ -203,7 +201,6 @@ def decode_command(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> Co
         transaction_id=_transaction_id(values),
         object=values[2] if len(values) > 2 else None,
         arguments=tuple(values[3:]),
-        amf3=message.type_id == TYPE_COMMAND_AMF3,
     )
 
 

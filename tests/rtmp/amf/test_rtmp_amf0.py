@@ -48,7 +48,6 @@ FORM = pytest.mark.parametrize(("form", "value"), FORMS.values(), ids=FORMS)
 
 
 def code_of(data, limits=None):
-    """Return the code of the error that decoding `data` raises; None when it raises none."""
     try:
         amf0.decode(data) if limits is None else amf0.decode(data, limits)
     except RemoteProtocolError as error:
@@ -69,7 +68,6 @@ def reference(index):
 
 @FORM
 def test_decode_gives_the_value_when_given_each_marker(form, value):
-    """Each marker of the specification decodes to its Python value, of exactly its type."""
     (decoded,) = amf0.decode(bytes.fromhex(form))
     assert value == decoded
     assert type(value) is type(decoded)
@@ -86,12 +84,10 @@ def test_decode_is_empty_when_there_is_no_data():
 
 @pytest.mark.parametrize("make", [bytearray, memoryview, lambda data: memoryview(b"x" + data + b"x")[1:-1]])
 def test_decode_takes_every_kind_of_buffer(make):
-    """Octets in a bytearray or memoryview, sliced ones too, decode as bytes do."""
     assert repr(amf0.decode(SAMPLE)) == repr(amf0.decode(make(SAMPLE)))
 
 
 def test_decode_gives_a_prefix_or_truncated_when_cut_anywhere():
-    """Every prefix of a sequence gives its complete values or ends in amf-truncated, never in anything else."""
     boundaries = {0, *accumulate(len(bytes.fromhex(form)) for form, _ in FORMS.values())}
     whole = [repr(value) for value in amf0.decode(SAMPLE)]
     for stop in range(len(SAMPLE)):
@@ -103,7 +99,6 @@ def test_decode_gives_a_prefix_or_truncated_when_cut_anywhere():
 
 
 def test_number_keeps_every_double_when_encoded_and_decoded():
-    """Infinities, negative zero and not-a-number survive."""
     values = amf0.decode(amf0.encode(math.inf, -math.inf, -0.0, math.nan, 5e-324))
     assert values[:2] == [math.inf, -math.inf]
     assert math.copysign(1, values[2]) == -1
@@ -117,7 +112,6 @@ def test_boolean_is_true_when_it_is_any_octet_but_zero():
 
 
 def test_string_becomes_long_when_beyond_65535_octets():
-    """The limit of a 16-bit length is counted in octets of UTF-8; a longer text is written as a long string."""
     assert amf0.encode("\u00e9" * 32767 + "a")[:3] == b"\x02\xff\xff"
     assert amf0.encode("\u00e9" * 32768)[:5] == b"\x0c\x00\x01\x00\x00"
     assert amf0.decode(amf0.encode("\u00e9" * 32768)) == ["\u00e9" * 32768]
@@ -128,7 +122,6 @@ def test_string_becomes_long_when_beyond_65535_octets():
 
 @pytest.mark.parametrize("count", ["00000000", "00000001", "00000003", "ffffffff"])
 def test_ecma_array_ends_at_its_end_marker_when_its_count_is_wrong(count):
-    """The announced count is kept and not believed, in either direction."""
     (value,) = amf0.decode(bytes.fromhex(f"08 {count} 0001 61 05 0001 62 05 000009"))
     assert value == {"a": None, "b": None}
     assert int(count, 16) == value.count
@@ -136,12 +129,10 @@ def test_ecma_array_ends_at_its_end_marker_when_its_count_is_wrong(count):
 
 
 def test_later_member_wins_when_a_name_is_sent_twice():
-    """Two members of one name leave the later value, as two assignments in ActionScript do."""
     assert amf0.decode(bytes.fromhex("03 0001 61 05 0001 61 01 01 000009")) == [{"a": True}]
 
 
 def test_object_end_is_refused_when_a_value_has_to_be_there():
-    """Marker 09 is the end only behind an empty name; elsewhere it is an error of its own."""
     assert code_of(b"\x09") == "amf-unexpected-object-end"
     assert code_of(bytes.fromhex("03 0001 61 09")) == "amf-unexpected-object-end"
     assert code_of(bytes.fromhex("0a 00000001 09")) == "amf-unexpected-object-end"
@@ -149,20 +140,17 @@ def test_object_end_is_refused_when_a_value_has_to_be_there():
 
 @pytest.mark.parametrize("marker", [0x12, 0x30, 0x7F, 0x80, 0xFF])
 def test_unknown_marker_is_refused(marker):
-    """A marker beyond the specification is an error, alone and as a member."""
     assert code_of(bytes((marker, 0, 0, 0))) == "amf-unknown-marker"
     assert code_of(b"\x03\x00\x01a" + bytes((marker, 0, 0, 0))) == "amf-unknown-marker"
 
 
 @pytest.mark.parametrize("marker", [0x04, 0x0E])
 def test_reserved_marker_is_refused(marker):
-    """Movie clip and record set have no layout in the specification, so nothing can be read."""
     assert code_of(bytes((marker, 0, 0, 0))) == "amf-reserved-marker"
 
 
 @pytest.mark.parametrize("form", ["02 0004 61ff6280", "0c 00000004 61ff6280"])
 def test_malformed_utf8_is_replaced(form):
-    """Malformed octets become U+FFFD, in strings and in names, and the result can be encoded again."""
     (text,) = amf0.decode(bytes.fromhex(form))
     assert text == "a\ufffdb\ufffd"
     assert amf0.decode(amf0.encode(text)) == [text]
@@ -176,7 +164,6 @@ def test_malformed_utf8_is_refused_when_its_replacement_is_too_long():
 
 
 def test_xml_is_carried_and_never_parsed():
-    """An entity declaration stays the text that it is."""
     text = '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/hostname">]><a>&b;</a>'
     assert amf0.decode(amf0.encode(Xml(text))) == [Xml(text)]
 
@@ -185,13 +172,11 @@ def test_xml_is_carried_and_never_parsed():
 
 
 def test_reference_gives_the_same_object_when_it_is_complete():
-    """A reference yields the very object it refers to, not a copy."""
     first, again = amf0.decode(b"\x03\x00\x00\x09" + reference(0))
     assert first is again
 
 
 def test_references_count_objects_arrays_and_typed_objects_in_order():
-    """The table holds ECMA arrays, strict arrays, objects and typed objects by first octet, and nothing else."""
     inner = bytes.fromhex("08 00000000 000009") + bytes.fromhex("03 000009") + bytes.fromhex("10 0001 61 000009")
     scalars = amf0.encode("text", 1.0, True, None, Date(0.0), Xml(""))
     data = b"\x0a\x00\x00\x00\x09" + scalars + inner + b"".join(reference(index) for index in (1, 2, 3, 0))
@@ -204,7 +189,6 @@ def test_references_count_objects_arrays_and_typed_objects_in_order():
 
 
 def test_reference_is_refused_when_nothing_has_its_index():
-    """A reference forward or beyond the table is an error, never an empty value."""
     assert code_of(reference(0)) == "amf-bad-reference"
     assert code_of(b"\x03\x00\x00\x09" + reference(1)) == "amf-bad-reference"
 
@@ -216,7 +200,6 @@ def test_reference_is_refused_when_it_is_inside_what_it_refers_to(form):
 
 
 def test_reference_counts_as_what_it_refers_to_when_nodes_are_counted():
-    """Thirty arrays that each refer twice to the one before are 2^30 values to walk, and are refused for it."""
     bomb = strict_array(strict_array(b"\x05", b"\x05"), *(strict_array(*[reference(i)] * 2) for i in range(1, 30)))
     assert len(bomb) < 400
     assert code_of(bomb) == "limit:amf_nodes"
@@ -228,28 +211,24 @@ def test_reference_counts_as_what_it_refers_to_when_nodes_are_counted():
 
 
 def test_reference_counts_as_what_it_refers_to_when_levels_are_counted():
-    """A chain of arrays, each holding a reference to the one before, is as deep as it will be walked."""
     chain = [strict_array(b"\x05"), *(strict_array(reference(index)) for index in range(1, 40))]
     assert code_of(strict_array(*chain[:31])) is None
     assert code_of(strict_array(*chain[:32])) == "limit:amf_depth"
 
 
 def test_reference_counts_as_what_it_refers_to_when_octets_are_counted():
-    """References may not repeat a long text without end."""
     heavy = strict_array(amf0.encode("x" * 60000))
     assert code_of(strict_array(heavy, *[reference(1)] * 17)) is None
     assert code_of(strict_array(heavy, *[reference(1)] * 18)) == "limit:amf_repeated_bytes"
 
 
 def test_avm_plus_values_share_their_tables_within_a_message():
-    """The second AMF3 value of a message may refer to a string of the first, as Red5 and BlazeDS have it."""
     values = amf0.decode(bytes.fromhex("11 06 07 616263") + bytes.fromhex("11 06 00"))
     assert values == ["abc", "abc"]
     assert code_of(bytes.fromhex("11 06 00")) == "amf-bad-reference"
 
 
 def test_avm_plus_errors_are_the_same_errors():
-    """What fails in AMF3 fails alike within AMF0."""
     assert code_of(b"\x11") == "amf-truncated"
     assert code_of(b"\x11\x7b") == "amf-unknown-marker"
     assert code_of(bytes.fromhex("11 0a 07 03 61")) == "amf-externalizable"
@@ -265,7 +244,6 @@ def test_avm_plus_errors_are_the_same_errors():
     ids=["object", "ecma array", "typed object", "strict array"],
 )
 def test_depth_is_limited_when_containers_nest(level):
-    """Thirty-two levels pass by default and one more does not, nor do 10^5; 128 may be configured."""
     assert code_of(level * 31 + b"\x03\x00\x00\x09") == ("amf-truncated" if level[0] != 0x0A else None)
     for levels in (33, 100_000):
         with pytest.raises(LimitExceededError) as caught:
@@ -276,7 +254,6 @@ def test_depth_is_limited_when_containers_nest(level):
 
 
 def test_nodes_are_limited_when_values_are_many():
-    """All values of a message count, at the top, in arrays and in objects, and no more than the limit pass."""
     limits = AmfLimits(nodes=10)
     for data in (
         amf0.encode(*[None] * 10),
@@ -291,7 +268,6 @@ def test_nodes_are_limited_when_values_are_many():
 
 
 def test_node_error_states_value_and_limit():
-    """The error carries what was reached and what is allowed."""
     with pytest.raises(LimitExceededError) as caught:
         amf0.decode(b"\x03" + b"\x00\x01a\x05" * 4 + b"\x00\x00\x09", AmfLimits(nodes=3))
     assert (caught.value.limit, caught.value.value, caught.value.maximum) == ("amf_nodes", 4, 3)
@@ -301,13 +277,11 @@ def test_node_error_states_value_and_limit():
     "value", ["x" * 20, {"x" * 20: None}, TypedObject("x" * 20), Xml("x" * 20)], ids=lambda value: type(value).__name__
 )
 def test_string_bytes_are_limited_in_strings_names_and_xml(value):
-    """Strings, member names, class names and XML are as long as the limit allows, and no longer."""
     assert code_of(amf0.encode(value), AmfLimits(string_bytes=20)) is None
     assert code_of(amf0.encode(value), AmfLimits(string_bytes=19)) == "limit:amf_string_bytes"
 
 
 def test_long_string_is_limited_to_64_kib_by_default():
-    """The default is 65536 octets."""
     assert code_of(amf0.encode("x" * 65536)) is None
     assert code_of(amf0.encode("x" * 65537)) == "limit:amf_string_bytes"
 
@@ -316,7 +290,6 @@ def test_long_string_is_limited_to_64_kib_by_default():
     "form", ["0a ffffffff", "0a 00001000 05", "0c ffffffff 61", "0f 7fffffff 61", "08 ffffffff", "02 ffff 61"]
 )
 def test_declared_size_allocates_nothing_when_the_data_is_missing(form):
-    """A count or length beyond the data is truncation, found before anything is allocated for it."""
     data = bytes.fromhex(form)
     tracemalloc.start()
     try:
@@ -328,7 +301,6 @@ def test_declared_size_allocates_nothing_when_the_data_is_missing(form):
 
 
 def test_node_limit_comes_before_the_array_when_a_true_count_is_over_it():
-    """A count that the data could satisfy but the limit does not is refused before its first item."""
     with pytest.raises(LimitExceededError) as caught:
         amf0.decode(strict_array(*[b"\x05"] * 5000))
     assert (caught.value.limit, caught.value.value) == ("amf_nodes", 5001)
@@ -360,7 +332,6 @@ trees = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(trees, max_size=4))
 def test_any_values_survive_encoding_and_decoding(values):
-    """decode(encode(x)) is x, in value and in type, and encoding that again gives the same octets."""
     data = amf0.encode(*values)
     decoded = amf0.decode(data)
     assert values == decoded
@@ -370,7 +341,6 @@ def test_any_values_survive_encoding_and_decoding(values):
 @settings(max_examples=400, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 0x12))
 def test_random_octets_end_in_values_or_a_remote_error(data, marker):
-    """Whatever arrives, nothing but RemoteProtocolError comes out, and what decodes can be sent on."""
     try:
         values = [simplify(value) for value in amf0.decode(bytes((marker,)) + data)]
     except RemoteProtocolError:
@@ -382,7 +352,6 @@ def test_random_octets_end_in_values_or_a_remote_error(data, marker):
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damaged_data_ends_in_values_or_a_remote_error(data):
-    """The same with octets of valid data changed, removed and repeated, which gets deeper into the decoder."""
     octets = bytearray(amf0.encode(*data.draw(st.lists(trees, min_size=1, max_size=3))) + reference(0))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(octets) - 1))

@@ -21,7 +21,6 @@ SAMPLES = [
 
 
 def outcome(function, *arguments):
-    """Return "whole", "unclear" or the code of the error."""
     try:
         return "unclear" if function(*arguments) is False else "whole"
     except RemoteProtocolError as error:
@@ -30,7 +29,6 @@ def outcome(function, *arguments):
 
 @pytest.mark.parametrize("data", SAMPLES)
 def test_walk_accepts_what_was_encoded_and_nothing_that_is_cut_off(data):
-    """Every prefix is judged as the decoder judges it."""
     limits = AmfLimits(string_bytes=1 << 20)
     assert outcome(walk, data, limits) == "whole"
     for size in range(0, len(data), 1 + len(data) // 500):
@@ -39,12 +37,10 @@ def test_walk_accepts_what_was_encoded_and_nothing_that_is_cut_off(data):
 
 @pytest.mark.parametrize("data", [b"\x11\x04\x01", amf0.encode(SHARED, SHARED) + b"\x07\0\0", b"\x04", b"\x7f"])
 def test_walk_leaves_references_amf3_and_unknown_markers_to_the_decoder(data):
-    """What they stand for shows only when it is decoded."""
     assert walk(data, LIMITS) is False
 
 
 def test_walk_counts_as_the_decoder_does():
-    """The same value passes and fails at the same limits of nodes and depth, in the fast path for numbers too."""
     data = amf0.encode([1.0] * 10, {"a": [[], "x"]}, EcmaArray({"b": 1.0}))
     for nodes in range(1, 20):
         limits = AmfLimits(nodes=nodes)
@@ -60,7 +56,6 @@ def test_walk_counts_as_the_decoder_does():
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=60))
 def test_walk_agrees_with_the_decoder_on_any_octets(data):
-    """What it calls whole is decoded; what it finds cut off is cut off there too."""
     found = outcome(walk, data, LIMITS)
     if found != "unclear":
         decoded = outcome(amf0.decode, data, LIMITS)

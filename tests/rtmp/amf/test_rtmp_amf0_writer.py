@@ -19,7 +19,6 @@ class Text(str):
 
 
 def test_encode_takes_python_types_that_have_an_amf0_form():
-    """Integers become numbers, tuples strict arrays, subclasses what they derive from."""
     assert amf0.decode(amf0.encode(7, Level.ONE, Text("a"), (1, None))) == [7.0, 1.0, "a", [1.0, None]]
 
 
@@ -43,13 +42,11 @@ def test_encode_takes_python_types_that_have_an_amf0_form():
     ids=repr,
 )
 def test_encode_refuses_what_has_no_amf0_form(value):
-    """Each mistake of a caller is a LocalProtocolError, whatever Python raised inside."""
     with pytest.raises(LocalProtocolError):
         amf0.encode(value)
 
 
 def test_encode_refuses_a_structure_that_contains_itself():
-    """A cycle ends at 128 levels with an error instead of a RecursionError."""
     value = {}
     value["self"] = [value]
     with pytest.raises(LocalProtocolError, match="contain itself"):
@@ -57,7 +54,6 @@ def test_encode_refuses_a_structure_that_contains_itself():
 
 
 def test_encode_writes_128_levels():
-    """The deepest structure that may be configured for decoding can be encoded."""
     value = []
     for _ in range(127):
         value = [value]
@@ -67,7 +63,6 @@ def test_encode_writes_128_levels():
 
 
 def test_encode_refuses_a_structure_that_unfolds_without_end(monkeypatch):
-    """Shared parts are written out, and the number of values written is limited."""
     monkeypatch.setattr(limits, "MAX_ENCODED_NODES", 1000)
     value = [None, None]
     for _ in range(20):

@@ -53,7 +53,6 @@ ANONYMOUS_A = b"\x0a\x0b\x01\x03a"  # an anonymous dynamic object, as far as the
 
 
 def code_of(data, limits=None):
-    """Return the code of the error that decoding `data` raises; None when it raises none."""
     try:
         amf3.decode(data) if limits is None else amf3.decode(data, limits)
     except RemoteProtocolError as error:
@@ -62,7 +61,6 @@ def code_of(data, limits=None):
 
 
 def u29(value):
-    """Return a U29 in four octets, which every reader takes (AMF3 1.3.1)."""
     return bytes((value >> 22 | 0x80, value >> 15 & 0x7F | 0x80, value >> 8 & 0x7F | 0x80, value & 0xFF))
 
 
@@ -81,13 +79,11 @@ def array(*items, **named):
 
 
 def object_of(members, class_name=""):
-    """Return an object with sealed members."""
     names = b"".join(map(text, members))
     return b"\x0a" + u29(len(members) << 4 | 0b011) + text(class_name) + names + b"".join(members.values())
 
 
 def dictionary_of(items):
-    """Return a dictionary with these keys, each of which is its own value."""
     return b"\x11" + inline(len(items)) + b"\x00" + b"".join(item * 2 for item in items)
 
 
@@ -100,7 +96,6 @@ def array_reference(index):
 
 @FORM
 def test_decode_gives_the_value_when_given_each_marker(form, value):
-    """Each marker of the specification decodes to its Python value, of exactly its type."""
     (decoded,) = amf3.decode(bytes.fromhex(form))
     assert value == decoded
     assert type(value) is type(decoded)
@@ -108,7 +103,6 @@ def test_decode_gives_the_value_when_given_each_marker(form, value):
 
 @FORM
 def test_decode_is_truncated_when_a_value_is_cut_anywhere(form, value):
-    """Every prefix of a value ends in amf-truncated, never in anything else."""
     data = bytes.fromhex(form)
     for stop in range(1, len(data)):
         assert code_of(data[:stop]) == "amf-truncated"
@@ -120,20 +114,17 @@ def test_decode_is_empty_when_there_is_no_data():
 
 @pytest.mark.parametrize("make", [bytearray, memoryview, lambda data: memoryview(b"x" + data + b"x")[1:-1]])
 def test_decode_takes_every_kind_of_buffer(make):
-    """Octets in a bytearray or memoryview, sliced ones too, decode as bytes do, one value behind the other."""
     data = bytes.fromhex("06 07 616263 04 05 09 05 01 04 01 03")
     assert amf3.decode(make(data)) == ["abc", 5, [1, True]]
 
 
 @pytest.mark.parametrize("marker", [0x12, 0x30, 0x7B, 0x80, 0xFF])
 def test_unknown_marker_is_refused(marker):
-    """A marker beyond the specification is an error, alone and as a member."""
     assert code_of(bytes((marker, 1, 1, 1))) == "amf-unknown-marker"
     assert code_of(ANONYMOUS_A + bytes((marker, 1, 1, 1))) == "amf-unknown-marker"
 
 
 def test_externalizable_object_is_refused_by_name():
-    """A class that writes itself has no layout to read, so the error names it and nothing is guessed."""
     with pytest.raises(RemoteProtocolError, match=r"'flex\.ArrayCollection'") as caught:
         amf3.decode(b"\x0a\x07\x29flex.ArrayCollection\x09\x01\x01")
     assert caught.value.code == "amf-externalizable"
@@ -167,7 +158,6 @@ def test_class_that_declares_a_member_twice_is_refused():
     ],
 )
 def test_u29_takes_one_to_four_octets(value, form):
-    """The edges of each length decode as the specification's table says."""
     data = bytes.fromhex(form)
     assert (value, len(data)) == amf3.read_u29(data + b"\xff", 0)
     assert (value, 4) == amf3.read_u29(u29(value), 0) or value < 0x200000
@@ -177,19 +167,16 @@ def test_u29_takes_one_to_four_octets(value, form):
 
 
 def test_string_reference_gives_the_string_wherever_it_first_occurred():
-    """Values, member names, class names and type names share one table; the empty string is never in it."""
     data = bytes.fromhex("06 01 06 03 61 0a 0b 03 43 00 06 02 01 10 01 00 03 54 06 00 06 02 06 04")
     assert amf3.decode(data) == ["", "a", {"a": "C"}, [], "a", "C", "T"]
 
 
 def test_traits_reference_gives_the_class_with_new_values():
-    """A second object of a class names its traits by index and brings its own values."""
     data = bytes.fromhex("0a 13 03 43 03 61 04 01") + bytes.fromhex("0a 01 04 02")
     assert amf3.decode(data) == [{"a": 1}, {"a": 2}]
 
 
 def test_object_references_count_everything_complex_in_order():
-    """The object table holds each kind of complex value by first octet, and no strings or numbers."""
     forms = [bytes.fromhex(form) for form, _ in FORMS.values()]
     others = (b"\x0a\x23", b"\x0a\x1b", b"\x10")  # they name classes, by a table of their own
     complex_values = [form for form in forms if form[0] > 6 and not form.startswith(others)]
@@ -206,7 +193,6 @@ def test_object_references_count_everything_complex_in_order():
     "form", ["06 00", "06 02", "0a 01", "0a 05", "09 00", "0a 00", "08 00", "07 00", "0b 00", "0c 00", "11 fffffffe"]
 )
 def test_reference_is_refused_when_nothing_has_its_index(form):
-    """An index beyond its table is an error, for strings, traits and objects."""
     assert code_of(bytes.fromhex(form)) == "amf-bad-reference"
 
 
@@ -228,14 +214,12 @@ def test_reference_is_refused_when_it_is_inside_what_it_refers_to(form):
 
 
 def test_reference_counts_as_what_it_refers_to_when_nodes_are_counted():
-    """Thirty arrays that each refer twice to the one before are 2^30 values to walk, and are refused for it."""
     bomb = array(array(b"\x01", b"\x01"), *(array(*[array_reference(index)] * 2) for index in range(1, 30)))
     assert len(bomb) < 500
     assert code_of(bomb) == "limit:amf_nodes"
 
 
 def test_reference_counts_as_what_it_refers_to_when_levels_are_counted():
-    """A chain of arrays, each holding a reference to the one before, is as deep as it will be walked."""
     chain = [array(b"\x01"), *(array(array_reference(index)) for index in range(1, 40))]
     assert code_of(array(*chain[:31])) is None
     assert code_of(array(*chain[:32])) == "limit:amf_depth"
@@ -247,7 +231,6 @@ def test_reference_counts_as_what_it_refers_to_when_levels_are_counted():
     ids=["string", "byte array", "xml document", "xml"],
 )
 def test_reference_counts_as_what_it_refers_to_when_octets_are_counted(heavy, light):
-    """Two octets of reference may not repeat a long text or ByteArray without end."""
     data = bytes.fromhex(heavy) + u29(60000 << 1 | 1) + b"x" * 60000
     assert code_of(data + bytes.fromhex(light) * 17) is None
     assert code_of(data + bytes.fromhex(light) * 18) == "limit:amf_repeated_bytes"
@@ -270,7 +253,6 @@ def test_traits_reference_counts_as_the_names_it_repeats():
     ids=["dense", "associative", "dynamic", "sealed", "vector"],
 )
 def test_depth_is_limited_when_containers_nest(level):
-    """Thirty-two levels pass by default and one more does not, nor do 10^5; 128 may be configured."""
     assert code_of(level * 32) == "amf-truncated"
     for levels in (33, 100_000):
         with pytest.raises(LimitExceededError) as caught:
@@ -281,7 +263,6 @@ def test_depth_is_limited_when_containers_nest(level):
 
 
 def test_nodes_are_limited_when_values_are_many():
-    """All values of a message count, in every container, and no more than the limit pass."""
     limits, null = AmfLimits(nodes=10), b"\x01"
     for data in (
         array(*[null] * 9),
@@ -310,7 +291,6 @@ def test_dictionary_counts_as_the_list_of_pairs_that_it_is_sent_on_as():
 
 
 def test_sealed_names_are_limited_before_they_are_read():
-    """A class of more members than values may follow is refused at its count."""
     data = b"\x0a" + u29(5000 << 4 | 0b0011) + b"\x01" * 20000
     assert code_of(data) == "limit:amf_nodes"
 
@@ -330,13 +310,11 @@ def test_sealed_names_are_limited_before_they_are_read():
     ids=["string", "name", "class", "sealed", "xml document", "xml", "bytes", "type"],
 )
 def test_string_bytes_are_limited_wherever_a_length_is_declared(data):
-    """Strings, names, XML and ByteArrays are as long as the limit allows, and no longer."""
     assert code_of(data, AmfLimits(string_bytes=20)) is None
     assert code_of(data, AmfLimits(string_bytes=19)) == "limit:amf_string_bytes"
 
 
 def test_name_is_limited_to_what_amf0_can_write_when_it_is_a_reference():
-    """A text of 65536 octets may be a value but no name, also when the name only refers to it."""
     value = b"\x06" + text("x" * 65536)
     assert code_of(value) is None
     assert code_of(value + bytes.fromhex("0a 0b 01 00 01 01")) == "limit:amf_string_bytes"
@@ -361,7 +339,6 @@ def test_name_is_limited_to_what_amf0_can_write_when_it_is_a_reference():
     ],
 )
 def test_declared_size_allocates_nothing_when_the_data_is_missing(form):
-    """A count or length beyond the data is truncation, found before anything is allocated for it."""
     data = bytes.fromhex(form)
     tracemalloc.start()
     try:
@@ -374,14 +351,12 @@ def test_declared_size_allocates_nothing_when_the_data_is_missing(form):
 
 @pytest.mark.parametrize("form", ["06 09 61ff6280", "07 09 61ff6280", "0b 09 61ff6280"])
 def test_malformed_utf8_is_replaced(form):
-    """Malformed octets become U+FFFD, and the result can be sent on."""
     (value,) = amf3.decode(bytes.fromhex(form))
     assert getattr(value, "text", value) == "a\ufffdb\ufffd"
     assert amf0.decode(amf0.encode(value)) == [value]
 
 
 def test_malformed_utf8_is_refused_when_its_replacement_is_too_long():
-    """U+FFFD takes three octets; the limit holds for the text that comes out too."""
     data = b"\x06" + u29(7 << 1 | 1) + b"\xff" * 7
     assert code_of(data, AmfLimits(string_bytes=21)) is None
     assert code_of(data, AmfLimits(string_bytes=20)) == "limit:amf_string_bytes"
@@ -407,7 +382,6 @@ trees = st.recursive(
 
 
 def plain(value):
-    """Whether a value holds nothing but what AMF0 can carry, at any level."""
     if isinstance(value, dict | list):
         return all(map(plain, value.values() if isinstance(value, dict) else value))
     return isinstance(value, bool | int | float | str | Date | Xml | Undefined | None)
@@ -433,7 +407,6 @@ def test_random_octets_end_in_values_or_a_remote_error(data, marker):
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_damaged_data_ends_in_values_or_a_remote_error(data):
-    """The same with octets of good data changed, removed and repeated, which gets deeper into the decoder."""
     octets = bytearray(b"".join(data.draw(st.lists(trees, min_size=1, max_size=3))) + array_reference(0))
     check_any(octets)
     for _ in range(data.draw(st.integers(1, 4))):

@@ -13,7 +13,6 @@ from flowctl.wire.rtmp.amf.values import UNDEFINED, UNSUPPORTED, Date, EcmaArray
 
 @pytest.mark.parametrize("value", [UNDEFINED, UNSUPPORTED])
 def test_undefined_is_one_false_object_when_copied(value):
-    """Both empty values are false, have a short name, and are the same object after copy and pickle."""
     assert not value
     assert repr(value) in {"UNDEFINED", "UNSUPPORTED"}
     assert copy.deepcopy(value) is value
@@ -21,7 +20,6 @@ def test_undefined_is_one_false_object_when_copied(value):
 
 
 def test_ecma_array_is_a_dict_that_keeps_its_announced_count():
-    """Readers may treat an ECMA array as an object; its count survives copying and is not compared."""
     value = EcmaArray([("a", 1.0), ("b", 2.0)], 20)
     assert isinstance(value, dict)
     assert value == {"a": 1.0, "b": 2.0}
@@ -34,27 +32,23 @@ def test_ecma_array_is_a_dict_that_keeps_its_announced_count():
 
 
 def test_limits_default_to_what_the_documentation_says():
-    """Depth 32, 4096 values, 64 KiB a string, 1 MiB through references."""
     assert AmfLimits(depth=32, nodes=4096, string_bytes=65536, repeated_bytes=1 << 20) == DEFAULT_LIMITS
 
 
 @pytest.mark.parametrize("name", ["depth", "nodes", "string_bytes", "repeated_bytes"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "9"])
 def test_limits_refuse_a_value_that_is_no_positive_int(name, value):
-    """The error names the field, the value and what is allowed; 0 does not mean off here."""
     with pytest.raises(ConfigError, match=rf"AmfLimits\.{name} is .*, (allowed is an int of 1|it must be int)"):
         AmfLimits(**{name: value})
 
 
 def test_limits_refuse_a_depth_that_could_exhaust_the_stack():
-    """128 levels are the most; both codecs recurse that deep at most."""
     assert AmfLimits(depth=128).depth == 128
     with pytest.raises(ConfigError, match=r"1\.\.128"):
         AmfLimits(depth=129)
 
 
 def test_simplify_leaves_plain_containers():
-    """AMF's own containers go at every level, and a ByteArray, which AMF0 has no form for."""
     value = {"a": TypedObject("c", {"b": EcmaArray({"c": [EcmaArray(), b"x"]}, 7)}), "d": 1}
     simple = simplify(value)
     assert simple == {"a": {"b": {"c": [{}, UNSUPPORTED]}}, "d": 1}
@@ -64,5 +58,4 @@ def test_simplify_leaves_plain_containers():
 
 @pytest.mark.parametrize("value", [None, True, 1, 0.5, "a", UNDEFINED, UNSUPPORTED, Date(0.0), Xml("<a/>")])
 def test_simplify_leaves_scalars_alone(value):
-    """What holds no other value is returned as it is."""
     assert simplify(value) is value

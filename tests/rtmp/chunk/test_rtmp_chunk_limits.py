@@ -27,7 +27,6 @@ def refused(data: bytes, limits: WireLimits | None = None) -> LimitExceededError
 
 
 def allocated_by(reader: ChunkReader, data: bytes, piece_bytes: int) -> int:
-    """Return how many octets `reader` holds more after reading `data` than before."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -59,7 +58,6 @@ def test_large_chunk_size_allocates_nothing():
 
 @pytest.mark.parametrize("size", [1, 2, 127])
 def test_tiny_chunk_size_is_refused_unless_the_peer_is_trusted(size):
-    """At chunk size 1 every octet costs a header; conformance tests may still use it."""
     error = refused(set_chunk_size(size))
     assert (error.limit, error.value, error.maximum) == ("chunk_size_min_bytes", size, 128)
     reader = ChunkReader(WireLimits(trusted=True))
@@ -105,14 +103,12 @@ def test_chunk_size_changed_inside_a_message_does_not_overrun_it():
     + [(type_id, "media_message_bytes", 10 << 20) for type_id in (8, 9, 22)],
 )
 def test_message_longer_than_its_limit_is_refused_at_its_header(type_id, limit, maximum):
-    """The announced length decides, before any payload; the longest allowed one passes."""
     error = refused(header0(6, 0, maximum + 1, type_id))
     assert (error.limit, error.value, error.maximum) == (limit, maximum + 1, maximum)
     assert ChunkReader().feed(header0(6, 0, maximum, type_id) + b"x" * 128) == []
 
 
 def test_message_of_16_mib_is_refused_also_by_a_type_1_header():
-    """The largest length that the protocol can state, in the second message of a chunk stream."""
     assert refused(header0(6, 0, 1, 9) + b"v" + header1(6, 0, 0xFFFFFF, 9)).limit == "media_message_bytes"
 
 
@@ -126,7 +122,6 @@ def test_announced_length_allocates_nothing():
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 7, 1000, 65536])
 def test_memory_follows_the_octets_received_whatever_the_pieces(piece_bytes):
-    """An unfinished message costs about its octets, also when it comes in many tiny pieces."""
     payload = 20_000 if piece_bytes < 10 else 1_000_000
     data = set_chunk_size(1 << 20) + header0(6, 0, payload + 1, 9) + b"v" * payload
     reader = ChunkReader()
@@ -144,7 +139,6 @@ def test_unfinished_message_does_not_keep_the_piece_of_input_alive():
 
 
 def test_finished_message_leaves_nothing_behind():
-    """After the last octet of a megabyte the reader is as small as before."""
     reader = ChunkReader()
     data = set_chunk_size(60_000) + header0(6, 0, 1_000_000, 9)
     data += b"\xc6".join(b"v" * min(60_000, 1_000_000 - at) for at in range(0, 1_000_000, 60_000))
@@ -156,7 +150,6 @@ def test_finished_message_leaves_nothing_behind():
 
 
 def test_more_chunk_streams_than_allowed_are_refused():
-    """65598 are possible, each with a partial message; publishers use six."""
     begun = b"".join(header0(csid, 0, 200, 9) + b"v" * 128 for csid in range(10, 74))
     reader = ChunkReader()
     reader.feed(begun)
@@ -166,7 +159,6 @@ def test_more_chunk_streams_than_allowed_are_refused():
 
 
 def test_chunk_streams_in_use_are_not_counted_twice():
-    """A chunk stream that is known may go on when the limit is reached."""
     reader = ChunkReader(WireLimits(chunk_streams=2))
     data = header0(4, 0, 1, 8) + b"a" + header0(6, 0, 1, 9) + b"v" + header0(4, 9, 1, 8) + b"b" + basic(3, 6) + b"w"
     assert [message.payload for message in reader.feed(data)] == [b"a", b"v", b"b", b"w"]
@@ -183,7 +175,6 @@ def test_unfinished_messages_together_are_limited():
 
 
 def test_unfinished_bytes_fall_when_a_message_ends():
-    """The account is of what is held now, so a long session is not refused for its past."""
     reader = ChunkReader(WireLimits(unfinished_bytes=1000))
     message = header0(6, 0, 900, 9) + b"\xc6".join(b"v" * min(128, 900 - at) for at in range(0, 900, 128))
     for _ in range(50):
@@ -194,7 +185,6 @@ def test_unfinished_bytes_fall_when_a_message_ends():
 
 
 def test_failed_reader_holds_nothing():
-    """A connection that is being closed does not keep the megabyte of its unfinished message."""
     reader = ChunkReader()
     begun = set_chunk_size(1 << 20) + header0(6, 0, 2_000_000, 9) + b"v" * (1 << 20)
     tracemalloc.start()
@@ -216,7 +206,6 @@ def test_failed_reader_holds_nothing():
 
 
 def test_absurd_control_values_are_no_business_of_the_reader():
-    """Acknowledgements, windows and pings of any value are handed on; the session says what they mean."""
     reader = ChunkReader()
     for value in (0, 1, 0x7FFFFFFF, 0xFFFFFFFF):
         for type_id in (3, 5, 6):
@@ -282,12 +271,10 @@ def test_limits_have_the_documented_defaults():
     ],
 )
 def test_limit_out_of_range_is_named(field, value):
-    """The error says which field has which value and what is allowed."""
     with pytest.raises(ConfigError, match=rf"{field} is {value!r}(, allowed is a | \(\w+\), it must be )"):
         WireLimits(**{field: value})
 
 
 def test_times_and_rates_may_be_zero():
-    """Zero turns a time or a rate off; sizes cannot be turned off."""
     limits = WireLimits(handshake_time_s=0, first_command_s=0, first_media_s=0, commands_per_second=0)
     assert limits.handshake_time_s == 0

@@ -88,13 +88,11 @@ def stamps(messages: list[Message]) -> list[int]:
 
 @pytest.mark.parametrize("csid", [2, 3, 63, 64, 319, 320, 65599])
 def test_chunk_stream_id_is_read_in_each_of_the_three_forms(csid):
-    """A basic header of one, two or three octets gives the chunk stream id, the third octet being the high one."""
     data = header0(csid, 5, 300, 9) + b"a" * 128 + basic(3, csid) + b"b" * 128 + basic(3, csid) + b"c" * 44
     assert read(data) == [Message(csid, 5, 9, 1, b"a" * 128 + b"b" * 128 + b"c" * 44)]
 
 
 def test_chunk_stream_id_is_the_same_in_the_two_octet_and_the_three_octet_form():
-    """Chunk stream 64 written with three octets continues what two octets began, and the other way round."""
     long3, short3 = b"\xc1\0\0", b"\xc0\0"
     begin_short = header0(64, 0, 384, 9) + b"a" * 128 + long3 + b"b" * 128 + short3 + b"c" * 128
     begin_long = b"\1\0\0" + header0(4, 0, 384, 9)[1:] + b"a" * 128 + short3 + b"b" * 128 + long3 + b"c" * 128
@@ -104,13 +102,11 @@ def test_chunk_stream_id_is_the_same_in_the_two_octet_and_the_three_octet_form()
 
 
 def test_message_stream_id_is_little_endian():
-    """The four octets of the message stream id come low octet first, unlike every other number."""
     data = b"\4\0\0\1\0\0\1\x09\x01\x02\x03\x04x"
     assert read(data) == [Message(4, 1, 9, 0x04030201, b"x")]
 
 
 def test_header_types_inherit_what_they_leave_out():
-    """Type 1 keeps the message stream, type 2 also length and type, type 3 also the delta."""
     data = (
         header0(4, 1000, 2, 8, 7)
         + b"ab"
@@ -158,12 +154,10 @@ def test_fresh_chunk_stream_may_begin_with_type_1_or_2():
 
 
 def test_fresh_chunk_stream_may_not_begin_with_type_3():
-    """A type 3 header that has nothing to refer to is a fault."""
     assert fault(basic(3, 6) + b"x").code == "chunk-no-header"
 
 
 def test_type_1_header_that_repeats_the_message_continues_it():
-    """Some senders put a type 1 header in front of every chunk; the delta counts once."""
     again = header1(4, 20, 300, 9)
     data = (
         header0(4, 100, 1, 9)
@@ -181,7 +175,6 @@ def test_type_1_header_that_repeats_the_message_continues_it():
 
 
 def test_type_0_header_that_repeats_the_message_continues_it():
-    """A full header with every field the same is the same message."""
     again = header0(4, 20, 200, 9)
     assert read(again + b"a" * 128 + again + b"b" * 72) == [Message(4, 20, 9, 1, b"a" * 128 + b"b" * 72)]
 
@@ -204,7 +197,6 @@ def test_header_that_changes_the_message_in_progress_is_a_fault(header):
 
 
 def test_interleaved_chunk_streams_are_put_together_separately():
-    """Audio chunks between video chunks end when they end, and cost the video nothing."""
     data = (
         header0(6, 0, 500, 9) + b"v" * 128 + header0(4, 3, 200, 8) + b"a" * 128 + basic(3, 6) + b"v" * 128
         + basic(3, 4) + b"a" * 72 + basic(3, 6) + b"v" * 128 + header1(4, 20, 1, 8) + b"z" + basic(3, 6) + b"v" * 116
@@ -213,7 +205,6 @@ def test_interleaved_chunk_streams_are_put_together_separately():
 
 
 def test_payload_that_looks_like_headers_stays_payload():
-    """Octets that equal the type 3 header are counted, not recognised."""
     payload = b"\xc4" * 5000
     data = header0(4, 0, 5000, 9) + b"\xc4".join(payload[at : at + 128] for at in range(0, 5000, 128))
     assert read(data) == [Message(4, 0, 9, 1, payload)]
@@ -221,7 +212,6 @@ def test_payload_that_looks_like_headers_stays_payload():
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_feed_copies_whatever_kind_of_buffer_it_is_given(kind):
-    """The caller may overwrite and resize its buffer after the call."""
     data = header0(4, 0, 300, 9) + b"a" * 128 + b"\xc4" + b"b" * 100
     reader = ChunkReader()
     buffer = bytearray(data)
@@ -231,7 +221,6 @@ def test_feed_copies_whatever_kind_of_buffer_it_is_given(kind):
 
 
 def test_feed_of_nothing_changes_nothing():
-    """An empty piece is allowed anywhere, also inside a header."""
     reader = ChunkReader()
     data = header0(64, 0, 3, 9) + b"abc"
     messages = []
@@ -244,37 +233,31 @@ def test_feed_of_nothing_changes_nothing():
 
 
 def test_extended_timestamp_is_used_although_it_is_small():
-    """0xFFFFFF in the 24-bit field means that four octets follow, whatever they say."""
     assert read(b"\4\xff\xff\xff\0\0\1\x09\1\0\0\0\0\0\0\x10x") == [Message(4, 16, 9, 1, b"x")]
 
 
 def test_timestamps_around_the_24_bit_border_are_exact():
-    """The last value without and the first ones with an extended timestamp."""
     for timestamp in (0xFFFFFE, 0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF):
         assert stamps(read(header0(4, timestamp, 1, 9) + b"x")) == [timestamp]
 
 
 def test_clock_wraps_at_32_bits_without_a_jump():
-    """After 49.7 days the clock goes on from zero, with a delta and with a full header."""
     data = header0(4, 0xFFFFFFF0, 1, 9) + b"a" + header1(4, 0x20, 1, 9) + b"b" + basic(3, 4) + b"c"
     assert stamps(read(data)) == [0xFFFFFFF0, 0x10, 0x30]
 
 
 def test_negative_delta_moves_the_clock_back():
-    """Where audio and video share a chunk stream a delta may be negative modulo 2^32."""
     data = header0(4, 1000, 1, 9) + b"a" + header1(4, 0xFFFFFFF6, 1, 8) + b"b" + header1(4, 20, 1, 9) + b"c"
     assert stamps(read(data)) == [1000, 990, 1010]
 
 
 def test_extended_delta_is_a_delta_or_absolute_as_configured():
-    """The specification makes it a delta; senders after the draft of 2009 mean a timestamp."""
     data = header0(4, 11000, 1, 9) + b"a" + header1(4, 0x1000000, 1, 9) + b"b"
     assert stamps(read(data)) == [11000, 11000 + 0x1000000]
     assert stamps(read(data, extended_delta="absolute")) == [11000, 0x1000000]
 
 
 def test_absolute_extended_timestamp_gives_the_delta_of_a_following_type_3():
-    """What a type 3 chunk adds then is the distance between the two timestamps."""
     data = (
         header0(4, 0x1000000 - 40, 1, 9) + b"a" + header1(4, 0x1000000, 1, 9) + b"b" + basic(3, 4) + b"\1\0\0\0" + b"c"
     )
@@ -311,7 +294,6 @@ def test_extended_timestamp_repeated_as_the_absolute_time_of_a_delta_is_recognis
 
 
 def test_extended_timestamp_decision_is_remembered_for_the_chunk_stream():
-    """Once left out, four octets that look like it are payload; once repeated, any four octets are it."""
     stamp = b"\1\2\3\4"
     absent = header0(4, 0x01020304, 384, 9) + b"a" * 128 + b"\xc4" + b"b" * 128 + b"\xc4" + stamp + b"c" * 124
     assert read(absent)[0].payload == b"a" * 128 + b"b" * 128 + stamp + b"c" * 124
@@ -320,7 +302,6 @@ def test_extended_timestamp_decision_is_remembered_for_the_chunk_stream():
 
 
 def test_extended_timestamp_decision_is_made_for_each_chunk_stream_separately():
-    """A relay may forward an audio stream that repeats it and a video stream that does not."""
     data = (
         header0(4, 0x1000000, 200, 8) + b"a" * 128 + b"\xc4\1\0\0\0" + b"a" * 72
         + header0(6, 0x1000000, 200, 9) + b"v" * 128 + b"\xc6" + b"v" * 72
@@ -351,7 +332,6 @@ def test_set_chunk_size_applies_from_the_next_chunk():
 
 @pytest.mark.parametrize("size", [65537, 100_000, 1 << 20])
 def test_set_chunk_size_above_65536_is_taken(size):
-    """Some servers announce more than 65536; up to 1 MiB is allowed."""
     data = set_chunk_size(size) + header0(6, 0, size + 1, 9) + b"v" * size + b"\xc6v"
     reader = ChunkReader()
     assert reader.feed(data)[1] == Message(6, 0, 9, 1, b"v" * (size + 1))
@@ -359,7 +339,6 @@ def test_set_chunk_size_above_65536_is_taken(size):
 
 
 def test_set_chunk_size_inside_a_message_of_another_chunk_stream_applies_to_its_next_chunk():
-    """The chunk in hand keeps its size, what follows has the new one, larger or smaller."""
     data = (
         header0(6, 0, 1000, 9) + b"v" * 128 + set_chunk_size(500) + b"\xc6" + b"v" * 500
         + set_chunk_size(150) + b"\xc6" + b"v" * 150 + b"\xc6" + b"v" * 150 + b"\xc6" + b"v" * 72
@@ -369,14 +348,12 @@ def test_set_chunk_size_inside_a_message_of_another_chunk_stream_applies_to_its_
 
 @pytest.mark.parametrize("csid", [3, 4, 5, 6, 320])
 def test_control_messages_are_taken_on_any_chunk_stream(csid):
-    """PTZ cameras send them on chunk streams 3 to 6."""
     reader = ChunkReader()
     reader.feed(set_chunk_size(200, csid))
     assert reader.chunk_size == 200
 
 
 def test_abort_discards_the_message_in_progress():
-    """What was received of it is gone, and the next header on that chunk stream opens a message."""
     abort = header0(2, 0, 4, 2, 0) + b"\0\0\0\6"
     data = header0(6, 10, 300, 9) + b"v" * 128 + abort + header1(6, 20, 200, 9) + b"w" * 128 + b"\xc6" + b"w" * 72
     assert read(data) == [Message(2, 0, 2, 0, b"\0\0\0\6"), Message(6, 30, 9, 1, b"w" * 200)]
@@ -388,19 +365,16 @@ def test_abort_discards_the_message_in_progress():
 
 
 def test_abort_of_a_chunk_stream_without_a_message_in_progress_is_ignored():
-    """Nothing to discard, known chunk stream or not, is no fault."""
     known = header0(6, 0, 1, 9) + b"v" + header0(2, 0, 4, 2, 0) + b"\0\0\0\6"
     assert len(read(known + header0(2, 0, 4, 2, 0) + b"\0\0\0\x63" + basic(3, 6) + b"w")) == 4
 
 
 @pytest.mark.parametrize("body", [b"", b"\0", b"\0\0\0"])
 def test_abort_with_a_short_body_is_a_fault(body):
-    """It needs four octets."""
     assert fault(header0(2, 0, len(body), 2, 0) + body).code == "abort"
 
 
 def test_message_without_payload_is_returned():
-    """Encoders send audio and video messages of no octets."""
     data = header0(4, 7, 0, 9) + basic(3, 4) + header1(4, 1, 2, 9) + b"ab" + header1(4, 1, 0, 8)
     assert read(data) == [
         Message(4, 7, 9, 1, b""),
@@ -414,7 +388,6 @@ def test_message_without_payload_is_returned():
 
 
 def test_failed_reader_refuses_more_and_keeps_what_came_before():
-    """A fault ends the reader; messages completed earlier in the same piece are not lost."""
     reader = ChunkReader()
     with pytest.raises(RemoteProtocolError):
         reader.feed(header0(4, 0, 1, 9) + b"x" + header0(6, 0, 200, 9) + b"y" * 128 + basic(3, 9))
@@ -425,7 +398,6 @@ def test_failed_reader_refuses_more_and_keeps_what_came_before():
 
 
 def test_options_name_what_is_allowed():
-    """A wrong option is the caller's mistake."""
     with pytest.raises(ConfigError, match="type3_after_type0 is 'one'"):
         ChunkReader(type3_after_type0="one")
     with pytest.raises(ConfigError, match="extended_delta is 'relative'"):
@@ -433,7 +405,6 @@ def test_options_name_what_is_allowed():
 
 
 def test_feed_around_when_a_message_is_passed_over_reads_the_others():
-    """Headers after it refer to what the caller has entered in the chunk stream."""
     reader = ChunkReader()
     first = header0(6, 100, 3, 9) + b"abc"
     passed = header1(6, 40, 2, 9) + b"de"
@@ -451,7 +422,6 @@ def test_feed_around_when_a_message_is_passed_over_reads_the_others():
 
 
 def test_feed_around_when_a_media_message_is_cut_keeps_its_head():
-    """What is held, and what is returned of a message in several pieces, is a head."""
     reader = ChunkReader(head_bytes=HEAD_BYTES)
     octets = header0(6, 0, 100, 9) + bytes(range(100))
     cut = [octets[:20], octets[20:60], octets[60:]]
@@ -478,7 +448,6 @@ CSIDS = st.lists(st.sampled_from([3, 4, 5, 6, 63, 64, 65, 319, 320, 65599]), min
     repeat_header=st.booleans(),
 )
 def test_reader_returns_what_any_peer_sent_in_any_mix(seed, csids, sizes, repeat_header):
-    """Every header type, chunk streams mixed, Set Chunk Size inside messages, extended timestamps in three ways."""
     rng = random.Random(seed)
     peer = ChunkPeer(rng, repeat_header=repeat_header)
     data, expected = interleave(peer, random_messages(rng, 12, csids), sizes)
@@ -496,7 +465,6 @@ def test_reader_returns_what_any_peer_sent_in_any_mix(seed, csids, sizes, repeat
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 40))
 def test_reader_returns_what_was_sent_in_tiny_chunks(seed, size):
-    """A trusted peer may use chunks of any size; headers then are a large part of the octets."""
     rng = random.Random(seed)
     peer = ChunkPeer(rng)
     messages = random_messages(rng, 5, [4, 70, 400], 400)
@@ -520,7 +488,6 @@ def test_reader_follows_a_stream_across_both_borders_of_the_clock():
 
 
 def test_feed_when_a_peer_uses_many_chunk_streams_keeps_them_apart():
-    """Headers that leave fields out refer to the last one of their own chunk stream, however many there are."""
     numbers = range(3, 33)
     first = [serialise(8, 1, 1000 + csid, b"%d" % csid, csid, 128) for csid in numbers]
     reader = ChunkReader()

@@ -32,13 +32,11 @@ def header_types(writer: ChunkWriter, messages: list[Message]) -> list[int]:
     [(2, "82"), (63, "bf"), (64, "8000"), (319, "80ff"), (320, "810001"), (65599, "81ffff")],
 )
 def test_basic_header_has_the_shortest_form(csid, expected):
-    """One octet up to 63, two up to 319, three up to 65599."""
     assert basic_header(2, csid).hex() == expected
 
 
 @pytest.mark.parametrize("csid", [-1, 0, 1, 65600])
 def test_basic_header_of_an_impossible_chunk_stream_is_refused(csid):
-    """0 and 1 announce the longer forms; 65599 is the last that three octets can say."""
     with pytest.raises(LocalProtocolError, match=f"csid is {csid}, allowed is 2 to 65599"):
         basic_header(0, csid)
 
@@ -47,12 +45,10 @@ def test_basic_header_of_an_impossible_chunk_stream_is_refused(csid):
 
 
 def test_serialise_writes_a_type_0_chunk():
-    """Time, length and type big-endian, the message stream id little-endian, then the payload."""
     assert serialise(9, 1, 0x010203, b"abc", 6, 128) == b"\x06\1\2\3\0\0\3\x09\1\0\0\0abc"
 
 
 def test_serialise_continues_with_type_3_chunks():
-    """After every chunk_size octets of payload that more follow comes one octet."""
     assert serialise(9, 1, 0, b"abcdef", 6, 3) == b"\x06\0\0\0\0\0\6\x09\1\0\0\0abc\xc6def"
     assert serialise(9, 1, 0, b"abcdefg", 6, 3) == b"\x06\0\0\0\0\0\7\x09\1\0\0\0abc\xc6def\xc6g"
 
@@ -74,17 +70,14 @@ def test_serialise_extends_timestamps_from_16777215_on(timestamp, field):
 
 
 def test_serialise_wraps_the_clock():
-    """A clock that runs on past 32 bits is sent modulo 2^32."""
     assert serialise(8, 1, 2**32 + 5, b"x", 4, 128) == serialise(8, 1, 5, b"x", 4, 128)
 
 
 def test_serialise_without_payload_is_a_header():
-    """A message may be empty."""
     assert read(serialise(8, 1, 7, b"", 4, 128)) == [Message(4, 7, 8, 1, b"")]
 
 
 def test_serialise_takes_a_view_of_a_larger_buffer():
-    """A caller that strips a prefix need not copy the rest."""
     payload = bytes(range(256)) * 4
     assert serialise(9, 1, 0, memoryview(payload)[100:900], 6, 128) == serialise(9, 1, 0, payload[100:900], 6, 128)
 
@@ -103,13 +96,11 @@ def test_serialise_takes_a_view_of_a_larger_buffer():
     ],
 )
 def test_serialise_refuses_what_a_header_cannot_say(arguments):
-    """Out of range is an error of our caller, never a wrong header."""
     with pytest.raises(LocalProtocolError):
         serialise(*arguments)
 
 
 def test_longest_message_is_serialised_and_read():
-    """2^24-1 octets, in chunks of 64 KiB."""
     limits = WireLimits(media_message_bytes=(1 << 24) - 1)
     payload = random.Random(3).randbytes((1 << 24) - 1)
     reader = ChunkReader(limits)
@@ -127,7 +118,6 @@ def test_longest_message_is_serialised_and_read():
     msid=st.sampled_from([0, 1, 2**32 - 1]),
 )
 def test_reader_returns_what_was_serialised(payload, chunk_size, timestamp, csid, type_id, msid):
-    """Any payload, octets that look like headers or timestamps included, at any chunk size."""
     message = Message(csid, timestamp, type_id, msid, payload)
     data = ChunkWriter().set_chunk_size(chunk_size) + serialise(type_id, msid, timestamp, payload, csid, chunk_size)
     assert read(data)[1:] == [message]
@@ -137,7 +127,6 @@ def test_reader_returns_what_was_serialised(payload, chunk_size, timestamp, csid
 
 
 def test_writer_leaves_out_what_the_peer_can_infer():
-    """Type 0 first, type 1 for another length or type, type 2 for another delta, type 3 for the same."""
     messages = [
         Message(4, 100, 8, 1, b"aa"),
         Message(4, 120, 8, 1, b"aa"),  # type 2 and not 3: there is no delta yet
@@ -157,7 +146,6 @@ def test_writer_leaves_out_what_the_peer_can_infer():
 
 
 def test_writer_never_sends_type_3_right_after_type_0():
-    """Receivers disagree on what it adds, so a delta that equals the type 0 timestamp is sent as type 2."""
     messages = [Message(4, 16, 8, 1, b"a"), Message(4, 32, 8, 1, b"a"), Message(4, 48, 8, 1, b"a")]
     assert header_types(ChunkWriter(), messages) == [0, 2, 3]
     writer = ChunkWriter()
@@ -181,7 +169,6 @@ def test_writer_sends_a_full_header_when_the_clock_goes_back_or_far_ahead():
 
 
 def test_writer_goes_on_with_deltas_when_the_clock_wraps():
-    """From 2^32-10 to 10 is a step of 20."""
     messages = [Message(4, 2**32 - 10, 8, 1, b"a"), Message(4, 10, 8, 1, b"a"), Message(4, 30, 8, 1, b"a")]
     assert header_types(ChunkWriter(), messages) == [0, 2, 3]
     writer = ChunkWriter()
@@ -189,7 +176,6 @@ def test_writer_goes_on_with_deltas_when_the_clock_wraps():
 
 
 def test_writer_repeats_extended_timestamps_only_in_messages_opened_by_type_0():
-    """A message with a small delta has none, although its clock is past 4 h 40 min."""
     writer = ChunkWriter(3)
     assert writer.write(Message(4, 0x1000000, 8, 1, b"abcd")).endswith(b"\1\0\0\0abc\xc4\1\0\0\0d")
     assert writer.write(Message(4, 0x1000014, 8, 1, b"abcd")) == b"\x84\0\0\x14abc\xc4d"
@@ -197,7 +183,6 @@ def test_writer_repeats_extended_timestamps_only_in_messages_opened_by_type_0():
 
 
 def test_writer_keeps_chunk_streams_apart():
-    """What was sent on one says nothing about another."""
     messages = [Message(csid, 20 * step, 8, 1, b"a") for step in range(4) for csid in (4, 6, 300, 1000)]
     assert header_types(ChunkWriter(), messages) == [0] * 4 + [2] * 4 + [3] * 8
     writer = ChunkWriter()
@@ -205,7 +190,6 @@ def test_writer_keeps_chunk_streams_apart():
 
 
 def test_set_chunk_size_is_announced_in_the_old_size_and_used_afterwards():
-    """The message itself, and then chunks of the new size."""
     writer = ChunkWriter()
     assert writer.set_chunk_size(4096) == header0(2, 0, 4, 1, 0) + b"\0\0\x10\0"
     assert writer.chunk_size == 4096
@@ -214,7 +198,6 @@ def test_set_chunk_size_is_announced_in_the_old_size_and_used_afterwards():
 
 @pytest.mark.parametrize("size", [0, -1, 2**31])
 def test_impossible_chunk_size_is_refused_and_changes_nothing(size):
-    """1 to 2^31-1; the one in use stays."""
     writer = ChunkWriter()
     with pytest.raises(LocalProtocolError, match="chunk size"):
         writer.set_chunk_size(size)
@@ -227,7 +210,6 @@ def test_impossible_chunk_size_is_refused_and_changes_nothing(size):
     "wrong", [Message(4, 20, 300, 1, b"a"), Message(4, 20, 8, 1, bytes(1 << 24)), Message(4, 20, 8, -1, b"a")]
 )
 def test_message_that_was_refused_has_not_been_sent(wrong):
-    """The header after it refers to the last message that really went out."""
     writer = ChunkWriter()
     first, second = Message(4, 10, 8, 1, b"a"), Message(4, 30, 8, 1, b"b")
     data = writer.write(first)
@@ -243,7 +225,6 @@ def test_message_that_was_refused_has_not_been_sent(wrong):
     count=st.integers(1, 30),
 )
 def test_reader_returns_what_the_writer_wrote(seed, sizes, count):
-    """Random mixes on five chunk streams with clocks around both borders, and chunk sizes that change in between."""
     rng = random.Random(seed)
     messages = random_messages(rng, count, [2, 4, 64, 320, 65599], 800)
     writer, octets, expected = ChunkWriter(), [], []

@@ -48,7 +48,6 @@ def test_simple_client_gets_its_c1_back_exactly():
 
 
 def test_handshake_is_done_with_the_last_octet_of_c2():
-    """What follows C2 in the same piece is left for the chunk reader."""
     server = Handshake.server(random.Random(1))
     s1 = server.receive(b"\3" + SIMPLE_C1)[1:1537]
     assert server.receive(s1[:-1]) == b""
@@ -60,7 +59,6 @@ def test_handshake_is_done_with_the_last_octet_of_c2():
 
 
 def test_c2_with_the_time_it_was_read_is_a_right_answer():
-    """The specification puts the receiver's time into octets 4 to 8 of the echo."""
     server = Handshake.server(random.Random(1))
     s1 = server.receive(b"\3" + SIMPLE_C1)[1:1537]
     server.receive(s1[:4] + b"\0\0\0\7" + s1[8:])
@@ -68,7 +66,6 @@ def test_c2_with_the_time_it_was_read_is_a_right_answer():
 
 
 def test_wrong_c2_is_noticed_and_tolerated():
-    """Encoders that echo the wrong packet are in use."""
     server = Handshake.server(random.Random(1))
     server.receive(b"\3" + SIMPLE_C1 + bytes(1536))
     assert (server.done, server.verified) == (True, False)
@@ -82,7 +79,6 @@ def test_whole_client_side_in_one_piece_is_answered():
 
 
 def test_noise_differs_between_connections_unless_it_is_given():
-    """Two servers draw different noise; two with equal sources draw the same."""
     first, second = (Handshake.server().receive(b"\3" + SIMPLE_C1)[1:1537] for _ in range(2))
     assert first != second
     first, second = (Handshake.server(random.Random(5)).receive(b"\3" + SIMPLE_C1) for _ in range(2))
@@ -94,7 +90,6 @@ def test_noise_differs_between_connections_unless_it_is_given():
 
 @pytest.mark.parametrize("schema", [0, 1])
 def test_digest_client_is_answered_in_its_schema(schema):
-    """S1 carries our digest in the schema of C1, S2 ends with the HMAC that its digest keys."""
     c1 = digest_c1(schema)
     server = Handshake.server(random.Random(1), epoch_ms=77)
     out = server.receive(b"\3" + c1)
@@ -131,7 +126,6 @@ def test_c1_with_a_version_but_no_right_digest_is_simple():
 
 
 def test_digest_of_the_server_key_is_not_taken_from_a_client():
-    """A reflected S1 is no C1."""
     s1, _ = with_digest(b"\0\0\0\1" + MODERN_VERSION + NOISE[8:], 0, SERVER_KEY)
     server = Handshake.server(random.Random(1))
     server.receive(b"\3" + s1)
@@ -155,13 +149,11 @@ def test_encrypted_rtmp_is_refused_at_its_first_octet(first):
 
 
 def test_tls_on_the_plain_port_is_named():
-    """0x16 is the first octet of a TLS handshake record."""
     assert refused(Handshake.server(), b"\x16\3\1\2\0") == "tls-on-plain-port"
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b" ", b"\xff", b"SSH-2.0"])
 def test_other_protocols_are_refused_at_their_first_octet(data):
-    """No need to wait for 1537 octets that never come."""
     assert refused(Handshake.server(), data) == "not-rtmp"
 
 
@@ -169,7 +161,6 @@ def test_other_protocols_are_refused_at_their_first_octet(data):
 
 
 def test_real_ip_prefix_is_refused():
-    """Otherwise every client could choose its address; that of a trusted proxy is read before the handshake."""
     assert refused(Handshake.server(), b"\xf3\0\4\xc0\0\2\7\3") == "real-ip-prefix"
 
 
@@ -178,7 +169,6 @@ def test_real_ip_prefix_is_refused():
 
 @pytest.mark.parametrize("style", ["simple", "digest"])
 def test_our_client_and_our_server_agree(style):
-    """Both ends take the other for what it is, and both answers are right."""
     client, server = Handshake.client(style, random.Random(1), epoch_ms=5), Handshake.server(random.Random(2))
     out = client.start()
     assert out[:5] == b"\3\0\0\0\5"
@@ -189,7 +179,6 @@ def test_our_client_and_our_server_agree(style):
 
 
 def test_client_answers_as_soon_as_s1_is_there():
-    """C2 does not wait for S2; the handshake does."""
     client = Handshake.client(rng=random.Random(1))
     c1 = client.start()[1:]
     assert client.receive(b"\3" + NOISE) == NOISE
@@ -211,14 +200,12 @@ def test_digest_client_falls_back_to_a_server_without_digest():
     [(b"\6", "handshake-version"), (b"HTTP/1.1", "handshake-version"), (b"\x15", "tls-on-plain-port")],
 )
 def test_client_refuses_another_protocol(first, code):
-    """A server must answer version 3."""
     client = Handshake.client()
     client.start()
     assert refused(client, first) == code
 
 
 def test_client_goes_first_and_once():
-    """start() before receive(), and not twice."""
     client = Handshake.client()
     with pytest.raises(LocalProtocolError, match="start"):
         client.receive(b"\3")
@@ -228,7 +215,6 @@ def test_client_goes_first_and_once():
 
 
 def test_client_style_is_checked():
-    """Two styles, named in the error."""
     with pytest.raises(ConfigError, match="style is 'rtmpe', allowed is 'simple' or 'digest'"):
         Handshake.client("rtmpe")
 
@@ -243,7 +229,6 @@ def test_client_style_is_checked():
     style=st.sampled_from(["simple", "digest"]),
 )
 def test_handshake_does_not_depend_on_the_pieces(seed, longest, style):
-    """Both directions cut anywhere give the same octets and the same end."""
     rng = random.Random(seed)
     client, server = Handshake.client(style, random.Random(1)), Handshake.server(random.Random(2))
     reply = b"".join(map(server.receive, pieces(client.start(), rng, longest)))
@@ -257,7 +242,6 @@ def test_handshake_does_not_depend_on_the_pieces(seed, longest, style):
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=4000))
 def test_server_takes_or_refuses_any_input(data):
-    """Whatever comes, it is answered with nothing, with one reply, or with a refusal."""
     server = Handshake.server(random.Random(1))
     try:
         out = server.receive(data)

@@ -20,7 +20,6 @@ ASC = b"\x11\x90"
 
 
 def nal(header: int, size: int = 40) -> bytes:
-    """Return a NAL unit of `size` octets behind its length."""
     return size.to_bytes(4, "big") + bytes((header,)) + b"\xaa" * (size - 1)
 
 
@@ -29,7 +28,6 @@ HEVC_REFERENCE, HEVC_NON_REFERENCE, HEVC_IDR = nal(0x02), nal(0x00), nal(0x26)
 
 
 def summary(type_id, body):
-    """Return class, codec and packet of a body."""
     info = inspect(type_id, body)
     return (info.message_class.name, info.codec, info.packet)
 
@@ -67,7 +65,6 @@ def summary(type_id, body):
     ],
 )
 def test_classic_video(body, expected):
-    """Codec number, packet type, frame type and NAL unit headers give class, codec and packet."""
     assert summary(VIDEO, body) == expected
 
 
@@ -94,7 +91,6 @@ def test_classic_video(body, expected):
     ],
 )
 def test_classic_audio(body, expected):
-    """Audio is AUDIO, but a whole AAC configuration is HEADER."""
     assert summary(AUDIO, body) == expected
 
 
@@ -104,7 +100,6 @@ def test_classic_audio(body, expected):
 )
 @pytest.mark.parametrize("head", ["2701", "2c01", "a1" + b"hvc1".hex(), "a1" + b"avc1".hex()])
 def test_composition_time_is_signed(head, octets, expected):
-    """Encoders with B-frames send negative composition times; 24 bits are sign-extended."""
     body = bytes.fromhex(head + octets) + REFERENCE
     assert inspect(VIDEO, body).composition_ms == expected
 
@@ -140,7 +135,6 @@ def test_composition_time_is_signed(head, octets, expected):
     ],
 )
 def test_enhanced_video(body, expected):
-    """FourCC bodies are classified by packet type and frame type; metadata ignores the frame type."""
     assert summary(VIDEO, body) == expected
 
 
@@ -159,12 +153,10 @@ def test_enhanced_video(body, expected):
     ],
 )
 def test_unmarked_frames_are_looked_into(body, expected):
-    """MediaMTX forwards frames with the reserved frame type 0; key frames are found all the same."""
     assert inspect(VIDEO, body).message_class.name == expected
 
 
 def test_coded_frames_x_has_composition_time_zero():
-    """CodedFramesX implies a composition time of 0; codecs without the field have none."""
     assert inspect(VIDEO, b"\xa3hvc1" + HEVC_REFERENCE).composition_ms == 0
     assert inspect(VIDEO, b"\xa1av01\x12\x00").composition_ms is None
 
@@ -192,12 +184,10 @@ def test_coded_frames_x_has_composition_time_zero():
     ],
 )
 def test_enhanced_audio(body, expected):
-    """FourCC audio is AUDIO, configuration and channel layout are HEADER when they can be whole."""
     assert summary(AUDIO, body) == expected
 
 
 def mod_ex(data: bytes, next_type: int, modifier: int = 0) -> bytes:
-    """Return one ModEx prefix with the octet that follows it."""
     size = len(data) - 1
     head = bytes((size,)) if size < 255 else b"\xff" + size.to_bytes(2, "big")
     return head + data + bytes((modifier << 4 | next_type,))
@@ -205,7 +195,6 @@ def mod_ex(data: bytes, next_type: int, modifier: int = 0) -> bytes:
 
 @pytest.mark.parametrize("nanoseconds", [0, 1, 999_999])
 def test_mod_ex_gives_the_nano_offset(nanoseconds):
-    """ModEx type 0 adds nanoseconds to the timestamp and does not change what the message is."""
     prefix = mod_ex(nanoseconds.to_bytes(3, "big"), 1)
     video = inspect(VIDEO, b"\x97" + prefix + b"hvc1\x00\x00\x05" + HEVC_IDR)
     assert (video.message_class, video.codec, video.composition_ms) == (MessageClass.KEY, "hvc1", 5)
@@ -216,7 +205,6 @@ def test_mod_ex_gives_the_nano_offset(nanoseconds):
 
 @pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 65536])
 def test_mod_ex_of_any_size_is_skipped(size):
-    """Sizes up to 256 octets have a one-octet length, larger ones a two-octet one; unknown types are skipped."""
     body = b"\x97" + mod_ex(b"\x55" * size, 1, modifier=3) + b"av01\x12\x00"
     assert summary(VIDEO, body) == ("KEY", "av01", "coded")
     assert inspect(VIDEO, body).nano_offset_ns == 0
@@ -230,13 +218,11 @@ def test_mod_ex_with_a_millisecond_or_more_is_not_believed():
 
 @pytest.mark.parametrize(("count", "packet"), [(MAX_MODIFIERS, "coded"), (MAX_MODIFIERS + 1, "malformed")])
 def test_mod_ex_prefixes_are_limited(count, packet):
-    """More prefixes than the limit make the message malformed, whatever its length."""
     body = b"\x97" + mod_ex(b"\x00", 7) * (count - 1) + mod_ex(b"\x00", 1) + b"av01\x12"
     assert inspect(VIDEO, body).packet == packet
 
 
 def test_mod_ex_before_multitrack_and_command():
-    """A prefix may stand before a list of tracks and before a command frame."""
     tracks = b"\xa7" + mod_ex(b"\x00\x00\x07", 6) + b"\x01av01\x02\x12"
     info = inspect(VIDEO, tracks)
     assert (info.tracks, info.nano_offset_ns, info.message_class) == ((2,), 7, MessageClass.INTER)
@@ -269,7 +255,6 @@ def test_multitrack_with_many_tracks_of_one_codec():
 
 
 def test_multitrack_with_many_codecs():
-    """Form 2 has a FourCC a track."""
     body = multitrack(2, 0, [(b"hvc1", 0, HVCC), (b"avc1", 1, AVCC)])
     info = inspect(VIDEO, b"\x96" + body)
     assert (info.message_class, info.packet, info.codecs) == (
@@ -281,7 +266,6 @@ def test_multitrack_with_many_codecs():
 
 
 def test_multitrack_is_disposable_only_when_every_track_is():
-    """A message with one needed track is needed."""
     both = [(b"avc1", 0, NON_REFERENCE), (b"avc1", 1, NON_REFERENCE)]
     one = [(b"avc1", 0, NON_REFERENCE), (b"avc1", 1, REFERENCE)]
     assert inspect(VIDEO, b"\xa6" + multitrack(1, 3, both)).message_class is MessageClass.DISPOSABLE
@@ -299,7 +283,6 @@ def test_multitrack_is_a_key_frame_when_its_lowest_track_is():
 
 
 def test_multitrack_header_with_one_truncated_configuration_is_no_header():
-    """A cache must not keep a message in which one configuration is broken."""
     body = multitrack(1, 0, [(b"hvc1", 0, HVCC), (b"hvc1", 1, HVCC[:-1])])
     info = inspect(VIDEO, b"\x96" + body)
     assert (info.message_class, info.packet) == (MessageClass.INTER, "malformed")
@@ -308,7 +291,6 @@ def test_multitrack_header_with_one_truncated_configuration_is_no_header():
 @pytest.mark.parametrize("kind", [VIDEO, AUDIO])
 @pytest.mark.parametrize("form", [0, 1, 2])
 def test_multitrack_cut_anywhere_starts_nothing(kind, form):
-    """A truncated list of tracks is neither KEY nor HEADER."""
     tracks = [(b"avc1", 0, AVCC), (b"avc1", 1, AVCC)][: 1 if form == 0 else 2]
     body = (b"\x96" if kind == VIDEO else b"\x95") + multitrack(form, 0, tracks)
     assert inspect(kind, body).message_class is MessageClass.HEADER
@@ -339,14 +321,12 @@ def test_multitrack_cut_anywhere_starts_nothing(kind, form):
     ],
 )
 def test_enhanced_video_that_contradicts_itself_is_malformed(body):
-    """Short headers, sizes beyond the body and undefined forms are INTER and said to be malformed."""
     info = inspect(VIDEO, body)
     assert (info.message_class, info.packet) == (MessageClass.INTER, "malformed")
 
 
 @pytest.mark.parametrize(("count", "packet"), [(MAX_TRACKS, "coded"), (MAX_TRACKS + 1, "malformed")])
 def test_multitrack_is_limited(count, packet):
-    """More tracks than the limit make the message malformed."""
     body = multitrack(1, 1, [(b"av01", track, b"\x12") for track in range(count)])
     assert inspect(VIDEO, b"\x96" + body).packet == packet
 
@@ -378,7 +358,6 @@ def test_video_without_content_starts_nothing(body, expected):
 
 
 def test_bodies_of_two_octets_are_never_headers():
-    """Of all bodies of 0, 1 and 2 octets none is HEADER, and KEY only where a codec has no further header."""
     bodies = [b"", *(bytes((first,)) for first in range(256))]
     bodies += [bytes((first, second)) for first in range(256) for second in range(256)]
     for body in bodies:
@@ -422,7 +401,6 @@ SET_DATA_FRAME = amf0.encode("@setDataFrame", "onMetaData", {"width": 640.0})
     ],
 )
 def test_data_messages(type_id, body, expected):
-    """Metadata with a value is HEADER; timecodes, messages that start with no string and all others are DATA."""
     info = inspect(type_id, body)
     assert (info.kind, info.packet) == ("data", expected)
     assert info.message_class is (MessageClass.HEADER if expected == "metadata" else MessageClass.DATA)
@@ -453,7 +431,6 @@ def test_sticky_key(type_id, body, expected):
 
 
 def test_repeated_sequence_header_gives_an_equal_answer():
-    """DJI cameras repeat the sequence header every second; the answer is equal each time."""
     body = b"\x17\x00\x00\x00\x00" + AVCC
     assert inspect(VIDEO, body) == inspect(VIDEO, bytes(bytearray(body)))
 
@@ -461,7 +438,6 @@ def test_repeated_sequence_header_gives_an_equal_answer():
 @given(st.sampled_from([AUDIO, VIDEO, DATA_AMF3, DATA]), st.binary(max_size=120))
 @settings(max_examples=1500, deadline=None)
 def test_any_octets_are_classified(type_id, body):
-    """No octets make it raise, and a view gives the same answer as the octets."""
     info = inspect(type_id, body)
     assert info.kind == {AUDIO: "audio", VIDEO: "video"}.get(type_id, "data")
     assert inspect(type_id, memoryview(body)) == info
@@ -484,7 +460,6 @@ def enhanced_bodies(draw):
 @given(enhanced_bodies())
 @settings(max_examples=1000, deadline=None)
 def test_any_enhanced_octets_are_classified(case):
-    """Enhanced headers with anything behind them never raise and never give more tracks than octets."""
     type_id, body = case
     info = inspect(type_id, body)
     assert info == inspect(type_id, memoryview(body))
@@ -504,7 +479,6 @@ def test_any_enhanced_octets_are_classified(case):
 )
 @settings(max_examples=200, deadline=None)
 def test_multitrack_round_trip(form, tracks):
-    """Whatever tracks are written are read back, in order."""
     info = inspect(VIDEO, b"\xa6" + multitrack(form, 1, tracks))
     expected = [track[0] if form == 2 else tracks[0][0] for track in tracks]
     assert info.tracks == tuple(track for _, track, _ in tracks)

@@ -24,7 +24,6 @@ HEVC_TRAIL_N, HEVC_TRAIL_R, HEVC_RASL_N, HEVC_IDR, HEVC_CRA, HEVC_VPS, HEVC_SEI 
 
 
 def nal(header: int, size: int = 20) -> bytes:
-    """Return a NAL unit of `size` octets behind its length."""
     return size.to_bytes(4, "big") + bytes((header,)) + b"\xaa" * (size - 1)
 
 
@@ -60,7 +59,6 @@ def survey_hevc(body: bytes) -> MessageClass | None:
     ],
 )
 def test_survey_of_avc(headers, expected):
-    """The first slice that is referred to, or the whole of the picture when none is, decides what a picture is."""
     assert survey_avc(b"".join(map(nal, headers))) == expected
 
 
@@ -86,13 +84,11 @@ def test_survey_of_avc(headers, expected):
     ],
 )
 def test_survey_of_hevc(headers, expected):
-    """Even slice types below 16 are disposable, 16 to 21 can be started at, and every other slice is needed."""
     assert survey_hevc(b"".join(map(nal, headers))) == expected
 
 
 @pytest.mark.parametrize("cut", range(1, 24))
 def test_survey_is_inter_when_the_last_length_goes_beyond_the_body(cut):
-    """A body that ends inside a NAL unit or a length is never disposable."""
     body = nal(AVC_NON_REFERENCE) + nal(AVC_NON_REFERENCE)
     assert survey_avc(body[:-cut]) == MessageClass.INTER
 
@@ -100,17 +96,14 @@ def test_survey_is_inter_when_the_last_length_goes_beyond_the_body(cut):
 @pytest.mark.parametrize("length", [20 + 1, 0xFFFFFFFF, 0x7FFFFFFF])
 @pytest.mark.parametrize("header", [AVC_NON_REFERENCE, AVC_IDR])
 def test_survey_is_inter_when_the_length_is_beyond_the_body(length, header):
-    """The header of a NAL unit that does not fit is not believed, not even that of a key frame."""
     assert survey_avc(length.to_bytes(4, "big") + nal(header)[4:]) == MessageClass.INTER
 
 
 def test_survey_is_inter_when_octets_are_left_over():
-    """A length that ends before the body does is a doubt, and a doubt is INTER."""
     assert survey_avc((19).to_bytes(4, "big") + nal(AVC_NON_REFERENCE)[4:]) == MessageClass.INTER
 
 
 def test_survey_skips_empty_nal_units():
-    """NAL units of no octets, as DJI drones send them, change nothing, and alone they are nothing."""
     empty = bytes(4)
     assert survey_avc(empty + nal(AVC_NON_REFERENCE) + empty) == MessageClass.DISPOSABLE
     assert survey_avc(empty * 3) is None
@@ -121,24 +114,20 @@ def test_survey_skips_empty_nal_units():
     [(MAX_NAL_HEADERS, MessageClass.DISPOSABLE), (MAX_NAL_HEADERS + 1, MessageClass.INTER)],
 )
 def test_survey_looks_at_a_bounded_number_of_nal_units(count, expected):
-    """A picture of more slices than are looked at is kept."""
     assert survey_avc(nal(AVC_NON_REFERENCE, 1) * count) == expected
 
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_survey_is_inter_when_length_fields_are_shorter(width):
-    """With length fields of 1 or 2 octets the lengths do not add up, and the picture is kept."""
     body = (30).to_bytes(width, "big") + bytes((AVC_NON_REFERENCE,)) + b"\xaa" * 29
     assert survey_avc(body) == MessageClass.INTER
 
 
 def test_survey_is_inter_when_the_body_has_start_codes():
-    """Start codes in place of lengths, as some encoders send them, never make a picture disposable."""
     assert survey_avc(b"\x00\x00\x00\x01" + bytes((AVC_NON_REFERENCE,)) + b"\xaa" * 40) == MessageClass.INTER
 
 
 def test_survey_stays_within_its_range():
-    """What lies before and behind the range is not looked at."""
     body = b"\xff" * 7 + nal(AVC_NON_REFERENCE) + nal(AVC_SLICE)
     assert survey(body, 7, 7 + 24, AVC_VERDICTS) == MessageClass.DISPOSABLE
     assert survey(body, 7, len(body), AVC_VERDICTS) == MessageClass.INTER
@@ -147,7 +136,6 @@ def test_survey_stays_within_its_range():
 @given(st.binary(max_size=200), st.booleans())
 @settings(max_examples=500, deadline=None)
 def test_survey_takes_any_octets(body, hevc):
-    """No octets make it raise, and a view gives the same answer as the octets."""
     verdicts = HEVC_VERDICTS if hevc else AVC_VERDICTS
     expected = survey(body, 0, len(body), verdicts)
     assert expected in (None, MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE)
@@ -176,7 +164,6 @@ def test_survey_never_says_disposable_when_something_is_referred_to(headers):
     ],
 )
 def test_key_frame_when_it_is_no_idr_picture_opens_a_group_that_refers_back(codec, headers, expected):
-    """Recovery points and CRA pictures do; an IDR picture never, and of what is not known it is not said."""
     body = b"12345" + b"".join(map(nal, headers))
     assert is_open(codec, body, 5) is expected
     assert is_open(codec, body[:8], 5) is False

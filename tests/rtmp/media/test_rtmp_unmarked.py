@@ -50,7 +50,6 @@ KEY, HIDDEN_KEY, INTER, SHOW_EXISTING = b"\x10\xaa", b"\x00\xaa", b"\x30\xaa", b
     ],
 )
 def test_unmarked_frame(codec, frame, expected):
-    """The first bits of a frame say whether it is a shown key frame."""
     assert is_key_frame(codec, frame, 0, len(frame)) is expected
     assert is_key_frame(codec, b"\xff" + frame + b"\x12\x00", 1, 1 + len(frame)) is expected
 
@@ -58,5 +57,4 @@ def test_unmarked_frame(codec, frame, expected):
 @given(st.sampled_from(["vp08", "vp09", "av01"]), st.binary(min_size=1, max_size=64))
 @settings(max_examples=500, deadline=None)
 def test_unmarked_frame_takes_any_octets(codec, frame):
-    """No octets make it raise, and a view gives the same answer as the octets."""
     assert is_key_frame(codec, memoryview(frame), 0, len(frame)) is is_key_frame(codec, frame, 0, len(frame))

@@ -67,7 +67,6 @@ def test_three_steps_lead_in():
     ],
 )
 def test_wrong_password_and_unknown_user_are_told_the_same(wrong):
-    """So that user names cannot be tried out."""
     authenticator = AdobeAuthenticator(USERS)
     verdict = authenticator.check(answer(authenticator, **wrong), 0.0)
     assert (verdict.accepted, verdict.refusal, verdict.reason) == (False, AUTH_FAILED, "auth-failed")
@@ -81,7 +80,6 @@ def test_unknown_user_is_challenged_like_a_known_one():
 
 
 def test_answer_is_accepted_once():
-    """A copied answer opens nothing, in its period and in the next."""
     authenticator = AdobeAuthenticator(USERS)
     right = answer(authenticator)
     assert [authenticator.check(right, now).accepted for now in (0.0, 1.0, 61.0)] == [True, False, False]
@@ -89,7 +87,6 @@ def test_answer_is_accepted_once():
 
 
 def test_challenge_lives_one_to_two_periods():
-    """Long enough for a slow client, not for ever."""
     authenticator = AdobeAuthenticator(USERS)
     assert authenticator.check(answer(authenticator, client_challenge="a"), CHALLENGE_PERIOD_S).accepted
     late = answer(authenticator, client_challenge="b")
@@ -97,7 +94,6 @@ def test_challenge_lives_one_to_two_periods():
 
 
 def test_challenges_differ_by_server_and_time():
-    """Nothing of one server's asking is of use at another, or later; a shared secret makes one of two servers."""
     one, two = AdobeAuthenticator(USERS), AdobeAuthenticator(USERS)
     assert challenge(one) != challenge(two)
     assert challenge(one)[1] != challenge(one, now=CHALLENGE_PERIOD_S)[1]
@@ -105,7 +101,6 @@ def test_challenges_differ_by_server_and_time():
 
 
 def test_memory_of_answers_is_bounded():
-    """Logins without end keep at most two periods' worth of answers."""
     authenticator = AdobeAuthenticator(USERS)
     for number in range(REMEMBERED_ANSWERS + 10):
         assert authenticator._first_use(str(number), 0)
@@ -115,7 +110,6 @@ def test_memory_of_answers_is_bounded():
 
 @pytest.mark.parametrize("field", [0, 1, 2])
 def test_fields_of_absurd_length_are_refused(field):
-    """Nothing long is hashed, echoed or logged."""
     fields = ["bob", "c", "r"]
     fields[field] = "x" * 257
     verdict = AdobeAuthenticator(USERS).check(AdobeAnswer(*fields), 0.0)
@@ -146,7 +140,6 @@ def test_authentication_is_taken_out_of_the_address(text, address, user):
 
 
 def test_response_with_slashes_and_equal_signs_survives():
-    """Base64 stands in the address unencoded."""
     _, found = split_answer("rtmp://h/live?authmod=adobe&user=bob&challenge=c&response=a/b+c==")
     assert found == AdobeAnswer("bob", "c", "a/b+c==")
     assert "a/b" not in repr(found)
@@ -179,14 +172,12 @@ def test_client_hashes_opaque_when_the_server_sent_one():
 
 @pytest.mark.parametrize("secret", [b"", b"short"])
 def test_short_secret_is_refused(secret):
-    """A secret given is a secret that is long enough."""
     with pytest.raises(ConfigError, match="secret has"):
         AdobeAuthenticator(USERS, secret=secret)
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.__name__)
 def test_client_and_server_log_in_over_three_connections(split):
-    """Each refusal of the server gives the client what its next connect needs; the third connection publishes."""
     config = ServerSessionConfig(credentials=USERS)
     parameters, reasons = "", []
     for _ in range(3):
@@ -204,7 +195,6 @@ def test_client_and_server_log_in_over_three_connections(split):
 
 @pytest.mark.parametrize("place", ["app", "tcUrl"])
 def test_authentication_may_stand_in_one_place_only(place):
-    """Clients append it to app, to tcUrl, or to both."""
     values = {"app": "live", "tcUrl": "rtmp://h/live"}
     values[place] += "?authmod=adobe&user=bob"
     client = ScriptedClient(ServerSessionConfig(credentials=USERS))
@@ -212,7 +202,6 @@ def test_authentication_may_stand_in_one_place_only(place):
 
 
 def test_client_with_a_wrong_password_stops_trying():
-    """The answer is refused for good, so it is sent once."""
     config = ServerSessionConfig(credentials=USERS)
     parameters, attempts = "", 0
     while parameters is not None:
@@ -296,7 +285,6 @@ def test_refusals_lead_every_known_client_in_or_end_its_attempt(read, user):
 
 
 def test_server_without_credentials_ignores_authentication():
-    """A client that brings an answer nobody asked for is let in, and its address is clean."""
     client = ScriptedClient()
     event = client.connect(app="live?authmod=adobe&user=bob", tcUrl="rtmp://h/live?authmod=adobe&user=bob")
     assert (event.user, event.app, event.query, event.tc_url) == (None, "live", {}, "rtmp://h/live")

@@ -35,18 +35,15 @@ AUDIO, VIDEO, DATA = 8, 9, 18
 
 
 def video(timestamp=0, payload=b"\x17\x01\0\0\0frame", msid=1):
-    """Return a video message."""
     return Message(6, timestamp, VIDEO, msid, payload)
 
 
 def ping(timestamp=7):
-    """Return a ping request."""
     return encode_control(UserControl(EVENT_PING_REQUEST, timestamp=timestamp))
 
 
 @pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
 def client(request):
-    """A client that has done the handshake; each test runs with octets whole, one at a time, and at random splits."""
     return ScriptedClient(split=request.param)
 
 
@@ -91,7 +88,6 @@ def test_pipelined_messages_wait_for_the_answer(client):
 
 
 def test_held_messages_come_with_the_next_input_or_tick_when_nobody_resumes():
-    """A caller that forgets resume gets them a little later, in order; the deadline says at once."""
     for call in ("receive", "tick"):
         client = ScriptedClient()
         client.connect()
@@ -104,7 +100,6 @@ def test_held_messages_come_with_the_next_input_or_tick_when_nobody_resumes():
 
 
 def test_held_media_of_a_refused_publisher_is_dropped(client):
-    """Nobody wants it any more, however much there is; the rest goes on."""
     client.connect()
     client.create_stream()
     client.send(commands.command("publish", 3, None, "room", stream_id=1), *[video(at) for at in range(300)])
@@ -128,7 +123,6 @@ def test_control_only_obeys_control_and_holds_the_rest(client):
 
 @pytest.mark.parametrize("name", ["closeStream", "deleteStream"])
 def test_control_only_closes_streams_at_once(name):
-    """A viewer that leaves is let go, and what it had asked before is forgotten."""
     client = ScriptedClient()
     client.play()
     client.call("pause", 4, None, True, 0.0, stream_id=1, control_only=True)
@@ -139,7 +133,6 @@ def test_control_only_closes_streams_at_once(name):
 
 
 def test_paused_input_is_bounded():
-    """More than the limit ends the session with its name."""
     client = ScriptedClient(ServerSessionConfig(paused_input_bytes=4096))
     client.publish()
     with pytest.raises(LimitExceededError) as caught:
@@ -151,7 +144,6 @@ def test_paused_input_is_bounded():
 
 
 def test_acknowledgements_follow_the_peers_window(client):
-    """Half a window, and never more often than the floor, however small the window is."""
     client.publish()
     client.send(encode_control(WindowAckSize(400_000)))
     start = client.session.bytes_received
@@ -176,7 +168,6 @@ def test_acknowledged_counter_starts_anew_at_f0000000():
 
 
 def test_missing_acknowledgements_and_peer_bandwidth_do_not_stall():
-    """Nothing waits for an acknowledgement; Set Peer Bandwidth is answered with a window once."""
     client = ScriptedClient()
     client.play()
     client.send(*[encode_control(PeerBandwidth(100_000))] * 3)
@@ -185,7 +176,6 @@ def test_missing_acknowledgements_and_peer_bandwidth_do_not_stall():
 
 
 def test_pings_are_answered_once_per_interval():
-    """A pong cannot be dropped, so pings in a row get one; the others are counted."""
     client = ScriptedClient()
     client.play()
     client.send(ping(1), ping(2), ping(3))
@@ -202,7 +192,6 @@ def test_pings_are_answered_once_per_interval():
     ids=["ping", "acknowledgement", "unknown type", "shared object"],
 )
 def test_flood_of_control_messages_ends_the_session(message):
-    """200 a second pass, 201 do not; a second later 200 pass again."""
     client = ScriptedClient()
     client.play()
     for now in (1.0, 2.0):
@@ -214,7 +203,6 @@ def test_flood_of_control_messages_ends_the_session(message):
 
 
 def test_flood_of_commands_ends_the_session():
-    """50 commands a second; the limit is in the reason that the peer reads."""
     client = ScriptedClient()
     client.connect()
     client.now = 5.0
@@ -228,7 +216,6 @@ def test_flood_of_commands_ends_the_session():
 
 
 def test_message_streams_are_limited():
-    """Eight, and the ninth ends the session; deleting makes room."""
     client = ScriptedClient()
     client.connect()
     assert [client.create_stream() for _ in range(8)] == list(range(1, 9))
@@ -240,7 +227,6 @@ def test_message_streams_are_limited():
 
 
 def test_buffer_length_is_reported(client):
-    """Set Buffer Length names stream and ms."""
     client.play()
     message = encode_control(UserControl(EVENT_SET_BUFFER_LENGTH, stream_id=1, buffer_ms=3000))
     assert client.send(message) == [BufferLength(1, 3000)]
@@ -262,7 +248,6 @@ def expect_timeout(client, limit, at):
 
 
 def test_slow_handshake_is_cut():
-    """5 s from accept, whatever trickles in."""
     client = ScriptedClient(handshake=False, split=single)
     client.now = 4.0
     client.octets(b"\3abc")
@@ -270,7 +255,6 @@ def test_slow_handshake_is_cut():
 
 
 def test_silence_after_the_handshake_is_cut():
-    """10 s to the first command."""
     client = ScriptedClient(handshake=False)
     client.now = 2.0
     client.shake()
@@ -278,7 +262,6 @@ def test_silence_after_the_handshake_is_cut():
 
 
 def test_silence_after_connect_is_cut():
-    """A connection that neither publishes nor plays is there for nothing."""
     client = ScriptedClient()
     client.now = 1.0
     client.connect()
@@ -287,7 +270,6 @@ def test_silence_after_connect_is_cut():
 
 
 def test_publisher_without_media_is_cut():
-    """20 s from the accept to the first media; data is no media."""
     client = ScriptedClient()
     client.publish()
     client.now = 3.0
@@ -296,7 +278,6 @@ def test_publisher_without_media_is_cut():
 
 
 def test_refused_client_that_stays_is_cut():
-    """It had time to read why."""
     client = ScriptedClient()
     client.call("connect", 1, {"app": "live"})
     client.session.reject_connect("no")
@@ -305,7 +286,6 @@ def test_refused_client_that_stays_is_cut():
 
 
 def test_time_of_the_caller_is_not_counted():
-    """While our caller decides, only silence counts."""
     client = ScriptedClient()
     client.call("connect", 1, {"app": "live"})
     assert client.session.next_deadline(0.0) == 60.0
@@ -313,7 +293,6 @@ def test_time_of_the_caller_is_not_counted():
 
 
 def test_media_and_play_end_the_waiting():
-    """A publisher that has sent media and a player have no deadline but the ping."""
     publisher = ScriptedClient()
     publisher.publish()
     publisher.send(video())
@@ -324,7 +303,6 @@ def test_media_and_play_end_the_waiting():
 
 
 def test_silent_peer_is_pinged_and_then_cut():
-    """A ping after 60 s of silence; any octet saves it; nothing for 30 s more ends it."""
     client = ScriptedClient()
     client.play()
     client.session.tick(60.0)
@@ -339,7 +317,6 @@ def test_silent_peer_is_pinged_and_then_cut():
 
 
 def test_any_octet_saves_a_pinged_peer():
-    """A player that acknowledges and does not answer pings is alive; the silence counts from its last octet."""
     client = ScriptedClient()
     client.play()
     client.session.tick(60.0)
@@ -353,17 +330,13 @@ def test_any_octet_saves_a_pinged_peer():
 
 
 def test_pong_to_no_ping_has_no_round_trip():
-    """Who answers what was not asked is reported, without a time."""
     client = ScriptedClient()
     client.play()
     pong = encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=5))
     assert client.send(pong) == [Pong(5, None)]
-    client.session.send_ping(2.0)
-    assert client.replies() == [UserControl(EVENT_PING_REQUEST, timestamp=2000)]
 
 
 def test_silence_is_excused_while_we_do_not_read():
-    """A publisher whose input we paused is not silent."""
     client = ScriptedClient()
     client.publish()
     client.session.input_paused = True
@@ -374,7 +347,6 @@ def test_silence_is_excused_while_we_do_not_read():
 
 
 def test_limits_of_zero_are_off():
-    """A server may wait for ever."""
     limits = WireLimits(handshake_time_s=0, first_command_s=0, first_media_s=0, ping_after_s=0, commands_per_second=0)
     config = ServerSessionConfig(limits=limits, control_messages_per_second=0)
     client = ScriptedClient(config, handshake=False)
@@ -392,7 +364,6 @@ def test_limits_of_zero_are_off():
 
 
 def test_output_that_nobody_collects_is_bounded():
-    """Replies are limited, so a caller that forgets data_to_send finds out."""
     client = ScriptedClient(ServerSessionConfig(pending_output_bytes=4096))
     client.play()
     pauses = [commands.command("pause", number, None, True, 0.0, stream_id=1) for number in range(40)]
@@ -402,11 +373,9 @@ def test_output_that_nobody_collects_is_bounded():
 
 
 def test_output_is_whole_messages_with_full_headers(client):
-    """So media of a shared log may stand between any two results of data_to_send."""
     client.play()
     for _ in range(3):
-        client.session.stream_dry(1)
-        client.call("seek", 4, None, 0.0, stream_id=1)
+        client.call("pause", 4, None, True, 0.0, stream_id=1)
         octets = client.session.data_to_send()
         assert len(ChunkReader(WireLimits(), type3_after_type0="zero").feed(octets)) == 2
 
@@ -425,13 +394,11 @@ def test_output_is_whole_messages_with_full_headers(client):
     ],
 )
 def test_configuration_names_the_field_that_is_wrong(field, value):
-    """An error of configuration is found before the first connection."""
     with pytest.raises(ConfigError, match=field if field != "credentials" else "user"):
         ServerSessionConfig(**{field: value})
 
 
 def test_configuration_shows_no_credentials():
-    """Passwords are in no repr."""
     config = ServerSessionConfig(credentials={"bob": "hunter2"})
     assert "hunter2" not in repr(config)
     assert dataclasses.replace(config, sample_access=True).authenticator is not None

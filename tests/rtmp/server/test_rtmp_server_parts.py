@@ -23,7 +23,6 @@ def drained(held: HeldMessages) -> str:
 
 
 def test_held_messages_when_taken_come_in_order_and_are_paid_back():
-    """First in, first out; the size is that of payloads and overheads, and 0 when all are gone."""
     held = HeldMessages()
     for text in "abc":
         held.append(message(text))
@@ -33,7 +32,6 @@ def test_held_messages_when_taken_come_in_order_and_are_paid_back():
 
 
 def test_held_messages_when_some_are_put_first_come_before_the_others():
-    """The parts of an aggregate stand where the aggregate stood."""
     held = HeldMessages()
     held.append(message("c"))
     held.put_first([message("a"), message("b")])
@@ -43,7 +41,6 @@ def test_held_messages_when_some_are_put_first_come_before_the_others():
 
 
 def test_held_messages_when_a_stream_is_dropped_keep_the_others():
-    """Only messages of the stream that was closed are forgotten, and their number is told."""
     held = HeldMessages()
     for text, msid in (("a", 1), ("b", 2), ("c", 1), ("d", 3)):
         held.append(message(text, msid))
@@ -54,7 +51,6 @@ def test_held_messages_when_a_stream_is_dropped_keep_the_others():
 
 
 def test_message_streams_when_opened_take_the_lowest_free_id_up_to_the_limit():
-    """Ids are given out from 1; one that was taken back is given out again; the limit counts open ones."""
     streams = MessageStreams()
     for expected in (1, 2, 3):
         assert streams.open(streams.free_id(), 3).stream_id == expected
@@ -68,7 +64,6 @@ def test_message_streams_when_opened_take_the_lowest_free_id_up_to_the_limit():
 
 
 def test_message_streams_when_one_publishes_say_so_until_it_stops():
-    """`publishing` and `awaiting` follow the states; a stream that has sent media is awaited no longer."""
     streams = MessageStreams()
     stream = streams.open(1, 8)
     streams.move(stream, StreamInput.PUBLISH)
@@ -85,7 +80,6 @@ def test_message_streams_when_one_publishes_say_so_until_it_stops():
 
 
 def test_message_streams_when_the_peer_may_not_leave_the_state_as_it_was():
-    """A publish on a stream that plays is refused and changes nothing."""
     streams = MessageStreams()
     stream = streams.open(1, 8)
     streams.move(stream, StreamInput.PLAY)
@@ -99,7 +93,6 @@ def test_message_streams_when_the_peer_may_not_leave_the_state_as_it_was():
     [("room", []), ("a/room", [1]), ("live/a/room", [1]), ("b/room", [2]), ("hall", [])],
 )
 def test_message_streams_when_two_publish_are_told_apart_by_name(name, found):
-    """A name that fits both is taken as relative to the application; one that fits neither means none."""
     streams = MessageStreams()
     for path in ("live/a/room", "live/b/room"):
         stream = streams.open(streams.free_id(), 8)
@@ -110,5 +103,4 @@ def test_message_streams_when_two_publish_are_told_apart_by_name(name, found):
 
 
 def test_commands_when_looked_up_stand_in_one_table_only():
-    """A command is obeyed by a rule or answered as a courtesy, never both."""
     assert not ServerSession.rules.keys() & COURTESIES.keys()

@@ -13,7 +13,6 @@ from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, TYPE_COMMAND_AMF0
 
 
 def aggregate(count, first=0):
-    """Return an aggregate of audio messages whose bodies count up."""
     parts = (
         b"\x08\x00\x00\x02" + bytes(7) + number.to_bytes(2, "big") + bytes(4) for number in range(first, first + count)
     )
@@ -21,12 +20,10 @@ def aggregate(count, first=0):
 
 
 def numbers(events):
-    """Return the bodies of audio messages, as numbers."""
     return [int.from_bytes(event.payload, "big") for event in events if type(event) is Message]
 
 
 def drain(client, events):
-    """Go on until nothing is left; return all events, and how many came at a time."""
     found, counts = list(events), []
     while client.session.backlog:
         more = client.session.resume(client.now)
@@ -37,7 +34,6 @@ def drain(client, events):
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_aggregate_when_long_comes_in_steps_and_in_order(split):
-    """Of 1000 parts a call gives some; what follows the aggregate, the end of the stream too, comes behind them."""
     client = ScriptedClient(split=split)
     client.publish()
     events = client.send(
@@ -53,7 +49,6 @@ def test_aggregate_when_long_comes_in_steps_and_in_order(split):
 
 
 def test_aggregates_when_they_follow_each_other_keep_the_order():
-    """An aggregate that waits behind another is taken apart in its turn."""
     client = ScriptedClient()
     client.publish()
     events = client.send(aggregate(100), aggregate(100, first=100), aggregate(1, first=200))
@@ -62,7 +57,6 @@ def test_aggregates_when_they_follow_each_other_keep_the_order():
 
 
 def test_play_when_that_name_plays_already_is_answered_and_nothing_more():
-    """The player is told that it plays; nobody is asked, nothing ends, and another name is still a change."""
     client = ScriptedClient()
     client.play("room")
     events = client.call("play", 0, None, "room", stream_id=1)
@@ -93,7 +87,6 @@ def test_arguments_when_nobody_reads_them_are_not_decoded():
 
 
 def test_command_head_when_there_is_no_transaction_id_is_the_name():
-    """Without a number behind the name there is nothing more to keep."""
     message = Message(3, 0, TYPE_COMMAND_AMF0, 5, amf0.encode("name", "no number"))
     assert commands.command_head(message).payload == amf0.encode("name")
     assert commands.command_head(message).msid == 5
@@ -114,8 +107,6 @@ def test_metadata_when_it_has_to_be_written_anew_is_limited_in_values():
 
 
 def test_metadata_when_references_make_it_larger_than_a_message_may_be_is_refused():
-    """A text of 60 kB that is repeated 16 times, in two bytes each, passes; one more is over what an edge takes."""
-
     def metadata(repeats):
         text = b"\x06\x87\xa9\x41" + b"x" * 60_000
         array = b"\x11\x09" + bytes([(repeats + 1) << 1 | 1]) + b"\x01" + text + b"\x06\x00" * repeats

@@ -18,13 +18,11 @@ KEY = Message(6, 0, 9, 1, b"\x17\x01\0\0\0" + b"k" * 100_000)
 
 
 def pieces(data):
-    """Cut octets as a socket does."""
     return [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
 
 
 @pytest.fixture
 def client():
-    """A client that has done the handshake, held to a small limit."""
     return ScriptedClient(ServerSessionConfig(limits=LIMITS), split=pieces)
 
 
@@ -38,21 +36,18 @@ def refused(client, *messages):
 
 
 def test_long_message_when_nothing_was_asked_for_ends_the_session_early(client):
-    """A stranger's message within the limit of media is cut one piece of input beyond the limit of strangers."""
     assert refused(client, KEY) <= LIMITS.unpublished_bytes + PIECE
     (reply,) = client.replies()[-1:]
     assert "unpublished_bytes" in reply.arguments[0]["description"]
 
 
 def test_long_message_when_connected_or_playing_ends_the_session_too(client):
-    """Connect and play are cheap to say, so they earn nothing."""
     client.play()
     assert refused(client, KEY) <= LIMITS.unpublished_bytes + PIECE
     assert client.statuses() == [("error", commands.PLAY_FAILED)]
 
 
 def test_many_short_beginnings_when_not_publishing_count_together(client):
-    """Parts of messages on several chunk streams are one sum."""
     client.connect()
     last_chunk = 1 + 9000 % 128  # left out, so that the message stays unfinished at the end of a chunk
     first = client.writer.write(Message(6, 0, 9, 1, bytes(9000)))[:-last_chunk]
@@ -63,14 +58,12 @@ def test_many_short_beginnings_when_not_publishing_count_together(client):
 
 
 def test_long_message_when_publishing_passes(client):
-    """A publisher is held to the limits of media."""
     client.publish()
     (event,) = client.send(KEY)
     assert event == KEY
 
 
 def test_long_message_when_sent_along_with_publish_waits_for_the_answer(client):
-    """An encoder that does not wait for the consent to its publish is a publisher all the same."""
     client.connect()
     client.create_stream()
     publish = commands.command("publish", 3, None, "room", stream_id=1)
@@ -82,7 +75,6 @@ def test_long_message_when_sent_along_with_publish_waits_for_the_answer(client):
 
 
 def test_long_message_when_the_publish_was_refused_is_no_longer_taken(client):
-    """Who was turned away is a stranger again."""
     client.connect()
     client.create_stream()
     client.call("publish", 3, None, "room", stream_id=1)
@@ -91,7 +83,6 @@ def test_long_message_when_the_publish_was_refused_is_no_longer_taken(client):
 
 
 def test_short_messages_when_not_publishing_pass_however_many(client):
-    """Only what is held counts, not what has been treated."""
     client.connect()
     for number in range(20):
         client.send(Message(6, number, 9, 7, bytes(15_000)))
@@ -99,7 +90,6 @@ def test_short_messages_when_not_publishing_pass_however_many(client):
 
 
 def test_held_messages_when_not_publishing_are_held_to_the_same_limit(client):
-    """A viewer above its soft limit has acknowledgements to send, which are not held; a publisher may hold more."""
     client.play()
     for number in range(7):
         client.send(Message(6, number, 9, 7, bytes(2000)), control_only=True)
