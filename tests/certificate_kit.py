@@ -35,15 +35,12 @@ def _name(text):
 
 @functools.cache
 def authority():
-    """Return (certificate, key) of the one authority of a test run."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("flowctl tests")
     return _signed(name, key, name, key, x509.BasicConstraints(ca=True, path_length=0)), key
 
 
 class Pair:
-    """Files of one server: `certificate`, `key`, and `authority` for its clients."""
-
     def __init__(self, folder: Path, name: str = "server") -> None:
         self.certificate, self.key = folder / f"{name}.pem", folder / f"{name}.key"
         self.authority = folder / "authority.pem"
@@ -64,12 +61,10 @@ class Pair:
         return made.serial_number
 
     def client(self) -> ssl.SSLContext:
-        """Return what a client needs that trusts the authority."""
         return ssl.create_default_context(cafile=self.authority)
 
 
 def serial_of(sock: ssl.SSLSocket) -> int:
-    """Return the serial number of the certificate that the other end has shown."""
     return x509.load_der_x509_certificate(sock.getpeercert(binary_form=True)).serial_number
 
 

@@ -61,13 +61,11 @@ BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOT
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def profile_rows(*names: str, hostile: bool = False) -> list[list[str]]:
-    """Return fields of the profiles of load tests, the names as code."""
     found = [item for item in as_dicts() if (item["kind"] == "hostile") is hostile]
     return [
         [f"`{item[name]}`" if name in {"usage", "name", "alias"} else item[name] for name in names] for item in found
@@ -91,7 +89,6 @@ def notes_of(cls: type) -> dict[str, str]:
 
 
 def value_text(name: str, value: object) -> str:
-    """Return a default as an operator would write it."""
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return str(value)
     if isinstance(value, enum.IntEnum):
@@ -108,7 +105,6 @@ def value_text(name: str, value: object) -> str:
 
 
 def size_text(value: int) -> str:
-    """Return a size in the largest binary unit that says it exactly."""
     for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value and value % size == 0:
             return f"{value // size} {unit}"
@@ -163,7 +159,6 @@ def drop_reasons() -> str:
 
 
 def hostile_table() -> str:
-    """Return what the live server does about each attack; the end-to-end tests assert the same data."""
     rows = []
     for profile in HOSTILE_PROFILES:
         if profile.id not in DEFENCES:
@@ -179,7 +174,6 @@ def hostile_table() -> str:
 
 
 def work_table() -> str:
-    """Return the attacks on the thread's time, which one rule bounds."""
     rows = [[item.id, f"`{item.name}`", item.summary] for item in HOSTILE_PROFILES if item.id.startswith("W")]
     return table(["id", "profile", "what it does"], rows)
 
@@ -198,7 +192,6 @@ HTTP_ACTS = {
 
 
 def http_attacks_table() -> str:
-    """Return the attacks on HTTP, with the limits that act on them; a viewer's own act on all of them."""
     limits, rows = HttpLimits(), []
     for item in HOSTILE_PROFILES:
         if item.over_http:
@@ -237,7 +230,6 @@ def record_columns(name: str) -> str:
 
 
 def event_names() -> str:
-    """Return the names of events, with the words that stand beside them in the schema."""
     source = inspect.getsource(EventName)
     notes = dict(re.findall(r'= "(\w+)"(?:  # (.*))?', source))
     return table(["event", "says"], [[f"`{item.value}`", notes[item.value]] for item in EventName])
@@ -247,7 +239,6 @@ def event_names() -> str:
 
 
 def pipeline_columns(module: str, **contracts: str) -> str:
-    """Return the columns of output tables, one Markdown table for each."""
     loaded = importlib.import_module(f"flowctl.analyze.{module}")
     parts = []
     for name, contract in contracts.items():
@@ -271,14 +262,12 @@ def by_type(columns: dict[str, str]) -> dict[str, list[str]]:
 
 
 def diagram(edges: dict[tuple[str, str], list[str]], first: str) -> str:
-    """Return a state diagram, one arrow per pair of states with all that leads from one to the other."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
     lines += [f"    {old} --> {new}: {', '.join(labels)}" for (old, new), labels in edges.items()]
     return "\n".join([*lines, "```", ""])
 
 
 def from_table(states: dict[tuple[enum.Enum, enum.Enum], enum.Enum], leave_out: frozenset[enum.Enum]) -> str:
-    """Return the diagram of a machine that is a table of (state, input): state."""
     edges: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (old, event), new in states.items():
         if event not in leave_out:
@@ -287,7 +276,6 @@ def from_table(states: dict[tuple[enum.Enum, enum.Enum], enum.Enum], leave_out: 
 
 
 def standings() -> str:
-    """Return the diagram of where a viewer stands with its fan-out."""
     edges = {(old.name, new.name): [why] for (old, new), why in STEPS.items()}
     return diagram(edges, Standing.GONE.name)
 
@@ -333,7 +321,6 @@ def inputs(queued: int) -> list[tuple[str, int]]:
 
 
 def label_of(event: str, old: SendState, new: SendState) -> str:
-    """Return what an edge is called: by the mark that was crossed, or by what the kernel did."""
     if new > old:
         marks = {SendState.SOFT_LIMIT: "any axis at its soft mark", SendState.HARD_LIMIT: "any axis at its hard mark"}
         return marks.get(new, "EAGAIN")
@@ -385,7 +372,6 @@ FIRST_FILE = re.compile(r"^Begin with `(\w+\.py)`\.$", re.MULTILINE)
 
 
 def sentence(path: Path) -> str:
-    """Return the first sentence of a module's docstring."""
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     return " ".join(docstring.split("\n\n")[0].split()).rstrip(".")
 
@@ -401,7 +387,6 @@ def rooms() -> str:
 
 
 def districts() -> str:
-    """Return the folders beside the public classes: what each is about, and the rooms in it."""
     rows = []
     for path in sorted((ROOT / "flowctl").glob("*/__init__.py")):
         inside = sorted(item.parent.name for item in path.parent.glob("*/__init__.py"))
@@ -410,7 +395,6 @@ def districts() -> str:
 
 
 def flat_files() -> str:
-    """Return the modules that stand beside the rooms, and what each is."""
     files = sorted(path for path in (ROOT / "flowctl").glob("*.py") if not path.name.startswith("__"))
     return table(["file", "what it is"], [[f"`flowctl/{path.name}`", sentence(path)] for path in files])
 
@@ -481,12 +465,10 @@ GENERATED = {
 
 
 def regenerated(text: str) -> str:
-    """Return `text` with every generated part as it should be."""
     return BLOCK.sub(lambda match: f"{match[1]}{GENERATED[match[2]]()}{match[3]}", text)
 
 
 def main() -> None:
-    """Rewrite the documents."""
     for path in DOCUMENTS:
         text = path.read_text("utf-8")
         new = regenerated(text)

@@ -47,18 +47,15 @@ class Defence:
 
     @property
     def settings(self) -> list[str]:
-        """Names of all settings that act."""
         names = [COUNTED_ELSEWHERE.get(name, name) for name in (*self.limits, *self.refused)]
         return list(dict.fromkeys((*names, *self.acts)))
 
 
 def every(outcome: AttackOutcome, names: str) -> dict[str, AttackOutcome]:
-    """Return the same outcome for several forms."""
     return dict.fromkeys(names.split(), outcome)
 
 
 def limit_hits(**limits: int) -> dict[str, object]:
-    """Return the fields of a defence that ends connections by limits of the wire."""
     return {"limits": limits, "closed": {CloseReason.LIMIT_HIT: sum(limits.values())}}
 
 

@@ -81,7 +81,6 @@ NO_TESTS_SELECTED = 5
 
 
 def counts_in(report: Path) -> Counter[str]:
-    """Return how many tests had which outcome, by the JUnit report that pytest wrote."""
     counts: Counter[str] = Counter()
     for suite in ET.parse(report).getroot().iter("testsuite"):
         bad = {name: int(suite.get(attribute, "0")) for name, attribute in OUTCOMES.items()}
@@ -91,14 +90,12 @@ def counts_in(report: Path) -> Counter[str]:
 
 
 def closing_line(counts: Counter[str], seconds: float) -> str:
-    """Return what pytest would print at the end of a single run with these counts."""
     names = {"failed": "failed", "passed": "passed", "skipped": "skipped", "errors": "error", "rerun": "rerun"}
     parts = [f"{counts[name]} {word}" for name, word in names.items() if counts[name]]
     return f"{', '.join(parts) or 'no tests ran'} in {seconds:.2f}s"
 
 
 def slowest(reports: Iterable[Path], count: int = MOST_SLOW) -> list[tuple[float, str]]:
-    """Return the tests that took longest, set-up and tear-down included: seconds and name."""
     cases = [case for report in reports for case in ET.parse(report).getroot().iter("testcase")]
     took = ((float(case.get("time", "0")), f"{case.get('classname')}.{case.get('name')}") for case in cases)
     return heapq.nlargest(count, took)
@@ -115,13 +112,11 @@ def keep(reports: Sequence[Path]) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line before anything the next run prints."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def report_of(name: str, folder: Path) -> Path:
-    """Return where the run called `name` writes its JUnit report."""
     return folder / f"{name}.xml"
 
 
@@ -173,7 +168,6 @@ def run_at_once(commands: dict[str, list[str]], folder: Path) -> dict[str, int]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run all parts, print the sum, return the exit status."""
     counts: Counter[str] = Counter()
     statuses: dict[str, int] = {}
     begun = time.monotonic()

@@ -59,7 +59,6 @@ def free_port() -> int:
 
 
 def connect(port: int) -> socket.socket:
-    """Return a connection to a server that may still be starting."""
     until = time.monotonic() + WAIT_S
     while True:
         try:

@@ -26,19 +26,16 @@ LIVE_S = 3
 
 
 def say(step: str) -> None:
-    """Print that a step passed."""
     sys.stdout.write(f"smoke: {step}\n")
     sys.stdout.flush()
 
 
 def require(fact: object, what: str) -> None:
-    """Fail unless `fact`; like assert, but also under ``python -O``."""
     if not fact:
         raise SystemExit(f"smoke: FAILED: {what}")
 
 
 def check_wheel(path: Path) -> None:
-    """The wheel holds the two import packages, the mark that they are typed, and nothing else to import."""
     names = zipfile.ZipFile(path).namelist()
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     require(tops == {"flowctl", "flowctl_servers"}, f"the wheel holds {sorted(tops)}")
@@ -50,7 +47,6 @@ def check_wheel(path: Path) -> None:
 
 
 def check_imports() -> None:
-    """Both packages come from the environment, not from a checkout."""
     import flowctl
     import flowctl_servers
 
@@ -62,7 +58,6 @@ def check_imports() -> None:
 
 
 def check_version() -> None:
-    """`flowctl version` says what the wheel's metadata says."""
     text = subprocess.run([FLOWCTL, "version"], capture_output=True, text=True, check=True, timeout=WAIT_S).stdout
     version = importlib.metadata.version("flowctl")
     require(version in text, f"flowctl version printed {text!r}, the wheel is {version}")
@@ -87,7 +82,6 @@ def serving(name: str) -> Iterator[int]:
 
 
 def check_echo() -> None:
-    """The echo server answers a line."""
     with serving("echo") as port, socket.create_connection(("127.0.0.1", port), WAIT_S) as client:
         client.sendall(b"hello\n")
         line = client.makefile("rb").readline()
@@ -95,7 +89,6 @@ def check_echo() -> None:
 
 
 def check_live() -> None:
-    """What a publisher sends for three seconds comes out at a player."""
     with serving("live") as port:
         url = f"rtmp://127.0.0.1:{port}/live/smoke"
         publish = [FLOWCTL, "publish", "synthetic", url, "--duration", f"{LIVE_S + 2}s", "--json"]
@@ -114,7 +107,6 @@ def check_live() -> None:
 
 
 def check_load() -> None:
-    """A crowd that publishes for itself loses nothing, and leaves a report; with the extra ``live`` alone."""
     with serving("live") as port:
         crowd = ["--viewers", "4", "--profile", "slow@200k:1", "--publishers", "1", "--bit-rate", "500k"]
         command = [FLOWCTL, "load", f"rtmp://127.0.0.1:{port}/live/smoke", *crowd, "--duration", f"{LIVE_S}s", "--json"]
@@ -126,7 +118,6 @@ def check_load() -> None:
 
 
 def _summary(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
-    """Return the JSON that a command printed last."""
     output, _ = process.communicate(timeout=WAIT_S)
     require(process.returncode == 0, f"flowctl {name} ended with status {process.returncode}: {output}")
     summary: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
@@ -134,7 +125,6 @@ def _summary(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
 
 
 def pictures(counts: dict[str, int]) -> int:
-    """Return the number of video messages in counts by class."""
     return sum(counts.get(name, 0) for name in ("key", "inter", "disposable"))
 
 

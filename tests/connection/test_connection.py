@@ -30,7 +30,6 @@ SMALL = SocketOptions(send_buffer_bytes=4096)
 
 
 def test_received_when_it_takes_whole_lines_is_offered_the_rest_again(link):
-    """What a session leaves is offered again with what comes next, whatever the pieces; nothing is lost."""
     session = Noting(lambda data: data.rfind(b"\n") + 1)
     _, peer = link(session)
     text = b"".join(b"line %d\n" % number for number in range(200))
@@ -46,7 +45,6 @@ def test_received_when_it_takes_whole_lines_is_offered_the_rest_again(link):
 
 
 def test_received_when_it_never_takes_anything_ends_with_the_buffers_limit(link):
-    """A full buffer is the peer's fault, with the limit's name."""
     session = Noting(lambda data: 0)
     _, peer = link(session, capacity_bytes=1000)
     peer.sendall(b"x" * 5000)
@@ -55,8 +53,6 @@ def test_received_when_it_never_takes_anything_ends_with_the_buffers_limit(link)
 
 
 def test_received_when_a_plain_function_returns_a_coroutine_says_what_to_do(link, failures):
-    """It is an error of the application with a clear message, not a hang."""
-
     async def later():
         raise AssertionError("never awaited")
 
@@ -72,7 +68,6 @@ def test_received_when_a_plain_function_returns_a_coroutine_says_what_to_do(link
 
 @pytest.mark.parametrize("name", ["opened", "received", "peer_ended", "timer", "closed", "input_resumed"])
 def test_handler_when_it_raises_is_reported_and_ends_only_its_connection(link, groups, failures, name):
-    """INTERNAL, once, with the handler's name; the neighbour on the same thread notices nothing."""
     neighbour = Noting()
     _, other = link(neighbour)
 
@@ -101,8 +96,6 @@ def test_handler_when_it_raises_is_reported_and_ends_only_its_connection(link, g
 
 
 def test_ledger_entry_when_it_raises_costs_neither_the_other_entries_nor_the_end(link, failures):
-    """The socket is closed and `closed` called all the same."""
-
     class Failing(Noting):
         def ledger_entry(self, entry) -> None:
             self.entries.append(entry)
@@ -124,7 +117,6 @@ def test_ledger_entry_when_it_raises_costs_neither_the_other_entries_nor_the_end
 
 
 def test_end_when_the_peer_closes_is_told_once(link):
-    """End of stream: PEER_CLOSED, `closed` is the last call and the only one of its kind."""
     session = Noting()
     connection, peer = link(session)
     peer.sendall(b"bye")
@@ -140,7 +132,6 @@ def test_end_when_the_peer_closes_is_told_once(link):
 
 
 def test_end_when_the_peer_resets_is_peer_reset(link):
-    """A reset is told apart from an orderly end."""
     session = Noting()
     _, peer = link(session, tcp=True)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -149,7 +140,6 @@ def test_end_when_the_peer_resets_is_peer_reset(link):
 
 
 def test_end_when_the_peer_half_closes_may_go_on_sending(link):
-    """A session that stays sends what it has to and closes itself."""
     session = Noting()
     session.stays = True
     connection, peer = link(session, tcp=True)
@@ -163,7 +153,6 @@ def test_end_when_the_peer_half_closes_may_go_on_sending(link):
 
 
 def test_end_when_many_threads_close_has_one_reason(link):
-    """The first one counts, for everybody."""
     session = Noting()
     connection, _ = link(session)
     reasons = [CloseReason.KICKED, CloseReason.BANNED, CloseReason.IDLE, CloseReason.SHUTDOWN]
@@ -179,7 +168,6 @@ def test_end_when_many_threads_close_has_one_reason(link):
 
 
 def test_close_after_flush_when_the_peer_reads_sends_everything_first(link):
-    """All that was queued arrives, then the end; the reason is the one that was asked for."""
     session = Noting()
     connection, peer = link(session, tcp=True, options=SMALL)
     data = [bytes([number % 256]) * 10_000 for number in range(100)]
@@ -236,7 +224,6 @@ def test_close_when_the_peer_was_wrong_sends_what_says_so(link):
 
 
 def test_close_when_at_the_hard_limit_names_it(link):
-    """The Sender's own end arrives at the session with axis, value and limit."""
     session = Noting()
     limits = Limits.parse("100KiB,0", "200KiB,0")
     connection, _ = link(session, tcp=True, options=SMALL, limits=limits)
@@ -250,7 +237,6 @@ def test_close_when_at_the_hard_limit_names_it(link):
 
 
 def test_group_when_stopped_ends_its_connections_with_shutdown(link, groups):
-    """Nobody is forgotten: `closed` is called on the group's thread before it ends."""
     sessions = [Noting() for _ in range(5)]
     connections = [link(session)[0] for session in sessions]
     assert groups[0].stop(WAIT_S)
@@ -275,7 +261,6 @@ def test_abandon_when_no_group_is_left_closes_all_the_same():
 
 
 def test_timer_when_set_is_called_once_and_an_earlier_wish_is_replaced(link):
-    """One timer per connection; None takes it back."""
     session = Noting()
     connection, _ = link(session)
     ask(connection, lambda: (connection.set_timer(connection.now() + 1000), connection.set_timer(connection.now())))
@@ -334,7 +319,6 @@ def test_calls_when_from_many_threads_run_on_the_connections_own_in_order(link):
 
 
 def test_call_when_it_raises_ends_the_connection(link, failures):
-    """Like any handler."""
     session = Noting()
     connection, _ = link(session)
     connection.call_soon(lambda: 1 / 0)
@@ -362,7 +346,6 @@ def test_calls_when_many_wait_all_run_and_too_many_are_the_callers_fault(link, g
 
 
 def test_pause_when_held_stops_input_and_stands_in_the_ledger(link):
-    """Every pause has an entry and every resumption one with its length; input waits meanwhile."""
     session = Noting()
     connection, peer = link(session)
     assert connection.pause_input("me", "tired")
@@ -386,7 +369,6 @@ def test_pause_when_held_stops_input_and_stands_in_the_ledger(link):
 
 
 def test_pause_when_from_the_state_handler_is_allowed_and_other_calls_are_refused(link, failures):
-    """Pausing input from send_state_changed works; calling the Sender there raises at once."""
     refusals = []
 
     class Pausing(Noting):
@@ -435,7 +417,6 @@ def test_pause_when_another_connections_state_handler_asks_stands_in_the_ledger(
 
 
 def test_send_when_from_many_threads_keeps_each_ones_order(link):
-    """Messages are whole, and those of one thread arrive in its order, in both modes."""
     for deferred in (True, False):
         session = Noting()
         connection, peer = link(session, tcp=True, deferred=deferred, options=SMALL)
@@ -460,7 +441,6 @@ def test_send_when_from_many_threads_keeps_each_ones_order(link):
 
 
 def test_migrate_when_sending_and_receiving_loses_and_reorders_nothing(link, groups):
-    """Moved to and fro between two threads while both ends send: every byte arrives, in order, on one thread a time."""
     session = Noting()
     connection, peer = link(session, tcp=True, options=SMALL)
     reader = Reader(peer)
@@ -526,7 +506,6 @@ def test_migrate_when_another_thread_sends_on_the_way_leaves_the_socket_to_the_o
 
 
 def test_migrate_when_a_call_waits_takes_it_along(link, groups):
-    """What was asked for before, during and after the move is done once each, in order."""
     session = Noting()
     connection, _ = link(session)
     ran = []
@@ -541,7 +520,6 @@ def test_migrate_when_a_call_waits_takes_it_along(link, groups):
 
 
 def test_attached_when_the_buffer_does_not_fit_ends_the_connection(link, failures):
-    """A setting that cannot work closes the socket instead of leaving it open and unread."""
     session = Noting()
     connection, peer = link(session, capacity_bytes=1 << 24)
     assert session.wait_end()[0] is CloseReason.INTERNAL
@@ -552,15 +530,12 @@ def test_attached_when_the_buffer_does_not_fit_ends_the_connection(link, failure
 
 
 def test_describe_when_asked_names_number_and_peer(link):
-    """For reports: number and address."""
     connection, peer = link(Noting(), tcp=True)
     port = peer.getsockname()[1]
     assert connection.describe() == f"connection {connection.number} (127.0.0.1:{port})"
 
 
 def test_error_when_of_input_handlers_is_wrapped_with_its_cause(link, failures):
-    """The report carries the original exception."""
-
     def fail(data):
         raise KeyError("missing")
 
@@ -587,7 +562,6 @@ def test_load_when_the_peer_sends_much_is_that_of_several_viewers(link):
 
 
 def test_pause_when_control_is_granted_and_not_looked_at_keeps_the_peer(link):
-    """A session without `received_control` gets everything on resumption, however much came; nobody is cut."""
     session = Noting()
     connection, peer = link(session, tcp=True, capacity_bytes=2000)
     wait_until(lambda: session.calls)
@@ -604,7 +578,6 @@ def test_pause_when_control_is_granted_and_not_looked_at_keeps_the_peer(link):
 
 
 def test_session_close_when_called_is_now_and_after_flush_is_later(link):
-    """The same two words mean the same on session and connection."""
     for name, reason in (("close", CloseReason.KICKED), ("close_after_flush", CloseReason.FINISHED)):
         session = Noting()
         connection, peer = link(session, tcp=True, options=SMALL)

@@ -21,7 +21,6 @@ SMALL = SocketOptions(send_buffer_bytes=4096)
 
 
 def ask(connection, function, *args):
-    """Call `function` on the connection's thread and return its answer."""
     done, answers = threading.Event(), []
     assert connection.call_soon(lambda: (answers.append(function(*args)), done.set()))
     assert done.wait(WAIT_S)
@@ -29,8 +28,6 @@ def ask(connection, function, *args):
 
 
 class Slow(Session):
-    """Takes input in a coroutine that waits to be let on."""
-
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.taken, self.ends = [], []
@@ -63,7 +60,6 @@ class Slow(Session):
 
 
 def test_received_when_a_coroutine_runs_input_waits_for_it(link):
-    """Nothing is read meanwhile, so a slow handler slows its peer down; then everything comes, in order."""
     session = Slow()
     connection, peer = link(session)
     peer.sendall(b"first")
@@ -80,7 +76,6 @@ def test_received_when_a_coroutine_runs_input_waits_for_it(link):
 
 
 def test_received_when_input_is_resumed_or_triggered_runs_one_coroutine_at_a_time(link):
-    """Whoever asks for input while a coroutine takes some, the next one begins only when it has ended."""
     session = Slow()
     connection, peer = link(session)
     peer.sendall(b"first")
@@ -123,7 +118,6 @@ def test_received_when_its_coroutine_fails_closes_with_the_reason(link, failures
 
 
 def test_received_when_the_connection_ends_its_coroutine_is_cancelled(link):
-    """After `closed` nothing of the session runs any more."""
     session = Slow()
     connection, peer = link(session)
     peer.sendall(b"x")
@@ -161,7 +155,6 @@ class Download(Noting):
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_drained_when_a_large_answer_is_sent_in_parts_bounds_what_waits(link, deferred):
-    """6 MiB to a reader, under limits of 100 kB: all arrives, no more than a part waits, and the state says so."""
     session = Download()
     connection, peer = link(session, tcp=True, limits=Limits.parse("100000,0", "200000,0"), deferred=deferred)
     peer.sendall(b"x")
@@ -190,7 +183,6 @@ def test_drained_when_the_connection_ends_raises_and_reports_nothing(link, failu
 
 
 def test_drained_when_awaited_on_another_loop_ends_with_the_connection(link):
-    """A task of the application, on a loop of its own, is told as well: of the end, and of what was taken."""
     connection, peer = link(Noting(), tcp=True)
 
     async def wait() -> None:
@@ -209,8 +201,6 @@ def test_drained_when_awaited_on_another_loop_ends_with_the_connection(link):
 
 
 def test_when_drained_calls_on_the_connections_thread_until_all_is_sent(link):
-    """The callback form: each call sends the next part, on the connection's own thread; none comes after the end."""
-
     class Pump(Noting):
         left, waiting = 60, 0
 
@@ -238,7 +228,6 @@ def test_when_drained_calls_on_the_connections_thread_until_all_is_sent(link):
 
 
 def test_rebalance_when_a_coroutine_runs_leaves_its_connection(link, groups):
-    """One session is never on two threads: it is moved when the coroutine has ended, and not before."""
     session = Slow()
     connection, peer = link(session)
     peer.sendall(b"first")

@@ -23,7 +23,6 @@ HANDLERS = ["opened", "received", "peer_ended", "timer", "input_resumed", "ledge
 
 
 def echoes(peer, session) -> bool:
-    """Return whether `session` still gets what `peer` sends."""
     before = len(session.got)
     peer.sendall(b"still here")
     wait_until(lambda: len(session.got) == before + 10)
@@ -33,7 +32,6 @@ def echoes(peer, session) -> bool:
 @pytest.mark.parametrize("kind", NO_EXCEPTIONS)
 @pytest.mark.parametrize("name", HANDLERS)
 def test_handler_when_it_raises_what_is_no_exception_ends_only_its_connection(link, failures, name, kind):
-    """As with any exception: `closed` is called once, the fault is reported, and the thread serves the neighbour."""
     neighbour = Noting()
     _, other = link(neighbour)
     closed = threading.Event()
@@ -64,8 +62,6 @@ def test_handler_when_it_raises_what_is_no_exception_ends_only_its_connection(li
 
 @pytest.mark.parametrize("kind", NO_EXCEPTIONS)
 def test_send_state_changed_when_it_raises_what_is_no_exception_leaves_the_sender_whole(link, failures, kind):
-    """The edge is announced and applied; the fault is reported like any other."""
-
     class Failing(Noting):
         def send_state_changed(self, state, change) -> None:
             self.edges.append(change)
@@ -87,8 +83,6 @@ def test_send_state_changed_when_it_raises_what_is_no_exception_leaves_the_sende
 
 @pytest.mark.parametrize("kind", [ValueError, *NO_EXCEPTIONS])
 def test_closed_when_it_raises_for_one_is_called_for_all_others(link, groups, failures, kind):
-    """A group that stops tells every session, whatever the ones before raised."""
-
     class Failing(Noting):
         def closed(self, reason, details) -> None:
             super().closed(reason, details)
@@ -135,8 +129,6 @@ def test_jobs_when_an_application_uses_flowctls_names_are_not_taken_for_its_own(
 
 
 def test_opening_when_the_application_resumes_that_name_stays_held(link):
-    """The hold while `opened` runs is flowctl's own: nobody else can lift it."""
-
     class Opening(Noting):
         gate = None
 
@@ -162,8 +154,6 @@ def test_opening_when_the_application_resumes_that_name_stays_held(link):
 
 
 class Ending(Session):
-    """A coroutine of `where` ends as `how` does."""
-
     def __init__(self, how) -> None:
         self.how, self.ends, self.over = how, [], threading.Event()
 
@@ -199,7 +189,6 @@ async def give_up() -> None:
 @pytest.mark.parametrize("where", ["opened", "received"])
 @pytest.mark.parametrize("how", [cancel_itself, await_cancelled, exit_now, interrupt, give_up])
 def test_coroutine_when_it_does_not_return_ends_its_connection(link, failures, where, how):
-    """CancelledError and its like leave no connection behind that never reads again; the thread goes on."""
     neighbour = Noting()
     _, other = link(neighbour)
 
@@ -218,8 +207,6 @@ def test_coroutine_when_it_does_not_return_ends_its_connection(link, failures, w
 
 
 def test_coroutine_when_cancelled_by_the_end_is_not_reported(link, groups):
-    """What the end of the connection cancels has ended as it should."""
-
     class Waiting(Ending):
         async def received(self, data) -> None:
             self.how.set()

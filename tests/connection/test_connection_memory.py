@@ -25,8 +25,6 @@ __all__ = ["failures", "groups", "link"]  # fixtures
 
 
 class Watched(Connection):
-    """A connection that can be watched."""
-
     __slots__ = ("__weakref__",)
 
 
@@ -90,7 +88,6 @@ def no_collector():
 @pytest.mark.parametrize("end", ["peer", "kicked", "finished"])
 @pytest.mark.usefixtures("no_collector")
 def test_connection_when_over_is_freed_without_the_collector(groups, failures, kind, end):
-    """Connection, Sender and session of a peer that has gone are free as soon as nobody else holds them."""
     log = StreamLog()
     ours, peer = socket.socketpair()
     session = Following(Fanouts(log)) if kind is Following else kind()
@@ -116,7 +113,6 @@ def test_connection_when_over_is_freed_without_the_collector(groups, failures, k
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("recorded", [False, True])
 def test_sender_when_over_and_let_go_is_freed_and_still_answers(recorded):
-    """Held by nobody but its host it goes with it; held by somebody else it says what it was, and refuses."""
     host = ManualHost()
     make = RecordedSender if recorded else WatchedSender
     options = {"tape": Tape(lambda _row: True, Identity(conn_id=1, began_at_us=0))} if recorded else {}
@@ -139,7 +135,6 @@ def test_sender_when_over_and_let_go_is_freed_and_still_answers(recorded):
 
 
 def test_sender_when_open_does_not_let_go():
-    """Only what is over forgets its host."""
     host = ManualHost()
     host.sender = sender = Sender(host, ScriptedTransport())
     sender.let_go()

@@ -56,7 +56,6 @@ class Talker(threading.Thread):
 
 
 def test_close_after_flush_when_the_peer_goes_on_sending_delivers_everything(link):
-    """400 kB that the kernel has taken arrive at a slow reader that never stops talking; `closed` comes once."""
     session, released = Noting(), threading.Event()
     connection, peer = link(
         session,
@@ -87,7 +86,6 @@ def test_close_after_flush_when_the_peer_goes_on_sending_delivers_everything(lin
 
 @pytest.mark.parametrize("reason", [reason for reason in CloseReason if not reason.abortive])
 def test_close_when_the_peer_is_about_to_send_lets_it_read_why(link, reason):
-    """A peer that sends first and reads then, as clients that log in do, reads the refusal instead of a reset."""
     session = Noting()
     connection, peer = link(session, tcp=True)
     wait_until(lambda: session.calls)
@@ -102,8 +100,6 @@ def test_close_when_the_peer_is_about_to_send_lets_it_read_why(link, reason):
 
 
 def test_close_when_input_was_wrong_and_more_of_it_comes_delivers_the_answer(link):
-    """The answer to what was wrong outlives a peer in the middle of half a megabyte."""
-
     class Strict(Noting):
         def received(self, data):
             self.send(b"error: no", MessageClass.CONTROL)
@@ -119,7 +115,6 @@ def test_close_when_input_was_wrong_and_more_of_it_comes_delivers_the_answer(lin
 
 
 def test_linger_when_the_peer_sends_without_end_costs_a_bounded_amount(link, groups, monkeypatch):
-    """So much is read and no more, then nothing until the socket is closed."""
     monkeypatch.setattr(_lingering, "LINGER_QUIET_S", 0.2)
     session, released = Noting(), threading.Event()
     connection, peer = link(session, tcp=True, on_released=lambda _: released.set())
@@ -273,7 +268,6 @@ def test_admission_when_a_connection_lingers_counts_it(loop_factory):
 
 
 def test_peer_when_half_closed_and_then_reset_is_noticed(link):
-    """A session that stays after the end of its peer's stream learns that the peer is gone, without writing."""
     session = Noting()
     session.stays = True
     connection, peer = link(session, tcp=True)
@@ -286,7 +280,6 @@ def test_peer_when_half_closed_and_then_reset_is_noticed(link):
 
 @pytest.mark.parametrize("control_bytes", [0, 10])
 def test_peer_when_it_resets_while_its_input_is_held_ends_the_connection(link, control_bytes):
-    """Neither what is kept nor what lies in the kernel is worked on any more."""
     session = Noting(lambda data: 0)
     connection, peer = link(session, tcp=True)
     wait_until(lambda: session.calls)
@@ -298,7 +291,6 @@ def test_peer_when_it_resets_while_its_input_is_held_ends_the_connection(link, c
 
 
 def test_peer_when_it_resets_while_a_coroutine_runs_ends_the_connection(link):
-    """The coroutine is cancelled: nobody waits for its answer."""
     cancelled = threading.Event()
 
     class Slow(Noting):
@@ -379,7 +371,6 @@ def test_peer_when_it_half_closes_while_its_input_is_held_is_answered(link, monk
 
 
 def test_peer_when_it_half_closes_while_a_coroutine_works_for_it_is_answered(link, monkeypatch):
-    """However long the answer takes, the end of the question does not end it."""
     monkeypatch.setattr(connection_module, "HELD_END_S", 0.02)
 
     class Slow(Noting):

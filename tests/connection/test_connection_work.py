@@ -74,7 +74,6 @@ def thread():
 
 
 def test_connection_when_its_input_is_much_work_is_slowed_and_others_go_on(thread):
-    """It gets its share of the time from then on, is told once, loses nothing; a neighbour is served as before."""
     busy, session, wire = thread.connect(0.02)
     _, neighbour, other = thread.connect(0.0001, "192.0.2.2")
     thread.feed([wire, other], 8.0)
@@ -93,7 +92,6 @@ def test_connection_when_its_input_is_much_work_is_slowed_and_others_go_on(threa
 
 
 def test_connection_when_it_stays_over_its_share_is_cut_with_limit_value_and_measure(thread):
-    """After `cut_after_s` the end is LIMIT_HIT; the details name the limit, the share, and the work that was done."""
     busy, session, wire = thread.connect(0.02)
     thread.feed([wire], 18.0)
     ((reason, details),) = session.ends
@@ -106,7 +104,6 @@ def test_connection_when_it_stays_over_its_share_is_cut_with_limit_value_and_mea
 
 
 def test_connection_when_nobody_limits_work_is_measured_only(thread):
-    """Without limits nothing is slowed, and how much work there was is known all the same."""
     busy, session, wire = thread.connect(0.02, limits=NO_WORK_LIMITS)
     thread.feed([wire], 5.0)
     assert session.told == []
@@ -115,7 +112,6 @@ def test_connection_when_nobody_limits_work_is_measured_only(thread):
 
 
 def test_connections_when_of_one_64_share_its_budget(thread):
-    """Ten connections from ten addresses of one IPv6 network get together what one address may have."""
     made = [thread.connect(0.01, f"2001:db8::{number}") for number in range(1, 11)]
     thread.feed([wire for _, _, wire in made], 8.0, gap_s=0.001)
     assert sum(connection.work.work_s for connection, _, _ in made) <= 0.5 * 8.0 + 3.0 + 0.1
@@ -123,7 +119,6 @@ def test_connections_when_of_one_64_share_its_budget(thread):
 
 
 def test_timer_when_it_is_much_work_is_charged_as_well(thread):
-    """What the session's timer does on the peer's behalf counts like its input."""
     connection, session, _ = thread.connect(0.5)
     for _ in range(4):
         connection.set_timer(thread.clock())
@@ -133,7 +128,6 @@ def test_timer_when_it_is_much_work_is_charged_as_well(thread):
 
 
 def test_input_when_its_handler_raises_is_charged_all_the_same(thread):
-    """An error after much work does not make the work undone."""
     connection, session, wire = thread.connect(0.3)
     session.error = RemoteProtocolError("nonsense")
     wire.up += b"x"
@@ -163,7 +157,6 @@ class Sliced(Session):
 
 
 def test_session_when_its_turn_is_over_gives_the_thread_back_and_goes_on_in_order(thread):
-    """Much work in one buffer takes several turns, in which others are served; order is kept and nothing is lost."""
     _, session, wire = thread.connect(session=Sliced(thread.clock), limits=NO_WORK_LIMITS)
     _, neighbour, other = thread.connect(0.0, "192.0.2.2")
     data = bytes(range(64))
@@ -178,7 +171,6 @@ def test_session_when_its_turn_is_over_gives_the_thread_back_and_goes_on_in_orde
 
 
 def test_session_when_one_piece_takes_too_long_gets_no_other_in_the_same_turn(thread):
-    """A session that does not look at the time reads no more in this turn once its handler took too long."""
     connection, session, wire = thread.connect(TURN_S, limits=NO_WORK_LIMITS)
     wire.up += bytes(200_000)  # several reads
     thread.group.turn()

@@ -22,7 +22,6 @@ def kit() -> Kit:
 
 
 def test_input_ready_when_all_is_taken_hands_on_the_scratch_memory(kit):
-    """What was read is handed on in the group's memory, without a copy, and nothing of it is kept."""
     memory = []
     kit.handler.on_offer = lambda data: memory.append(data.obj)
     kit.ready(b"hello")
@@ -42,7 +41,6 @@ def test_input_ready_when_the_read_was_short_spares_the_next(kit):
 
 
 def test_input_ready_when_there_is_nothing_does_nothing(kit):
-    """A spurious wake-up and an interrupted call are no input and no error."""
     kit.ready()
     kit.ready(InterruptedError())
     assert kit.handler.offers == []
@@ -51,7 +49,6 @@ def test_input_ready_when_there_is_nothing_does_nothing(kit):
 
 
 def test_need_more_when_answered_offers_the_rest_with_what_comes_next(kit):
-    """Bytes not consumed are kept and offered again, in front of the next input."""
     kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 2), InputResult(InputVerdict.NEED_MORE, 0), DONE]
     kit.ready(b"abcd")
     assert kit.receiver.statistics().kept_bytes == 2
@@ -68,7 +65,6 @@ def test_done_when_only_part_was_consumed_offers_the_rest_at_once(kit):
 
 
 def test_block_when_answered_stops_reading_until_triggered(kit):
-    """BLOCK stops reading; trigger_input offers what is kept, on the next round, and reading goes on."""
     kit.handler.answers = [InputResult(InputVerdict.BLOCK, 1)]
     kit.ready(b"abc")
     assert kit.watched == [True, False]
@@ -84,7 +80,6 @@ def test_block_when_answered_stops_reading_until_triggered(kit):
 
 
 def test_block_when_all_was_consumed_waits_all_the_same(kit):
-    """BLOCK counts also when nothing is left; the trigger then offers an empty view."""
     kit.handler.answers = [BLOCK]
     kit.ready(b"abc")
     assert not kit.receiver.reading
@@ -112,7 +107,6 @@ def test_trigger_input_when_called_inside_the_handler_runs_after_it(kit):
 
 
 def test_trigger_input_when_nothing_is_kept_offers_nothing_once(kit):
-    """A trigger gives the handler a chance to go on with what it has set aside itself; many triggers are one."""
     for _ in range(5):
         kit.receiver.trigger_input()
     kit.rounds()
@@ -137,7 +131,6 @@ def test_input_ready_when_there_is_much_serves_the_others_after_the_budget():
 
 
 def test_need_more_when_the_buffer_is_full_is_a_protocol_error():
-    """A handler that needs more than the buffer holds gets a LimitExceededError that names limit and size, once."""
     kit = Kit(capacity_bytes=16)
     kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 0)] * 10
     kit.ready(b"0123456789")
@@ -166,7 +159,6 @@ def test_need_more_when_the_buffer_is_full_is_a_protocol_error():
     ],
 )
 def test_handler_when_it_fails_gets_one_error_and_no_more_input(kit, answer, kind, text):
-    """ERROR, an exception, or an answer that cannot be true end the input with one process_error."""
     kit.handler.answers = [answer]
     kit.ready(b"abc", b"def")
     (error,) = kit.handler.ends
@@ -178,8 +170,6 @@ def test_handler_when_it_fails_gets_one_error_and_no_more_input(kit, answer, kin
 
 
 def test_process_error_when_it_raises_leaves_the_descriptor_unwatched(kit):
-    """An exception of process_error itself comes out, and the broken connection is not polled any more."""
-
     def fail() -> None:
         raise KeyError("in process_error")
 
@@ -195,7 +185,6 @@ def test_process_error_when_it_raises_leaves_the_descriptor_unwatched(kit):
 
 
 def test_eof_when_read_is_delivered_once_after_the_input(kit):
-    """The end of the stream comes after all input, once, and reading stops."""
     kit.ready(b"last")
     kit.ready(EOF)
     kit.ready(EOF)
@@ -206,7 +195,6 @@ def test_eof_when_read_is_delivered_once_after_the_input(kit):
 
 
 def test_read_error_when_raised_is_delivered_as_it_is(kit):
-    """An OSError of the read reaches process_error."""
     error = ConnectionResetError(104, "reset")
     kit.ready(error)
     assert kit.handler.ends == [error]
@@ -231,7 +219,6 @@ def test_eof_when_input_is_held_waits_for_the_resumption(kit):
 
 
 def test_read_error_when_input_is_held_is_delivered_at_once(kit):
-    """Who has reset the connection waits for nothing; it is told once."""
     error = ConnectionResetError()
     kit.receiver.pause("sender", "soft limit", control_bytes=100)
     kit.ready(error)
@@ -243,7 +230,6 @@ def test_read_error_when_input_is_held_is_delivered_at_once(kit):
 
 
 def test_eof_when_the_handler_blocks_on_resumption_waits_for_the_trigger(kit):
-    """A handler that answers BLOCK to what is kept learns of the end only after it has been triggered."""
     kit.receiver.pause("a", "x", control_bytes=10)
     kit.ready(EOF)
     kit.receiver.resume("a")
@@ -256,7 +242,6 @@ def test_eof_when_the_handler_blocks_on_resumption_waits_for_the_trigger(kit):
 
 
 def test_close_when_called_inside_the_handler_ends_everything(kit):
-    """After close nothing is read, handed on, delivered, or scheduled, and closing again is no error."""
     kit.handler.on_offer = lambda data: kit.receiver.close()
     kit.handler.answers = [InputResult(InputVerdict.DONE, 1)]
     kit.ready(b"abc", b"def", EOF)
@@ -277,7 +262,6 @@ def test_close_when_called_inside_the_handler_ends_everything(kit):
 
 
 def test_attached_when_moved_to_another_group_takes_along_what_is_kept():
-    """Detaching unwatches, attaching watches again, and what was kept is offered with the next input, in order."""
     kit = Kit()
     kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 1)]
     kit.ready(b"abc")
@@ -293,7 +277,6 @@ def test_attached_when_moved_to_another_group_takes_along_what_is_kept():
 
 
 def test_attached_when_something_is_due_goes_on_with_it():
-    """What was asked for while the receiver was on no group happens when it is on one."""
     kit = Kit(attach=False)
     assert kit.receiver.reading is False
     kit.receiver.trigger_input()
@@ -306,7 +289,6 @@ def test_attached_when_something_is_due_goes_on_with_it():
 
 
 def test_attached_when_it_cannot_be_is_refused(kit):
-    """A receiver is on one group at a time, and its buffer must fit into that group's scratch memory."""
     with pytest.raises(LocalProtocolError):
         kit.receiver.attached(kit.host)
     with pytest.raises(LocalProtocolError):
@@ -317,13 +299,11 @@ def test_attached_when_it_cannot_be_is_refused(kit):
     "options", [{"capacity_bytes": 0}, {"turn_budget_bytes": 0}, {"control_interval_s": 0}, {"control_interval_s": -1}]
 )
 def test_arguments_when_out_of_range_are_refused(options):
-    """Nonsense is refused where it is given."""
     with pytest.raises(LocalProtocolError):
         Kit(**options)
 
 
 def test_idle_receiver_when_many_exist_owns_no_buffer(kit):
-    """An idle receiver with its job costs less than a kilobyte; the buffer bound is a bound, not an allocation."""
     receiver = kit.receiver
     owned = [receiver, receiver._lock, receiver._kept, receiver._holds]
     assert sum(map(sys.getsizeof, owned)) < 1024
@@ -334,8 +314,6 @@ def test_idle_receiver_when_many_exist_owns_no_buffer(kit):
 
 
 def parse_lines(handler_lines: list[bytes], blocks: list[bool]):
-    """Return an answer function that takes one line at a time in various ways."""
-
     def answer(data: memoryview) -> InputResult:
         text = bytes(data)
         end = text.find(b"\n")
@@ -365,7 +343,6 @@ class Forever(list):
     budget=st.integers(1, 40),
 )
 def test_lines_when_cut_anywhere_come_out_whole(lines, cuts, blocks, holds, budget):
-    """However input is cut, blocked and held, each line is seen once, in order, and then the end, once."""
     kit = Kit(capacity_bytes=16, turn_budget_bytes=budget)
     seen: list[bytes] = []
     kit.handler.answers = Forever([parse_lines(seen, list(blocks))])

@@ -43,7 +43,6 @@ def test_pause_when_the_descriptor_is_ready_already_reads_nothing(kit):
 
 
 def test_pause_when_called_inside_the_handler_stops_before_the_next_read():
-    """A handler that holds input gets nothing more, not even the rest of what it was given."""
     kit = Kit(capacity_bytes=4)
     kit.handler.on_offer = lambda data: kit.receiver.pause("policy", "busy")
     kit.handler.answers = [InputResult(InputVerdict.DONE, 1)]
@@ -74,7 +73,6 @@ def test_resume_when_the_buffer_is_full_offers_before_it_reads():
 
 
 def test_resume_when_nothing_is_kept_offers_an_empty_view(kit):
-    """On resumption the handler is called even with nothing, to go on with what it has set aside itself."""
     kit.receiver.pause("sender", "soft limit")
     kit.rounds()
     kit.receiver.resume("sender")
@@ -84,7 +82,6 @@ def test_resume_when_nothing_is_kept_offers_an_empty_view(kit):
 
 
 def test_holders_when_several_hold_until_the_last_lets_go(kit):
-    """Holders are a set: input is bulk again when the last has let go; the same owner counts once."""
     assert [kit.receiver.pause(owner, "x") for owner in ("a", "b", "a")] == [True, True, False]
     assert [kit.receiver.resume(owner) for owner in ("a", "a", "c")] == [True, False, False]
     kit.settle()
@@ -95,7 +92,6 @@ def test_holders_when_several_hold_until_the_last_lets_go(kit):
 
 
 def test_pause_when_resumed_before_the_job_ran_changes_nothing_outside(kit):
-    """A hold that is over before the owning thread noticed is not seen by the descriptor at all."""
     kit.receiver.pause("a", "x")
     kit.receiver.resume("a")
     kit.rounds()
@@ -125,7 +121,6 @@ def test_control_when_granted_is_read_up_to_the_grant_per_interval(kit):
 
 
 def test_control_when_granted_differently_is_the_smallest_grant(kit):
-    """The strictest holder counts; one that grants nothing stops everything."""
     kit.receiver.pause("a", "x", control_bytes=10)
     kit.receiver.pause("b", "y", control_bytes=4)
     kit.feed.append(b"x" * 30)
@@ -142,7 +137,6 @@ def test_control_when_granted_differently_is_the_smallest_grant(kit):
 
 
 def test_control_when_the_grant_is_lowered_counts_at_once(kit):
-    """A holder may lower its grant within the interval; what was not read yet is cut to it."""
     kit.receiver.pause("a", "x", control_bytes=10)
     kit.ready(b"abc")
     kit.receiver.pause("a", "x", control_bytes=4)
@@ -152,7 +146,6 @@ def test_control_when_the_grant_is_lowered_counts_at_once(kit):
 
 
 def test_control_when_holds_flap_is_not_granted_anew(kit):
-    """Letting go and holding again within an interval does not begin a new interval."""
     kit.receiver.pause("a", "x", control_bytes=10)
     kit.feed.append(b"x" * 10)
     kit.settle()
@@ -168,7 +161,6 @@ def test_control_when_holds_flap_is_not_granted_anew(kit):
 
 
 def test_control_when_a_part_was_kept_before_is_offered_as_control(kit):
-    """What was kept when the hold began is offered again, as control only, together with what comes."""
     kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 1), InputResult(InputVerdict.NEED_MORE, 0)]
     kit.ready(b"abc")
     kit.receiver.pause("a", "x", control_bytes=10)
@@ -179,7 +171,6 @@ def test_control_when_a_part_was_kept_before_is_offered_as_control(kit):
 
 
 def test_control_when_moved_between_groups_goes_on_after_the_interval(kit):
-    """A receiver that waits for its grant waits on the new group's deadlines after a move."""
     kit.receiver.pause("a", "x", control_bytes=2)
     kit.feed.append(b"abcd")
     kit.settle()
@@ -195,7 +186,6 @@ def test_control_when_moved_between_groups_goes_on_after_the_interval(kit):
 
 
 def test_deadline_when_closed_is_removed(kit):
-    """A closed receiver leaves no deadline behind."""
     kit.receiver.pause("a", "x", control_bytes=2)
     kit.feed.append(b"abcd")
     kit.settle()
@@ -205,7 +195,6 @@ def test_deadline_when_closed_is_removed(kit):
 
 
 def test_pause_when_arguments_are_wrong_is_refused(kit):
-    """A negative grant and more holders than the program has parts are the caller's fault."""
     with pytest.raises(LocalProtocolError):
         kit.receiver.pause("a", "x", control_bytes=-1)
     for number in range(MAX_HOLDERS):
@@ -216,7 +205,6 @@ def test_pause_when_arguments_are_wrong_is_refused(kit):
 
 
 def test_statistics_when_held_tell_reasons_and_times(kit):
-    """Pauses are counted by reason, a present pause counts in the times, and unknown reasons stay bounded."""
     kit.receiver.pause("a", "soft limit")
     kit.now += 2.0
     kit.receiver.pause("b", "busy")
@@ -251,7 +239,6 @@ def test_statistics_when_the_stream_has_ended_stop_the_pause(kit):
 
 
 def test_pause_when_called_from_many_threads_ends_level(kit):
-    """Threads that hold and let go as they like leave input free, and the owning thread sees the last word."""
     stop = threading.Event()
 
     def flap(owner: int) -> None:

@@ -25,7 +25,6 @@ SHORT_S = 0.3
 
 @pytest.fixture
 def listening(tmp_path, monkeypatch):
-    """Return a function that starts a live server with a listener."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with contextlib.ExitStack() as stack:
 
@@ -56,7 +55,6 @@ def keys(tmp_path):
 
 
 def test_call_when_by_the_socket_of_the_user_may_do_all(listening):
-    """Who can open the socket is the server's user; what he changes bears his name."""
     server, listener = listening()
     [address] = listener.bound
     assert call_operation(address, "stats", {})["server"]["connections"] == 0
@@ -76,7 +74,6 @@ def test_call_when_by_the_socket_of_the_user_may_do_all(listening):
 
 
 def test_call_when_by_a_raw_peer_is_answered_with_one_part(listening):
-    """Any client of OxenMQ can call: the name, a tag and a JSON object; the reply is the tag and a JSON object."""
     _, listener = listening()
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 0
@@ -89,7 +86,6 @@ def test_call_when_by_a_raw_peer_is_answered_with_one_part(listening):
 
 
 def test_call_when_several_come_at_once_changes_in_order(listening):
-    """Each change is whole before the next one begins."""
     server, listener = listening()
     [address] = listener.bound
     threads = [
@@ -113,7 +109,6 @@ def test_call_when_nobody_waits_any_more_is_not_carried_out(listening):
 
 
 def test_calls_when_too_many_wait_are_told_so(listening):
-    """A flood of calls is answered, and not queued without bound."""
     _, listener = listening()
     listener._waiting[True]["somebody"] = MOST_WAITING
     with pytest.raises(OperationError) as caught:
@@ -151,7 +146,6 @@ def test_listener_when_a_place_cannot_be_used_says_so(listening, tmp_path):
 
 
 def test_call_when_by_key_may_do_what_its_line_says(listening, keys):
-    """The level is the key's: one may do all, one may look, others are not let in."""
     server, listener = listening(**keys.settings)
     where = f"{listener.bound[0].replace('tcp://', 'curve://')}/{keys.server.public.hex()}"
     assert call_operation(where, "ban", {"network": "192.0.2.1"}, keys=keys.admin)["cidr"] == "192.0.2.1/32"
@@ -170,7 +164,6 @@ def test_call_when_by_key_may_do_what_its_line_says(listening, keys):
 
 
 def test_call_when_the_server_has_another_key_is_not_made(listening, keys):
-    """A caller speaks to the server whose key he named, or to nobody; in the clear nobody is answered."""
     _, listener = listening(**keys.settings)
     address = listener.bound[0]
     other = f"{address.replace('tcp://', 'curve://')}/{KeyPair.generate().public.hex()}"
@@ -181,7 +174,6 @@ def test_call_when_the_server_has_another_key_is_not_made(listening, keys):
 
 
 def test_answer_when_it_is_too_long_for_a_message_says_so(listening, monkeypatch):
-    """A page that does not fit is an error with a way out, and no connection is lost for it."""
     server, listener = listening()
     for number in range(3):
         server.changes.note("ban", {"reason": "x" * 400_000, "number": number})

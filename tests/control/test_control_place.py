@@ -18,7 +18,6 @@ KEY, OTHER = "ab" * 32, "cd" * 32
 
 @pytest.fixture
 def runtime(tmp_path, monkeypatch):
-    """Return an empty runtime folder of this user."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path / "flowctl"
 
@@ -31,7 +30,6 @@ def listening(path):
 
 
 def test_socket_when_made_is_in_a_folder_of_the_user_alone(runtime):
-    """The folder has mode 0700, and the name says address and port."""
     path = place.usual_socket("127.0.0.1", 1935)
     assert path == runtime / "live-127.0.0.1-1935.sock"
     assert runtime.stat().st_mode & 0o777 == 0o700
@@ -40,7 +38,6 @@ def test_socket_when_made_is_in_a_folder_of_the_user_alone(runtime):
 
 
 def test_socket_when_there_is_no_runtime_folder_is_among_the_temporary_files(tmp_path, monkeypatch):
-    """A folder of another user, or none, is not taken for the user's own."""
     monkeypatch.setattr(place.tempfile, "gettempdir", lambda: str(tmp_path))
     for value in ("", "relative", str(tmp_path / "absent")):
         monkeypatch.setenv("XDG_RUNTIME_DIR", value)
@@ -48,7 +45,6 @@ def test_socket_when_there_is_no_runtime_folder_is_among_the_temporary_files(tmp
 
 
 def test_folder_when_others_could_use_it_or_it_is_a_link_is_refused(tmp_path, runtime):
-    """What another user could have put there is neither used nor mended."""
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
     runtime.symlink_to(other)
@@ -71,7 +67,6 @@ def test_folder_when_it_is_another_users_is_refused(runtime, monkeypatch):
 
 
 def test_socket_when_left_by_a_server_that_died_makes_way(runtime):
-    """One that nobody listens at goes; one that a server listens at, a link and a file stay."""
     path = place.usual_socket("x", 1)
     listening(path).close()
     place.make_way(path)
@@ -93,7 +88,6 @@ def test_socket_when_left_by_a_server_that_died_makes_way(runtime):
 
 
 def test_server_when_looked_for_is_the_one_that_is_meant(runtime):
-    """One is found by itself; of several one has to be named; a dead one is none."""
     with pytest.raises(place.NotFoundError, match="no server of this user runs"):
         place.find_server(None)
     paths = [place.usual_socket("127.0.0.1", port) for port in (1935, 1936, 11935)]
@@ -126,7 +120,6 @@ def test_find_server_when_root_asks_finds_that_of_the_service(runtime, monkeypat
 
 
 def test_clients_when_read_have_level_and_name():
-    """Comments and empty lines are passed over; a name may have blanks."""
     found = parse_clients(f"# who\n\n{KEY} admin  night shift # of us\n{OTHER}\tbasic\n", "f")
     assert found == {
         bytes.fromhex(KEY): (Permission.ADMIN, "night shift"),
@@ -151,7 +144,6 @@ def test_clients_when_a_line_is_wrong_name_it(text, said):
 
 
 def test_clients_when_the_file_changes_are_those_that_it_names(tmp_path):
-    """A key that is taken out is not found again, and while the file is wrong nobody is."""
     path = tmp_path / "clients"
     path.write_text(f"{KEY} admin\n")
     path.chmod(0o600)

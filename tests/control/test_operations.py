@@ -24,14 +24,12 @@ LOCAL = "127.0.0.1/32"
 
 @pytest.fixture
 def live():
-    """Return a function that starts a live server."""
     with contextlib.ExitStack() as stack:
         yield lambda **settings: stack.enter_context(open_live_server(**settings))
 
 
 @pytest.fixture
 def clients():
-    """Return a thread for players and publishers."""
     with Clients() as clients:
         yield clients
 
@@ -47,7 +45,6 @@ def visitor(server, source="127.0.0.1"):
 
 
 def turned_away(server, source):
-    """Return whether a connection from `source` is ended at once."""
     before = server.accepted_count
     with contextlib.suppress(ConnectionResetError), visitor(server, source) as sock:
         assert sock.recv(1) == b""
@@ -58,7 +55,6 @@ def turned_away(server, source):
 
 
 def test_table_when_read_has_each_operation_once_with_words_for_all_of_it():
-    """Names are words of their own, each argument says what it does, and defaults are values that would be taken."""
     assert len(BY_NAME) == len(OPERATIONS)
     for item in OPERATIONS:
         assert item.name.isidentifier()
@@ -96,7 +92,6 @@ def test_table_when_read_has_each_operation_once_with_words_for_all_of_it():
     ],
 )
 def test_arguments_when_wrong_are_named_with_what_is_allowed(name, given, said, hint):
-    """The error names the argument, its value and the range, and how one would write it."""
     with pytest.raises(ConfigError) as caught:
         read_arguments(name, BY_NAME[name].arguments, given)
     assert said in str(caught.value)
@@ -104,7 +99,6 @@ def test_arguments_when_wrong_are_named_with_what_is_allowed(name, given, said, 
 
 
 def test_arguments_when_given_as_text_or_as_json_have_the_same_values():
-    """A command line and a program say the same thing in their own ways."""
     ban = BY_NAME["ban"].arguments
     text = read_arguments("ban", ban, {"network": "192.0.2.7", "duration": "1d"})
     assert text == read_arguments("ban", ban, {"network": "192.0.2.7/32", "duration": 86400})
@@ -114,7 +108,6 @@ def test_arguments_when_given_as_text_or_as_json_have_the_same_values():
 
 
 def test_answer_when_something_is_wrong_is_an_error_with_a_code(live):
-    """No call gets an exception or nothing: there is a result, or an error with code, message and hint."""
     server = live()
     calls = {
         (b"[]", "stats", ADMIN): "WRONG_ARGUMENT",
@@ -136,7 +129,6 @@ def test_answer_when_something_is_wrong_is_an_error_with_a_code(live):
 
 
 def test_perform_when_the_level_is_too_low_looks_at_nothing_else():
-    """Who may not call an operation learns no more about it."""
     with pytest.raises(ForbiddenError, match=r"flow.ban takes the level admin, the caller has basic"):
         allowed("ban", Permission.BASIC)
 
@@ -145,7 +137,6 @@ def test_perform_when_the_level_is_too_low_looks_at_nothing_else():
 
 
 def test_stats_when_asked_tells_server_streams_and_viewers(live, clients):
-    """Figures, a stream and its viewers are there, page by page, and those that keep up only on request."""
     server = live()
     for _ in range(3):
         clients.play(server)
@@ -170,7 +161,6 @@ def test_stats_when_asked_tells_server_streams_and_viewers(live, clients):
 
 
 def test_connections_when_of_one_have_its_ledger_in_words(live, clients):
-    """What was done to a connection stands there with how long ago and why."""
     server = live()
     client = clients.play(server)
     wait_for_viewers(server, 1)
@@ -192,7 +182,6 @@ def test_connections_when_of_one_have_its_ledger_in_words(live, clients):
 
 
 def test_kick_when_by_number_stream_or_peer_ends_those_and_says_why(live, clients):
-    """The reason reaches the end of the connection and its ledger; others stay, and who was ended may come again."""
     server = live()
     first, second, other = clients.play(server), clients.play(server), clients.play(server, name="live/other")
     wait_for_viewers(server, 2)
@@ -219,7 +208,6 @@ def test_kick_when_by_number_stream_or_peer_ends_those_and_says_why(live, client
 
 
 def test_limits_when_set_are_those_of_open_and_new_connections(live, clients):
-    """Marks that are left out follow the soft ones as on a server's command line; the target delay stays."""
     server = live(limits=Limits.parse("1MiB,100,4s", target_delay_ms=700))
     old = clients.play(server)
     wait_for_viewers(server, 1)
@@ -240,7 +228,6 @@ def test_limits_when_set_are_those_of_open_and_new_connections(live, clients):
 
 
 def test_limits_when_of_one_connection_leave_the_others(live, clients):
-    """Others keep theirs, and so does the server."""
     server = live(limits=Limits.parse("1MiB,100,4s"))
     one, two = clients.play(server), clients.play(server)
     wait_for_viewers(server, 2)
@@ -256,7 +243,6 @@ def test_limits_when_of_one_connection_leave_the_others(live, clients):
 
 
 def test_ban_when_made_ends_whom_it_names_and_unban_lets_them_in(live, clients):
-    """A viewer that plays goes too, nobody of the network comes in, and after it is lifted all may come."""
     server = live()
     clients.play(server)
     wait_for_viewers(server, 1)
@@ -276,7 +262,6 @@ def test_ban_when_made_ends_whom_it_names_and_unban_lets_them_in(live, clients):
 
 
 def test_ban_when_made_twice_lasts_as_long_as_the_longer_one(live):
-    """A shorter ban does not shorten a longer one; the answer says until when it really is."""
     server = live()
     do(server, "ban", network=LOCAL)
     assert do(server, "ban", network=LOCAL, duration="1s")["expires"] is None
@@ -284,7 +269,6 @@ def test_ban_when_made_twice_lasts_as_long_as_the_longer_one(live):
 
 
 def test_ban_when_too_wide_is_refused(live):
-    """Nobody bans half of the world by a slip of the pen."""
     with pytest.raises(ConfigError, match="the widest network that may be banned is /8"):
         do(live(), "ban", network="128.0.0.0/1")
 
@@ -298,7 +282,6 @@ def test_ban_when_too_wide_is_refused(live):
     ],
 )
 def test_unban_when_it_is_not_banned_itself_names_what_is(live, network, said):
-    """Lifting a part of a banned network does nothing, and says so."""
     server = live()
     do(server, "ban", network="127.0.0.0/24")
     with pytest.raises(LocalProtocolError, match=said):
@@ -329,7 +312,6 @@ def test_ban_when_there_is_a_file_leaves_it_to_its_writer(live, tmp_path):
 
 
 def test_reload_when_files_changed_says_what_is_in_force_and_what_is_wrong(live, tmp_path):
-    """What changed is told with its figures, what is wrong with file, line and value; what was before stays."""
     limits, bans = tmp_path / "limits.toml", tmp_path / "bans.jsonl"
     limits.write_text('version = 1\n[limits]\nsoft = "1MiB,100,4s"\n')
     server = live(limits_file=limits, bans_file=bans)
@@ -355,7 +337,6 @@ def test_reload_when_files_changed_says_what_is_in_force_and_what_is_wrong(live,
 
 
 def test_changes_when_read_tell_who_did_what_in_order(live, tmp_path):
-    """Files and commands are in one list, with a ban whole enough to be made elsewhere."""
     bans = tmp_path / "bans.jsonl"
     server = live(bans_file=bans)
     heard = []
@@ -387,7 +368,6 @@ def test_changes_when_read_tell_who_did_what_in_order(live, tmp_path):
 
 
 def test_drain_when_told_lets_nobody_in_and_ends_within_its_time(live, clients):
-    """Who is there may leave by himself; a second call makes it end sooner, and never later."""
     server = live()
     ended = []
     server.on_stopped = lambda: ended.append(True)
@@ -410,7 +390,6 @@ def test_drain_when_told_lets_nobody_in_and_ends_within_its_time(live, clients):
 
 
 def listens(server):
-    """Return whether a connection is accepted."""
     try:
         with socket.create_connection(server.address, timeout=5):
             return True
@@ -428,7 +407,6 @@ def test_drain_when_nobody_is_there_ends_at_once(live):
 
 
 def test_limits_when_of_a_stream_are_set_for_those_who_play_it_now(live, clients):
-    """Only who plays or publishes a stream that fits gets them; nobody is an error that says where to look."""
     server = live()
     clients.publish(server, SyntheticSource())
     player = clients.play(server)
@@ -448,7 +426,6 @@ def test_limits_when_of_a_stream_are_set_for_those_who_play_it_now(live, clients
 
 
 def test_connections_when_narrowed_down_are_those_that_fit(live, clients):
-    """State, stream, role, protocol and address narrow the list down, and pages are counted."""
     server = live()
     clients.publish(server, SyntheticSource())
     clients.play(server)

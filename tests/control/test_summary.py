@@ -18,7 +18,6 @@ from flowctl.sender import Sender
 
 
 def test_figures_when_of_a_live_server_tell_of_slow_viewers_and_memory():
-    """What was asked for is in the line: viewers without all pictures, delay, memory held, who gave way."""
     server = LiveServer(LiveConfig(memory_budget_bytes=1 << 30))
     try:
         figures = summary(server)
@@ -31,7 +30,6 @@ def test_figures_when_of_a_live_server_tell_of_slow_viewers_and_memory():
 
 
 def test_figures_when_records_are_kept_are_those_of_the_files(tmp_path):
-    """Events by name, limits that were hit and records lost are in the line, as the recorder's feed counts them."""
     server = LiveServer(LiveConfig(events=EventsOptions(folder=str(tmp_path))))
     try:
         recorder, events = server.recording.recorder, server.recording.events
@@ -55,7 +53,6 @@ def test_figures_when_records_are_kept_are_those_of_the_files(tmp_path):
 
 
 def test_figures_when_of_another_server_are_those_of_connections():
-    """A server without streams has no figures of viewers."""
     server = Server(Session)
     try:
         assert {"connections", "accepted", "closed", "busy", "in_bytes"} == set(summary(server))
@@ -81,7 +78,6 @@ def lossy():
 
 
 def test_figures_when_some_have_lost_frames_agree_with_those_of_every_viewer():
-    """The cheap sums are those of the statistics of every viewer."""
     world, _ = lossy()
     figures, viewers = _of_viewers(world.hub), [viewer_figures(viewer) for _, viewer in world.hub.viewing()]
     assert figures["viewers"]["ready"] == sum(viewer.state is SendState.READY for viewer in viewers) == 6

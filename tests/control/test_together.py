@@ -13,42 +13,35 @@ from flowctl.errors import BusyError, ConfigError, FlowctlError, LocalProtocolEr
 
 
 def asked_of(name, **given):
-    """Return the values of an operation's arguments."""
     return read_arguments(name, BY_NAME[name].arguments, given)
 
 
 def come_to(name, *answers, **given):
-    """Return what the answers come to."""
     return combine(BY_NAME[name].merge, asked_of(name, **given), list(answers))
 
 
 def server(**figures):
-    """Return figures of one process."""
     usual = {"connections": 1, "accepted": 2, "refused": {}, "closed": {}, "busy": 0.1, "bans": 0}
     return usual | {"limits": "soft", "pid": 1, "up_s": 1.0, "change": 0} | figures
 
 
 def viewer(number, **figures):
-    """Return a viewer as stats shows it."""
     return {"connection": number, "state": "READY", "pictures": 1.0, "delay_ms": 0} | figures
 
 
 def stream(name, viewers=0, publisher=None, media="", in_bytes=0):
-    """Return a stream as lists show it."""
     found = {"stream": name, "publisher": publisher, "media": media, "viewers": viewers, "standby": 0, "slow": 0}
     found |= {"connection": None, "codecs": {}, "in_messages": 0, "in_frames": 0, "sent_bytes": 0}
     return found | {"in_bytes": in_bytes, "states": {"READY": viewers}}
 
 
 def stats(number, viewers=(), streams=(), **figures):
-    """Return the answer of one process to stats."""
     found = {"viewers": len(viewers), "streams": len(streams)}
     lists = {"viewers": list(viewers), "streams": list(streams)}
     return WorkerAnswer(number, result={"server": server(**figures), "found": found, **lists})
 
 
 def test_stats_when_of_two_workers_are_added():
-    """Counts are sums, of how busy they are the largest counts, and each has a line of its own."""
     closed = ({"kicked": 1}, {"kicked": 2, "shutdown": 1})
     found = come_to("stats", *(stats(n + 1, closed=closed[n], busy=n / 2, pid=n) for n in range(2)))["server"]
     assert (found["connections"], found["accepted"], found["busy"]) == (2, 4, 0.5)
@@ -62,7 +55,6 @@ def test_stats_when_limits_of_workers_differ_say_so():
 
 
 def test_stats_when_a_stream_is_followed_is_one_stream_of_its_publisher():
-    """A stream has its publisher and media from where it is published, and the viewers of all workers."""
     here = stream("live/a", viewers=2, publisher="192.0.2.1:5", media="h264", in_bytes=100)
     there = stream("live/a", viewers=3, publisher="follows worker 2", media="h264", in_bytes=90)
     found = come_to("stats", stats(1, streams=[there]), stats(2, streams=[here]))
@@ -79,7 +71,6 @@ RANKED = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(RANKED, min_size=1, max_size=4), st.integers(1, 7))
 def test_stats_when_paged_show_each_viewer_once_the_worst_first(workers, page):
-    """Pages of any length, one after the other, are the sorted list of all viewers of all workers."""
     answers, everybody = [], []
     for number, items in enumerate(workers, 1):
         rows = [viewer(number * 1000 + at, state=s, pictures=p, delay_ms=d) for at, (s, p, d) in enumerate(items)]
@@ -95,7 +86,6 @@ def test_stats_when_paged_show_each_viewer_once_the_worst_first(workers, page):
 
 
 def test_answers_when_one_is_missing_name_it():
-    """A worker that does not answer is named, and the others' answers count."""
     found = come_to("stats", stats(1), WorkerAnswer(2, missing="has not answered within 10 s"))
     assert found["server"]["connections"] == 1
     assert found["warning"] == "worker 2 has not answered within 10 s"
@@ -113,7 +103,6 @@ def test_kick_when_one_worker_has_the_connection_is_its_answer():
 
 
 def test_kick_when_many_are_kicked_is_their_sum():
-    """Kicks of all workers are added, and some hundred numbers are told."""
     answers = [WorkerAnswer(n, result={"kicked": 80, "connections": list(range(80))}) for n in (1, 2)]
     found = come_to("kick", *answers, peer="192.0.2.1")
     assert (found["kicked"], len(found["connections"])) == (160, 100)
@@ -133,7 +122,6 @@ def test_reload_when_one_worker_finds_a_fault_tells_it_once():
 
 
 def test_drain_when_of_all_is_that_of_the_slowest():
-    """Connections are added, and the end is that of the last."""
     one = {"draining": True, "again": False, "ends_within_s": 3.0, "connections": 2}
     found = come_to(
         "drain", WorkerAnswer(1, result=one), WorkerAnswer(2, result=one | {"ends_within_s": 5.0, "again": True})
@@ -143,13 +131,11 @@ def test_drain_when_of_all_is_that_of_the_slowest():
 
 @pytest.mark.parametrize("kind", [ConfigError, LocalProtocolError, BusyError, FlowctlError])
 def test_error_when_it_has_been_json_is_the_same(kind):
-    """An error of a worker is told to the caller as that of a server alone."""
     found = error_of(error_dict(kind("it is so", hint="do that")))
     assert (type(found), str(found), found.hint) == (kind, "it is so", "do that")
 
 
 def test_figures_when_of_several_processes_are_sums_and_the_worst():
-    """A line of figures of all workers adds what can be added and takes the worst of the rest."""
     one = {"connections": 1, "busy": 0.25, "closed": {"kicked": 1}, "bans_file": "valid", "held": 1024}
     one |= {"least_pictures": 0.5, "worst_delay_s": 1.0}
     other = one | {"busy": 0.5, "bans_file": "bad line", "least_pictures": 0.25, "worst_delay_s": 3.0}
@@ -160,14 +146,12 @@ def test_figures_when_of_several_processes_are_sums_and_the_worst():
 
 
 def stream_row(name, publisher=None, **figures):
-    """Return a stream as `streams` lists it."""
     usual = {"stream": name, "publisher": publisher, "connection": None, "media": "", "codecs": {}, "viewers": 0}
     usual |= {"states": {"READY": 0, "SOFT_LIMIT": 0}, "slow": 0, "standby": 0}
     return usual | {"in_bytes": 0, "in_messages": 0, "in_frames": 0, "sent_bytes": 0} | figures
 
 
 def test_streams_when_of_several_workers_are_one_each():
-    """A stream is published by one and followed by others: viewers are added, what comes in is counted once."""
     here = stream_row("live/a", "198.51.100.1:5", viewers=2, states={"READY": 1, "SOFT_LIMIT": 1}, slow=1, in_bytes=90)
     there = stream_row("live/a", "follows worker 2", viewers=3, states={"READY": 3, "SOFT_LIMIT": 0}, in_bytes=80)
     found = come_to(
@@ -184,8 +168,6 @@ def test_streams_when_of_several_workers_are_one_each():
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_connections_when_of_several_workers_are_sorted_as_one_list(reverse):
-    """Each worker has its list in the order that was asked for, and so has the list of all, page by page."""
-
     def rows(*numbers):
         found = [viewer(number, dropped=number % 7) for number in numbers]
         return {"connections": found, "found": {"connections": len(found)}}
@@ -200,8 +182,6 @@ def test_connections_when_of_several_workers_are_sorted_as_one_list(reverse):
 
 
 def test_events_when_a_worker_does_not_answer_keep_its_place():
-    """Events are joined by their times; the place of a worker that is silent once stays in the cursor."""
-
     def told(run, number, *times):
         return {"events": [{"at": at} for at in times], "cursor": f"{run}:{number}", "lost": 1}
 

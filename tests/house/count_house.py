@@ -34,7 +34,6 @@ def lines_by_room(*folders: str) -> Counter[str]:
 
 
 def figures() -> dict[str, int]:
-    """Return what the house is made of, by name."""
     sys.path.insert(0, str(ROOT))
     import flowctl
     from flowctl.live.settings.model import settings_of
@@ -58,7 +57,6 @@ def figures() -> dict[str, int]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the figures and the rooms, or the budget."""
     rooms = lines_by_room("flowctl", "tests")
     if arguments == ["--budget"]:
         sys.stdout.write("".join(f'"{room}" = {count}\n' for room, count in sorted(rooms.items())))

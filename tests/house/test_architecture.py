@@ -66,7 +66,6 @@ def test_files_when_named_in_a_guide_exist(document):
 
 
 def test_walks_when_followed_lead_from_step_to_step():
-    """Each step of a walk is called by a step before it: go-to-definition gets there."""
     walks = text_of("ARCHITECTURE.md").split("## Two walks")[1].split("\n## ")[0]
     parts = re.split(r"\n\n(?=[A-Z])", walks)
     steps = [found for part in parts if (found := STEP.findall(part))]

@@ -56,7 +56,6 @@ def is_server(block: str) -> bool:
 
 
 def test_documents_when_counted_are_all_there():
-    """The documents that a newcomer is promised exist."""
     assert set() == REQUIRED - DOCUMENTS.keys()
 
 
@@ -67,7 +66,6 @@ def test_generated_parts_when_compared_are_current(document):
 
 
 def test_generators_when_listed_are_all_used():
-    """No generated part is made for nobody."""
     used = {name for text in DOCUMENTS.values() for name in re.findall(r"<!-- generated: ([a-z-]+) -->", text)}
     assert used == generate_docs.GENERATED.keys()
 
@@ -81,7 +79,6 @@ def test_blocks_when_fenced_have_a_known_language(document):
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if blocks(name, "python")])
 def test_python_when_in_a_document_runs(document, tmp_path, monkeypatch):
-    """The Python of a document runs from top to bottom; its own assertions hold."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "document"}
     future = any("from __future__ import annotations" in block for block in blocks(document, "python"))
@@ -98,7 +95,6 @@ def test_python_when_in_a_document_runs(document, tmp_path, monkeypatch):
     ids=lambda value: value if value in DOCUMENTS else "server",
 )
 def test_server_when_in_a_document_serves(document, block, tmp_path):
-    """A server shown in a document starts, passes a line from one peer to another, and stops on Ctrl-C."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     program = tmp_path / "server.py"
@@ -143,14 +139,12 @@ def commands(document: str) -> list[str]:
 
 
 def test_commands_when_in_a_document_are_there():
-    """Commands shown in the documents name targets, commands, options and arguments that exist."""
     for document in DOCUMENTS:
         for command in commands(document):
             check_command(document, command)
 
 
 def check_command(document: str, command: str) -> None:
-    """Parse one command line of a document, without running it."""
     program, *arguments = shlex.split(command)
     if program == "make":
         names = [item for item in arguments if "=" not in item]
@@ -164,7 +158,6 @@ def check_command(document: str, command: str) -> None:
 
 
 def parse_flowctl(arguments: list[str]) -> None:
-    """Parse a command line of flowctl as the program does, without running it."""
     import typer
 
     from flowctl.cli import app
@@ -179,7 +172,6 @@ def parse_flowctl(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_when_inside_the_project_lead_somewhere(document):
-    """Relative links name files that exist and, where they name a heading, one that exists."""
     here = (ROOT / document).parent
     for target in LINK.findall(DOCUMENTS[document]):
         if "://" in target:
@@ -193,12 +185,10 @@ def test_links_when_inside_the_project_lead_somewhere(document):
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if name not in INSIDE])
 def test_documents_when_they_count_data_say_bytes(document):
-    """Users are told bytes, in sentences and in tables that are made of docstrings."""
     assert re.findall(r"\w*[Oo]ctets?(?!-stream)\w*", DOCUMENTS[document]) == []
 
 
 def test_messages_when_they_count_data_say_bytes():
-    """What the source writes for people says bytes as the documents do; its own comments and docstrings may differ."""
     found = []
     for path in sorted([*(ROOT / "flowctl").rglob("*.py"), *(ROOT / "servers").rglob("*.py")]):
         tree = ast.parse(path.read_text("utf-8"))
@@ -209,7 +199,6 @@ def test_messages_when_they_count_data_say_bytes():
 
 
 def headings(path: Path) -> set[str]:
-    """Return the anchors that headings of a Markdown file get."""
     titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -231,7 +220,6 @@ def hints() -> list[str]:
 
 
 def test_commands_when_in_a_hint_are_there():
-    """What an error tells a user to type exists: the command, and the options behind it."""
     import typer
 
     from flowctl.cli import app

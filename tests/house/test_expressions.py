@@ -46,8 +46,6 @@ constants = importlib.import_module("re._constants")
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression as it stands in a source."""
-
     where: str
     pattern: str
     flags: int
@@ -56,7 +54,6 @@ class Expression:
 
 
 def expressions() -> list[Expression]:
-    """Return every expression of the packages."""
     found = []
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
@@ -159,7 +156,6 @@ class Counter:
         self.known: dict[tuple[int, str], bool] = {}
 
     def count(self, text: str) -> int:
-        """Return the steps that all matches in `text` take."""
         self.text, self.steps = text, 0
         place = 0
         while place <= len(text):
@@ -269,7 +265,6 @@ CANDIDATES = "a0A :/.-=?&@[]<>\"'#%,_\n\t\u00e9!~\\;()${}|*+^x1f"
 
 
 def sample(kind, value, flags: int) -> str:
-    """Return the shortest text that fits a node, with each repetition taken once where it may be."""
     c = constants
     if kind is c.LITERAL:
         return chr(value)
@@ -310,7 +305,6 @@ def repetitions(nodes, flags: int, before: str) -> Iterator[tuple[str, str]]:
 
 
 def letters(nodes, flags: int) -> set[str]:
-    """Return one character for each thing that an expression tells apart."""
     c = constants
     found: set[str] = set()
     for kind, value in nodes:
@@ -348,7 +342,6 @@ def hostile(counter: Counter) -> Iterator[tuple[str, str, str]]:
 
 
 def growth(expression: Expression) -> tuple[float, str]:
-    """Return the worst growth of the steps of an expression, and the text that shows it."""
     counter = Counter(expression)
 
     def steps(text: tuple[str, str, str], count: int) -> float:
@@ -368,7 +361,6 @@ def growth(expression: Expression) -> tuple[float, str]:
 
 
 def test_expressions_when_texts_grow_cost_in_proportion():
-    """No text that a peer, a file or an operator can give makes an expression of ours slow."""
     found = expressions()
     assert len(found) >= 30
     slow = []
@@ -393,6 +385,5 @@ def test_expressions_when_texts_grow_cost_in_proportion():
     ],
 )
 def test_counter_when_an_expression_is_known(pattern, linear):
-    """The matcher tells what is linear from what is not."""
     ratio, text = growth(Expression("here", pattern, 0, pattern.startswith("^"), whole=False))
     assert (ratio <= MOST_GROWTH) is linear, text

@@ -68,8 +68,6 @@ UNLOCKED_FOREIGN: dict[tuple[str, str], str] = {
 
 @dataclass
 class Guarded:
-    """A class with a lock of its own, or a base with one."""
-
     name: str
     node: ast.ClassDef
     file: object
@@ -116,7 +114,6 @@ def bases_of(item: Guarded, classes: dict[str, Guarded]) -> Iterator[Guarded]:
 
 
 def locks_taken(node: ast.With) -> set[str]:
-    """Return the names of the locks of self that a with statement takes."""
     taken = [ast.unparse(item.context_expr) for item in node.items]
     return {name.removeprefix("self.") for name in taken if name.startswith("self.")}
 
@@ -173,7 +170,6 @@ def inherited_methods(item: Guarded) -> dict[str, ast.FunctionDef]:
 
 
 def held_on_entry(item: Guarded, method: ast.FunctionDef) -> frozenset[str]:
-    """Return the locks that `method` may rely on."""
     locks = frozenset(item.attributes.values())
     if method.name == "__init__" or method.name.endswith("_locked"):
         return locks
@@ -189,7 +185,6 @@ def touches_of(item: Guarded) -> Iterator[tuple[ast.FunctionDef, Touch]]:
 
 
 def unlocked_touches() -> dict[tuple[str, str], list[str]]:
-    """Return every touch of a marked attribute without its lock, by (class.method, attribute)."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for item in guarded().values():
         for method, touch in touches_of(item):
@@ -200,19 +195,16 @@ def unlocked_touches() -> dict[tuple[str, str], list[str]]:
 
 
 def test_marked_attributes_when_touched_are_touched_under_their_lock():
-    """Outside ``__init__`` and the listed exceptions, who touches a guarded attribute holds its lock."""
     wrong = {key: places for key, places in unlocked_touches().items() if key not in UNLOCKED}
     assert wrong == {}
 
 
 def test_exceptions_when_listed_are_still_needed():
-    """Every entry of `UNLOCKED` stands for a touch that exists, and gives a reason."""
     assert set() == UNLOCKED.keys() - unlocked_touches().keys()
     assert all(len(reason.split()) >= 4 for reason in UNLOCKED.values())
 
 
 def test_locked_methods_when_called_are_called_under_the_lock_or_assert_it():
-    """A method named ``x_locked`` is called under the lock, visibly; where it cannot be seen, it asserts it."""
     wrong = []
     for item in guarded().values():
         methods = inherited_methods(item)
@@ -228,7 +220,6 @@ def test_locked_methods_when_called_are_called_under_the_lock_or_assert_it():
 
 
 def test_marked_attributes_when_set_up_have_their_lock():
-    """A class with marked attributes makes the lock they name, itself or in a base."""
     for item in guarded().values():
         made = {
             touch.name
@@ -240,7 +231,6 @@ def test_marked_attributes_when_set_up_have_their_lock():
 
 
 def test_marks_when_written_are_all_understood():
-    """Every comment that says "guarded by _x" marks an attribute of a class: none is overlooked."""
     seen = sum(len(set(item.attributes) & own_names(item)) for item in guarded().values())
     written = sum(bool(MARK.search(line)) for path in module_files().values() for line in text_of(path).splitlines())
     assert written == seen
@@ -288,7 +278,6 @@ def named_touches(node: ast.AST, locks: frozenset[str]) -> Iterator[tuple[str, s
 
 
 def test_attributes_when_another_objects_lock_guards_them_are_touched_under_it():
-    """What is marked "guarded by the hub's lock" is touched by the hub under its lock, or listed with a reason."""
     found = foreign_touches()
     assert {key: places for key, places in found.items() if key not in UNLOCKED_FOREIGN} == {}
     assert set() == UNLOCKED_FOREIGN.keys() - found.keys()
@@ -305,7 +294,6 @@ def test_attributes_when_another_objects_lock_guards_them_are_touched_under_it()
     ],
 )
 def test_checker_when_given_a_method_sees_what_is_unlocked(body, names):
-    """The checker itself tells touches under the lock from others, and what a lambda does from what is done now."""
     source = "class X:\n    def m(self):\n" + "\n".join(f"        {line}" for line in body.splitlines())
     node = ast.parse(source).body[0]
     item = Guarded("X", node, "x.py", {"a": "_lock", "b": "_lock"})

@@ -24,7 +24,6 @@ def test_rooms_when_counted_keep_to_their_budgets():
 
 
 def test_budget_when_a_room_has_gone_or_shrunk_follows():
-    """What was won is kept: a budget is at most a twentieth above its room, and names no room that is not there."""
     rooms = lines_by_room("flowctl", "tests")
     loose = {room: lines for room, lines in BUDGET.items() if lines > rooms[room] * 1.05 + ROOM_TO_BREATHE}
     assert loose == {}, "lower it: python tests/house/count_house.py --budget"

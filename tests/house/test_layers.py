@@ -126,7 +126,6 @@ MODULES = sorted(name for name in module_files() if name.startswith("flowctl.") 
 
 
 def layer_of(module: str) -> str:
-    """Return the layer whose name of the module, or of a package around it, is the longest."""
     parts = module.split(".")[1:]
     for count in range(len(parts), 0, -1):
         found = [name for name, item in LAYERS.items() if ".".join(parts[:count]) in item.modules]
@@ -145,7 +144,6 @@ def arrows(module: str) -> list[Import]:
 
 
 def test_imports_when_between_layers_follow_the_table():
-    """A module imports its own layer and those that the table allows, and never the facade or a ready-made server."""
     wrong = []
     for module, item in ((name, found) for name in MODULES for found in arrows(name)):
         own = layer_of(module)
@@ -159,7 +157,6 @@ def test_imports_when_between_layers_follow_the_table():
 
 
 def test_imports_of_ready_made_servers_when_anywhere_do_not_exist():
-    """Nothing in flowctl imports flowctl_servers, not even for types: servers are found by their entry points."""
     wrong = [
         shown(module_files()[module], item.line)
         for module in module_files()
@@ -171,7 +168,6 @@ def test_imports_of_ready_made_servers_when_anywhere_do_not_exist():
 
 
 def test_imports_when_the_module_is_pure_are_without_io_threads_logs_and_clock():
-    """Pure modules import nothing that reads, writes, waits, logs or tells the time."""
     wrong = [
         f"{shown(module_files()[module], item.line)} imports {item.module}"
         for module in MODULES
@@ -183,7 +179,6 @@ def test_imports_when_the_module_is_pure_are_without_io_threads_logs_and_clock()
 
 
 def test_table_when_read_from_below_has_arrows_down_only():
-    """Every layer may import only layers that stand before it in the table, so there is no way round in a circle."""
     before: set[str] = set()
     for name, item in LAYERS.items():
         assert set() == item.may_import - before, f"{name} points up"
@@ -197,7 +192,6 @@ def test_table_when_a_module_is_gone_names_it_no_longer():
 
 
 def test_modules_when_all_imports_count_have_no_cycle():
-    """No module needs one that needs it: not when it is imported, not later in a function, and not for its types."""
     needs = {
         module: {item.module for item in imports_of(path)} & module_files().keys() - {module}
         for module, path in module_files().items()
@@ -216,7 +210,6 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_import_when_all_pure_modules_are_loaded_brings_no_loop_and_no_sockets():
-    """Loading everything pure loads no asyncio, socket or threading on the way either."""
     pure = [name for name in MODULES if is_pure(name)]
     assert pure
     loaded = loaded_by("; ".join(f"import {name}" for name in pure))
@@ -225,7 +218,6 @@ def test_import_when_all_pure_modules_are_loaded_brings_no_loop_and_no_sockets()
 
 
 def test_import_when_only_flowctl_is_asked_for_loads_nothing_else():
-    """``import flowctl`` costs nothing but itself; a name is loaded when it is used."""
     loaded = loaded_by("import flowctl")
     assert {"flowctl"} == {name for name in loaded if name.startswith("flowctl")}
     assert "asyncio" not in loaded
@@ -285,7 +277,6 @@ MOST_FLAT = 18
 
 
 def test_rooms_when_counted_hold_few_files():
-    """No folder of modules, of flowctl, its benches or its tests, holds more than can be taken in at a glance."""
     folders = ("flowctl", "servers", "bench", "tests")
     files = Counter(path.parent for folder in folders for path in (ROOT / folder).rglob("*.py"))
     most = {ROOT / "flowctl": MOST_FLAT}
@@ -293,7 +284,6 @@ def test_rooms_when_counted_hold_few_files():
 
 
 def test_rooms_when_opened_say_their_rule_and_where_to_begin():
-    """Each room that has modules says in its first docstring what belongs into it and which file to read first."""
     wrong = []
     for path in (ROOT / "flowctl").glob("*/**/__init__.py"):
         first = generate_docs.FIRST_FILE.search(path.read_text("utf-8"))

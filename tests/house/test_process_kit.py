@@ -31,7 +31,6 @@ def test_leaves():
 
 
 def run_pytest(tmp_path, text, **settings):
-    """Run a file of tests with the project's conftest, and return the finished process."""
     (tmp_path / "test_inner.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "conftest", "--rootdir", tmp_path, tmp_path]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'tests' / 'kits'}"}
@@ -41,7 +40,6 @@ def run_pytest(tmp_path, text, **settings):
 
 
 def test_children_when_the_shell_ignores_signals_do_not():
-    """Tests started in the background of a shell start programs that end with SIGINT all the same."""
     number = signal.SIGINT
     code = f"import signal, subprocess, sys; signal.signal({int(number)}, signal.SIG_IGN); {{}}"
     bare = [sys.executable, "-c", code.format(f"subprocess.run([sys.executable, '-c', {SHOW!r}])")]
@@ -55,7 +53,6 @@ def test_children_when_the_shell_ignores_signals_do_not():
 
 @pytest.mark.realtime
 def test_pytest_when_the_shell_ignores_signals_resets_them(tmp_path):
-    """The configuration of the tests does so before the first of them runs."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         done = run_pytest(tmp_path, SIGNALS)
@@ -66,7 +63,6 @@ def test_pytest_when_the_shell_ignores_signals_resets_them(tmp_path):
 
 @pytest.mark.realtime
 def test_pytest_when_a_test_leaves_a_process_ends_it_and_fails(tmp_path):
-    """Even one whose parent is gone: nothing outlives the tests of a file, and the file says that it did."""
     done = run_pytest(tmp_path, LEAVING)
     assert "processes outlived their tests" in done.stdout
     assert done.returncode == 1

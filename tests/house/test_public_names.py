@@ -32,17 +32,14 @@ TESTING = (
 
 
 def test_public_names_when_listed_are_these():
-    """`flowctl.__all__` is exactly the list above."""
     assert sorted(PUBLIC.split()) == sorted(flowctl.__all__)
 
 
 def test_public_names_when_of_the_test_kit_are_these():
-    """`flowctl.testing.__all__` is exactly the list above."""
     assert sorted(TESTING.split()) == sorted(importlib.import_module("flowctl.testing").__all__)
 
 
 def test_public_names_when_used_are_loaded_from_their_modules_and_explained():
-    """Every public name can be had from the package, is the same object each time, and has words of its own."""
     for name in sorted(PUBLIC.split()):
         value = getattr(flowctl, name)
         assert value is getattr(flowctl, name)
@@ -52,7 +49,6 @@ def test_public_names_when_used_are_loaded_from_their_modules_and_explained():
 
 
 def test_public_names_when_type_checkers_read_them_are_the_same():
-    """The imports that type checkers read name the same objects, in the same modules, as the table used at run time."""
     block = next(node for node in tree_of(module_files()["flowctl"]).body if isinstance(node, ast.If))
     for_checkers = {
         name.asname or name.name: (str(node.module), name.name)
@@ -66,13 +62,11 @@ def test_public_names_when_type_checkers_read_them_are_the_same():
 
 
 def test_unknown_name_when_asked_for_is_an_attribute_error():
-    """A name that flowctl does not have fails as with any module."""
     with pytest.raises(AttributeError, match="no attribute 'Sessions'"):
         flowctl.Sessions  # noqa: B018  (that is the test)
 
 
 def test_exceptions_when_public_derive_from_one_base():
-    """Who catches `FlowctlError` catches everything that flowctl raises on purpose."""
     errors = importlib.import_module("flowctl.errors")
     public = {name for name in flowctl.__all__ if name.endswith("Error")}
     assert {name for name, value in vars(errors).items() if inspect.isclass(value)} == public

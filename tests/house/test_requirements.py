@@ -24,14 +24,12 @@ def test_lock_when_compared_with_the_project_has_all_that_is_declared():
 
 
 def test_lock_when_read_pins_every_package_with_hashes():
-    """No package is taken in another version, or with other bytes, than the one that was locked."""
     entries = re.split(r"\n(?=[A-Za-z0-9])", LOCK.strip())
     assert len(entries) > 30
     assert [entry for entry in entries if "==" not in entry.splitlines()[0] or "--hash=sha256:" not in entry] == []
 
 
 def test_setup_when_it_installs_takes_the_lock():
-    """The one way to make an environment checks hashes."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert "--require-hashes -r requirements-dev.txt" in makefile
     assert "--no-deps --no-build-isolation --editable ." in makefile

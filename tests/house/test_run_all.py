@@ -24,7 +24,6 @@ def test_skipped(): pass
 
 
 def test_counts_when_read_from_a_report_are_those_of_pytest(tmp_path):
-    """Passed, failed, skipped and broken tests are told apart as pytest does."""
     (tmp_path / "test_mixed.py").write_text(MIXED)
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path, f"--junitxml={report}", tmp_path]
@@ -33,7 +32,6 @@ def test_counts_when_read_from_a_report_are_those_of_pytest(tmp_path):
 
 
 def test_reports_when_kept_name_the_slowest_tests_of_all_runs(tmp_path, monkeypatch, capsys):
-    """Each run's report stays where it can be read later; the longest tests of all of them are named, longest first."""
     monkeypatch.setattr(run_all, "ROOT", tmp_path)
     monkeypatch.setattr(run_all, "REPORTS", tmp_path / "kept")
     for name, times in ("one", (3.0, 0.1)), ("two", (7.5, *[0.01] * 20)):
@@ -56,7 +54,6 @@ def test_reports_when_kept_name_the_slowest_tests_of_all_runs(tmp_path, monkeypa
     ],
 )
 def test_closing_line_when_counts_are_added_reads_as_that_of_pytest(counts, line):
-    """The last line of `make test` names what happened to how many tests."""
     assert run_all.closing_line(counts, 1.5) == line
 
 
@@ -96,7 +93,6 @@ def staged(monkeypatch, statuses, passed=1, lost=0, **bad):
     ],
 )
 def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, expected):
-    """Nothing selected in some of the runs is no failure; nothing at all, or a failed run, is."""
     started = staged(monkeypatch, statuses, passed)
     assert run_all.main(["-k", "anything"]) == expected
     assert [command[-2:] for command in started] == [["-k", "anything"]] * 4
@@ -114,7 +110,6 @@ def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, 
     ],
 )
 def test_runner_when_real_time_tests_fail_runs_them_again_alone(monkeypatch, capsys, bad, second, line, expected):
-    """They count by their second try, and how many there were is told; too many get none, and none may get lost."""
     started = staged(monkeypatch, [0, 0, 0, 1] + ([] if second is None else [second]), **bad)
     assert run_all.main([]) == expected
     assert capsys.readouterr().out.splitlines()[-1].startswith(line)
@@ -122,7 +117,6 @@ def test_runner_when_real_time_tests_fail_runs_them_again_alone(monkeypatch, cap
 
 
 def test_again_when_a_test_failed_runs_only_that_one(tmp_path, capfd, monkeypatch):
-    """The second try knows from the first which tests failed, also beside a cache of somebody else's."""
     (tmp_path / "test_twice.py").write_text(
         "from pathlib import Path\nmark = Path(__file__).with_name('mark')\n"
         "def test_once():\n    seen = mark.exists(); mark.touch(); assert seen\n"
@@ -135,7 +129,6 @@ def test_again_when_a_test_failed_runs_only_that_one(tmp_path, capfd, monkeypatc
 
 
 def test_run_at_once_when_two_run_shows_one_after_the_other(tmp_path, capfd):
-    """The lines of the second come when the first has ended, although both ran at the same time."""
     meet = "import pathlib, sys, time; a, b = map(pathlib.Path, sys.argv[1:3]); a.touch(); "
     meet += (
         "[time.sleep(0.01) for _ in range(3000) if not b.exists()]; print(a.name, b.exists()); sys.exit(len(a.name))"
@@ -148,7 +141,6 @@ def test_run_at_once_when_two_run_shows_one_after_the_other(tmp_path, capfd):
 
 
 def test_runs_when_put_together_are_all_tests():
-    """Whichever of the two markers a test has, exactly one run selects it."""
     selections = [options[options.index("-m") + 1] for options in run_all.RUNS.values()]
     for realtime in (False, True):
         for pipeline in (False, True):
@@ -158,7 +150,6 @@ def test_runs_when_put_together_are_all_tests():
 
 
 def test_runs_when_they_yield_to_others_assert_no_time(tmp_path):
-    """A run whose processes get what others leave has no test that lets seconds pass."""
     for name in run_all.RUNS:
         yields = run_all.command(name, tmp_path, [])[0] == "nice"
         assert yields is (name in run_all.YIELDING)
@@ -166,7 +157,6 @@ def test_runs_when_they_yield_to_others_assert_no_time(tmp_path):
 
 
 def test_runs_when_they_pass_over_folders_miss_no_test():
-    """Whatever marker a file has by its folder or asks for itself, the run that selects it does import it."""
     here = Path(__file__).parents[1]
     files = list(here.rglob("test_*.py"))
     assert len(files) > 200

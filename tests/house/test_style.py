@@ -37,7 +37,6 @@ def name_of(path: Path) -> str:
 
 
 def test_functions_when_measured_are_of_readable_size():
-    """No function has more than 80 lines."""
     long = {
         f"{shown(path, node.lineno)} {node.name}": node.end_lineno - node.lineno + 1
         for path in PYTHON
@@ -48,7 +47,6 @@ def test_functions_when_measured_are_of_readable_size():
 
 
 def test_files_when_opened_say_what_they_are():
-    """Every file begins with a docstring whose first line is a sentence."""
     first = {name_of(path): (ast.get_docstring(tree_of(path)) or "").split("\n\n")[0].strip() for path in PYTHON}
     assert [name for name, line in first.items() if not line.endswith((".", ":", "?")) or len(line.split()) < 4] == []
 
@@ -67,7 +65,6 @@ def is_local(path: Path, node: ast.AST) -> bool:
 
 
 def test_texts_when_shipped_are_finished_and_at_home_anywhere():
-    """No file promises work instead of doing it, or names a folder of somebody's machine."""
     wrong = [
         f"{shown(path, number)}: {line}"
         for path in TEXTS
@@ -78,7 +75,6 @@ def test_texts_when_shipped_are_finished_and_at_home_anywhere():
 
 
 def test_exemptions_when_taken_name_their_rule_and_their_reason():
-    """Every ``noqa`` and ``type: ignore`` names the rule it is exempt from, and why."""
     wrong = [
         f"{shown(path, number)}: {line.strip()}"
         for path in PYTHON
@@ -100,7 +96,6 @@ def all_tests() -> list[tuple[Path, ast.FunctionDef]]:
 
 
 def checks_something(path: Path, node: ast.FunctionDef) -> bool:
-    """Return whether a function asserts, or calls a function of its file or kit that does."""
     helpers = {item.name: item for item in functions_of(tree_of(path))}
     seen: set[str] = set()
     open_ = [node]
@@ -120,7 +115,6 @@ def checks_something(path: Path, node: ast.FunctionDef) -> bool:
 
 
 def test_tests_when_run_can_fail():
-    """Every test asserts something, itself or in a helper of its file."""
     idle = [shown(path, node.lineno) for path, node in all_tests() if not checks_something(path, node)]
     assert idle == []
 
@@ -136,7 +130,6 @@ TWISTED = re.compile(r"\bwhoever\b|\b(?:for|of|by|to|with) who (?:\w+s|has|is)\b
 
 
 def test_words_when_read_aloud_are_plain():
-    """Docstrings and comments name who does something by a noun."""
     wrong = [
         shown(path, number)
         for path in SOURCE

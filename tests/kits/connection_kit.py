@@ -25,7 +25,6 @@ def wait_until(condition, what="it"):
 
 
 def ask(connection, function, *args):
-    """Call `function` on the connection's thread and return its answer."""
     done, answers = threading.Event(), []
     assert connection.call_soon(lambda: (answers.append(function(*args)), done.set()))
     assert done.wait(WAIT_S)
@@ -81,8 +80,6 @@ class Noting(Session):
 
 
 class Reader(threading.Thread):
-    """Reads a socket to its end, on its own thread."""
-
     def __init__(self, sock) -> None:
         super().__init__(daemon=True)
         self.sock, self.data, self.error = sock, bytearray(), None

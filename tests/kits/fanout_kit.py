@@ -38,7 +38,6 @@ class Stage:
         return Viewer(self.group, peer, policy=LivePolicy(), limits=limits, settings=settings)
 
     def publish(self, text, size=HEAD_BYTES):
-        """Publish a message per letter (C H K I D A X) and flush."""
         self.published.script(text, size)
         self.group.run()
 

@@ -34,8 +34,6 @@ def arrow_type(column) -> pa.DataType:
 
 
 class Rows(list):
-    """A sink: keeps the rows of a tape, all columns, until `room` are there."""
-
     def __init__(self, room: int | None = None) -> None:
         super().__init__()
         self.room = room
@@ -53,12 +51,10 @@ class Rows(list):
         return pa.table([pa.array(cells, type_) for cells, type_ in zip(columns, schema.types, strict=True)], schema)
 
     def write(self, path, **metadata) -> None:
-        """Write a record file."""
         named = {f"flowctl.{name}": str(value) for name, value in metadata.items()}
         pq.write_table(self.table().replace_schema_metadata(named), path)
 
     def stored(self) -> list[dict]:
-        """Return the rows as they come back from a Parquet file."""
         file = io.BytesIO()
         pq.write_table(self.table(), file, compression="zstd")
         return pq.read_table(file).to_pylist()
@@ -158,7 +154,6 @@ class World:
         self._number = 0
 
     def reply(self, size) -> None:
-        """Send what is for this peer alone."""
         self.viewer.sender.send(frame(OWN, CONTROL, 0, size), CONTROL)
         self.group.run(0.1)
 

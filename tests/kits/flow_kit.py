@@ -88,8 +88,6 @@ class Peer:
 
 
 class Edges:
-    """A frontend that keeps what it is told."""
-
     def __init__(self) -> None:
         self.changes = []
         self.hook = None
@@ -129,7 +127,6 @@ class Viewer:
             self.sender.follow(fanout, wait_for_key=log.has_video)
 
     def give(self, room: int | None) -> None:
-        """Let the peer's kernel take `room` bytes more; None: everything from now on."""
         self.peer.room = room
         if room != 0:
             self.host.poll_writable()
@@ -144,7 +141,6 @@ class Viewer:
 
     @property
     def frames(self):
-        """Complete frames received."""
         received = self.peer.received
         if len(received) > self._parsed:
             more, rest = parse(received[self._parsed :])
@@ -154,15 +150,12 @@ class Viewer:
 
     @property
     def rest_bytes(self) -> int:
-        """Length of what was received of an incomplete frame."""
         return len(self.peer.received) - self._parsed if self.frames is not None else 0
 
     def numbers(self, origin: bytes = LOG) -> list[int]:
-        """Numbers of the complete frames received of one origin."""
         return [number for kind, _, number, _ in self.frames if kind == origin]
 
     def classes(self) -> str:
-        """Return the classes of what was received as letters: C H K I D A X."""
         return "".join("CHKIDAX"[message_class] for _, message_class, _, _ in self.frames)
 
 
@@ -179,7 +172,6 @@ class Published:
         self.sizes: list[int] = []
 
     def publish(self, message_class: MessageClass, size: int = HEAD_BYTES) -> int:
-        """Append one message and return its number; a key frame has two restart messages."""
         number = len(self.classes)
         wire = frame(LOG, message_class, number, size)
         self.classes.append(message_class)

@@ -43,24 +43,20 @@ def key(tag: bytes = b"", size: int = 0) -> bytes:
 
 
 def inter(tag: bytes = b"", size: int = 0) -> bytes:
-    """Return a frame that others refer to."""
     nal = b"\x41\x9a" + tag.ljust(size, b".")
     return b"\x27\x01\x00\x00\x00" + len(nal).to_bytes(4, "big") + nal
 
 
 def disposable(tag: bytes = b"") -> bytes:
-    """Return a frame that no other refers to."""
     nal = b"\x01\x9e" + tag
     return b"\x27\x01\x00\x00\x00" + len(nal).to_bytes(4, "big") + nal
 
 
 def audio(tag: bytes = b"") -> bytes:
-    """Return a frame of AAC."""
     return b"\xaf\x01" + tag.ljust(4, b".")
 
 
 def perform(server, name: str, given: dict) -> dict:
-    """Return what an operation on a server answers; a fault is raised."""
     operation = BY_NAME[name]
     return operation.effect(server, read_arguments(name, operation.arguments, given))
 
@@ -71,7 +67,6 @@ def config(*, wire: dict | None = None, rtmp: dict | None = None, **fields) -> L
 
 
 def viewer_figures(viewer):
-    """Return what a viewer's connection says of itself."""
     connection = viewer.connection
     sender = connection.sender.statistics()
     pauses = dict(connection.receiver.statistics().pauses)
@@ -148,7 +143,6 @@ class Peer:
     # -- publishing
 
     def headers(self) -> None:
-        """Send metadata and the sequence headers of both tracks."""
         self.send(self.session.send_tag(18, 0, encode("onMetaData", {"width": 640.0})))
         self.send(self.session.send_video(0, AVC_HEADER))
         self.send(self.session.send_audio(0, AAC_HEADER))
@@ -178,16 +172,13 @@ class Peer:
 
     @property
     def payloads(self) -> list[bytes]:
-        """Bodies of the audio and video messages received."""
         return [message.payload for message in self.media if message.type_id in {8, 9}]
 
     @property
     def times(self) -> list[tuple[bytes, int]]:
-        """(body, timestamp) of the audio and video messages received."""
         return [(message.payload, message.timestamp) for message in self.media if message.type_id in {8, 9}]
 
     def has(self, kind, **values) -> bool:
-        """Return whether an event of that kind, with those values, has happened."""
         return any(
             isinstance(event, kind) and all(getattr(event, name) == value for name, value in values.items())
             for event in self.events
@@ -195,7 +186,6 @@ class Peer:
 
     @property
     def codes(self) -> list[str]:
-        """Status codes that came, in order."""
         found = []
         for event in self.events:
             if isinstance(event, rtmp_events.StatusReceived | rtmp_events.Rejected):
@@ -205,7 +195,6 @@ class Peer:
         return found
 
     def forget(self) -> None:
-        """Forget what came so far."""
         self.media.clear()
         self.events.clear()
 
@@ -243,14 +232,12 @@ class World:
         self._ports = iter(range(40_000, 60_000))
 
     def connect(self, address="192.0.2.1", settings=None, **options) -> Peer:
-        """Return a new client that has said nothing yet."""
         peer = Peer(self, (address, next(self._ports)), settings, **options)
         if self.piece is not None:
             peer.wire.piece = self.piece
         return peer
 
     def publisher(self, name="live/room", **options) -> Peer:
-        """Return a client that publishes and has sent its headers."""
         peer = self.connect(**options).publish(name)
         if peer.session.stream_id and peer.ended is None and not peer.codes:
             peer.headers()

@@ -20,8 +20,6 @@ class Errors(list):
 
 
 class FakePollable:
-    """Records its life, on which thread, and lets tests wait for it."""
-
     def __init__(self, weight: float | None = None) -> None:
         self.registration = Registration()
         self.log: list[tuple[str, str, bool]] = []

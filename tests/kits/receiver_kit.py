@@ -10,8 +10,6 @@ EOF = b""
 
 
 class Host:
-    """What a Receiver uses of a poll group."""
-
     def __init__(self, scratch_bytes: int = 4096) -> None:
         self.scratch = memoryview(bytearray(scratch_bytes))
         self.deadlines = Deadlines(lambda when: None)
@@ -19,8 +17,6 @@ class Host:
 
 
 class Handler:
-    """Answers as scripted, DONE by default, and records what it was told."""
-
     def __init__(self) -> None:
         self.answers: list = []  # InputResult, exception, or a function of the data that returns one
         self.offers: list[bytes] = []
@@ -90,7 +86,6 @@ class Kit:
         return count
 
     def rounds(self) -> int:
-        """Run rounds until none is left; at most a hundred."""
         for number in range(1, 101):
             if not self.processor.run_round():
                 return number

@@ -15,7 +15,6 @@ MASK = 0xFFFFFFFF
 
 
 def basic(fmt: int, csid: int) -> bytes:
-    """Return a basic header in its shortest form."""
     if csid < 64:
         return bytes([fmt << 6 | csid])
     if csid < 320:
@@ -36,7 +35,6 @@ def header1(csid: int, delta: int, length: int, type_id: int) -> bytes:
 
 
 def header2(csid: int, delta: int) -> bytes:
-    """Return a type 2 header."""
     short = min(delta, 0xFFFFFF)
     return basic(2, csid) + short.to_bytes(3, "big") + (delta.to_bytes(4, "big") if short == 0xFFFFFF else b"")
 

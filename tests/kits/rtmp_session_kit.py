@@ -26,12 +26,10 @@ TC_URL = "rtmp://example.com/live"
 
 
 def whole(data):
-    """Hand over everything at once."""
     return [data]
 
 
 def single(data):
-    """Hand over one octet at a time."""
     return [data[at : at + 1] for at in range(len(data))]
 
 
@@ -63,32 +61,26 @@ class ScriptedClient:
             self.shake()
 
     def shake(self):
-        """Do the handshake and return its events."""
         events = self.octets(self.handshake.start())
         return events + self.octets(self.handshake.receive(self.session.data_to_send()))
 
     def octets(self, data, *, control_only=False):
-        """Hand octets to the session and return the events."""
         events = []
         for piece in self.split(data):
             events += self.session.receive(piece, self.now, control_only=control_only)
         return events
 
     def send(self, *messages, control_only=False):
-        """Hand messages to the session and return the events."""
         return self.octets(b"".join(map(self.writer.write, messages)), control_only=control_only)
 
     def call(self, name, transaction_id, *values, stream_id=0, control_only=False):
-        """Hand one command to the session and return the events."""
         message = commands.command(name, transaction_id, *values, stream_id=stream_id)
         return self.send(message, control_only=control_only)
 
     def replies(self):
-        """Return what the session has to send, decoded."""
         return [decode_message(message) for message in self.messages()]
 
     def messages(self):
-        """Return what the session has to send, as messages."""
         return self.reader.feed(self.session.data_to_send())
 
     def statuses(self):
@@ -141,29 +133,24 @@ class ScriptedServer:
         self.handshake = Handshake.server(random.Random(4))
 
     def shake(self):
-        """Answer the handshake, and return the events."""
         events = self.octets(self.handshake.receive(self.session.data_to_send()))
         self.handshake.receive(self.session.data_to_send())
         self.requests_of(self.handshake.leftover)
         return events
 
     def octets(self, data):
-        """Hand octets to the session and return the events."""
         events = []
         for piece in self.split(data):
             events += self.session.receive(piece, self.now)
         return events
 
     def send(self, *messages):
-        """Hand messages to the session and return the events."""
         return self.octets(b"".join(map(self.writer.write, messages)))
 
     def call(self, name, transaction_id, *values, stream_id=0):
-        """Hand one command to the session and return the events."""
         return self.send(commands.command(name, transaction_id, *values, stream_id=stream_id))
 
     def status(self, level, code, stream_id=1):
-        """Hand an onStatus to the session and return the events."""
         return self.send(commands.on_status(stream_id, level, code, "words"))
 
     def requests_of(self, data):
@@ -172,20 +159,16 @@ class ScriptedServer:
         return self.last
 
     def requests(self):
-        """Return what the session has to send, decoded."""
         return self.requests_of(self.session.data_to_send())
 
     def named(self):
-        """Return the commands that the session has to send, by name."""
         return {request.name: request for request in self.requests() if isinstance(request, Command)}
 
     def connected(self):
-        """Do handshake and connect; return the events of the connect's reply."""
         self.shake()
         return self.accept_connect()
 
     def accept_connect(self, **information):
-        """Answer connect and return the events."""
         values = commands.status("status", commands.CONNECT_SUCCESS, "ok", **information)
         return self.call("_result", 1, {"fmsVer": "FMS/3,0,1,123"}, values)
 
@@ -210,7 +193,6 @@ class Pair:
         self.client_events = []
 
     def run(self):
-        """Carry octets to and fro until neither end has any."""
         while True:
             up = self.client.data_to_send()
             for piece in self.split(up):
@@ -231,7 +213,6 @@ class Pair:
             events = self.server.resume(self.now)
 
     def answer(self, event):
-        """Say yes."""
         if isinstance(event, ConnectRequested):
             self.server.accept_connect()
         elif isinstance(event, PublishRequested):

@@ -35,15 +35,12 @@ class Talker(Viewer):
         return results
 
     def heard(self):
-        """Numbers of the complete messages that the peer has received."""
         return self.numbers(OWN)
 
     def states(self):
-        """All states announced so far."""
         return [change.new for change in self.edges.changes]
 
 
 def by_messages(soft, hard=None, low=None, policy=HardPolicy.CLOSE):
-    """Return limits on the number of messages alone: only the states decide."""
     marks = AxisLimits(soft=soft, hard=hard, low=low)
     return Limits(messages=marks, hard_policy=policy, target_delay_ms=0)

@@ -92,19 +92,16 @@ def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def functions_of(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield every function and method, nested ones included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
 def classes_of(tree: ast.AST) -> Iterator[ast.ClassDef]:
-    """Yield every class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield node
 
 
 def shown(path: Path, line: int) -> str:
-    """Return where something is, as editors take it."""
     return f"{path.relative_to(ROOT)}:{line}"

@@ -23,7 +23,6 @@ class Told(list):
 
 
 def turns(loop, count=5):
-    """Let the loop do what is due."""
     for _ in range(count):
         loop.call_soon(loop.stop)
         loop.run_forever()
@@ -40,7 +39,6 @@ async def fail(error):
 
 
 def test_coroutine_when_it_returns_is_followed_by_what_was_asked_for(loop):
-    """What comes after a handler comes once it has returned, and then nothing runs any more."""
     told, after = Told(), []
     running = Coroutines(told)
     running.start(loop, answer(), "opened", lambda: after.append("resumed"))
@@ -51,7 +49,6 @@ def test_coroutine_when_it_returns_is_followed_by_what_was_asked_for(loop):
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), KeyboardInterrupt()])
 def test_coroutine_when_it_raises_anything_is_told_and_the_loop_goes_on(loop, error):
-    """Whatever a handler raises is its own fault: it is told as an exception, and nothing follows it."""
     told, after = Told(), []
     running = Coroutines(told)
     running.start(loop, fail(error), "opened", lambda: after.append("resumed"))
@@ -69,7 +66,6 @@ def test_coroutine_of_received_when_it_leaves_something_has_failed(loop, taken, 
 
 
 def test_cancel_when_coroutines_run_ends_them_without_a_word(loop):
-    """The end of the connection cancels what still runs for it, also what has not begun; that is no failure."""
     told = Told()
     running = Coroutines(told)
     running.start(loop, asyncio.sleep(1000), "received")
@@ -83,7 +79,6 @@ def test_cancel_when_coroutines_run_ends_them_without_a_word(loop):
 
 
 def test_coroutine_when_somebody_else_cancels_it_is_told(loop):
-    """A cancellation that does not come from the end of the connection is a fault of the handler."""
     told = Told()
     Coroutines(told).start(loop, asyncio.sleep(1000), "received")
     turns(loop, 2)

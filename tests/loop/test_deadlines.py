@@ -15,8 +15,6 @@ from flowctl.errors import LocalProtocolError
 
 
 class Owner:
-    """Records when it was called, and may do something then."""
-
     def __init__(self, name: str = "", action=None) -> None:
         self.name, self.action = name, action
         self.calls: list[float] = []
@@ -50,7 +48,6 @@ def test_run_due_when_time_has_come_calls_in_order(deadlines):
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
 def test_run_due_when_an_owner_or_the_hook_raises_calls_the_others(kind, caplog):
-    """Neither a failing owner nor a failing error hook costs anybody else a deadline, or the timer its next time."""
     armed, log = [], []
 
     def hook(where, error) -> None:
@@ -84,7 +81,6 @@ def test_set_when_moved_later_touches_neither_heap_nor_timer(deadlines, armed):
 
 
 def test_set_when_moved_to_and_fro_keeps_the_heap_small(deadlines):
-    """However often owners are moved to earlier and later times, the heap holds at most twice their number and 65."""
     owners = [Owner() for _ in range(100)]
     for step in range(20_000):
         deadlines.set(owners[step % 100], 1e6 - step if step % 3 else 2e6)
@@ -99,7 +95,6 @@ def test_set_when_moved_to_and_fro_keeps_the_heap_small(deadlines):
 
 
 def test_set_when_called_in_its_own_run_waits_for_the_next(deadlines, armed):
-    """An owner that always wants to be called now is called once per run and does not hold up the loop."""
     owner = Owner(action=lambda now: deadlines.set(owner, now))
     deadlines.set(owner, 1.0)
     assert deadlines.run_due(4.0) == 1
@@ -118,7 +113,6 @@ def test_remove_when_due_in_the_running_run_prevents_the_call(deadlines):
 
 
 def test_set_when_due_in_the_running_run_postpones_the_call(deadlines):
-    """An owner that is given a later time by the one called before it is called at that later time only."""
     other = Owner()
     first = Owner(action=lambda now: deadlines.set(other, 10.0))
     deadlines.set(first, 1.0)
@@ -129,7 +123,6 @@ def test_set_when_due_in_the_running_run_postpones_the_call(deadlines):
 
 
 def test_run_due_when_an_owner_raises_calls_the_others_and_reports():
-    """One owner's exception costs the others nothing."""
     errors = []
     deadlines = Deadlines(lambda when: None, lambda where, error: errors.append((where, type(error))))
     failing, fine = Owner(action=lambda now: 1 // 0), Owner()
@@ -141,7 +134,6 @@ def test_run_due_when_an_owner_raises_calls_the_others_and_reports():
 
 
 def test_run_due_when_thousands_are_due_serves_them_in_portions(deadlines, armed):
-    """A run looks at a bounded number of places and asks to be called again at once for the rest."""
     owners = [Owner() for _ in range(MAX_PLACES_PER_RUN + 10)]
     for owner in owners:
         deadlines.set(owner, 1.0)
@@ -160,7 +152,6 @@ def test_set_when_time_is_not_finite_is_refused(deadlines):
 
 
 def test_set_when_called_on_another_thread_is_refused(deadlines):
-    """The heap belongs to one thread; a call from another is refused instead of corrupting it."""
     deadlines.thread_id = threading.get_ident() + 1
     for call in (lambda: deadlines.set(Owner(), 1.0), lambda: deadlines.remove(Owner())):
         with pytest.raises(LocalProtocolError):
@@ -179,7 +170,6 @@ def test_set_when_called_on_another_thread_is_refused(deadlines):
     )
 )
 def test_calls_when_in_any_order_behave_like_a_dictionary(steps):
-    """Any sequence of calls has the same effect as a dictionary from owner to time that is scanned in full."""
     timer: list[float] = []
     deadlines = Deadlines(timer.append)
     owners = [Owner() for _ in range(6)]

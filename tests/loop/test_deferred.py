@@ -16,8 +16,6 @@ from flowctl.errors import ClosedError, LocalProtocolError
 
 
 class Bench:
-    """A processor with what it called, and a log that jobs append to."""
-
     def __init__(self) -> None:
         self.wakes = 0
         self.errors: list[tuple[str, Exception]] = []
@@ -50,7 +48,6 @@ def conserved(processor: DeferredProcessor) -> bool:
 
 
 def test_round_when_more_is_pending_than_it_may_run_leaves_the_rest_in_order(bench):
-    """A bounded round says that jobs are left, asks for no wake, and newcomers queue behind them."""
     registration = bench.registration()
     jobs = [bench.logging_job(registration, str(number)) for number in range(5)]
     for job in jobs:
@@ -69,7 +66,6 @@ def test_round_when_more_is_pending_than_it_may_run_leaves_the_rest_in_order(ben
 
 
 def test_schedule_when_pending_is_idempotent_and_wakes_once(bench):
-    """A job that is pending is not scheduled a second time, and an idle processor is woken once for many jobs."""
     registration = bench.registration()
     first, second = bench.logging_job(registration, "a"), bench.logging_job(registration, "b")
     assert [registration.schedule(j) for j in (first, first, second, first)] == [True, False, True, False]
@@ -92,7 +88,6 @@ def test_pending_when_callback_begins_is_false(bench):
 
 
 def test_round_when_a_job_raises_goes_on_and_reports(bench):
-    """An exception of one job is reported with its name and costs the other jobs nothing."""
     registration = bench.registration()
     failing = registration.job(lambda: 1 // 0, "divide")
     after = bench.logging_job(registration, "after")
@@ -107,7 +102,6 @@ def test_round_when_a_job_raises_goes_on_and_reports(bench):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit])
 def test_round_when_a_job_raises_what_is_no_exception_goes_on(bench, kind):
-    """It is contained like any other fault: the jobs behind it run in this round, and the next schedule wakes."""
     registration = bench.registration()
 
     def interrupt() -> None:
@@ -128,7 +122,6 @@ def test_round_when_a_job_raises_what_is_no_exception_goes_on(bench, kind):
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_round_when_the_error_hook_raises_goes_on(kind, caplog):
-    """A hook that fails costs a line in the log, and nobody else's job."""
     log = []
 
     def hook(where, error) -> None:
@@ -153,7 +146,6 @@ def test_round_when_called_from_a_job_is_refused(bench):
 
 
 def test_wake_when_it_fails_is_reported_and_tried_again(bench):
-    """A wake that raises (a closed loop) does not fail who schedules, and the next schedule tries again."""
     calls = []
 
     def wake() -> None:
@@ -189,7 +181,6 @@ def test_job_when_there_are_too_many_is_refused(bench):
 
 
 def test_schedule_when_repeated_allocates_nothing(bench):
-    """Scheduling and running a job ten thousand times leaves the number of memory blocks where it was."""
     registration = bench.registration()
     job = registration.job(lambda: None)
 
@@ -211,7 +202,6 @@ def test_schedule_when_repeated_allocates_nothing(bench):
 
 
 def test_release_when_done_refuses_what_needs_a_registration(bench):
-    """A released registration can neither be bound, nor moved, nor make jobs."""
     registration = bench.registration()
     registration.release()
     for call in (
@@ -249,7 +239,6 @@ def test_release_when_done_frees_the_owner_without_the_collector(bench):
 
 
 def test_migrate_when_the_running_job_raises_is_still_carried_out(bench):
-    """A failure of the job that the move waited for does not lose the move, an interrupt neither."""
     for kind in (ValueError, KeyboardInterrupt, SystemExit):
         other = Bench()
         registration = bench.registration()
@@ -264,7 +253,6 @@ def test_migrate_when_the_running_job_raises_is_still_carried_out(bench):
 
 
 def test_migrate_when_another_thread_runs_a_job_waits_for_it():
-    """A move asked for while a job runs on its thread is made by that thread when the job has ended."""
     here, there = Bench(), Bench()
     registration = here.registration()
     entered, go_on = threading.Event(), threading.Event()
@@ -285,7 +273,6 @@ def test_migrate_when_another_thread_runs_a_job_waits_for_it():
 
 
 def test_run_soon_when_called_again_uses_the_job_of_that_purpose(bench):
-    """A purpose that is rarely needed gets its job with the first call; after a release nothing is made or run."""
     registration, rare = bench.registration(), Purpose("rare")
     assert registration.run_soon(lambda: bench.log.append("one"), rare) is True
     assert registration.run_soon(lambda: bench.log.append("two"), rare) is False
@@ -312,7 +299,6 @@ def test_run_soon_when_an_application_has_a_job_of_that_name_runs_its_own(bench)
 
 
 def test_registrations_when_they_share_a_lock_with_their_owner_work_alike(bench):
-    """The lock of the owner may be held while jobs are scheduled."""
     lock = OwnedLock()
     registration = Registration(lock)
     registration.bind(bench.processor)

@@ -18,8 +18,6 @@ WAIT_S = 60
 
 
 class Worker(threading.Thread):
-    """A thread that runs rounds when woken, as a loop does."""
-
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.woken = threading.Event()
@@ -106,8 +104,6 @@ class Hammer(threading.Thread):
 
 
 class Mover(threading.Thread):
-    """Moves registrations between the workers at random until told to stop."""
-
     def __init__(self, registrations: list[Registration], workers: list[Worker]) -> None:
         super().__init__(daemon=True)
         self.registrations, self.workers = registrations, workers

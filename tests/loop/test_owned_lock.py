@@ -11,7 +11,6 @@ from flowctl.errors import InternalError
 
 
 def test_assert_owned_when_held_by_this_thread_passes():
-    """Inside its own with block a thread owns the lock, and before and after it does not."""
     lock = OwnedLock()
     assert not lock.owned()
     with lock:
@@ -21,13 +20,11 @@ def test_assert_owned_when_held_by_this_thread_passes():
 
 
 def test_assert_owned_when_not_held_raises():
-    """A method that needs the lock notices at once when nobody has taken it."""
     with pytest.raises(InternalError):
         OwnedLock().assert_owned()
 
 
 def test_assert_owned_when_held_by_another_thread_raises():
-    """That the lock is taken is not enough: it must be this thread that took it."""
     lock = OwnedLock()
     seen = []
     with lock:
@@ -38,7 +35,6 @@ def test_assert_owned_when_held_by_another_thread_raises():
 
 
 def test_with_when_held_by_another_thread_excludes():
-    """Two threads that add under the lock lose no addition."""
     lock = OwnedLock()
     total = [0]
 
@@ -57,7 +53,6 @@ def test_with_when_held_by_another_thread_excludes():
 
 
 def test_exit_when_the_block_raises_releases():
-    """An exception leaves the lock free for others."""
     lock = OwnedLock()
     with pytest.raises(ValueError, match="x"), lock:
         raise ValueError("x")

@@ -24,7 +24,6 @@ def place(placements, weight):
 
 
 def test_placements_when_entered_and_removed_count_and_weigh_what_is_there():
-    """Count and weight follow each change, and an empty group weighs nothing, whatever was summed before."""
     placements = Placements("g")
     first, second = place(placements, 0.1), place(placements, 0.2)
     assert placements.figures() == (2, pytest.approx(0.3))
@@ -37,7 +36,6 @@ def test_placements_when_entered_and_removed_count_and_weigh_what_is_there():
 
 
 def test_placements_when_asked_for_loads_weigh_what_is_said_now():
-    """A load that has changed counts from the next refreshing on, on the placement and in the sum."""
     placements = Placements("g")
     placement = place(placements, 1.0)
     place(placements, 2.0)
@@ -48,7 +46,6 @@ def test_placements_when_asked_for_loads_weigh_what_is_said_now():
 
 
 def test_enter_when_there_already_or_closed_is_refused():
-    """A pollable has one placement on a group, and none on one that is stopping."""
     placements = Placements("g")
     placement = place(placements, 1.0)
     with pytest.raises(LocalProtocolError, match="on poll group 'g' already"):

@@ -25,7 +25,6 @@ make_group = pollgroup_kit.make_group
 
 
 def test_start_when_new_runs_the_loop_on_a_thread_of_its_own(make_group):
-    """A started group runs on another, daemonic, thread that carries its name."""
     group = make_group("alpha")
     assert group.state is GroupState.RUNNING
     assert not group.in_thread()
@@ -35,7 +34,6 @@ def test_start_when_new_runs_the_loop_on_a_thread_of_its_own(make_group):
 
 
 def test_start_when_called_twice_is_refused(group):
-    """A group has one life."""
     with pytest.raises(LocalProtocolError):
         group.start()
 
@@ -52,7 +50,6 @@ def test_start_when_the_factory_fails_leaves_a_stopped_group():
 
 
 def test_default_loop_factory_when_uvloop_is_missing_gives_asyncio(monkeypatch):
-    """Without uvloop the groups run on asyncio's own loop."""
     loop = default_loop_factory()
     loop.close()
     assert type(loop).__module__.startswith("uvloop")
@@ -77,7 +74,6 @@ def test_calls_when_not_started_are_refused(make_group):
 
 
 def test_stop_when_running_closes_the_loop_and_refuses_work(make_group):
-    """After stop the loop is closed, calls raise ClosedError, and stopping again is no error."""
     group = make_group()
     assert group.stop(WAIT_S)
     assert group.state is GroupState.STOPPED
@@ -92,7 +88,6 @@ def test_stop_when_running_closes_the_loop_and_refuses_work(make_group):
 
 
 def test_stop_when_pollables_are_attached_detaches_them_and_runs_their_last_jobs(make_group):
-    """On stop each pollable is detached once on the thread, and what it schedules then still runs."""
     group = make_group()
     pollables = [FakePollable() for _ in range(3)]
     ran = []
@@ -124,13 +119,11 @@ def test_stop_when_called_in_a_forked_child_touches_nothing(group, monkeypatch):
 
 
 def test_stop_when_called_on_its_own_thread_does_not_wait(group):
-    """A handler may set the end of its own group going; it gets False, and the group ends after it."""
     assert on_thread(group, group.stop) is False
     assert group.stop(WAIT_S)
 
 
 def test_stop_when_a_handler_hangs_gives_up_at_the_deadline(make_group):
-    """Stop returns False when the thread does not come back in time, and True once it has."""
     group = make_group()
     entered, go_on = threading.Event(), threading.Event()
     group.call_soon(lambda: (entered.set(), go_on.wait(WAIT_S)))
@@ -142,7 +135,6 @@ def test_stop_when_a_handler_hangs_gives_up_at_the_deadline(make_group):
 
 
 def test_stop_when_a_job_never_ends_asking_ends_anyway(make_group):
-    """A job that always asks for another round cannot keep a group from stopping."""
     group = make_group()
     pollable = FakePollable()
     pollable.registration.schedule(pollable.registration.job(lambda: True))
@@ -152,7 +144,6 @@ def test_stop_when_a_job_never_ends_asking_ends_anyway(make_group):
 
 
 def test_stop_when_tasks_are_left_cancels_them(make_group):
-    """Tasks on the group's loop are cancelled and may clean up before the loop is closed."""
     group = make_group()
     cleaned = threading.Event()
 
@@ -172,7 +163,6 @@ def test_stop_when_tasks_are_left_cancels_them(make_group):
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 def test_thread_when_handlers_and_tasks_raise_what_ends_loops_goes_on(make_group, errors, kind):
-    """Whatever a handler or a task of the application raises is reported, and nobody else's work is lost for it."""
     group = make_group()
     pollable, after = FakePollable(), threading.Event()
     pollable.on_attached = lambda _: (_ for _ in ()).throw(kind())
@@ -209,8 +199,6 @@ def test_thread_when_a_handler_stops_the_loop_runs_on(make_group):
 
 
 def test_on_running_loop_when_used_lives_on_the_callers_loop(factory):
-    """A group on the running loop uses this thread, and its stop leaves the loop running."""
-
     async def main() -> None:
         group = PollGroup.on_running_loop("here")
         assert group.in_thread()
@@ -288,7 +276,6 @@ def test_add_pollable_when_jobs_are_pending_runs_them_after_attached(group):
 
 
 def test_add_pollable_when_it_is_here_already_is_refused(group):
-    """A pollable has one place."""
     pollable = FakePollable()
     group.add_pollable(pollable, pollable.registration)
     with pytest.raises(LocalProtocolError):
@@ -310,7 +297,6 @@ def test_add_pollable_when_its_registration_is_bound_elsewhere_leaves_no_trace(m
 
 
 def test_add_pollable_when_attached_raises_is_reported_and_undone(group, errors):
-    """A pollable that fails to attach is detached and gone; its jobs stay with its registration."""
     pollable = FakePollable()
     pollable.on_attached = lambda _: 1 // 0
     job = pollable.registration.job(lambda: None)
@@ -326,7 +312,6 @@ def test_add_pollable_when_attached_raises_is_reported_and_undone(group, errors)
 
 
 def test_remove_pollable_when_called_on_the_thread_is_done_at_once(group):
-    """On the group's own thread detached has run and the registration is unbound when remove_pollable returns."""
     pollable = FakePollable()
     group.add_pollable(pollable, pollable.registration)
 
@@ -338,7 +323,6 @@ def test_remove_pollable_when_called_on_the_thread_is_done_at_once(group):
 
 
 def test_remove_pollable_when_called_from_another_thread_is_done_on_the_thread(group):
-    """From elsewhere the removal is counted at once and carried out on the group's thread."""
     pollable = FakePollable()
     group.add_pollable(pollable, pollable.registration)
     assert group.remove_pollable(pollable)

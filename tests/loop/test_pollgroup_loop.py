@@ -47,7 +47,6 @@ def test_call_soon_when_called_from_everywhere_keeps_each_callers_order(group):
 
 
 def test_handler_when_it_raises_is_reported_and_contained(group, errors):
-    """The exception of a handler is reported with the group's name, and the loop lives on."""
     group.call_soon(lambda: 1 // 0)
     assert on_thread(group, lambda: 7) == 7
     assert [type(error) for _, error in errors] == [ZeroDivisionError]
@@ -56,14 +55,12 @@ def test_handler_when_it_raises_is_reported_and_contained(group, errors):
 
 
 def test_task_when_it_fails_unheard_is_reported(group, errors):
-    """What asyncio would only log, the exception of a foreign callback, goes to the same hook."""
     on_thread(group, lambda: group.loop.call_soon(lambda: 1 // 0))
     on_thread(group, lambda: None)
     assert [type(error) for _, error in errors] == [ZeroDivisionError]
 
 
 def test_call_later_when_time_has_passed_calls_and_can_be_cancelled(group):
-    """call_later works on the group's own thread, not from others, and gives a handle to cancel."""
     done, cancelled = threading.Event(), []
 
     def arm() -> None:
@@ -78,7 +75,6 @@ def test_call_later_when_time_has_passed_calls_and_can_be_cancelled(group):
 
 
 def test_rounds_when_work_is_left_go_on_by_themselves(group):
-    """A job that asks for another round gets it without anybody scheduling anything."""
     registration = Registration()
     left = list(range(10))
     done = threading.Event()
@@ -90,7 +86,6 @@ def test_rounds_when_work_is_left_go_on_by_themselves(group):
 
 
 def test_rounds_when_work_is_left_let_input_in_between(group):
-    """A job that always asks for another round does not keep the group from hearing its descriptors."""
     ours, theirs = socket.socketpair()
     heard = threading.Event()
     pollable = FakePollable()
@@ -116,7 +111,6 @@ def test_rounds_when_work_is_left_let_input_in_between(group):
 
 
 def test_schedule_when_loop_sleeps_wakes_it_from_any_thread(group):
-    """A schedule from another thread wakes the sleeping loop, and many of them wake it once per round."""
     pollable = FakePollable()
     group.add_pollable(pollable, pollable.registration)
     done = threading.Semaphore(0)
@@ -128,7 +122,6 @@ def test_schedule_when_loop_sleeps_wakes_it_from_any_thread(group):
 
 
 def test_schedule_when_bound_before_start_runs_at_the_start(make_group):
-    """A processor may get jobs before its group is started; they run in its first round."""
     group = make_group(start=False)
     registration = Registration()
     registration.bind(group.processor)
@@ -162,8 +155,6 @@ def watcher(request, make_group, monkeypatch):
 
 
 class Pair:
-    """A socket pair and what was heard of it."""
-
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
@@ -188,7 +179,6 @@ def pair():
 
 
 def test_input_when_watched_alone_is_heard_until_unwatched(watcher, pair):
-    """The loop itself watches it, among those of the group: heard, told to stop, watched otherwise, forgotten."""
     on_thread(watcher, lambda: watcher.watch_input(pair.ours, pair.on_input, alone=True))
     pair.theirs.send(b"one")
     assert pair.event.wait(WAIT_S)
@@ -273,7 +263,6 @@ def gathering():
 
 
 def test_gathered_input_when_reading_is_cheap_is_left_to_the_loop(gathering):
-    """While reading takes next to nothing the loop calls for each descriptor at once, and there is no pause."""
     gathering.pairs[0].theirs.send(b"one")
     gathering.look()
     assert gathering.read == [gathering.pairs[0]]
@@ -303,7 +292,6 @@ def test_gathered_input_when_reading_takes_much_waits_for_the_pause(gathering):
 
 
 def test_gathered_input_when_there_is_more_than_a_turn_is_read_in_several(gathering):
-    """No more are read at once than a turn allows; the rest follows without a pause, which counts from the first."""
     gathering.strain()
     for pair in gathering.pairs:
         pair.theirs.send(b"one")
@@ -318,7 +306,6 @@ def test_gathered_input_when_there_is_more_than_a_turn_is_read_in_several(gather
 
 
 def test_gathered_input_when_it_never_ends_has_its_pause(gathering):
-    """Who has sent more by the time everybody was read waits for the pause like the others."""
     gathering.strain()
     for pair in gathering.pairs:
         pair.theirs.send(b"one")
@@ -332,7 +319,6 @@ def test_gathered_input_when_it_never_ends_has_its_pause(gathering):
 
 
 def test_gather_pause_when_reading_takes_more_is_longer_up_to_its_limit():
-    """The pause grows from none to its limit, in whole milliseconds at least."""
     pauses = [gather_pause_s(share / 1000) for share in range(100)]
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[20], pauses[-1]) == (0.0, 0.0, GATHER_S)
@@ -340,7 +326,6 @@ def test_gather_pause_when_reading_takes_more_is_longer_up_to_its_limit():
 
 
 def test_watch_input_when_it_may_wait_is_heard_all_the_same(watcher, pair):
-    """Gathered input is called for, may become prompt and gathered again, beside output, and ends like any other."""
     written = threading.Event()
     on_thread(watcher, lambda: watcher.watch_input(pair.ours, pair.on_input, gather=True))
     for number, gather in enumerate((False, True, True)):
@@ -373,7 +358,6 @@ def test_watch_input_when_readable_calls_until_unwatched(watcher, pair):
 
 
 def test_watch_output_when_writable_calls_until_unwatched(watcher, pair):
-    """Output and input of one descriptor are watched independently."""
     done = threading.Event()
 
     def on_output() -> None:
@@ -393,7 +377,6 @@ def test_watch_output_when_writable_calls_until_unwatched(watcher, pair):
 
 
 def test_watch_input_when_watched_already_replaces_the_callback(watcher, pair):
-    """The newest callback counts."""
     old = []
     on_thread(watcher, watcher.watch_input, pair.ours, lambda: old.append(1))
     on_thread(watcher, watcher.watch_input, pair.ours, pair.on_input)
@@ -404,7 +387,6 @@ def test_watch_input_when_watched_already_replaces_the_callback(watcher, pair):
 
 
 def test_unwatch_when_called_from_the_others_callback_stops_it_in_the_same_poll(watcher):
-    """Of two descriptors ready in one poll, the callback of the first may close the second: it is not called."""
     pairs = [Pair(), Pair()]
     called = []
 
@@ -427,7 +409,6 @@ def test_unwatch_when_called_from_the_others_callback_stops_it_in_the_same_poll(
 
 
 def test_watch_when_the_socket_is_closed_raises_closed(watcher, pair):
-    """Watching what is closed, by socket, by its old number or by -1, is a ClosedError; unwatching it is no error."""
     fd = pair.fd
     pair.close()
     for source in (pair.ours, fd, -1):
@@ -458,8 +439,6 @@ def test_watch_when_a_number_was_closed_while_watched_hears_the_new_socket(watch
 
 
 def test_unwatch_when_the_socket_is_closed_already_is_no_error(watcher, pair, errors):
-    """A watched socket may be closed in the same turn; unwatching late, by the socket itself, cleans up."""
-
     def watch_and_close() -> None:
         watcher.watch_input(pair.ours, pair.on_input)
         watcher.watch_output(pair.ours, lambda: None)
@@ -475,7 +454,6 @@ def test_unwatch_when_the_socket_is_closed_already_is_no_error(watcher, pair, er
 
 
 def test_watch_when_called_on_another_thread_is_refused(watcher, pair):
-    """Loops are not thread-safe, so descriptors are watched on the watcher's own thread only."""
     for call in (watcher.watch_input, watcher.watch_output):
         with pytest.raises(LocalProtocolError):
             call(pair.fd, print)
@@ -485,7 +463,6 @@ def test_watch_when_called_on_another_thread_is_refused(watcher, pair):
 
 
 def test_watch_when_many_are_ready_serves_all_of_them(watcher):
-    """More descriptors than are served per turn are all served, and none is called when it is not ready."""
     pairs = [Pair() for _ in range(2 * MOST_PER_TURN + 10)]
     for pair in pairs[::2]:
         pair.theirs.send(b"x")
@@ -499,7 +476,6 @@ def test_watch_when_many_are_ready_serves_all_of_them(watcher):
 
 
 def test_watch_when_the_other_end_has_gone_calls_whoever_watches(watcher, pair):
-    """A broken connection is heard by who waits to read as by who waits to write."""
     read, wrote = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -515,7 +491,6 @@ def test_watch_when_the_other_end_has_gone_calls_whoever_watches(watcher, pair):
 
 @pytest.fixture
 def streams():
-    """Two ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = socket.create_connection(listener.getsockname(), WAIT_S)
         ours, _ = listener.accept()
@@ -549,7 +524,6 @@ def test_watch_end_when_the_peer_half_closes_and_resets_tells_each_once(group, s
 
 
 def test_watch_end_when_input_is_watched_instead_gives_way(group, streams):
-    """Only one of the two is watched: who reads sees the end; output is watched beside it as ever."""
     ours, peer = streams
     told, writable, read = [], threading.Event(), []
     on_thread(group, lambda: group.watch_end(ours, told.append))
@@ -576,7 +550,6 @@ def test_watch_end_when_input_is_watched_instead_gives_way(group, streams):
 
 
 def test_watch_when_a_socket_was_closed_while_watched_hears_the_next_with_its_number(watcher, errors):
-    """The same for socket objects: the one left behind is reported, the new one heard."""
     old = Pair()
     on_thread(watcher, watcher.watch_output, old.ours, lambda: watcher.unwatch_output(old.ours))
     on_thread(watcher, lambda: None)
@@ -611,7 +584,6 @@ class Alarm:
 
 
 def test_deadlines_when_due_are_called_on_the_thread_not_early(group):
-    """Deadlines of many owners are called with a time at or after the one they set, with one timer armed."""
     alarms = [Alarm() for _ in range(5)]
     wanted: list[float] = []
 
@@ -637,7 +609,6 @@ def test_deadlines_when_touched_on_another_thread_are_refused(group):
 
 
 def test_deadlines_when_the_clock_is_turned_by_hand_follow_it(factory):
-    """The group's clock decides when a deadline is due, not the loop's."""
     now = [100.0]
 
     async def main() -> None:
@@ -663,7 +634,6 @@ def test_deadlines_when_the_clock_is_turned_by_hand_follow_it(factory):
 
 
 def test_statistics_when_handlers_ran_count_them(group):
-    """Turns, bytes and jobs are counted; the figures are a frozen snapshot."""
     before = group.statistics()
 
     def work() -> None:
@@ -699,7 +669,6 @@ def test_statistics_when_handlers_are_nested_count_the_outer_one(group):
 
 
 def test_scratch_when_asked_for_has_the_size_wanted(make_group):
-    """The shared receive buffer is writable memory of the size given; a tiny one is refused."""
     assert len(make_group("a", start=False).scratch) == 256 * 1024
     assert len(make_group("b", start=False, scratch_bytes=8192).scratch) == 8192
     with pytest.raises(LocalProtocolError):
@@ -724,7 +693,6 @@ def test_load_meter_when_the_thread_waits_shows_the_share_it_computed():
 
 
 def test_load_meter_when_half_busy_approaches_one_half():
-    """Handlers that run half of the time show as 0.5 after a few smoothing times, and fade when nothing runs."""
     meter = LoadMeter(0.0)
     now = 0.0
     while now < 6 * SMOOTHING_S:
@@ -736,7 +704,6 @@ def test_load_meter_when_half_busy_approaches_one_half():
 
 
 def test_load_meter_when_a_window_had_no_room_is_strained_for_a_while():
-    """Nine tenths of a window spent in handlers make the thread strained for seconds; half of it does not."""
     meter = LoadMeter(0.0)
     meter.turn(0.0, WINDOW_S / 2)
     meter.turn(WINDOW_S, WINDOW_S)
@@ -747,7 +714,6 @@ def test_load_meter_when_a_window_had_no_room_is_strained_for_a_while():
 
 
 def test_load_meter_when_turns_are_counted_keeps_the_longest():
-    """Time that stands still divides by nothing."""
     meter = LoadMeter(5.0)
     assert meter.busy_fraction(5.0) == 0.0
     for took in (0.01, 0.3, 0.02):

@@ -21,7 +21,6 @@ make_group = pollgroup_kit.make_group
 
 
 def test_migrate_when_asked_moves_between_threads_in_order(make_group):
-    """Detached on the old thread, attached on the new one, then the pending jobs in order: nothing else."""
     first, second = make_group("first"), make_group("second")
     pollable = FakePollable()
     first.add_pollable(pollable, pollable.registration)
@@ -54,7 +53,6 @@ def test_migrate_when_asked_moves_between_threads_in_order(make_group):
 
 
 def test_migrate_when_jobs_are_scheduled_meanwhile_runs_each_on_one_thread(make_group):
-    """A pollable moved to and fro while others schedule its job runs it on its present thread, and loses none."""
     groups = [make_group("a"), make_group("b")]
     pollable = FakePollable()
     wrong: list[str] = []
@@ -104,7 +102,6 @@ def test_migrate_when_jobs_are_scheduled_meanwhile_runs_each_on_one_thread(make_
 
 
 def test_migrate_when_the_other_group_has_stopped_stays(make_group, errors):
-    """A pollable that cannot move stays where it is and goes on living; the failure is reported."""
     first, second = make_group("first"), make_group("second")
     assert second.stop(WAIT_S)
     pollable = FakePollable()
@@ -119,7 +116,6 @@ def test_migrate_when_the_other_group_has_stopped_stays(make_group, errors):
 
 
 def test_migrate_when_the_other_group_stops_in_between_comes_back(make_group, errors):
-    """If the destination stops after the pollable was detached, it is attached to its old group again."""
     first, second = make_group("first"), make_group("second")
     pollable = FakePollable()
     pollable.on_detached = lambda group: group is first and second.stop(WAIT_S)
@@ -138,7 +134,6 @@ def test_migrate_when_the_other_group_stops_in_between_comes_back(make_group, er
 
 
 def test_migrate_when_detached_releases_the_registration_ends_there(make_group, errors):
-    """A pollable that closes itself while it is being moved is on neither group, and that is no error."""
     first, second = make_group("first"), make_group("second")
     pollable = FakePollable()
     pollable.on_detached = lambda group: pollable.registration.release()
@@ -153,7 +148,6 @@ def test_migrate_when_detached_releases_the_registration_ends_there(make_group, 
 
 
 def test_migrate_when_removed_before_its_turn_does_nothing(make_group):
-    """A move that was queued for a pollable that left meanwhile is forgotten."""
     first, second = make_group("first"), make_group("second")
     pollable = FakePollable()
     first.add_pollable(pollable, pollable.registration)
@@ -171,7 +165,6 @@ def test_migrate_when_removed_before_its_turn_does_nothing(make_group):
 
 
 def test_migrate_when_called_inside_its_own_handler_waits_for_its_end(make_group):
-    """A handler that asks to be moved finishes on the old thread before anything of it runs on the new one."""
     first, second = make_group("first"), make_group("second")
     pollable = FakePollable()
     pollable.on_detached = lambda group: pollable.log.append(("left handler" if not inside else "in handler",))

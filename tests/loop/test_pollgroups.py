@@ -53,7 +53,6 @@ def weights(groups: PollGroups) -> list[float]:
 
 
 def test_start_when_called_starts_all_and_stop_ends_all(make_groups):
-    """The groups are named by number and live and end together."""
     groups = make_groups(3, name="edge")
     assert [group.name for group in groups.groups] == ["edge-0", "edge-1", "edge-2"]
     assert {group.state for group in groups.groups} == {GroupState.RUNNING}
@@ -65,7 +64,6 @@ def test_start_when_called_starts_all_and_stop_ends_all(make_groups):
 
 
 def test_start_when_one_fails_stops_the_others(factory):
-    """If a later group cannot start, the earlier ones are stopped and the exception comes out."""
     calls = []
 
     def limited():
@@ -81,7 +79,6 @@ def test_start_when_one_fails_stops_the_others(factory):
 
 
 def test_stop_when_one_hangs_says_so_and_stops_the_others(make_groups):
-    """The deadline is for all together; a group that hangs makes it False, the others are stopped all the same."""
     groups = make_groups(3)
     entered, go_on = threading.Event(), threading.Event()
     groups.groups[0].call_soon(lambda: (entered.set(), go_on.wait(WAIT_S)))
@@ -93,7 +90,6 @@ def test_stop_when_one_hangs_says_so_and_stops_the_others(make_groups):
 
 
 def test_arguments_when_out_of_range_are_refused():
-    """Nonsense is refused where it is given."""
     for arguments in (
         {"count": 0},
         {"count": MAX_GROUPS + 1},
@@ -112,7 +108,6 @@ def test_place_when_a_burst_arrives_spreads_it_at_once(make_groups):
 
 
 def test_place_when_one_weighs_more_puts_the_others_elsewhere(make_groups):
-    """The load that a pollable says it is counts for the placement of the next."""
     groups = make_groups(2)
     heavy = FakePollable(10.0)
     first = groups.place(heavy, heavy.registration)
@@ -128,7 +123,6 @@ def test_place_when_a_group_has_stopped_uses_the_others(make_groups):
 
 
 def test_least_loaded_when_weights_are_equal_is_the_least_busy(make_groups, now):
-    """Between equal weights the measured busy time decides."""
     groups = make_groups(2)
 
     def work() -> None:
@@ -140,7 +134,6 @@ def test_least_loaded_when_weights_are_equal_is_the_least_busy(make_groups, now)
 
 
 def test_rebalance_when_one_side_is_heavier_moves_until_level(make_groups, now):
-    """Pollables move from the heaviest to the lightest group, and the moves are reported."""
     groups = make_groups(2)
     pollables = [place_on(groups, 0, FakePollable()) for _ in range(10)]
     now[0] += 60
@@ -153,7 +146,6 @@ def test_rebalance_when_one_side_is_heavier_moves_until_level(make_groups, now):
 
 
 def test_rebalance_when_the_gap_is_small_leaves_it(make_groups, now):
-    """A gap of no more than the threshold is not worth a move."""
     groups = make_groups(2, threshold=0.5)
     for number, count in enumerate((12, 8)):
         for _ in range(count):
@@ -164,7 +156,6 @@ def test_rebalance_when_the_gap_is_small_leaves_it(make_groups, now):
 
 
 def test_rebalance_when_pollables_have_just_come_lets_them_dwell(make_groups, now):
-    """A pollable that was placed or moved a moment ago stays for the dwell time."""
     groups = make_groups(2, dwell_s=30.0)
     for _ in range(6):
         place_on(groups, 0, FakePollable())
@@ -187,7 +178,6 @@ def test_rebalance_when_a_heavy_and_light_ones_share_moves_what_fits(make_groups
 
 
 def test_rebalance_when_loads_change_asks_anew(make_groups, now):
-    """Loads are asked at each rebalancing, so a publisher that found its audience counts for what it is."""
     groups = make_groups(2)
     pollables = [place_on(groups, number % 2, FakePollable()) for number in range(8)]
     now[0] += 60
@@ -198,7 +188,6 @@ def test_rebalance_when_loads_change_asks_anew(make_groups, now):
 
 
 def test_rebalance_when_moves_are_limited_makes_no_more(make_groups, now):
-    """max_moves bounds the disturbance of one call."""
     groups = make_groups(2)
     for _ in range(20):
         place_on(groups, 0, FakePollable())
@@ -241,7 +230,6 @@ class PaperPlacement:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(st.floats(0, 100), max_size=12), min_size=2, max_size=5))
 def test_rebalance_when_loads_are_any_narrows_the_gap_and_settles(loads):
-    """Whatever the loads, each call narrows the gap between the extremes or moves nothing, and it comes to rest."""
     groups = PollGroups(len(loads), clock=lambda: 1000.0)
     paper = tuple(PaperGroup() for _ in loads)
     object.__setattr__(groups, "groups", paper)

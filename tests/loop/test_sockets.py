@@ -22,7 +22,6 @@ from flowctl.errors import ConfigError
 
 @pytest.fixture
 def tcp():
-    """A connected pair over loopback: (ours, the peer's)."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = socket.create_connection(listener.getsockname(), 10)
         ours, _ = listener.accept()
@@ -32,7 +31,6 @@ def tcp():
 
 
 def test_apply_when_tcp_sets_what_was_asked(tcp):
-    """Non-blocking, no delay, the low-water mark of unsent data, and both buffers."""
     ours, _ = tcp
     SocketOptions(send_buffer_bytes=32768, receive_buffer_bytes=16384).apply(ours)
     assert ours.getblocking() is False
@@ -44,7 +42,6 @@ def test_apply_when_tcp_sets_what_was_asked(tcp):
 
 
 def test_apply_when_zero_leaves_the_kernels_choice(tcp):
-    """0 is off for every size."""
     ours, peer = tcp
     before = peer.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     SocketOptions(notsent_lowat_bytes=0).apply(ours)
@@ -53,7 +50,6 @@ def test_apply_when_zero_leaves_the_kernels_choice(tcp):
 
 
 def test_apply_when_not_tcp_sets_only_what_there_is():
-    """A socket pair has no TCP options."""
     ours, peer = socket.socketpair()
     with ours, peer:
         SocketOptions().apply(ours)
@@ -62,7 +58,6 @@ def test_apply_when_not_tcp_sets_only_what_there_is():
 
 @pytest.mark.parametrize("name", ["notsent_lowat_bytes", "send_buffer_bytes", "receive_buffer_bytes"])
 def test_options_when_negative_are_refused_by_name(name):
-    """The error names field and value."""
     with pytest.raises(ConfigError, match=f"{name} is -1, it must be 0"):
         SocketOptions(**{name: -1})
 
@@ -79,7 +74,6 @@ def test_close_when_in_order_delivers_the_last_words_despite_unread_input(tcp):
 
 
 def test_close_when_abortive_resets(tcp):
-    """The peer sees a reset, and nothing stays in our kernel."""
     ours, peer = tcp
     ours.sendall(b"never mind")
     close_socket(ours, abortive=True)
@@ -89,7 +83,6 @@ def test_close_when_abortive_resets(tcp):
 
 @pytest.mark.parametrize("abortive", [True, False])
 def test_close_when_the_peer_has_gone_is_no_error(tcp, abortive):
-    """A socket that is broken already is closed all the same."""
     ours, peer = tcp
     close_socket(peer, abortive=True)
     close_socket(ours, abortive=abortive)
@@ -97,7 +90,6 @@ def test_close_when_the_peer_has_gone_is_no_error(tcp, abortive):
 
 
 def test_peer_name_when_there_is_one_or_none(tcp):
-    """Address and port; stand-ins where the socket has none or has gone."""
     ours, peer = tcp
     assert peer_name(ours) == peer.getsockname()[:2]
     one, two = socket.socketpair()
@@ -107,7 +99,6 @@ def test_peer_name_when_there_is_one_or_none(tcp):
 
 
 def test_unacknowledged_when_the_peer_does_not_read_is_what_the_kernel_holds():
-    """The kernel's count covers what it could not deliver, and is 0 for a closed socket."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(listener.getsockname())

@@ -104,7 +104,6 @@ def test_crowd_when_a_thousand_join_behind_one_address_is_not_slowed():
 
 
 def test_account_when_over_its_share_is_slowed_to_it_and_cut_in_time():
-    """One that always has more to do gets its share, is counted once, and is cut when the time is up."""
     account = WorkAccount(LIMITS, 0.0)
     (work_s,), now, found = push([account], 9.0)
     assert work_s <= 0.25 * now + 0.25 * MEMORY_S + STEP_S
@@ -124,7 +123,6 @@ def test_account_when_over_its_share_is_slowed_to_it_and_cut_in_time():
 
 
 def test_account_when_it_kept_to_its_share_for_a_while_begins_anew():
-    """Two episodes with a rest between are two: neither adds to the time after which it is cut."""
     account = WorkAccount(LIMITS, 0.0)
     _, now, _ = push([account], 6.0)
     assert account.slowed(now)
@@ -136,7 +134,6 @@ def test_account_when_it_kept_to_its_share_for_a_while_begins_anew():
 
 
 def test_limits_when_off_slow_nobody():
-    """With 0 for both shares work is counted, and nothing follows from it; with 0 for the time nobody is cut."""
     thread = Thread(NO_WORK_LIMITS)
     account = thread.enter()
     assert all(account.charge(1.0, float(index)) is None for index in range(100))
@@ -149,13 +146,11 @@ def test_limits_when_off_slow_nobody():
 
 @pytest.mark.parametrize("fields", [{"share_per_connection": 1.5}, {"share_per_address": -1}, {"cut_after_s": "x"}])
 def test_limits_when_out_of_range_are_refused(fields):
-    """Shares are 0 to 1, times 0 or more; anything else is an error that names the field."""
     with pytest.raises((ConfigError, TypeError), match=f"{next(iter(fields))}|not supported"):
         WorkLimits(**fields)
 
 
 def test_address_when_its_connections_share_it_gets_its_share_in_all():
-    """Sixteen connections of one address, each always busy, get together what one address may have."""
     thread = Thread()
     accounts = [thread.enter() for _ in range(16)]
     done, now, found = push(accounts, 9.0)
@@ -165,7 +160,6 @@ def test_address_when_its_connections_share_it_gets_its_share_in_all():
 
 
 def test_address_when_one_of_many_is_the_cause_holds_that_one_alone():
-    """Behind one router, viewers and a small publisher are not held for the one that takes what the address has."""
     thread = Thread(WorkLimits(share_per_connection=0, share_per_address=0.5))
     attacker, publisher, *viewers = [thread.enter() for _ in range(42)]
     now, free = 0.0, 0.0
@@ -201,7 +195,6 @@ def test_address_when_others_work_and_leave_spares_who_stays(prepared):
 
 
 def test_address_when_newcomers_do_nothing_slows_those_who_do_as_before():
-    """Those who come after much work and are idle do not make those who work look small beside them."""
     thread = Thread()
     guest, *workers = [thread.enter() for _ in range(5)]
     for index in range(300):
@@ -229,7 +222,6 @@ def test_address_when_over_cuts_nobody_who_did_little_itself():
 
 
 def test_address_when_its_last_connection_left_is_remembered_until_its_sum_has_faded():
-    """Coming back does not empty an account; when there is nothing left to remember, the address is forgotten."""
     thread = Thread()
     first = thread.enter()
     push([first], 3.0)
@@ -244,7 +236,6 @@ def test_address_when_its_last_connection_left_is_remembered_until_its_sum_has_f
 
 
 def test_turn_when_an_address_has_had_its_part_is_over_until_the_next():
-    """What an address gets in one turn of the loop is bounded over all its connections, and only there."""
     thread = Thread()
     first, second, other = thread.enter(), thread.enter(), thread.enter("192.0.2.2")
     now = 0.0

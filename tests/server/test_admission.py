@@ -16,7 +16,6 @@ OPEN = {"connections_per_address": 0, "new_per_address_and_s": 0.0}
 
 
 def refused(admission, address, now):
-    """Try to enter; return the error, None when let in."""
     try:
         admission.enter(address, now)
     except LimitExceededError as error:
@@ -25,7 +24,6 @@ def refused(admission, address, now):
 
 
 def test_enter_when_the_total_is_reached_is_refused_until_one_leaves():
-    """A thousand come to the limit and leave: the server accepts again, as often as it happens."""
     admission = Admission(AdmissionLimits(connections=1000, **OPEN))
     for _ in range(3):
         for number in range(1000):
@@ -39,7 +37,6 @@ def test_enter_when_the_total_is_reached_is_refused_until_one_leaves():
 
 
 def test_enter_when_the_address_is_full_concerns_that_address_only():
-    """Others come in."""
     admission = Admission(AdmissionLimits(connections_per_address=2, new_per_address_and_s=0.0))
     admission.enter("a", 0.0)
     admission.enter("a", 0.0)
@@ -51,7 +48,6 @@ def test_enter_when_the_address_is_full_concerns_that_address_only():
 
 
 def test_enter_when_too_fast_is_refused_after_the_burst_and_recovers_with_time():
-    """A token bucket: the burst at once, then the rate."""
     admission = Admission(AdmissionLimits(connections_per_address=0, new_per_address_and_s=10.0, burst_per_address=5))
     assert [refused(admission, "a", 1.0) is None for _ in range(7)] == [True] * 5 + [False] * 2
     error = refused(admission, "a", 1.0)
@@ -80,7 +76,6 @@ def test_enter_when_it_costs_less_or_gives_back_leaves_room_for_more():
 
 
 def test_enter_when_refused_counts_nothing_but_the_refusal():
-    """A refusal takes no place and no token of others."""
     admission = Admission(AdmissionLimits(connections=1, **OPEN))
     admission.enter("a", 0.0)
     for _ in range(10):
@@ -92,7 +87,6 @@ def test_enter_when_refused_counts_nothing_but_the_refusal():
 
 
 def test_enter_when_the_network_is_limited_has_one_slow_bucket_for_all_its_addresses():
-    """A limit of the ban list slows a whole network down, and nobody else."""
     admission = Admission(AdmissionLimits(**OPEN), wall=lambda: 0.0)
     admission.bans = BanList([Ban(cidr="2001:db8:0:1::/64", expires=None, action=BanAction.LIMIT)])
     came = [refused(admission, f"2001:db8:0:1::{number:x}", 0.0) for number in range(LIMITED_BURST + 3)]
@@ -105,7 +99,6 @@ def test_enter_when_the_network_is_limited_has_one_slow_bucket_for_all_its_addre
 
 
 def test_enter_when_the_address_is_banned_is_refused_whatever_a_limit_says():
-    """A ban is stronger than a limit of a narrower network."""
     admission = Admission(AdmissionLimits(**OPEN), wall=lambda: 0.0)
     limit = Ban(cidr="192.0.2.7", expires=None, action=BanAction.LIMIT)
     admission.bans = BanList([limit, Ban(cidr="192.0.2.0/24", expires=None, reason="by hand")])
@@ -122,7 +115,6 @@ def test_enter_when_a_trusted_proxy_is_on_the_list_lets_it_in():
 
 
 def test_leave_when_it_never_entered_changes_nothing():
-    """An unknown address, or one leave too many, cannot free a place that is taken."""
     admission = Admission(AdmissionLimits(connections=2, **OPEN))
     admission.enter("a", 0.0)
     for address in ("x", "a", "a", "a"):
@@ -131,7 +123,6 @@ def test_leave_when_it_never_entered_changes_nothing():
 
 
 def test_addresses_when_too_many_forget_those_seen_longest_ago(monkeypatch):
-    """Memory is bounded however many addresses come; one that is connected is not forgotten."""
     monkeypatch.setattr(admission_module, "_MOST_ADDRESSES", 100)
     admission = Admission(AdmissionLimits(connections=50, connections_per_address=1, new_per_address_and_s=0.0))
     admission.enter("stays", 0.0)
@@ -146,7 +137,6 @@ def test_addresses_when_too_many_forget_those_seen_longest_ago(monkeypatch):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"), st.floats(0, 0.2)), max_size=80))
 def test_counts_when_anything_happens_are_those_of_a_simple_model(steps):
-    """Connections are those let in less those that left, in all and per address, and never over a limit."""
     limits = AdmissionLimits(connections=5, connections_per_address=3, new_per_address_and_s=20.0, burst_per_address=2)
     admission, inside, now = Admission(limits), [], 0.0
     for enters, address, pause in steps:
@@ -170,12 +160,10 @@ def test_counts_when_anything_happens_are_those_of_a_simple_model(steps):
     "name", ["connections", "connections_per_address", "new_per_address_and_s", "burst_per_address"]
 )
 def test_limits_when_negative_are_refused_by_name(name):
-    """0 is off, less is an error that names the field."""
     with pytest.raises(ConfigError, match=f"{name} is -1, it must be 0"):
         AdmissionLimits(**{name: -1})
     assert AdmissionLimits(**{name: 0})
 
 
 def test_connections_when_zero_follow_the_limit_of_open_files():
-    """Some descriptors stay for everything else."""
     assert Admission(AdmissionLimits())._most == descriptor_limit() >= 16

@@ -31,7 +31,6 @@ NOW = 1_795_280_400
 
 
 def when(seconds):
-    """Return a time in seconds since the epoch as a ban has it."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
@@ -39,7 +38,6 @@ LATER = "2099-01-01T00:00:00Z"
 
 
 def line(**changes):
-    """Return a line of a ban file; None takes a key away."""
     value = {"cidr": "203.0.113.7/32", "score": 12.5, "evidence": {"handshake_timeout": 3}, "expires": LATER}
     value |= changes
     return json.dumps({key: item for key, item in value.items() if item is not None})
@@ -53,7 +51,6 @@ addresses = v4 | v6
 
 @st.composite
 def networks(draw):
-    """Return a network around one of the addresses."""
     address = draw(addresses)
     shortest, longest = (8, 32) if address.version == 4 else (16, 128)
     return ipaddress.ip_network(f"{address}/{draw(st.integers(shortest, longest))}", strict=False)
@@ -74,7 +71,6 @@ BANS = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(BANS, max_size=20), st.lists(addresses, min_size=1, max_size=20), st.integers(NOW - 60, NOW + 60))
 def test_match_when_asked_agrees_with_the_standard_library(bans, asked, now):
-    """What still counts and holds an address is found: a ban before a limit, and of these the narrowest."""
     found = BanList(bans)
     for address in asked:
         network = [ban for ban in bans if ban.network.version == address.version and address in ban.network]
@@ -94,7 +90,6 @@ def test_match_when_asked_agrees_with_the_standard_library(bans, asked, now):
 @settings(max_examples=200, deadline=None)
 @given(st.lists(BANS, max_size=20))
 def test_render_when_read_again_gives_the_same_list(bans):
-    """Every list survives being written and read; of several for one network the one that lasts longest is left."""
     found = BanList(bans)
     again = BanList.parse(render(found.bans))
     assert again == found
@@ -125,7 +120,6 @@ def test_match_when_the_address_comes_through_nat64_is_found_by_either_form(cidr
 
 
 def test_match_when_the_address_has_a_zone_or_is_none_does_not_fail():
-    """A zone counts for nothing; a text that is no address is not banned."""
     found = BanList([Ban(cidr="fe80::/16", expires=None), Ban(cidr="10.0.0.0/8", expires=None)])
     assert found.match("fe80::1%eth0", NOW) is not None
     for text in ("", "localhost", "10.0.0", "10.0.0.0.1", "a" * 1000, "\0", "1.2.3.4:80"):
@@ -133,7 +127,6 @@ def test_match_when_the_address_has_a_zone_or_is_none_does_not_fail():
 
 
 def test_parse_when_lines_are_good_reads_them():
-    """Score and evidence may be missing, the time may have any zone and a fraction, empty lines are passed over."""
     text = "\n".join(
         [
             line(),
@@ -212,7 +205,6 @@ def test_parse_when_one_line_is_wrong_refuses_the_whole_and_names_the_line(text,
 
 
 def test_parse_when_there_are_too_many_refuses(monkeypatch):
-    """The number of networks is bounded; a second ban of the same one is not one more."""
     monkeypatch.setattr(bans_module, "MOST_BANS", 3)
     good = "\n".join(line(cidr=f"10.0.0.{number % 3}") for number in range(9))
     assert len(BanList.parse(good)) == 3
@@ -221,7 +213,6 @@ def test_parse_when_there_are_too_many_refuses(monkeypatch):
 
 
 def test_parse_when_the_text_is_too_long_refuses(monkeypatch):
-    """The length is bounded too."""
     monkeypatch.setattr(bans_module, "MOST_BYTES", 100)
     with pytest.raises(ConfigError, match="more than 100 characters"):
         BanList.parse(" " * 101, "bans.jsonl")
@@ -245,20 +236,17 @@ def test_parse_when_the_list_is_long_rests_in_between():
     ],
 )
 def test_ban_when_a_value_is_wrong_is_refused(changes, said):
-    """Who makes a list in Python is held to the same rules."""
     with pytest.raises(ConfigError, match=said):
         Ban(**({"cidr": "10.0.0.1", "expires": None} | changes))
 
 
 def test_documents_when_they_show_a_ban_show_a_valid_one():
-    """Who copies the example from the how-to has a file that works."""
     text = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text("utf-8")
     examples = [line for line in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if '"cidr"' in line]
     assert [len(BanList.parse(example)) for example in examples] == [2]
 
 
 def test_lists_when_merged_keep_what_others_wrote_until_it_expires():
-    """The union of both, the later end of two for one network, nothing that has expired."""
     there = [Ban(cidr="192.0.2.1/32", expires=when(NOW + 9), score=2.0), Ban(cidr="192.0.2.2/32", expires=when(NOW))]
     own = [Ban(cidr="192.0.2.1/32", expires=when(NOW + 5), score=3.0), Ban(cidr="192.0.2.3/32", expires=when(NOW + 1))]
     for first, second in ((there, own), (own, there)):
@@ -286,7 +274,6 @@ def test_match_when_the_last_number_is_zero_is_an_address_like_any_other():
 
 
 def test_lists_when_merged_drop_what_is_allowed_now():
-    """A ban that touches an allowed network is not kept, whether it is wider or narrower."""
     there = [
         Ban(cidr=text, expires=None) for text in ("192.0.2.0/24", "198.51.100.7/32", "203.0.113.1/32", "2001:db8::/32")
     ]
@@ -295,7 +282,6 @@ def test_lists_when_merged_drop_what_is_allowed_now():
 
 
 def test_lists_when_merged_are_never_longer_than_a_list_may_be(monkeypatch):
-    """Of too many, those that stay and the highest scores are kept, so that the result can be loaded."""
     monkeypatch.setattr(bans_module, "MOST_BANS", 2)
     there = [Ban(cidr="192.0.2.1/32", expires=None), Ban(cidr="192.0.2.2/32", expires=when(NOW + 9), score=1.0)]
     merged = fitting(merge_bans(there, [Ban(cidr="192.0.2.3/32", expires=when(NOW + 9), score=5.0)], NOW))
@@ -303,7 +289,6 @@ def test_lists_when_merged_are_never_longer_than_a_list_may_be(monkeypatch):
 
 
 def test_lists_when_their_lines_are_long_are_cut_to_the_bytes_that_a_list_may_have(monkeypatch):
-    """What is written can be read again: bans by hand are kept, of the others the highest scores that last longest."""
     hand = Ban(cidr="192.0.2.1/32", expires=when(NOW + 1))
     made = [Ban(cidr=f"192.0.2.{n}/32", expires=when(NOW + n), score=3.0, evidence={"x": 1.0}) for n in range(10, 20)]
     size = len(render([hand, *made[-2:]]))

@@ -19,8 +19,6 @@ FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
 
 
 class Greeting(Noting):
-    """Says which listener it belongs to."""
-
     word = b"plain"
 
     def opened(self):
@@ -72,7 +70,6 @@ def greeting(address) -> bytes:
 
 
 def test_listen_when_it_has_a_factory_of_its_own_serves_its_sessions(build):
-    """Each listener makes its own sessions; the connections are those of the one server; one stop ends all."""
     server = build(group_count=2)
     other = server.listen("127.0.0.1", 0, session_factory=Other, name="other")
     same = server.listen("127.0.0.1", 0)
@@ -84,7 +81,6 @@ def test_listen_when_it_has_a_factory_of_its_own_serves_its_sessions(build):
 
 
 def test_admission_when_there_are_several_listeners_counts_over_all(build):
-    """Who has used up his connections at one listener gets none at another."""
     server = build(admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0))
     other = server.listen("127.0.0.1", 0, session_factory=Other)
     server.start()
@@ -96,7 +92,6 @@ def test_admission_when_there_are_several_listeners_counts_over_all(build):
 
 
 def test_stop_accepting_when_there_are_several_listeners_closes_all_and_leaves_who_is_in(build):
-    """A server that drains refuses newcomers everywhere."""
     server = build()
     other = server.listen("127.0.0.1", 0, session_factory=Other)
     server.start()
@@ -109,7 +104,6 @@ def test_stop_accepting_when_there_are_several_listeners_closes_all_and_leaves_w
 
 
 def test_accept_when_the_process_has_no_descriptor_left_rests_at_each_listener_and_recovers(build):
-    """Each listener reports its rest once, by its address; who waits is served when there are descriptors."""
     server = build()
     other = server.listen("127.0.0.1", 0, session_factory=Other)
     server.start()
@@ -147,7 +141,6 @@ def test_trusted_proxy_when_at_a_second_listener_is_asked_for_its_header_too(bui
 
 
 def test_listen_when_the_port_is_in_use_names_the_listener(build):
-    """The address, what it was for, and what may be done."""
     server = build()
     with pytest.raises(ConfigError) as caught:
         server.listen("127.0.0.1", server.address[1], name="https")
@@ -156,14 +149,12 @@ def test_listen_when_the_port_is_in_use_names_the_listener(build):
 
 
 def test_listen_when_the_address_is_not_of_this_machine_says_so(build):
-    """Which listener, and that the address is not there."""
     with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:0 \(rtmps\): Cannot assign") as caught:
         build().listen("192.0.2.1", 0, name="rtmps")
     assert "address of this machine" in caught.value.hint
 
 
 def test_listen_when_started_is_refused(build):
-    """Listeners are given before the start."""
     server = build()
     server.start()
     with pytest.raises(LocalProtocolError, match="after the start"):

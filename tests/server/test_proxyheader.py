@@ -17,7 +17,6 @@ MAPPED = ipaddress.ip_address("::ffff:192.0.2.7").packed
 
 
 def binary(command=0x21, kind=0x11, body=b"\xc0\0\2\7\x0a\0\0\1\x30\x39\x07\x8f"):
-    """Return a header of version 2."""
     return SIGNATURE + bytes([command, kind]) + len(body).to_bytes(2, "big") + body
 
 
@@ -81,7 +80,6 @@ def read(data, most=None):
 @pytest.mark.parametrize("most", [None, 1, 2, 7])
 @pytest.mark.parametrize(("header", "origin"), GOOD)
 def test_header_when_right_says_whom_the_proxy_speaks_for_and_takes_no_octet_more(header, origin, most):
-    """However it is cut; what stands behind it is for the session."""
     reader, taken = read(header + b"\3" + bytes(1536), most)
     assert (reader.origin, taken, reader.wanted) == (origin, len(header), 0)
 
@@ -89,7 +87,6 @@ def test_header_when_right_says_whom_the_proxy_speaks_for_and_takes_no_octet_mor
 @pytest.mark.parametrize("most", [None, 1])
 @pytest.mark.parametrize("header", BAD)
 def test_header_when_wrong_is_refused(header, most):
-    """What is no header, or of no form that the specification has, comes to nothing."""
     with pytest.raises(ProxyHeaderError) as caught:
         read(header + bytes(64), most)
     assert caught.value.code == "proxy-header"
@@ -97,7 +94,6 @@ def test_header_when_wrong_is_refused(header, most):
 
 @pytest.mark.parametrize("header", [header for header, _ in GOOD])
 def test_header_when_cut_off_wants_more_and_knows_nobody(header):
-    """Half of an address is none."""
     for end in range(len(header)):
         reader, taken = read(header[:end])
         assert (reader.origin, taken) == (None, end)
@@ -110,7 +106,6 @@ def test_header_when_cut_off_wants_more_and_knows_nobody(header):
     st.binary(max_size=4000),
 )
 def test_header_when_anything_is_bounded(head, tail):
-    """Any octets are a header, or refused, or more is wanted; never more than the longest header is taken."""
     try:
         reader, taken = read(head + tail)
     except ProxyHeaderError:
@@ -119,7 +114,6 @@ def test_header_when_anything_is_bounded(head, tail):
 
 
 def test_trusted_proxies_when_asked_know_their_networks_and_nobody_else():
-    """Addresses, networks, IPv4 in IPv6; without any, nobody is trusted."""
     trusted = TrustedProxies(["127.0.0.1", " 10.0.0.0/8", "2001:db8::/32"])
     assert all(address in trusted for address in ("127.0.0.1", "10.255.0.1", "::ffff:10.0.0.1", "2001:db8::5"))
     assert not any(address in trusted for address in ("127.0.0.2", "11.0.0.1", "::1", "local", "", None))

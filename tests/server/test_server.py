@@ -70,7 +70,6 @@ def is_refused(server) -> bool:
 
 
 def test_connections_when_they_come_and_go_are_counted_once(make):
-    """Accepted, open, closed by reason; and the figures of those who have gone stay."""
     server = make()
     socks = [connect(server) for _ in range(3)]
     wait_until(lambda: len(server.connections()) == 3)
@@ -95,7 +94,6 @@ def test_connections_when_they_come_and_go_are_counted_once(make):
 
 
 def test_stop_when_connections_are_open_sends_what_is_queued_and_ends_them_with_shutdown(make):
-    """Each peer gets everything first; each session is told once; a second stop changes nothing."""
     server = make(group_count=2, options=SocketOptions(send_buffer_bytes=4096), limits=NO_LIMITS)
     readers = [Reader(connect(server)) for _ in range(6)]
     wait_until(lambda: len(server.connections()) == 6)
@@ -112,7 +110,6 @@ def test_stop_when_connections_are_open_sends_what_is_queued_and_ends_them_with_
 
 
 def test_stop_when_a_peer_does_not_read_ends_in_time_all_the_same(make):
-    """What is not taken by half of the deadline is dropped."""
     settings = SenderSettings(close_deadline_s=60.0)
     server = make(options=SocketOptions(send_buffer_bytes=4096), limits=NO_LIMITS, settings=settings)
     with connect(server):
@@ -125,7 +122,6 @@ def test_stop_when_a_peer_does_not_read_ends_in_time_all_the_same(make):
 
 @pytest.mark.parametrize(("second_s", "at_most_s"), [(WAIT_S, WAIT_S), (0.2, 5.0)])
 def test_stop_when_called_again_meanwhile_joins_the_first(make, second_s, at_most_s):
-    """What is queued is sent all the same; a shorter deadline shortens the wait, a longer one does not lengthen it."""
     server = make(options=SMALL)
     with connect(server) as peer:
         session = wait_until(lambda: server.sessions and server.sessions[0])
@@ -152,7 +148,6 @@ def test_stop_when_called_again_meanwhile_joins_the_first(make, second_s, at_mos
 
 
 def test_stop_when_called_by_a_handler_says_so_instead_of_hanging(make):
-    """Its thread would wait for itself."""
     server = make()
     outcome = []
 
@@ -180,7 +175,6 @@ def read_slowly(sock, got, pause_s):
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_stop_when_peers_read_and_acknowledge_resets_none(make, finished):
-    """All that was counted as sent arrives, also at those that had ended before and linger on their group."""
     data = b"x" * 400_000
 
     class Sending(Noting):
@@ -255,14 +249,12 @@ def test_stop_when_called_in_a_forked_child_leaves_all_to_the_parent(make):
 
 
 def test_stop_when_never_started_frees_the_port(loop_factory):
-    """The listener is closed."""
     server = Server(Noting, loop_factory=loop_factory)
     assert server.stop()
     Server(Noting, port=server.address[1], loop_factory=loop_factory).stop()
 
 
 def test_run_when_signalled_stops_and_puts_the_handlers_back(loop_factory):
-    """SIGINT ends `run`; the handlers of whoever called it are in force again."""
     before = signal.getsignal(signal.SIGINT)
     server = Server(Noting, loop_factory=loop_factory)
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
@@ -273,7 +265,6 @@ def test_run_when_signalled_stops_and_puts_the_handlers_back(loop_factory):
 
 
 def test_accept_when_the_address_is_full_refuses_and_recovers(make):
-    """Over the limit a peer is reset at once, and told to the hook; when others have left, it gets in."""
     refusals = []
     limits = AdmissionLimits(connections_per_address=2, new_per_address_and_s=0.0)
     server = make(admission=limits, on_refused=lambda peer, error: refusals.append((peer, error)))
@@ -292,7 +283,6 @@ def test_accept_when_the_address_is_full_refuses_and_recovers(make):
 
 
 def test_accept_when_all_places_were_taken_and_left_accepts_again(make):
-    """Connections to the limit, resets included, then as many again: no place is lost."""
     server = make(
         admission=AdmissionLimits(connections=30, connections_per_address=0, new_per_address_and_s=0.0), group_count=2
     )
@@ -309,7 +299,6 @@ def test_accept_when_all_places_were_taken_and_left_accepts_again(make):
 
 
 def test_accept_when_peers_leave_before_they_are_served_loses_no_place(make):
-    """A connection that is reset while it waits in the backlog is counted out under the address it came from."""
     server = make(admission=AdmissionLimits(connections_per_address=5, new_per_address_and_s=0.0))
     gate, hanging = threading.Event(), threading.Event()
     group = server.groups.groups[0]
@@ -356,7 +345,6 @@ def test_bans_when_taken_end_open_connections_that_do_not_behave_and_no_others(m
 
 
 def test_accept_when_too_fast_is_refused_by_rate(make):
-    """The burst gets in, what comes at once after it does not."""
     limits = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.001, burst_per_address=3)
     server = make(admission=limits)
     with contextlib.ExitStack() as stack:
@@ -381,7 +369,6 @@ def fail_with(kind):
     ],
 )
 def test_accept_when_the_session_cannot_be_made_costs_neither_socket_nor_place(make, fault, reported):
-    """A fault of the factory is reported; the peer is closed; later ones get in."""
     broken = [True]
 
     def factory():
@@ -418,7 +405,6 @@ class Exhausted:
 
 
 def test_accept_when_descriptors_are_used_up_rests_and_goes_on(make):
-    """One report for the whole episode, no spinning, and the waiting peer is accepted afterwards."""
     server = make()
     group = server.groups.groups[0]
     done = threading.Event()
@@ -443,7 +429,6 @@ def test_accept_when_descriptors_are_used_up_rests_and_goes_on(make):
 
 
 def test_add_socket_when_connected_elsewhere_is_served_and_takes_no_place(make):
-    """A connection out is served like any other, and its end frees no place that it never had."""
     server = make(admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0))
     with connect(server), socket.create_server(("127.0.0.1", 0)) as listener:
         wait_until(lambda: len(server.connections()) == 1)
@@ -462,7 +447,6 @@ def test_add_socket_when_connected_elsewhere_is_served_and_takes_no_place(make):
 
 
 def test_add_socket_when_stopped_closes_it(make):
-    """Nobody would serve it."""
     server = make()
     server.stop()
     ours, peer = socket.socketpair()
@@ -473,7 +457,6 @@ def test_add_socket_when_stopped_closes_it(make):
 
 
 def test_groups_when_several_share_the_connections(make):
-    """Placement is even, and each session stays on one thread."""
     server = make(group_count=2)
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(connect(server)) for _ in range(10)]
@@ -490,14 +473,12 @@ def test_groups_when_several_share_the_connections(make):
     ("host", "words"), [("256.256.256.256", "cannot listen on"), ("192.0.2.1", "cannot listen on")]
 )
 def test_listen_when_the_address_is_not_ours_says_which(host, words):
-    """The error names host and port and hints at what to do."""
     with pytest.raises(ConfigError, match=words) as caught:
         Server(Noting, host)
     assert caught.value.hint
 
 
 def test_listen_when_the_port_is_taken_hints_at_another():
-    """The usual mistake has its own hint."""
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError) as caught:
         Server(Noting, port=other.getsockname()[1])
     assert caught.value.hint == "choose another port, or 0 for any"
@@ -508,7 +489,6 @@ LINE = b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 1935\r\n"
 
 @pytest.mark.parametrize("header", [LINE, b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\2\7\x7f\0\0\1\x12\x67\7\x8f"])
 def test_trusted_proxy_when_it_says_whom_it_speaks_for_is_taken_at_its_word(make, header):
-    """The session reads what follows; the connection, and the limits per address, are of the address behind it."""
     server = make(
         trusted_proxies=["127.0.0.0/8"], admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0)
     )
@@ -550,7 +530,6 @@ def test_trusted_proxy_when_it_says_nothing_of_the_kind_is_refused_by_name(make)
 
 
 def test_trusted_proxy_when_its_header_does_not_come_is_refused_in_time(make, monkeypatch):
-    """The time for it is limited, whether a part of it has come or nothing."""
     monkeypatch.setattr("flowctl.core.server.listener.HEADER_TIME_S", 0.05)
     server = make(trusted_proxies=["127.0.0.1"])
     with connect(server) as one, connect(server) as two:
@@ -562,7 +541,6 @@ def test_trusted_proxy_when_its_header_does_not_come_is_refused_in_time(make, mo
 
 
 def test_trusted_proxy_when_too_many_headers_are_waited_for_is_refused(make, monkeypatch):
-    """The number of those who are waited for is limited; a stop ends them."""
     monkeypatch.setattr("flowctl.core.server.listener.HEADER_TIME_S", 60)
     monkeypatch.setattr("flowctl.core.server.listener.MOST_WAITING", 2)
     server = make(trusted_proxies=["127.0.0.1"])
@@ -578,7 +556,6 @@ def test_trusted_proxy_when_too_many_headers_are_waited_for_is_refused(make, mon
 
 
 def test_proxy_header_when_from_anybody_else_is_input_like_any_other(make):
-    """Only the configured proxies are believed."""
     server = make(trusted_proxies=["192.0.2.1"])
     with connect(server) as sock:
         sock.sendall(LINE)
@@ -605,7 +582,6 @@ def test_admission_when_addresses_are_ipv6_counts_their_networks():
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_rebalance_when_switched_off_never_happens(monkeypatch, wanted):
-    """`rebalance=False` leaves each connection on the thread where it was placed."""
     monkeypatch.setattr(server_module, "_REBALANCE_S", 0.01)
     asked = threading.Event()
     monkeypatch.setattr(server_module.PollGroups, "rebalance", lambda groups: asked.set())

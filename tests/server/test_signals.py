@@ -69,7 +69,6 @@ def test_run_when_signalled_at_any_step_of_its_wait_ends():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_wait_when_the_signal_came_before_it_returns_at_once(number):
-    """What came between entering the context and the wait is not lost, and stays known."""
     with EndSignals() as ended:
         assert not ended.wait(0.001)
         os.kill(os.getpid(), number)
@@ -78,7 +77,6 @@ def test_wait_when_the_signal_came_before_it_returns_at_once(number):
 
 
 def test_wait_when_another_signal_comes_goes_on():
-    """A signal that the application handles wakes the wait, which is none of its own."""
     came = []
     before = signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
     try:
@@ -103,7 +101,6 @@ def test_wait_when_nothing_comes_ends_after_its_time():
 
 
 def test_context_when_left_puts_everything_back():
-    """The handlers and the wake-up descriptor of before are in force again, and no descriptor stays open."""
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     before = [signal.getsignal(number) for number in watched]
     descriptors = open_descriptors()
@@ -137,7 +134,6 @@ def test_context_when_entered_on_another_thread_says_so_and_leaves_nothing_open(
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_wait_when_a_signal_has_nothing_to_do_names_it_and_goes_on(number, caplog):
-    """What would kill a process that does not handle it is a line of the log."""
     with caplog.at_level("INFO"), EndSignals() as ended:
         os.kill(os.getpid(), number)
         assert not ended.wait(0.01)
@@ -158,7 +154,6 @@ def test_wait_when_a_signal_has_a_call_makes_it_outside_of_the_handler():
 
 
 def test_wait_when_a_server_has_ended_by_itself_returns():
-    """Another thread ends the wait as a signal would; one that ends nothing any more does no harm."""
     with EndSignals() as ended:
         assert not ended.wait(0.01)
         thread = threading.Thread(target=ended.end)

@@ -35,7 +35,6 @@ def told(tmp_path):
 
 @pytest.fixture
 def short_folder():
-    """A folder with a path short enough for sockets in it."""
     with tempfile.TemporaryDirectory(prefix="f-") as folder:
         yield folder
 
@@ -45,7 +44,6 @@ def hear(sock):
 
 
 def test_notifier_when_there_is_no_systemd_does_nothing():
-    """Nobody is told, and the watchdog is not wanted."""
     notifier = Notifier({"WATCHDOG_USEC": "1000000"})
     notifier.ready("serving")
     notifier.stopping()
@@ -53,7 +51,6 @@ def test_notifier_when_there_is_no_systemd_does_nothing():
 
 
 def test_notifier_when_there_is_one_tells_in_its_words(told):
-    """Ready with a status of one line, reloading with the time, alive at half the watchdog's time, stopping."""
     environment = {"NOTIFY_SOCKET": told.getsockname(), "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}
     notifier = Notifier(environment)
     assert (environment, notifier.watchdog_s) == ({}, 1.5)
@@ -70,7 +67,6 @@ def test_notifier_when_there_is_one_tells_in_its_words(told):
 
 
 def test_notifier_when_the_address_is_abstract_reaches_it():
-    """A name with @ is one that no file has."""
     name = f"flowctl-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind("\0" + name)
@@ -80,13 +76,11 @@ def test_notifier_when_the_address_is_abstract_reaches_it():
 
 
 def test_watchdog_when_it_is_meant_for_another_process_is_none_of_ours(told):
-    """WATCHDOG_PID says whose it is."""
     environment = {"NOTIFY_SOCKET": told.getsockname(), "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}
     assert Notifier(environment).watchdog_s is None
 
 
 def test_pulse_when_a_thread_does_not_answer_has_stopped():
-    """One thread that hangs is enough; when it answers again, all is well."""
     asked = []
     pulse = Pulse([asked.append, asked.append])
     assert pulse.look()
@@ -100,7 +94,6 @@ def test_pulse_when_a_thread_does_not_answer_has_stopped():
 
 @pytest.mark.parametrize("pid", ["1", "", "x"])
 def test_handed_sockets_when_they_are_anothers_are_none(pid):
-    """LISTEN_PID says whose they are."""
     assert handed_sockets({"LISTEN_PID": pid, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "rtmp"}) == {}
 
 
@@ -116,7 +109,6 @@ def test_handed_sockets_when_their_name_says_nothing_are_refused():
 @pytest.mark.skipif(sys.platform != "linux", reason="as systemd starts it")
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_serve_when_started_by_systemd_uses_its_sockets_and_tells_it(told, workers, tmp_path, short_folder):
-    """The whole life of a service: handed sockets for two protocols, ready, reload, stopping, exit 0."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     number, http = (sock.fileno() for sock in listeners)
     serve = ["-m", "flowctl", "serve", "live", "--control", "off", "--workers", workers, "--port", "1"]
@@ -160,7 +152,6 @@ def test_serve_when_started_by_systemd_uses_its_sockets_and_tells_it(told, worke
 
 
 def test_units_when_verified_by_systemd_are_right(tmp_path):
-    """Systemd itself finds nothing to say about the units."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not here")
@@ -178,7 +169,6 @@ def test_units_when_verified_by_systemd_are_right(tmp_path):
 
 
 def test_unit_when_read_notifies_reloads_and_is_no_root():
-    """What the code counts on: readiness, SIGHUP for a reload, a watchdog, a user of its own."""
     lines = (UNITS / "flowctl.service").read_text().splitlines()
     wanted = {"Type=notify", "ExecReload=/bin/kill -HUP $MAINPID", "WatchdogSec=30", "DynamicUser=yes"}
     assert wanted <= set(lines)
@@ -187,14 +177,12 @@ def test_unit_when_read_notifies_reloads_and_is_no_root():
 
 
 def instructions():
-    """Return the instructions of the image: (word, rest), with continued lines joined."""
     text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [tuple(line.split(maxsplit=1)) for line in lines]
 
 
 def test_image_when_read_is_pinned_is_no_root_and_has_a_health_check():
-    """Bases by version, a numeric user that is not root at the end, exec form, and nothing secret."""
     found = instructions()
     bases = [rest.split()[0] for word, rest in found if word == "FROM"]
     assert all(re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+-[a-z-]+", base) for base in bases)
@@ -213,7 +201,6 @@ def test_image_when_read_is_pinned_is_no_root_and_has_a_health_check():
 
 
 def test_image_when_built_is_sent_what_it_copies_alone():
-    """All is left out but what the image needs: no history, no environment, no recordings, no keys."""
     kept = (ROOT / ".dockerignore").read_text().splitlines()
     assert kept[0] == "*"
     copied = {
@@ -227,7 +214,6 @@ def test_image_when_built_is_sent_what_it_copies_alone():
 
 
 def test_image_when_docker_is_here_is_built_and_serves():
-    """The image is what a container is made of; without docker this is not looked at."""
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
         pytest.skip("no docker daemon is here")

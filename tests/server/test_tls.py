@@ -92,7 +92,6 @@ def read(sock, size):
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_connection_when_it_speaks_tls_carries_both_ways_what_is_larger_than_any_buffer(make, pair, version):
-    """Every octet arrives once and in order, in both versions, though the peer reads slowly."""
     server = make()
     context = pair.client()
     context.maximum_version = version
@@ -131,7 +130,6 @@ def test_output_when_a_record_was_taken_in_part_goes_out_before_anything_else_an
 
 
 def test_close_after_flush_when_a_record_is_kept_ends_with_all_of_it_and_close_notify(make, pair):
-    """The peer gets the last octet and then the end that TLS knows: no truncation."""
     server = make(options=SocketOptions(send_buffer_bytes=4096))
     context = pair.client()
     with context.wrap_socket(
@@ -147,8 +145,6 @@ def test_close_after_flush_when_a_record_is_kept_ends_with_all_of_it_and_close_n
 
 
 def test_peer_when_it_says_close_notify_has_ended_its_stream_and_still_gets_what_is_sent(make, pair):
-    """Half close: the session is told of the end, and may go on."""
-
     def staying():
         session = Noting()
         session.stays = True
@@ -204,7 +200,6 @@ def test_input_when_it_lies_in_the_tls_object_is_not_forgotten_by_a_hold(make, p
     ],
 )
 def test_handshake_when_it_is_none_ends_the_connection_and_says_what_came(make, first, says):
-    """A protocol error of that peer, in words that say what it speaks; nothing is reported as a fault of ours."""
     server = make()
     with connect(server) as sock:
         sock.sendall(first)
@@ -217,7 +212,6 @@ def test_handshake_when_it_is_none_ends_the_connection_and_says_what_came(make, 
 
 
 def test_handshake_when_it_is_slow_ends_in_time_and_holds_nobody_up(make, pair, monkeypatch):
-    """A peer that says half of its hello, or nothing, is ended at the limit; others are served meanwhile."""
     monkeypatch.setattr("flowctl.connection.HANDSHAKE_S", 0.4)
     server = make()
     silent, half = connect(server), connect(server)
@@ -235,7 +229,6 @@ def test_handshake_when_it_is_slow_ends_in_time_and_holds_nobody_up(make, pair, 
 
 
 def test_handshakes_when_many_come_at_once_all_succeed_and_are_charged_to_their_peers(make, pair):
-    """The work of a handshake is the connection's, as that of its input is."""
     server = make()
     context = pair.client()
     socks = [connect(server) for _ in range(30)]
@@ -255,7 +248,6 @@ def test_handshakes_when_many_come_at_once_all_succeed_and_are_charged_to_their_
 
 
 def test_handshakes_when_they_have_had_their_part_of_a_turn_wait_for_the_next():
-    """The sum over all peers counts, and the next turn begins anew."""
     turns = []
     book = WorkBook(turns.append)
     assert not book.handshakes_wait
@@ -305,7 +297,6 @@ def test_key_update_when_the_peer_wants_an_answer_goes_on_both_ways(make, pair):
 
 
 def test_reading_when_it_has_to_write_is_gone_on_with_when_the_socket_is_writable(make, pair):
-    """SSL_ERROR_WANT_WRITE of a read: the output is watched, and the read repeated."""
     server = make()
     with secure(server, pair) as sock:
         sock.sendall(b"one")
@@ -349,7 +340,6 @@ def test_follower_of_a_log_when_it_speaks_tls_is_in_the_cohort_and_gets_large_pi
 
 
 def test_certificate_when_its_files_change_is_shown_to_newcomers_and_open_connections_go_on(make, pair):
-    """Renewed without a restart; who is connected does not notice."""
     server = make()
     before = serial_of(old := secure(server, pair))
     now = pair.renew()
@@ -366,7 +356,6 @@ def test_certificate_when_its_files_change_is_shown_to_newcomers_and_open_connec
 
 @pytest.mark.parametrize("broken", ["certificate", "key", "other key", "missing", "open"])
 def test_certificate_when_the_new_files_are_wrong_keeps_the_old_and_says_which_and_why_once(make, pair, broken):
-    """A renewal that went wrong costs nobody a connection."""
     server = make()
     with secure(server, pair) as sock:
         before = serial_of(sock)
@@ -396,7 +385,6 @@ def test_certificate_when_the_new_files_are_wrong_keeps_the_old_and_says_which_a
 
 
 def test_certificate_when_the_key_has_a_pass_phrase_is_refused_without_asking(pair):
-    """Nobody sits at the terminal of a server."""
     pair.key.write_bytes(key_pem(ec.generate_private_key(ec.SECP256R1()), b"secret"))
     with pytest.raises(ConfigError, match="has a pass phrase"):
         Certificate(pair.certificate, pair.key)
@@ -414,7 +402,6 @@ def test_key_when_its_mode_is_mended_is_taken_again(pair):
 
 
 def test_old_versions_of_tls_when_a_client_knows_no_other_are_refused(make, pair):
-    """TLS 1.1 and before are not spoken."""
     server = make()
     context = pair.client()
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
@@ -427,7 +414,6 @@ def test_old_versions_of_tls_when_a_client_knows_no_other_are_refused(make, pair
 
 
 def test_proxy_header_when_before_tls_names_the_peer(make, pair):
-    """The header comes first, in plain, and TLS behind it."""
     server = make(trusted_proxies=["127.0.0.1"])
     with connect(server) as raw:
         raw.sendall(b"PROXY TCP4 192.0.2.9 127.0.0.1 1000 1935\r\n")
@@ -438,7 +424,6 @@ def test_proxy_header_when_before_tls_names_the_peer(make, pair):
 
 
 def test_migration_when_a_record_is_kept_goes_on_at_the_other_thread(make, pair):
-    """What TLS keeps moves along with its connection."""
     server = make(group_count=2, rebalance=False, options=SocketOptions(send_buffer_bytes=4096))
     with secure(server, pair, buffer=4096) as sock:
         wait_until(server.connections)
@@ -453,8 +438,6 @@ def test_migration_when_a_record_is_kept_goes_on_at_the_other_thread(make, pair)
 
 
 def test_client_when_it_connects_with_tls_speaks_first_and_sends_what_waited(make, pair):
-    """A connection of our own with TLS: what its session sends at once goes out behind the handshake."""
-
     class Client(Noting):
         def opened(self):
             super().opened()
@@ -470,7 +453,6 @@ def test_client_when_it_connects_with_tls_speaks_first_and_sends_what_waited(mak
 
 
 def test_client_when_the_certificate_is_not_to_be_trusted_ends_and_says_why(make):
-    """Who does not know the authority does not go on."""
     server = make()
     client = Noting()
     server.add_socket(with_tls(connect(server), ssl.create_default_context(), host="localhost"), client)
@@ -605,7 +587,6 @@ def test_input_when_it_came_with_the_end_of_the_handshake_and_was_held_is_not_fo
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05xxxxx"])
 def test_handshake_when_input_is_held_and_the_peer_speaks_no_tls_ends_at_once(make, said):
-    """Peers that leave, or say something else, are noticed before input is let in again."""
     server = make(_Holds)
     with connect(server) as peer:
         peer.sendall(said)

@@ -36,7 +36,6 @@ def flows(draw):
 @settings(max_examples=80, deadline=None)
 @given(st.lists(flows(), max_size=5))
 def test_sum_when_of_any_connections_is_conserved(items):
-    """What holds for each holds for all."""
     whole = sum(items, NO_FLOW)
     assert whole.conserved
     assert whole.connections == len(items)

@@ -42,7 +42,6 @@ def feed(peer, pieces):
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=20))
 def test_lines_when_cut_anywhere_arrive_whole_at_everybody(pieces):
-    """All that ends in a newline is passed on in order; the rest waits for its end."""
     room = Room()
     speaker, hearer = enter(room), enter(room)
     left = feed(speaker, pieces)
@@ -54,7 +53,6 @@ def test_lines_when_cut_anywhere_arrive_whole_at_everybody(pieces):
 
 
 def test_line_when_too_long_is_refused_with_the_limit():
-    """A line without end cannot fill memory; one of just the length is kept."""
     peer = enter(Room())
     assert peer.received(memoryview(b"x" * LINE_BYTES)) == 0
     with pytest.raises(LimitExceededError) as caught:
@@ -63,7 +61,6 @@ def test_line_when_too_long_is_refused_with_the_limit():
 
 
 def test_room_when_a_peer_leaves_forgets_it():
-    """Who has gone hears nothing more, and leaving twice does no harm."""
     room = Room()
     speaker, gone = enter(room), enter(room)
     gone.closed(CloseReason.PEER_CLOSED, "")
@@ -74,6 +71,5 @@ def test_room_when_a_peer_leaves_forgets_it():
 
 
 def test_program_when_listed_says_what_it_is():
-    """Name, summary and port for the command line."""
     assert (SERVER.name, SERVER.default_port) == ("echo", 7000)
     assert SERVER.summary.startswith("Line broadcast")

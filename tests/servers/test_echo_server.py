@@ -18,7 +18,6 @@ WAIT_S = 20
 
 @pytest.fixture
 def make_server(loop_factory):
-    """Start echo servers on free ports; they are stopped, and their errors shown, when the test is over."""
     servers, errors = [], []
 
     def make(**options):
@@ -35,8 +34,6 @@ def make_server(loop_factory):
 
 
 class Client:
-    """A peer that speaks and hears whole lines."""
-
     def __init__(self, server) -> None:
         self.socket = socket.create_connection(server.address, WAIT_S)
         self.lines = self.socket.makefile("rb")
@@ -52,7 +49,6 @@ class Client:
         self.socket.sendall(line)
 
     def hear(self, line: bytes) -> None:
-        """Read up to `line`."""
         for heard in self.lines:
             if heard == line:
                 return
@@ -67,7 +63,6 @@ def meet(*clients: Client) -> None:
 
 
 def test_line_when_sent_reaches_everybody_in_the_room(make_server):
-    """A whole line goes to every peer, its sender included; half a line waits for its end."""
     with (server := make_server()), Client(server) as ann, Client(server) as bob:
         meet(ann, bob)
         ann.say(b"hel")
@@ -77,7 +72,6 @@ def test_line_when_sent_reaches_everybody_in_the_room(make_server):
 
 
 def test_line_when_too_long_ends_the_connection(make_server):
-    """A peer that sends more than the longest line without an end is cut, with the limit as the reason."""
     with (server := make_server()), Client(server) as client:
         client.say(b"x" * (LINE_BYTES + 1))
         assert client.lines.read() == b""
@@ -86,7 +80,6 @@ def test_line_when_too_long_ends_the_connection(make_server):
 
 
 def test_reader_when_it_stops_is_cut_and_nobody_else_notices(make_server):
-    """A peer that reads nothing is refused lines, then disconnected at its hard limit; the others miss nothing."""
     limits = Limits.parse("64KiB,1000,150ms", "128KiB,2000,300ms")
     options = SocketOptions(send_buffer_bytes=16 * 1024, notsent_lowat_bytes=16 * 1024)
     line = b"x" * (LINE_BYTES - 1) + b"\n"

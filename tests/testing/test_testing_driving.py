@@ -38,7 +38,6 @@ class Lines(Session):
 
 @pytest.mark.parametrize("piece", [1, 3, 1 << 20])
 def test_driven_session_reads_and_answers_in_any_pieces(piece):
-    """Octets in, octets out, one at a time or whole; what is incomplete is offered again."""
     driven = drive(Lines())
     assert driven.sent() == b"hello\n"
     assert driven.receive(b"a\nbc\nd", piece_bytes=piece) == b"A\nBC\n"
@@ -47,7 +46,6 @@ def test_driven_session_reads_and_answers_in_any_pieces(piece):
 
 
 def test_driven_session_has_timers_on_the_clock_of_the_test():
-    """Nothing happens until the time is told to pass; then the timer, the last words and the reason."""
     session = Lines()
     driven = drive(session)
     assert driven.run(0.5) == b"hello\n"
@@ -57,7 +55,6 @@ def test_driven_session_has_timers_on_the_clock_of_the_test():
 
 
 def test_driven_session_ends_as_the_peer_ends_it():
-    """A fault of the peer, the end of its stream, and a connection that breaks, each with its reason."""
     for end, reason in (
         (lambda driven: driven.receive(b"bad\n"), CloseReason.PROTOCOL_ERROR),
         (lambda driven: driven.end_input(), CloseReason.PEER_CLOSED),
@@ -71,7 +68,6 @@ def test_driven_session_ends_as_the_peer_ends_it():
 
 
 def test_driven_peer_that_stops_reading_brings_the_limits():
-    """The states are those of a real slow peer, and it gets everything once it reads again."""
     driven = drive(Lines(), limits=Limits.parse("1KiB,1000"))
     driven.take(0)
     for _ in range(2):
@@ -98,7 +94,6 @@ class Asking(Session):
 
 
 def test_driven_coroutines_wait_on_the_clock_of_the_test():
-    """A handler that sleeps for two seconds costs none, and input waits for it."""
     driven = drive(Asking())
     assert driven.receive(b"abc") == b""
     assert driven.run(1.9) == b""
@@ -106,7 +101,6 @@ def test_driven_coroutines_wait_on_the_clock_of_the_test():
 
 
 def test_driven_handler_that_raises_is_told():
-    """The connection ends as it would, and the test sees the exception."""
     driven = drive(Asking())
     driven.run(2.1)
     driven.receive(b"fail")
@@ -115,8 +109,6 @@ def test_driven_handler_that_raises_is_told():
 
 
 def test_session_that_never_rests_is_found_out():
-    """A handler that always asks for another turn fails the test instead of hanging it."""
-
     class Restless(Session):
         def opened(self):
             self.again()

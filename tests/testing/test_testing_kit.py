@@ -21,14 +21,12 @@ from flowctl.testing import ManualClock, ManualGroup, ManualHost, ScriptedTransp
 
 
 def make_sender(transport, **options):
-    """Return a Sender on a host of its own."""
     host = ManualHost()
     host.sender = Sender(host, transport, **options)
     return host, host.sender
 
 
 def test_clock_when_advanced_moves_by_that_and_never_by_itself():
-    """The clock reads the same until it is told to move, and says the new time."""
     clock = ManualClock(5.0)
     assert clock() == clock() == 5.0
     assert clock.advance(0.25) == clock() == 5.25
@@ -36,7 +34,6 @@ def test_clock_when_advanced_moves_by_that_and_never_by_itself():
 
 
 def test_clock_when_told_to_go_back_refuses():
-    """Time never runs backwards; the reading stays."""
     clock = ManualClock()
     with pytest.raises(LocalProtocolError, match=r"-0\.1 s"):
         clock.advance(-0.1)
@@ -44,7 +41,6 @@ def test_clock_when_told_to_go_back_refuses():
 
 
 def test_scripted_transport_when_called_takes_a_step_per_write():
-    """A number is the most a write takes, `would_block` is EAGAIN, an error is raised; afterwards all is taken."""
     broken = OSError(errno.EPIPE, "broken")
     transport = ScriptedTransport([3, would_block, 99, 0, broken])
     assert transport.send(b"abcdef") == 3
@@ -65,7 +61,6 @@ def test_scripted_transport_when_called_takes_a_step_per_write():
 @given(st.lists(st.one_of(st.integers(0, 5), st.just(would_block)), max_size=30), st.binary(min_size=1, max_size=40))
 @settings(max_examples=100, deadline=None)
 def test_scripted_transport_for_any_script_receives_what_was_written(script, data):
-    """However the script cuts a message up, a writer that goes on where it was cut gets it through unchanged."""
     transport, rest, calls = ScriptedTransport(script), data, 0
     while rest:
         calls += 1
@@ -78,7 +73,6 @@ def test_scripted_transport_for_any_script_receives_what_was_written(script, dat
 
 
 def test_throttled_peer_when_its_buffer_is_full_meets_eagain_until_the_link_has_carried_some():
-    """It takes what its buffer has room for, then EAGAIN; time and rate make room again."""
     clock = ManualClock()
     peer = ThrottledPeer(clock, 80.0, buffer_bytes=10)
     assert peer.send(b"0123456789ab") == 10
@@ -95,7 +89,6 @@ def test_throttled_peer_when_its_buffer_is_full_meets_eagain_until_the_link_has_
 
 
 def test_throttled_peer_when_it_idles_saves_up_no_speed():
-    """A link that had nothing to carry carries no more afterwards than its rate."""
     clock = ManualClock()
     peer = ThrottledPeer(clock, 100.0, buffer_bytes=1000)
     clock.advance(60.0)
@@ -106,7 +99,6 @@ def test_throttled_peer_when_it_idles_saves_up_no_speed():
 
 
 def test_throttled_peer_when_its_rate_is_zero_never_reads():
-    """A rate of 0 is a viewer that has stalled: its buffer fills once and stays full."""
     clock = ManualClock()
     peer = ThrottledPeer(clock, 0.0, buffer_bytes=4)
     assert peer.send(b"12345") == 4
@@ -118,7 +110,6 @@ def test_throttled_peer_when_its_rate_is_zero_never_reads():
 @given(st.floats(10.0, 2000.0), st.lists(st.floats(0.0, 0.2), min_size=1, max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_throttled_peer_for_any_steps_carries_its_rate_in_order(rate, steps):
-    """While its buffer is never empty it delivers rate times time, in order, however finely time is cut."""
     clock = ManualClock(0.0)
     peer = ThrottledPeer(clock, rate, buffer_bytes=10_000)
     data = bytes(number % 251 for number in range(10_000))
@@ -152,7 +143,6 @@ def test_group_when_run_calls_in_order_of_time_then_of_asking():
 
 
 def test_group_when_a_call_asks_for_more_makes_those_that_are_due():
-    """What a call asks for on the way is done in the same run if its time comes within it."""
     group, count = ManualGroup(), itertools.count()
 
     def again():
@@ -165,7 +155,6 @@ def test_group_when_a_call_asks_for_more_makes_those_that_are_due():
 
 
 def test_group_when_calls_never_end_says_so():
-    """An endless loop of calls is reported instead of hanging the test."""
     group = ManualGroup()
 
     def for_ever():
@@ -192,7 +181,6 @@ def test_host_when_flush_is_requested_often_flushes_once_a_run():
 
 
 def test_host_when_kernel_blocks_takes_note_and_goes_on_when_polled():
-    """`poll_writable` does nothing until the Sender has asked for it, then lets it write on."""
     transport = ScriptedTransport([2, would_block])
     host, sender = make_sender(transport, deferred=True)
     assert host.poll_writable() is None
@@ -207,7 +195,6 @@ def test_host_when_kernel_blocks_takes_note_and_goes_on_when_polled():
 
 
 def test_host_when_a_deadline_comes_ticks_the_sender():
-    """The Sender's own times run on the group's clock: a kernel that takes nothing for too long ends it, once."""
     host, sender = make_sender(
         ScriptedTransport([would_block] * 50), deferred=False, settings=SenderSettings(stuck_s=3.0)
     )
@@ -221,8 +208,6 @@ def test_host_when_a_deadline_comes_ticks_the_sender():
 
 
 def test_host_when_a_nearer_deadline_is_set_ticks_at_that():
-    """An earlier time replaces a later one; a later one does not postpone an earlier."""
-
     class Ticks:
         def __init__(self, group):
             self.group, self.at = group, []
@@ -243,7 +228,6 @@ def test_host_when_a_nearer_deadline_is_set_ticks_at_that():
 
 
 def test_host_when_its_sender_has_not_been_set_ignores_what_is_due():
-    """Flushes and deadlines of a host without a Sender are nobody's."""
     host = ManualHost()
     host.request_flush()
     host.set_deadline(host.now() + 1.0)
@@ -287,8 +271,6 @@ def test_host_when_foreign_is_still_ticked_and_told_of_room_on_its_own_thread():
 
 
 def test_host_when_a_handler_fails_keeps_the_exception():
-    """A frontend that raises is contained: the host has where and what, the Sender goes on."""
-
     class Failing:
         def send_state_changed(self, state, change):
             raise ValueError(state.name)
@@ -305,7 +287,6 @@ def test_host_when_a_handler_fails_keeps_the_exception():
 
 
 def test_kit_when_put_together_plays_a_slow_peer_through():
-    """Sender, host and throttled peer on one clock: everything arrives, in order, at the rate of the link."""
     group = ManualGroup(ManualClock(0.0))
     peer = ThrottledPeer(group.clock, 1000.0, buffer_bytes=100)
     host = ManualHost(group)

@@ -14,8 +14,6 @@ from flowctl.errors import ConfigError
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
@@ -25,7 +23,6 @@ def lines(stream) -> list[dict]:
 
 
 def test_json_line_when_fields_are_given():
-    """A JSON line holds event, level, logger, time and the fields."""
     stream = io.StringIO()
     log.configure("info", json=True, stream=stream)
     log.get_logger("flowctl.test").info("viewer slow", peer="192.0.2.1:5", queued_bytes=7)
@@ -41,7 +38,6 @@ def test_json_line_when_fields_are_given():
 
 
 def test_level_when_below_the_least():
-    """Records below the level are not written, from either logging system."""
     stream = io.StringIO()
     log.configure("warning", json=True, stream=stream)
     log.get_logger("a").info("no")
@@ -52,13 +48,11 @@ def test_level_when_below_the_least():
 
 
 def test_level_when_unknown():
-    """An unknown level is refused with the list of known ones."""
     with pytest.raises(ConfigError, match="debug, info, warning, error, critical"):
         log.configure("loud")
 
 
 def test_standard_library_when_exception_is_logged():
-    """The core's errors come out as one line with their traceback."""
     stream = io.StringIO()
     log.configure("info", json=True, stream=stream)
     try:
@@ -73,7 +67,6 @@ def test_standard_library_when_exception_is_logged():
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_secrets_when_logged_in_any_place(as_json):
-    """A secret appears in no line: by the name of its field, inside nested values, in addresses, in messages."""
     stream = io.StringIO()
     log.configure("info", json=as_json, stream=stream)
     log.get_logger("a").info(
@@ -93,7 +86,6 @@ def test_secrets_when_logged_in_any_place(as_json):
 
 
 def test_names_when_they_carry_secrets_are_hashes_and_plain_ones_stay():
-    """A stream, an application and an agent are judged as in a record; one name has one hash in all lines."""
     stream = io.StringIO()
     log.configure("info", json=True, stream=stream)
     said = (
@@ -139,18 +131,15 @@ def test_names_when_made_to_be_dear_take_as_long_as_any(text):
     ],
 )
 def test_secret_key_when_words_decide(key, expected):
-    """Whole words make a field a secret; key frames are none."""
     assert log.is_secret_key(key) is expected
 
 
 def test_counts_when_they_are_named_like_secrets():
-    """Numbers of key frames, and flags, are shown."""
     fields = {"event": "x", "key": 7, "waiting_for_key": True, "token": None}
     assert log.mask_secrets(None, "info", dict(fields)) == fields
 
 
 def test_colours_when_the_stream_is_a_terminal(monkeypatch):
-    """A terminal gets colours, unless NO_COLOR says no; a file never does."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     shown = {}
@@ -167,7 +156,6 @@ def test_colours_when_the_stream_is_a_terminal(monkeypatch):
 
 
 def test_configure_when_called_again():
-    """A second call replaces the first: nothing is written twice."""
     first, second = io.StringIO(), io.StringIO()
     log.configure("info", json=True, stream=first)
     log.configure("info", json=True, stream=second)
@@ -177,7 +165,6 @@ def test_configure_when_called_again():
 
 
 def test_text_when_a_peer_chose_it_neither_moves_a_terminal_nor_forges_a_line():
-    """What a peer brings in any field, in a key or in an exception is shown as text on one line."""
     stream = Terminal()
     log.configure("info", stream=stream)
     hostile = "\x1b]0;title\x07\x9b2J\u202e\u2066\r\n2026-01-01 [error] forged\u2028\udc80"
@@ -191,7 +178,6 @@ def test_text_when_a_peer_chose_it_neither_moves_a_terminal_nor_forges_a_line():
 
 
 def test_text_when_it_is_long_is_cut_between_words_and_hides_no_less():
-    """A text of any length costs one line, and a secret is not shown because it stands at the cut."""
     stream = io.StringIO()
     log.configure("info", json=True, stream=stream)
     for offset in range(40):
@@ -204,13 +190,11 @@ def test_text_when_it_is_long_is_cut_between_words_and_hides_no_less():
 
 @pytest.mark.parametrize("text", ["agent token=S3CRET", "x password=S3CRET&b=1", "FMLE key=S3CRET"])
 def test_text_when_a_secret_is_named_outside_of_an_address_is_masked(text):
-    """A name that means a secret hides its value wherever it stands."""
     assert "S3CRET" not in log.redact_text(text)
     assert log.redact_text("monkey=3 key_interval=2s") == "monkey=3 key_interval=2s"
 
 
 def test_lines_when_one_peer_causes_many_are_kept_back_and_told():
-    """A peer's lines beyond its share are counted; those of others, and of other events, are written."""
     stream = io.StringIO()
     log.configure("info", json=True, stream=stream)
     for _ in range(1000):
@@ -243,8 +227,6 @@ def test_lines_when_one_network_of_ipv6_causes_them_have_one_share(peer):
 
 
 def test_line_when_a_value_cannot_be_shown_says_so_and_ends_nothing(capfd):
-    """A value whose text raises costs that line alone, and nothing is written around the log."""
-
     class Broken:
         def __str__(self) -> str:
             raise RuntimeError("no text")

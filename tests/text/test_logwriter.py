@@ -24,7 +24,6 @@ def writer_to(descriptor: int, idle=list) -> LineWriter:
 
 
 def read_all(descriptor: int) -> bytes:
-    """Read until all writers have closed."""
     found = b""
     while octets := os.read(descriptor, 1 << 16):
         found += octets
@@ -32,7 +31,6 @@ def read_all(descriptor: int) -> bytes:
 
 
 def test_put_when_nobody_reads_returns_and_drops_are_told_once_somebody_does():
-    """A full pipe stops nobody: what does not fit is counted, and the count is told where it happened."""
     reader, descriptor = os.pipe()
     pipe_bytes = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     writer = writer_to(descriptor)
@@ -62,7 +60,6 @@ def test_put_when_nobody_reads_returns_and_drops_are_told_once_somebody_does():
 
 
 def test_put_when_the_descriptor_takes_nothing_keeps_the_error_until_it_does(tmp_path):
-    """A full disk is known and counted; the next line that goes says what is missing."""
     descriptor = os.open("/dev/full", os.O_WRONLY)
     writer = writer_to(descriptor)
     writer.put(b"one\n")
@@ -80,7 +77,6 @@ def test_put_when_the_descriptor_takes_nothing_keeps_the_error_until_it_does(tmp
 
 
 def test_put_when_the_descriptor_does_not_block_writes_all():
-    """A pipe that somebody made non-blocking takes every line all the same."""
     reader, descriptor = os.pipe()
     os.set_blocking(descriptor, False)
     writer = writer_to(descriptor)
@@ -121,7 +117,6 @@ def test_fork_when_lines_wait_gives_the_child_an_empty_queue_of_its_own():
 
 
 def test_exit_when_nobody_reads_standard_error_comes_after_the_deadline():
-    """A program whose log nobody reads ends, without a message of the interpreter."""
     script = """
         from flowctl import log
         log.configure("info")
@@ -160,7 +155,6 @@ def test_put_when_a_signal_handler_logs_does_not_deadlock():
 
 
 def test_idle_when_nothing_is_written_is_asked_for_lines():
-    """What falls due without a line of somebody's is written by the thread itself."""
     reader, descriptor = os.pipe()
     due = [[b"due\n"]]
     writer = writer_to(descriptor, lambda: due.pop() if due else [])
@@ -175,7 +169,6 @@ def test_idle_when_nothing_is_written_is_asked_for_lines():
 
 
 def test_lines_when_one_address_says_too_much_are_kept_back_and_counted():
-    """An address has a burst and a rate; another one is not touched by it; what was kept back is told once."""
     limiter = LineLimiter()
     written = sum(limiter.allows("192.0.2.1", now=0.0) for _ in range(1000))
     assert written == logwriter.LINES_AT_ONCE
@@ -187,7 +180,6 @@ def test_lines_when_one_address_says_too_much_are_kept_back_and_counted():
 
 
 def test_lines_when_an_address_never_stops_are_as_many_as_the_rate():
-    """Over a minute of 2,000 lines a second no more than the rate is written, and nothing is lost from the count."""
     limiter = LineLimiter()
     written = told = 0
     for step in range(60 * 2000):
@@ -199,7 +191,6 @@ def test_lines_when_an_address_never_stops_are_as_many_as_the_rate():
 
 
 def test_addresses_when_there_are_too_many_are_forgotten_with_their_count_kept():
-    """Memory is bounded whoever writes, and what was kept back of the forgotten is told as of others."""
     limiter = LineLimiter()
     for _ in range(logwriter.LINES_AT_ONCE + 5):
         limiter.allows("first", 0.0)
@@ -210,7 +201,6 @@ def test_addresses_when_there_are_too_many_are_forgotten_with_their_count_kept()
 
 @pytest.mark.realtime
 def test_serve_when_nobody_reads_its_log_still_answers():
-    """A server whose standard error is a full pipe takes connections, and ends when it is told to."""
     import json
     import socket
 

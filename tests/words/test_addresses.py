@@ -21,14 +21,12 @@ from flowctl.errors import ConfigError
     ],
 )
 def test_network_when_written_as_people_do_is_read(text, expected):
-    """An address is a network of one; bits behind the prefix do not count."""
     assert parse_network(text, "allow") == ipaddress.ip_network(expected)
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("text", ["somewhere", "", "10.0.0.0/33", "1"])
 def test_network_when_it_is_none_is_refused_by_name(text, exact):
-    """The error names the field and the text, and shows how to write one."""
     with pytest.raises(ConfigError, match=f"allow: '{text}' is no address and no network") as caught:
         parse_network(text, "allow", exact=exact)
     assert caught.value.hint
@@ -41,7 +39,6 @@ def test_network_when_it_has_to_be_exact_has_no_bits_behind_its_prefix():
 
 
 def test_listen_addresses_when_there_are_several_are_hosts_and_ports():
-    """IPv6 stands in brackets, blanks do not count, and nothing is no address."""
     assert listen_addresses(" 0.0.0.0:443, [::1]:8443 ,host.example:1", "https") == (
         ("0.0.0.0", 443),
         ("::1", 8443),
@@ -53,6 +50,5 @@ def test_listen_addresses_when_there_are_several_are_hosts_and_ports():
 
 @pytest.mark.parametrize("text", ["443", "::1:443", "[::1]", "a:b", "a:70000", "a b:1", "[x]:1", "a:1,b"])
 def test_listen_addresses_when_one_is_none_are_refused_by_name(text):
-    """The setting and the part that is wrong are named."""
     with pytest.raises(ConfigError, match=r"https: '.*' is no address to listen on"):
         listen_addresses(text, "https")

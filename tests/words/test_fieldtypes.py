@@ -48,7 +48,6 @@ from flowctl.wire.rtmp.session_config import ServerSessionConfig
     ],
 )
 def test_field_when_it_has_another_type_is_refused(kind, field, value):
-    """The error names class, field, value and what it must be; nothing is converted, and nothing breaks later."""
     given = {field: value}
     if kind is EventsOptions:
         given |= {"folder": "x", "node": "n1"}
@@ -70,13 +69,11 @@ def test_field_when_it_has_another_type_is_refused(kind, field, value):
     ],
 )
 def test_server_when_an_argument_has_another_type_refuses_it(field, value):
-    """No server is made that would fail with its first connection."""
     with pytest.raises(ConfigError, match=rf"Server: {field} is .*it must be"):
         Server(Session, **{field: value})
 
 
 def test_server_when_its_limits_are_text_says_how_to_read_it():
-    """The hint is what was meant."""
     with pytest.raises(ConfigError) as caught:
         Server(Session, limits="1MiB,10")
     assert caught.value.hint == "Limits.parse('1MiB,10')"
@@ -85,7 +82,6 @@ def test_server_when_its_limits_are_text_says_how_to_read_it():
 
 
 def test_set_limits_when_they_are_text_changes_nothing():
-    """What is wrong is refused before the first connection is touched."""
     server = Server(Session)
     before = server.limits
     with pytest.raises(ConfigError, match="limits is '1MiB,10'"):
@@ -95,7 +91,6 @@ def test_set_limits_when_they_are_text_changes_nothing():
 
 
 def test_field_when_it_is_a_whole_number_for_a_real_one_is_fine():
-    """An int is a float to everybody who writes one."""
     assert SenderSettings(stuck_s=15).stuck_s == 15
 
 

@@ -44,26 +44,22 @@ def read_in_pieces(data: bytes, sizes, **options) -> list[FlvTag]:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    """A real recording of one second, H.264 with B-frames and AAC."""
     recipe = SampleRecipe(seconds=1, width=160, height=90, gop_s=0.5, b_frames=2)
     return ensure_sample(tmp_path_factory.mktemp("flv"), recipe)
 
 
 def test_header_is_nine_octets_and_the_back_pointer_of_no_tag():
-    """The header has signature, version, flags and its own size; the first back pointer is 0."""
     assert flv.header(audio=True, video=True) == bytes.fromhex("464c5601 05 00000009 00000000")
     assert flv.header(audio=True, video=False)[4] == 4
     assert flv.header(audio=False, video=True)[4] == 1
 
 
 def test_tag_has_the_upper_eight_bits_of_the_timestamp_behind_the_lower():
-    """Timestamps of 32 bits are split as 24 and 8; the back pointer is the size of the tag."""
     assert flv.tag(9, 0x12345678, b"ab") == bytes.fromhex("09 000002 345678 12 000000 6162 0000000d")
 
 
 @pytest.mark.parametrize("timestamp", [0, 1, 0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 def test_timestamps_survive_at_the_edges_of_their_fields(timestamp):
-    """Nothing happens at 2^24, 2^31 and 2^32 - 1."""
     assert FlvReader().feed(stream([FlvTag(8, timestamp, b"x")])) == [FlvTag(8, timestamp, b"x")]
 
 
@@ -71,13 +67,11 @@ def test_timestamps_survive_at_the_edges_of_their_fields(timestamp):
     ("type_id", "timestamp", "size"), [(0, 0, 0), (15, 0, 0), (41, 0, 0), (9, -1, 0), (9, 1 << 32, 0), (9, 0, 1 << 24)]
 )
 def test_tag_refuses_what_does_not_fit(type_id, timestamp, size):
-    """Unknown types, timestamps beyond 32 bits and bodies beyond 24 bits are the caller's fault."""
     with pytest.raises(LocalProtocolError):
         flv.tag(type_id, timestamp, bytes(size))
 
 
 def test_reader_gives_the_tags_that_were_written():
-    """Types, timestamps and bodies come back, the header is told, and nothing is left."""
     reader = FlvReader(check_back_pointers=True)
     assert reader.header is None
     assert reader.feed(stream(video=False)) == TAGS
@@ -88,13 +82,11 @@ def test_reader_gives_the_tags_that_were_written():
 
 
 def test_reader_one_octet_at_a_time():
-    """The same tags come out when every octet comes alone."""
     data = stream()
     assert read_in_pieces(data, [1] * len(data), check_back_pointers=True) == TAGS
 
 
 def test_reader_at_random_splits():
-    """The same tags come out however the stream is cut."""
     rng = random.Random(7)
     for _ in range(200):
         sizes = [rng.choice((0, 1, 3, 11, 15, 100, 2000)) for _ in range(40)]
@@ -102,14 +94,12 @@ def test_reader_at_random_splits():
 
 
 def test_reader_hands_out_a_tag_without_waiting_for_its_back_pointer():
-    """A live tag is there as soon as its body is."""
     reader = FlvReader()
     assert reader.feed(stream(TAGS[:2])[:-4]) == TAGS[:2]
     reader.finish()
 
 
 def test_reader_takes_views_and_does_not_keep_them():
-    """Payloads are copies: what the caller does with its buffer afterwards does not matter."""
     buffer = bytearray(stream())
     tags = FlvReader().feed(memoryview(buffer))
     buffer[:] = bytes(len(buffer))
@@ -118,14 +108,12 @@ def test_reader_takes_views_and_does_not_keep_them():
 
 @pytest.mark.parametrize("extra", [1, 7, 4087])
 def test_reader_skips_a_longer_header(extra):
-    """DataOffset beyond 9 is skipped, in any split."""
     data = b"FLV\x01\x05" + (9 + extra).to_bytes(4, "big") + b"\xee" * extra + stream()[9:]
     assert read_in_pieces(data, []) == TAGS
     assert read_in_pieces(data, [1] * (extra + 40)) == TAGS
 
 
 def test_reader_leaves_out_and_counts_tags_of_unknown_type():
-    """A tag of an undefined type is left out when its back pointer agrees."""
     unknown = bytes.fromhex("0f 000003 000000 00 000000 616263 0000000e")
     reader = FlvReader()
     assert reader.feed(flv.header(audio=True, video=True) + unknown + flv.tag(8, 5, b"x")) == [FlvTag(8, 5, b"x")]
@@ -162,7 +150,6 @@ def test_wrong_back_pointer_is_counted_by_default_and_refused_when_checked(point
     ],
 )
 def test_reader_says_what_is_wrong_and_where(data, code, position):
-    """Errors have a code and name the byte, in any split, and are raised again by every later call."""
     whole, single = FlvReader(), FlvReader()
 
     def feed_single():
@@ -181,7 +168,6 @@ def test_reader_says_what_is_wrong_and_where(data, code, position):
 
 
 def test_error_does_not_take_the_tags_before_it():
-    """Tags in front of the error are handed out; the next call raises."""
     reader = FlvReader()
     assert reader.feed(stream() + b"\xff" * 11) == TAGS
     with pytest.raises(RemoteProtocolError, match=f"at byte {len(stream())}"):
@@ -189,7 +175,6 @@ def test_error_does_not_take_the_tags_before_it():
 
 
 def test_tag_larger_than_the_limit_is_refused_before_it_is_received():
-    """The length alone is enough; a body of exactly the limit is taken."""
     reader = FlvReader(max_tag_bytes=100)
     assert reader.feed(stream([FlvTag(9, 0, bytes(100))])) == [FlvTag(9, 0, bytes(100))]
     with pytest.raises(LimitExceededError) as caught:
@@ -198,7 +183,6 @@ def test_tag_larger_than_the_limit_is_refused_before_it_is_received():
 
 
 def test_memory_follows_what_was_received_and_is_limited():
-    """A declared length allocates nothing; what is kept is counted and bounded."""
     reader = FlvReader(max_unfinished_bytes=1000)
     reader.feed(flv.header(audio=True, video=True) + flv.tag(9, 0, bytes(5000))[:500])
     assert reader.unfinished_bytes == 500
@@ -217,7 +201,6 @@ def test_huge_data_offset_is_refused():
 
 @pytest.mark.parametrize("cut", [0, 1, 8, 13 + 1, 13 + 11, 13 + 12])
 def test_finish_tells_a_stream_that_ends_inside(cut):
-    """An end inside the header or a tag is an error; after a header, a tag or a back pointer it is not."""
     reader = FlvReader()
     reader.feed(stream()[:cut])
     with pytest.raises(RemoteProtocolError) as caught:
@@ -227,7 +210,6 @@ def test_finish_tells_a_stream_that_ends_inside(cut):
 
 @pytest.mark.parametrize("cut", [9, 11, 13])
 def test_finish_accepts_an_end_between_tags(cut):
-    """A stream with no tag, whole or with a cut back pointer, has ended properly."""
     reader = FlvReader()
     tags = reader.feed(stream()[:cut])
     reader.finish()
@@ -236,14 +218,11 @@ def test_finish_accepts_an_end_between_tags(cut):
 
 @pytest.mark.parametrize("options", [{"max_tag_bytes": 0}, {"max_tag_bytes": 1 << 24}, {"max_unfinished_bytes": 0}])
 def test_reader_refuses_limits_that_make_no_sense(options):
-    """Limits have ranges."""
     with pytest.raises(LocalProtocolError):
         FlvReader(**options)
 
 
 class Target:
-    """Takes what a writer writes."""
-
     def __init__(self) -> None:
         self.calls: list[bytes] = []
 
@@ -252,7 +231,6 @@ class Target:
 
 
 def test_writer_writes_the_header_with_the_first_tag():
-    """Nothing is written before the first tag; each tag is one call; the counts are those of the octets."""
     target = Target()
     writer = FlvWriter(target, audio=False)
     assert target.calls == []
@@ -264,7 +242,6 @@ def test_writer_writes_the_header_with_the_first_tag():
 
 
 def test_writer_writes_nothing_when_the_tag_is_wrong():
-    """A refused tag leaves the file as it was."""
     target = Target()
     writer = FlvWriter(target)
     with pytest.raises(LocalProtocolError):
@@ -280,14 +257,12 @@ tags_strategy = st.lists(
 @given(tags_strategy, st.lists(st.integers(0, 40), max_size=30))
 @settings(max_examples=300, deadline=None)
 def test_round_trip(tags, sizes):
-    """Whatever is written is read, however it is cut."""
     assert read_in_pieces(stream(tags), sizes, check_back_pointers=True) == tags
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 40), max_size=20), st.booleans())
 @settings(max_examples=400, deadline=None)
 def test_any_octets_give_tags_or_a_protocol_error_independent_of_the_split(garbage, sizes, strict):
-    """Garbage behind a good start gives the same tags and the same error for every split, and nothing else."""
     data = stream(TAGS[:2]) + garbage
     outcomes = []
     for pieces in ([], sizes):
@@ -306,7 +281,6 @@ def test_any_octets_give_tags_or_a_protocol_error_independent_of_the_split(garba
 @given(st.binary(max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_any_octets_from_the_start(data):
-    """A stream that is no FLV is refused with a protocol error, and nothing but FLV is not."""
     reader = FlvReader()
     is_header = data[:4] == b"FLV\x01" and len(data) >= 9
     with contextlib.suppress(RemoteProtocolError) if is_header else pytest.raises(RemoteProtocolError, match="at byte"):
@@ -315,7 +289,6 @@ def test_any_octets_from_the_start(data):
 
 
 def packets(source) -> list[tuple[str, int | None, int | None, bool, bytes]]:
-    """Return what PyAV demultiplexes: kind, times, key flag and octets of each packet."""
     with av.open(source, format="flv") as container:
         return [
             (packet.stream.type, packet.dts, packet.pts, packet.is_keyframe, bytes(packet))
@@ -325,7 +298,6 @@ def packets(source) -> list[tuple[str, int | None, int | None, bool, bytes]]:
 
 
 def test_real_recording_is_read_whole_with_matching_back_pointers(sample):
-    """FFmpeg's own file is read to its last octet, every back pointer right."""
     data = sample.read_bytes()
     reader = FlvReader(check_back_pointers=True)
     tags = reader.feed(data)
@@ -335,7 +307,6 @@ def test_real_recording_is_read_whole_with_matching_back_pointers(sample):
 
 
 def test_remuxed_recording_has_the_same_packets_for_pyav(sample):
-    """Read and written again, the recording has the same packets with the same times."""
     target = io.BytesIO()
     writer = FlvWriter(target)
     for tag in FlvReader().feed(sample.read_bytes()):
@@ -347,7 +318,6 @@ def test_remuxed_recording_has_the_same_packets_for_pyav(sample):
 
 
 def test_ffmpeg_decodes_the_remuxed_recording_without_complaint(sample, tmp_path):
-    """FFmpeg, told to stop at any error, decodes the written file to the end and says nothing."""
     path = tmp_path / "remuxed.flv"
     with path.open("wb") as file:
         writer = FlvWriter(file)
@@ -360,7 +330,6 @@ def test_ffmpeg_decodes_the_remuxed_recording_without_complaint(sample, tmp_path
 
 @pytest.mark.parametrize("offset", [0xFFFFFF - 400, 0x1000000, 0x7FFFFFFF - 2000])
 def test_pyav_reads_extended_timestamps(sample, offset):
-    """Times beyond 24 bits arrive as they were written."""
     target = io.BytesIO()
     writer = FlvWriter(target)
     for tag in FlvReader().feed(sample.read_bytes()):

@@ -46,7 +46,6 @@ n = 2
     ],
 )
 def test_line_when_a_key_is_asked_for_is_where_it_is_written(path, line):
-    """Comments, arrays over lines, texts over lines, dotted and quoted keys; of what is missing the table around it."""
     toml = TomlText(TEXT, "x.toml")
     assert toml.line(*path) == line
     assert toml.place(*path) == ("x.toml" if line is None else f"x.toml, line {line}")
@@ -66,7 +65,6 @@ def test_line_when_a_key_is_asked_for_is_where_it_is_written(path, line):
     ],
 )
 def test_text_when_it_is_not_valid_names_line_and_key(text, said):
-    """What stands there twice is named with both lines; other faults in the words of the reader."""
     with pytest.raises(ConfigError) as caught:
         TomlText(text, "x.toml")
     assert str(caught.value).startswith(said)
@@ -74,7 +72,6 @@ def test_text_when_it_is_not_valid_names_line_and_key(text, said):
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["C"])), min_size=1, max_size=4))
 def test_dotted_when_read_as_a_key_is_the_same_place(path):
-    """A place is named in the words in which it can be written."""
     value = tomllib.loads(f"{dotted(tuple(path))} = 0")
     for name in path:
         value = value[name]

@@ -45,7 +45,6 @@ PARSERS = {"size": parse_size, "duration": parse_duration, "rate": parse_bit_rat
     ],
 )
 def test_parse_size_when_unit_is_known_gives_bytes(text, size_bytes):
-    """KiB and a bare k are powers of 1024, kB powers of 1000; case and blanks do not matter."""
     assert parse_size(text) == size_bytes
 
 
@@ -64,7 +63,6 @@ def test_parse_size_when_unit_is_known_gives_bytes(text, size_bytes):
     ],
 )
 def test_parse_duration_when_unit_is_known_gives_seconds(text, seconds):
-    """A bare number is seconds."""
     assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
 
 
@@ -82,7 +80,6 @@ def test_parse_duration_when_unit_is_known_gives_seconds(text, seconds):
     ],
 )
 def test_parse_bit_rate_when_unit_is_known_gives_bits_per_second(text, bits_per_s):
-    """Prefixes of rates are decimal."""
     assert parse_bit_rate(text) == bits_per_s
 
 
@@ -92,7 +89,6 @@ def test_parse_bit_rate_when_unit_is_known_gives_bits_per_second(text, bits_per_
     ["", " ", "MiB", "-1", "+1", "1,5", "1.", ".5", "1e3", "0x10", "nan", "inf", "1 2", "1k\n2", "\u0663", "9" * 400],
 )
 def test_parser_when_there_is_no_number_names_field_text_and_an_example(kind, text):
-    """What is not a plain number with a unit is refused with the field, what was written and how to write it."""
     with pytest.raises(ConfigError) as caught:
         PARSERS[kind](text, "some_field")
     assert str(caught.value).startswith("some_field: ")
@@ -126,7 +122,6 @@ def test_parser_when_unit_is_unknown_names_it_and_those_there_are(kind, text):
 @given(st.sampled_from(list(PARSERS)), st.text(alphabet="0123456789. kKMGiBbBmsuhnpst/-\n\u0663", max_size=14))
 @settings(max_examples=300, deadline=None)
 def test_parser_for_any_text_gives_a_finite_value_or_a_config_error(kind, text):
-    """No text makes anything but a value from 0 up, or a ConfigError that begins with the field."""
     try:
         value = PARSERS[kind](text, "some_field")
     except ConfigError as caught:
@@ -140,7 +135,6 @@ def test_parser_for_any_text_gives_a_finite_value_or_a_config_error(kind, text):
 @given(st.integers(0, 1 << 50))
 @settings(max_examples=300, deadline=None)
 def test_size_when_shown_and_read_again_is_about_the_same(size_bytes):
-    """The text for people can be read again, and is right to half of its last digit; bytes are exact."""
     shown = format_size(size_bytes)
     slack = 0 if size_bytes < 1000 else size_bytes * 0.051
     assert abs(parse_size(shown) - size_bytes) <= slack
@@ -150,7 +144,6 @@ def test_size_when_shown_and_read_again_is_about_the_same(size_bytes):
 @given(st.integers(0, 119_900))
 @settings(max_examples=300, deadline=None)
 def test_duration_when_shown_and_read_again_is_about_the_same(value_ms):
-    """Below two minutes the text for people can be read again: exact in milliseconds, then to a tenth of a second."""
     again = parse_duration(format_duration(value_ms / 1000))
     assert abs(again - value_ms / 1000) <= (1e-9 if value_ms < 1000 else 0.0500001)
 
@@ -158,7 +151,6 @@ def test_duration_when_shown_and_read_again_is_about_the_same(value_ms):
 @given(st.integers(0, 10**12))
 @settings(max_examples=300, deadline=None)
 def test_bit_rate_when_shown_and_read_again_is_about_the_same(bits_per_s):
-    """The text for people can be read again, and is right to half of its last digit."""
     again = parse_bit_rate(format_bit_rate(bits_per_s))
     slack = 0 if bits_per_s < 1000 else 500 if bits_per_s < 999_500 else 5_000
     assert abs(again - bits_per_s) <= slack
@@ -179,7 +171,6 @@ def test_bit_rate_when_shown_and_read_again_is_about_the_same(bits_per_s):
     ],
 )
 def test_format_size_when_near_a_unit_takes_the_one_that_reads_well(size_bytes, shown):
-    """A figure is never shown as 1024 of a unit where there is a larger one."""
     assert format_size(size_bytes) == shown
 
 
@@ -199,7 +190,6 @@ def test_format_size_when_near_a_unit_takes_the_one_that_reads_well(size_bytes, 
     ],
 )
 def test_format_duration_when_near_a_unit_takes_the_one_that_reads_well(seconds, shown):
-    """A figure is never shown as 1000 ms or 60 s beside minutes."""
     assert format_duration(seconds) == shown
 
 
@@ -216,7 +206,6 @@ def test_format_duration_when_near_a_unit_takes_the_one_that_reads_well(seconds,
     ],
 )
 def test_format_bit_rate_when_near_a_unit_takes_the_one_that_reads_well(bits_per_s, shown):
-    """A figure is never shown as 1000 of a unit where there is a larger one."""
     assert format_bit_rate(bits_per_s) == shown
 
 
@@ -227,7 +216,6 @@ def test_share_when_written_is_read(text, share):
 
 @pytest.mark.parametrize("text", ["", "%", "2", "101%", "-1%", "nan", "half"])
 def test_share_when_no_share_is_refused(text):
-    """What is no share between nothing and all is an error that shows how to write one."""
     with pytest.raises(ConfigError, match="flights"):
         parse_share(text, "flights")
 
@@ -236,25 +224,21 @@ def test_share_when_no_share_is_refused(text):
     ("value", "text"), [(0, "0"), (1, "1"), (1 << 20, "1MiB"), (1000, "1000"), (10 << 30, "10GiB")]
 )
 def test_size_when_written_reads_as_the_same(value, text):
-    """A unit is used only where nothing is lost by it."""
     assert (write_size(value), parse_size(text)) == (text, value)
 
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (0.04, "40ms"), (15.0, "15s"), (1.5, "1500ms"), (90.0, "90s")])
 def test_duration_when_written_reads_as_the_same(value, text):
-    """Whole seconds are seconds, all else milliseconds."""
     assert (write_duration(value), parse_duration(text)) == (text, value)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("0", 0), ("2048", 2048), ("9" * 15, 10**15 - 1)])
 def test_count_when_it_is_a_whole_number_is_read(text, expected):
-    """Digits, and nothing else."""
     assert parse_count(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "1k", " 1", "\u0663", "9" * 5000])
 def test_count_when_it_is_none_is_refused_by_name(text):
-    """The error names the field, and is one line whatever the text is."""
     with pytest.raises(ConfigError, match=r"messages is .* whole number") as caught:
         parse_count(text, "messages")
     assert len(str(caught.value)) < 120

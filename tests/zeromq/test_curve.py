@@ -18,7 +18,6 @@ from flowctl.wire.zeromq.keytext import KeyEncoding, encode_key
 
 
 def test_keys_when_generated_belong_together():
-    """The public key follows from the secret one, and no two pairs are the same."""
     keys, others = KeyPair.generate(), KeyPair.generate()
     assert (32, 32, keys.public) == (len(keys.public), len(keys.secret), public_of(keys.secret))
     assert keys == KeyPair.of_secret(keys.secret)
@@ -42,7 +41,6 @@ def test_keys_when_they_do_not_belong_together_are_refused_without_showing_them(
 
 
 def test_keys_when_shown_show_the_public_one_alone():
-    """Neither repr nor str nor a format nor an error of a container has the secret key in it."""
     keys = KeyPair.generate()
     for text in (repr(keys), str(keys), f"{keys}", f"{[keys]!r}"):
         assert keys.public.hex() in text
@@ -56,7 +54,6 @@ def assert_hidden(keys: KeyPair, text: str) -> None:
 
 
 def test_file_when_written_is_for_its_owner_alone_and_read_again(tmp_path):
-    """It has mode 0600 whatever the umask, is never overwritten, and ZeroMQ's own tools read it."""
     keys, path = KeyPair.generate(), tmp_path / "keys"
     before = os.umask(0)
     try:
@@ -73,8 +70,6 @@ def test_file_when_written_is_for_its_owner_alone_and_read_again(tmp_path):
 
 
 def test_file_when_the_disk_is_full_leaves_nothing_in_the_way(tmp_path, monkeypatch):
-    """Half a key is taken away again, so that the next try finds the place free; the error says what to do."""
-
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -92,7 +87,6 @@ def test_file_when_the_disk_is_full_leaves_nothing_in_the_way(tmp_path, monkeypa
 
 
 def test_file_when_written_by_zeromq_is_read(tmp_path):
-    """A certificate of `zmq.auth` has the same form; it is refused as long as others can read it."""
     _, path = zmq.auth.create_certificates(tmp_path, "them", {"name": "a = b"})
     Path(path).chmod(0o640)
     with pytest.raises(ConfigError, match="mode 0640") as caught:
@@ -107,7 +101,6 @@ def test_file_when_written_by_zeromq_is_read(tmp_path):
     "content", [b"", b"\xff\xfe\0" * 9, b"curve\n", b"x" * 5000, b'public-key = "%s"\n' % (b"0" * 40)]
 )
 def test_file_when_it_has_no_keys_is_refused(tmp_path, content):
-    """The error names the file and how one is made."""
     path = tmp_path / "keys"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -117,7 +110,6 @@ def test_file_when_it_has_no_keys_is_refused(tmp_path, content):
 
 
 def test_file_when_its_keys_do_not_belong_together_is_refused_without_showing_them(tmp_path):
-    """A file that somebody put together shows nothing of the secret key, in no line of the traceback."""
     keys, path = KeyPair.generate(), tmp_path / "keys"
     keys.write(path)
     other = encode_key(KeyPair.generate().public, KeyEncoding.Z85)
@@ -128,7 +120,6 @@ def test_file_when_its_keys_do_not_belong_together_is_refused_without_showing_th
 
 
 def test_file_when_not_there_or_a_link_is_an_error_of_ours(tmp_path):
-    """What the system says is told; a key is not written through a link that somebody put there."""
     with pytest.raises(ConfigError, match="No such file"):
         KeyPair.read(tmp_path / "none")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
@@ -138,6 +129,5 @@ def test_file_when_not_there_or_a_link_is_an_error_of_ours(tmp_path):
 
 
 def test_keys_when_copied_to_another_process_are_checked_again():
-    """A pair that was pickled and changed on the way is refused, or is the same pair."""
     keys = KeyPair.generate()
     assert keys == pickle.loads(pickle.dumps(keys))

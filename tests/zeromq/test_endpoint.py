@@ -12,7 +12,6 @@ from flowctl.wire.zeromq.endpoint import check_port
     "endpoint", ["tcp://*:*", "tcp://127.0.0.1:0", "tcp://[::1]:65535", "ipc:///a:99999", "tcp://h"]
 )
 def test_port_when_it_is_one_is_let_pass(endpoint):
-    """What is no port of TCP is no matter of this check."""
     assert check_port(endpoint) is None
 
 

@@ -18,7 +18,6 @@ KEYS = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 @settings(max_examples=200, deadline=None)
 @given(KEYS)
 def test_keys_when_encoded_and_decoded_are_the_same(key):
-    """Each encoding takes its own number of letters and gives the key back, also where it is guessed."""
     for encoding in KeyEncoding:
         text = encode_key(key, encoding)
         assert (LETTERS[encoding], key, key) == (len(text), decode_key(text, encoding), parse_key(text, "key"))
@@ -27,7 +26,6 @@ def test_keys_when_encoded_and_decoded_are_the_same(key):
 @settings(max_examples=50, deadline=None)
 @given(KEYS)
 def test_keys_when_in_z85_and_base64_are_those_of_others(key):
-    """ZeroMQ and the standard library write the same letters."""
     assert base64.b64encode(key).decode() == encode_key(key, KeyEncoding.BASE64) + "="
     public, secret = zmq.curve_keypair()
     for text in (public.decode(), secret.decode()):
@@ -45,7 +43,6 @@ def test_keys_when_in_base32z_are_those_of_the_maintainers():
     "text", ["", "g" * 64, "0" * 63, "l" * 52, "v" * 52, "é" * 64, "-" * 43, "~" * 40, "#" * 40, "0" * 64 + "\n"]
 )
 def test_text_when_no_key_is_refused_without_showing_it(text):
-    """The error tells the length, and not the text, which may be a secret with a letter too many."""
     with pytest.raises(ConfigError) as caught:
         parse_key(text, "the secret key")
     assert f"the secret key is a text of {len(text)} letters" in str(caught.value)

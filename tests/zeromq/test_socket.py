@@ -30,7 +30,6 @@ def group(loop_factory: LoopFactory) -> Iterator[PollGroup]:
 
 @pytest.fixture
 def sockets() -> Iterator[Callable[[int], zmq.Socket[bytes]]]:
-    """Make sockets of one context; they are closed at the end."""
     context = new_context()
     made: list[zmq.Socket[bytes]] = []
 
@@ -45,14 +44,12 @@ def sockets() -> Iterator[Callable[[int], zmq.Socket[bytes]]]:
 
 
 def on(group: PollGroup, call: Callable[[], object]) -> None:
-    """Run `call` on the group's thread, and wait for it."""
     done: Future[object] = Future()
     group.call_soon(lambda: done.set_result(call()))
     done.result(WAIT_S)
 
 
 def test_messages_when_more_than_a_turn_allows_arrive_all_and_in_order(group, sockets):
-    """What the budget of one turn leaves is read in the next ones, though the descriptor says nothing again."""
     router = sockets(zmq.ROUTER)
     router.bind("inproc://many")
     count, got, done = 3 * MESSAGES_PER_TURN + 7, [], threading.Event()
@@ -125,7 +122,6 @@ def test_message_when_a_send_that_failed_has_read_the_mailbox_is_received(group,
 
 
 def test_message_when_a_handler_raises_costs_only_itself(sockets, loop_factory):
-    """The exception is reported, and the next message is handed on."""
     errors: list[Exception] = []
     group = PollGroup("zeromq", loop_factory=loop_factory, on_error=lambda _, error: errors.append(error))
     group.start()
@@ -150,7 +146,6 @@ def test_message_when_a_handler_raises_costs_only_itself(sockets, loop_factory):
 
 
 def test_message_when_of_too_many_frames_is_thrown_away_and_counted(group, sockets):
-    """The messages before and after it arrive."""
     pull, push = sockets(zmq.PULL), sockets(zmq.PUSH)
     pull.bind("inproc://frames")
     push.connect("inproc://frames")
@@ -172,7 +167,6 @@ def test_message_when_of_too_many_frames_is_thrown_away_and_counted(group, socke
 
 
 def test_metadata_when_a_message_is_handed_on_come_with_it(group, sockets, tmp_path):
-    """Its last frame is there as ZeroMQ has it, and only meanwhile."""
     router, dealer = sockets(zmq.ROUTER), sockets(zmq.DEALER)
     router.bind(f"ipc://{tmp_path}/s")
     dealer.routing_id = b"me"
@@ -224,7 +218,6 @@ def test_peer_when_another_one_floods_is_heard_after_few_of_its_messages(group, 
 
 
 def test_send_when_the_queue_is_full_raises_again_and_keeps_nothing(group, sockets):
-    """A peer that does not read costs `SNDHWM` messages, and no waiting."""
     push = sockets(zmq.PUSH)
     push.sndhwm = 3
     pull = sockets(zmq.PULL)

@@ -33,7 +33,6 @@ def test_request_when_null_is_answered_with_the_metadata_and_no_user():
 
 
 def test_request_when_curve_names_the_key_in_hex_as_the_user():
-    """The one who decides sees number, address and key; the user id is the key, as OxenMQ has it."""
     seen: list[ZapRequest] = []
     reply = answer(CURVE, lambda request: seen.append(request) or {})
     assert [b"1.0", b"id", b"200", b"", KEY.hex().encode(), b""] == reply
@@ -42,7 +41,6 @@ def test_request_when_curve_names_the_key_in_hex_as_the_user():
 
 @pytest.mark.parametrize(("refusal", "status"), [(ZapRefusal.DENIED, b"400"), (ZapRefusal.TRY_LATER, b"300")])
 def test_request_when_refused_has_the_status_and_no_user(refusal, status):
-    """Nothing of the peer is in the reply."""
     reply = answer(CURVE, lambda request: refusal)
     assert (b"1.0", b"id", status, b"", b"") == (*reply[:3], *reply[4:])
 
@@ -69,8 +67,6 @@ def test_request_when_refused_has_the_status_and_no_user(refusal, status):
     ],
 )
 def test_request_when_malformed_is_refused_without_asking(frames):
-    """Whatever is missing, too much, or not ours gets 500, a text of ours, and nobody is asked."""
-
     def never(request: ZapRequest) -> Mapping[str, str]:
         raise AssertionError(request)
 
@@ -96,7 +92,6 @@ def test_request_when_of_any_frames_has_a_reply_of_six(frames):
     ],
 )
 def test_address_when_ipv4_came_by_ipv6_is_shown_as_ipv4(address, plain):
-    """A rule for an IPv4 address holds for it however it comes."""
     assert plain == plain_address(address)
 
 
@@ -109,8 +104,6 @@ def group(loop_factory: LoopFactory) -> Iterator[PollGroup]:
 
 
 class Scene:
-    """A context with a handler and two listeners, and the clients that come to them."""
-
     def __init__(self, group: PollGroup, admit, handshake_ms: int) -> None:
         self.group, self.context, self.keys = group, new_context(), KeyPair.generate()
         raw = bind_zap(self.context)
@@ -178,7 +171,6 @@ def read(router: zmq.Socket[bytes]) -> tuple[bytes, zmq.Frame]:
 
 
 def test_peers_when_let_in_bring_their_metadata_with_each_message(scene):
-    """A message says who sent it: the key that was proven, what was decided, and nothing that the peer wrote."""
     requests: list[ZapRequest] = []
 
     def admit(request: ZapRequest) -> Mapping[str, str]:
@@ -218,7 +210,6 @@ def test_peers_when_denied_are_told_and_nothing_of_them_arrives(scene, listener)
 
 @pytest.mark.parametrize("listener", [0, 1])
 def test_peers_when_told_to_try_later_get_in_once_they_may(scene, listener):
-    """A peer that got 300 dials again once the time for its handshake is up, and its message arrives."""
     tries: list[int] = []
 
     def admit(request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
@@ -232,7 +223,6 @@ def test_peers_when_told_to_try_later_get_in_once_they_may(scene, listener):
 
 
 def test_peers_when_the_hook_raises_are_denied_and_others_are_not(scene):
-    """Whatever it raises is contained: who asked is refused at once, and the next one is decided on."""
     errors: list[BaseException] = [SystemExit(), ValueError()]
 
     def admit(request: ZapRequest) -> Mapping[str, str]:
@@ -256,7 +246,6 @@ def test_handler_when_a_second_one_is_made_for_a_context_is_an_error(scene):
 
 
 def test_handler_when_a_flood_of_malformed_requests_comes_answers_each(scene):
-    """What is sent to it by others than ZeroMQ is answered or ignored, and connections are let in meanwhile."""
     here = scene(let_in)
     rogue = here.context.socket(zmq.DEALER)
     rogue.rcvtimeo = int(WAIT_S * 1000)
