@@ -164,6 +164,7 @@ def test_handler_when_it_fails_gets_one_error_and_no_more_input(kit, answer, kin
     (error,) = kit.handler.ends
     assert type(error) is kind
     assert text in str(error)
+    assert error.__cause__ is (answer if isinstance(answer, ValueError) else None)
     kit.settle()
     assert kit.handler.offers == [b"abc"]
     assert kit.watched == [True, False]
@@ -192,12 +193,6 @@ def test_eof_when_read_is_delivered_once_after_the_input(kit):
     assert kit.handler.offers == [b"last"]
     assert kit.handler.ends == ["eof"]
     assert kit.watched == [True, False]
-
-
-def test_read_error_when_raised_is_delivered_as_it_is(kit):
-    error = ConnectionResetError(104, "reset")
-    kit.ready(error)
-    assert kit.handler.ends == [error]
 
 
 def test_eof_when_input_is_held_waits_for_the_resumption(kit):

@@ -45,18 +45,6 @@ def test_reports_when_kept_name_the_slowest_tests_of_all_runs(tmp_path, monkeypa
     assert len(named) == run_all.MOST_SLOW
 
 
-@pytest.mark.parametrize(
-    ("counts", "line"),
-    [
-        (Counter(passed=3), "3 passed in 1.50s"),
-        (Counter(passed=3, failed=1, skipped=2, errors=1), "1 failed, 3 passed, 2 skipped, 1 error in 1.50s"),
-        (Counter(), "no tests ran in 1.50s"),
-    ],
-)
-def test_closing_line_when_counts_are_added_reads_as_that_of_pytest(counts, line):
-    assert run_all.closing_line(counts, 1.5) == line
-
-
 def staged(monkeypatch, statuses, passed=1, lost=0, **bad):
     """Let every run end with the next of `statuses` and have `passed` tests; the first real-time one also `bad`.
 
@@ -140,22 +128,6 @@ def test_run_at_once_when_two_run_shows_one_after_the_other(tmp_path, capfd):
     assert [line for line in lines if not line.startswith("--")] == ["one True", "three True"]
 
 
-def test_runs_when_put_together_are_all_tests():
-    selections = [options[options.index("-m") + 1] for options in run_all.RUNS.values()]
-    for realtime in (False, True):
-        for pipeline in (False, True):
-            markers = {"realtime": realtime, "pipeline": pipeline}
-            assert [eval(text, {}, markers) for text in selections].count(True) == 1
-    assert [name for stage in run_all.STAGES for name in stage] == list(run_all.RUNS)
-
-
-def test_runs_when_they_yield_to_others_assert_no_time(tmp_path):
-    for name in run_all.RUNS:
-        yields = run_all.command(name, tmp_path, [])[0] == "nice"
-        assert yields is (name in run_all.YIELDING)
-        assert not yields or "not realtime" in run_all.RUNS[name][1]
-
-
 def test_runs_when_they_pass_over_folders_miss_no_test():
     here = Path(__file__).parents[1]
     files = list(here.rglob("test_*.py"))
@@ -170,13 +142,3 @@ def test_runs_when_they_pass_over_folders_miss_no_test():
             markers = {"realtime": realtime, "pipeline": pipeline}
             [options] = (run for run in run_all.RUNS.values() if eval(run[run.index("-m") + 1], {}, markers))
             assert f"--ignore=tests/{folder}" not in options, path
-
-
-def test_run_when_python_is_told_to_keep_nothing_compiled_keeps_it_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    (tmp_path / "module.py").write_text("")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import module"
-    for more in ({}, {"second": [sys.executable, "-c", code]}):
-        assert set(run_all.run_at_once({"first": [sys.executable, "-c", code]} | more, tmp_path).values()) == {0}
-        (compiled,) = (tmp_path / "__pycache__").glob("module.*.pyc")
-        compiled.unlink()

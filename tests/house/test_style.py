@@ -51,19 +51,6 @@ def test_files_when_opened_say_what_they_are():
     assert [name for name, line in first.items() if not line.endswith((".", ":", "?")) or len(line.split()) < 4] == []
 
 
-def is_local(path: Path, node: ast.AST) -> bool:
-    """Return whether `node` is inside a function, or in a class or overload that only types see."""
-    if any(ast.unparse(item).startswith(("overload", "typing.overload")) for item in node.decorator_list):
-        return True
-    return any(
-        outer is not node and outer.lineno < node.lineno and node.end_lineno <= outer.end_lineno
-        for outer in ast.walk(tree_of(path))
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
-        or (isinstance(outer, ast.If) and ast.unparse(outer.test) == "TYPE_CHECKING")
-        or (isinstance(outer, ast.ClassDef) and outer.name.startswith("_"))
-    )
-
-
 def test_texts_when_shipped_are_finished_and_at_home_anywhere():
     wrong = [
         f"{shown(path, number)}: {line}"

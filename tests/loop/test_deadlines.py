@@ -122,17 +122,6 @@ def test_set_when_due_in_the_running_run_postpones_the_call(deadlines):
     assert other.calls == [10.0]
 
 
-def test_run_due_when_an_owner_raises_calls_the_others_and_reports():
-    errors = []
-    deadlines = Deadlines(lambda when: None, lambda where, error: errors.append((where, type(error))))
-    failing, fine = Owner(action=lambda now: 1 // 0), Owner()
-    deadlines.set(failing, 1.0)
-    deadlines.set(fine, 2.0)
-    assert deadlines.run_due(2.0) == 2
-    assert errors == [("deadline of Owner", ZeroDivisionError)]
-    assert fine.calls == [2.0]
-
-
 def test_run_due_when_thousands_are_due_serves_them_in_portions(deadlines, armed):
     owners = [Owner() for _ in range(MAX_PLACES_PER_RUN + 10)]
     for owner in owners:

@@ -46,14 +46,6 @@ def test_call_soon_when_called_from_everywhere_keeps_each_callers_order(group):
     assert log == [*range(10), *range(100, 110)]
 
 
-def test_handler_when_it_raises_is_reported_and_contained(group, errors):
-    group.call_soon(lambda: 1 // 0)
-    assert on_thread(group, lambda: 7) == 7
-    assert [type(error) for _, error in errors] == [ZeroDivisionError]
-    assert errors[0][0].startswith("g: ")
-    assert group.statistics().errors == 1
-
-
 def test_task_when_it_fails_unheard_is_reported(group, errors):
     on_thread(group, lambda: group.loop.call_soon(lambda: 1 // 0))
     on_thread(group, lambda: None)

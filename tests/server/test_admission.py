@@ -36,15 +36,23 @@ def test_enter_when_the_total_is_reached_is_refused_until_one_leaves():
     assert admission.refused == {"connections": 3}
 
 
-def test_enter_when_the_address_is_full_concerns_that_address_only():
+@pytest.mark.parametrize(
+    ("one", "two", "three", "other"),
+    [
+        ("a", "a", "a", "b"),
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::2%eth0", "2001:db8:1:2:3:4:5:6", "2001:db8:1:3::1"),
+        ("::ffff:192.0.2.1", "192.0.2.1", "192.0.2.1", "192.0.2.2"),
+    ],
+)
+def test_enter_when_the_address_is_full_concerns_that_address_only(one, two, three, other):
     admission = Admission(AdmissionLimits(connections_per_address=2, new_per_address_and_s=0.0))
-    admission.enter("a", 0.0)
-    admission.enter("a", 0.0)
-    error = refused(admission, "a", 0.0)
+    admission.enter(one, 0.0)
+    admission.enter(two, 0.0)
+    error = refused(admission, three, 0.0)
     assert (error.limit, error.value, error.maximum) == ("connections_per_address", 3, 2)
-    assert refused(admission, "b", 0.0) is None
-    admission.leave("a")
-    assert refused(admission, "a", 0.0) is None
+    assert refused(admission, other, 0.0) is None
+    admission.leave(one)
+    assert refused(admission, three, 0.0) is None
 
 
 def test_enter_when_too_fast_is_refused_after_the_burst_and_recovers_with_time():

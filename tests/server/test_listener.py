@@ -6,12 +6,13 @@ import contextlib
 import os
 import resource
 import socket
+import time
 
 import pytest
 from connection_kit import WAIT_S, Noting, wait_until
 
 from flowctl.core.server.admission import AdmissionLimits
-from flowctl.core.server.listener import shown
+from flowctl.core.server.listener import PAUSE_S, shown
 from flowctl.core.server.server import Server
 from flowctl.errors import ConfigError, LocalProtocolError
 
@@ -119,6 +120,7 @@ def test_accept_when_the_process_has_no_descriptor_left_rests_at_each_listener_a
             client.settimeout(WAIT_S)
             client.connect(address)
         wait_until(lambda: [listener.pauses for listener in server.listeners] == [1, 1])
+        time.sleep(2.5 * PAUSE_S)  # it tries again, and is silent
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [client.recv(5) for client in clients] == [b"plain", b"other"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -19,10 +18,10 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server import server as server_module
-from flowctl.core.server.admission import Admission, AdmissionLimits
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.core.server.bans import LIMITED_BURST, Ban, BanAction, BanList
 from flowctl.core.server.server import Server
-from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
+from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.reasons import CloseReason
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
@@ -344,17 +343,6 @@ def test_bans_when_taken_end_open_connections_that_do_not_behave_and_no_others(m
         assert "behaves" in server.errors.pop()[0]
 
 
-def test_accept_when_too_fast_is_refused_by_rate(make):
-    limits = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.001, burst_per_address=3)
-    server = make(admission=limits)
-    with contextlib.ExitStack() as stack:
-        for _ in range(3):
-            stack.enter_context(connect(server))
-        wait_until(lambda: len(server.connections()) == 3)
-        assert is_refused(server)
-        assert server.statistics().refused == {"new_per_address_and_s": 1}
-
-
 def fail_with(kind):
     raise kind("no session")
 
@@ -386,46 +374,6 @@ def test_accept_when_the_session_cannot_be_made_costs_neither_socket_nor_place(m
     broken[0] = False
     with connect(server):
         wait_until(lambda: len(server.connections()) == 1)
-
-
-class Exhausted:
-    """A listener for which the process has no descriptor left, for a while."""
-
-    def __init__(self, listener, times) -> None:
-        self._listener, self.times = listener, times
-
-    def accept(self):
-        if self.times:
-            self.times -= 1
-            raise OSError(errno.EMFILE, "too many open files")
-        return self._listener.accept()
-
-    def __getattr__(self, name):
-        return getattr(self._listener, name)
-
-
-def test_accept_when_descriptors_are_used_up_rests_and_goes_on(make):
-    server = make()
-    group = server.groups.groups[0]
-    done = threading.Event()
-
-    def exhaust():
-        (listener,) = server.listeners
-        group.unwatch_input(listener.sock)
-        listener.sock = Exhausted(listener.sock, 3)
-        listener.attached(group)
-        done.set()
-
-    group.call_soon(exhaust)
-    assert done.wait(WAIT_S)
-    with connect(server) as sock:
-        wait_until(server.connections)
-        server.connections()[0].sender.send(b"welcome")
-        assert sock.recv(7) == b"welcome"
-    ((where, error),) = server.errors
-    assert (error.errno, "accept on 127.0.0.1:" in where) == (errno.EMFILE, True)
-    assert server.statistics().accept_pauses == 1
-    server.errors.clear()
 
 
 def test_add_socket_when_connected_elsewhere_is_served_and_takes_no_place(make):
@@ -467,21 +415,6 @@ def test_groups_when_several_share_the_connections(make):
             sock.sendall(b"x")
         wait_until(lambda: all(session.got for session in server.sessions))
         assert {len(session.threads) for session in server.sessions} == {1}
-
-
-@pytest.mark.parametrize(
-    ("host", "words"), [("256.256.256.256", "cannot listen on"), ("192.0.2.1", "cannot listen on")]
-)
-def test_listen_when_the_address_is_not_ours_says_which(host, words):
-    with pytest.raises(ConfigError, match=words) as caught:
-        Server(Noting, host)
-    assert caught.value.hint
-
-
-def test_listen_when_the_port_is_taken_hints_at_another():
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError) as caught:
-        Server(Noting, port=other.getsockname()[1])
-    assert caught.value.hint == "choose another port, or 0 for any"
 
 
 LINE = b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 1935\r\n"
@@ -561,23 +494,6 @@ def test_proxy_header_when_from_anybody_else_is_input_like_any_other(make):
         sock.sendall(LINE)
         wait_until(lambda: server.sessions and server.sessions[0].got == LINE)
         assert server.connections()[0].peer[0] == "127.0.0.1"
-
-
-def test_admission_when_addresses_are_ipv6_counts_their_networks():
-    """One subscriber has 2^64 addresses and one place; an IPv4 address mapped into IPv6 is that address."""
-    admission = Admission(AdmissionLimits(connections_per_address=2, new_per_address_and_s=0.0))
-    admission.enter("2001:db8:1:2::1", 0.0)
-    admission.enter("2001:db8:1:2:ffff::2%eth0", 0.0)
-    with pytest.raises(LimitExceededError):
-        admission.enter("2001:db8:1:2:3:4:5:6", 0.0)
-    admission.enter("2001:db8:1:3::1", 0.0)
-    admission.enter("::ffff:192.0.2.1", 0.0)
-    admission.enter("192.0.2.1", 0.0)
-    with pytest.raises(LimitExceededError):
-        admission.enter("192.0.2.1", 0.0)
-    admission.leave("2001:db8:1:2::1")
-    admission.enter("2001:db8:1:2:3:4:5:6", 0.0)
-    assert admission.connections == 5
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -71,14 +71,6 @@ def test_line_when_sent_reaches_everybody_in_the_room(make_server):
         bob.hear(b"hello\n")
 
 
-def test_line_when_too_long_ends_the_connection(make_server):
-    with (server := make_server()), Client(server) as client:
-        client.say(b"x" * (LINE_BYTES + 1))
-        assert client.lines.read() == b""
-        wait_until(lambda: server.closed_by_reason)
-        assert server.closed_by_reason == {CloseReason.LIMIT_HIT: 1}
-
-
 def test_reader_when_it_stops_is_cut_and_nobody_else_notices(make_server):
     limits = Limits.parse("64KiB,1000,150ms", "128KiB,2000,300ms")
     options = SocketOptions(send_buffer_bytes=16 * 1024, notsent_lowat_bytes=16 * 1024)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import random
 import subprocess
 
 import av
@@ -79,18 +78,6 @@ def test_reader_gives_the_tags_that_were_written():
     assert (reader.unfinished_bytes, reader.back_pointer_errors, reader.skipped_tags) == (0, 0, 0)
     assert reader.position == len(stream())
     reader.finish()
-
-
-def test_reader_one_octet_at_a_time():
-    data = stream()
-    assert read_in_pieces(data, [1] * len(data), check_back_pointers=True) == TAGS
-
-
-def test_reader_at_random_splits():
-    rng = random.Random(7)
-    for _ in range(200):
-        sizes = [rng.choice((0, 1, 3, 11, 15, 100, 2000)) for _ in range(40)]
-        assert read_in_pieces(stream(), sizes, check_back_pointers=True) == TAGS
 
 
 def test_reader_hands_out_a_tag_without_waiting_for_its_back_pointer():

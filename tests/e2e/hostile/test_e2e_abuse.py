@@ -35,4 +35,4 @@ def test_ping_flooder_that_does_not_read_is_cut_when_its_answers_pile_up(live):
         with contextlib.suppress(ConnectionError):
             while any(item.number == number for item in server.connections()):
                 flooder.sock.sendall(ping * 1000)
-        wait_until(lambda: server.closed_by_reason.get(CloseReason.LIMIT_HIT) == 1, "the limit counted")
+        assert wait_until(lambda: server.closed_by_reason.get(CloseReason.LIMIT_HIT) == 1, "the limit counted")
