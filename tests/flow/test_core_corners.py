@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 
 import pytest
-from cursor_kit import Follower
 from fanout_kit import Stage
 from flow_kit import CONTROL, DATA, INTER, KEY, OWN, Peer, Published, check_accounts, check_stream, frame
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
@@ -14,8 +13,7 @@ from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, Talker, by_mes
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import HardPolicy, Limits
-from flowctl.core.flow.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
-from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Verdict
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
@@ -79,17 +77,6 @@ def test_policy_when_it_refuses_in_ready_keeps_sound_in_order_and_the_viewer_ser
     assert stage.fanout.statistics().members == 1
     assert viewer.edges.changes == []
     check_accounts(viewer)
-
-
-def test_key_frames_when_nothing_was_lost_between_them_bring_no_headers_again():
-    follower = Follower("K")
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("KKIKKK")
-    assert follower.take() == "KKrrKKK"
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("I")
-    assert follower.take() == "I"
-    assert follower.cursor.restarts == 1
 
 
 # --- joining -----------------------------------------------------------------------------------------------------
@@ -252,55 +239,6 @@ def test_handler_when_it_publishes_to_the_log_it_follows_is_looked_at_afterwards
 
 
 # --- gates and waits ---------------------------------------------------------------------------------------------
-
-
-def test_thinning_when_refusals_begin_later_in_the_queue_tightens_those_too():
-    follower = Follower()
-    follower.publish("KIAK")
-    follower.publish("I", 100)
-    follower.cursor.refuse(1 << DATA, DropReason.REFUSED, follower.now)
-    follower.publish("IAX", 100)
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IDX", 100)
-    follower.cursor.thin_to_key_frame(Room(150, 9, 0.0, 0), follower.now)
-    assert follower.queued == "HHKA"
-    assert follower.take() == "rrKA"
-    follower.publish("IKI")
-    assert follower.take() == "rrKI"
-
-
-def test_key_frame_when_it_is_refused_and_nobody_looked_is_stepped_over_like_others():
-    follower = Follower("K")
-    follower.cursor.refuse(BROKEN_MASK | 1 << KEY, DropReason.REFUSED, follower.now)
-    follower.publish("IAKIA")
-    assert follower.take() == "AA"
-    assert follower.cursor.restarts == 0
-
-
-def test_wait_when_the_queue_is_thinned_meanwhile_keeps_its_beginning():
-    follower = Follower()
-    follower.publish("KI", 1000)
-    follower.cursor.thin_to_key_frame(Room(100, 9, 0.0, 0), follower.now)
-    for _ in range(3):
-        follower.now += 3
-        follower.publish("A")
-        follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
-        follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
-        follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IA")
-    assert follower.take() == "", "sound waits with the picture after everything was thrown away"
-    follower.now += 1
-    assert follower.cursor.poll(follower.now) is True
-    follower.publish("IA")
-    assert follower.take() == "rrIA"
-
-
-def test_finish_while_waiting_for_a_key_frame_ends_the_wait():
-    follower = Follower("KI", wait_for_key=True)
-    follower.publish("I")
-    assert follower.cursor.waiting_for_key
-    follower.cursor.finish(follower.now)
-    assert not follower.cursor.waiting_for_key
 
 
 def test_ledger_when_a_viewer_waited_for_its_first_key_frame_tells_it():

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from flow_kit import CLASS_OF, HEADER, KEY, LOG, RESTART, frame, parse
 
 from flowctl.core.flow.counts import as_counts, total
 from flowctl.core.flow.limits import OFF_MARK
-from flowctl.core.flow.policy import Room
+from flowctl.core.flow.policy import DROPPABLE_MASK, LivePolicy, Room, patience_of
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.reasons import DropReason
 
 ROOMY = Room(OFF_MARK, OFF_MARK, -float(OFF_MARK), 0)
 LETTERS = "CHKIDAX"
+TARGET_S = 1.0
 
 
 class Follower:
@@ -69,3 +75,75 @@ class Follower:
         dropped = as_counts(self.cursor.books())[1]
         counts = total(dropped.values()) if reason is None else total(dropped[key] for key in dropped if key is reason)
         return "".join(LETTERS[item] * counts.messages[item] for item in MessageClass)
+
+    def take_in_time(self, rate, *, held=0, policy=None, most=1 << 60):
+        """Take what is handed over now to a viewer that takes `rate` bytes a second, `held` of which wait."""
+        patience = patience_of(policy or LivePolicy())
+        letters = ""
+        while most:
+            items = self.cursor.peek(min(most, 3), 1 << 60, Timing(self.now, rate, held, TARGET_S, patience))
+            if not items:
+                break
+            letters += "".join("r" if wire[:1] == b"R" else LETTERS[item] for item, wire, _ in items)
+            held += sum(len(wire) for _, wire, _ in items)
+            self.cursor.pass_messages(len(items))
+            most -= len(items)
+        return letters
+
+    # -- scripts
+
+    def step(self, name, argument):
+        """Do one step of a script, see `play`; return what it says."""
+        cursor, now = self.cursor, self.now
+        if name == "refuse":
+            return cursor.refuse(sum(1 << CLASS_OF[letter] for letter in argument), DropReason.REFUSED, now)
+        if name == "hold":
+            return cursor.refuse(DROPPABLE_MASK, DropReason.HELD, now)
+        if name == "dropped":
+            return self.dropped(DropReason[argument] if argument else None)
+        if name in {"thin", "live"}:
+            size, messages = map(int, argument.split(",")) if argument else (OFF_MARK, OFF_MARK)
+            room = Room(size, messages, -float(OFF_MARK), 0)
+            return cursor.skip_to_live(room, now) if name == "live" else cursor.thin_to_key_frame(room, now)
+        steps = {
+            "take": self.take,
+            "in_time": lambda: self.take_in_time(int(argument)),
+            "queued": lambda: self.queued,
+            "poll": lambda: cursor.poll(now),
+            "replace": lambda: cursor.poll(now, replace=True),
+            "drop": lambda: cursor.drop_droppable(DropReason.REQUESTED, now),
+            "finish": lambda: cursor.finish(now),
+            "join": lambda: setattr(cursor, "joining_to", self.log.tail),
+            "load": cursor.load,
+            "pictures": cursor.pictures,
+            "oldest_s": lambda: now - cursor.oldest_at(),
+        }
+        return steps[name]() if name in steps else getattr(cursor, name)
+
+
+def play(script):
+    """Play a script of steps, each with what it must say after ``=``; letters after ``+`` are published.
+
+    ``log:KI`` is what was published before the viewer came, ``wait`` that it waits for a key frame, ``after:2`` that
+    2 s pass, ``refuse:ID`` that inter and disposable frames are refused from here on (``refuse``: nothing).
+    """
+    words = script.split()
+    before = words.pop(0).removeprefix("log:") if words[0].startswith("log:") else ""
+    wait = words[0] == "wait"
+    follower = Follower(before, **({"wait_for_key": True} if wait else {}))
+    for word in words[wait:]:
+        if word[0] == "+":
+            text, _, size = word[1:].partition("*")
+            follower.publish(text, int(size or 11))
+        elif word.startswith("after:"):
+            follower.now += float(word.removeprefix("after:"))
+        else:
+            name, argument, expected = re.fullmatch(r"(\w+)(?::([^=]*))?(?:=(.*))?", word).groups()
+            said = follower.step(name, argument or "")
+            assert expected is None or str(said).replace(" ", "") == expected, f"{word} says {said}"
+
+
+def scripts(text):
+    """Return the scripts of a text as parameters: a line with the fact, indented ones with its script."""
+    parts = re.findall(r"^(\S.*)\n((?:[ ]+.*\n)+)", text, re.MULTILINE)
+    return [pytest.param(script, id=fact.replace(" ", "_")) for fact, script in parts]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from cursor_kit import ROOMY, Follower
+from cursor_kit import ROOMY, Follower, play, scripts
 from flow_kit import AUDIO, DISPOSABLE, HEADER, INTER, KEY, LOG, RESTART, Published, frame, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import as_counts, total
 from flowctl.core.flow.limits import OFF_MARK
-from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
@@ -79,22 +79,163 @@ def test_prefix_when_joining_is_counted_as_offered_and_handed_over_first():
     assert follower.cursor.caught_up
 
 
+REFUSING = """
+a class that is refused leaves the rest in order
+    +KDID refuse:D +DIDA refuse +DI queued=KIIIDDDA load=(88,8) dropped:REFUSED=DD take=KDIDIADI
+    waiting_for_key=False plain=True
+refused inter frames of which none comes need no key frame
+    log:K take refuse:ID waiting_for_key=False +AD refuse +IA take=AIA dropped=D restarts=0
+a refused inter frame is waited out for headers and a key frame
+    log:K take refuse:ID +IA waiting_for_key=True refuse +IDAKIDA take=AArrKIDA restarts=1
+    waiting_for_key=False dropped=IID plain=True
+a key frame that nobody polled for ends the wait in its place
+    log:K take refuse:ID +I refuse +IA take=A +K take=rrK +I take=I
+key frames that alone get through each come with headers
+    log:K take refuse:ID +IAKIA poll +IAKIA poll +IAKIA poll take=ArrKAArrKAArrKA restarts=3
+key frames that come to a blocked viewer replace each other
+    log:K refuse:ID +IACKIA replace +IACKIA replace +IACKIA replace +IACKIA replace queued=CCCCHHKA
+    refuse take=CCCCrrKA waiting_for_key=True +IKI take=rrKI
+key frames that are refused too end no wait
+    log:K take hold +IKIAHC poll refuse +IAK take=HCArrK dropped:HELD=KIIA
+key frames with nothing lost between them bring no headers again
+    log:K refuse:ID +KKIKKK take=KKrrKKK refuse +I take=I restarts=1
+a refused key frame that nobody looked at is stepped over like others
+    log:K refuse:KID +IAKIA take=AA restarts=0
+a wait without a key frame ends after ten seconds and is counted
+    log:K take refuse:ID +I refuse after:9.9 +IA poll=False after:0.1 poll=True take=Arr
+    +ID oldest_s=0.0 take=ID key_waits_expired=1 restarts=0 plain=True
+a wait in long groups lasts two of them
+    log:K after:20 +K take refuse:ID +I refuse after:39.9 poll=False after:0.2 poll=True
+a wait under a policy that refuses inter frames does not expire
+    log:K take refuse:ID +I after:60 poll=False +I take= refuse +I poll=False take=
+    after:10 poll=True key_waits_expired=1
+a wait keeps its beginning when the queue is thinned meanwhile
+    +KI*1000 thin:100,9 after:3 +A drop refuse:D refuse after:3 +A drop refuse:D refuse after:3 +A drop refuse:D refuse
+    +IA take= after:1 poll=True +IA take=rrIA
+sound alone needs no key frame
+    log:AA refuse:ID +AA waiting_for_key=False refuse take=AA plain=True
+video that begins while it is refused is waited for
+    log:A refuse:KID +KIA refuse +IKI take=ArrKI
+refused key frames break references although inter frames are not refused
+    log:K take refuse:K +IK refuse +IKI take=rrKI
+a joiner between key frames gets sound and then headers and a key frame
+    log:KIA wait waiting_for_key=True +IADKIA take=ArrKIA dropped:KEY_WAIT=ID
+a key frame that has come is handed over with headers before the end
+    log:KI wait +IAKI finish +KI take=ArrKI caught_up=True
+the end ends a wait for a key frame
+    log:KI wait +I waiting_for_key=True finish waiting_for_key=False
+"""
+
+THINNING = """
+the first key frame from which on all fits is skipped to
+    +KIAIKIAKIA thin:66,99 queued=HHKKIIAA take=rrKIAKIA dropped:THINNED=KIIA restarts=1 plain=True
+what fits stays
+    +KIIKIA thin take=KIIKIA
+messages count
+    +KIIKIA thin:9999,3 take=rrKIA
+of a newest group that is too large its key frame and sound stay
+    +KIA +K*50 +IAXIAD*50 thin:150,99 queued=HHKAA +IDXA +KIX take=rrKAAArrKIX restarts=2
+a key frame that is too large alone is waited for again
+    +K*5000 +IAC thin:1000,99 queued=C waiting_for_key=True +IAXKI take=CrrKI dropped:KEY_WAIT=IAX
+nothing is waited for where nothing was queued as a message in flight may be what reached the limit
+    log:KI take thin:-1,0 +IA take=IA dropped=
+sound that is queued alone goes without a wait
+    log:KI take +AAA thin:11,99 +IA take=IA dropped=AAA
+a viewer that waits for a key frame goes on to wait for the same
+    log:K take refuse:ID +IAA thin:11,99 queued= +IA refuse +IAKIA take=rrKIA
+an awaited key frame that has come is one to skip to
+    log:K take refuse:ID +IAA refuse +KI thin:50,99 take=rrKI dropped:THINNED=AA
+a key frame that is skipped to again has no headers twice
+    +KIKI thin:22,99 thin:22,99 thin:22,99 take=rrKI restarts=1
+refusals that begin later in the queue are tightened too
+    +KIAK +I*100 refuse:X +IAX*100 refuse +IDX*100 thin:150,9 queued=HHKA take=rrKA +IKI take=rrKI
+sound without video loses the oldest and keeps headers
+    +HAAAAA thin:9999,2 take=HAA dropped:THINNED=AAA plain=True
+sound without video that fits stays
+    +AAA thin:33,3 take=AAA
+control messages of what is skipped are kept
+    +KICAIKI thin:9999,5 take=CrrKI
+frames that go with the sound of a viewer of sound alone are waited for afterwards
+    log:K +IIA refuse:KID thin:9999,0 refuse +IA take= +KI take=rrKI
+dropping what may be dropped supersedes headers where frames are lost
+    +KHICADX drop queued=C dropped:REQUESTED=HKIDAX +IAKI take=CArrKI
+dropping what may be dropped keeps headers where no frame is lost
+    log:KI take +AHDXC drop +IA take=HCIA
+the way back to live leads to the newest key frame
+    log:K +IAKAIKAI live=True take=rrKAI dropped:RETURNED=KIIAA
+the way back to live leads nowhere from an empty queue
+    log:K live=False take= dropped=
+the way back to live needs a key frame ahead
+    log:K +IDA live=False take=IDA dropped=
+the way back to live is not for a viewer that is held
+    log:K +IAKI hold +KIA live:9999,1=False take=IAKI
+the way back to live ends joining
+    log:KI join +AKI live=True joining_to=None take=rrKI
+the way back to live hands over control messages between
+    log:K +ICACKI live=True take=CCrrKI
+the way back to live leaves what fits of sound alone
+    log:A +AAAA live:9999,4=False live:9999,2=True take=AA dropped:RETURNED=AA
+"""
+
+LATENESS = """
+all that arrives in time is handed over
+    log:K +IIIAII*100 in_time:10000=IIIAII dropped=
+the first late picture goes with the rest of its group
+    log:K +IIIAII*100 in_time:500=IIIAI dropped:LATE=I dropped=I
+what is too old goes whatever the rate
+    log:K +IIAII*100 after:1.5 in_time:10000=A dropped:LATE=IIII
+a key frame without a newer one goes out and what follows it is late
+    log:K +IIAKI*100 after:1.5 in_time:10000=ArrK dropped:LATE=III
+a key frame with a newer one is left out with its headers
+    log:K +IIKIKI*100 after:1.5 in_time:10000=rrK dropped:LATE=HHKIIII
+disposable frames are late at half of the target and the rest of the group after them
+    log:K +DIDI*100 in_time:250=DI dropped:LATE=ID
+late disposable frames are left out alone
+    log:K +IDIDI*100 after:0.6 in_time:10000=III dropped:LATE=DD late=2 pictures=(5,2)
+a group that was cut ends at the next key frame with its headers
+    log:K +II*100 after:1.5 in_time:10000= +IAI in_time:10000=A +KII in_time:10000=rrKII dropped:LATE=IIII plain=True
+sound waits longer than pictures
+    log:K +IAA*100 after:1.5 in_time:10000=AA
+the oldest sound goes last
+    log:K +IA*100 after:2.5 +A in_time:10000=A dropped:LATE=IA
+sound stays where no picture could give way to it
+    log:K +A*100 after:9 in_time:10000=A
+headers and control messages always go
+    log:K +CHII*100 after:5 in_time:10000=CH
+a joiner is not judged
+    log:K +II*100 after:5 join in_time:10000=II
+pictures are counted up to the place and for a viewer that wants them
+    log:K +IDAII*100 after:0.6 in_time:10000=IAII pictures=(4,1) refuse:KI pictures=(0,0)
+a cut is not given up for 17 s without a key frame as between those of cameras
+    log:K +II*100 after:1.5 in_time:10000= +II after:17 poll +II in_time:10000= +KI in_time:10000=rrKI
+a queue behind which all is held is not cut
+    log:K +IIA*100 after:1.5 +KIIA hold +II in_time:10000=IIAKIIA
+a queue behind which key and inter frames are refused is not cut
+    log:K +IIA*100 after:1.5 +KIIA refuse:KI +II in_time:10000=IIAKIIA
+what a cut takes is late whatever else is refused meanwhile
+    log:K +IAI*100 after:1.5 refuse:A +AIA in_time:10000=A dropped:LATE=III dropped:REFUSED=AA hold +XAI refuse +AIK
+    in_time:10000=ArrK dropped:LATE=IIIII dropped:HELD=AX dropped=IIIIIAAAX plain=True
+leading pictures after a cut are left out but not those of a group that follows a whole one
+    log:K +II*100 after:1.5 in_time:10000= +AkidAdIDIkidI in_time:10000=ArrKAIDIKIDI
+    dropped:LATE=II dropped:KEY_WAIT=IDD plain=True
+leading pictures that come one by one are left out and their viewer is served alone until then
+    log:K +I*100 after:1.5 in_time:10000= +k in_time:10000=rrK plain=False +i in_time:10000= +d in_time:10000=
+    +A in_time:10000=A +d in_time:10000= plain=False +I in_time:10000=I plain=True
+leading pictures of a key frame that is thinned to are left out
+    log:K +IIIkidI*100 thin:9999,5 in_time:10000=rrKI
+leading pictures of a key frame that is live are left out
+    log:K +IIIkidI*100 live:9999,5=True in_time:10000=rrKI
+leading pictures of two key frames in a row do not come back
+    log:K +I*100 after:1.5 in_time:10000= +kiI poll refuse:I +II refuse +kdI poll in_time:10000=rrKIrrKI
+"""
+
+
+@pytest.mark.parametrize("script", scripts(REFUSING + THINNING + LATENESS))
+def test_cursor_in_a_script_says_what_it_must(script):
+    play(script)
+
+
 # --- refusing ----------------------------------------------------------------------------------------------------
-
-
-def test_refuse_when_a_class_is_dropped_takes_the_rest_in_order():
-    follower = Follower()
-    follower.publish("KDID")
-    follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
-    follower.publish("DIDA")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("DI")
-    assert follower.queued == "KIIIDDDA"
-    assert follower.cursor.load() == (8 * 11, 8)
-    assert follower.dropped(DropReason.REFUSED) == "DD"
-    assert follower.take() == "KDIDIADI"
-    assert not follower.cursor.waiting_for_key
-    assert follower.cursor.plain
 
 
 def test_refuse_when_the_same_again_opens_no_second_gate():
@@ -108,165 +249,6 @@ def test_refuse_when_the_same_again_opens_no_second_gate():
     follower.cursor.refuse(1 << MessageClass.AUDIO, DropReason.REFUSED, follower.now)
     assert len(follower.cursor._refusals.ahead) == 2
     assert follower.take() == "KIDII"
-
-
-def test_refuse_inter_when_none_is_published_meanwhile_needs_no_key_frame():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    assert not follower.cursor.waiting_for_key
-    follower.publish("AD")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IA")
-    assert follower.take() == "AIA"
-    assert follower.dropped() == "D"
-    assert follower.cursor.restarts == 0
-
-
-def test_refuse_inter_when_one_is_lost_waits_for_headers_and_a_key_frame():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("IA")
-    assert follower.cursor.waiting_for_key
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IDAKIDA")
-    assert follower.take() == "AArrKIDA"
-    assert follower.cursor.restarts == 1
-    assert not follower.cursor.waiting_for_key
-    assert follower.dropped(DropReason.REFUSED) + follower.dropped(DropReason.KEY_WAIT) == "IID"
-    assert follower.cursor.plain
-
-
-def test_key_frame_when_awaited_and_not_polled_still_ends_the_wait_in_its_place():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("I")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    for text in ("IA", "K", "I"):
-        follower.publish(text)
-        follower.take(1)
-    follower.take()
-    assert follower.got == "ArrKI"
-
-
-def test_key_frames_when_only_they_get_through_each_come_with_headers():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    for _ in range(3):
-        follower.publish("IAKIA")
-        follower.cursor.poll(follower.now)
-    assert follower.take() == "ArrKAArrKAArrKA"
-    assert follower.cursor.restarts == 3
-
-
-def test_key_frames_when_several_come_to_a_blocked_viewer_the_newest_replaces_what_is_queued():
-    follower = Follower("K")
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    for _ in range(4):
-        follower.publish("IACKIA")
-        follower.cursor.poll(follower.now, replace=True)
-    assert follower.queued == "CCCCHHKA"
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    assert follower.take() == "CCCCrrKA"
-    assert follower.cursor.waiting_for_key
-    follower.publish("IKI")
-    assert follower.take() == "rrKI"
-
-
-def test_wait_when_key_frames_are_refused_too_is_for_the_next_after_that():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(DROPPABLE_MASK, DropReason.HELD, follower.now)
-    follower.publish("IKIAHC")
-    follower.cursor.poll(follower.now)
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IAK")
-    assert follower.take() == "HCArrK"
-    assert follower.dropped(DropReason.HELD) == "KIIA"
-
-
-def test_wait_when_no_key_frame_comes_ends_after_ten_seconds_and_is_counted():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("I")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.now += KEY_WAIT_S - 0.1
-    follower.publish("IA")
-    assert follower.cursor.poll(follower.now) is False
-    follower.now += 0.1
-    assert follower.cursor.poll(follower.now) is True
-    follower.take()
-    follower.publish("ID")
-    assert follower.cursor.oldest_at() == follower.now
-    assert follower.take() == "ID"
-    assert follower.got == "ArrID"
-    assert (follower.cursor.key_waits_expired, follower.cursor.restarts) == (1, 0)
-    assert follower.cursor.plain
-
-
-def test_wait_when_groups_are_long_lasts_two_of_them():
-    follower = Follower("K")
-    follower.now += 20
-    follower.publish("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("I")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.now += 39.9
-    assert follower.cursor.poll(follower.now) is False
-    follower.now += 0.1
-    assert follower.cursor.poll(follower.now) is True
-
-
-def test_wait_when_the_policy_still_refuses_inter_frames_does_not_expire():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("I")
-    follower.now += 60
-    assert follower.cursor.poll(follower.now) is False
-    follower.publish("I")
-    assert follower.take() == ""
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("I")
-    assert follower.cursor.poll(follower.now) is False
-    assert follower.take() == ""
-    follower.now += KEY_WAIT_S
-    assert follower.cursor.poll(follower.now) is True
-    assert follower.cursor.key_waits_expired == 1
-
-
-def test_sound_alone_when_frames_are_refused_needs_no_key_frame():
-    follower = Follower("AA")
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("AA")
-    assert not follower.cursor.waiting_for_key
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    assert follower.take() == "AA"
-    assert follower.cursor.plain
-
-
-def test_video_when_it_begins_while_refused_is_waited_for():
-    follower = Follower("A")
-    follower.cursor.refuse(VIDEO_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("KIA")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IKI")
-    assert follower.take() == "ArrKI"
-
-
-def test_key_refused_when_inter_frames_are_not_still_breaks_references():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(1 << KEY, DropReason.REFUSED, follower.now)
-    follower.publish("IK")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IKI")
-    assert follower.take() == "rrKI"
 
 
 # --- joining -----------------------------------------------------------------------------------------------------
@@ -296,14 +278,6 @@ def test_joining_when_it_lasts_refuses_nothing_and_counts_nothing_against_limits
     assert cursor.load() == (50, 1)
 
 
-def test_joining_when_there_is_no_key_frame_waits_for_one():
-    follower = Follower("KIA", wait_for_key=True)
-    assert follower.cursor.waiting_for_key
-    follower.publish("IADKIA")
-    assert follower.take() == "ArrKIA"
-    assert follower.dropped(DropReason.KEY_WAIT) == "ID"
-
-
 # --- leaving and ending ------------------------------------------------------------------------------------------
 
 
@@ -323,15 +297,6 @@ def test_finish_when_called_ends_at_what_was_published():
     assert accepted.total_messages == 2
     assert queued.total_messages + total(dropped.values()).total_messages == 2
     follower.take()
-    assert follower.cursor.caught_up
-
-
-def test_finish_when_an_awaited_key_frame_has_come_hands_it_over_with_headers():
-    follower = Follower("KI", wait_for_key=True)
-    follower.publish("IAKI")
-    follower.cursor.finish(follower.now)
-    follower.publish("KI")
-    assert follower.take() == "ArrKI"
     assert follower.cursor.caught_up
 
 
@@ -366,79 +331,6 @@ def test_drop_everything_in_any_state_leaves_nothing_uncounted(state):
 NO_DISPOSABLE = 1 << DISPOSABLE
 KEY_FRAMES = NO_DISPOSABLE | 1 << INTER
 SOUND = KEY_FRAMES | 1 << KEY
-
-
-def room(messages):
-    return Room(OFF_MARK, messages, -float(OFF_MARK), 0)
-
-
-def refuse(follower, mask):
-    """Refuse classes from the log's end on."""
-    follower.cursor.refuse(mask, DropReason.REFUSED, follower.now)
-
-
-def test_thinning_when_frames_go_with_the_sound_waits_for_a_key_frame_afterwards():
-    follower = Follower("K")
-    follower.publish("IIA")
-    follower.cursor.refuse(SOUND, DropReason.REFUSED, follower.now)
-    follower.cursor.thin_to_key_frame(room(0), follower.now)
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IA")
-    assert follower.take() == ""
-    follower.publish("KI")
-    assert follower.take() == "rrKI"
-
-
-def test_skip_when_nothing_newer_is_wanted_leaves_what_was_accepted_before():
-    follower = Follower("K")
-    follower.publish("IAKI")
-    follower.cursor.refuse(SOUND, DropReason.HELD, follower.now)
-    follower.publish("KIA")
-    assert not follower.cursor.skip_to_live(room(1), follower.now)
-    assert follower.take() == "IAKI" + "A"
-
-
-def test_skip_when_a_key_frame_is_ahead_goes_to_the_newest():
-    follower = Follower("K")
-    follower.publish("IAKAIKAI")
-    assert follower.cursor.skip_to_live(ROOMY, follower.now)
-    assert follower.take() == "rrKAI"
-    assert follower.dropped(DropReason.RETURNED) == "KIIAA"
-
-
-@pytest.mark.parametrize("script", ["", "IA", "IDA"])
-def test_skip_when_no_key_frame_is_ahead_leaves_everything(script):
-    follower = Follower("K")
-    follower.publish(script)
-    assert not follower.cursor.skip_to_live(ROOMY, follower.now)
-    assert follower.take() == script
-    assert follower.dropped() == ""
-
-
-def test_skip_when_the_viewer_is_joining_ends_that():
-    follower = Follower("KI")
-    follower.cursor.joining_to = follower.log.tail
-    follower.publish("AKI")
-    assert follower.cursor.skip_to_live(ROOMY, follower.now)
-    assert follower.cursor.joining_to is None
-    assert follower.take() == "rrKI"
-
-
-def test_skip_when_control_messages_lie_between_hands_them_over():
-    follower = Follower("K")
-    follower.publish("ICACKI")
-    assert follower.cursor.skip_to_live(ROOMY, follower.now)
-    assert follower.take() == "CCrrKI"
-
-
-def test_skip_when_there_is_only_sound_keeps_what_fits():
-    follower = Follower("A")
-    follower.publish("AAAA")
-    assert not follower.cursor.skip_to_live(room(4), follower.now)
-    assert follower.cursor.skip_to_live(room(2), follower.now)
-    assert follower.take() == "AA"
-    assert follower.dropped(DropReason.RETURNED) == "A" * 2
-    assert as_counts(follower.cursor.books())[0].of(AUDIO) == 4
 
 
 class Reader:
@@ -503,13 +395,6 @@ def test_refuse_when_policy_changes_on_the_way_counts_each_stretch():
         DropReason.HELD: {"disposable": 1, "audio": 1},
     }
     assert reader.cursor.plain is True
-
-
-def test_thin_when_control_messages_lie_in_the_skipped_part_keeps_them():
-    reader = Reader()
-    reader.published.script("KICAIKI")
-    reader.cursor.thin_to_key_frame(Room(1 << 40, 5, 0.0, 0), reader.now)
-    assert reader.take() == [2, "R", "R", 5, 6]
 
 
 @given(

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import as_counts, total
-from flowctl.core.flow.limits import OFF_MARK
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.cursor import LogCursor
@@ -25,116 +24,6 @@ VIDEO_MASK = 1 << KEY | BROKEN_MASK
 # --- thinning ----------------------------------------------------------------------------------------------------
 
 
-def test_thin_when_a_later_key_frame_fits_skips_to_the_first_that_does():
-    follower = Follower()
-    follower.publish("KIAIKIAKIA")
-    follower.cursor.thin_to_key_frame(Room(6 * 11, 99, 0, 0), follower.now)
-    assert follower.queued == "HHKKIIAA"
-    assert follower.take() == "rrKIAKIA"
-    assert follower.dropped(DropReason.THINNED) == "KIIA"
-    assert follower.cursor.restarts == 1
-    assert follower.cursor.plain
-
-
-@pytest.mark.parametrize(
-    ("room", "expected"),
-    [
-        (Room(3 * 11, 99, 0.0, 0), "rrKIA"),
-        (Room(OFF_MARK, 3, 0.0, 0), "rrKIA"),
-        (Room(OFF_MARK, 99, 101.0, 0), "rrKIA"),
-        (Room(3 * 11 + 3 * 96, 99, 0.0, 96), "rrKIA"),
-        (ROOMY, "KIIKIA"),
-    ],
-    ids=["bytes", "messages", "age", "overhead", "no limit"],
-)
-def test_thin_for_each_axis_takes_what_fits(room, expected):
-    follower = Follower()
-    follower.publish("KII")
-    follower.now += 1
-    follower.publish("KIA")
-    follower.cursor.thin_to_key_frame(room, follower.now)
-    assert follower.take() == expected
-
-
-def test_thin_when_the_newest_group_is_too_large_keeps_its_key_frame_and_sound():
-    follower = Follower()
-    follower.publish("KIA")
-    follower.publish("K", 50)
-    follower.publish("IAXIAD", 50)
-    follower.cursor.thin_to_key_frame(Room(150, 99, 0, 0), follower.now)
-    assert follower.queued == "HHKAA"
-    follower.publish("IDXA")
-    follower.publish("KIX")
-    assert follower.take() == "rrKAAArrKIX"
-    assert follower.cursor.restarts == 2
-
-
-def test_thin_when_a_key_frame_alone_is_too_large_waits_for_the_next_one():
-    follower = Follower()
-    follower.publish("K", 5000)
-    follower.publish("IAC")
-    follower.cursor.thin_to_key_frame(Room(1000, 99, 0, 0), follower.now)
-    assert follower.queued == "C"
-    assert follower.cursor.waiting_for_key
-    follower.publish("IAXKI")
-    assert follower.take() == "CrrKI"
-    assert follower.dropped(DropReason.KEY_WAIT) == "IAX"
-
-
-def test_thin_when_nothing_is_queued_breaks_nothing():
-    """A message in flight may be what reached the limit: with nothing lost there is nothing to wait for."""
-    follower = Follower("KI")
-    follower.take()
-    follower.cursor.thin_to_key_frame(Room(-1, 0, 0, 0), follower.now)
-    follower.publish("IA")
-    assert follower.take() == "IA"
-    assert follower.dropped() == ""
-
-
-def test_thin_when_only_sound_is_queued_drops_it_without_a_wait():
-    follower = Follower("KI")
-    follower.take()
-    follower.publish("AAA")
-    follower.cursor.thin_to_key_frame(Room(11, 99, 0, 0), follower.now)
-    follower.publish("IA")
-    assert follower.take() == "IA"
-    assert follower.dropped() == "AAA"
-
-
-def test_thin_while_waiting_for_a_key_frame_keeps_waiting_for_the_same():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("IAA")
-    follower.cursor.thin_to_key_frame(Room(11, 99, 0, 0), follower.now)
-    assert follower.queued == ""
-    follower.publish("IA")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("IAKIA")
-    assert follower.take() == "rrKIA"
-
-
-def test_thin_when_the_awaited_key_frame_has_come_counts_it():
-    follower = Follower("K")
-    follower.take()
-    follower.cursor.refuse(BROKEN_MASK, DropReason.REFUSED, follower.now)
-    follower.publish("IAA")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("KI")
-    follower.cursor.thin_to_key_frame(Room(50, 99, 0, 0), follower.now)
-    assert follower.take() == "rrKI"
-    assert follower.dropped(DropReason.THINNED) == "AA"
-
-
-def test_thin_when_repeated_at_the_same_key_frame_sends_no_headers_twice():
-    follower = Follower()
-    follower.publish("KIKI")
-    for _ in range(3):
-        follower.cursor.thin_to_key_frame(Room(22, 99, 0, 0), follower.now)
-    assert follower.take() == "rrKI"
-    assert follower.cursor.restarts == 1
-
-
 def test_thin_when_again_before_the_headers_are_out_replaces_them():
     follower = Follower()
     follower.publish("KIKI")
@@ -145,42 +34,6 @@ def test_thin_when_again_before_the_headers_are_out_replaces_them():
     assert follower.dropped(DropReason.THINNED) == "HHKKIII"
     ((origin, _, number, _),) = parse(follower.cursor.peek(1, 1)[0][1])[0]
     assert (origin, number) == (RESTART, 5)
-
-
-def test_thin_audio_alone_drops_the_oldest_and_keeps_headers():
-    follower = Follower()
-    follower.publish("HAAAAA")
-    follower.cursor.thin_to_key_frame(Room(OFF_MARK, 2, 0, 0), follower.now)
-    assert follower.take() == "HAA"
-    assert follower.numbers == [0, 4, 5]
-    assert follower.dropped(DropReason.THINNED) == "AAA"
-    assert follower.cursor.plain
-
-
-def test_thin_audio_alone_when_all_fits_drops_nothing():
-    follower = Follower()
-    follower.publish("AAA")
-    follower.cursor.thin_to_key_frame(Room(33, 3, 0, 0), follower.now)
-    assert follower.take() == "AAA"
-
-
-def test_drop_droppable_when_frames_are_lost_waits_and_headers_are_superseded():
-    follower = Follower()
-    follower.publish("KHICADX")
-    follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
-    assert follower.queued == "C"
-    assert follower.dropped(DropReason.REQUESTED) == "HKIDAX"
-    follower.publish("IAKI")
-    assert follower.take() == "CArrKI"
-
-
-def test_drop_droppable_when_no_frame_is_lost_keeps_headers():
-    follower = Follower("KI")
-    follower.take()
-    follower.publish("AHDXC")
-    follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
-    follower.publish("IA")
-    assert follower.take() == "HCIA"
 
 
 # --- what it keeps alive -----------------------------------------------------------------------------------------
