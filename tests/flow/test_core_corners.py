@@ -23,23 +23,6 @@ from flowctl.sender import FlushResult
 # --- who keeps up pays for nothing -------------------------------------------------------------------------------
 
 
-def test_burst_when_it_is_above_every_limit_costs_a_viewer_that_takes_it_nothing():
-    limits = Limits.parse("100,3,10ms", "200,5,20ms")
-    stage = Stage(2, interval_s=0.04, limits=limits)
-    joiner = stage.viewer(limits=limits)
-    joiner.follow(stage.fanout)
-    for _ in range(5):
-        stage.published.script("KIIIDDAAX" * 5, 500)
-        for viewer in (*stage.viewers, joiner):
-            viewer.sender.tick()
-            viewer.sender.set_limits(limits)
-        stage.group.run(1.0)
-    for viewer in (*stage.viewers, joiner):
-        assert viewer.numbers() == list(range(1 + 5 * 45))
-        assert viewer.edges.changes == []
-        check_accounts(viewer)
-
-
 def test_rest_of_a_turn_when_it_is_above_the_limit_is_no_sign_of_a_slow_peer():
     stage = Stage(limits=by_messages(5))
     viewer = stage.viewer(limits=by_messages(5, 100), settings=SenderSettings(turn_messages=10))
@@ -287,17 +270,6 @@ def test_send_of_a_frame_that_others_refer_to_when_it_may_be_dropped_is_refused(
     assert talker.say("KID", droppable=False)[-1].outcome is SendOutcome.ACCEPTED
     talker.drain()
     assert talker.classes() == "KID"
-
-
-@pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "immediate"])
-def test_limits_when_below_one_message_let_a_peer_that_takes_all_recover_each_time(deferred):
-    talker = Talker(policy=LivePolicy(), limits=Limits.parse("50,0", "0,0"), deferred=deferred)
-    for number in range(20):
-        talker.say("K" if number % 5 == 0 else "A", 100, droppable=False)
-        talker.group.run()
-    assert talker.heard() == list(range(20))
-    assert talker.sender.state is READY
-    assert talker.states() == []
 
 
 def test_handler_when_another_thread_sends_meanwhile_makes_it_wait_only():

@@ -325,14 +325,6 @@ def test_hard_limit_when_held_and_limits_widen_names_what_keeps_it_at_soft(soft,
     assert (edge.axis, edge.value, edge.limit) == (Axis.MESSAGES, 9.0, limit)
 
 
-def test_age_when_only_time_passes_makes_the_edge():
-    core = FlowCore(Limits(age_ms=AxisLimits(soft=100)), 0.0)
-    core.queued(messages(1, age_ms=0.0), 0.0)
-    assert core.ticked(messages(1, age_ms=99.9), 0.0999) is None
-    edge = core.ticked(messages(1, age_ms=100.0), 0.1)
-    assert (edge.cause, edge.axis, edge.value, edge.limit) == (Cause.TICK, Axis.AGE, 100.0, 100)
-
-
 def test_slow_since_when_at_soft_or_hard_is_the_time_of_the_first():
     core = FlowCore(by_messages(4, 6, 2, HardPolicy.HOLD), 0.0)
     core.blocked(messages(1), 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from flow_kit import AUDIO, CLASS_OF, DATA, KEY
+from flow_kit import AUDIO, CLASS_OF, KEY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,28 +38,6 @@ def entry(number):
 
 def numbers(entries):
     return [int(item.at) for item in entries]
-
-
-def test_ledger_when_full_forgets_the_oldest_and_counts_them():
-    ledger = Ledger()
-    for number in range(LEDGER_ENTRIES + 36):
-        ledger.add(entry(number))
-        assert len(ledger.entries()) <= LEDGER_ENTRIES
-    assert numbers(ledger.entries()) == list(range(36, LEDGER_ENTRIES + 36))
-    assert ledger.forgotten == 36
-
-
-def test_unread_when_read_again_is_what_came_since():
-    ledger = Ledger()
-    assert ledger.unread() == ()
-    ledger.add(entry(1))
-    ledger.add(entry(2))
-    assert numbers(ledger.entries()) == [1, 2]
-    assert numbers(ledger.unread()) == [1, 2]
-    assert ledger.unread() == ()
-    ledger.add(entry(3))
-    assert numbers(ledger.unread()) == [3]
-    assert numbers(ledger.entries()) == [1, 2, 3]
 
 
 def edge(number, old, new):
@@ -252,14 +230,6 @@ def test_figures_when_they_become_counts_and_back_are_the_same():
     assert Counts.of_figures(counts.figures) == counts
     assert (counts.of(KEY), counts.total_messages, counts.total_bytes) == (1, 5, 35)
     assert Counts.of_figures(NO_FIGURES) is NO_COUNTS
-
-
-def test_counts_when_added_and_subtracted_go_class_by_class():
-    one, two = tally("KX").frozen(), tally("XX", 3).frozen()
-    assert (one + two).of(DATA) == 3
-    assert (one + two) - two == one
-    assert total([one, two, NO_COUNTS]) == one + two
-    assert total([]) is NO_COUNTS
 
 
 def test_books_when_told_leave_out_reasons_without_losses():

@@ -121,11 +121,6 @@ def test_parse_when_nothing_is_limited_equals_no_limits():
     assert Limits.parse("0,0,0s") == NO_LIMITS
 
 
-def test_parse_when_given_overhead_and_policy_keeps_them():
-    limits = Limits.parse("1,1", overhead_bytes=7, hard_policy=HardPolicy.HOLD)
-    assert (limits.overhead_bytes, limits.hard_policy) == (7, HardPolicy.HOLD)
-
-
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
@@ -211,13 +206,6 @@ def test_limits_when_overhead_is_negative_are_refused():
     with pytest.raises(ConfigError, match="overhead_bytes is -1"):
         Limits(overhead_bytes=-1)
     assert Limits(overhead_bytes=0).overhead_bytes == 0
-
-
-def test_limits_when_made_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        NO_LIMITS.overhead_bytes = 1
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        NO_LIMITS.size.soft = 1
 
 
 SMALL = 'version = 1\n[limits]\nsoft = "2MiB,2048,4s"\n'

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.policy import (
-    BROKEN_MASK,
-    DROPPABLE_MASK,
     AudioFirst,
     DropDroppable,
     KeepAll,
@@ -70,11 +68,6 @@ def test_drop_droppable_when_its_states_are_reached_drops_all_that_may_be(from_s
         assert refused(DropDroppable(from_state, other), state) == (MEDIA if state >= from_state else set())
         thin = Thin.DROPPABLE if state >= from_state else Thin.NOTHING
         assert DropDroppable(other, from_state).thin(state) is thin
-
-
-def test_masks_when_taken_apart_are_the_classes_they_stand_for():
-    assert {item for item in MessageClass if DROPPABLE_MASK >> item & 1} == MEDIA
-    assert {item for item in MessageClass if BROKEN_MASK >> item & 1} == {INTER, DISPOSABLE}
 
 
 def test_refused_mask_when_policy_drops_everything_spares_control_and_headers():

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from flow_kit import AUDIO, CLASS_OF, CONTROL, DATA, DISPOSABLE, HEADER, KEY, LOG, OWN, Peer, frame, parse
+from flow_kit import AUDIO, CLASS_OF, CONTROL, HEADER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import Tally, total
-from flowctl.core.flow.limits import OFF_MARK, Limits
-from flowctl.core.flow.policy import DROPPABLE_MASK, Room, Thin
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.policy import DROPPABLE_MASK, Room
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.backlog import Backlog, MessageQueue
-from flowctl.core.outgoing.cursor import LogCursor
-from flowctl.core.outgoing.outbox import Outbox
-from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 
 LETTERS = "CHKIDAX"
@@ -120,22 +117,6 @@ def test_mark_when_given_beats_the_class_but_for_control(own):
     assert own.look() == "CKH"
 
 
-def test_offer_when_the_policy_refuses_a_class_takes_the_others(own):
-    own.mask = 1 << DISPOSABLE
-    assert own.offer("ADX") == [None, DropReason.REFUSED, None]
-
-
-def test_offer_when_held_refuses_all_but_control_and_headers(own):
-    assert own.offer("CHKIDAX", held=True, droppable=False).count(DropReason.HELD) == 5
-    assert own.look() == "CH"
-
-
-def test_offer_when_full_refuses_what_may_be_dropped(own):
-    assert own.offer("AX", full=True) == [DropReason.HELD] * 2
-    assert own.offer("H", full=True) == [None]
-    assert own.offer("X", full=True, droppable=False) == [None]
-
-
 @pytest.mark.parametrize(
     ("text", "where", "left"),
     [
@@ -161,22 +142,6 @@ def test_drop_oldest_when_messages_may_not_be_dropped_leaves_them_in_place(own):
     assert own.look() == "CAXX"
     own.backlog.drop_oldest(room(messages=0), DropReason.THINNED)
     assert own.look() == "CAX"
-
-
-def test_drop_droppable_when_nothing_may_be_dropped_changes_nothing(own):
-    own.offer("CH")
-    own.offer("I", droppable=False)
-    own.backlog.drop_droppable(DropReason.REQUESTED)
-    assert own.look() == "CHI"
-    assert own.backlog.dropped is None
-
-
-def test_drop_everything_when_the_connection_ends_counts_control_too(own):
-    own.offer("CXIAX", droppable=False)
-    own.backlog.drop_everything(DropReason.CLOSED)
-    assert own.look() == ""
-    closed = own.backlog.dropped[DropReason.CLOSED].frozen()
-    assert (closed.of(CONTROL), closed.of(AUDIO), closed.total_messages) == (1, 1, 5)
 
 
 def test_queue_when_filtered_keeps_order_and_counts():
@@ -229,102 +194,3 @@ def test_backlog_for_any_history_keeps_its_books_and_order(history):
     for control in (True, False):
         numbers = [wire[:4] for kind, wire, *_ in own.taken if (kind is CONTROL) is control]
         assert numbers == sorted(set(numbers))
-
-
-SIZE = 20
-
-
-class Desk:
-    """An outbox that follows a log, and a peer that takes what the test gives it room for."""
-
-    def __init__(self):
-        self.log = StreamLog()
-        self.outbox = Outbox()
-        self.outbox.follow(LogCursor(self.log, now=0.0))
-        self.outbox.cursor.joining_to = None
-        self.peer = Peer(room=0)
-
-    def publish(self, text):
-        for number, letter in enumerate(text):
-            self.log.append(frame(LOG, CLASS_OF[letter], number, SIZE), CLASS_OF[letter], 0.0)
-
-    def say(self, text):
-        for number, letter in enumerate(text):
-            item = CLASS_OF[letter]
-            self.outbox.backlog.offer(frame(OWN, item, number, SIZE), item, 0.0, mask=0, droppable=None)
-
-    def write(self, room):
-        """Let the peer take so many bytes; return the classes of all it has received whole."""
-        self.peer.room = room
-        self.outbox.write(self.peer, 1000, 1 << 20, with_log=True)
-        return "".join("CHKIDAX"[item] for _, item, _, _ in parse(self.peer.received)[0])
-
-    def check(self):
-        """Check that each message is received, dropped or queued, by class and in the load too."""
-        accepted, dropped, queued = self.outbox.accounts()
-        lost, frames = total(dropped.values()), parse(self.peer.received)[0]
-        for item in MessageClass:
-            received = sum(kind is item for _, kind, _, _ in frames)
-            assert accepted.of(item) == received + lost.of(item) + queued.of(item)
-        rows = self.outbox.figures()
-        assert [*rows] == [accepted.figures, lost.figures, queued.figures]
-        assert self.outbox.load(0.0, 0).messages == queued.total_messages
-
-
-@pytest.fixture
-def desk():
-    desk = Desk()
-    yield desk
-    desk.check()
-
-
-def test_write_when_all_kinds_wait_goes_in_order(desk):
-    desk.publish("KA")
-    desk.say("XCA")
-    assert desk.write(None) == "CXAKA"
-    assert desk.outbox.empty(with_log=True)
-
-
-@pytest.mark.parametrize("taken", [1, SIZE - 1, SIZE + 1, 2 * SIZE + 7])
-def test_message_in_flight_when_more_comes_is_finished_first(desk, taken):
-    desk.publish("KA")
-    desk.say("X")
-    begun = desk.write(taken)
-    desk.check()
-    desk.outbox.thin(Thin.DROPPABLE, Limits(), 0.0, DropReason.REQUESTED)
-    desk.check()
-    desk.say("C")
-    assert desk.write(None) == begun + "XKA"[len(begun)] + "C"
-
-
-def test_own_taken_when_the_message_in_flight_is_of_the_log_does_not_wait_for_it(desk):
-    desk.say("X")
-    desk.publish("K")
-    desk.write(1)
-    assert not desk.outbox.own_taken
-    desk.write(SIZE)
-    assert desk.outbox.own_taken
-    assert desk.outbox.own == (SIZE - 1, 1)  # the rest of the key frame
-
-
-def test_log_when_it_is_left_keeps_its_place_in_the_accounts(desk):
-    desk.publish("KAA")
-    desk.write(SIZE)
-    desk.outbox.unfollow(DropReason.UNFOLLOWED)
-    desk.check()
-    desk.outbox.follow(LogCursor(desk.log, now=0.0))
-    desk.publish("A")
-    accepted, dropped, queued = desk.outbox.accounts()
-    assert (accepted.of(KEY), accepted.of(AUDIO)) == (1, 3)
-    assert {reason: counts.by_name() for reason, counts in dropped.items()} == {DropReason.UNFOLLOWED: {"audio": 2}}
-    assert queued.by_name() == {"audio": 1}
-
-
-def test_everything_when_the_connection_ends_is_counted_the_message_in_flight_too(desk):
-    desk.publish("A")
-    desk.say("XC")
-    desk.write(SIZE + 1)
-    desk.outbox.drop_everything(DropReason.CLOSED)
-    closed = desk.outbox.accounts()[1][DropReason.CLOSED]
-    assert (closed.of(DATA), closed.of(AUDIO), closed.of(CONTROL)) == (1, 1, 0)
-    assert desk.outbox.idle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from flow_kit import AUDIO, CONTROL, HEADER, INTER, KEY
+from flow_kit import AUDIO, INTER, KEY
 
 from flowctl.core.flow.counts import Counts
 from flowctl.core.flow.limits import NO_LIMITS, AxisLimits, HardPolicy, Limits
@@ -58,20 +58,6 @@ def judgement_of(*, limits=LIMITS, blocked=True, published="", cached=False, now
     return judgement
 
 
-def test_load_when_it_was_never_offered_does_not_count():
-    judgement = judgement_of(blocked=False, published="KIA")
-    assert judgement.load(100.0) == Load(300, 3)
-    assert judgement.counted(100.0) == EMPTY_LOAD
-    assert judgement.counted(100.0, refused=True) == Load(300, 3)
-
-
-def test_load_when_it_is_the_cache_of_a_joiner_does_not_count():
-    judgement = judgement_of(published="KII", cached=True)
-    assert judgement.joining
-    assert judgement.counted(101.0).messages == 0
-    assert not judgement.lags()
-
-
 @pytest.mark.parametrize(
     ("change", "lags"),
     [
@@ -112,41 +98,6 @@ def test_timing_when_the_rate_is_known_settles_what_the_kernel_takes_ahead():
     assert judgement.slow.ahead_bytes == pytest.approx(4000, rel=0.3)
     assert timing.late(INTER, 20_000, now - 3.0, 0)
     assert not timing.late(INTER, 1000, now, 0)
-
-
-def test_stall_when_the_kernel_takes_something_ends():
-    judgement = judgement_of(published="KI")
-    assert judgement.stalled_s(107.0) == 7.0
-    judgement.progress(107.0)
-    assert (judgement.stalled_s(108.0), judgement.longest_stall_s(108.0)) == (1.0, 7.0)
-    judgement.core.drained(108.0)
-    assert judgement.stalled_s(110.0) == 0.0
-
-
-def test_clocks_when_a_peer_takes_nothing_say_when_it_is_stuck_or_too_old():
-    judgement = judgement_of(published="KI")
-    clocks = judgement.clocks(101.0, inf)
-    assert (clocks.stuck_at, clocks.rises_at) == (115.0, pytest.approx(102.0))
-    assert judgement.overdue(clocks, 114.0) is None
-    reason, details = judgement.overdue(judgement.clocks(115.5, inf), 115.5)
-    assert (reason, details) == (CloseReason.STUCK, "the kernel took nothing for 15.5 s, the limit is 15 s")
-    judgement.settings = SenderSettings(stuck_s=0, soft_too_long_s=0)
-    assert judgement.clocks(115.5, inf).stuck_at == inf
-    assert judgement.clocks(115.5, 103.0).next_at == 103.0
-
-
-def test_lanes_when_over_their_limits_are_told_in_words():
-    judgement = judgement_of()
-    backlog = judgement.outbox.backlog
-    judgement.held = judgement.undroppable
-    for number in range(3):
-        assert judgement.held_over() is None
-        backlog.offer(b"h" * 10, HEADER, 100.0 + number, mask=0, droppable=None)
-    assert "30 bytes in 3 headers" in judgement.held_over()
-    assert judgement.control_over() is None
-    for number in range(3):
-        backlog.offer(b"c", CONTROL, 100.0 + number, mask=0, droppable=None)
-    assert "3 bytes in 3 messages, the limit is 262144 bytes, 2 messages" in judgement.control_over()
 
 
 def test_joiner_when_its_load_falls_no_more_is_a_joiner_no_longer():
@@ -291,10 +242,6 @@ def test_blame_when_new_limits_made_the_state_falls_on_policy():
     assert blame(core, Load(100, 1), largest_bytes=0, stalled_s=0.0) is Blame.NOBODY
 
 
-def test_explain_when_ready_says_so_and_blames_nobody():
-    assert explain(FlowCore(BY_SIZE, 0.0), EMPTY_LOAD, 8.0) == "READY for 8.0 s; nothing queued"
-
-
 def test_explain_when_slow_has_axis_value_limit_since_when_and_blame():
     load = Load(2048, 9, 4500.0)
     line = explain(blocked(load), load, 3.5, largest_bytes=100, stalled_s=2.5)
@@ -316,18 +263,3 @@ def test_explain_when_a_fact_holds_says_it_and_otherwise_not(facts, part):
     core = blocked(Load(10, 1))
     assert part in explain(core, Load(10, 1), 2.0, **facts).split("; ")
     assert part not in explain(core, Load(10, 1), 2.0, largest_bytes=500)
-
-
-def test_explain_when_closed_gives_the_reason_alone():
-    core = blocked(Load(2048, 9))
-    closed = explain(core, EMPTY_LOAD, 9.0, stalled_s=3.0, close_reason=CloseReason.STUCK)
-    assert closed == "closed: stuck"
-    detailed = explain(core, EMPTY_LOAD, 9.0, close_reason=CloseReason.LIMIT_HIT, details="message_size_bytes")
-    assert detailed == "closed: limit hit (message_size_bytes)"
-
-
-@pytest.mark.parametrize("core", [FlowCore(NO_LIMITS, 0.0), blocked(Load(10, 1)), blocked(Load(5000, 99))])
-def test_explain_when_asked_is_one_line(core):
-    line = explain(core, Load(10, 1, 5.0), 2.0, largest_bytes=9999, joining=True, waiting_for_key=True, stalled_s=1.0)
-    assert len(line.splitlines()) == 1
-    assert line.startswith(core.state.name)

@@ -92,14 +92,6 @@ def test_eagain_at_every_byte_resumes_exactly(deferred):
         assert sender.statistics().bytes_sent == len(expected)
 
 
-def test_partial_write_when_no_eagain_follows_is_no_sign_of_a_slow_peer():
-    viewer = Talker(Peer(most=1))
-    viewer.say("X" * 3)
-    viewer.group.run()
-    assert viewer.heard() == [0, 1, 2]
-    assert viewer.states() == []
-
-
 def test_eagain_when_everything_is_taken_later_clears_only_then():
     viewer = Talker(Peer(room=0))
     viewer.say("X" * 3)

@@ -221,14 +221,6 @@ def test_send_when_refused_class_could_go_out_is_offered_first():
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-def test_control_lane_when_its_peer_takes_it_has_no_end(deferred):
-    viewer = Talker(settings=SenderSettings(control_messages=3), deferred=deferred)
-    assert {result.outcome for result in viewer.say("C" * 50)} == {SendOutcome.ACCEPTED}
-    viewer.group.run()
-    assert viewer.heard() == list(range(50))
-
-
-@pytest.mark.parametrize("deferred", [True, False])
 def test_threads_when_they_send_more_than_the_limit_lose_nothing_of_a_peer_that_reads(deferred):
     viewer = Talker(limits=by_messages(3, 6), policy=DropDroppable(), deferred=deferred)
     viewer.host.in_thread = lambda: False

@@ -357,11 +357,6 @@ def test_viewer_when_its_limits_say_nothing_of_a_target_delay_is_served_by_that_
     assert scene.sender.statistics().dropped.keys() == {DropReason.LATE}
 
 
-def test_live_limits_have_the_target_by_the_stream():
-    assert LIVE_LIMITS.target_delay_ms is None
-    assert round(RATE * 8) == 1_500_000
-
-
 def test_viewer_that_lost_pictures_when_the_stream_pauses_is_ready_by_its_own_timer():
     scene = Steady(0.5).go(20)
     scene.share = 5.0

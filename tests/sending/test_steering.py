@@ -304,13 +304,6 @@ def test_settings_when_out_of_range_are_refused_by_name(settings, name):
         SenderSettings(**settings)
 
 
-def test_statistics_when_nothing_was_ever_wrong_are_those_of_a_viewer_that_gets_all():
-    _, viewer = staged(SenderSettings(), AGE)
-    statistics = viewer.sender.statistics()
-    assert (statistics.picture_share, statistics.waited_s) == (1.0, 0.0)
-    assert (statistics.delay_ms, statistics.drain_bytes_per_s) == (0.0, None)
-
-
 def kept_of(kind):
     return sum(type(item) is kind for item in gc.get_objects())
 
