@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 
 import pytest
+from cursor_kit import scripts
 from flow_kit import (
     AUDIO,
     CLASS_OF,
@@ -21,7 +22,7 @@ from flow_kit import (
     check_edges,
     frame,
 )
-from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
+from sender_kit import HARD_LIMIT, OVERLOADED, SOFT_LIMIT, TIMELESS, Talker, by_messages, play
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
@@ -36,42 +37,71 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, would_block
 
+SCRIPTS = """
+in deferred mode writing is left to the owning thread
+    say:XXX=aaa writes=0 run heard=0,1,2 writes=1
+in immediate mode a message goes out at once
+    now say:XX=aa state=R heard=0,1 run writes=2
+in immediate mode what is sent after EAGAIN waits behind the rest
+    now room:5 say:X=a state=O queued=1 say:XX=aa run watched=True give heard=0,1,2 watched=False states=OR
+OVERLOADED lasts until the last byte is taken
+    room:0 say:XXX run give:11 states=O give:11 states=O give:11 states=OR
+control messages go first at the boundary of a message
+    room:4 say:XX run say:CXC give heard=0,2,4,1,3
+the policy refuses a class and keeps the rest
+    policy:live room:0 say:X run say:XDA=ada keep:D=a drain classes=XXAD lost:REFUSED=1
+a final hard limit ends the connection
+    limits:2,4 room:0 say:XXXX=aaac states=SH ended=HARD_LIMIT lost:CLOSED=4
+a held hard limit refuses all but control messages and headers until the low mark
+    hold limits:4,4,2 room:0 say:XXXX run state=H keep:X=d say:CH=aa give:44 state=O say:X=a drain lost:HELD=1
+a held hard limit that is made final ends the connection
+    hold limits:2,2 room:0 say:XX set:2,2 ended=HARD_LIMIT
+before the hard limit is judged the kernel is asked once more as a handler that sends much keeps its loop from hearing
+    limits:4,8 room:0 say:XXXXXXX room say:X=a state=R run heard=0,1,2,3,4,5,6,7 ended=
+an answer in flight is finished whatever is thrown away
+    room:16 say:X*1000 run say:XX thin drain heard=0
+a peer that takes nothing for its time is stuck once
+    room:0 run:100 say:X run:14.9 ended= run:0.2 ended=STUCK run:100 ended=STUCK
+a peer that takes a byte is not stuck yet
+    room:0 say:X run:10 give:1 run:10 give:1 run:10 give:1 ended= stalled=10.0 run:15 ended=STUCK
+the time at the soft limit begins anew after a break
+    stuck:0 soft:60 limits:4,100 room:0 say:XXXX run:59 give:22 state=O say:XX run:59.9 ended= run:0.2
+    ended=SOFT_TOO_LONG
+a peer that does not take the rest is given up after the deadline
+    room:0 say:X end run:4.9 ended= run:0.2 ended=STUCK
+a closing peer whose queue was thrown away and whose kernel is full is given up
+    stuck:0 close:5 room:0 say:X run thin end run:6 ended=STUCK
+times that are off end nothing
+    stuck:0 soft:0 close:0 limits:2,100 room:0 say:XXX end run:100000 ended= state=S drain heard=0,1,2 ended=FINISHED
+clocks start with the first message behind EAGAIN
+    stuck:10 marks:0,0,1s room:0 say:XX run:0.01 thin run:60 ended= say:C run:1.9 ended= run:0.2 ended=HARD_LIMIT
+closing with nothing queued finishes
+    end end say:X=c run ended=FINISHED
+closing in immediate mode with nothing queued finishes
+    now end end say:X=c run ended=FINISHED
+closing sends what is queued
+    room:0 say:XXX end say:X=c run drain heard=0,1,2 ended=FINISHED
+closing in immediate mode sends what is queued
+    now room:0 say:XXX end say:X=c run drain heard=0,1,2 ended=FINISHED
+who waits is told once when the last byte is taken
+    room:5 say:XX drained=False wait run give:11 told= drain told=T drained=True say:X drain told=T
+who waits for nothing is told at once and a send that writes ends a wait
+    limits:3,9 wait told=T say:X wait say:XX told=TT
+in immediate mode too
+    now limits:3,9 wait told=T say:X wait say:XX told=TT
+who waits while all is sent before the end is told so and who asks later
+    room:0 say:X run wait end drain wait told=TT
+who waits is told when the policy throws all away
+    policy:soft limits:3,9 room:0 say:XX run wait say:X drained=True told=T
+"""
+
+
+@pytest.mark.parametrize("script", scripts(SCRIPTS))
+def test_sender_in_a_script_does_what_it_must(script):
+    play(script)
+
+
 # -- modes and writing
-
-
-def test_send_when_deferred_leaves_writing_to_the_owning_thread():
-    viewer = Talker()
-    outcomes = [result.outcome for result in viewer.say("X" * 3)]
-    assert outcomes == [SendOutcome.ACCEPTED] * 3
-    assert viewer.peer.writes == 0
-    viewer.group.run()
-    assert viewer.heard() == [0, 1, 2]
-    assert viewer.peer.writes == 1
-
-
-def test_send_when_immediate_and_nothing_is_queued_writes_at_once():
-    viewer = Talker(deferred=False)
-    assert viewer.say("XX") == [(SendOutcome.ACCEPTED, READY)] * 2
-    assert viewer.heard() == [0, 1]
-    assert viewer.sender.statistics().sent.of(DATA) == 2
-    viewer.group.run()
-    assert viewer.peer.writes == 2
-    check_accounts(viewer, viewer.offered)
-
-
-def test_send_when_immediate_meets_eagain_queues_behind_the_rest():
-    viewer = Talker(Peer(room=5), deferred=False)
-    assert viewer.say("X") == [(SendOutcome.ACCEPTED, OVERLOADED)]
-    assert viewer.sender.load().messages == 1
-    assert viewer.say("XX") == [(SendOutcome.ACCEPTED, OVERLOADED)] * 2
-    assert len(viewer.peer.received) == 5
-    viewer.group.run()
-    assert viewer.host.wants_writable is True
-    viewer.give(None)
-    assert viewer.heard() == [0, 1, 2]
-    assert viewer.host.wants_writable is False
-    assert viewer.states() == [OVERLOADED, READY]
-    check_accounts(viewer, viewer.offered)
 
 
 @pytest.mark.parametrize("deferred", [True, False])
@@ -90,26 +120,6 @@ def test_eagain_at_every_byte_resumes_exactly(deferred):
         host.group.run()
         assert bytes(transport.received) == expected
         assert sender.statistics().bytes_sent == len(expected)
-
-
-def test_eagain_when_everything_is_taken_later_clears_only_then():
-    viewer = Talker(Peer(room=0))
-    viewer.say("X" * 3)
-    viewer.group.run()
-    for _ in range(2):
-        viewer.give(HEAD_BYTES)
-        assert viewer.states() == [OVERLOADED]
-    viewer.give(HEAD_BYTES)
-    assert viewer.states() == [OVERLOADED, READY]
-
-
-def test_control_when_others_wait_goes_first_at_a_message_boundary():
-    viewer = Talker(Peer(room=4))
-    viewer.say("XX")
-    viewer.group.run()
-    viewer.say("CXC")
-    viewer.give(None)
-    assert viewer.heard() == [0, 2, 4, 1, 3]
 
 
 @pytest.mark.parametrize(
@@ -163,43 +173,6 @@ def test_send_when_empty_is_refused():
 # -- limits and policy
 
 
-def test_send_when_policy_refuses_says_so_and_keeps_the_rest():
-    viewer = Talker(Peer(room=0), policy=LivePolicy())
-    viewer.say("X")
-    viewer.group.run()
-    outcomes = [result.outcome for result in viewer.say("XDA")]
-    assert outcomes == [SendOutcome.ACCEPTED, SendOutcome.DROPPED, SendOutcome.ACCEPTED]
-    viewer.say("D", droppable=False)
-    viewer.drain()
-    assert viewer.classes() == "XXAD"
-    assert viewer.sender.statistics().dropped[DropReason.REFUSED].by_name() == {"disposable": 1}
-    check_accounts(viewer, viewer.offered)
-
-
-def test_hard_limit_when_final_closes_with_that_reason():
-    viewer = Talker(Peer(room=0), limits=by_messages(2, 4))
-    results = viewer.say("X" * 4)
-    assert [result.outcome for result in results] == [SendOutcome.ACCEPTED] * 3 + [SendOutcome.CLOSED]
-    assert viewer.states() == [SOFT_LIMIT, HARD_LIMIT]
-    assert viewer.host.closed == [(CloseReason.HARD_LIMIT, "queued: 4 messages, limit 4 messages")]
-    assert viewer.sender.statistics().dropped[DropReason.CLOSED].of(DATA) == 4
-
-
-def test_hard_limit_when_held_refuses_all_but_control_and_headers_until_low():
-    viewer = Talker(Peer(room=0), limits=by_messages(4, 4, 2, HardPolicy.HOLD), settings=TIMELESS)
-    viewer.say("X" * 4)
-    viewer.group.run()
-    assert viewer.sender.state is HARD_LIMIT
-    assert [result.outcome for result in viewer.say("X", droppable=False)] == [SendOutcome.DROPPED]
-    assert [result.outcome for result in viewer.say("CH")] == [SendOutcome.ACCEPTED] * 2
-    viewer.give(4 * HEAD_BYTES)
-    assert viewer.sender.state is OVERLOADED
-    assert [result.outcome for result in viewer.say("X")] == [SendOutcome.ACCEPTED]
-    viewer.drain()
-    assert viewer.sender.statistics().dropped[DropReason.HELD].by_name() == {"data": 1}
-    check_accounts(viewer, viewer.offered)
-
-
 def test_set_limits_when_load_is_above_acts_at_once():
     viewer = Talker(Peer(room=0))
     viewer.say("X" * 3)
@@ -210,14 +183,6 @@ def test_set_limits_when_load_is_above_acts_at_once():
     assert [entry.kind for entry in viewer.sender.ledger()] == [LedgerKind.LIMITS, LedgerKind.STATE, LedgerKind.STATE]
     viewer.sender.set_limits(NO_LIMITS)
     assert viewer.sender.state is OVERLOADED
-
-
-def test_hold_when_made_final_while_reached_closes():
-    viewer = Talker(Peer(room=0), limits=by_messages(2, 2, policy=HardPolicy.HOLD))
-    viewer.say("XX")
-    viewer.sender.set_limits(by_messages(2, 2))
-    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.HARD_LIMIT]
-    check_edges(viewer)
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,13 @@ from hypothesis import given, settings
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
 from flowctl.core.fanout.fanout import Fanout
-from flowctl.core.flow.limits import NO_LIMITS, HardPolicy, Limits
+from flowctl.core.flow.limits import HardPolicy, Limits
 from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sender import FlushResult
 from flowctl.testing import ManualGroup
 
 POLICIES = (KeepAll(), LivePolicy(), DropDroppable())
@@ -181,17 +180,6 @@ def test_reader_when_it_takes_nothing_reaches_its_marks_and_bounds_memory():
     assert viewer.peer.eagains == 2, "once at the soft mark, once more before the close that cannot be taken back"
 
 
-def test_hard_limit_when_the_kernel_has_room_again_is_not_reached():
-    """A handler that sends much keeps its loop from hearing of room: before the end the kernel is asked once more."""
-    viewer = Talker(Peer(room=0), limits=by_messages(4, 8))
-    viewer.say("X" * 7)
-    viewer.peer.room = None  # the peer has read, and nobody could say so yet
-    assert viewer.say("X") == [(SendOutcome.ACCEPTED, READY)]
-    viewer.group.run()
-    assert viewer.heard() == list(range(8))
-    assert viewer.host.closed == []
-
-
 def test_tick_when_our_thread_was_late_offers_before_it_ends_a_viewer():
     """After a hang of our own thread the age of the queue is beyond the hard limit; a kernel with room takes it all."""
     viewer = Viewer(ManualGroup(), Peer(), limits=Limits.parse("0,0,1s", "0,0,2s"), settings=TIMELESS)
@@ -319,16 +307,6 @@ def test_message_when_it_is_no_bytes_is_refused(data):
         StreamLog().append(data, DATA, 0.0)
 
 
-def test_thin_when_nothing_was_offered_keeps_an_answer_in_flight_whole():
-    viewer = Talker(Peer(room=HEAD_BYTES + 5), limits=NO_LIMITS)
-    viewer.say("X", 1000)
-    assert viewer.sender.flush() is FlushResult.BLOCKED
-    viewer.say("XX")
-    viewer.sender.thin(Thin.DROPPABLE)
-    viewer.drain()
-    assert viewer.heard() == [0]
-
-
 # -- telling who waits for room
 
 
@@ -347,35 +325,6 @@ def test_soft_mark_when_our_thread_was_held_is_judged_on_what_the_kernel_leaves(
     assert viewer.heard() == [0, 1, 2]
     assert viewer.states() == [OVERLOADED, READY]
     assert viewer.sender.statistics().dropped == {}
-
-
-def test_waiter_when_the_last_byte_is_taken_is_told_once():
-    viewer = Talker(Peer(room=5))
-    told = []
-    viewer.say("XX")
-    assert not viewer.sender.drained
-    viewer.sender.when_drained(lambda taken: told.append((taken, viewer.sender._lock.owned())))
-    viewer.group.run()
-    viewer.give(HEAD_BYTES)
-    assert told == []
-    viewer.drain()
-    assert told == [(True, False)]
-    assert viewer.sender.drained
-    viewer.say("X")
-    viewer.drain()
-    assert len(told) == 1
-
-
-@pytest.mark.parametrize("deferred", [True, False])
-def test_waiter_when_nothing_waits_is_told_at_once(deferred):
-    viewer = Talker(limits=by_messages(3, 9), deferred=deferred)
-    told = []
-    viewer.sender.when_drained(told.append)
-    assert told == [True]
-    viewer.say("X")
-    viewer.sender.when_drained(told.append)
-    viewer.say("XX")  # at the mark: what waits is offered, and taken
-    assert told == [True, True]
 
 
 @pytest.mark.parametrize("deferred", [True, False])
@@ -414,18 +363,6 @@ def test_waiter_when_the_queue_goes_another_way_is_told(end, answer):
     assert told == [answer]
     viewer.sender.when_drained(told.append)
     assert told == [answer, answer], "who asks later is told the same"
-
-
-def test_waiter_when_it_closes_after_flush_is_told_that_all_was_sent():
-    viewer = Talker(Peer(room=0))
-    told = []
-    viewer.say("X")
-    viewer.group.run()
-    viewer.sender.when_drained(told.append)
-    viewer.sender.close_after_flush()
-    viewer.drain()
-    viewer.sender.when_drained(told.append)
-    assert told == [True, True]
 
 
 def test_waiter_when_it_is_taken_back_is_not_told():
@@ -475,15 +412,3 @@ def test_waiter_when_a_message_of_the_log_is_always_in_flight_waits_for_its_own_
     assert told == [True]
     assert viewer.sender.drained
     assert not viewer.sender._outbox.empty(with_log=False), "the log's message"
-
-
-def test_waiter_when_the_policy_throws_all_that_waits_away_is_told():
-    policy = DropDroppable(SOFT_LIMIT, SOFT_LIMIT)
-    viewer = Talker(Peer(room=0), limits=by_messages(3, 9), policy=policy)
-    viewer.say("XX")
-    viewer.group.run()
-    told = []
-    viewer.sender.when_drained(told.append)
-    viewer.say("X")
-    assert viewer.sender.drained
-    assert told == [True]

@@ -28,32 +28,6 @@ HASTY = SenderSettings(stuck_s=10, soft_too_long_s=20, close_deadline_s=5)
 # -- times
 
 
-def test_stuck_when_kernel_takes_nothing_for_its_time_closes_once():
-    viewer = Talker(Peer(room=0))
-    viewer.group.run(100.0)
-    viewer.say("X")
-    viewer.group.run(14.9)
-    assert viewer.host.closed == []
-    viewer.group.run(0.2)
-    ((reason, details),) = viewer.host.closed
-    assert reason is CloseReason.STUCK
-    assert "15" in details
-    viewer.group.run(100.0)
-    assert len(viewer.host.closed) == 1
-
-
-def test_stuck_when_the_kernel_takes_a_byte_begins_anew():
-    viewer = Talker(Peer(room=0))
-    viewer.say("X")
-    for _ in range(5):
-        viewer.group.run(10.0)
-        viewer.give(1)
-    assert viewer.host.closed == []
-    assert viewer.sender.statistics().longest_stall_s == pytest.approx(10.0)
-    viewer.group.run(15.0)
-    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.STUCK]
-
-
 def stopped(settings, soft):
     """Return group, log, fan-out and a viewer whose queue is thinned at the soft limit, and whose kernel is full."""
     group = ManualGroup()
@@ -112,32 +86,6 @@ def test_stuck_when_a_blocked_viewer_leaves_and_comes_back_counts_from_its_retur
     assert [reason for reason, _ in viewer.host.closed] == [CloseReason.STUCK]
 
 
-def test_soft_too_long_when_level_lasts_closes_and_a_break_begins_anew():
-    settings = SenderSettings(stuck_s=0, soft_too_long_s=60)
-    viewer = Talker(Peer(room=0), limits=by_messages(4, 100), settings=settings)
-    viewer.say("X" * 4)
-    viewer.group.run(59.0)
-    viewer.give(2 * HEAD_BYTES)
-    assert viewer.sender.state is OVERLOADED
-    viewer.say("XX")
-    viewer.group.run(59.9)
-    assert viewer.host.closed == []
-    viewer.group.run(0.2)
-    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.SOFT_TOO_LONG]
-
-
-def test_close_deadline_when_peer_does_not_take_the_rest_aborts():
-    viewer = Talker(Peer(room=0))
-    viewer.say("X")
-    viewer.sender.close_after_flush()
-    viewer.group.run(4.9)
-    assert viewer.host.closed == []
-    viewer.group.run(0.2)
-    ((reason, details),) = viewer.host.closed
-    assert reason is CloseReason.STUCK
-    assert "closing began" in details
-
-
 @pytest.mark.parametrize("deferred", [True, False])
 @pytest.mark.parametrize("limits", [Limits(), by_messages(2, 100)], ids=["stuck", "soft"])
 def test_times_when_our_thread_was_held_ask_the_kernel_before_they_close(limits, deferred):
@@ -168,28 +116,6 @@ def test_close_deadline_when_our_thread_was_held_sends_what_is_taken_before_it_g
         assert [why for why, _ in viewer.host.closed] == [reason]
         assert viewer.heard() == ([0, 1] if room is None else [0])
         check_accounts(viewer)
-
-
-def test_close_deadline_when_the_queue_was_thrown_away_and_the_kernel_is_full_gives_up():
-    viewer = Talker(Peer(room=0), settings=SenderSettings(stuck_s=0, close_deadline_s=5))
-    viewer.say("X")
-    viewer.group.run()
-    viewer.sender.thin(Thin.DROPPABLE)
-    viewer.sender.close_after_flush()
-    viewer.group.run(6.0)
-    assert [why for why, _ in viewer.host.closed] == [CloseReason.STUCK]
-
-
-def test_times_when_all_are_off_never_close():
-    viewer = Talker(Peer(room=0), limits=by_messages(2, 100), settings=TIMELESS)
-    viewer.say("X" * 3)
-    viewer.sender.close_after_flush()
-    viewer.group.run(100_000.0)
-    assert viewer.host.closed == []
-    assert viewer.sender.state is SOFT_LIMIT
-    viewer.drain()
-    assert viewer.heard() == [0, 1, 2]
-    assert [reason for reason, _ in viewer.host.closed] == [CloseReason.FINISHED]
 
 
 def test_age_when_only_time_passes_reaches_the_limit_by_a_tick():
@@ -298,20 +224,6 @@ def test_age_when_the_queue_stays_empty_asks_for_one_tick_per_mark():
 
 
 # -- closing
-
-
-@pytest.mark.parametrize("deferred", [True, False])
-@pytest.mark.parametrize("text", ["", "X" * 3])
-def test_close_after_flush_when_peer_takes_everything_finishes(text, deferred):
-    viewer = Talker(Peer(room=0 if text else None), deferred=deferred)
-    viewer.say(text)
-    viewer.sender.close_after_flush()
-    viewer.sender.close_after_flush()
-    assert [result.outcome for result in viewer.say("X")] == [SendOutcome.CLOSED]
-    viewer.group.run()
-    viewer.drain()
-    assert viewer.heard() == list(range(len(text)))
-    assert viewer.host.closed == [(CloseReason.FINISHED, "everything was sent")]
 
 
 def test_close_after_flush_when_following_sends_what_was_published_before():
@@ -431,20 +343,6 @@ def test_statistics_over_a_stall_account_for_time_and_messages():
     assert (statistics.transitions, statistics.recoveries, statistics.state) == (2, 1, READY)
     assert sum(statistics.time_in_states_s) == pytest.approx(viewer.group.now() - began)
     check_accounts(viewer, viewer.offered)
-
-
-def test_clocks_when_a_message_is_queued_behind_eagain_start_with_it():
-    talker = Talker(Peer(room=0), limits=Limits.parse("0,0,1s", "0,0,2s"), settings=SenderSettings(stuck_s=10))
-    talker.say("XX")
-    talker.group.run(0.01)
-    talker.sender.thin(Thin.DROPPABLE)
-    talker.group.run(60)
-    assert talker.host.closed == []
-    talker.say("C")
-    talker.group.run(1.9)
-    assert talker.host.closed == []
-    talker.group.run(0.2)
-    assert [reason for reason, _ in talker.host.closed] == [CloseReason.HARD_LIMIT]
 
 
 def test_unfollow_when_at_the_soft_limit_leaves_it():
