@@ -76,7 +76,6 @@ class House:
 
 
 def frames(media):
-    """What came but for headers."""
     heads = {(type_id, payload) for type_id, _, payload in HEADERS}
     return [item for item in media if (item[0], item[2]) not in heads]
 

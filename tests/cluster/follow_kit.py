@@ -23,7 +23,6 @@ METADATA = b"\x02\x00\x0aonMetaData\x08\x00\x00\x00\x01\x00\x05width\x00\x40\x94
 
 
 def until(what, said="what was waited for"):
-    """Wait until `what` returns something true, and return that."""
     end = time.monotonic() + LIMIT_S
     while not (found := what()):
         assert time.monotonic() < end, f"{said} did not come within {LIMIT_S:g} s"
@@ -32,7 +31,6 @@ def until(what, said="what was waited for"):
 
 
 def server(**fields):
-    """Return a live server on a port of its own, not started."""
     return LiveServer(config(**{"port": 0, "control": "off", **fields}))
 
 
@@ -90,7 +88,6 @@ class Client:
         return [item for item in self.events if isinstance(item, kind) and (code is None or item.code == code)]
 
     def close(self):
-        """Break the connection off."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.thread.join(LIMIT_S)
@@ -99,14 +96,12 @@ class Client:
     # -- publishing
 
     def put(self, *messages):
-        """Send messages: (type, timestamp, payload)."""
         with self.lock:
             for type_id, timestamp, payload in messages:
                 self.sock.sendall(self.session.send_tag(type_id, timestamp, payload))
 
 
 def close_clients():
-    """End all clients of the test."""
     while CLIENTS:
         CLIENTS.pop().close()
 
@@ -140,5 +135,4 @@ def pictures(first, last, *, key_every=10, step_ms=40):
 
 
 def numbers(media):
-    """Return the numbers of the pictures that came."""
     return [int(payload[-8:]) for type_id, _, payload in media if type_id == TYPE_VIDEO and payload[-8:].isdigit()]

@@ -35,7 +35,6 @@ def where(worker, value, *, keep=False):
 
 
 def test_name_when_free_is_granted_and_told_to_the_workers_that_view_it():
-    """A worker with viewers learns where a stream is that begins later elsewhere."""
     directory = make()
     assert directory.view(ROOM, 2) == [where(2, 0)]
     decision = directory.claim(ROOM, FIRST, ANN)
@@ -43,14 +42,12 @@ def test_name_when_free_is_granted_and_told_to_the_workers_that_view_it():
 
 
 def test_worker_when_it_views_what_is_published_is_told_where():
-    """The first answer says which worker has the stream."""
     directory = make()
     assert verdict(directory, FIRST) is ClaimVerdict.GRANTED
     assert directory.view(ROOM, 2) == [where(2, 1)]
 
 
 def test_second_publisher_when_policy_is_replace_ends_the_first():
-    """The worker of the one that is replaced is told, and so are those that follow it."""
     directory = make(SecondPublisher.REPLACE)
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
@@ -62,7 +59,6 @@ def test_second_publisher_when_policy_is_replace_ends_the_first():
 
 
 def test_second_publisher_when_policy_is_standby_has_its_turn_in_its_worker():
-    """When the first has gone the one on standby is told, and those that follow are sent there."""
     directory = make(SecondPublisher.STANDBY)
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
@@ -71,7 +67,6 @@ def test_second_publisher_when_policy_is_standby_has_its_turn_in_its_worker():
 
 
 def test_owner_when_back_within_the_grace_time_gets_the_name_in_another_worker():
-    """A name is kept for its owner over all workers; a stranger is refused meanwhile."""
     directory = make()
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
@@ -81,7 +76,6 @@ def test_owner_when_back_within_the_grace_time_gets_the_name_in_another_worker()
 
 
 def test_name_when_its_owner_stays_away_is_free_and_the_stream_ends():
-    """After the grace time those that follow are told that nobody publishes it."""
     directory = make()
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
@@ -101,7 +95,6 @@ def test_owner_when_its_publisher_has_fallen_silent_takes_its_place():
 
 
 def test_worker_when_killed_frees_its_names_and_keeps_them_for_their_owners():
-    """Those that follow wait; the owner comes back in any worker; a stranger is refused."""
     directory = make()
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
@@ -120,7 +113,6 @@ def test_worker_when_killed_while_a_name_is_kept_there_sends_nobody_there_any_mo
 
 
 def test_names_when_levels_differ_follow_the_rules_of_their_application():
-    """With several workers as with one: who wins, how many, and how long a name is kept, each as long as its own."""
     values = {"second_publisher": SecondPublisher.REPLACE, "return_grace_s": 1.0, "publishers_per_address": 1}
     config = LiveConfig(return_grace_s=9.0, levels=(Level(application="desk", values=values),))
     directory = NamesDesk(config, lambda *_: None).directory
@@ -136,7 +128,6 @@ def test_names_when_levels_differ_follow_the_rules_of_their_application():
 
 @pytest.mark.parametrize("end", ["release", "worker"])
 def test_directory_when_all_have_left_is_empty(end):
-    """Nothing is left of names, viewers, standbys and counts."""
     directory = make(SecondPublisher.STANDBY)
     verdict(directory, FIRST)
     verdict(directory, SECOND, BOB)

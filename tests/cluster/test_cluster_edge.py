@@ -37,12 +37,10 @@ def whole(viewer, encoder, last=None):
 
 
 def cut_off(encoder):
-    """Return the last message of the last whole segment."""
     return encoder.sent[(len(encoder.sent) - 1) // 50 * 50 - 1]
 
 
 def begin(house, *origins, **settings):
-    """An edge that has the stream, its encoder, and a viewer."""
     edge = house.edge(*origins, **settings)
     until(lambda: edge.states() == ["fetching"] * len(origins), "the connections to the origins")
     encoder = Encoder(*origins)
@@ -52,7 +50,6 @@ def begin(house, *origins, **settings):
 
 
 def test_stream_when_viewed_at_an_edge_comes_from_segments(house):
-    """Each message that a viewer gets is one that was published, in order, with its timestamp."""
     first, second = house.origin(), house.origin()
     edge, encoder, viewer = begin(house, first, second)
     encoder.pictures(100)
@@ -62,7 +59,6 @@ def test_stream_when_viewed_at_an_edge_comes_from_segments(house):
 
 
 def test_origin_when_killed_in_the_middle_costs_no_segment(house):
-    """The other one has the same segments; the edge goes on, and tries to reach the dead one again."""
     first, second = house.origin(), house.origin()
     edge, encoder, viewer = begin(house, first, second)
     encoder.pictures(40)
@@ -75,7 +71,6 @@ def test_origin_when_killed_in_the_middle_costs_no_segment(house):
 
 
 def test_origin_when_it_lies_is_banned_and_its_segments_come_from_others(house):
-    """A body with another hash is noticed, its origin is disconnected for a while, and nothing is lost."""
     first, second = house.origin(), house.origin()
     lies, tells = first.origin.pool, second.origin.pool
     put, tell = lies.put, tells.put
@@ -106,7 +101,6 @@ def test_origin_when_it_lies_is_banned_and_its_segments_come_from_others(house):
 
 @pytest.mark.parametrize("redundancy", [1, 2, 3])
 def test_segments_when_fetched_with_redundancy_are_asked_of_no_more_origins(house, redundancy):
-    """Each segment is asked of as many origins as were told, at most, and goes out once."""
     origins = [house.origin() for _ in range(3)]
     edge, encoder, viewer = begin(house, *origins, redundancy=redundancy)
     encoder.pictures(100)
@@ -117,7 +111,6 @@ def test_segments_when_fetched_with_redundancy_are_asked_of_no_more_origins(hous
 
 
 def test_frames_when_followed_reach_viewers_before_their_segment_is_complete(house):
-    """An edge that follows has each frame at once, and fetches nothing that it has seen."""
     first, second = house.origin(), house.origin()
     edge = house.edge(first, second, follow=True)
     encoder = Encoder(first, second)
@@ -154,7 +147,6 @@ def test_followed_origin_when_recorded_is_told_of_as_a_publisher(house, tmp_path
 
 
 def test_followed_origin_when_killed_costs_no_frame(house):
-    """What is missing comes from segments of the other one, which is followed next; timestamps go on."""
     first, second = house.origin(), house.origin()
     edge = house.edge(first, second, follow=True)
     encoder = Encoder(first, second)
@@ -170,7 +162,6 @@ def test_followed_origin_when_killed_costs_no_frame(house):
 
 
 def test_stream_when_nobody_views_it_is_not_announced(house):
-    """The edge asks for what is wanted; the first viewer has the newest segment, and does not wait for the next one."""
     first = house.origin()
     edge = house.edge(first, streams=())
     encoder = Encoder(first)
@@ -196,7 +187,6 @@ def test_viewer_when_it_asks_for_any_name_keeps_no_stream_from_others(house):
 
 
 def test_names_when_no_origin_has_them_take_no_place_of_those_that_are_there(house, monkeypatch):
-    """Viewers may ask for any names: few of them are looked for at origins at a time, and they make room for others."""
     monkeypatch.setattr(edge_module, "STREAMS", 12)
     monkeypatch.setattr(edge_module, "_LOOKED_FOR_S", 0.5)
     first = house.origin()
@@ -231,7 +221,6 @@ def test_followed_stream_when_its_name_looks_like_an_address_is_no_other_stream(
 
 
 def test_edge_when_it_is_an_origin_serves_another_edge(house):
-    """What it fetched it offers, and what an edge behind it gets is what was published."""
     first = house.origin()
     middle = house.edge(first, offer="127.0.0.1:0")
     _, encoder, viewer = begin(house, first)
@@ -246,7 +235,6 @@ def test_edge_when_it_is_an_origin_serves_another_edge(house):
 
 
 def test_figures_when_operators_ask_say_how_origins_and_streams_do(house):
-    """`flowctl stats` shows both: what is asked of each origin, and what came of each stream."""
     first = house.origin()
     edge, _, _ = begin(house, first)
     asked = {"connection": None, "offset": 0, "limit": 10, "stream": "*", "viewers": "none"}
@@ -265,7 +253,6 @@ def payloads(media):
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_stream_when_published_again_goes_on(house, follow):
-    """The encoder begins again at 0: viewers get both publications, without a jump back in time."""
     first, second = house.origin(), house.origin()
     edge, encoder, viewer = begin(house, first, second, follow=follow)
     encoder.pictures(15)
@@ -299,7 +286,6 @@ def kill_followed(edge, *origins):
 
 
 def test_origin_when_slow_is_asked_for_less(house):
-    """Of two origins the one whose answers take longer is asked for fewer segments, and none is missing."""
     slow, quick = house.origin(), house.origin()
     delay(slow, 0.3)
     edge, encoder, viewer = begin(house, slow, quick)
@@ -314,7 +300,6 @@ def test_origin_when_slow_is_asked_for_less(house):
 
 
 def delay(origin, by_s):
-    """Let the segments of an origin take so long to be read."""
     read = origin.origin.pool.read_objects
 
     async def read_late(entries):
@@ -325,7 +310,6 @@ def delay(origin, by_s):
 
 
 def test_origin_when_its_port_is_that_of_rtmp_is_told_once_with_a_hint(house):
-    """A server that hangs up at once is not reported as connected, again and again."""
     real = house.origin()
     with capture_logs() as lines:
         edge = house.edge(OriginAddress("127.0.0.1", real.server.address[1], real.server.address[1]))
@@ -366,7 +350,6 @@ def test_origin_address_when_it_is_not_clear_is_refused(text):
 
 
 def test_origin_address_when_it_is_complete_is_read():
-    """Host, port of segments, and port of RTMP, with defaults."""
     assert OriginAddress.parse("[::1]:7/8") == OriginAddress("::1", 7, 8)
     assert OriginAddress.parse("[::1]") == OriginAddress("::1")
     assert OriginAddress.parse("a/8") == OriginAddress("a", rtmp_port=8)

@@ -55,7 +55,6 @@ def pair():
 
 
 def test_stream_when_followed_reaches_viewers_byte_for_byte(pair):
-    """Type, timestamp and payload of headers, metadata and frames are those of the publisher."""
     source = publisher(pair.origin.address)
     source.put(*HEADERS, *pictures(0, 15))
     pair.follow.start()
@@ -67,7 +66,6 @@ def test_stream_when_followed_reaches_viewers_byte_for_byte(pair):
 
 
 def test_follow_when_the_connection_breaks_loses_and_doubles_nothing(pair):
-    """A connection cut at the source is made again, and the stream goes on with the message that was next."""
     source = publisher(pair.origin.address)
     source.put(*HEADERS, *pictures(0, 12))
     viewer = playing(pair.local.address)
@@ -107,7 +105,6 @@ def test_follow_when_the_source_lets_go_again_and_again_waits_longer_each_time()
 
 
 def test_follow_when_the_source_is_late_waits_for_it():
-    """A source that nobody listens at yet is tried until it is there."""
     pair = Pair()
     try:
         address = pair.origin.address
@@ -126,7 +123,6 @@ def test_follow_when_the_source_is_late_waits_for_it():
 
 
 def test_viewers_when_the_source_ends_the_stream_are_told_and_then_go_on(pair):
-    """The end of the stream reaches the viewers; so does its next beginning, behind it in time."""
     source = publisher(pair.origin.address)
     source.put(*HEADERS, *pictures(0, 5))
     pair.follow.start()
@@ -143,7 +139,6 @@ def test_viewers_when_the_source_ends_the_stream_are_told_and_then_go_on(pair):
 
 
 def test_viewers_when_the_source_stays_away_are_told_after_the_hold(pair):
-    """A source that does not come back within the time ends the stream, and not before."""
     source = publisher(pair.origin.address)
     source.put(*HEADERS, *pictures(0, 5))
     pair.follow = pair.make(pair.origin.address, hold_s=0.3)
@@ -157,7 +152,6 @@ def test_viewers_when_the_source_stays_away_are_told_after_the_hold(pair):
 
 
 def test_timeline_when_the_source_comes_back_as_another_goes_on(pair):
-    """Where the encoder began anew, viewers see no jump back."""
     source = publisher(pair.origin.address)
     source.put(*HEADERS, *pictures(100, 105))
     pair.follow.start()
@@ -177,7 +171,6 @@ def test_timeline_when_the_source_comes_back_as_another_goes_on(pair):
 
 
 def test_follow_when_the_name_is_published_here_gives_way(pair):
-    """A publisher of this server's own is not replaced by a copy, and the follow says so."""
     own = publisher(pair.local.address)
     own.put(*HEADERS, *pictures(0, 3))
     source = publisher(pair.origin.address)
@@ -200,7 +193,6 @@ def test_publisher_when_the_name_is_followed_here_is_refused(pair):
 
 
 def test_follow_when_stopped_ends_the_stream_and_the_connection(pair):
-    """After the stop nothing is left at either server."""
     source = publisher(pair.origin.address)
     source.put(*HEADERS, *pictures(0, 5))
     pair.follow.start()

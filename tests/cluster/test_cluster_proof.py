@@ -52,7 +52,6 @@ def with_proof(origin, proof, **more):
     ("proof", "streams"), [("", []), ("play", ["live/open"]), ("edge", ["live/open", "live/room"]), ("publish", [])]
 )
 def test_edge_when_streams_need_a_key_is_told_of_those_that_its_key_is_for(house, keys, proof, streams):
-    """As a player with that key could play them; one that is for nothing here says so in the log of the origin."""
     origin = house.origin(access=keys.access)
     encoders = [Encoder(origin, name=name) for name in ("live/open", "live/room")]
     for encoder in encoders:
@@ -72,7 +71,6 @@ def test_edge_when_streams_need_a_key_is_told_of_those_that_its_key_is_for(house
 
 
 def test_edge_when_its_key_is_none_is_sent_away(house, keys):
-    """A key that nobody knows is a mistake, which both logs tell."""
     origin = house.origin(access=keys.access)
     with capture_logs() as lines:
         edge = house.edge(with_proof(origin, f"key={make_key()}"))
@@ -112,7 +110,6 @@ def test_edge_when_it_has_proven_that_it_is_one_is_counted_as_no_viewer(house, k
 
 
 def test_edges_when_they_are_too_many_of_one_address_are_told_why(house):
-    """The limit is that of the server, and both logs say what may be done."""
     origin = house.origin(admission=AdmissionLimits(connections_per_address=1))
     with capture_logs() as lines:
         first = house.edge(origin)
@@ -129,7 +126,6 @@ def test_edges_when_they_are_too_many_of_one_address_are_told_why(house):
 
 
 def test_origin_address_when_it_has_a_key_shows_it_nowhere():
-    """It stands in logs, figures and errors."""
     found = OriginAddress.parse("rtmps://10.0.0.5:7/8?key=secret")
     assert found == OriginAddress("10.0.0.5", 7, 8, tls=True, proof="key=secret")
     assert "secret" not in f"{found}{found!r}"
@@ -139,7 +135,6 @@ def test_origin_address_when_it_has_a_key_shows_it_nowhere():
 
 
 def test_key_when_it_is_for_edges_is_one_to_play_and_not_to_publish(keys):
-    """Follows bring it to RTMP; a key for everything is none for edges."""
     for use, answers in (("edge", (True, True, False)), ("play", (False, False, False))):
         key = getattr(keys, use)
         found = [keys.access.keys.allows([key], kind, "live/room") for kind in ("edge", "play", "publish")]

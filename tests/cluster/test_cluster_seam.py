@@ -17,13 +17,11 @@ def fed(seam, messages, now=0.0):
 
 
 def test_stream_when_over_one_connection_passes_untouched():
-    """One connection's messages go on as they came."""
     messages = HEADERS + pictures(0, 25)
     assert fed(Seam(), messages) == (messages, [])
 
 
 def test_stream_when_the_next_connection_begins_with_the_cache_goes_on_where_it_was():
-    """What the GOP cache repeats is left out, unchanged headers too, and nothing is missing."""
     seam = Seam()
     fed(seam, HEADERS + pictures(0, 15))
     seam.reconnected()
@@ -32,7 +30,6 @@ def test_stream_when_the_next_connection_begins_with_the_cache_goes_on_where_it_
 
 
 def test_stream_when_the_cache_begins_later_tells_of_the_gap():
-    """A newer key frame than expected is a gap of the same timeline."""
     seam = Seam()
     fed(seam, HEADERS + pictures(0, 15), now=0.0)
     seam.reconnected()
@@ -48,7 +45,6 @@ def test_stream_when_part_of_what_came_is_not_repeated_tells_of_the_gap():
 
 
 def test_stream_when_timestamps_begin_anew_is_another_timeline():
-    """An encoder that came back with its clock at 0 is another timeline, and its headers are passed on, same or not."""
     seam = Seam()
     fed(seam, HEADERS + pictures(50, 65))
     seam.reconnected()
@@ -56,7 +52,6 @@ def test_stream_when_timestamps_begin_anew_is_another_timeline():
 
 
 def test_stream_when_timestamps_are_far_ahead_is_another_timeline():
-    """Timestamps that are further ahead than time has passed are of another clock."""
     seam = Seam()
     fed(seam, HEADERS + pictures(0, 5), now=0.0)
     seam.reconnected()
@@ -64,7 +59,6 @@ def test_stream_when_timestamps_are_far_ahead_is_another_timeline():
 
 
 def test_header_when_changed_meanwhile_is_passed_on_before_the_frames():
-    """A header that is another one than before goes on, in front of what is new."""
     seam = Seam()
     fed(seam, HEADERS + pictures(0, 15))
     seam.reconnected()
@@ -73,7 +67,6 @@ def test_header_when_changed_meanwhile_is_passed_on_before_the_frames():
 
 
 def test_stream_when_forgotten_begins_anew():
-    """After its end the stream is a new one: nothing counts as repeated."""
     seam = Seam()
     fed(seam, HEADERS + pictures(0, 5))
     seam.forget()
@@ -82,7 +75,6 @@ def test_stream_when_forgotten_begins_anew():
 
 
 def test_memory_when_the_stream_is_long_is_bounded():
-    """No more than a number of messages is remembered."""
     seam = Seam()
     fed(seam, pictures(0, REMEMBERED))
     seam.reconnected()

@@ -102,7 +102,6 @@ def refused(client):
 
 
 def test_viewer_when_the_stream_is_in_another_worker_gets_it_byte_for_byte(workers):
-    """A viewer that lands in one worker sees a stream that is published in the other."""
     source = publisher(workers.address(1))
     source.put(*HEADERS, *pictures(0, 15))
     viewer = playing(workers.address(2))
@@ -122,7 +121,6 @@ def test_viewer_when_it_waits_gets_a_stream_that_starts_later_elsewhere(workers)
 
 
 def test_link_when_the_last_viewer_has_left_ends(workers):
-    """Some seconds after the last viewer the stream is followed no more."""
     workers.streams[2]._following._linger_s = 0.05
     source = publisher(workers.address(1))
     source.put(*HEADERS, *pictures(0, 5))
@@ -135,7 +133,6 @@ def test_link_when_the_last_viewer_has_left_ends(workers):
 
 
 def test_link_when_looked_at_is_no_viewer_and_no_connection(workers):
-    """A link counts in no figure that people are shown, and the copy is not shown as a publisher."""
     source = publisher(workers.address(1))
     source.put(*HEADERS, *pictures(0, 5))
     viewer = playing(workers.address(2))
@@ -147,7 +144,6 @@ def test_link_when_looked_at_is_no_viewer_and_no_connection(workers):
 
 
 def test_second_publisher_when_in_another_worker_is_refused(workers):
-    """A name that is published in one worker is taken in the other."""
     source = publisher(workers.address(1))
     source.put(*HEADERS, *pictures(0, 5))
     second = Client(workers.address(2), ask="publish")
@@ -156,7 +152,6 @@ def test_second_publisher_when_in_another_worker_is_refused(workers):
 
 
 def test_second_publisher_when_replacing_ends_the_one_in_the_other_worker(tmp_path):
-    """The first publisher is ended in its worker, and the viewers of both see the second one's stream."""
     workers = Workers(tmp_path, second_publisher=SecondPublisher.REPLACE)
     try:
         first = publisher(workers.address(1))
@@ -190,7 +185,6 @@ def test_standby_when_in_another_worker_takes_over(tmp_path):
 
 
 def test_publisher_when_back_in_another_worker_goes_on_for_all_viewers(workers):
-    """An encoder whose connection broke gets its name back in any worker, and no viewer is told of an end."""
     first = publisher(workers.address(1))
     first.put(*HEADERS, *pictures(0, 5))
     viewers = [playing(workers.address(serial)) for serial in (1, 2)]
@@ -207,7 +201,6 @@ def test_publisher_when_back_in_another_worker_goes_on_for_all_viewers(workers):
 
 
 def test_viewers_when_the_worker_of_their_publisher_is_killed_wait_and_go_on(workers):
-    """Its viewers elsewhere see a pause until the publisher is back, in another worker."""
     first = publisher(workers.address(1))
     first.put(*HEADERS, *pictures(0, 5))
     viewer = playing(workers.address(2))
@@ -222,7 +215,6 @@ def test_viewers_when_the_worker_of_their_publisher_is_killed_wait_and_go_on(wor
 
 
 def test_viewers_when_the_publisher_leaves_for_good_are_told_in_all_workers(workers):
-    """The end of a stream reaches viewers in every worker."""
     source = publisher(workers.address(1))
     source.put(*HEADERS, *pictures(0, 5))
     viewers = [playing(workers.address(serial)) for serial in (1, 2)]
@@ -250,7 +242,6 @@ def test_viewers_when_the_desk_tells_of_the_end_before_the_link_get_the_last_pic
 
 @pytest.mark.parametrize("told", [[3], [0, 3]])
 def test_viewers_when_a_publisher_begins_elsewhere_get_the_last_pictures_of_the_one_before(workers, told):
-    """The worker of the publisher before is heard until the next one brings something, and no longer."""
     workers.streams[2]._following._hold_s = LIMIT_S
     source = publisher(workers.address(1))
     source.put(*HEADERS, *pictures(0, 5))
@@ -274,7 +265,6 @@ def test_viewers_when_a_publisher_begins_elsewhere_get_the_last_pictures_of_the_
 
 
 def test_publish_when_the_desk_does_not_answer_is_refused_in_time(workers, monkeypatch):
-    """Without a decision there is no publication: the client is told after a bounded time."""
     monkeypatch.setattr("flowctl.live.session._NAME_S", 0.05)
     workers.servers[1].hub.names._send = lambda values: None
     client = Client(workers.address(1), ask="publish")
@@ -284,7 +274,6 @@ def test_publish_when_the_desk_does_not_answer_is_refused_in_time(workers, monke
 
 
 def test_owner_when_its_old_connection_is_silent_takes_its_name_back_elsewhere(workers):
-    """An encoder that comes back in another worker before its old connection is noticed gets its name."""
     first = publisher(workers.address(1))
     first.put(*HEADERS, *pictures(0, 5))
     until(lambda: workers.servers[1].hub.is_published("live/room"))
@@ -296,7 +285,6 @@ def test_owner_when_its_old_connection_is_silent_takes_its_name_back_elsewhere(w
 
 
 def test_links_when_the_login_is_needed_for_clients_need_none(tmp_path):
-    """What connects over the private socket is one of us."""
     workers = Workers(tmp_path, rtmp={"credentials": {"ann": "secret"}})
     try:
         link = Client(None, ask="play", path=str(tmp_path / "link-1.sock"))
@@ -322,7 +310,6 @@ def test_link_when_viewers_are_flushed_seldom_is_written_as_seldom(workers):
 
 
 def test_link_when_its_reader_stands_still_is_cut_and_goes_on_with_the_cache(workers, monkeypatch):
-    """A worker that falls behind by more than a link may is cut; it begins anew, and counts what is missing."""
     monkeypatch.setattr(
         "flowctl.live.cluster.links.LINK_LIMITS",
         Limits(size=AxisLimits(hard=20_000, low=1, name="bytes"), target_delay_ms=0),

@@ -31,7 +31,6 @@ class Node:
         return DecisionContext(state=self.state, has_object=lambda _: False, now=now)
 
     def asked(self, now):
-        """Return for how many segments the quick origin would be asked."""
         return len(self.planner.decide(self.context(now))["quick"].objects_to_req_ids)
 
 
@@ -39,7 +38,6 @@ class Node:
     ("best_s", "late_s"), [(0.01, 0.29), (0.1, 0.65), (1.0, ALL_AT_ONCE.inflight_timeout_s), (None, LATE_S)]
 )
 def test_segment_when_late_by_what_the_best_origin_takes_is_asked_for_elsewhere(best_s, late_s):
-    """Four times as long and a bit is late, but never later than without knowing anything."""
     node = Node(best_s=best_s)
     assert node.planner.next_round_at(node.context(0.0)) == pytest.approx(late_s)
     assert (node.asked(late_s - 0.01), node.asked(late_s + 0.01)) == (0, 1)
@@ -57,7 +55,6 @@ def test_segments_when_many_are_late_are_asked_for_again_within_a_budget():
 
 
 def test_segments_when_held_are_not_asked_for_and_cost_no_budget():
-    """What is not to be fetched for now is paid for when it is."""
     node = Node(count=LATE_MOST + 1)
     node.held = node.ids[:5]
     assert node.asked(0.5) == LATE_MOST + 1 - 5

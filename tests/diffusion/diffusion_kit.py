@@ -8,7 +8,6 @@ from flowctl.nodes.diffusion.state import DecisionGlobalState, Inflight, PeerSta
 
 
 def ids(*numbers):
-    """Return object ids that sort as the numbers do."""
     return [number.to_bytes(4, "big") for number in numbers]
 
 
@@ -35,19 +34,16 @@ def state_of(peers, policy=None):
 
 
 def decide(peers, *, pool=(), policy=None, busy=None, last=(), now=0.0, seed=1, planner=make_decisions):
-    """Return the decisions for peers, or for a state."""
     state = peers if isinstance(peers, DecisionGlobalState) else state_of(peers, policy)
     has = set(ids(*pool)).__contains__
     return planner(DecisionContext(state=state, has_object=has, busy=busy or {}, last=last, now=now, seed=seed))
 
 
 def objects(decision):
-    """Return the objects of a decision as a sorted list of numbers."""
     return numbers(sorted(decision.objects_to_req_ids))
 
 
 def asked(decisions):
-    """Return who is asked for what, without those that are asked for nothing."""
     return {name: objects(item) for name, item in decisions.items() if item.objects_to_req_ids}
 
 

@@ -47,7 +47,6 @@ class Remote:
 
     @property
     def is_honest(self) -> bool:
-        """Whether all that it has arrives some time."""
         return not (self.lies or self.stalls) and self.leaves_at is None
 
 
@@ -90,7 +89,6 @@ class Simulation:
         self._poke(0.0)
 
     def run(self, until_s):
-        """Let events happen until there are none, or for so long."""
         while self._events and self._events[0][0] <= until_s:
             when, _, event, arguments = heapq.heappop(self._events)
             self._note_overdue(when)
@@ -99,7 +97,6 @@ class Simulation:
             self._check()
 
     def end(self):
-        """Let all peers leave."""
         for name in list(self.state.peers):
             self._leave(name)
 
@@ -113,7 +110,6 @@ class Simulation:
             self._at(when, self._round, when)
 
     def _note_overdue(self, now):
-        """Count each copy once when it becomes overdue."""
         if self.policy.inflight_timeout_s:
             for name, item in self.state.peers.items():
                 for key in item.overdue(now - self.policy.inflight_timeout_s):
@@ -122,7 +118,6 @@ class Simulation:
                         self.freed[key] += 1
 
     def _check(self):
-        """See that no limit is exceeded, and that no more copies were asked for than were wanted or given up."""
         policy, count, size_bytes = self.policy, 0, 0
         for name, item in self.state.peers.items():
             late = item.overdue(self.now - policy.inflight_timeout_s) if policy.inflight_timeout_s else []

@@ -47,8 +47,6 @@ def in_virtual_time(coroutine, limit_s=600.0):
 
 
 def virtual(test):
-    """Run a test that is a coroutine function in virtual time."""
-
     @functools.wraps(test)
     def run(*args, **named):
         in_virtual_time(test(*args, **named), 5000.0)
@@ -83,7 +81,6 @@ def pool_of(objects, **arguments):
 
 
 async def until(pool, count):
-    """Wait until a pool has so many objects."""
     grown = asyncio.Event()
     unwatch = pool.watch(grown.set)
     while len(pool) < count:
@@ -93,7 +90,6 @@ async def until(pool, count):
 
 
 def text(octets):
-    """Return octets as the specification writes them."""
     return octets.hex(" ").upper()
 
 
@@ -108,7 +104,6 @@ class RawPeer:
         await self.stream.write(bytes.fromhex(octets))
 
     async def hears(self, octets):
-        """Wait for exactly these octets."""
         wanted = bytes.fromhex(octets)
         while len(self.heard) < len(wanted):
             piece = await self.stream.read()

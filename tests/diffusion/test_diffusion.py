@@ -25,7 +25,6 @@ def some_objects(count, size=100, salt=b""):
 
 
 async def until(pool, count):
-    """Wait until a pool has so many objects."""
     grown = asyncio.Event()
     unwatch = pool.watch(grown.set)
     while len(pool) < count:
@@ -53,8 +52,6 @@ async def tcp_pair(group):
 @pytest.mark.parametrize("kind", ["memory", "tcp"])
 @pytest.mark.parametrize("planner", [None, LeasePlanner()], ids=["central", "leases"])
 def test_objects_of_a_peer_when_fetched_arrive_all_and_so_do_new_ones(loop_factory, kind, planner):
-    """An edge has all that its origin has, then what comes later; closing ends both sides in order."""
-
     async def run(group):
         objects = some_objects(60, 30_000)
         origin, edge = pool_of(objects), MemoryPool()
@@ -75,8 +72,6 @@ def test_objects_of_a_peer_when_fetched_arrive_all_and_so_do_new_ones(loop_facto
 
 
 def test_peer_when_its_name_is_taken_is_refused():
-    """Two connections of one name would share a state: the second is refused, its stream closed, the first goes on."""
-
     async def run():
         origin, edge = pool_of(some_objects(1)), MemoryPool()
         async with ObjectDiffusion(origin) as serving, ObjectDiffusion(edge) as fetching:
@@ -96,8 +91,6 @@ def test_peer_when_its_name_is_taken_is_refused():
 
 
 def test_diffusion_when_closed_takes_no_more_peers():
-    """What comes after the close is refused, and its stream is closed."""
-
     async def run():
         diffusion = ObjectDiffusion(MemoryPool(), policy=Policy())
         await diffusion.close()

@@ -108,7 +108,6 @@ class Crowd:
 @pytest.mark.parametrize("seed", range(3))
 @virtual
 async def test_objects_of_honest_peers_when_others_are_slow_lie_or_leave_arrive_all(seed, planner):
-    """Of 100 peers, all that honest ones have arrives, in copies within the target, and nothing is left of any peer."""
     policy = Policy(target_object_redundancy=2, inflight_timeout_s=1.0, max_num_ids_req=50)
     crowd = Crowd(seed, policy, planner)
     objects = hashed(300, 2000)
@@ -138,7 +137,6 @@ async def test_objects_of_honest_peers_when_others_are_slow_lie_or_leave_arrive_
 
 @virtual
 async def test_objects_when_every_peer_fetches_from_others_reach_all_fifty():
-    """In a ring of 50 nodes, each fetching from two neighbours, what one has reaches all, and is fetched once."""
     pools = [MemoryPool() for _ in range(50)]
     nodes = [
         ObjectDiffusion(pool, policy=Policy(target_object_redundancy=1), clock=clock, rng=Random(number))
@@ -166,7 +164,6 @@ async def test_objects_when_every_peer_fetches_from_others_reach_all_fifty():
 
 @virtual
 async def test_slow_peer_when_others_have_the_same_gets_less_work():
-    """Work goes to the peers that deliver: of three with all objects the slow one sends the least."""
     policy = Policy(target_object_redundancy=1, inflight_timeout_s=0.5, max_num_objects_inflight_per_peer=4)
     crowd = Crowd(1, policy, CentralPlanner())
     objects = hashed(200, 10_000)
@@ -227,7 +224,6 @@ STEPS = st.lists(
 )
 @virtual
 async def test_two_nodes_when_their_octets_are_interleaved_in_any_way_exchange_all(steps, limits, added_at_s):
-    """Both fetch from each other; pieces of any size come at any time, objects are added while they do."""
     objects = [hashed(12, 700, b"one"), hashed(7, 300, b"two"), hashed(3, 50, b"late")]
     pools = [pool_of(objects[0]), pool_of(objects[1])]
     policy = Policy(
@@ -255,7 +251,6 @@ async def test_two_nodes_when_their_octets_are_interleaved_in_any_way_exchange_a
 
 
 def test_loop_when_it_has_nothing_to_wait_for_says_so():
-    """The virtual loop fails where a real one would sleep for ever."""
     loop = VirtualLoop()
     with pytest.raises(AssertionError, match="nothing will ever happen"):
         loop.run_until_complete(loop.create_future())
@@ -263,7 +258,6 @@ def test_loop_when_it_has_nothing_to_wait_for_says_so():
 
 
 def test_hashed_objects_when_made_are_named_by_their_content():
-    """What the crowds exchange is checked by its id."""
     assert all(sha256_of(data) == object_id for object_id, data in hashed(5).items())
 
 
@@ -293,7 +287,6 @@ WORDS = st.sampled_from(
 @given(words=st.lists(WORDS, max_size=12), step_s=st.sampled_from([0, 0.01, 0.2]), fetches=st.booleans())
 @virtual
 async def test_node_when_its_peer_says_anything_ends_in_order_or_with_a_typed_error(words, step_s, fetches):
-    """Messages in any order, and pieces of them: a node ends the peer with a typed error and keeps nothing of it."""
     node = ObjectDiffusion(pool_of(named(b"a", b"b", b"c", size=3), identify=by_name), clock=clock, rng=Random(1))
     if fetches:
         node.pool._shelf.free(9)

@@ -17,7 +17,6 @@ from flowctl.nodes.diffusion.policy import Policy
 
 
 def decision(*wanted):
-    """Return a decision to ask for these objects."""
     return PeerDecision(objects_to_req_ids=frozenset(ids(*wanted)))
 
 
@@ -28,7 +27,6 @@ def test_make_decisions_when_nothing_is_known_asks_every_peer_for_ids():
 
 
 def test_make_decisions_when_nothing_is_to_be_fetched_acknowledges_all_the_same():
-    """A peer whose objects are all in the pool acknowledges them, with a request that may block."""
     assert {"A": PeerDecision(ids_to_ack=2, ids_to_req=10)} == decide({"A": peer([1, 2])}, pool=[1, 2])
 
 
@@ -69,7 +67,6 @@ def test_make_decisions_when_the_window_is_full_asks_for_nothing():
 
 
 def test_make_decisions_when_the_window_has_shrunk_asks_for_nothing():
-    """A count beyond the window, as after a smaller policy, asks for none; it does not wrap around."""
     made = decide({"A": peer([1, 2, 3], ids_in_flight=9)}, policy=Policy(max_num_objects_outstanding=2))["A"]
     assert made.ids_to_req == 0
 
@@ -141,14 +138,12 @@ def test_make_decisions_when_a_peer_is_busy_leaves_it_alone():
 
 
 def test_make_decisions_when_a_busy_peer_has_asked_already_counts_the_copy_once():
-    """What a busy peer decided and has in flight, or on the way, is one copy and one of the total."""
     policy = Policy(target_object_redundancy=2, max_num_objects_inflight_total=2)
     for busy in (peer([1], available=[], inflight=[1]), peer([1], available=[], owt=[1])):
         assert asked(decide({"A": busy, "B": peer([1])}, policy=policy, busy={"A": decision(1)})) == {"B": [1]}
 
 
 def test_make_decisions_when_busy_peers_use_up_the_total_gives_nothing():
-    """What busy peers have decided counts for the total, in number and in octets."""
     peers = {"A": peer([1, 2], size=60), "B": peer([3], size=50)}
     by_number = Policy(max_num_objects_inflight_total=2)
     by_bytes = Policy(max_object_size_bytes=100, max_bytes_inflight_total=150)
@@ -167,7 +162,6 @@ def test_make_decisions_when_called_changes_nothing():
 
 
 def test_make_decisions_when_peers_have_unequal_work_asks_the_one_with_the_least():
-    """A peer with fewer objects in flight is asked before one with more, and within a round work is spread."""
     policy = Policy(target_object_redundancy=1)
     loaded = peer([1, 2, 3, 8, 9], available=[1, 2, 3], inflight=[8, 9])
     made = decide({"A": loaded, "B": peer([1, 2, 3])}, policy=policy)
@@ -185,7 +179,6 @@ def test_make_decisions_when_the_rarest_come_first_fetches_what_few_have():
 
 
 def test_make_decisions_when_octets_are_limited_keeps_within_them():
-    """A peer is asked for as many octets as its limit allows, those on the way to the pool among them."""
     policy = Policy(max_object_size_bytes=10, max_bytes_inflight_per_peer=35)
     assert asked(decide({"A": peer(range(9), size=10)}, policy=policy)) == {"A": [0, 1, 2]}
     waiting = peer(range(9), available=range(2, 9), owt=[0], inflight=[1], size=10)
@@ -196,7 +189,6 @@ def test_make_decisions_when_octets_are_limited_keeps_within_them():
 
 
 def test_make_decisions_when_a_large_object_does_not_fit_lets_no_smaller_one_pass():
-    """Order is kept: what does not fit waits at the head of its peer, and is not overtaken for ever."""
     big = peer([1, 2, 9], available=[1, 2], inflight=[9], size=3)
     big.available[ids(1)[0]] = 10
     policy = Policy(max_object_size_bytes=10, max_bytes_inflight_per_peer=12)
@@ -205,7 +197,6 @@ def test_make_decisions_when_a_large_object_does_not_fit_lets_no_smaller_one_pas
 
 
 def test_make_decisions_when_an_object_is_overdue_asks_another_peer():
-    """At the in-flight timeout an object is free for another peer, and leaves the total."""
     policy = Policy(target_object_redundancy=1, max_num_objects_inflight_total=1, inflight_timeout_s=2.0)
     state = state_of({"A": peer([1], available=[], inflight=[1], since=10.0), "B": peer([1])}, policy)
     assert asked(decide(state, now=11.9)) == {}
@@ -218,7 +209,6 @@ def test_make_decisions_when_an_object_is_overdue_asks_another_peer():
 
 
 def test_make_decisions_when_a_peer_is_overdue_still_counts_its_objects_against_it():
-    """A peer that is late has no more objects in flight than its limit, overdue ones among them."""
     policy = Policy(max_num_objects_inflight_per_peer=2)
     late = peer([1, 2, 3, 4], available=[3, 4], inflight=[1, 2])
     assert asked(decide({"A": late}, policy=policy, now=99.0)) == {}
@@ -226,7 +216,6 @@ def test_make_decisions_when_a_peer_is_overdue_still_counts_its_objects_against_
 
 
 def test_make_decisions_when_a_late_object_comes_after_all_is_acknowledged_and_not_asked_again():
-    """A late object is taken like any other; while it is on the way no third copy is asked for."""
     state = state_of({name: peer([1]) for name in "ABC"}, Policy(target_object_redundancy=1))
     state.on_request_objects("A", ids(1), now=0.0)
     assert len(asked(decide(state, now=5.0))) == 1
@@ -242,7 +231,6 @@ def test_make_decisions_when_a_late_object_comes_after_all_is_acknowledged_and_n
 
 
 def test_make_decisions_when_a_peer_was_late_asks_it_last():
-    """A peer with a penalty, one that is overdue, and one named as last are asked for what nobody else can give."""
     policy = Policy(target_object_redundancy=1)
     state = state_of({"A": peer([1, 2, 3]), "B": peer([1, 3, 4, 5, 6, 7])}, policy)
     state.on_request_objects("A", ids(1), now=0.0)
@@ -255,7 +243,6 @@ def test_make_decisions_when_a_peer_was_late_asks_it_last():
 
 
 def test_make_decisions_when_the_good_peers_are_full_asks_the_late_one():
-    """Being last is no exclusion: what the others have no room for is asked for there."""
     policy = Policy(target_object_redundancy=1, max_num_objects_inflight_per_peer=2)
     made = decide({"A": peer([1, 2, 3]), "B": peer([1, 2, 3])}, policy=policy, last=["B"])
     assert asked(made) == {"A": [1, 2], "B": [3]}
@@ -263,14 +250,12 @@ def test_make_decisions_when_the_good_peers_are_full_asks_the_late_one():
 
 @given(st.sets(st.integers(0, 3000), min_size=1))
 def test_bit_at_when_counted_from_the_lowest_finds_each(positions):
-    """The set bits are found in order."""
     bits = sum(1 << position for position in positions)
     assert [bit_at(bits, index) for index in range(len(positions))] == sorted(positions)
 
 
 @st.composite
 def contexts(draw):
-    """Return a context with few peers and objects, whatever may be true of them, and tight limits."""
     size = st.integers(1, 10) | st.none()
     peers = {}
     for name in range(draw(st.integers(1, 5))):
@@ -313,7 +298,6 @@ def contexts(draw):
 
 @given(contexts())
 def test_make_decisions_when_compared_with_a_plain_model_decides_the_same(context):
-    """With any state, limits and busy peers the decisions are those of a model that looks everything up."""
     check_index(context.state)
     assert make_decisions(context) == plain_decisions(context)
 

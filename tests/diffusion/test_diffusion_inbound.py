@@ -403,7 +403,6 @@ async def test_decision_when_read_waits_is_marked_and_must_be_completed():
 
 @virtual
 async def test_decision_when_the_peer_is_registered_no_more_is_none_and_changes_are_refused():
-    """Who waits for a decision is told when the peer goes; what he changes later is not put to another of the name."""
     registry = Registry(
         pool_of({}), policy=Policy(), planner=CentralPlanner(), clock=clock, rng=Random(1), on_error=print
     )
@@ -442,8 +441,6 @@ async def two_that_have_one_object():
 
 
 def test_objects_of_a_peer_that_leaves_when_in_flight_are_asked_for_elsewhere_at_once():
-    """What it still sends will be ignored, so it is no copy under way."""
-
     async def run():
         node, _, other = await two_that_have_one_object()
         node.diffusion.leave("p")
@@ -458,8 +455,6 @@ def test_objects_of_a_peer_that_leaves_when_in_flight_are_asked_for_elsewhere_at
 
 
 def test_stream_when_it_ends_while_ids_are_open_is_broken_also_where_nothing_was_asked():
-    """A server that goes with what it has announced has not finished: its client has to connect again."""
-
     async def run():
         node, _, other = await two_that_have_one_object()
         await other.says("82 02 9F FF")
@@ -515,7 +510,6 @@ async def test_decision_when_unread_is_replaced_and_when_acted_on_stays():
 
 @virtual
 async def test_rounds_when_nothing_happens_do_not_come():
-    """A node whose peers wait costs nothing: no round in an hour; changes that come at once share one."""
     node = Fetching()
     peers = [node.peer(number) for number in range(10)]
     for peer in peers:
@@ -529,7 +523,6 @@ async def test_rounds_when_nothing_happens_do_not_come():
 
 @virtual
 async def test_ids_when_a_peer_has_no_new_ones_are_asked_for_again_after_a_while_only():
-    """While its id waits for an object from another peer, a peer is asked for ids ten times a second, not more."""
     node = Fetching(policy=Policy(target_object_redundancy=1))
     peers = (await node.announced("pq")).values()
     await asyncio.sleep(0.05)
@@ -545,7 +538,6 @@ async def test_ids_when_a_peer_has_no_new_ones_are_asked_for_again_after_a_while
 @pytest.mark.parametrize(("says", "state"), [("82 02 9F 82 41 61 03 FF", "Objects"), ("82 02 9F 41 61 FF", "Objects")])
 @virtual
 async def test_reply_when_it_takes_longer_than_ten_seconds_ends_the_peer(says, state):
-    """Replies that may not block have 10 s, which no peer is called guilty for; a reply that may has all the time."""
     node = Fetching(policy=Policy(inflight_timeout_s=0))
     peer = node.peer()
     await peer.hears(START)
@@ -559,7 +551,6 @@ async def test_reply_when_it_takes_longer_than_ten_seconds_ends_the_peer(says, s
 
 @virtual
 async def test_object_when_its_peer_is_slow_is_asked_for_elsewhere():
-    """After the in-flight timeout another peer that has it is asked, without waiting for the slow one's limit."""
     node = Fetching(policy=Policy(target_object_redundancy=1, inflight_timeout_s=1.0))
     peers = (await node.announced("pq")).values()
     await asyncio.sleep(0.5)
@@ -622,7 +613,6 @@ async def test_objects_of_two_peers_when_they_come_at_once_are_added_one_after_t
 
 @virtual
 async def test_pool_when_it_fails_ends_the_peer_with_what_happened():
-    """What the pool raises is told as an error of ours; the state is left clean, and others go on."""
     node = Fetching()
 
     async def fail(objects):
@@ -638,7 +628,6 @@ async def test_pool_when_it_fails_ends_the_peer_with_what_happened():
 
 @virtual
 async def test_peer_when_it_is_gone_or_cancelled_leaves_no_state():
-    """State and decision channel go together: at the end of the stream, within a reply, and by cancellation."""
     node = Fetching()
     for reply, rest, error in (("", "", None), (f"82 02 9F {ID_A} FF", "82 04 9F", BrokenError)):
         peer = node.peer()
@@ -662,7 +651,6 @@ async def test_peer_when_it_is_gone_or_cancelled_leaves_no_state():
 
 @virtual
 async def test_gate_when_closed_lets_others_be_asked_and_is_tried_again_when_it_opens():
-    """What a gate does not let through goes to another peer; each request that began tells its gate of its end once."""
     gates = {"p": OpenGate(), "q": OpenGate()}
     gates["p"].closed = gates["q"].closed = True
 
@@ -710,7 +698,6 @@ async def test_window_when_full_and_nothing_to_acknowledge_sends_nothing():
 
 @virtual
 async def test_gate_when_it_opens_while_it_is_asked_is_asked_again():
-    """A gate that says no and opens before it has said so holds nobody up."""
     asked = []
 
     class Gate:
@@ -730,7 +717,6 @@ async def test_gate_when_it_opens_while_it_is_asked_is_asked_again():
 
 @virtual
 async def test_planner_when_it_raises_is_reported_and_the_next_round_goes_on():
-    """A planner of somebody else's that fails once costs one round."""
     told = []
     node = Fetching(on_error=lambda where, error: told.append((where, str(error))))
     planner = node.diffusion._registry._planner

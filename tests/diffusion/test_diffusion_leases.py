@@ -22,7 +22,6 @@ def claim(peers, **options):
 
 
 def late_peer(state, name, number, came_at):
-    """Let an object that a peer was asked for at 0 come at a time, which leaves a penalty."""
     state.on_request_objects(name, ids(number), now=0.0)
     state.on_receive_objects(name, ids(number), [(ids(number)[0], b"x")], now=came_at)
 
@@ -33,26 +32,22 @@ def test_claims_when_nothing_is_known_ask_every_peer_for_ids():
 
 
 def test_claims_when_two_have_the_same_are_as_many_as_copies_are_wanted():
-    """An object with enough leases is not claimed again, whether they are of this round or of earlier ones."""
     made = asked(claim({name: peer([1, 2]) for name in "ABC"}, policy=Policy(target_object_redundancy=2)))
     assert sorted(itertools.chain(*made.values())) == [1, 1, 2, 2]
     assert asked(claim({"A": peer([1], available=[], inflight=[1]), "B": peer([1])}, policy=ONE_COPY)) == {}
 
 
 def test_claims_when_a_peer_has_many_are_a_few_and_the_oldest():
-    """A peer claims 8 objects at a time, in the order in which they were announced."""
     made = claim({"A": peer(range(20, 0, -1))})
     assert objects(made["A"]) == list(range(13, 21))
 
 
 def test_claims_when_a_lease_is_overdue_leave_room_for_another():
-    """The in-flight timeout makes room for one more lease, of another peer."""
     state = state_of({"A": peer([1], available=[], inflight=[1]), "B": peer([1])}, ONE_COPY)
     assert [asked(claim(state, now=now)) for now in (1.9, 2.0)] == [{}, {"B": [1]}]
 
 
 def test_claims_when_a_peer_was_late_wait_for_its_delay():
-    """A peer with a penalty claims a new object later than others could, and says when it is to be asked again."""
     planner = LeasePlanner(claim_delay_s=0.1)
     state = state_of({"A": peer([1]), "B": peer()}, ONE_COPY)
     late_peer(state, "A", 1, came_at=9.0)
@@ -65,13 +60,11 @@ def test_claims_when_a_peer_was_late_wait_for_its_delay():
 
 
 def test_claims_when_a_peer_is_said_to_be_last_wait_longest():
-    """A peer that is asked last waits for the longest delay; an object that is old enough it claims at once."""
     state = state_of({"A": peer([1])}, ONE_COPY)
     assert [asked(claim(state, now=now, last=["A"])) for now in (0.49, 0.5)] == [{}, {"A": [1]}]
 
 
 def test_next_round_when_nothing_is_under_way_is_at_no_time():
-    """Without delays and objects in flight no round is due by time alone; with them the first one is."""
     for planner in (LeasePlanner(), CentralPlanner()):
         state = state_of({"A": peer([1, 2])}, ONE_COPY)
         context = DecisionContext(state=state, has_object=lambda _: False)
@@ -88,7 +81,6 @@ def test_lease_planner_when_a_value_is_out_of_range_names_it(settings):
 
 @given(contexts())
 def test_claims_when_carried_out_exceed_no_limit(context):
-    """Leases keep the promises of a planner: ids as the central one, limits, copies wanted, and nothing changed."""
     state, policy = context.state, context.policy
     made = LeasePlanner().decide(context)
     central = make_decisions(context)

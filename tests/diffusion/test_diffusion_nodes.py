@@ -36,7 +36,6 @@ class Shaky:
         self._rest = b""
 
     async def read(self):
-        """Return some of what has come."""
         data = self._rest or await self._stream.read()
         await asyncio.sleep(self._rng.choice([0, self._latency_s * self._rng.random()]))
         size = self._rng.choice([len(data), self._rng.randint(0, len(data))]) or len(data)
@@ -44,11 +43,9 @@ class Shaky:
         return data[:size]
 
     async def write(self, data):
-        """Send octets."""
         await self._stream.write(data)
 
     def close(self, details=""):
-        """End the stream."""
         self._stream.close(details)
 
 
@@ -63,7 +60,6 @@ def judge(object_id, data):
 
 
 def made(numbers, end=VALID):
-    """Return objects by id, of 3 to 40 octets."""
     return {key: key + bytes(number * 7 % 38) + end for number in numbers for key in [number.to_bytes(2, "big")]}
 
 
@@ -76,11 +72,9 @@ class Watching:
         self.errors = []
 
     def note(self, *arguments):
-        """Be told of an error, of which there should be none."""
         self.errors.append(arguments)
 
     def decide(self, context):
-        """Decide, and see that no limit is exceeded and the index is right."""
         self.rounds += 1
         check_index(context.state)
         policy = context.policy
@@ -99,7 +93,6 @@ KINDS = ("honest", "honest", "slow", "lies", "leaves")
 
 @st.composite
 def crowds(draw):
-    """Return peers: their kind, what they have, and what comes later."""
     numbers = st.sets(st.integers(0, 30))
     return draw(st.lists(st.tuples(st.sampled_from(KINDS), numbers, numbers), min_size=1, max_size=5))
 
@@ -107,7 +100,6 @@ def crowds(draw):
 @settings(deadline=None)
 @given(crowds(), st.sampled_from([CentralPlanner(), LeasePlanner()]), st.booleans(), st.data())
 def test_nodes_when_peers_are_of_any_kind_have_all_objects_of_honest_ones(crowd, planner, patient, data):
-    """Whatever streams do: what honest peers have arrives, liars are told apart, and nothing is left in the end."""
     policy = Policy(
         max_num_objects_outstanding=data.draw(st.integers(1, 20)),
         max_num_ids_req=data.draw(st.integers(1, 10)),
@@ -177,7 +169,6 @@ class _Stuck(MemoryPool):
     """A pool that takes nothing for now."""
 
     async def add_objects(self, objects):
-        """Wait for ever."""
         await asyncio.get_running_loop().create_future()
 
 

@@ -102,7 +102,6 @@ async def test_server_when_a_request_breaks_a_rule_ends_with_the_fault(octets, f
 
 @virtual
 async def test_server_when_octets_follow_done_says_that_nobody_may_send():
-    """The conversation is over: whatever comes behind its end breaks the protocol."""
     served = Served(b"a")
     await served.peer.says("81 00 81 05 81 05")
     with pytest.raises(RemoteProtocolError, match="2 bytes came in state Done"):
@@ -129,7 +128,6 @@ async def test_server_when_objects_are_asked_for_in_any_order_sends_them_in_its_
 
 @virtual
 async def test_server_when_an_object_is_asked_for_in_two_requests_refuses_the_second():
-    """An object is sent at most once, while its id is open and after it was acknowledged."""
     for second, fault in (
         ("82 03 9F 41 62 41 61 FF", RequestedDuplicateObjectError),
         ("84 01 F4 01 01 82 03 9F 41 61 FF", RequestedUnavailableObjectError),
@@ -172,7 +170,6 @@ async def test_blocking_request_when_the_new_object_is_evicted_at_once_waits_aga
 
 @virtual
 async def test_server_when_its_client_leaves_or_it_is_stopped_while_blocked_ends_in_order():
-    """Nothing is lost by an end while nothing is there to send: it is no error for either side."""
     left, stopped = Served(), Served()
     for served in (left, stopped):
         await served.peer.says("81 00  84 01 F5 00 09")
@@ -187,7 +184,6 @@ async def test_server_when_its_client_leaves_or_it_is_stopped_while_blocked_ends
 
 @virtual
 async def test_server_when_stopped_sends_what_it_has_announced_and_announces_no_more():
-    """What the client was told of it still gets; then the wait for more is the end."""
     served = Served(b"a", b"b")
     await served.peer.says("81 00  84 01 F5 00 01")
     await served.peer.hears(f"82 02 9F {ID_A} FF")
@@ -201,7 +197,6 @@ async def test_server_when_stopped_sends_what_it_has_announced_and_announces_no_
 
 @virtual
 async def test_server_when_its_peer_ends_within_a_message_is_broken():
-    """Half a message is a lost connection; the end between two messages is the peer's leave."""
     for octets, broken in (("81 00 84 01", True), ("81 00", False), ("", False)):
         served = Served()
         await served.peer.says(octets)
@@ -215,7 +210,6 @@ async def test_server_when_its_peer_ends_within_a_message_is_broken():
 
 @virtual
 async def test_announced_object_when_evicted_meanwhile_is_sent_all_the_same():
-    """What was announced is kept for the peer that was told of it."""
     pool = pool_of(named(b"a", size=3), identify=by_name, max_bytes=3)
     served = Served(pool=pool)
     await served.peer.says("81 00  84 01 F5 00 09")
@@ -228,7 +222,6 @@ async def test_announced_object_when_evicted_meanwhile_is_sent_all_the_same():
 
 @virtual
 async def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_part(monkeypatch):
-    """Ids are announced while what they keep is within a bound of octets; fetching or acknowledging goes on."""
     monkeypatch.setattr(outbound_module, "MOST_KEPT_BYTES", 5)
     served = Served(b"a", b"b", b"c")
     await served.peer.says("81 00  84 01 F5 00 03")
@@ -241,7 +234,6 @@ async def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_par
 
 @virtual
 async def test_server_when_more_is_asked_for_than_a_reply_holds_names_the_limit():
-    """Three objects of a million octets are too many for one reply, two are not."""
     big = named(b"a", b"b", b"c", size=1_000_000)
     served = Served(pool=pool_of(big, identify=by_name))
     await served.peer.says("81 00  84 01 F5 00 03 82 03 9F 41 61 41 62 FF")
@@ -256,7 +248,6 @@ async def test_server_when_more_is_asked_for_than_a_reply_holds_names_the_limit(
 
 @virtual
 async def test_client_that_pipelines_without_reading_is_slowed_down():
-    """Requests are read ahead by a bounded number of octets; the rest waits at the peer."""
     served = Served(b"a", b"b")
     await served.peer.says("81 00  84 01 F5 00 02")
     flood = asyncio.ensure_future(served.peer.stream.write(bytes.fromhex("84 01 F4 00 01") * 200_000))
@@ -286,7 +277,6 @@ async def test_peer_when_it_never_asks_for_what_is_gone_is_ended(keeps_asking):
 
 @virtual
 async def test_peer_when_it_asks_in_time_for_what_is_gone_gets_it():
-    """What was announced is a promise."""
     served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
     await served.peer.says("81 00  84 01 F5 00 02")
     await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
@@ -369,7 +359,6 @@ async def test_topic_when_its_name_has_wild_letters_is_no_pattern():
 @pytest.mark.parametrize("pattern", [False, True])
 @virtual
 async def test_client_when_it_wants_more_topics_than_it_may_is_ended(monkeypatch, pattern):
-    """What is kept of a client has a bound."""
     monkeypatch.setattr(outbound_module, "MOST_PATTERNS" if pattern else "MOST_TOPICS", 2)
     served = Served(b"a")
     await served.peer.says("81 00" + "".join(f"83 06 F5 42 6{n} {'2A' if pattern else '61'}" for n in (1, 2, 2, 3)))
@@ -388,7 +377,6 @@ async def test_pattern_when_it_has_many_wild_letters_ends_its_client():
 
 @virtual
 async def test_clients_when_they_change_what_they_want_go_through_the_pool_one_by_one():
-    """Who subscribes for ever takes turns with all others, and each turn is followed by a rest of all."""
     turn = asyncio.Lock()
     await turn.acquire()
     served = Served(pool=lettered(b"a1", b"b1"), walking=turn)
@@ -439,7 +427,6 @@ class Doorman:
 
 @virtual
 async def test_client_when_it_proves_who_it_is_may_have_more():
-    """What it may not have it is not told of, and a wrong proof ends it."""
     served = Served(pool=lettered(b"a1", b"b1"), guard=Doorman())
     await served.peer.says("81 00  84 01 F5 00 09")
     await served.peer.hears(f"82 02 9F {name_of('a1')} FF")

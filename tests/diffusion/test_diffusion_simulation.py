@@ -19,7 +19,6 @@ PLANNERS = (CentralPlanner(), LeasePlanner())
 
 
 def expected(remotes):
-    """Return the objects that must arrive: those that an honest peer has which stays."""
     return {key: data for remote in remotes if remote.is_honest for key, data in remote.offers.items()}
 
 
@@ -41,7 +40,6 @@ def check_all_arrived(simulation):
 
 @st.composite
 def remotes(draw, *, honest=False):
-    """Return up to six peers with up to twelve objects between them."""
     made = []
     for number in range(draw(st.integers(1, 6))):
         keys = draw(st.lists(st.sampled_from(ids(*range(12))), unique=True))
@@ -63,7 +61,6 @@ def remotes(draw, *, honest=False):
 
 
 def limits(draw, **more):
-    """Return a policy with tight limits."""
     return Policy(
         max_num_objects_outstanding=draw(st.integers(1, 9)),
         max_num_ids_req=draw(st.integers(1, 9)),
@@ -95,7 +92,6 @@ def test_simulation_when_peers_are_of_any_kind_brings_all_objects_of_honest_ones
 @settings(deadline=None)
 @given(st.data())
 def test_simulation_when_all_are_honest_and_nothing_times_out_fetches_no_more_copies_than_wanted(data):
-    """Without timeouts each object is received as often as copies are wanted, or fewer times."""
     peers = data.draw(remotes(honest=True))
     policy = limits(data.draw, inflight_timeout_s=0.0)
     simulation = Simulation(peers, policy, data.draw(st.sampled_from(PLANNERS)), 1)
@@ -108,7 +104,6 @@ def test_simulation_when_all_are_honest_and_nothing_times_out_fetches_no_more_co
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=["central", "leases"])
 def test_simulation_when_there_are_many_peers_gives_slow_ones_less(planner):
-    """Of 40 peers with 300 objects those ten times slower deliver less than a third each of what the others do."""
     rng = Random(4)
     keys = ids(*range(300))
     made = []

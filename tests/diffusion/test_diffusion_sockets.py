@@ -49,8 +49,6 @@ async def tcp(group, **arguments):
 
 
 def test_raw_client_when_on_a_socket_gets_what_the_specification_says(loop_factory):
-    """A client of octets over TCP: ids, objects in order, the wait for something new, a fault and its end."""
-
     async def run(group):
         pool = pool_of(named(b"a", b"b", size=3), identify=by_name)
         async with ObjectDiffusion(pool) as node:
@@ -73,8 +71,6 @@ def test_raw_client_when_on_a_socket_gets_what_the_specification_says(loop_facto
 
 
 def test_raw_server_when_on_a_socket_is_fetched_from_as_the_specification_says(loop_factory):
-    """A server of octets over TCP: a cold start, objects, acknowledgement, and a fault that ends the connection."""
-
     async def run(group):
         pool = MemoryPool(identify=by_name)
         async with ObjectDiffusion(pool, rng=Random(1)) as node:
@@ -97,8 +93,6 @@ def test_raw_server_when_on_a_socket_is_fetched_from_as_the_specification_says(l
 
 
 def test_client_when_it_does_not_read_is_ended_by_the_times_of_its_sender(loop_factory):
-    """What waits for a peer that takes nothing is bounded, and so is how long: its Sender ends it."""
-
     async def run(group):
         objects = {b"%d" % number: (b"%d/" % number).ljust(2_000_000) for number in range(8)}
         async with ObjectDiffusion(pool_of(objects, identify=by_name)) as node:
@@ -115,7 +109,6 @@ def test_client_when_it_does_not_read_is_ended_by_the_times_of_its_sender(loop_f
 
 
 def test_nodes_when_served_by_a_server_fetch_all_and_leave_in_order(loop_factory):
-    """A `Server` of stream sessions serves several nodes on its own thread, each to its end."""
     objects = hashed(40, 20_000)
     origin, ends, over = ObjectDiffusion(pool_of(objects)), [], threading.Event()
 
@@ -147,8 +140,6 @@ def test_nodes_when_served_by_a_server_fetch_all_and_leave_in_order(loop_factory
 
 
 def test_fetching_when_the_origin_is_reset_is_broken(loop_factory):
-    """A connection that is lost with a request under way is an error, and costs no state."""
-
     async def run(group):
         async with ObjectDiffusion(MemoryPool(identify=by_name)) as node:
             stream, raw = await tcp(group)

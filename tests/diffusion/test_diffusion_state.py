@@ -12,12 +12,10 @@ from flowctl.nodes.diffusion.policy import Policy
 
 
 def announced(*sizes):
-    """Return announcements of objects 1, 2, ... with these sizes."""
     return list(zip(ids(*range(1, len(sizes) + 1)), sizes, strict=True))
 
 
 def image(state, name="A"):
-    """Return all that is known of a peer, as plain values."""
     item = state.peers[name]
     sets = (list(item.fifo), dict(item.available), dict(item.inflight), dict(item.owt))
     return (*sets, item.ids_in_flight, item.inflight_bytes, item.owt_bytes, state.inflight_count, state.held_bytes)
@@ -34,7 +32,6 @@ def test_on_request_ids_when_ids_are_acknowledged_drops_a_prefix():
 
 @pytest.mark.parametrize(("ack", "req"), [(4, 1), (0, 0), (-1, 2), (2, -1), (0, 98), (1, 99)])
 def test_on_request_ids_when_the_request_breaks_a_rule_changes_nothing(ack, req):
-    """More acknowledged than open, nothing asked for, or a window exceeded is the caller's fault."""
     state = state_of({"A": peer([1, 2, 3])})
     before = image(state)
     with pytest.raises(LocalProtocolError):
@@ -43,7 +40,6 @@ def test_on_request_ids_when_the_request_breaks_a_rule_changes_nothing(ack, req)
 
 
 def test_on_receive_ids_when_fewer_come_frees_all_that_were_asked_for():
-    """The ids in flight drop by what the request asked for, however many came."""
     state = state_of({"A": peer(ids_in_flight=13)})
     state.on_receive_ids("A", 10, announced(7, None))
     item = state.peers["A"]
@@ -117,7 +113,6 @@ def test_on_receive_ids_when_the_pool_has_an_object_accepts_its_id_and_never_fet
     ],
 )
 def test_on_receive_ids_when_an_announcement_is_out_of_bounds_is_a_fault(object_id, size_bytes, limit):
-    """Ids that are empty or too long, and objects too large to fetch, are errors of the peer that name the limit."""
     state = state_of({"A": peer(ids_in_flight=2)})
     before = image(state)
     with pytest.raises(LimitExceededError) as caught:
@@ -128,7 +123,6 @@ def test_on_receive_ids_when_an_announcement_is_out_of_bounds_is_a_fault(object_
 
 @pytest.mark.parametrize("requested", [-1, 3])
 def test_on_receive_ids_when_no_such_request_is_under_way_is_our_fault(requested):
-    """A reply belongs to a request whose ids are in flight."""
     with pytest.raises(LocalProtocolError, match="2 are in flight"):
         state_of({"A": peer(ids_in_flight=2)}).on_receive_ids("A", requested, [])
 
@@ -211,14 +205,12 @@ def test_on_receive_objects_when_two_requests_are_under_way_checks_the_one_it_an
 
 @pytest.mark.parametrize("data", [b"", b"123", b"12345"])
 def test_on_receive_objects_when_the_size_differs_from_what_was_announced_is_a_fault(data):
-    """An object has the size that its peer announced: the limits in octets were kept by that."""
     state = state_of({"A": peer([1], available=[], inflight=[1], size=4)})
     with pytest.raises(errors.ObjectSizeWrongError, match=f"has {len(data)} bytes, 4 were announced"):
         state.on_receive_objects("A", ids(1), [(ids(1)[0], data)])
 
 
 def test_on_receive_objects_when_no_size_was_announced_keeps_room_for_the_largest():
-    """An object of unknown size counts as the largest while in flight, as what it is when it came, and no more fits."""
     limits = Policy(max_object_size_bytes=100, max_bytes_inflight_per_peer=150)
     state = state_of({"A": peer([1, 2], size=None)}, limits)
     assert numbers(decide(state)["A"].objects_to_req_ids) == [1]
@@ -232,14 +224,12 @@ def test_on_receive_objects_when_no_size_was_announced_keeps_room_for_the_larges
 
 
 def test_on_receive_objects_when_the_request_is_not_under_way_is_our_fault():
-    """A reply is handed over with the request that it answers, and once."""
     state = state_of({"A": peer([1])})
     with pytest.raises(LocalProtocolError, match="00000001 is not in flight"):
         state.on_receive_objects("A", ids(1), [(ids(1)[0], b"x")])
 
 
 def test_changes_when_the_peer_is_gone_are_our_fault_but_for_the_pool():
-    """Nothing is entered for a peer that is not there; the pool may take longer than a connection lasts."""
     state = state_of({})
     for change in (
         lambda: state.on_request_ids("A", 0, 1),
@@ -254,7 +244,6 @@ def test_changes_when_the_peer_is_gone_are_our_fault_but_for_the_pool():
 
 
 def test_register_when_the_peer_is_there_is_refused():
-    """A peer is registered once; after it has gone it may come again."""
     state = state_of({"A": peer()})
     with pytest.raises(LocalProtocolError, match="registered already"):
         state.register("A")
@@ -264,7 +253,6 @@ def test_register_when_the_peer_is_there_is_refused():
 
 
 def test_unregister_when_work_is_under_way_leaves_nothing_behind():
-    """What a peer had available, in flight and on the way goes with it; its slot is given to the next one."""
     state = state_of({"A": peer([1, 2], inflight=[3], owt=[4], size=9), "B": peer([2])})
     assert (state.inflight_count, state.held_bytes) == (1, 18)
     state.unregister("A")
@@ -277,7 +265,6 @@ def test_unregister_when_work_is_under_way_leaves_nothing_behind():
 
 
 def test_penalty_when_objects_come_late_grows_and_is_forgotten():
-    """Each reply that comes after the timeout adds one to the penalty, and 0.1 is taken off each second."""
     state = state_of({"A": peer([1, 2, 3])}, Policy(inflight_timeout_s=2.0))
     state.on_request_objects("A", ids(1, 2), now=10.0)
     state.on_request_objects("A", ids(3), now=11.0)
@@ -288,7 +275,6 @@ def test_penalty_when_objects_come_late_grows_and_is_forgotten():
 
 
 def test_next_timeout_when_objects_are_in_flight_is_the_first_to_come():
-    """The next round is due when the oldest object that is in time ceases to be."""
     state = state_of({"A": peer([1, 2]), "B": peer([1])}, Policy(inflight_timeout_s=2.0))
     assert state.next_timeout(0.0) is None
     state.on_request_objects("A", ids(1), now=1.0)
@@ -318,5 +304,4 @@ def test_policy_when_a_value_is_out_of_range_names_it(settings, text):
 
 
 def test_short_id_when_a_peer_sends_a_long_id_stays_short():
-    """What a peer sends as an id takes 19 characters of a log at most, and is digits."""
     assert [short_id(key) for key in (b"", b"\x00\xff", b"\n" * 1000)] == ["(empty)", "00ff", "0a" * 8 + "..."]

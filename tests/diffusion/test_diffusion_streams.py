@@ -33,8 +33,6 @@ async def socket_streams(group):
 
 @pytest.mark.parametrize("pair", [memory_streams, socket_streams])
 def test_octets_when_more_than_anybody_buffers_arrive_all_and_in_order(loop_factory, pair):
-    """A writer waits for its reader; both directions at once; the end comes after the last octet."""
-
     async def run(group):
         left, right = await pair(group)
         there, back = bytes(range(256)) * 8000, bytes(reversed(range(256))) * 8000
@@ -64,8 +62,6 @@ def test_octets_when_more_than_anybody_buffers_arrive_all_and_in_order(loop_fact
 
 @pytest.mark.parametrize("pair", [memory_streams, socket_streams])
 def test_stream_when_its_peer_has_closed_ends_and_takes_nothing(loop_factory, pair):
-    """Reading gives the end; writing fails as broken within some megabytes; closing twice does nothing."""
-
     async def run(group):
         left, right = await pair(group)
         right.close()
@@ -84,8 +80,6 @@ def test_stream_when_its_peer_has_closed_ends_and_takes_nothing(loop_factory, pa
 
 
 def test_stream_when_closed_by_us_refuses_what_is_asked_of_it():
-    """After our own close nothing can be read or written."""
-
     async def run():
         left, _ = memory_pair()
         left.close()
@@ -98,8 +92,6 @@ def test_stream_when_closed_by_us_refuses_what_is_asked_of_it():
 
 
 def test_session_when_nobody_reads_holds_the_input(loop_factory):
-    """What waits to be read is bounded: the peer is slowed down, and goes on when somebody reads."""
-
     async def run(group):
         ours, theirs = socket.socketpair()
         stream = open_stream(group, ours)
@@ -124,8 +116,6 @@ def test_session_when_nobody_reads_holds_the_input(loop_factory):
 
 
 def test_connect_when_nobody_listens_raises(loop_factory, tmp_path):
-    """An address that cannot be reached is an OSError, and leaves no socket behind."""
-
     async def run(group):
         with pytest.raises(OSError, match="No such file"):
             await connect_stream(group, str(tmp_path / "nobody"))
@@ -134,8 +124,6 @@ def test_connect_when_nobody_listens_raises(loop_factory, tmp_path):
 
 
 def test_connect_when_a_host_has_several_addresses_tries_each(loop_factory, monkeypatch):
-    """A server that listens on the second address of its name is found."""
-
     async def run(group):
         listener = socket.create_server(("127.0.0.1", 0))
         _, port = listener.getsockname()

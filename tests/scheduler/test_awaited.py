@@ -22,7 +22,6 @@ def run(loop_factory, coroutine):
 
 
 async def settle():
-    """Let the loop do what has become ready, and what follows from it."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -47,8 +46,6 @@ class Echo(FakePeer):
 
 
 def test_request_when_answered_returns_the_response(loop_factory):
-    """One line asks whichever peer is free, and waits for its answer."""
-
     async def ask():
         scheduler = MessageScheduler()
         peer = Echo(1, scheduler)
@@ -88,8 +85,6 @@ def test_request_when_peers_are_preferred_or_excluded_goes_where_it_should(loop_
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_request_when_the_time_is_over_raises(loop_factory, connected):
-    """The time is for all of it: the wait for a channel, and that for the response."""
-
     async def ask():
         scheduler = MessageScheduler()
         peer = Echo(1, scheduler, prompt=False)
@@ -105,8 +100,6 @@ def test_request_when_the_time_is_over_raises(loop_factory, connected):
 
 @pytest.mark.parametrize("end", ["disconnect", "stop", "stop while waiting", "stopped before"])
 def test_request_when_its_peer_or_the_scheduler_goes_raises(loop_factory, end):
-    """A peer that goes breaks its requests, a stop closes them, sent or not."""
-
     async def ask():
         scheduler = MessageScheduler()
         peer = Echo(1, scheduler, prompt=False)
@@ -128,8 +121,6 @@ def test_request_when_its_peer_or_the_scheduler_goes_raises(loop_factory, end):
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_request_when_cancelled_is_withdrawn(loop_factory, sent):
-    """Waiting it leaves the queue; sent, its answer is dropped, and the channel opens with it."""
-
     async def ask():
         scheduler = MessageScheduler()
         peer = Echo(1, scheduler, prompt=False)
@@ -151,20 +142,16 @@ def test_request_when_cancelled_is_withdrawn(loop_factory, sent):
 
 
 def test_request_when_its_time_is_out_of_range_is_refused(loop_factory):
-    """A request without an end is the caller's mistake."""
     with pytest.raises(ConfigError, match="timeout is 0 s"):
         run(loop_factory, MessageScheduler().request("a", timeout=0))
 
 
 def test_request_when_its_response_type_is_none_is_refused(loop_factory):
-    """What no response can be an instance of is told at once, not as a timeout."""
     with pytest.raises(ConfigError, match="response_type is 1"):
         run(loop_factory, MessageScheduler().request("a", timeout=1.0, response_type=1))
 
 
 def test_request_when_the_answer_comes_on_another_thread_wakes_the_coroutine(loop_factory):
-    """Callbacks may run on any thread: the coroutine goes on where it was."""
-
     async def ask():
         scheduler = MessageScheduler()
         peer = Echo(1, scheduler, prompt=False)
@@ -178,8 +165,6 @@ def test_request_when_the_answer_comes_on_another_thread_wakes_the_coroutine(loo
 
 
 def test_offers_when_iterated_give_one_channel_at_a_time(loop_factory):
-    """Each is held for the body of the loop, used once, and given back unused."""
-
     async def ask():
         scheduler = MessageScheduler()
         peers = [Echo(number, scheduler) for number in (1, 2, 3)]
@@ -202,8 +187,6 @@ def test_offers_when_iterated_give_one_channel_at_a_time(loop_factory):
 
 
 def test_offers_when_all_were_passed_over_wait_for_what_is_new(loop_factory):
-    """A channel that did not suit comes again only when its peer has become free anew."""
-
     async def ask():
         scheduler = MessageScheduler()
         peers = [Echo(number, scheduler, prompt=False) for number in (1, 2)]
@@ -246,8 +229,6 @@ def test_offers_when_the_channel_is_notified_keep_it_closed(loop_factory):
 
 @pytest.mark.parametrize("takes", [False, OSError()])
 def test_offers_when_the_peer_does_not_take_it_raise_and_open_the_channel(loop_factory, takes):
-    """What a peer does not take was not sent."""
-
     async def ask():
         errors = []
         scheduler = MessageScheduler(on_error=lambda *error: errors.append(error))
@@ -265,8 +246,6 @@ def test_offers_when_the_peer_does_not_take_it_raise_and_open_the_channel(loop_f
 
 @pytest.mark.parametrize("when", ["waiting", "in the body"])
 def test_offers_when_cancelled_hold_nothing(loop_factory, when):
-    """A coroutine that is cancelled leaves the queue, or gives back its channel."""
-
     async def ask():
         scheduler = MessageScheduler()
         peer = Echo(1, scheduler)
@@ -291,8 +270,6 @@ def test_offers_when_cancelled_hold_nothing(loop_factory, when):
 
 
 def test_offers_when_their_loop_is_left_give_the_channel_back(loop_factory):
-    """``break`` ends the iteration, and what it held opens again."""
-
     async def ask():
         scheduler = MessageScheduler()
         peer = Echo(1, scheduler)
@@ -307,7 +284,6 @@ def test_offers_when_their_loop_is_left_give_the_channel_back(loop_factory):
 
 
 def test_time_when_run_on_a_poll_group_passes_on_its_thread():
-    """A poll group ends what has come to its time, also what is sent from other threads."""
     group = PollGroup("scheduler")
     group.start()
     world = World()
@@ -329,7 +305,6 @@ def test_time_when_run_on_a_poll_group_passes_on_its_thread():
 
 
 def test_time_when_its_loop_has_ended_goes_on_with_the_next(loop_factory):
-    """A scheduler outlives the loop that drove it: the next coroutine's loop takes over."""
     scheduler = MessageScheduler()
     for _ in range(2):
         with pytest.raises(TimeoutError):
@@ -339,7 +314,6 @@ def test_time_when_its_loop_has_ended_goes_on_with_the_next(loop_factory):
 
 
 def test_coroutines_of_a_loop_that_is_closed_take_no_channel():
-    """Nobody awaits them any more: what they wait for goes to others, and no error is told."""
     errors = []
     scheduler = MessageScheduler(ManualClock(), on_error=lambda *error: errors.append(error))
     loop = asyncio.new_event_loop()

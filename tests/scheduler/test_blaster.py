@@ -63,7 +63,6 @@ def test_blaster_when_peers_have_several_channels_alternates(seed):
 
 
 def test_blaster_when_the_offer_is_for_one_message_sends_one():
-    """While others wait one message is sent; of the next it says that it can be sent later, by another offer."""
     world = World()
     results, blacklist = [], set()
 
@@ -80,7 +79,6 @@ def test_blaster_when_the_offer_is_for_one_message_sends_one():
 
 
 def test_blaster_when_the_peer_that_is_left_is_no_more_fails():
-    """A peer whose object died is nobody that could be waited for."""
     world = World()
     results = []
 
@@ -95,7 +93,6 @@ def test_blaster_when_the_peer_that_is_left_is_no_more_fails():
 
 
 def test_blaster_when_begun_with_other_dice_begins_with_other_peers():
-    """The order is shuffled, so that not everybody begins with the peer of the lowest id."""
     firsts = set()
     for seed in range(20):
         world = World()
@@ -108,7 +105,6 @@ def test_blaster_when_begun_with_other_dice_begins_with_other_peers():
 
 
 def test_blaster_when_the_peer_that_is_left_is_busy_says_retry():
-    """A peer without an open channel may be offered later: the sender keeps its place, and gets it then."""
     world, blacklist, results = World(), {1}, []
     world.connect(1)
     world.connect(2)
@@ -121,7 +117,6 @@ def test_blaster_when_the_peer_that_is_left_is_busy_says_retry():
 
 
 def test_blaster_when_a_peer_does_not_take_the_message_goes_on_to_the_next():
-    """A peer whose send fails is not put on the blacklist, and another one gets the message."""
     world, blacklist = World(), set()
     world.connect(1, takes=False)
     world.connect(2)

@@ -79,7 +79,6 @@ def test_receivers_when_they_raise_cost_the_others_nothing(end, error):
 
 
 def test_error_hook_when_absent_logs(caplog):
-    """Without a hook of its own, what a callback raises is one line with its traceback."""
     scheduler = MessageScheduler()
     scheduler.schedule(CallingSender(lambda _: None, raiser(ValueError("fault"))))
     scheduler.stop()
@@ -89,7 +88,6 @@ def test_error_hook_when_absent_logs(caplog):
 
 @pytest.mark.parametrize("takes", [False, OSError("gone")])
 def test_send_when_the_peer_does_not_take_it_closes_nothing(takes):
-    """A peer that says False, or raises, was sent nothing: the sender keeps its place and may use others."""
     world = World()
     world.connect(1, takes=takes)
     world.schedule("a")
@@ -139,7 +137,6 @@ class _Part:
     "question", ["size", "served", "add", "take", "connected", "ended", "left", "returned", "nothing"]
 )
 def test_policy_when_it_raises_costs_no_request_its_end_and_no_sender_its_turn(question):
-    """Each request ends once and its channel opens; once the policy is well again, all that waited are served."""
     moody = Moody(question)
     world = World(moody.policy())
     world.connect(1)
@@ -164,7 +161,6 @@ def test_policy_when_it_raises_costs_no_request_its_end_and_no_sender_its_turn(q
 
 
 def test_connect_when_its_id_has_no_order_among_the_others_is_refused_and_harms_nobody():
-    """It is told to who connects it, and those that wait are served as before."""
     world = World()
     world.connect(1)
     with pytest.raises(LocalProtocolError, match="cannot be ordered beside 1"):
@@ -176,7 +172,6 @@ def test_connect_when_its_id_has_no_order_among_the_others_is_refused_and_harms_
 
 
 def test_policy_that_is_a_subclass_of_a_default_one_is_asked_all_the_same():
-    """What it makes of the questions that the default answers with nothing counts."""
     learned = []
 
     class Choice(ById):

@@ -67,8 +67,6 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_call_of_a_destructor_under_the_lock_has_the_effect_that_it_has_elsewhere(name):
-    """Whatever is called, nobody hangs, and what is called back is the same in the end."""
-
     def history(within):
         world = World()
         world.peers[9] = FakePeer(9)
@@ -102,8 +100,6 @@ def test_call_of_a_destructor_under_the_lock_has_the_effect_that_it_has_elsewher
 
 
 def test_peer_whose_destructor_disconnects_it_goes_while_the_lock_is_held():
-    """Peers that are collected in the middle of any step leave nothing behind, and the scheduler goes on."""
-
     class Going(FakePeer):
         def __init__(self, scheduler, peer_id):
             super().__init__(peer_id)
@@ -126,8 +122,6 @@ def test_peer_whose_destructor_disconnects_it_goes_while_the_lock_is_held():
 
 
 def test_call_that_was_put_off_is_made_before_the_call_that_put_it_off_returns():
-    """Whoever held the lock makes it, so nobody has to come by for it to be made."""
-
     def run():
         scheduler = MessageScheduler(ManualClock(), Random(1))
         world = World()

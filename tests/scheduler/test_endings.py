@@ -58,7 +58,6 @@ def test_response_when_its_id_is_no_request_is_dropped(caplog, response, warning
 
 
 def test_response_when_many_are_unknown_fills_no_log(caplog):
-    """A peer that sends nonsense causes a few lines, and figures."""
     world = sent_world()
     for number in range(100):
         world.scheduler.receive(world.peers[1], Response(number))
@@ -109,7 +108,6 @@ def test_response_when_of_another_type_leaves_the_end_to_others(end):
     [(None, None, "no receiver"), ("any", "text", "response_type is 'text'"), ("any", (int, 1), "response_type is")],
 )
 def test_request_when_nothing_could_end_it_is_refused(receiver, response_type, error):
-    """A request without receiver, or of a response type that is none, is the caller's mistake; nothing is sent."""
     world = World()
     peer = world.connect(1)
     world.scheduler.schedule(
@@ -135,7 +133,6 @@ def test_response_when_of_another_peer_is_ignored():
 
 
 def test_response_when_it_comes_from_within_the_send_is_told_afterwards():
-    """A peer that answers at once does so within its own send: the receiver is told after the offer."""
     world = World()
 
     class Prompt(FakePeer):
@@ -189,7 +186,6 @@ def test_timeout_when_passed_opens_the_channel_for_those_that_wait():
 
 
 def test_timeout_when_the_reply_comes_later_leaves_the_next_request_alone():
-    """A late reply is unknown: nobody is told twice, and what was sent since keeps its channel."""
     world = sent_world()
     world.advance(TIMEOUT_S + 1)
     world.schedule("b")
@@ -202,7 +198,6 @@ def test_timeout_when_the_reply_comes_later_leaves_the_next_request_alone():
 
 
 def test_timeout_when_the_peer_object_is_no_more_opens_nothing():
-    """Of a peer that died without a disconnect the requests end with their time, and nobody is offered it."""
     world = sent_world()
     del world.peers[1]
     world.schedule("b")
@@ -229,7 +224,6 @@ def test_timeout_when_a_response_comes_in_the_same_moment_ends_it_once(response_
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 86_401])
 def test_timeout_when_out_of_range_is_refused(timeout):
-    """A request that could wait for ever, or not at all, is the caller's mistake."""
     world = World()
     world.connect(1)
     world.scheduler.schedule(CallingSender(lambda offer: next(iter(offer)).send("m", None, timeout)))
@@ -272,7 +266,6 @@ def test_disconnect_when_the_receiver_schedules_again_offers_others_only():
 
 
 def test_disconnect_when_from_within_an_offer_takes_the_peer_out_of_it():
-    """Its channels are refused and passed over; what was sent to it fails after the callback, not in it."""
     world = World()
     peer = world.connect(1, 3)
     world.connect(2)
@@ -293,7 +286,6 @@ def test_disconnect_when_from_within_an_offer_takes_the_peer_out_of_it():
 
 
 def test_peer_when_connected_again_from_within_an_offer_is_offered_afterwards():
-    """A channel of the former connection is worth nothing, and the new one is fresh for who has not sent."""
     world = World()
     world.connect(1)
     seen = []
@@ -322,7 +314,6 @@ def test_disconnect_when_repeated_or_unknown_warns(caplog):
 
 
 def test_peer_when_connected_again_begins_anew():
-    """What was sent on an earlier connection of the same id has ended, and its answers count for nothing."""
     world = sent_world()
     old, (request_id,) = world.peers[1], world.requests
     world.scheduler.disconnect(1)
@@ -392,7 +383,6 @@ def test_schedule_when_within_the_stop_is_refused():
 
 @pytest.mark.parametrize("where", ["success", "failure", "shutdown", "discard", "call", "send"])
 def test_stop_when_from_within_any_callback_ends_each_once(where):
-    """What had ended before is told so, the rest fails or is discarded, requests first; a second stop does nothing."""
     world = World()
 
     def stop(*_):
@@ -435,7 +425,6 @@ def test_stop_when_from_within_any_callback_ends_each_once(where):
 
 
 def test_stop_when_from_within_an_offer_discards_those_that_have_not_sent():
-    """The sender that stops it is done if it has sent, and discarded if it has not; a send afterwards is refused."""
     world = World()
     world.connect(1, 2)
     refused = []
@@ -454,7 +443,6 @@ def test_stop_when_from_within_an_offer_discards_those_that_have_not_sent():
 
 
 def test_stop_when_a_sender_was_scheduled_again_in_its_offer_discards_it():
-    """What `schedule` returned True for ends once: by the message for the first time, discarded for the second."""
     world = World()
     world.connect(1)
 
@@ -532,7 +520,6 @@ def test_request_when_withdrawn_ends_in_silence_with_its_peer(end):
 
 
 def test_sender_when_withdrawn_and_scheduled_again_stands_last():
-    """To leave is to give up the place."""
     world = World()
     sender = world.schedule("a")
     world.schedule("b")
@@ -543,7 +530,6 @@ def test_sender_when_withdrawn_and_scheduled_again_stands_last():
 
 
 def test_sender_when_withdrawn_is_not_called():
-    """Withdrawing takes a sender out of the queue, and tells whether it was there."""
     world = World()
     sender = world.schedule("a")
     assert (world.scheduler.withdraw(sender), world.scheduler.withdraw(sender)) == (True, False)
@@ -553,7 +539,6 @@ def test_sender_when_withdrawn_is_not_called():
 
 
 def test_sender_when_withdrawn_by_one_before_it_is_not_called():
-    """A callback may take back a sender that the same walk would have asked next."""
     world = World()
     world.schedule("a", then=lambda _: world.events.append(world.scheduler.withdraw(second)))
     second = world.schedule("b")

@@ -20,7 +20,6 @@ def crowded(decliners):
 
 
 def test_queue_when_long_is_asked_in_parts():
-    """One channel that opens asks so many senders at most; the rest are asked when it is time, in their order."""
     world, asked, loop = crowded(3 * ASKED_PER_JOB)
     world.schedule("last", accepts={7})
     world.connect(7)
@@ -36,7 +35,6 @@ def test_queue_when_long_is_asked_in_parts():
 
 
 def test_queue_when_asked_in_parts_goes_before_newcomers():
-    """A channel that is being shown to those that wait is not given to one that has just come."""
     world, _, _ = crowded(ASKED_PER_JOB + 5)
     world.schedule("waiting", accepts={7})
     world.connect(7)
@@ -53,7 +51,6 @@ def test_queue_when_asked_in_parts_goes_before_newcomers():
 
 
 def test_queue_when_peers_become_free_meanwhile_is_asked_about_all_of_them():
-    """What opens during a long walk is shown in the next one, together; in the end everybody has seen everything."""
     world, asked, _ = crowded(2 * ASKED_PER_JOB)
     seen = []
 
@@ -77,7 +74,6 @@ def test_queue_when_peers_become_free_meanwhile_is_asked_about_all_of_them():
 
 @pytest.mark.parametrize("end", ["disconnect", "stop"])
 def test_queue_when_asked_in_parts_may_end_meanwhile(end):
-    """Neither a peer that goes in the middle of a walk nor a stop leaves anything behind."""
     world, asked, _ = crowded(ASKED_PER_JOB + 1)
     world.connect(1)
     if end == "disconnect":
@@ -95,7 +91,6 @@ def test_queue_when_asked_in_parts_may_end_meanwhile(end):
 
 
 def test_queue_when_all_that_became_free_during_a_long_walk_have_gone_is_asked_about_nobody():
-    """The next walk would have no peer: there is none, and the scheduler goes on."""
     world, asked, _ = crowded(3 * ASKED_PER_JOB)
     world.connect(1)
     world.connect(2)
@@ -109,7 +104,6 @@ def test_queue_when_all_that_became_free_during_a_long_walk_have_gone_is_asked_a
 
 
 def test_senders_when_they_want_certain_peers_are_asked_about_those_only():
-    """Who names the peers that it wants is passed over for all others, at no cost, and keeps its place for its own."""
     world = World()
     calls = []
     for number in range(100):
@@ -134,7 +128,6 @@ def test_senders_when_they_want_certain_peers_are_asked_about_those_only():
 
 
 def test_sender_when_it_wants_certain_peers_is_shown_those_that_are_open():
-    """A newcomer sees its own peers of all that is open, in order, and waits if there is none."""
     world = World()
     for peer_id in (3, 1, 2):
         world.connect(peer_id)

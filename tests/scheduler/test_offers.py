@@ -92,7 +92,6 @@ def test_greedy_senders_when_they_schedule_again_after_an_answer_are_served_in_t
 
 
 def test_sender_when_it_wants_more_than_its_share_continues_behind_those_that_wait():
-    """One that schedules itself again gets what the others have left, all of it if it is alone by then."""
     world = World()
     sender = world.schedule("a", want=9)
     sender.then = lambda _: world.scheduler.schedule(sender)
@@ -104,7 +103,6 @@ def test_sender_when_it_wants_more_than_its_share_continues_behind_those_that_wa
 
 @pytest.mark.parametrize("where", ["success", "timeout", "offer"])
 def test_peer_when_connected_from_within_a_callback_is_fresh_for_those_that_wait(where):
-    """It is offered after the callback, and after what that callback's own channel was offered."""
     world = World()
     world.connect(1)
     receiver = FakeReceiver(world, "a", then=lambda *_: world.connect(2))
@@ -250,7 +248,6 @@ def test_send_when_the_peer_has_no_open_channel_is_refused():
 
 
 def test_offer_when_over_sends_nothing():
-    """An offer that was kept is worth nothing once its callback has returned."""
     world = World()
     peer = world.connect(1)
     kept = []
@@ -299,7 +296,6 @@ def test_channels_when_some_were_sent_on_keep_the_order_of_ids():
 
 
 def test_offer_when_a_peer_is_fresh_has_the_others_too():
-    """A waiting sender is shown what is new, and finds what it has seen before if it asks for all."""
     world = World()
     world.connect(1)
     seen = []
@@ -313,7 +309,6 @@ def test_offer_when_a_peer_is_fresh_has_the_others_too():
 
 
 def test_sender_when_scheduled_twice_waits_once():
-    """A sender that waits keeps its place; one that declines and schedules itself is not called for ever."""
     world = World()
     sender = world.schedule("a", want=0)
     assert world.scheduler.schedule(sender)
@@ -325,14 +320,12 @@ def test_sender_when_scheduled_twice_waits_once():
 
 @pytest.mark.parametrize("channels", [0, -1])
 def test_connect_when_without_channels_does_nothing(channels):
-    """A peer that may be sent nothing is not added."""
     world = World()
     assert world.scheduler.connect(FakePeer(1), channels) is False
     assert world.scheduler.statistics().peers == 0
 
 
 def test_connect_when_the_id_is_taken_leaves_the_first(caplog):
-    """A second peer of one id is refused with a warning."""
     world = World()
     world.connect(1)
     assert world.scheduler.connect(FakePeer(1), 5) is False
@@ -341,7 +334,6 @@ def test_connect_when_the_id_is_taken_leaves_the_first(caplog):
 
 
 def test_connect_when_the_former_peer_of_the_id_is_no_more_takes_its_place():
-    """A peer whose object has gone without a word is disconnected by its successor."""
     world = World()
     world.connect(1)
     world.schedule("a")
@@ -353,7 +345,6 @@ def test_connect_when_the_former_peer_of_the_id_is_no_more_takes_its_place():
 
 
 def test_priority_when_higher_goes_first_and_nobody_waits_for_ever():
-    """Each level passes a number of places, so that what came first is served although more urgent ones keep coming."""
     world = World()
     world.connect(1)
     world.schedule("busy")
@@ -370,7 +361,6 @@ def test_priority_when_higher_goes_first_and_nobody_waits_for_ever():
 
 @pytest.mark.parametrize("priority", [MAX_PRIORITY + 1, -MAX_PRIORITY - 1])
 def test_priority_when_out_of_range_is_refused(priority):
-    """Priorities are bounded, because the guarantee is."""
     world = World()
     with pytest.raises(ConfigError, match=f"priority is {priority}"):
         world.schedule("a", priority=priority)
@@ -379,7 +369,6 @@ def test_priority_when_out_of_range_is_refused(priority):
 
 @pytest.mark.parametrize("wrong", ["text", None, object(), World])
 def test_schedule_when_it_is_given_no_sender_says_so(wrong):
-    """What could neither be offered anything nor be told of a stop does not wait."""
     scheduler = MessageScheduler()
     with pytest.raises(ConfigError, match="is no sender"):
         scheduler.schedule(wrong)
@@ -387,7 +376,6 @@ def test_schedule_when_it_is_given_no_sender_says_so(wrong):
 
 
 def test_run_on_when_it_is_given_no_loop_changes_nothing():
-    """The mistake is said where it is made; the scheduler can be used and stopped afterwards."""
     scheduler = MessageScheduler()
     with pytest.raises(ConfigError, match="a NoneType cannot drive a scheduler"):
         scheduler.run_on(None)

@@ -52,7 +52,6 @@ class Together(RuleBasedStateMachine):
 
     @rule(peer_id=IDS, channels=st.integers(1, 4))
     def connect(self, peer_id, channels):
-        """A peer comes; it remembers what it was sent."""
         if peer_id not in self.there:
             peer = self.there[peer_id] = FakePeer(peer_id)
             peer.send = lambda request_id, message: self.sent.append((peer, request_id))
@@ -60,30 +59,25 @@ class Together(RuleBasedStateMachine):
 
     @rule(peer_id=IDS)
     def disconnect(self, peer_id):
-        """A peer goes."""
         if self.there.pop(peer_id, None) is not None:
             self.world.scheduler.disconnect(peer_id)
 
     @rule(number=st.integers(0, 99), value=st.sampled_from(["good", "good", "error"]))
     @precondition(lambda self: self.sent)
     def answer(self, number, value):
-        """A peer answers, perhaps what it has answered before, perhaps after it has gone."""
         peer, request_id = self.sent[number % len(self.sent)]
         self.world.scheduler.receive(peer, Response(request_id, value))
 
     @rule(seconds=st.floats(0.01, 6.0))
     def wait(self, seconds):
-        """Time passes."""
         self.world.advance(seconds)
 
     @rule(want=st.integers(1, 5), priority=st.integers(-2, 2))
     def schedule(self, want, priority):
-        """A plain sender comes."""
         self.world.schedule("plain", want, priority)
 
     @rule()
     def ask(self):
-        """A hedged requester comes."""
         future = Requester(
             self.world.scheduler,
             "question",
@@ -97,12 +91,10 @@ class Together(RuleBasedStateMachine):
     @rule(number=st.integers(0, 99))
     @precondition(lambda self: self.futures)
     def cancel(self, number):
-        """A requester is cancelled, if it has not ended."""
         self.futures[number % len(self.futures)].cancel()
 
     @invariant()
     def channels_add_up(self):
-        """Open channels are those of the count that are not closed, one on probation, none while ejected."""
         peers = self.world.scheduler.peers()
         for peer in peers:
             count = 1 if peer.probation else peer.channel_count
@@ -114,7 +106,6 @@ class Together(RuleBasedStateMachine):
 
     @invariant()
     def ejection_counts(self):
-        """The policy and the scheduler agree on who is left out."""
         peers = self.world.scheduler.peers()
         assert self.ejection.peers_count == len(peers)
         assert self.ejection.ejected_count == sum(peer.ejected for peer in peers)
@@ -128,11 +119,9 @@ class Together(RuleBasedStateMachine):
 
     @invariant()
     def no_errors(self):
-        """No callback has raised."""
         assert self.world.errors == []
 
     def teardown(self):
-        """Whatever is left ends with the stop, and each requester has ended once."""
         self.world.scheduler.stop()
         assert all(future.done() for future in self.futures)
         assert self.ends == Counter({id(future): 1 for future in self.futures})

@@ -24,7 +24,6 @@ def ejecting(**options) -> SchedulerPolicy:
 
 
 def test_ejection_when_a_peer_returns_gives_it_one_channel_until_it_has_answered():
-    """Two timeouts eject; after its time the peer is offered one channel, after its first answer all of them."""
     world = World(ejecting())
     world.connect(1, 3)
     world.connect(2, 3)
@@ -42,7 +41,6 @@ def test_ejection_when_a_peer_returns_gives_it_one_channel_until_it_has_answered
 
 
 def test_useful_when_a_response_is_of_none_counts_against_its_peer():
-    """A peer that answers at once with errors is ejected as one that does not answer; its receivers get the answers."""
     world = World(ejecting(useful=lambda response: response.value != "error"))
     world.connect(1)
     world.connect(2)
@@ -55,8 +53,6 @@ def test_useful_when_a_response_is_of_none_counts_against_its_peer():
 
 
 def test_useful_when_it_raises_is_reported_and_counts_as_no():
-    """An exception in it costs no answer."""
-
     def useful(response):
         raise ValueError(response.value)
 
@@ -69,7 +65,6 @@ def test_useful_when_it_raises_is_reported_and_counts_as_no():
 
 
 def test_adaptive_when_a_peer_times_out_lowers_its_channels():
-    """What the policy says is what the peer has from then on; what is in flight beyond that opens nothing."""
     world = World(SchedulerPolicy(limits=AdaptiveChannels(AdaptiveSettings(ceiling=8))))
     world.connect(1, 8)
     world.schedule("a", want=8)
@@ -79,7 +74,6 @@ def test_adaptive_when_a_peer_times_out_lowers_its_channels():
 
 
 def test_weighted_fair_when_in_a_scheduler_charges_for_what_is_sent():
-    """Two classes with weights 3 and 1 wait; of what opens they get three to one."""
     world = World(SchedulerPolicy(fairness=WeightedFair(lambda sender: sender.name, {"a": 3.0, "b": 1.0})))
     for _ in range(40):
         world.schedule("b")
@@ -93,7 +87,6 @@ def test_weighted_fair_when_in_a_scheduler_charges_for_what_is_sent():
 
 @pytest.mark.parametrize("choice", [ById, lambda: TwoChoices(Random(1))])
 def test_pool_when_peers_come_and_go_forgets_those_that_have_gone(choice):
-    """With nobody asking for a peer, what is kept does not grow with the peers that were ever there."""
     pool = choice()
     world = World(SchedulerPolicy(choice=pool))
     world.connect(0)
@@ -106,7 +99,6 @@ def test_pool_when_peers_come_and_go_forgets_those_that_have_gone(choice):
 
 
 def test_two_choices_when_in_a_scheduler_avoid_the_slow_peer():
-    """Of two idle peers the one that answered sooner is asked."""
     world = World(SchedulerPolicy(choice=TwoChoices(Random(1))))
     world.connect(1)
     world.connect(2)
@@ -123,7 +115,6 @@ def test_two_choices_when_in_a_scheduler_avoid_the_slow_peer():
 
 
 def test_calls_when_their_time_comes_are_made_once_and_contained():
-    """A call runs at its time, not before, unless it was cancelled; what it raises is reported."""
     world, made = World(), []
     scheduler = world.scheduler
     scheduler.call_later(1.0, lambda: made.append(scheduler.now()))

@@ -27,7 +27,6 @@ class Asked(World):
         return Requester(self.scheduler, "question", **options)
 
     def sent(self):
-        """Return the peers asked so far, in order of their request ids."""
         found = [(request_id, peer_id) for peer_id, peer in self.peers.items() for request_id, _ in peer.sent]
         self.asked = dict(found)
         self.requests = sorted(self.asked)
@@ -38,7 +37,6 @@ class Asked(World):
         return self.answer(self.requests[-1], value=value)
 
     def idle(self):
-        """Return whether nothing is left: no sender waits, no request is heard, no call is to come."""
         figures = self.scheduler.statistics()
         return figures.waiting_senders == 0 and not self.scheduler._core.calls
 
@@ -51,7 +49,6 @@ def world_of(count, **options):
 
 
 def test_requester_when_the_answer_is_of_use_has_it():
-    """The future has what `accept` made of the response, and nothing is left behind."""
     world = world_of(1)
     future = world.ask().start()
     world.answer_last("answer")
@@ -86,7 +83,6 @@ def test_requester_when_all_were_tried_begins_anew_with_tries_of_a_second():
 
 
 def test_requester_when_few_peers_are_left_gives_each_its_share_of_the_time():
-    """The time left is divided among the untried; more than the most of one try nobody gets."""
     world = world_of(5)
     world.ask(timeout_s=10.0).start()
     assert world.scheduler.next_deadline() - world.clock() == pytest.approx(2.0, abs=0.02)
@@ -108,7 +104,6 @@ def test_requester_when_time_is_up_withdraws_and_says_how_many_it_tried():
 
 
 def test_requester_when_no_peer_is_there_waits_for_one_until_its_time():
-    """A peer that connects late is asked; none at all is an error that says so."""
     world = Asked()
     first, second = world.ask(timeout_s=2.0).start(), world.ask(timeout_s=9.0).start()
     world.advance(2.1)
@@ -120,7 +115,6 @@ def test_requester_when_no_peer_is_there_waits_for_one_until_its_time():
 
 
 def test_requester_when_all_open_peers_were_tried_waits_for_one_that_is_busy():
-    """A peer that was not tried and is busy is waited for, rather than asking the same again."""
     world = world_of(2)
     world.schedule("other", want=1, accepts={2})
     world.ask().start()
@@ -156,7 +150,6 @@ def test_requester_when_the_untried_peer_leaves_begins_anew():
 
 
 def test_requester_when_the_untried_peer_stays_busy_keeps_its_place():
-    """It looks again as long as that takes, and leaves no timer behind when its time is up."""
     world = world_of(2)
     world.schedule("other", accepts={2})
     world.ask(timeout_s=4.0).start()
@@ -170,7 +163,6 @@ def test_requester_when_the_untried_peer_stays_busy_keeps_its_place():
 
 
 def test_requester_when_its_peer_leaves_asks_another():
-    """A disconnect is one failed try."""
     world = world_of(2)
     future = world.ask().start()
     world.scheduler.disconnect(1)
@@ -180,7 +172,6 @@ def test_requester_when_its_peer_leaves_asks_another():
 
 
 def test_requester_when_the_scheduler_stops_fails():
-    """Waiting or asked, it ends with ClosedError, and so does one that is begun later."""
     world = world_of(1)
     futures = [world.ask().start(), world.ask().start()]
     world.scheduler.stop()
@@ -190,7 +181,6 @@ def test_requester_when_the_scheduler_stops_fails():
 
 
 def test_requester_when_its_future_is_cancelled_takes_everything_back():
-    """A waiting one leaves the queue; of one that has asked, the answer is late."""
     world = world_of(1)
     asked, waiting = world.ask().start(), world.ask().start()
     assert waiting.cancel()
@@ -202,8 +192,6 @@ def test_requester_when_its_future_is_cancelled_takes_everything_back():
 
 @pytest.mark.parametrize("where", ["accept", "message"])
 def test_requester_when_its_functions_raise_fails_with_that(where):
-    """What the owner's functions raise is told to the owner, not to the log of the scheduler."""
-
     def fail(*_):
         raise KeyError(where)
 
@@ -218,7 +206,6 @@ def test_requester_when_its_functions_raise_fails_with_that(where):
 
 
 def test_requester_when_the_message_is_a_function_asks_for_what_is_missing():
-    """Objects are fetched by asking each next peer for those that the ones before it did not have."""
     missing, asked = {1, 2, 3}, []
 
     def accept(response):
@@ -234,7 +221,6 @@ def test_requester_when_the_message_is_a_function_asks_for_what_is_missing():
 
 
 def test_requester_when_the_budget_is_spent_fails_rather_than_trying_again():
-    """Further tries are paid for; the first one is free."""
     budget = RetryBudget(share=0.0, least_per_s=0.0, most=1.0)
     world = world_of(3)
     future = world.ask(budget=budget).start()
@@ -246,7 +232,6 @@ def test_requester_when_the_budget_is_spent_fails_rather_than_trying_again():
 
 
 def test_requester_when_no_peer_takes_the_message_tries_each_once_an_offer():
-    """A peer that refuses is passed over; the same offer does not bring it again."""
     world = Asked()
     for peer_id, takes in ((1, False), (2, OSError("broken"))):
         world.connect(peer_id, takes=takes)
@@ -266,7 +251,6 @@ def hedging_of(delay_s=0.1, **options) -> Hedging:
 
 
 def test_hedging_when_no_answer_comes_in_time_asks_another_and_takes_the_first():
-    """After the quantile of latencies a second peer is asked; the first answer ends both, the other is counted."""
     hedging = hedging_of()
     world = world_of(3)
     future = world.ask(hedging=hedging).start()
@@ -283,7 +267,6 @@ def test_hedging_when_no_answer_comes_in_time_asks_another_and_takes_the_first()
 
 
 def test_hedging_when_the_answer_comes_in_time_asks_nobody_else():
-    """Most questions are asked once."""
     hedging = hedging_of()
     world = world_of(3)
     future = world.ask(hedging=hedging).start()
@@ -295,7 +278,6 @@ def test_hedging_when_the_answer_comes_in_time_asks_nobody_else():
 
 
 def test_hedging_when_nothing_is_known_of_latencies_waits():
-    """Without a quantile there is no delay that would be right."""
     world = world_of(3)
     world.ask(hedging=Hedging()).start()
     world.advance(0.9)
@@ -303,7 +285,6 @@ def test_hedging_when_nothing_is_known_of_latencies_waits():
 
 
 def test_hedging_when_answers_are_of_no_use_does_not_learn_from_them():
-    """An error that comes at once says nothing about how long an answer takes."""
     hedging = Hedging()
     world = world_of(3)
     future = world.ask(hedging=hedging).start()
@@ -314,7 +295,6 @@ def test_hedging_when_answers_are_of_no_use_does_not_learn_from_them():
 
 
 def test_hedging_when_several_are_asked_at_once_sends_to_that_many_of_all():
-    """To two of three at once, with both in the first offer, or one after the other when others wait too."""
     hedging = hedging_of(at_once=2, most=3)
     world = world_of(3)
     world.ask(hedging=hedging).start()
@@ -324,7 +304,6 @@ def test_hedging_when_several_are_asked_at_once_sends_to_that_many_of_all():
 
 
 def test_hedging_when_the_budget_is_spent_stays_with_the_first():
-    """Without a token the hedge is not sent, and the first try goes on."""
     hedging = hedging_of(budget=RetryBudget(share=0.0, least_per_s=0.0, most=1.0))
     world = world_of(4)
     futures = [world.ask(hedging=hedging).start() for _ in range(2)]
@@ -346,7 +325,6 @@ STEPS = st.lists(
 @settings(deadline=None)
 @given(STEPS, st.integers(1, 3), st.integers(0, 2))
 def test_requesters_when_anything_happens_end_exactly_once_within_the_budget(steps, at_once, more):
-    """Each future is done after its time at the latest, once, and no more is sent than first tries and tokens."""
     budget = RetryBudget(share=0.5, least_per_s=0.0, most=3.0)
     hedging = hedging_of(at_once=at_once, most=at_once + more, budget=budget)
     world = world_of(3)
@@ -380,7 +358,6 @@ def test_requesters_when_anything_happens_end_exactly_once_within_the_budget(ste
 
 
 def test_requesters_when_started_and_answered_by_many_threads_all_end():
-    """Threads that ask, answer and cancel at the same time leave nothing behind."""
     world = world_of(8)
     futures, stop = [], threading.Event()
 
@@ -444,7 +421,6 @@ def test_requester_when_the_untried_peer_that_it_waits_for_goes_begins_anew_with
 
 
 def test_requester_that_waits_for_an_untried_peer_keeps_its_place():
-    """However long that takes, it is asked before those that came after it."""
     world = world_of(2)
     world.schedule("other", accepts={2})
     future = world.ask().start()
@@ -460,13 +436,11 @@ def test_requester_that_waits_for_an_untried_peer_keeps_its_place():
 
 @pytest.mark.parametrize("wrong", [{"quantile": 1.0}, {"at_once": 0}, {"at_once": 3, "most": 2}])
 def test_hedging_when_a_value_is_out_of_range_refuses(wrong):
-    """An error names the value."""
     with pytest.raises(ConfigError, match=list(wrong)[-1]):
         Hedging(**wrong)
 
 
 def test_requester_when_started_again_refuses():
-    """A requester is one question."""
     requester = world_of(1).ask()
     requester.start()
     with pytest.raises(LocalProtocolError, match="started before"):
@@ -474,12 +448,10 @@ def test_requester_when_started_again_refuses():
 
 
 def test_requester_when_its_time_is_nothing_refuses():
-    """A question without time cannot be answered."""
     with pytest.raises(ConfigError, match="timeout_s"):
         Asked().ask(timeout_s=0.0)
 
 
 def test_requester_when_the_response_type_is_none_refuses():
-    """What no response can be an instance of is an error of the one who asks, not a timeout."""
     with pytest.raises(ConfigError, match="response_type is 'text'"):
         world_of(0).ask(response_type="text")

@@ -60,7 +60,6 @@ class Model:
         self.scheduled += 1
 
     def offer(self, waiting, fresh, size):
-        """Return whether the sender has sent."""
         _, _, name, wants = waiting
         took = []
         only = self.counts.keys() if wants["only"] is None else self.counts.keys() & wants["only"]
@@ -75,7 +74,6 @@ class Model:
         return bool(took)
 
     def walk(self, line, fresh):
-        """Go through `line`; return those that are left, in order."""
         left = []
         line = sorted(line, key=lambda waiting: waiting[:2])
         for index, waiting in enumerate(line):
@@ -253,7 +251,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert figures.waiting_senders == len(self.model.queue)
 
     def teardown(self):
-        """Stop: what is left ends, and nothing has ended twice or not at all."""
         told = [entry for entry in self.model.sent.values() if entry[4] and not entry[5]]
         waiting = [entry[2] for entry in sorted(self.model.queue, key=lambda entry: entry[:2])]
         before = len(self.world.events)
@@ -279,7 +276,6 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 )
 @settings(deadline=None)
 def test_senders_when_others_keep_coming_are_all_served_within_a_bound(waiting, coming):
-    """Whatever the mix of priorities, a sender is passed by at most so many later ones for each level above its own."""
     world = World(SchedulerPolicy(fairness=FirstComeFirstServed(PLACES)))
     world.connect(1)
     world.schedule("busy")
@@ -391,7 +387,6 @@ class CrowdSender:
 
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_scheduler_when_many_threads_use_it_ends_everything_once(in_parts, monkeypatch):
-    """Callbacks run one at a time, each request and each sender ends once, and the channels add up."""
     crowd = Crowd(threads=6, rounds=400)
     if in_parts:  # each walk goes on with the next call
         monkeypatch.setattr(core, "ASKED_PER_JOB", 1)

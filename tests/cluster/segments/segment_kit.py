@@ -20,17 +20,14 @@ def key(timestamp: int, body: bytes = b"") -> Frame:
 
 
 def inter(timestamp: int, body: bytes = b"") -> Frame:
-    """A picture that needs others."""
     return Frame(9, timestamp & 0xFFFFFFFF, b"\x27\x01\x00\x00\x00\x00\x00\x00\x02\x41" + (body or b"%d" % timestamp))
 
 
 def audio(timestamp: int) -> Frame:
-    """Some sound."""
     return Frame(8, timestamp & 0xFFFFFFFF, b"\xaf\x01%d" % timestamp)
 
 
 def movie(seconds: int, *, gop_ms: int = 1000, start: int = 0, step_ms: int = 250) -> list[Frame]:
-    """Pictures and sound, without headers."""
     found = []
     for at in range(0, seconds * 1000, step_ms):
         found.append(key(start + at) if at % gop_ms == 0 else inter(start + at))
@@ -46,12 +43,10 @@ class Written(NamedTuple):
 
 
 def cut(frames: Iterable[Frame], *, timeline: int = 3, stream: str = "live/cam", close: bool = True) -> list[Written]:
-    """All segments of the messages."""
     cutter = Cutter(stream, timeline)
     found = [done for frame in frames for done in feed(cutter, frame)]
     return [Written(*item.write()) for item in found + (cutter.close() if close else [])]
 
 
 def feed(cutter: Cutter, frame: Frame) -> list[Cut]:
-    """Hand a message on as a server does."""
     return cutter.add(*frame, inspect(frame.type_id, frame.payload).message_class)

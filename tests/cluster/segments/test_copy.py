@@ -65,7 +65,6 @@ class Made:
             self.copy.take(*frame, self.clock())
 
     def got(self):
-        """Return the messages that viewers got, without headers."""
         heads = {(frame.type_id, frame.payload) for frame in HEADERS}
         return [item for item in self.viewers.frames if (item[0], item[2]) not in heads]
 
@@ -87,7 +86,6 @@ def test_copy_when_segments_are_announced_begins_with_the_newest():
 
 
 def test_headers_when_they_do_not_change_go_out_once():
-    """Each segment has them, and viewers need them once."""
     made, found = Made(), cut(SOURCE)
     made.hear(found[0].id)
     made.pass_time(SETTLE_S + 0.01)
@@ -96,7 +94,6 @@ def test_headers_when_they_do_not_change_go_out_once():
 
 
 def test_segments_when_their_frames_are_followed_are_held_and_not_fetched():
-    """What was followed is known by its hash, kept for other edges, and never fetched."""
     made, found = Made(follows=True), cut(SOURCE)
     made.copy.begin(made.clock())
     made.follow(SOURCE[:10])
@@ -124,7 +121,6 @@ def test_id_when_only_its_hash_is_true_of_what_was_followed_is_not_offered_under
 
 
 def test_segments_when_the_followed_source_is_silent_are_fetched():
-    """The rest of the group that it broke off in comes from a segment, and nothing comes twice."""
     made, found = Made(follows=True), cut(SOURCE)
     made.copy.begin(made.clock())
     made.follow(SOURCE[:14])
@@ -170,7 +166,6 @@ def test_source_when_another_one_is_followed_goes_on_where_it_stands(shift_ms):
 
 
 def later(frames, ms):
-    """Return the same pictures at later times."""
     return [frame._replace(timestamp=frame.timestamp + ms) for frame in frames]
 
 
@@ -226,7 +221,6 @@ def test_publication_when_it_begins_with_a_segment_is_followed_from_there(known)
 
 @pytest.mark.parametrize(("change", "flawed"), [("octet", True), ("header", False), ("end", False)])
 def test_source_when_its_frames_are_not_what_was_announced_is_flawed(change, flawed):
-    """A segment that stands where another one was followed is fetched, and shows whether octets were changed."""
     made, found = Made(follows=True), cut(SOURCE)
     made.copy.begin(made.clock())
     frames = list(SOURCE)
@@ -277,7 +271,6 @@ def test_publication_when_it_ends_is_told_after_a_while():
 
 
 def test_stream_when_nothing_comes_any_more_ends():
-    """All origins have gone, and nobody said that it ended."""
     made, found = Made(), cut(SOURCE)
     made.hear(found[0].id)
     made.pass_time(SETTLE_S + 0.01)
@@ -289,7 +282,6 @@ def test_stream_when_nothing_comes_any_more_ends():
 
 
 def test_name_when_a_publisher_of_the_edge_has_it_is_left_to_that_one():
-    """Its copy is refused, and tried again later."""
     made, found = Made(), cut(SOURCE)
     made.viewers.refuses = True
     made.hear(found[0].id)
@@ -322,7 +314,6 @@ def pump(made, found, *, every_s=1.0, by=None):
 @pytest.mark.parametrize("apart", [1, 360, -8640])
 @pytest.mark.parametrize("dies", ["first", "second"])
 def test_origins_when_their_clocks_put_a_publication_on_two_timelines_are_one(dies, apart):
-    """Either may die, and nothing is lost: a segment that both announced shows that they have the same."""
     made = Made()
     source = movie(20)
     first, second = cut(source, timeline=9000), cut(source, timeline=9000 + apart)
@@ -337,7 +328,6 @@ def test_origins_when_their_clocks_put_a_publication_on_two_timelines_are_one(di
 
 @pytest.mark.parametrize("timeline", [3, 30])
 def test_encoder_when_it_uses_a_name_that_another_one_has_waits_until_that_is_gone(timeline):
-    """What goes out goes on, of the other one a few seconds are kept, and those go out as soon as nobody has more."""
     made = Made()
     live, other = cut(movie(60), timeline=9), cut(movie(60, step_ms=125), timeline=timeline)
     pump(made, live[:5])
@@ -396,7 +386,6 @@ def test_followed_encoder_when_it_has_the_clock_of_one_that_lives_elsewhere_is_l
 
 @pytest.mark.parametrize("first", [False, True])
 def test_followed_encoder_when_it_restarts_its_clock_goes_on_at_once(first):
-    """Its source goes on, and what it sends is the next publication, whichever says so first."""
     before, again = movie(6, start=3_600_000), movie(4, step_ms=125)
     made, live = Made(follows=True), cut([*HEADERS, *before], timeline=9)
     theirs = cut([*HEADERS, *again], timeline=12, close=False)
@@ -416,7 +405,6 @@ def test_followed_encoder_when_it_restarts_its_clock_goes_on_at_once(first):
 
 
 def test_clock_when_it_leaps_at_another_origin_costs_the_stream_nothing():
-    """What is remembered of publications is bounded, and the one that goes out is never forgotten."""
     made, live = Made(), cut(movie(8), timeline=9, close=False)
     pump(made, live[:3])
     for number in range(200):
@@ -455,7 +443,6 @@ def test_segments_when_groups_are_long_come_in_time():
 
 
 def test_picture_when_too_large_for_a_segment_is_no_place_to_know_a_source_by():
-    """What is announced while nothing but such a picture was followed is taken as ever."""
     made, found = Made(follows=True), cut(SOURCE)
     made.hear(found[0].id)
     made.pass_time(LIVE_S + SETTLE_S)

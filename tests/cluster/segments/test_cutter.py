@@ -14,7 +14,6 @@ def read(cuts):
 
 
 def test_stream_when_it_has_video_is_cut_before_each_key_frame():
-    """Each segment begins with a key frame and names the one behind it; the last one ends the publication."""
     found = read(cut([*HEADERS, *movie(3)]))
     assert [item.id.position for item in found] == [Position(3, 0, 0), Position(3, 1000, 0), Position(3, 2000, 0)]
     assert [item.id.next for item in found] == [Position(3, 1000, 0), Position(3, 2000, 0), None]
@@ -23,19 +22,16 @@ def test_stream_when_it_has_video_is_cut_before_each_key_frame():
 
 
 def test_stream_when_still_published_keeps_what_is_not_complete():
-    """What follows the last key frame is no segment yet."""
     assert [item.id.position.start_ms for item in cut(movie(3), close=False)] == [0, 1000]
 
 
 def test_stream_when_seen_from_the_middle_gives_the_same_segments():
-    """Who begins to look later, with sound of the group before, cuts the same objects from the next key frame on."""
     whole, late = cut([*HEADERS, *movie(4)]), cut([*HEADERS, *movie(4)[5:]])
     assert [item.data for item in late[1:]] == [item.data for item in whole[1:]]
     assert [item.id for item in late[1:]] == [item.id for item in whole[1:]]
 
 
 def test_stream_when_moved_in_time_gives_the_same_bodies():
-    """A follower whose server has moved the stream on its timeline finds the same hashes."""
     moved = [frame._replace(timestamp=frame.timestamp + 123_456) for frame in movie(4)]
     assert [item.id.digest for item in cut(moved)] == [item.id.digest for item in cut(movie(4))]
 
@@ -56,7 +52,6 @@ def test_sound_when_before_the_first_picture_is_a_segment_of_its_own():
 
 
 def test_stream_without_video_is_cut_by_its_own_clock():
-    """Sound alone is cut every two seconds, at the same times wherever one begins."""
     sound = [audio(at) for at in range(0, 9000, 100)]
     whole, late = cut([AUDIO_HEADER, *sound]), cut([AUDIO_HEADER, *sound[7:]])
     assert [item.id.position.start_ms for item in whole] == [0, 2000, 4000, 6000, 8000]
@@ -64,7 +59,6 @@ def test_stream_without_video_is_cut_by_its_own_clock():
 
 
 def test_group_when_it_is_long_is_cut_into_parts():
-    """Five seconds without a key frame make a part that is no beginning for a decoder."""
     found = cut([key(0), *(inter(at) for at in range(1000, 25_000, 1000)), key(25_000)])
     assert [item.id.position for item in found] == [
         *(Position(3, 0, part) for part in range(5)),
@@ -74,7 +68,6 @@ def test_group_when_it_is_long_is_cut_into_parts():
 
 
 def test_group_when_it_is_large_is_cut_into_parts():
-    """No segment passes the bound for parts, unless one message does."""
     found = cut([key(0), *(inter(at, bytes(300_000)) for at in range(1, 8)), inter(8, bytes(1_500_000))])
     assert all(item.id.size_bytes <= PART_BYTES for item in found[:-1])
     assert PART_BYTES < found[-1].id.size_bytes <= BODY_BYTES
@@ -82,7 +75,6 @@ def test_group_when_it_is_large_is_cut_into_parts():
 
 
 def test_message_when_no_segment_can_hold_it_is_counted():
-    """What is larger than an object may be is left out and told."""
     cutter = Cutter("live/cam", 3)
     found = [done for frame in (key(0), inter(40, bytes(BODY_BYTES)), inter(80)) for done in feed(cutter, frame)]
     assert sum(len(item.frames) for item in found + cutter.close()) == 2
@@ -95,7 +87,6 @@ def test_key_frames_when_close_together_begin_a_segment_every_half_second():
 
 
 def test_clock_when_it_wraps_goes_on():
-    """Positions grow across the wrap of RTMP's clock, and timestamps wrap."""
     start = 0xFFFFFFFF - 1499
     found = read(cut(movie(3, start=start)))
     assert [item.id.position.start_ms for item in found] == [start, start + 1000, start + 2000]
@@ -103,7 +94,6 @@ def test_clock_when_it_wraps_goes_on():
 
 
 def test_clock_when_it_jumps_back_begins_another_timeline():
-    """The segment before ends its publication, and positions grow all the same."""
     found = cut([key(60_000), inter(60_040), key(100), inter(140)])
     assert [(item.id.position, item.id.then) for item in found] == [
         (Position(3, 60_000, 0), Then.END),
@@ -112,13 +102,11 @@ def test_clock_when_it_jumps_back_begins_another_timeline():
 
 
 def test_message_when_a_little_behind_stays_in_its_segment():
-    """Sound that comes behind later pictures moves no clock."""
     found = cut([key(0), inter(400), audio(100), key(1000), audio(980)])
     assert [item.id.count for item in found] == [3, 2]
 
 
 def test_headers_when_too_many_or_too_large_are_left_to_the_messages():
-    """What each segment carries is bounded, whatever a publisher invents."""
     large = Frame(18, 0, METADATA.payload + bytes(300_000))
     found = read(cut([large, VIDEO_HEADER, key(0)]))
     assert found[0].headers == ((9, VIDEO_HEADER.payload),)
@@ -135,7 +123,6 @@ def test_headers_when_too_many_or_too_large_are_left_to_the_messages():
     ],
 )
 def test_timeline_when_a_publication_begins_is_when_its_clock_stood_at_zero(wall_s, timestamp, before, expected):
-    """Origins of one encoder agree, and a publication that comes soon behind another one is told from it."""
     assert timeline_at(wall_s, timestamp, before) == expected
 
 

@@ -38,7 +38,6 @@ def test_small_segments_when_the_clock_leaps_are_ten_a_second():
 
 
 def test_segments_when_large_or_in_time_are_all_kept():
-    """A key frame each half second for ever, and many octets at once."""
     clock, cuts, cutting = made()
     for number in range(1001):
         put(cutting, number * 500)

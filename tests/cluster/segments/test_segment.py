@@ -39,7 +39,6 @@ def made(start_ms: int = 7000, then: Then = Then.KEY, next_ms: int = 9000) -> tu
 @settings(deadline=None)
 @given(HEADERS, FRAMES, STARTS)
 def test_body_when_written_and_read_is_what_it_was(headers, frames, start):
-    """Headers and messages come back with their times, wherever the segment starts and whether the clock wraps."""
     at = start & 0xFFFFFFFF
     assert decode_body(encode_body(headers, frames, at), at) == (tuple(headers), tuple(frames))
 
@@ -54,7 +53,6 @@ def test_body_when_the_stream_is_moved_in_time_has_the_same_octets(headers, fram
 @settings(deadline=None)
 @given(HEADERS, FRAMES, st.data())
 def test_body_when_cut_short_or_longer_is_refused(headers, frames, data):
-    """No part of a body is one, nor is a body with something behind it."""
     body = encode_body(headers, frames, 0)
     for wrong in (body[: data.draw(st.integers(0, len(body) - 1))], body + b"\0"):
         with pytest.raises(RemoteProtocolError):
@@ -64,7 +62,6 @@ def test_body_when_cut_short_or_longer_is_refused(headers, frames, data):
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_body_when_octets_are_any_is_refused_or_written_the_same_way(octets):
-    """Whatever is read has exactly one way to be written."""
     try:
         headers, frames = decode_body(octets, 0)
     except RemoteProtocolError:
@@ -86,7 +83,6 @@ def test_body_when_octets_are_any_is_refused_or_written_the_same_way(octets):
     ],
 )
 def test_body_when_it_breaks_a_rule_is_refused(body):
-    """Versions, counts, types and lengths are checked before anything is taken."""
     with pytest.raises(RemoteProtocolError) as raised:
         decode_body(body, 0)
     assert raised.value.code == "segment"
@@ -94,7 +90,6 @@ def test_body_when_it_breaks_a_rule_is_refused(body):
 
 @pytest.mark.parametrize(("then", "next_ms"), [(Then.KEY, 9000), (Then.PART, 0), (Then.END, 0)])
 def test_id_when_written_and_read_is_what_it_was(then, next_ms):
-    """An id says where the segment is, what follows, and how large it is."""
     name, _ = made(then=then, next_ms=next_ms)
     assert SegmentId.decode(name.encode()) == name
     assert (
@@ -111,7 +106,6 @@ def test_id_when_written_and_read_is_what_it_was(then, next_ms):
 @settings(deadline=None)
 @given(st.binary(max_size=120))
 def test_id_when_octets_are_any_is_refused_or_written_the_same_way(octets):
-    """An id is read strictly."""
     try:
         name = SegmentId.decode(octets)
     except RemoteProtocolError:
@@ -134,14 +128,12 @@ def test_id_when_octets_are_any_is_refused_or_written_the_same_way(octets):
     ],
 )
 def test_id_when_it_contradicts_itself_is_refused(change):
-    """What follows begins later, nothing follows the end, sizes are within bounds, and a server can have the name."""
     name, _ = made()
     with pytest.raises(RemoteProtocolError):
         SegmentId.decode(dataclasses.replace(name, **change).encode())
 
 
 def test_id_when_the_name_is_too_long_cannot_be_written():
-    """The name of a stream has its bound where it is cut, not where it is read."""
     with pytest.raises(LocalProtocolError):
         dataclasses.replace(made()[0], stream="live/" + "x" * 251).encode()
 
@@ -156,7 +148,6 @@ def test_ids_when_sorted_as_octets_are_sorted_by_time():
 
 
 def test_segment_when_the_body_is_another_one_is_a_lie():
-    """A body is taken only under the name of its own hash."""
     name, body = made()
     assert id_of(object_of(name, body)) == name.encode()
     assert Segment.decode(object_of(name, body)).frames[0] == Frame(9, 7000, b"key")
@@ -174,13 +165,11 @@ def test_segment_when_the_id_counts_wrong_is_refused():
 
 @pytest.mark.parametrize("octets", [b"", b"\0", b"\0\0body", b"\0\xffshort", b"\xff\xff" + bytes(99_999)])
 def test_object_when_it_has_no_id_is_refused(octets):
-    """What is no object has no name."""
     with pytest.raises(RemoteProtocolError):
         id_of(octets)
 
 
 def test_body_when_larger_than_an_object_may_be_is_refused():
-    """A writer learns of the bound, not the reader."""
     with pytest.raises(LimitExceededError) as raised:
         encode_body([], [Frame(9, 0, bytes(BODY_BYTES))], 0)
     assert raised.value.limit == "segment_bytes"

@@ -29,7 +29,6 @@ def frames_of(out) -> list[Frame]:
 
 
 def live(target: Splice, cutter: Cutter, frame: Frame) -> None:
-    """Hand on a message as it is followed."""
     for done in feed(cutter, frame):
         target.end_part(done.position, len(done.frames), done.next)
     if cutter.position is not None:
@@ -37,7 +36,6 @@ def live(target: Splice, cutter: Cutter, frame: Frame) -> None:
 
 
 def test_segments_when_they_come_in_order_go_out_at_once():
-    """The first one begins the publication; each is preceded by its headers."""
     target, found = splice(), segments([*HEADERS, *movie(2)])
     target.add_segment(found[0])
     out = target.take(0.0)
@@ -49,7 +47,6 @@ def test_segments_when_they_come_in_order_go_out_at_once():
 
 
 def test_segment_when_missing_is_waited_for():
-    """What comes behind it waits, and nothing is lost when it comes in time."""
     target, (first, second, third) = splice(), segments(movie(3))
     target.add_segment(first)
     target.take(0.0)
@@ -62,7 +59,6 @@ def test_segment_when_missing_is_waited_for():
 
 
 def test_segment_when_missing_for_too_long_is_told():
-    """The gap names the first message that is missing and where it goes on; what comes too late is dropped."""
     target, (first, second, third) = splice(), segments(movie(3))
     for item in (first, third):
         target.add_segment(item)
@@ -76,7 +72,6 @@ def test_segment_when_missing_for_too_long_is_told():
 
 
 def test_segments_when_they_take_too_much_while_one_is_missing_are_not_waited_for():
-    """Memory is bounded by octets, not only by time."""
     target, found = Splice(wait_s=1e9, most_bytes=300), segments(movie(9))
     target.add_segment(found[0])
     target.take(0.0)
@@ -88,7 +83,6 @@ def test_segments_when_they_take_too_much_while_one_is_missing_are_not_waited_fo
 
 
 def test_followed_messages_when_the_source_dies_are_completed_from_the_segment():
-    """What has gone out of a group is left out, and the rest of it follows at its place."""
     target, cutter, frames = splice(), Cutter("live/cam", 3), movie(3)
     for frame in frames[:11]:
         live(target, cutter, frame)
@@ -101,7 +95,6 @@ def test_followed_messages_when_the_source_dies_are_completed_from_the_segment()
 
 
 def test_followed_messages_when_another_source_begins_with_its_cache_are_not_repeated():
-    """The second source repeats the group from its key frame, and goes on from where the first one stopped."""
     target, frames = splice(), movie(3)
     for source in (frames[:13], frames[8:]):
         cutter = Cutter("live/cam", 3)
@@ -112,7 +105,6 @@ def test_followed_messages_when_another_source_begins_with_its_cache_are_not_rep
 
 
 def test_publication_when_it_ends_is_followed_by_the_next_without_a_gap():
-    """The last segment says that it is the last; a gap is what is missing, not a pause."""
     target, before, after = splice(), segments(movie(1)), segments(movie(1), timeline=7)
     for item in (*before, *after):
         target.add_segment(item)
@@ -123,7 +115,6 @@ def test_publication_when_it_ends_is_followed_by_the_next_without_a_gap():
 
 
 def test_publication_when_its_second_segment_comes_first_begins_where_it_was_told():
-    """Behind an end, what is known to exist is waited for, as anything that is missing."""
     target, before, (first, second) = splice(), segments(movie(1)), segments(movie(2), timeline=7)
     target.add_segment(before[0])
     target.take(0.0)
@@ -136,7 +127,6 @@ def test_publication_when_its_second_segment_comes_first_begins_where_it_was_tol
 
 
 def test_publication_when_its_last_segment_is_lost_gives_way_to_the_next():
-    """The next publication is waited behind the end that nobody has, and then told."""
     target, before, after = splice(), segments(movie(2)), segments(movie(1), timeline=7)
     target.add_segment(before[0])
     target.add_segment(after[0])
@@ -146,7 +136,6 @@ def test_publication_when_its_last_segment_is_lost_gives_way_to_the_next():
 
 
 def test_part_when_it_differs_from_what_went_out_goes_on_by_time():
-    """A source that changed the stream does not make it jump back."""
     target, cutter, frames = splice(), Cutter("live/cam", 3), movie(1)
     for frame in [*frames[:3], *frames[4:5]]:  # one of them was left out on the way
         live(target, cutter, frame)
@@ -157,7 +146,6 @@ def test_part_when_it_differs_from_what_went_out_goes_on_by_time():
 
 
 def test_names_when_learnt_later_move_what_went_out():
-    """Followed messages stand at the times of their server until a hash shows where they are; none goes out twice."""
     frames, moved = movie(3), [frame._replace(timestamp=frame.timestamp + 50_000) for frame in movie(3)]
     target, cutter = splice(), Cutter("live/cam", 0)
     for frame in moved[:11]:
@@ -217,7 +205,6 @@ def test_stream_when_everything_comes_in_any_mix_is_whole(steps):
 @settings(deadline=None)
 @given(st.permutations(range(6)), st.sets(st.integers(1, 5), max_size=4))
 def test_stream_when_segments_never_come_is_told_which(order, lost):
-    """What goes out are the messages of the others in order, and there is a gap for each run of lost ones."""
     frames, target = movie(6), splice()
     found, out, now = segments(frames), [], 0.0
     target.add_segment(found[0])

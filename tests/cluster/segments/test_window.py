@@ -26,7 +26,6 @@ def add(target: SegmentPool, *found) -> dict[bytes, str]:
 
 
 def test_segments_when_added_are_offered_in_their_order():
-    """Each is had from then on, and who asks behind a ticket gets those that came later."""
     target, found = pool(), cut(movie(4))
     told = []
     unwatch = target.watch(lambda: told.append(len(target)))
@@ -41,7 +40,6 @@ def test_segments_when_added_are_offered_in_their_order():
 
 
 def test_segment_when_it_lies_is_rejected_and_not_had():
-    """A body with another hash is told with its reason, and the segment is still wanted from others."""
     target, (first, second) = pool(), cut(movie(2))
     lie = {first.id.encode(): object_of(first.id, b"x" * first.id.size_bytes), second.id.encode(): second.data}
     rejected = asyncio.run(target.add_objects(lie))
@@ -52,7 +50,6 @@ def test_segment_when_it_lies_is_rejected_and_not_had():
 
 
 def test_segment_when_true_is_handed_on_once():
-    """The node hears of each that has come, not of one that it has."""
     heard = []
     target, (first, _) = pool(on_segment=heard.append), cut(movie(2))
     add(target, first)
@@ -70,7 +67,6 @@ def test_segment_when_nobody_wants_it_counts_as_here_until_somebody_does():
 
 
 def test_id_when_it_is_none_counts_as_here():
-    """What cannot be read is never fetched."""
     target = pool()
     assert target.has_object(b"nonsense")
     assert target.name_of(b"nonsense") is None
@@ -88,13 +84,11 @@ def test_segment_when_it_has_two_names_is_kept_and_offered_by_one():
 
 
 def test_object_when_it_is_none_has_no_id():
-    """What a peer sends is looked at before it is taken."""
     with pytest.raises(ValueError, match="no id"):
         pool().object_id(b"")
 
 
 def test_window_when_over_its_octets_lets_the_oldest_go():
-    """Each stream has its bound, and all streams together have one."""
     found, others = cut(movie(4)), cut(movie(4), stream="live/other")
     size = len(found[0].data)
     target = pool(stream_bytes=size * 2 + size // 2, total_bytes=size * 4)
@@ -108,7 +102,6 @@ def test_window_when_over_its_octets_lets_the_oldest_go():
 
 
 def test_window_when_time_passes_lets_what_is_old_go():
-    """A stream that has ended leaves nothing behind, but its segments are not fetched again."""
     clock = ManualClock()
     target, found = pool(clock, stream_s=10.0), cut(movie(3))
     add(target, found[0])
@@ -125,7 +118,6 @@ def test_window_when_time_passes_lets_what_is_old_go():
 
 @pytest.mark.parametrize("name", ["stream_s", "stream_bytes", "total_bytes"])
 def test_limits_when_not_positive_are_refused(name):
-    """A window that keeps nothing offers nothing."""
     with pytest.raises(ConfigError, match=name):
         WindowLimits(**{name: 0})
 

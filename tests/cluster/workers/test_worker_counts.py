@@ -17,7 +17,6 @@ ADDRESSES = [f"203.0.113.{number}" for number in range(12)]
 
 
 def counts_of(count):
-    """Return the counts of so many workers over one memory, and the memory."""
     memory = memoryview(bytearray(count * REGION))
     return [WorkerCounts(memory, own, count, KEY) for own in range(count)], memory
 
@@ -25,7 +24,6 @@ def counts_of(count):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ADDRESSES), st.booleans()), max_size=60))
 def test_counts_when_connections_come_and_go_are_those_of_the_others(steps):
-    """Whatever happens, a worker is told the exact total of the others, and of an address no less than they have."""
     workers, _ = counts_of(3)
     held = [Counter() for _ in workers]
     for at, address, comes in steps:
@@ -43,7 +41,6 @@ def test_counts_when_connections_come_and_go_are_those_of_the_others(steps):
 
 
 def test_counts_when_a_worker_has_ended_are_without_it():
-    """The region of a worker that has ended is cleared, and the others' stay."""
     (first, second, third), memory = counts_of(3)
     for worker in (first, second):
         worker.enter("192.0.2.1")
@@ -52,7 +49,6 @@ def test_counts_when_a_worker_has_ended_are_without_it():
 
 
 def test_counts_when_there_are_many_addresses_seldom_say_too_much():
-    """With twenty thousand addresses in another worker, one that has none there is hardly ever told of one."""
     (first, second), _ = counts_of(2)
     for number in range(20_000):
         first.enter(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
@@ -63,7 +59,6 @@ def test_counts_when_there_are_many_addresses_seldom_say_too_much():
 
 
 def test_admission_when_other_workers_have_connections_counts_them():
-    """A limit per address and one in total hold over all workers; who leaves one of them makes room in the other."""
     limits = AdmissionLimits(connections=4, connections_per_address=2, new_per_address_and_s=0)
     admissions = []
     for counts in counts_of(2)[0]:
@@ -88,7 +83,6 @@ def test_admission_when_other_workers_have_connections_counts_them():
 
 
 def test_admission_when_there_are_workers_lets_each_have_its_part_of_a_rate():
-    """Behind the burst each of two workers lets in half of the rate."""
     admission = Admission(AdmissionLimits(new_per_address_and_s=20, burst_per_address=1, connections_per_address=0))
     admission.elsewhere = counts_of(2)[0][0]
     admission.enter("192.0.2.1", 0.0)

@@ -78,7 +78,6 @@ class Crew:
         return worker
 
     def call(self, name, **given):
-        """Return what an operation comes to."""
         return json.loads(self.operating.answer(name, json.dumps(given).encode(), Permission.ADMIN, "me"))
 
 
@@ -95,7 +94,6 @@ def banned(worker):
 
 
 def test_change_when_a_worker_comes_meanwhile_reaches_it_too(crew):
-    """A worker that gets its link while others are asked is asked as well, before the operation is done."""
     late = Worker(3)
 
     def comes():
@@ -134,7 +132,6 @@ def test_change_when_it_is_done_is_one_and_is_there_for_later_workers(crew):
 
 
 def test_change_when_it_is_refused_everywhere_is_not_in_force(crew):
-    """What no worker could do is an error, changes nothing and is kept for nobody."""
     assert crew.call("unban", network="192.0.2.1")["error"]["code"] == "NOT_POSSIBLE"
     assert crew.call("limits", soft="1MiB,100,2s", hard="1KiB,1,1s")["error"]["code"] == "WRONG_ARGUMENT"
     assert crew.changes.version == 0
@@ -153,7 +150,6 @@ def test_change_when_a_worker_does_not_answer_is_the_others_with_a_warning(crew)
 
 
 def test_stats_when_a_worker_is_down_name_it(crew):
-    """A worker without a link has a line that says what it does, and so does one that is silent."""
     crew.expected = [1, 2, 3]
     crew.workers[1].fault = RpcTimeoutError("too late", code="TIMEOUT")
     found = crew.call("stats")["result"]
@@ -166,7 +162,6 @@ def test_stats_when_a_worker_is_down_name_it(crew):
 
 
 def test_stats_when_a_worker_ends_while_it_is_asked_name_it(crew):
-    """A worker whose link breaks before it has answered has a line too: it is started again."""
     crew.expected = [1, 2]
     crew.workers[1].fault = RpcError("gone", code="DISCONNECTED")
     found = crew.call("stats")["result"]
@@ -176,7 +171,6 @@ def test_stats_when_a_worker_ends_while_it_is_asked_name_it(crew):
 
 
 def test_change_of_a_file_when_all_workers_take_it_is_one(crew):
-    """The same contents of a file are one change, whichever worker saw them first; other contents are another."""
     for digest in ("a", "a", "b", "b"):
         crew.operating.note_file("bans file", {"bans": 1}, digest)
     crew.operating.note_file("limits file", {}, "b")
@@ -191,7 +185,6 @@ def test_drain_when_it_is_asked_for_begins_before_the_workers_do(crew):
 
 
 def test_operations_when_named_in_the_table_can_be_asked_of_workers(crew):
-    """Every operation has values that go over the link and come back the same."""
     needed = {"network": "192.0.2.1", "peer": "192.0.2.1"}
     for operation in BY_NAME.values():
         names = {item.name for item in operation.arguments}
@@ -219,7 +212,6 @@ def test_limits_when_set_by_command_are_for_later_workers_until_the_file_changes
 
 
 def test_words_when_there_are_more_than_a_page_are_told_once_each(crew):
-    """A worker that is started asks for page after page until all that was said has been told."""
     bans = [Ban(cidr=f"10.0.{at >> 8}.{at & 255}/32", expires=None) for at in range(3 * MOST_PAGE)]
     crew.book.ban(bans)
     following, pages = 0, []
@@ -263,7 +255,6 @@ def test_unban_when_only_the_ban_file_has_it_lets_it_in_at_all_workers(crew):
 
 
 def test_fleet_when_it_says_something_is_told_to_all_workers(crew):
-    """Bans, liftings and limits of other servers are in force in each worker, and are changes of the fleet."""
     ban = Word.of_ban(Ban(cidr="192.0.2.1/32", expires=None, source="command of ops"), Stamp(NOW_MS, 0, "berlin"))
     limits = {"soft": "1MiB,100,2s", "hard": "2MiB,200,4s", "low": "0,0,0", "target_delay": "auto"}
     crew.operating.take_words([ban, Word.of_limits(limits, Stamp(NOW_MS, 1, "berlin"))])
@@ -280,7 +271,6 @@ def test_fleet_when_it_says_something_is_told_to_all_workers(crew):
 
 
 def test_penalty_when_others_behave_at_another_worker_is_a_limit_everywhere(crew, monkeypatch):
-    """The supervisor decides by who behaves at any worker, and what it decides is in force in all and one change."""
     verdict = Overflow("192.0.2.1/32", Offence.REFUSED, 2, {"login": 600.0}, "600 in 5 min", wide=False)
     crew.operating.punish([verdict])
     assert [ban.action.value for item in crew.workers for ban in item.server.admission.bans.bans] == ["ban", "ban"]
@@ -296,6 +286,5 @@ def test_penalty_when_others_behave_at_another_worker_is_a_limit_everywhere(crew
 
 
 def test_verdict_when_it_went_over_the_link_is_the_same():
-    """A worker tells the supervisor what it saw, in JSON."""
     verdict = Overflow("2001:db8::/48", Offence.CONTROL, 1, {"control messages": 9.5}, "9 in 1 s", wide=True)
     assert overflow_of(json.loads(json.dumps(overflow_line(verdict)))) == verdict

@@ -8,7 +8,6 @@ from flowctl.live.cluster.workers.restarts import HUNG_S, RESTARTS, START_S, STE
 
 
 def test_restarts_when_a_process_has_lived_are_at_once():
-    """One that served for a while is started again at once, whatever was before."""
     restarts = Restarts(Random(1))
     for _ in range(5):
         restarts.ended(0.1)
@@ -17,7 +16,6 @@ def test_restarts_when_a_process_has_lived_are_at_once():
 
 
 def test_restarts_when_processes_end_soon_wait_longer_each_time():
-    """One that ends at once again and again is started at most every few seconds."""
     restarts = Restarts(Random(1))
     waits = [restarts.ended(0.1) for _ in range(12)]
     assert waits[0] == 0.0
@@ -26,7 +24,6 @@ def test_restarts_when_processes_end_soon_wait_longer_each_time():
 
 
 def test_pulse_when_nothing_is_answered_says_that_it_hangs():
-    """Silence to several questions over the whole time is what counts; an answer begins it anew."""
     pulse, now = WorkerPulse(0.0), 0.0
     while now < START_S - 1:  # a process that begins is given longer
         pulse.asks(now)

@@ -27,13 +27,11 @@ def spoken():
 
 
 def test_words_when_it_ended_with_an_error_are_the_error(spoken):
-    """An error is told with its hint, as the worker has put it."""
     said = {"error": "no such module", "hint": "is it installed?", "config": True}
     assert spoken(json.dumps(said)) == said
 
 
 def test_words_when_the_interpreter_has_failed_are_its_first_line_and_where_its_threads_were(spoken):
-    """What the interpreter writes at a fatal signal is an error and a stack."""
     text = (
         'Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n  File "x.py", line 1 in f\n'
     )
@@ -43,7 +41,6 @@ def test_words_when_the_interpreter_has_failed_are_its_first_line_and_where_its_
 
 
 def test_words_when_it_was_killed_are_none(spoken):
-    """One that was killed had no time to say anything; broken words are text."""
     assert spoken("") == {}
     assert spoken("{") == {"error": "{", "stack": ""}
 

@@ -20,7 +20,6 @@ from flowctl.nodes.diffusion.streams.memory import memory_pair
 
 
 def name(data):
-    """Let objects be their own ids in front of a slash."""
     found, slash, _ = data.partition(b"/")
     if not slash:
         raise ValueError("no slash")
@@ -36,7 +35,6 @@ def ids_after(pool, ticket, limit=100):
 
 
 def test_pool_when_read_by_ticket_gives_objects_in_the_order_they_came():
-    """Tickets rise; a reader goes on where it was, sees each object once, and nothing when there is nothing new."""
     pool = MemoryPool(identify=name)
     pool.add(objects(b"c", b"a"))
     pool.add(objects(b"b", b"a"))
@@ -48,7 +46,6 @@ def test_pool_when_read_by_ticket_gives_objects_in_the_order_they_came():
 
 
 def test_pool_when_full_evicts_the_oldest_and_remembers_it():
-    """Bounds hold by bytes and by number; what was evicted need not be fetched again, but is not here."""
     pool = MemoryPool(identify=name, max_bytes=30, max_objects=10)
     pool.add(objects(b"a", b"b", b"c", b"d"))
     assert ids_after(pool, 0) == [b"b", b"c", b"d"]
@@ -62,7 +59,6 @@ def test_pool_when_full_evicts_the_oldest_and_remembers_it():
 
 
 def test_pool_when_an_object_is_larger_than_all_of_it_passes_it_by():
-    """An object that no eviction makes room for is not kept, costs no other its place, and is not wanted again."""
     pool = MemoryPool(identify=name, max_bytes=30)
     pool.add(objects(b"a"))
     assert pool.add(objects(b"big", size=31)) == {}
@@ -71,7 +67,6 @@ def test_pool_when_an_object_is_larger_than_all_of_it_passes_it_by():
 
 
 def test_entry_when_held_can_be_read_after_its_eviction():
-    """Who has announced an object can send it, also when the pool has evicted it meanwhile."""
     pool = MemoryPool(identify=name, max_bytes=10)
     pool.add(objects(b"a"))
     (entry,) = pool.objects_after(0, 1)
@@ -80,7 +75,6 @@ def test_entry_when_held_can_be_read_after_its_eviction():
 
 
 def test_pool_when_an_object_is_invalid_says_why_and_takes_the_others():
-    """What `validate` finds wrong is told by id, and is not in the pool."""
     pool = MemoryPool(identify=name, validate=lambda object_id, _: "bad signature" if object_id == b"b" else None)
     assert asyncio.run(pool.add_objects(objects(b"a", b"b", b"c"))) == {b"b": "bad signature"}
     assert ids_after(pool, 0) == [b"a", b"c"]
@@ -106,7 +100,6 @@ def test_pool_when_given_what_peers_would_not_take_says_so(object_id, data, word
 
 
 def test_watchers_when_objects_came_are_told_once_until_they_leave():
-    """One call for each addition of something new; none for what was here already, and none after leaving."""
     pool, told = MemoryPool(identify=name), []
     unwatch = pool.watch(lambda: told.append(1))
     pool.add(objects(b"a", b"b"))
@@ -120,7 +113,6 @@ def test_watchers_when_objects_came_are_told_once_until_they_leave():
 
 @pytest.mark.parametrize("bounds", [{"max_bytes": 0}, {"max_objects": 0}])
 def test_pool_when_a_bound_is_below_one_is_not_made(bounds):
-    """A pool that can hold nothing is a mistake in the configuration."""
     with pytest.raises(ConfigError):
         MemoryPool(**bounds)
 
@@ -141,7 +133,6 @@ def files(folder):
 
 
 def test_files_when_the_process_begins_anew_are_the_pool_it_had(tmp_path):
-    """Objects, their order and the tickets go on; parts and damaged files are removed, and not found in the pool."""
     with file_pool(tmp_path) as pool:
         add(pool, b"c", b"a", b"b")
         last = pool.objects_after(0, 9)[-1].ticket
@@ -161,7 +152,6 @@ def test_files_when_the_process_begins_anew_are_the_pool_it_had(tmp_path):
 
 
 def test_files_when_bounded_go_with_the_oldest_objects(tmp_path):
-    """The folder holds no more than the pool, after a start with smaller bounds too."""
     with file_pool(tmp_path, max_bytes=30) as pool:
         assert add(pool, b"a", b"b", b"c", b"d") == {}
         assert add(pool, b"big", size=31) == {}
@@ -175,7 +165,6 @@ def test_files_when_bounded_go_with_the_oldest_objects(tmp_path):
 
 
 def test_file_when_its_entry_is_held_stays_until_it_is_let_go(tmp_path):
-    """What was announced can be sent after its eviction; then the file goes."""
     with file_pool(tmp_path, max_objects=1) as pool:
         add(pool, b"a")
         held = pool.objects_after(0, 9)
@@ -187,7 +176,6 @@ def test_file_when_its_entry_is_held_stays_until_it_is_let_go(tmp_path):
 
 
 def test_file_when_damaged_or_gone_is_told_by_reading(tmp_path):
-    """What a file holds is checked against its id each time."""
     with file_pool(tmp_path) as pool:
         add(pool, b"a", b"b")
         first, second = pool.objects_after(0, 9)
@@ -200,7 +188,6 @@ def test_file_when_damaged_or_gone_is_told_by_reading(tmp_path):
 
 
 def test_folder_when_another_uses_it_is_refused(tmp_path):
-    """Two pools in one folder would evict each other's files; after the close another may begin."""
     with file_pool(tmp_path):
         with pytest.raises(StoreError) as caught:
             file_pool(tmp_path)
@@ -212,7 +199,6 @@ def test_folder_when_another_uses_it_is_refused(tmp_path):
 
 
 def test_disk_when_full_makes_the_oldest_objects_go_and_is_no_fault_of_a_peer(tmp_path, monkeypatch):
-    """The oldest objects make room; what fits not even alone is passed by, and is not wanted again."""
     room, write = 25, files_module._write
 
     def full(path, object_id, data):
@@ -258,7 +244,6 @@ asyncio.run(pool.add_objects({files.sha256_of(data): data for number in range(9)
 
 
 def test_files_when_the_process_is_killed_while_it_writes_are_whole_objects(tmp_path):
-    """Killed within the fifth object, the pool begins anew with four, all sound, and takes the others."""
     ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=20)
     assert ended.returncode == -9
     with FilePool(tmp_path) as pool:

@@ -136,7 +136,6 @@ def test_message_when_not_allowed_in_the_state_is_refused_at_its_second_octet(st
     ],
 )
 def test_message_when_not_in_its_one_form_is_refused(state, octets):
-    """What could be written in another way, or is something else, is not taken, in one piece or in octets."""
     with pytest.raises(RemoteProtocolError):
         decode(bytes.fromhex(octets), state)
     with pytest.raises(RemoteProtocolError):
@@ -145,7 +144,6 @@ def test_message_when_not_in_its_one_form_is_refused(state, octets):
 
 @pytest.mark.parametrize("state", [State.IDLE, State.OBJECTS])
 def test_message_when_larger_than_the_state_allows_is_refused_by_its_head(state):
-    """The limit of a state holds to the octet, and a head that promises more is refused before more has come."""
     key, limit = (3 if state is State.IDLE else 4), SIZE_LIMIT_BYTES[state]
     room = limit - 3 - 5 - 1  # beside the list's head, the object's, and the end of the list
     head = bytes((0x82, key, 0x9F))
@@ -157,14 +155,12 @@ def test_message_when_larger_than_the_state_allows_is_refused_by_its_head(state)
 
 
 def test_largest_object_when_alone_fits_into_a_reply():
-    """An object of the greatest size that may be announced can be sent."""
     octets = encode(ReplyObjects((bytes(MAX_OBJECT_BYTES),)))
     assert len(octets) <= reply_bytes(1, MAX_OBJECT_BYTES) <= SIZE_LIMIT_BYTES[State.OBJECTS]
     assert ReplyObjects((bytes(MAX_OBJECT_BYTES),)) == decode(octets, State.OBJECTS)
 
 
 def test_items_when_more_than_the_bound_are_refused():
-    """A reply has at most so many items, although a million would fit by their octets."""
     most = b"\x82\x02\x9f" + b"\x41a" * MAX_ITEMS
     assert len(decode(most + b"\xff", State.IDS_NONBLOCKING).announced) == MAX_ITEMS
     with pytest.raises(LimitExceededError, match="items"):
@@ -183,7 +179,6 @@ def test_items_when_more_than_the_bound_are_refused():
     ],
 )
 def test_message_when_no_peer_would_take_it_is_not_encoded(message):
-    """What the wire does not allow is our caller's fault, found before it is sent."""
     with pytest.raises(LocalProtocolError):
         encode(message)
 
@@ -209,7 +204,6 @@ SAID = st.one_of(
 @settings(deadline=None, max_examples=80)
 @given(said=st.lists(SAID, min_size=1, max_size=3))
 def test_messages_when_cut_at_any_place_are_the_same(said):
-    """One octet at a time, and cut in two at every place, several messages in a row are read as in one piece."""
     octets = b"".join(encode(message) for _, message in said)
     for cut in range(len(octets) + 1):
         decoder, found = Decoder(), []
@@ -230,7 +224,6 @@ def test_messages_when_cut_at_any_place_are_the_same(said):
 @settings(deadline=None, max_examples=80)
 @given(said=SAID)
 def test_message_when_read_by_another_library_is_what_was_said(said):
-    """Our octets are CBOR: cbor2 reads them, and finds the key in front."""
     value = cbor2.loads(encode(said[1]))
     kinds = [Init, RequestIds, ReplyIds, RequestObjects, ReplyObjects, Done, Subscribe, Prove]
     assert value[0] == kinds.index(type(said[1]))
@@ -254,7 +247,6 @@ JUNK = st.one_of(
 @settings(deadline=None, max_examples=400)
 @given(octets=JUNK, state=st.sampled_from(list(State)), size=st.integers(1, 50))
 def test_junk_when_read_gives_messages_or_the_typed_error(octets, state, size):
-    """Whatever comes, in whatever pieces, is a message in its one form, unfinished, or a RemoteProtocolError."""
     decoder, read, fed = Decoder(), 0, 0
     try:
         for start in range(0, len(octets), size):
@@ -270,7 +262,6 @@ def test_junk_when_read_gives_messages_or_the_typed_error(octets, state, size):
 
 
 def test_flood_when_of_promises_keeps_no_memory():
-    """Heads that promise much cost nothing before it comes, and small messages in a row leave nothing behind."""
     decoders = [Decoder() for _ in range(200)]
     tracemalloc.start()
     for decoder in decoders:

@@ -72,7 +72,6 @@ def test_table_when_looked_at_whole_lets_the_client_speak_in_init_and_idle_and_t
 
 
 def test_limits_when_looked_at_are_those_of_the_protocol():
-    """Requests may have 65,535 octets, replies 2,500,000; 10 s for a first word, and for replies that may not block."""
     assert {size: list(SIZE_LIMIT_BYTES.values()).count(size) for size in SIZE_LIMIT_BYTES.values()} == {
         65_535: 2,
         2_500_000: 3,

@@ -15,7 +15,6 @@ ANYTHING = Anything()
 
 
 def peer_of(peer_id: int, channels: int = 1, in_flight: int = 0) -> PeerChannels:
-    """Return a connected peer with so many messages in flight."""
     peer = PeerChannels(peer_id, ref(ANYTHING), peer_id, channels)
     peer.pending.update(dict.fromkeys(range(in_flight)))
     return peer

@@ -36,7 +36,6 @@ def settle(count: ChannelCount, capacity: int, answers: int, service_s=lambda: 0
 
 @pytest.mark.parametrize("capacity", [1, 4, 20, 50])
 def test_channels_when_a_peer_has_a_capacity_settle_near_it(capacity):
-    """The count comes to between the capacity and a little more than the tolerance times it, and stays there."""
     count = ChannelCount(AdaptiveSettings(ceiling=200))
     history = settle(count, capacity, 12_000)[6_000:]
     probes = [number for number in history if number < capacity]
@@ -45,7 +44,6 @@ def test_channels_when_a_peer_has_a_capacity_settle_near_it(capacity):
 
 
 def test_channels_when_latencies_are_uneven_still_use_the_peer():
-    """With exponential service times most of the capacity is used, and the queue at the peer is bounded."""
     rng = Random(5)
     count = ChannelCount(AdaptiveSettings(ceiling=200))
     history = settle(count, 20, 20_000, lambda: rng.expovariate(10.0))[8_000:]
@@ -53,7 +51,6 @@ def test_channels_when_latencies_are_uneven_still_use_the_peer():
 
 
 def test_channels_when_a_peer_becomes_slower_for_good_are_won_back():
-    """A peer that takes five times as long, whatever it is asked, is not held to its old times for ever."""
     count = ChannelCount(AdaptiveSettings(ceiling=30))
     settle(count, 100, 2_000)
     assert count.count == 30
@@ -63,7 +60,6 @@ def test_channels_when_a_peer_becomes_slower_for_good_are_won_back():
 
 
 def test_channels_when_messages_fail_are_halved_once_for_those_in_flight():
-    """What was sent before a cut does not cut again."""
     count = ChannelCount(AdaptiveSettings(ceiling=64), 32)
     changed = [count.failed(in_flight) for in_flight in range(32, 0, -1)]
     assert changed == [True] + [False] * 31
@@ -71,7 +67,6 @@ def test_channels_when_messages_fail_are_halved_once_for_those_in_flight():
 
 
 def test_channels_when_they_are_not_all_used_do_not_grow():
-    """A peer that is asked little has shown nothing."""
     count = ChannelCount(AdaptiveSettings(), 4)
     for _ in range(LEAST_ROUND * 5):
         count.answered(0.1, 3)
@@ -79,7 +74,6 @@ def test_channels_when_they_are_not_all_used_do_not_grow():
 
 
 def test_channels_when_they_change_say_why():
-    """Each reason is told: room, latency."""
     count = ChannelCount(AdaptiveSettings(), 4)
     for _ in range(LEAST_ROUND):
         count.answered(0.1, 4)
@@ -90,7 +84,6 @@ def test_channels_when_they_change_say_why():
 
 
 def test_channels_when_outcomes_come_count_answers_and_failures_only():
-    """A timeout and a refusal cost channels, a disconnect is nobody's fault."""
     limits = AdaptiveChannels(AdaptiveSettings(ceiling=8))
     peer = peer_of(1, channels=20)
     assert limits.connected(peer, 0.0) == 8
@@ -116,7 +109,6 @@ STEPS = st.lists(
 @settings(deadline=None)
 @given(STEPS, st.integers(1, 5), st.integers(0, 40), st.integers(-3, 99))
 def test_channels_when_anything_happens_stay_within_their_bounds(steps, floor, more, begin):
-    """Never below the floor, never above the ceiling."""
     count = ChannelCount(AdaptiveSettings(floor=floor, ceiling=floor + more), begin)
     for kind, latency_s in steps:
         for _ in range(5):
@@ -129,6 +121,5 @@ def test_channels_when_anything_happens_stay_within_their_bounds(steps, floor, m
 
 @pytest.mark.parametrize("wrong", [{"floor": 0}, {"floor": 5, "ceiling": 4}, {"tolerance": 1.0}])
 def test_settings_of_channels_when_out_of_range_are_refused(wrong):
-    """An error names the field and the value."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         AdaptiveSettings(**wrong)

@@ -32,7 +32,6 @@ class Queue:
 
 
 def test_weighted_fair_when_one_class_floods_gives_each_its_share():
-    """With weights 3 and 1 the turns go three to one, whatever waits in each class."""
     queue = Queue(WeightedFair(lambda sender: sender[0], {"big": 3.0, "small": 1.0}))
     for number in range(400):
         queue.push(("small", number))
@@ -56,7 +55,6 @@ def test_weighted_fair_when_a_class_sends_more_per_turn_gets_fewer_turns():
 
 
 def test_weighted_fair_when_a_class_was_idle_has_saved_nothing():
-    """A class that comes back shares from then on: it does not take all turns until it has caught up."""
     queue = Queue(WeightedFair(lambda sender: sender))
     for _ in range(100):
         queue.push("busy")
@@ -68,7 +66,6 @@ def test_weighted_fair_when_a_class_was_idle_has_saved_nothing():
 
 
 def test_weighted_fair_when_classes_have_endless_names_forgets_those_that_are_served():
-    """Memory does not grow with the names of classes that were ever seen."""
     order = WeightedFair(lambda sender: sender)
     queue = Queue(order)
     for number in range(20_000):
@@ -80,7 +77,6 @@ def test_weighted_fair_when_classes_have_endless_names_forgets_those_that_are_se
 @settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60), st.lists(st.integers(1, 5), min_size=60, max_size=60))
 def test_weighted_fair_when_classes_are_mixed_lets_no_demand_wait_for_ever(names, sizes):
-    """While one demand waits, other classes are served a bounded number of messages."""
     queue = Queue(WeightedFair(lambda sender: sender, {"a": 1.0, "b": 2.0, "c": 4.0}))
     queue.push("a")
     waited = 0
@@ -94,12 +90,10 @@ def test_weighted_fair_when_classes_are_mixed_lets_no_demand_wait_for_ever(names
 
 
 def test_weighted_fair_when_a_weight_is_nothing_refuses():
-    """A class without weight would wait for ever."""
     with pytest.raises(ConfigError, match="weight of class 'a'"):
         WeightedFair(lambda sender: sender, {"a": 0.0})
 
 
 def test_weighted_fair_when_others_wait_gives_one_message_at_a_time():
-    """The last of a line may take all that is open, the others one."""
     order = WeightedFair(lambda sender: sender)
     assert (order.size(7, 1), order.size(7, 0)) == (1, 7)

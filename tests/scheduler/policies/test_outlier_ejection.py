@@ -32,7 +32,6 @@ def end(ejection, peer, outcome, times, now) -> list[float]:
 
 @pytest.mark.parametrize("bad", [Outcome.TIMEOUT, Outcome.REJECTED])
 def test_ejection_when_failures_follow_each_other_leaves_the_peer_out(bad):
-    """The fifth failure in a row ejects; a good answer in between begins anew."""
     ejection, peers = ejection_of(10)
     end(ejection, peers[1], bad, 4, 0.0)
     end(ejection, peers[1], GOOD, 1, 0.0)
@@ -41,7 +40,6 @@ def test_ejection_when_failures_follow_each_other_leaves_the_peer_out(bad):
 
 
 def test_ejection_when_the_success_rate_is_low_leaves_the_peer_out():
-    """Failures between good answers eject by their rate, once there are enough of them in the window."""
     ejection, peers = ejection_of(10)
     for number in range(19):
         assert not ejection.ended(peers[1], GOOD if number % 3 == 0 else BAD, 0.1, 1.0)
@@ -49,7 +47,6 @@ def test_ejection_when_the_success_rate_is_low_leaves_the_peer_out():
 
 
 def test_ejection_when_a_window_ends_counts_anew():
-    """What failed in the window before says nothing about this one."""
     ejection, peers = ejection_of(10)
     for number in range(19):
         ejection.ended(peers[1], GOOD if number % 3 == 0 else BAD, 0.1, 1.0)
@@ -57,7 +54,6 @@ def test_ejection_when_a_window_ends_counts_anew():
 
 
 def test_ejection_when_the_probe_fails_lasts_twice_as_long_up_to_the_most():
-    """10, 20, 40, 60, 60 seconds; one failure after the return is enough."""
     ejection, peers = ejection_of(10)
     now, lasted = 0.0, []
     end(ejection, peers[1], BAD, 4, now)
@@ -69,7 +65,6 @@ def test_ejection_when_the_probe_fails_lasts_twice_as_long_up_to_the_most():
 
 
 def test_ejection_when_the_probe_is_answered_takes_several_failures_again():
-    """One good answer restores a peer, and its next ejection is still a longer one."""
     ejection, peers = ejection_of(10)
     end(ejection, peers[1], BAD, 5, 0.0)
     ejection.returned(peers[1], 10.0)
@@ -78,7 +73,6 @@ def test_ejection_when_the_probe_is_answered_takes_several_failures_again():
 
 
 def test_ejection_when_a_peer_stays_good_begins_anew():
-    """After as long without failure as it was away, the next ejection is a first one again."""
     ejection, peers = ejection_of(10)
     end(ejection, peers[1], BAD, 5, 0.0)
     ejection.returned(peers[1], 10.0)
@@ -88,7 +82,6 @@ def test_ejection_when_a_peer_stays_good_begins_anew():
 
 
 def test_ejection_when_all_fail_stops_at_its_share():
-    """Of ten peers that all fail three are left out; when one has left there is room for one more."""
     ejection, peers = ejection_of(10)
     for peer in peers:
         end(ejection, peer, BAD, 6, 0.0)
@@ -99,7 +92,6 @@ def test_ejection_when_all_fail_stops_at_its_share():
 
 
 def test_ejection_when_an_old_failure_arrives_late_does_not_count_again():
-    """What was sent before the ejection has been judged by it; what we ended ourselves says nothing."""
     ejection, peers = ejection_of(10)
     end(ejection, peers[1], BAD, 5, 0.0)
     assert end(ejection, peers[1], BAD, 5, 1.0) == [0] * 5
@@ -114,7 +106,6 @@ STEPS = st.lists(
 @settings(deadline=None)
 @given(STEPS, st.floats(0.0, 1.0))
 def test_ejection_when_anything_happens_never_makes_it_more_than_the_share(steps, share):
-    """No ejection makes the ejected more than the share of those connected, and the counts are right."""
     ejection = OutlierEjection(Random(1), EjectionSettings(consecutive=1, away=AWAY, most_share=share))
     there, away, now = {}, {}, 0.0
     for kind, number in steps:
@@ -142,6 +133,5 @@ def test_ejection_when_anything_happens_never_makes_it_more_than_the_share(steps
 
 @pytest.mark.parametrize("wrong", [{"consecutive": 0}, {"window_s": 0.0}, {"least_outcomes": 0}, {"most_share": 2.0}])
 def test_settings_of_ejection_when_out_of_range_are_refused(wrong):
-    """An error names the field and the value."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         EjectionSettings(**wrong)

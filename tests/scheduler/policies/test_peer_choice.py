@@ -15,7 +15,6 @@ from flowctl.nodes.scheduler.requests.hedging import LatencyQuantile
 
 
 def test_latency_when_an_answer_is_slow_rises_at_once_and_falls_slowly():
-    """A peak is the average at once; one fast answer does not make up for it, time does."""
     known = PeakEwma()
     for latency_s, now in ((0.1, 1.0), (2.0, 2.0), (0.1, 3.0)):
         known.observe(latency_s, now)
@@ -27,7 +26,6 @@ def test_latency_when_an_answer_is_slow_rises_at_once_and_falls_slowly():
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers())
 def test_two_choices_when_taken_to_the_end_give_each_peer_once(loads, seed):
-    """Whatever is in flight, all peers are given out, none twice, and those added meanwhile too."""
     choice = TwoChoices(Random(seed))
     peers = [peer_of(number, in_flight=load) for number, load in enumerate(loads)]
     for peer in peers:
@@ -41,7 +39,6 @@ def test_two_choices_when_taken_to_the_end_give_each_peer_once(loads, seed):
 
 
 def first_of(ended, loads, seeds=300) -> set[int]:
-    """Return which peers come first, over many dice: each with its load, after its outcomes."""
     found = set()
     for seed in range(seeds):
         choice = TwoChoices(Random(seed))
@@ -55,14 +52,12 @@ def first_of(ended, loads, seeds=300) -> set[int]:
 
 
 def test_two_choices_when_one_of_four_is_slowest_never_begin_with_it():
-    """The worst of all is taken first only against itself, which is not drawn."""
     ended = [[(Outcome.RESPONSE, 0.1)]] * 3 + [[(Outcome.RESPONSE, 0.5)]]
     assert first_of(ended, [0, 0, 0, 0]) == {0, 1, 2}
     assert first_of(ended[2:], [9, 0]) == {1}, "ten times a tenth of a second is more than half a second"
 
 
 def test_two_choices_when_a_peer_is_unknown_ask_it_once():
-    """Nothing is known of a new peer: it comes first while idle, and last while its first message is under way."""
     ended = [[(Outcome.RESPONSE, 100.0)], []]
     assert first_of(ended, [0, 0]) == {1}
     assert first_of(ended, [0, 1]) == {0}
@@ -70,13 +65,11 @@ def test_two_choices_when_a_peer_is_unknown_ask_it_once():
 
 @pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.TIMEOUT])
 def test_two_choices_when_a_peer_fails_fast_do_not_like_it_most(outcome):
-    """A failure counts as a long latency, however soon it came."""
     ended = [[(outcome, 0.001)], [(Outcome.RESPONSE, FAILURE_S / 2)]]
     assert first_of(ended, [0, 0]) == {1}
 
 
 def test_quantile_when_latencies_are_known_is_right_to_a_bucket():
-    """The quantile is found to within a bucket of 9 %, above."""
     found = LatencyQuantile(0.9)
     assert found.value_s() is None
     for number in range(1, 1001):
@@ -85,7 +78,6 @@ def test_quantile_when_latencies_are_known_is_right_to_a_bucket():
 
 
 def test_quantile_when_latencies_change_follows():
-    """What was long ago is forgotten by halves."""
     found = LatencyQuantile(0.5)
     for latency_s in [0.01] * 5000 + [1.0] * 5000:
         found.observe(latency_s)
@@ -95,7 +87,6 @@ def test_quantile_when_latencies_change_follows():
 @settings(deadline=None)
 @given(st.lists(st.floats(0.0, 1e6), min_size=20, max_size=100))
 def test_quantile_when_any_latencies_come_is_none_below_the_least(latencies):
-    """Any latencies, none and days among them, give a value above zero that is not beyond the largest bucket."""
     found = LatencyQuantile(0.95)
     for latency_s in latencies:
         found.observe(latency_s)

@@ -12,7 +12,6 @@ from flowctl.nodes.scheduler.policies.meters import BUCKET_S, BUCKETS, MinuteMet
 
 
 def test_budget_when_spent_allows_a_share_of_first_tries():
-    """After what was saved up is gone, every fifth first try pays for one further try."""
     budget = RetryBudget(share=0.2, least_per_s=0.0, most=10.0)
     assert [budget.take(0.0) for _ in range(11)] == [True] * 10 + [False]
     for _ in range(50):
@@ -22,7 +21,6 @@ def test_budget_when_spent_allows_a_share_of_first_tries():
 
 
 def test_budget_when_there_is_little_traffic_allows_some_per_second():
-    """Tokens come with time too."""
     budget = RetryBudget(share=0.0, least_per_s=2.0, most=1.0)
     assert [budget.take(now) for now in (0.0, 0.1, 0.6, 0.7, 1.2)] == [True, False, True, False, True]
 
@@ -35,7 +33,6 @@ def test_budget_when_there_is_little_traffic_allows_some_per_second():
     st.floats(1.0, 20.0),
 )
 def test_budget_when_anything_happens_is_never_negative_nor_overdrawn(steps, share, least_per_s, most):
-    """Tokens stay between nothing and the most, and what is taken was earned."""
     budget = RetryBudget(share, least_per_s, most)
     firsts, times = 0, []
     for now in steps:
@@ -52,13 +49,11 @@ def test_budget_when_anything_happens_is_never_negative_nor_overdrawn(steps, sha
 
 @pytest.mark.parametrize("wrong", [{"share": 1.5}, {"least_per_s": -1.0}, {"most": 0.0}])
 def test_budget_when_a_value_is_out_of_range_refuses(wrong):
-    """An error names the value."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         RetryBudget(**wrong)
 
 
 def test_meter_when_a_minute_passes_forgets():
-    """Twelve buckets of five seconds: what is older than the last minute is gone, the totals stay."""
     meter = MinuteMeter()
     meter.count(0.0, 100)
     meter.count(30.0, 10)
@@ -71,7 +66,6 @@ def test_meter_when_a_minute_passes_forgets():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 400.0), st.integers(0, 1000)), max_size=80))
 def test_meter_when_compared_with_a_list_agrees(events):
-    """It says what counting the events of the last twelve whole buckets says."""
     meter = MinuteMeter()
     events = sorted(events)
     for now, size in events:
