@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from random import Random
 
@@ -148,3 +149,98 @@ class StillLoop:
 
     def call_soon_threadsafe(self, callback, *args):
         self.posted += 1
+
+
+class Script:
+    """Plays scenarios: a line has steps, with ``|`` between them, and behind ``->`` all that happens by them.
+
+    An offer is shown as ``name/size:peers sent to``, the end of a request as ``name#request outcome``; ``no`` is what a
+    call returns that has no effect. What stands in brackets is done at the end of an offer, or of a request.
+    """
+
+    def __init__(self, world):
+        self.world = world
+        self.senders = {}
+
+    def play(self, script):
+        for line in filter(None, map(str.strip, script.splitlines())):
+            steps, _, expected = line.partition("->")
+            for step in steps.split("|"):
+                self.do(step)
+            shown = ", ".join(map(self.shown, self.world.take_events()))
+            assert shown == expected.strip(), line
+
+    def do(self, step):
+        hooks = dict(re.findall(r"(\w+)\[([^\]]*)\]", step))
+        verb, *words = re.sub(r"\w+\[[^\]]*\]", "", step).split()
+        made = getattr(self, verb)(*words, **{name: lambda *_, act=act: self.do(act) for name, act in hooks.items()})
+        if made is False:
+            self.world.events.append("no")
+
+    def shown(self, event):
+        match event:
+            case (name, int(size), [*peers]):
+                return f"{name}/{size}:{' '.join(map(str, peers)) or '-'}"
+            case (name, request_id, str(code)):
+                return f"{name}#{self.world.requests.index(request_id) + 1} {code}"
+            case (name, "discard"):
+                return f"{name} discard"
+        return str(event)
+
+    def connect(self, *peers):
+        for peer in peers:
+            peer_id, _, channels = peer.partition("*")
+            self.world.connect(int(peer_id), int(channels or 1))
+
+    def die(self, peer_id):
+        del self.world.peers[int(peer_id)]
+
+    def disconnect(self, peer_id):
+        return self.world.scheduler.disconnect(int(peer_id))
+
+    def schedule(self, name, want="1", accepts=None, offered=None, ended=None, discarded=None):
+        sender = self.senders.get(name)
+        if sender is None:
+            accepted = None if accepts is None else {int(peer) for peer in accepts.split(",") if peer.isdigit()}
+            receiver = FakeReceiver(self.world, name, ended)
+            sender = FakeSender(self.world, name, int(want), accepted, offered, receiver, discarded=discarded)
+            self.senders[name] = sender
+        return self.world.scheduler.schedule(sender)
+
+    def both(self, *names):
+        for name in names:
+            self.schedule(name, "9")
+
+    def answer(self, number, peer_id=None):
+        return self.world.answer(self.world.requests[int(number) - 1], None if peer_id is None else int(peer_id))
+
+    def impostor(self, number):
+        request_id = self.world.requests[int(number) - 1]
+        return self.world.scheduler.receive(FakePeer(self.world.asked[request_id]), Response(request_id))
+
+    def keep(self, peer_id):
+        self.kept = self.world.peers[int(peer_id)]
+
+    def late(self, number):
+        return self.world.scheduler.receive(self.kept, Response(self.world.requests[int(number) - 1]))
+
+    def again_and_stop(self, name):
+        self.schedule(name)
+        self.stop()
+
+    def withdraw(self, what):
+        requests = self.world.requests
+        return self.world.scheduler.withdraw(requests[int(what) - 1] if what.isdigit() else self.senders[what])
+
+    def advance(self, seconds):
+        self.world.advance(float(seconds))
+
+    def sleep(self, seconds):
+        self.world.clock.advance(float(seconds))
+
+    def stop(self):
+        self.world.scheduler.stop()
+
+    def figures(self, *names):
+        figures = self.world.scheduler.statistics()
+        self.world.events += [f"{getattr(figures, name)} {name}" for name in names]

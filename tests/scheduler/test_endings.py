@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, FakeSender, Response, World
+from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, FakeSender, Response, Script, World
 
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.nodes.scheduler.offer import FIRST_ID, LAST_ID
@@ -23,18 +23,135 @@ def sent_world(peers=1, channels=1):
     return world
 
 
+SCENARIOS = {
+    "a second response to a request is unknown, and changes nothing (MS-07)": """
+        connect 1 | schedule a -> a/1:1
+        answer 1 -> a#1 success
+        answer 1 -> no
+        figures responses unknown open_channels -> 1 responses, 1 unknown, 1 open_channels""",
+    "only the peer that was asked can answer, whoever else knows the id (MS-13)": """
+        connect 1 2 | schedule a 2 -> a/2:1 2
+        answer 1 2 -> no
+        impostor 1 -> no
+        figures foreign outstanding -> 2 foreign, 2 outstanding
+        answer 2 | answer 1 -> a#2 success, a#1 success""",
+    "a receiver of three requests is told each id once (MS-38)": """
+        connect 1*3 | schedule a 3 -> a/3:1 1 1
+        answer 3 | answer 2 | answer 1 -> a#3 success, a#2 success, a#1 success""",
+    "at a timeout the receiver is told, the queue is shown that peer, newcomers all that is open (MS-14)": """
+        connect 1 2 | schedule a ended[schedule new 9] -> a/2:1
+        schedule declines 1 none | schedule takes 1 1 -> declines/1:-, takes/1:-
+        advance 4
+        advance 1.03125 -> a#1 timeout, declines/1:-, takes/2:1, new/1:2
+        advance 0
+        figures timeouts -> 1 timeouts""",
+    "a reply after the timeout is unknown, and what was sent since keeps its channel": """
+        connect 1 | schedule a -> a/1:1
+        advance 6 | schedule b -> a#1 timeout, b/1:1
+        answer 1 -> no
+        figures open_channels closed_channels -> 0 open_channels, 1 closed_channels
+        answer 2 -> b#2 success""",
+    "a peer that died without a disconnect is offered to nobody when its request has ended": """
+        connect 1 | schedule a -> a/1:1
+        die 1 | schedule b | advance 6 -> a#1 timeout
+        figures open_channels closed_channels -> 0 open_channels, 0 closed_channels""",
+    "a response that comes before the timeout of the same moment ends it (MS-16)": """
+        connect 1 | schedule a -> a/1:1
+        sleep 6 | answer 1 -> a#1 success
+        advance 0
+        figures open_channels closed_channels -> 1 open_channels, 0 closed_channels""",
+    "a response that comes behind the timeout of the same moment does not (MS-16)": """
+        connect 1 | schedule a -> a/1:1
+        sleep 6 | advance 0 -> a#1 timeout
+        answer 1 -> no
+        figures open_channels closed_channels -> 1 open_channels, 0 closed_channels""",
+    "each receiver of a peer that goes is told once, the peer has gone by then, and no timeout follows (MS-17)": """
+        connect 1*3 | schedule a 3 -> a/3:1 1 1
+        connect 2*2 | schedule b 2 ended[figures peers open_channels] -> b/2:2 2
+        disconnect 1 -> a#1 disconnect, a#2 disconnect, a#3 disconnect
+        disconnect 2 -> b#4 disconnect, 0 peers, 0 open_channels, b#5 disconnect, 0 peers, 0 open_channels
+        advance 6
+        figures disconnects closed_channels -> 5 disconnects, 0 closed_channels""",
+    "one that its receiver schedules when a peer goes is offered others at once (MS-18)": """
+        connect 1 2 | schedule a ended[schedule b 9] -> a/2:1
+        disconnect 1 -> a#1 disconnect, b/1:2""",
+    "a peer that is unknown, or gone, is not disconnected (MS-19)": """
+        connect 1 | disconnect 9 -> no
+        disconnect 1
+        disconnect 1 -> no""",
+    "answers to an earlier connection of an id count for nothing": """
+        connect 1 | schedule a -> a/1:1
+        keep 1 | disconnect 1 | connect 1 -> a#1 disconnect
+        late 1 -> no
+        figures open_channels closed_channels -> 1 open_channels, 0 closed_channels""",
+    "a stop ends requests first, each once, and leaves nothing (MS-23)": """
+        connect 1*2 | schedule a 2 -> a/2:1 1
+        schedule b | schedule c | stop -> a#1 shutdown, a#2 shutdown, b discard, c discard
+        figures waiting_senders outstanding peers -> 0 waiting_senders, 0 outstanding, 0 peers
+        advance 6""",
+    "callbacks of a stop that schedule are refused, and nobody is called twice (MS-24)": """
+        connect 1 | schedule a ended[schedule x] | schedule b discarded[schedule x] -> a/1:1
+        stop -> a#1 shutdown, no, b discard, no""",
+    "one that stops in its offer, having sent, is told of its request": """
+        connect 1*2 | schedule a offered[stop] -> a/2:1, a#1 shutdown""",
+    "one that stops in its offer, not having sent, is discarded": """
+        connect 1 | schedule b 0 offered[stop] -> b/1:-, b discard""",
+    "one that was scheduled again in the offer of the stop is discarded after its request": """
+        connect 1 | schedule a offered[again_and_stop a] -> a/1:1, a#1 shutdown, a discard""",
+    "nobody is told of a withdrawn request, but its peer is busy until it has answered (MS-36)": """
+        connect 1 | schedule a -> a/1:1
+        withdraw 1
+        withdraw 1 -> no
+        schedule next
+        answer 1 -> next/1:1, no
+        figures withdrawn_requests late timeouts -> 1 withdrawn_requests, 1 late, 0 timeouts""",
+    "nor before the time of a withdrawn request is over (MS-36)": """
+        connect 1 | schedule a -> a/1:1
+        withdraw 1 | schedule next
+        advance 6 -> next/1:1
+        figures withdrawn_requests late timeouts -> 1 withdrawn_requests, 0 late, 0 timeouts""",
+    "a withdrawn request ends in silence with its peer (MS-36)": """
+        connect 1 | schedule a -> a/1:1
+        withdraw 1 | disconnect 1
+        figures outstanding closed_channels disconnects -> 0 outstanding, 0 closed_channels, 0 disconnects""",
+    "a withdrawn request ends in silence with the scheduler (MS-36)": """
+        connect 1 | schedule a -> a/1:1
+        withdraw 1 | stop
+        figures outstanding closed_channels shutdowns -> 0 outstanding, 0 closed_channels, 0 shutdowns""",
+    "a sender that is withdrawn and scheduled again stands last": """
+        schedule a | schedule b | withdraw a | schedule a
+        connect 1*2 -> b/1:1, a/1:1""",
+    "a sender that is withdrawn is not called": """
+        schedule a | withdraw a
+        withdraw a -> no
+        connect 1 | stop""",
+    "a sender that one before it withdraws is not called": """
+        schedule a offered[withdraw b] | schedule b
+        connect 1*2 -> a/1:1""",
+}
+
+
+@pytest.mark.parametrize("script", SCENARIOS.values(), ids=SCENARIOS)
+def test_scenario_when_played_goes_as_written(script):
+    Script(World()).play(script)
+
+
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [
+        ("connect 1 | schedule a | answer 1 | answer 1", ["unknown request"]),
+        ("disconnect 9 | connect 1 | disconnect 1 | disconnect 1", ["not connected"] * 2),
+    ],
+)
+def test_call_that_has_no_effect_is_a_line_of_the_log(script, lines, caplog):
+    made = Script(World())
+    for step in script.split("|"):
+        made.do(step)
+    assert len(caplog.records) == len(lines)
+    assert all(line in record.getMessage() for line, record in zip(lines, caplog.records, strict=True))
+
+
 # --- responses -------------------------------------------------------------------------------------------------------
-
-
-def test_response_when_repeated_counts_once(caplog):
-    """The second response to a request is unknown, and changes nothing (MS-07)."""
-    world = sent_world()
-    (request_id,) = world.requests
-    assert (world.answer(request_id), world.answer(request_id)) == (True, False)
-    assert world.take_events() == [("a", request_id, "success")]
-    assert "unknown request" in caplog.text
-    figures = world.scheduler.statistics()
-    assert (figures.responses, figures.unknown, figures.open_channels) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -119,19 +236,6 @@ def test_request_when_nothing_could_end_it_is_refused(receiver, response_type, e
     assert (peer.sent, world.open_and_closed()) == ([], (1, 0))
 
 
-def test_response_when_of_another_peer_is_ignored():
-    """Only the peer that was asked can answer, whoever else knows the id (MS-13)."""
-    world = sent_world(peers=2)
-    first, second = world.requests
-    assert world.answer(first, peer_id=2) is False
-    impostor = FakePeer(1)
-    assert world.scheduler.receive(impostor, Response(first)) is False
-    figures = world.scheduler.statistics()
-    assert (world.take_events(), figures.foreign, figures.outstanding) == ([], 2, 2)
-    assert world.answer(first)
-    assert world.answer(second)
-
-
 def test_response_when_it_comes_from_within_the_send_is_told_afterwards():
     world = World()
 
@@ -146,80 +250,7 @@ def test_response_when_it_comes_from_within_the_send_is_told_afterwards():
     assert world.open_and_closed() == (1, 0)
 
 
-def test_receiver_when_used_for_three_requests_is_told_of_each():
-    """One object may wait for many: it is told each id once (MS-38)."""
-    world = World()
-    receiver = FakeReceiver(world, "r")
-    world.connect(1, 3)
-    world.schedule("a", want=3, receiver=receiver)
-    world.take_events()
-    for request_id in reversed(world.requests):
-        world.answer(request_id)
-    assert world.take_events() == [("r", request_id, "success") for request_id in reversed(world.requests)]
-
-
 # --- timeouts --------------------------------------------------------------------------------------------------------
-
-
-def test_timeout_when_passed_opens_the_channel_for_those_that_wait():
-    """The receiver is told, then the queue is shown that peer, then newcomers all that is open (MS-14)."""
-    world = World()
-    world.connect(1)
-    world.connect(2)
-    again = FakeReceiver(world, "a", then=lambda *_: world.schedule("new", want=9))
-    world.schedule("a", receiver=again)
-    world.schedule("declines", accepts=())
-    world.schedule("takes", accepts={1})
-    world.take_events()
-    world.advance(TIMEOUT_S - 1)
-    assert world.take_events() == []
-    world.advance(1 + 1 / 32)
-    assert world.take_events() == [
-        ("a", world.requests[0], "timeout"),
-        ("declines", 1, []),
-        ("takes", 2, [1]),
-        ("new", 1, [2]),
-    ]
-    world.advance(0)
-    assert world.take_events() == []
-    assert world.scheduler.statistics().timeouts == 1
-
-
-def test_timeout_when_the_reply_comes_later_leaves_the_next_request_alone():
-    world = sent_world()
-    world.advance(TIMEOUT_S + 1)
-    world.schedule("b")
-    world.take_events()
-    late, second = world.requests
-    assert world.answer(late) is False
-    assert (world.take_events(), world.open_and_closed()) == ([], (0, 1))
-    assert world.answer(second)
-    assert (world.take_events(), world.open_and_closed()) == ([("b", second, "success")], (1, 0))
-
-
-def test_timeout_when_the_peer_object_is_no_more_opens_nothing():
-    world = sent_world()
-    del world.peers[1]
-    world.schedule("b")
-    world.advance(TIMEOUT_S + 1)
-    assert world.take_events() == [("a", world.requests[0], "timeout")]
-    assert world.open_and_closed() == (0, 0)
-
-
-@pytest.mark.parametrize("response_first", [True, False])
-def test_timeout_when_a_response_comes_in_the_same_moment_ends_it_once(response_first):
-    """Whichever is first decides, and the channel opens once (MS-16)."""
-    world = sent_world()
-    (request_id,) = world.requests
-    world.clock.advance(TIMEOUT_S + 1)
-    if response_first:
-        world.answer(request_id)
-        world.scheduler.expire()
-    else:
-        world.scheduler.expire()
-        world.answer(request_id)
-    assert world.take_events() == [("a", request_id, "success" if response_first else "timeout")]
-    assert world.open_and_closed() == (1, 0)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 86_401])
@@ -233,36 +264,6 @@ def test_timeout_when_out_of_range_is_refused(timeout):
 
 
 # --- disconnects -----------------------------------------------------------------------------------------------------
-
-
-def test_disconnect_when_requests_are_outstanding_fails_them_all():
-    """Each receiver is told once, the peer has gone by then, and no timeout follows (MS-17)."""
-    world = sent_world(channels=3)
-    seen = []
-    peers = world.scheduler.peers
-    world.take_events()
-    receiver = FakeReceiver(world, "r", then=lambda *_: seen.append((peers(), world.open_and_closed())))
-    world.connect(2, 2)
-    world.schedule("b", want=2, receiver=receiver)
-    world.scheduler.disconnect(1)
-    world.take_events()
-    world.scheduler.disconnect(2)
-    assert world.take_events() == [("r", request_id, "disconnect") for request_id in world.requests[3:]]
-    assert seen == [([], (0, 0))] * 2
-    world.advance(TIMEOUT_S + 1)
-    assert world.take_events() == []
-    assert world.scheduler.statistics().disconnects == 5
-
-
-def test_disconnect_when_the_receiver_schedules_again_offers_others_only():
-    """A sender scheduled by `on_failure` is offered other peers at once, never the one that has gone (MS-18)."""
-    world = World()
-    world.connect(1)
-    world.connect(2)
-    world.schedule("a", receiver=FakeReceiver(world, "a", then=lambda *_: world.schedule("b", want=9)))
-    world.take_events()
-    world.scheduler.disconnect(1)
-    assert world.take_events() == [("a", world.requests[0], "disconnect"), ("b", 1, [2])]
 
 
 def test_disconnect_when_from_within_an_offer_takes_the_peer_out_of_it():
@@ -302,27 +303,6 @@ def test_peer_when_connected_again_from_within_an_offer_is_offered_afterwards():
     assert seen == [1, None, [], 2]
 
 
-def test_disconnect_when_repeated_or_unknown_warns(caplog):
-    """Nothing happens but a line in the log (MS-19)."""
-    world = sent_world()
-    assert world.scheduler.disconnect(9) is False
-    assert world.scheduler.disconnect(1) is True
-    world.take_events()
-    assert world.scheduler.disconnect(1) is False
-    assert world.take_events() == []
-    assert len(caplog.records) == 2
-
-
-def test_peer_when_connected_again_begins_anew():
-    world = sent_world()
-    old, (request_id,) = world.peers[1], world.requests
-    world.scheduler.disconnect(1)
-    world.connect(1)
-    world.take_events()
-    assert world.scheduler.receive(old, Response(request_id)) is False
-    assert world.open_and_closed() == (1, 0)
-
-
 def test_connect_when_the_peer_cannot_be_held_weakly_is_refused():
     with pytest.raises(LocalProtocolError, match="cannot be held weakly"):
         MessageScheduler().connect(type("Slotted", (), {"__slots__": (), "peer_id": 1})())
@@ -342,43 +322,6 @@ def test_schedule_when_stopped_is_refused():
     assert world.scheduler.connect(FakePeer(1)) is False
     world.scheduler.stop()
     assert world.take_events() == []
-
-
-def test_stop_when_requests_and_senders_wait_ends_requests_first():
-    """Each is told once, and nothing is left (MS-23)."""
-    world = sent_world(channels=2)
-    world.schedule("b")
-    world.schedule("c")
-    world.scheduler.stop()
-    first, second = world.requests
-    assert world.take_events() == [
-        ("a", first, "shutdown"),
-        ("a", second, "shutdown"),
-        ("b", "discard"),
-        ("c", "discard"),
-    ]
-    figures = world.scheduler.statistics()
-    assert (figures.waiting_senders, figures.outstanding, figures.peers, figures.closed_channels) == (0, 0, 0, 0)
-    assert world.answer(first) is False
-    world.advance(TIMEOUT_S + 1)
-    assert world.take_events() == []
-
-
-def test_schedule_when_within_the_stop_is_refused():
-    """Callbacks of a stop may schedule: it returns False, and nobody is called twice (MS-24)."""
-    world = World()
-    answers = []
-
-    def again(*_):
-        answers.append(world.scheduler.schedule(CallingSender(lambda _: world.events.append("called"))))
-
-    world.connect(1)
-    world.schedule("a", receiver=FakeReceiver(world, "a", then=again))
-    world.schedule("b", discarded=again)
-    world.take_events()
-    world.scheduler.stop()
-    assert world.take_events() == [("a", world.requests[0], "shutdown"), ("b", "discard")]
-    assert answers == [False, False]
 
 
 @pytest.mark.parametrize("where", ["success", "failure", "shutdown", "discard", "call", "send"])
@@ -424,40 +367,6 @@ def test_stop_when_from_within_any_callback_ends_each_once(where):
     assert (figures.outstanding, figures.waiting_senders, figures.open_channels, figures.errors) == (0, 0, 0, 0)
 
 
-def test_stop_when_from_within_an_offer_discards_those_that_have_not_sent():
-    world = World()
-    world.connect(1, 2)
-    refused = []
-
-    def stop(offer):
-        world.scheduler.stop()
-        refused.append(offer.channel(1))
-
-    world.schedule("a", then=stop)
-    assert world.take_events() == [("a", 2, [1]), ("a", world.requests[0], "shutdown")]
-    assert refused == [None]
-    world = World()
-    world.connect(1)
-    world.schedule("b", want=0, then=lambda _: world.scheduler.stop())
-    assert world.take_events() == [("b", 1, []), ("b", "discard")]
-
-
-def test_stop_when_a_sender_was_scheduled_again_in_its_offer_discards_it():
-    world = World()
-    world.connect(1)
-
-    def again(_):
-        assert world.scheduler.schedule(sender)
-        world.scheduler.stop()
-
-    sender = world.schedule("never", want=0, accepts=())
-    world.scheduler.withdraw(sender)
-    world.take_events()
-    sender.want, sender.accepts, sender.then = 1, None, again
-    world.scheduler.schedule(sender)
-    assert world.take_events() == [("never", 1, [1]), ("never", world.requests[0], "shutdown"), ("never", "discard")]
-
-
 # --- notifications and withdrawal ------------------------------------------------------------------------------------
 
 
@@ -485,65 +394,6 @@ def test_notification_when_its_peer_disconnects_ends_in_silence():
     assert (world.events, world.errors) == ([], [])
     figures = world.scheduler.statistics()
     assert (figures.notifications, figures.closed_channels, figures.outstanding) == (1, 0, 0)
-
-
-@pytest.mark.parametrize("end", ["reply", "timeout"])
-def test_request_when_withdrawn_keeps_its_channel_closed(end):
-    """Nobody is told, but the peer is busy until it has answered, or its time is over (MS-36)."""
-    world = sent_world()
-    (request_id,) = world.requests
-    assert world.scheduler.withdraw(request_id) is True
-    assert world.scheduler.withdraw(request_id) is False
-    world.schedule("next")
-    assert world.take_events() == []
-    if end == "reply":
-        assert world.answer(request_id) is False
-    else:
-        world.advance(TIMEOUT_S + 1)
-    assert world.take_events() == [("next", 1, [1])]
-    figures = world.scheduler.statistics()
-    assert (figures.withdrawn_requests, figures.late, figures.timeouts) == (1, int(end == "reply"), 0)
-
-
-@pytest.mark.parametrize("end", ["disconnect", "stop"])
-def test_request_when_withdrawn_ends_in_silence_with_its_peer(end):
-    """Nobody is told of a withdrawn request, whatever ends it (MS-36)."""
-    world = sent_world()
-    world.scheduler.withdraw(world.requests[0])
-    if end == "stop":
-        world.scheduler.stop()
-    else:
-        world.scheduler.disconnect(1)
-    figures = world.scheduler.statistics()
-    assert (world.take_events(), figures.outstanding, figures.closed_channels) == ([], 0, 0)
-    assert figures.disconnects == figures.shutdowns == 0
-
-
-def test_sender_when_withdrawn_and_scheduled_again_stands_last():
-    world = World()
-    sender = world.schedule("a")
-    world.schedule("b")
-    world.scheduler.withdraw(sender)
-    world.scheduler.schedule(sender)
-    world.connect(1, 2)
-    assert world.take_events() == [("b", 1, [1]), ("a", 1, [1])]
-
-
-def test_sender_when_withdrawn_is_not_called():
-    world = World()
-    sender = world.schedule("a")
-    assert (world.scheduler.withdraw(sender), world.scheduler.withdraw(sender)) == (True, False)
-    world.connect(1)
-    world.scheduler.stop()
-    assert world.take_events() == []
-
-
-def test_sender_when_withdrawn_by_one_before_it_is_not_called():
-    world = World()
-    world.schedule("a", then=lambda _: world.events.append(world.scheduler.withdraw(second)))
-    second = world.schedule("b")
-    world.connect(1, 2)
-    assert world.take_events() == [("a", 1, [1]), True]
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------

@@ -3,121 +3,89 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, FakeSender, World
+from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, Script, World
 
 from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policy import MAX_PRIORITY, PLACES_PER_PRIORITY
 from flowctl.nodes.scheduler.scheduler import MessageScheduler
 
-
-def test_queue_when_a_peer_connects_is_offered_one_channel_each():
-    """Waiting senders get one channel each, in order, until the new peer has none left (MS-01)."""
-    world = World()
-    for name in "abc":
-        world.schedule(name)
-    world.connect(1, 2)
-    assert world.take_events() == [("a", 1, [1]), ("b", 1, [1])]
-    figures = world.scheduler.statistics()
-    assert (figures.waiting_senders, figures.open_channels, figures.closed_channels) == (1, 0, 2)
-    world.answer(world.requests[0])
-    assert [event[0] for event in world.take_events()] == ["a", "c"]
-
-
-def test_schedule_when_all_is_open_offers_all_at_once():
-    """The only sender is called within `schedule`, with all open channels, peer by peer (MS-02)."""
-    world = World()
-    world.connect(1, 2)
-    world.connect(2, 2)
-    world.schedule("a", want=9)
-    assert world.take_events() == [("a", 4, [1, 1, 2, 2])]
-    assert world.scheduler.statistics().waiting_senders == 0
-
-
-def test_offer_when_the_sender_is_the_last_has_all_open_channels():
-    """Those before the last one get one channel, the last one what is left (MS-03)."""
-    world = World()
-    world.schedule("a", want=9)
-    world.schedule("b", want=9)
-    world.connect(1, 3)
-    assert world.take_events() == [("a", 1, [1]), ("b", 2, [1, 1])]
-    assert world.open_and_closed() == (0, 3)
-
-
-def test_sender_when_it_declines_keeps_its_place():
-    """Who waits for one peer is asked first about each, and gets it when it comes (MS-04)."""
-    world = World()
-    world.schedule("a", accepts={7})
-    world.schedule("b")
-    world.connect(1)
-    assert world.take_events() == [("a", 1, []), ("b", 1, [1])]
-    world.schedule("c")
-    assert world.take_events() == []
-    world.connect(7)
-    assert world.take_events() == [("a", 1, [7])]
-
-
-def test_channels_when_offered_come_in_the_order_of_ids():
-    """The order in which peers connected does not matter (MS-06)."""
-    world = World()
-    for peer_id in (5, 3, 4):
-        world.connect(peer_id)
-    world.schedule("a", want=3)
-    assert world.take_events() == [("a", 3, [3, 4, 5])]
-
-
-def test_greedy_senders_when_they_schedule_again_are_served_in_turn():
-    """Three that always want more get one channel after the other, in the same order (MS-08)."""
-    world = World()
-    for name in "abc":
-        sender = FakeSender(world, name, want=9)
-        sender.then = lambda offer, sender=sender: world.scheduler.schedule(sender)
-        world.scheduler.schedule(sender)
-    world.connect(1)
-    for turn in range(5):
-        world.answer(world.requests[turn])
-    assert [event[0] for event in world.events if event[1] == 1] == list("abcabc")
-
-
-def test_greedy_senders_when_they_schedule_again_after_an_answer_are_served_in_turn():
-    """Scheduling from `on_success` puts a sender behind those that wait (MS-08)."""
-    world = World()
-    for name in "abc":
-        sender = FakeSender(world, name, want=9)
-        sender.receiver.then = lambda _, __, sender=sender: world.scheduler.schedule(sender)
-        world.scheduler.schedule(sender)
-    world.connect(1)
-    for turn in range(5):
-        world.answer(world.requests[turn])
-    assert [event[0] for event in world.events if event[1] == 1] == list("abcabc")
+SCENARIOS = {
+    "waiting senders get one channel each, in order, until the new peer has none left (MS-01)": """
+        schedule a | schedule b | schedule c
+        connect 1*2 -> a/1:1, b/1:1
+        figures waiting_senders open_channels closed_channels -> 1 waiting_senders, 0 open_channels, 2 closed_channels
+        answer 1 -> a#1 success, c/1:1""",
+    "the only sender is called within schedule, with all open channels, peer by peer (MS-02)": """
+        connect 1*2 2*2 | schedule a 9 -> a/4:1 1 2 2
+        figures waiting_senders -> 0 waiting_senders""",
+    "those before the last one get one channel, the last one what is left (MS-03)": """
+        schedule a 9 | schedule b 9 | connect 1*3 -> a/1:1, b/2:1 1
+        figures open_channels closed_channels -> 0 open_channels, 3 closed_channels""",
+    "one that waits for a certain peer is asked first about each, and gets it when it comes (MS-04)": """
+        schedule a 1 7 | schedule b
+        connect 1 -> a/1:-, b/1:1
+        schedule c
+        connect 7 -> a/1:7""",
+    "channels come in the order of ids, whatever the order of connecting (MS-06)": """
+        connect 5 3 4 | schedule a 3 -> a/3:3 4 5""",
+    "greedy senders that schedule themselves again are served in turn (MS-08)": """
+        schedule a 9 offered[schedule a] | schedule b 9 offered[schedule b] | schedule c 9 offered[schedule c]
+        connect 1 -> a/1:1
+        answer 1 -> a#1 success, b/1:1
+        answer 2 -> b#2 success, c/1:1
+        answer 3 -> c#3 success, a/1:1
+        answer 4 -> a#4 success, b/1:1
+        answer 5 -> b#5 success, c/1:1""",
+    "those that schedule themselves again after an answer stand behind those that wait (MS-08)": """
+        schedule a 9 ended[schedule a] | schedule b 9 ended[schedule b] | schedule c 9 ended[schedule c]
+        connect 1 -> a/1:1
+        answer 1 -> a#1 success, b/1:1
+        answer 2 -> b#2 success, c/1:1
+        answer 3 -> c#3 success, a/1:1""",
+    "one that wants more than its share goes on behind those that wait": """
+        schedule a 9 offered[schedule a] | schedule b
+        connect 1*4 -> a/1:1, b/3:1, a/2:1 1
+        figures waiting_senders -> 1 waiting_senders""",
+    "a peer that is connected by a receiver is fresh for those that wait": """
+        connect 1 | schedule a ended[connect 2] -> a/1:1
+        schedule declines 1 2
+        answer 1 -> a#1 success, declines/1:-, declines/2:2""",
+    "a peer that is connected by a receiver after a timeout is fresh for those that wait": """
+        connect 1 | schedule a ended[connect 2] -> a/1:1
+        schedule declines 1 2
+        advance 6 -> a#1 timeout, declines/1:-, declines/2:2""",
+    "a peer that is connected in an offer is offered after what opened before": """
+        connect 1 | schedule a -> a/1:1
+        schedule declines 1 2 | schedule b offered[connect 2]
+        answer 1 -> a#1 success, declines/1:-, b/1:1, declines/1:2""",
+    "dead peers are passed over, and where there are no others the sender waits (MS-22)": """
+        connect 1 2 | die 1 | schedule a -> a/2:2
+        answer 1 -> a#1 success
+        die 2 | schedule b
+        figures waiting_senders -> 1 waiting_senders
+        connect 3 -> b/1:3""",
+    "one that is scheduled in an offer is called after it, with all that is open (MS-29)": """
+        connect 1*2 | schedule a offered[schedule x 9] -> a/2:1, x/1:1""",
+    "those that are scheduled meanwhile share what is open, behind those that wait (MS-29, MS-14)": """
+        connect 1 2 3 4 | schedule first ended[both x y] | schedule waiting 1 1 -> first/4:1, waiting/3:-
+        answer 1 -> first#1 success, waiting/4:1, x/1:2, y/2:3 4""",
+    "one that withdraws in its offer without sending is not called again (MS-31)": """
+        connect 1 | schedule a 0 offered[withdraw a] -> a/1:-
+        connect 2 | stop""",
+    "a sender that is scheduled twice waits once, and one that declines is not called for ever": """
+        schedule a 0 offered[schedule a] | schedule a
+        connect 1 -> a/1:-
+        figures waiting_senders -> 1 waiting_senders""",
+    "a peer whose former object is no more takes its place": """
+        connect 1 | schedule a -> a/1:1
+        die 1 | connect 1*2 -> a#1 disconnect
+        figures open_channels closed_channels -> 2 open_channels, 0 closed_channels""",
+}
 
 
-def test_sender_when_it_wants_more_than_its_share_continues_behind_those_that_wait():
-    world = World()
-    sender = world.schedule("a", want=9)
-    sender.then = lambda _: world.scheduler.schedule(sender)
-    world.schedule("b")
-    world.connect(1, 4)
-    assert world.take_events() == [("a", 1, [1]), ("b", 3, [1]), ("a", 2, [1, 1])]
-    assert world.scheduler.statistics().waiting_senders == 1
-
-
-@pytest.mark.parametrize("where", ["success", "timeout", "offer"])
-def test_peer_when_connected_from_within_a_callback_is_fresh_for_those_that_wait(where):
-    world = World()
-    world.connect(1)
-    receiver = FakeReceiver(world, "a", then=lambda *_: world.connect(2))
-    world.schedule("a", receiver=None if where == "offer" else receiver)
-    world.schedule("declines", accepts={2})
-    world.take_events()
-    if where == "offer":
-        world.schedule("b", then=lambda _: world.connect(2))
-    if where == "timeout":
-        world.advance(TIMEOUT_S + 1)
-    else:
-        world.answer(world.requests[0])
-    offers = [event for event in world.take_events() if event[0] in ("b", "declines")]
-    between = [("b", 1, [1])] if where == "offer" else []
-    assert offers == [("declines", 1, []), *between, ("declines", 1 if where == "offer" else 2, [2])]
+@pytest.mark.parametrize("script", SCENARIOS.values(), ids=SCENARIOS)
+def test_scenario_when_played_goes_as_written(script):
+    Script(World()).play(script)
 
 
 def test_send_when_the_peer_object_is_gone_closes_nothing():
@@ -138,24 +106,6 @@ def test_send_when_the_peer_object_is_gone_closes_nothing():
     assert world.scheduler.disconnect(1)
 
 
-def test_offer_when_all_peers_have_died_is_not_made():
-    """Dead peers are passed over, and where there are no others the sender waits (MS-22)."""
-    world = World()
-    for peer_id in (1, 2):
-        world.connect(peer_id)
-    del world.peers[1]
-    world.schedule("a")
-    assert world.take_events() == [("a", 2, [2])]
-    world.answer(world.requests[0])
-    world.take_events()
-    del world.peers[2]
-    world.schedule("b")
-    assert world.take_events() == []
-    assert world.scheduler.statistics().waiting_senders == 1
-    world.connect(3)
-    assert world.take_events() == [("b", 1, [3])]
-
-
 def test_offer_when_its_peers_die_before_it_is_read_yields_nothing():
     """A sender that finds no living peer in its offer stays in the queue (MS-22)."""
     world = World()
@@ -168,48 +118,6 @@ def test_offer_when_its_peers_die_before_it_is_read_yields_nothing():
 
     world.scheduler.schedule(CallingSender(look))
     assert (seen, world.scheduler.statistics().waiting_senders) == ([], 1)
-
-
-def test_schedule_when_within_an_offer_is_served_after_the_pass_with_all_that_is_open():
-    """A sender scheduled by a callback is not called in it, and sees what those that waited have left (MS-29)."""
-    world = World()
-    world.connect(1, 2)
-    inner = FakeSender(world, "x", want=9)
-
-    def schedule_inner(offer):
-        assert world.scheduler.schedule(inner)
-        world.events.append("returned")
-
-    world.schedule("a", then=schedule_inner)
-    assert world.take_events() == [("a", 2, [1]), "returned", ("x", 1, [1])]
-
-
-def test_senders_when_scheduled_by_one_callback_share_what_is_open():
-    """Of those scheduled meanwhile, all but the last may send once, after those that were waiting (MS-29, MS-14)."""
-    world = World()
-    for peer_id in (1, 2, 3):
-        world.connect(peer_id)
-    world.connect(4)
-
-    def schedule_two(_request_id, _code):
-        world.schedule("x", want=9)
-        world.schedule("y", want=9)
-
-    world.schedule("first", receiver=FakeReceiver(world, "first", then=schedule_two))
-    world.schedule("waiting", accepts={1})
-    world.take_events()
-    world.answer(world.requests[0])
-    assert world.take_events()[1:] == [("waiting", 4, [1]), ("x", 1, [2]), ("y", 2, [3, 4])]
-
-
-def test_withdraw_when_from_within_the_offer_ends_the_wait():
-    """A sender that withdraws without sending is not called again (MS-31)."""
-    world = World()
-    world.connect(1)
-    world.schedule("a", want=0, then=lambda offer: world.events.append(offer.withdraw()))
-    world.connect(2)
-    world.scheduler.stop()
-    assert world.take_events() == [("a", 1, []), True]
 
 
 def test_send_when_the_size_is_used_up_is_refused():
@@ -308,16 +216,6 @@ def test_offer_when_a_peer_is_fresh_has_the_others_too():
     assert seen == [([1], [1]), ([2], [1, 2])]
 
 
-def test_sender_when_scheduled_twice_waits_once():
-    world = World()
-    sender = world.schedule("a", want=0)
-    assert world.scheduler.schedule(sender)
-    sender.then = lambda _: world.scheduler.schedule(sender)
-    world.connect(1)
-    assert world.take_events() == [("a", 1, [])]
-    assert world.scheduler.statistics().waiting_senders == 1
-
-
 @pytest.mark.parametrize("channels", [0, -1])
 def test_connect_when_without_channels_does_nothing(channels):
     world = World()
@@ -331,17 +229,6 @@ def test_connect_when_the_id_is_taken_leaves_the_first(caplog):
     assert world.scheduler.connect(FakePeer(1), 5) is False
     assert world.open_and_closed() == (1, 0)
     assert "connected already" in caplog.text
-
-
-def test_connect_when_the_former_peer_of_the_id_is_no_more_takes_its_place():
-    world = World()
-    world.connect(1)
-    world.schedule("a")
-    world.take_events()
-    del world.peers[1]
-    world.connect(1, 2)
-    assert world.take_events() == [("a", world.requests[0], "disconnect")]
-    assert world.open_and_closed() == (2, 0)
 
 
 def test_priority_when_higher_goes_first_and_nobody_waits_for_ever():

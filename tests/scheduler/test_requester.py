@@ -7,14 +7,14 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_kit import TIMEOUT_S, World
+from scheduler_kit import TIMEOUT_S, Script, World
 
 from flowctl.core.outcomes.pending import Outcome
-from flowctl.errors import ClosedError, ConfigError, ExhaustedError, LocalProtocolError
+from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.nodes.scheduler.policies.budget import RetryBudget
 from flowctl.nodes.scheduler.policy import SchedulerPolicy
 from flowctl.nodes.scheduler.requests.hedging import Hedging
-from flowctl.nodes.scheduler.requests.requester import LEAST_TRY_S, LOOK_AGAIN_S, MOST_TRY_S, Requester
+from flowctl.nodes.scheduler.requests.requester import LEAST_TRY_S, MOST_TRY_S, Requester
 
 WAIT_S = 20
 
@@ -48,23 +48,142 @@ def world_of(count, **options):
     return world
 
 
-def test_requester_when_the_answer_is_of_use_has_it():
-    world = world_of(1)
-    future = world.ask().start()
-    world.answer_last("answer")
-    assert future.result(0) == "answer"
-    assert world.idle()
+def hedging_of(delay_s=0.1, **options) -> Hedging:
+    hedging = Hedging(**options)
+    for _ in range(100):
+        hedging.latencies.observe(delay_s)
+    return hedging
 
 
-def test_requester_when_a_reply_is_empty_tries_an_untried_peer():
-    """Each empty reply makes it ask another; one that was tried is not asked again while others are left (MS-42)."""
-    world = world_of(3)
-    future = world.ask().start()
-    world.answer_last()
-    world.answer_last()
-    assert world.sent() == [1, 2, 3]
-    world.answer_last("answer")
-    assert future.result(0) == "answer"
+def spent():
+    return RetryBudget(share=0.0, least_per_s=0.0, most=1.0)
+
+
+class Asking(Script):
+    """Scenarios of requesters by their names; `hedging` is that of those which hedge."""
+
+    def __init__(self, hedging, budget):
+        super().__init__(Asked())
+        self.hedging, self.budget, self.futures = hedging, budget, {}
+
+    def ask(self, name, timeout_s="30", *, hedge=False):
+        hedging = self.hedging if hedge else None
+        self.futures[name] = self.world.ask(timeout_s=float(timeout_s), hedging=hedging, budget=self.budget).start()
+
+    def hedge(self, name):
+        self.ask(name, hedge=True)
+
+    def last(self, value=""):
+        return self.world.answer_last(value)
+
+    def sent(self):
+        self.world.events.append(" ".join(map(str, self.world.sent())))
+
+    def cancel(self, name):
+        return self.futures[name].cancel()
+
+    def answer(self, number):
+        return self.world.answer(self.world.requests[int(number) - 1], value="yes")
+
+    def ended(self, name):
+        """Show how a requester has ended, and whether it has left anything behind."""
+        future = self.futures[name]
+        error = future.exception(0)
+        self.world.events.append(future.result(0) if error is None else f"{type(error).__name__}: {error}")
+        if not self.world.idle():
+            self.world.events.append("busy")
+
+    def cost(self):
+        hedging = self.hedging
+        self.world.events.append(f"{hedging.first_count}+{hedging.further_count}, {hedging.duplicate_count} in vain")
+
+
+SCENARIOS = {
+    "an answer of use": """
+        connect 1 | ask q | last answer | ended q -> answer""",
+    "each empty reply makes it ask another, and none twice while others are left (MS-42)": """
+        connect 1 2 3 | ask q | last | last
+        sent -> 1 2 3
+        last answer | ended q -> answer""",
+    "the error has the peers tried and those there, and everything is taken back (MS-42)": """
+        connect 1 2 3 | ask q 3 | last | advance 3.1
+        ended q -> ExhaustedError: exhausted 2 of 3 peers in 3 s""",
+    "a peer that connects late is asked, and none at all is an error that says so": """
+        ask q 2 | ask r 9 | advance 2.1
+        ended q -> ExhaustedError: exhausted 0 of 0 peers in 2 s, busy
+        connect 7 | last late | ended r -> late""",
+    "a peer that is busy and was not tried is waited for": """
+        connect 1 2 | schedule other 1 2 | ask q | last -> other/2:2
+        sent -> 2 1
+        answer 1 | sent -> other#1 success, 2 1 2""",
+    "a peer whose object died is not waited for (MS-42)": """
+        connect 1 2 | ask q | die 2 | last
+        sent -> 1 1""",
+    "it looks again by itself when the busy peer that it waits for leaves (MS-42)": """
+        connect 1 2 | schedule other 1 2 | ask q | last -> other/2:2
+        sent -> 2 1
+        disconnect 2 | advance 1.03125 | last answer | ended q -> other#1 disconnect, answer""",
+    "it looks again for as long as the busy peer stays, and leaves no timer when its time is up": """
+        connect 1 2 | schedule other 1 2 | ask q 4 | last -> other/2:2
+        advance 1.03125 | advance 1.03125 | advance 1.03125 | figures waiting_senders -> 1 waiting_senders
+        advance 1 | sent -> 2 1
+        ended q -> ExhaustedError: exhausted 1 of 2 peers in 4 s""",
+    "however long it waits for a busy peer, it is asked before those that came after it": """
+        connect 1 2 | schedule other 1 2 | ask q | last | schedule later 1 2 -> other/2:2, later/1:-
+        advance 1 | advance 1 | advance 1 | answer 1 | sent -> other#1 success, 2 1 2
+        last answer | ended q -> later/2:2, answer""",
+    "a disconnect is one failed try": """
+        connect 1 2 | ask q | disconnect 1 | last answer | sent -> 1 2
+        ended q -> answer""",
+    "waiting or asked, or begun later, it ends with a stop": """
+        connect 1 | ask q | ask r | stop | ask s
+        ended q -> ClosedError: the scheduler was stopped
+        ended r -> ClosedError: the scheduler was stopped
+        ended s -> ClosedError: the scheduler was stopped""",
+    "of one that is cancelled the answer is late, and one that waits leaves the queue": """
+        connect 1 | ask q | ask r | cancel r | cancel q
+        last answer -> no
+        sent -> 1""",
+    "without an answer in time another is asked, two at a time, and the first answer counts": """
+        connect 1 2 3 | hedge q | advance 0.2 | sent -> 1 2
+        advance 1 | sent -> 1 2
+        last second | ended q -> second
+        answer 1 -> no
+        cost -> 1+1, 1 in vain""",
+    "with an answer in time nobody else is asked": """
+        connect 1 2 3 | hedge q | last soon | advance 1 | sent -> 1
+        ended q | cost -> soon, 1+0, 0 in vain""",
+}
+WITH_HEDGING = {
+    "without a quantile there is no delay that would be right": (
+        lambda: (Hedging(), None),
+        "connect 1 2 3 | hedge q | advance 0.9 | sent -> 1",
+    ),
+    "two of three are asked at once, and the third when they take too long": (
+        lambda: (hedging_of(at_once=2, most=3), None),
+        """connect 1 2 3 | hedge q | sent -> 1 2
+        advance 0.2 | sent -> 1 2 3""",
+    ),
+    "without a token the hedge is not sent, and the first try goes on": (
+        lambda: (hedging_of(budget=spent()), None),
+        """connect 1 2 3 4 | hedge q | hedge r | advance 0.2 | sent -> 1 2 3
+        answer 2 | ended r -> yes, busy""",
+    ),
+    "further tries are paid for, the first one is free": (
+        lambda: (None, spent()),
+        """connect 1 2 3 | ask q | last | last
+        ended q -> ExhaustedError: exhausted 2 of 3 peers: the retry budget is spent""",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("made", "script"),
+    [*((lambda: (hedging_of(), None), script) for script in SCENARIOS.values()), *WITH_HEDGING.values()],
+    ids=[*SCENARIOS, *WITH_HEDGING],
+)
+def test_scenario_when_played_goes_as_written(made, script):
+    Asking(*made()).play(script)
 
 
 def test_requester_when_all_were_tried_begins_anew_with_tries_of_a_second():
@@ -89,105 +208,6 @@ def test_requester_when_few_peers_are_left_gives_each_its_share_of_the_time():
     alone = world_of(1)
     alone.ask().start()
     assert alone.scheduler.next_deadline() - alone.clock() == pytest.approx(MOST_TRY_S, abs=0.02)
-
-
-def test_requester_when_time_is_up_withdraws_and_says_how_many_it_tried():
-    """The error has the peers tried and those there; queue and requests are taken back (MS-42)."""
-    world = world_of(3)
-    future = world.ask(timeout_s=3.0).start()
-    world.answer_last()
-    world.advance(3.1)
-    with pytest.raises(ExhaustedError, match="exhausted 2 of 3 peers in 3 s"):
-        future.result(0)
-    assert world.idle()
-    assert world.take_events() == []
-
-
-def test_requester_when_no_peer_is_there_waits_for_one_until_its_time():
-    world = Asked()
-    first, second = world.ask(timeout_s=2.0).start(), world.ask(timeout_s=9.0).start()
-    world.advance(2.1)
-    with pytest.raises(ExhaustedError, match="exhausted 0 of 0 peers"):
-        first.result(0)
-    world.connect(7)
-    world.answer_last("late")
-    assert second.result(0) == "late"
-
-
-def test_requester_when_all_open_peers_were_tried_waits_for_one_that_is_busy():
-    world = world_of(2)
-    world.schedule("other", want=1, accepts={2})
-    world.ask().start()
-    world.answer_last()
-    asked = world.sent()
-    assert asked == [2, 1]
-    world.answer(world.requests[0])
-    assert world.sent() == [2, 1, 2]
-
-
-def test_requester_when_an_untried_peer_is_no_more_begins_anew():
-    """A peer whose object died without a disconnect is not waited for: those that live are asked again (MS-42)."""
-    world = world_of(2)
-    world.ask().start()
-    del world.peers[2]
-    world.answer_last()
-    assert world.sent() == [1, 1]
-
-
-def test_requester_when_the_untried_peer_leaves_begins_anew():
-    """No offer comes when a busy peer leaves, so it looks again by itself, and asks those that are there (MS-42)."""
-    world = world_of(2)
-    world.schedule("other", accepts={2})
-    future = world.ask().start()
-    world.answer_last()
-    assert world.sent() == [2, 1]
-    world.scheduler.disconnect(2)
-    world.advance(LOOK_AGAIN_S + 1 / 32)
-    assert len(world.peers[1].sent) == 2
-    world.answer_last("answer")
-    assert future.result(0) == "answer"
-    assert world.idle()
-
-
-def test_requester_when_the_untried_peer_stays_busy_keeps_its_place():
-    world = world_of(2)
-    world.schedule("other", accepts={2})
-    world.ask(timeout_s=4.0).start()
-    world.answer_last()
-    for _ in range(3):
-        world.advance(LOOK_AGAIN_S + 1 / 32)
-        assert world.scheduler.statistics().waiting_senders == 1
-    world.advance(LOOK_AGAIN_S)
-    assert world.sent() == [2, 1]
-    assert world.idle()
-
-
-def test_requester_when_its_peer_leaves_asks_another():
-    world = world_of(2)
-    future = world.ask().start()
-    world.scheduler.disconnect(1)
-    assert world.sent() == [1, 2]
-    world.answer_last("answer")
-    assert future.result(0) == "answer"
-
-
-def test_requester_when_the_scheduler_stops_fails():
-    world = world_of(1)
-    futures = [world.ask().start(), world.ask().start()]
-    world.scheduler.stop()
-    futures.append(world.ask().start())
-    for future in futures:
-        assert isinstance(future.exception(0), ClosedError)
-
-
-def test_requester_when_its_future_is_cancelled_takes_everything_back():
-    world = world_of(1)
-    asked, waiting = world.ask().start(), world.ask().start()
-    assert waiting.cancel()
-    assert asked.cancel()
-    assert world.idle()
-    assert not world.answer_last("answer")
-    assert world.sent() == [1]
 
 
 @pytest.mark.parametrize("where", ["accept", "message"])
@@ -220,17 +240,6 @@ def test_requester_when_the_message_is_a_function_asks_for_what_is_missing():
     assert asked == [{1, 2, 3}, {2, 3}, {2, 3}]
 
 
-def test_requester_when_the_budget_is_spent_fails_rather_than_trying_again():
-    budget = RetryBudget(share=0.0, least_per_s=0.0, most=1.0)
-    world = world_of(3)
-    future = world.ask(budget=budget).start()
-    world.answer_last()
-    world.answer_last()
-    with pytest.raises(ExhaustedError, match="exhausted 2 of 3 peers: the retry budget is spent"):
-        future.result(0)
-    assert world.idle()
-
-
 def test_requester_when_no_peer_takes_the_message_tries_each_once_an_offer():
     world = Asked()
     for peer_id, takes in ((1, False), (2, OSError("broken"))):
@@ -243,75 +252,10 @@ def test_requester_when_no_peer_takes_the_message_tries_each_once_an_offer():
     assert world.idle()
 
 
-def hedging_of(delay_s=0.1, **options) -> Hedging:
-    hedging = Hedging(**options)
-    for _ in range(100):
-        hedging.latencies.observe(delay_s)
-    return hedging
-
-
-def test_hedging_when_no_answer_comes_in_time_asks_another_and_takes_the_first():
-    hedging = hedging_of()
-    world = world_of(3)
-    future = world.ask(hedging=hedging).start()
-    assert world.sent() == [1]
-    world.advance(0.2)
-    assert world.sent() == [1, 2]
-    world.advance(1.0)
-    assert world.sent() == [1, 2], "two at a time are the most"
-    assert world.answer_last("second")
-    assert not world.answer(world.requests[0], value="first")
-    assert future.result(0) == "second"
-    assert (hedging.first_count, hedging.further_count, hedging.duplicate_count) == (1, 1, 1)
-    assert world.idle()
-
-
-def test_hedging_when_the_answer_comes_in_time_asks_nobody_else():
-    hedging = hedging_of()
-    world = world_of(3)
-    future = world.ask(hedging=hedging).start()
-    world.answer_last("soon")
-    world.advance(1.0)
-    assert world.sent() == [1]
-    assert future.result(0) == "soon"
-    assert hedging.duplicate_count == 0
-
-
-def test_hedging_when_nothing_is_known_of_latencies_waits():
-    world = world_of(3)
-    world.ask(hedging=Hedging()).start()
-    world.advance(0.9)
-    assert world.sent() == [1]
-
-
 def test_hedging_when_answers_are_of_no_use_does_not_learn_from_them():
-    hedging = Hedging()
-    world = world_of(3)
-    future = world.ask(hedging=hedging).start()
-    world.answer_last()
-    world.answer_last("answer")
-    assert future.done()
-    assert hedging.latencies._total == 1
-
-
-def test_hedging_when_several_are_asked_at_once_sends_to_that_many_of_all():
-    hedging = hedging_of(at_once=2, most=3)
-    world = world_of(3)
-    world.ask(hedging=hedging).start()
-    assert world.sent() == [1, 2]
-    world.advance(0.2)
-    assert world.sent() == [1, 2, 3]
-
-
-def test_hedging_when_the_budget_is_spent_stays_with_the_first():
-    hedging = hedging_of(budget=RetryBudget(share=0.0, least_per_s=0.0, most=1.0))
-    world = world_of(4)
-    futures = [world.ask(hedging=hedging).start() for _ in range(2)]
-    world.advance(0.2)
-    assert world.sent() == [1, 2, 3]
-    assert world.idle() is False
-    world.answer(world.requests[1], value="alone")
-    assert futures[1].result(0) == "alone"
+    made = Asking(Hedging(), None)
+    made.play("connect 1 2 3 | hedge q | last | last answer | ended q -> answer")
+    assert made.hedging.latencies._total == 1
 
 
 STEPS = st.lists(
@@ -418,20 +362,6 @@ def test_requester_when_the_untried_peer_that_it_waits_for_goes_begins_anew_with
     world.answer_last("answer")
     assert future.result(0) == "answer"
     assert world.idle()
-
-
-def test_requester_that_waits_for_an_untried_peer_keeps_its_place():
-    world = world_of(2)
-    world.schedule("other", accepts={2})
-    future = world.ask().start()
-    world.answer_last()
-    world.schedule("later", accepts={2})
-    for _ in range(3):
-        world.advance(LEAST_TRY_S)
-    world.answer(min(world.requests), 2)
-    assert world.sent() == [2, 1, 2]
-    world.answer_last("answer")
-    assert future.result(0) == "answer"
 
 
 @pytest.mark.parametrize("wrong", [{"quantile": 1.0}, {"at_once": 0}, {"at_once": 3, "most": 2}])
