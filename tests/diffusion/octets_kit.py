@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
+import re
 import selectors
 
 from flowctl.errors import BrokenError, ClosedError
@@ -101,10 +103,10 @@ class RawPeer:
         self.heard = b""
 
     async def says(self, octets):
-        await self.stream.write(bytes.fromhex(octets))
+        await self.stream.write(bytes.fromhex(octets_of(octets)))
 
     async def hears(self, octets):
-        wanted = bytes.fromhex(octets)
+        wanted = bytes.fromhex(octets_of(octets))
         while len(self.heard) < len(wanted):
             piece = await self.stream.read()
             assert piece, f"the end came after {text(self.heard)}"
@@ -128,10 +130,33 @@ class RawPeer:
         assert not self.heard, text(self.heard)
 
 
-async def converse(peer, script):
-    """Play a conversation: of each line, octets behind > are said to our side, those behind < are heard from it."""
+def octets_of(text):
+    """Return octets as text, where ``'a`` is an id, ``#a`` its announcement with its size, ``=a`` its object of 3."""
+
+    def spelled(match):
+        sign, letter = match.group()
+        return {"'": "41 %02X", "#": "82 41 %02X 03", "=": "43 %02X 2F 00"}[sign] % ord(letter)
+
+    return re.sub(r"['#=][a-z]", spelled, text).replace("|", " ")
+
+
+async def converse(peer, script, **steps):
+    """Play a conversation: of each line, octets behind > are said to our side, those behind < are heard from it.
+
+    A dot is a time that passes, a dash that nothing is heard, ``end`` the end of the stream; else it is one of `steps`.
+    """
     for line in filter(None, map(str.strip, script.splitlines())):
-        await (peer.says if line[0] == ">" else peer.hears)(line[1:].replace("|", " "))
+        sign, _, rest = line.partition(" ")
+        if sign in "<>":
+            await (peer.says if sign == ">" else peer.hears)(rest)
+        elif sign in "-.":
+            await (peer.hears_nothing() if sign == "-" else asyncio.sleep(float(rest)))
+        elif sign == "end":
+            await peer.hears_the_end()
+        else:
+            done = steps[sign](*rest.split())
+            if inspect.isawaitable(done):
+                await done
 
 
 class DelayedStream:

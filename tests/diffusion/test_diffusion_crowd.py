@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from octets_kit import (
     DelayedStream,
-    VirtualLoop,
     by_name,
     clock,
     hashed,
@@ -30,7 +29,6 @@ from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.leases import LeasePlanner
 from flowctl.nodes.diffusion.policy import Policy
 from flowctl.nodes.diffusion.pool.memory import MemoryPool
-from flowctl.nodes.diffusion.pool.pool import sha256_of
 from flowctl.nodes.diffusion.streams.memory import memory_pair
 
 
@@ -248,17 +246,6 @@ async def test_two_nodes_when_their_octets_are_interleaved_in_any_way_exchange_a
         await node.close(50)
     assert await asyncio.gather(*tasks) == [None] * 4
     assert [node.statistics().objects_known for node in nodes] == [0, 0]
-
-
-def test_loop_when_it_has_nothing_to_wait_for_says_so():
-    loop = VirtualLoop()
-    with pytest.raises(AssertionError, match="nothing will ever happen"):
-        loop.run_until_complete(loop.create_future())
-    loop.close()
-
-
-def test_hashed_objects_when_made_are_named_by_their_content():
-    assert all(sha256_of(data) == object_id for object_id, data in hashed(5).items())
 
 
 WORDS = st.sampled_from(

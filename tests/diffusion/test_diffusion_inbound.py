@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from random import Random
 
 import pytest
-from octets_kit import RawPeer, by_name, clock, converse, in_virtual_time, named, pool_of, until, virtual
+from octets_kit import RawPeer, by_name, clock, converse, in_virtual_time, named, octets_of, pool_of, until, virtual
 
 from flowctl.errors import BrokenError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.diffusion.decision import CentralPlanner, PeerDecision
@@ -27,8 +28,6 @@ from flowctl.nodes.diffusion.policy import Policy
 from flowctl.nodes.diffusion.registry import DecisionStatus, Registry
 from flowctl.nodes.diffusion.streams.memory import memory_pair
 
-ID_A, ID_B, ID_C = "82 41 61 03", "82 41 62 03", "82 41 63 03"
-OBJECT_A, OBJECT_B, OBJECT_C = "43 61 2F 00", "43 62 2F 00", "43 63 2F 00"
 START = "81 00  84 01 F5 00 0A"
 
 
@@ -40,7 +39,7 @@ class Fetching:
         self.diffusion = ObjectDiffusion(self.pool, policy=policy, clock=clock, rng=Random(1), **arguments)
         self.tasks = {}
 
-    async def announced(self, names="p", ids=ID_A):
+    async def announced(self, names="p", ids="#a"):
         """Return peers by their names, that have announced an object."""
         peers = {name: self.peer(name) for name in names}
         for peer in peers.values():
@@ -69,21 +68,21 @@ class Fetching:
 
 ANNOUNCED = f"""
     < {START}
-    > 82 02 9F {ID_A} {ID_B} FF
+    > 82 02 9F #a #b FF
 """
 ASKED = f"""{ANNOUNCED}
     < 82 03 9F 41 61 41 62 FF | 84 01 F4 00 0A
 """
-EACH_ALONE = f"""
+EACH_ALONE = """
     < 82 03 9F 41 61 FF | 82 03 9F 41 62 FF | 84 01 F4 00 0A
-    > 82 04 9F {OBJECT_A} FF | 82 04 9F {OBJECT_B} FF
+    > 82 04 9F =a FF | 82 04 9F =b FF
 """
 
 EXCHANGES = {
     "cold start, objects before ids, then an acknowledgement (OD-34, OD-53)": (
         "",
         f"""{ASKED}
-        > 82 04 9F {OBJECT_A} {OBJECT_B} FF | 82 02 9F FF
+        > 82 04 9F =a =b FF | 82 02 9F FF
         < 84 01 F5 02 0A""",
     ),
     "no sizes are told: each object is fetched alone": (
@@ -94,14 +93,14 @@ EXCHANGES = {
     "one size is not told: a reply has room for one object": (
         "",
         f"""< {START}
-        > 82 02 9F {ID_A} 41 62 FF {EACH_ALONE}""",
+        > 82 02 9F #a 41 62 FF {EACH_ALONE}""",
     ),
     "the pool has an object: it is never fetched, and acknowledged in order (OD-27)": (
         "ac",
         f"""< {START}
-        > 82 02 9F {ID_A} {ID_B} {ID_C} FF
+        > 82 02 9F #a #b #c FF
         < 82 03 9F 41 62 FF | 84 01 F4 01 0A
-        > 82 04 9F {OBJECT_B} FF | 82 02 9F FF
+        > 82 04 9F =b FF | 82 02 9F FF
         < 84 01 F5 02 0A""",
     ),
     "large objects: a reply has 256 KiB, or one object that is larger": (
@@ -113,11 +112,11 @@ EXCHANGES = {
     "replies after later decisions answer their own requests (OD-51)": (
         "",
         f"""< {START}
-        > 82 02 9F {ID_A} FF
+        > 82 02 9F #a FF
         < 82 03 9F 41 61 FF | 84 01 F4 00 0A
-        > 82 04 9F {OBJECT_A} FF | 82 02 9F {ID_B} FF
+        > 82 04 9F =a FF | 82 02 9F #b FF
         < 82 03 9F 41 62 FF | 84 01 F4 01 0A
-        > 82 04 9F {OBJECT_B} FF
+        > 82 04 9F =b FF
         > 82 02 9F FF
         < 84 01 F5 01 0A""",
     ),
@@ -130,7 +129,7 @@ async def test_exchange_when_played_has_these_octets(pool, script):
     node = Fetching(*(name.encode() for name in pool))
     peer = node.peer()
     await converse(peer, script)
-    sent = {name for name, data in ((b"a", OBJECT_A), (b"b", OBJECT_B)) if data in script}
+    sent = {name for name, data in ((b"a", "=a"), (b"b", "=b")) if data in script}
     await until(node.pool, len(pool) + len(sent))
     assert all(node.pool.get(name) == name + b"/\0" for name in sent)
 
@@ -139,7 +138,7 @@ async def test_exchange_when_played_has_these_octets(pool, script):
 async def test_peer_when_it_ends_with_nothing_open_is_no_error():
     node = Fetching()
     peer = node.peer()
-    await converse(peer, f"{ASKED} > 82 04 9F {OBJECT_A} {OBJECT_B} FF | 82 02 9F FF\n < 84 01 F5 02 0A")
+    await converse(peer, f"{ASKED} > 82 04 9F =a =b FF | 82 02 9F FF\n < 84 01 F5 02 0A")
     peer.stream.close()
     assert await node.ends() is None
 
@@ -147,9 +146,9 @@ async def test_peer_when_it_ends_with_nothing_open_is_no_error():
 BEGUN = f"< {START}\n"
 B_KNOWN = f"""{ANNOUNCED}
     < 82 03 9F 41 61 FF | 84 01 F4 00 0A
-    > 82 04 9F {OBJECT_A} FF"""
+    > 82 04 9F =a FF"""
 ONE_ASKED = f"""< {START}
-    > 82 02 9F {ID_A} FF
+    > 82 02 9F #a FF
     < 82 03 9F 41 61 FF
 """
 TOO_MANY = " ".join(f"41 {number:02X}" for number in range(0x61, 0x6C))
@@ -169,15 +168,15 @@ FAULTS = {
     "an object that is too large": (f"{BEGUN} > 82 02 9F 82 41 61 1A 00 1E 84 81 FF", LimitExceededError),
     "an id again that is open (OD-26)": (f"{B_KNOWN}\n > 82 02 9F 41 62 FF", ObjectIdAlreadyKnownError),
     "an id again whose object came (OD-26)": (f"{B_KNOWN} | 82 02 9F 41 61 FF", ObjectIdAlreadyKnownError),
-    "one object is missing (OD-28)": (f"{ASKED} > 82 04 9F {OBJECT_A} FF", ObjectMissingError),
+    "one object is missing (OD-28)": (f"{ASKED} > 82 04 9F =a FF", ObjectMissingError),
     "all objects are missing (OD-28)": (f"{ASKED} > 82 04 9F FF", ObjectMissingError),
     "an object too many (OD-28)": (
-        f"{ASKED} > 82 04 9F {OBJECT_A} {OBJECT_B} {OBJECT_C} FF",
+        f"{ASKED} > 82 04 9F =a =b =c FF",
         ObjectNotRequestedError,
     ),
-    "an object twice (OD-28)": (f"{ASKED} > 82 04 9F {OBJECT_A} {OBJECT_A} {OBJECT_B} FF", ObjectNotRequestedError),
-    "an object of another size": (f"{ASKED} > 82 04 9F {OBJECT_A} 44 62 2F 00 00 FF", ObjectSizeWrongError),
-    "no object at all": (f"{ASKED} > 82 04 9F {OBJECT_A} 43 62 00 00 FF", ObjectInvalidError),
+    "an object twice (OD-28)": (f"{ASKED} > 82 04 9F =a =a =b FF", ObjectNotRequestedError),
+    "an object of another size": (f"{ASKED} > 82 04 9F =a 44 62 2F 00 00 FF", ObjectSizeWrongError),
+    "no object at all": (f"{ASKED} > 82 04 9F =a 43 62 00 00 FF", ObjectInvalidError),
     "a reply much larger than announced, by its head": (f"{ONE_ASKED} > 82 04 9F 5A 00 20 00 00", LimitExceededError),
 }
 
@@ -196,21 +195,24 @@ async def test_reply_when_wrong_ends_the_peer_and_leaves_nothing(script, fault):
 class Scripted:
     """An inbound peer whose decisions are written by a test, with a raw server."""
 
-    def __init__(self, stack, *names, policy=None):
+    def __init__(self, *names):
         self.pool = pool_of(named(*names, size=3), identify=by_name)
-        self.registry = Registry(
-            self.pool,
-            policy=policy or Policy(),
-            planner=self,
-            clock=clock,
-            rng=Random(1),
-            on_error=print,
-        )
+        self.registry = registry_of(self, self.pool)
+        self.stack = contextlib.ExitStack()
+
+    async def __aenter__(self):
         ours, theirs = memory_pair()
         self.peer = RawPeer(theirs)
-        self.api = stack.enter_context(self.registry.peer("p"))
+        self.api = self.stack.enter_context(self.registry.peer("p"))
         self.inbound = Inbound(ours, self.api, self.registry, OpenGate())
         self.task = asyncio.ensure_future(self.inbound.run())
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        self.stack.close()
+        await self.registry.close()
 
     def decide(self, context):
         return {}
@@ -218,13 +220,26 @@ class Scripted:
     def next_round_at(self, context):
         return None
 
-    def decides(self, req=0, ack=0, objects=(), pipeline=False):
-        self.api.offer(
-            PeerDecision(
-                ids_to_req=req, ids_to_ack=ack, can_pipeline_ids_req=pipeline, objects_to_req_ids=frozenset(objects)
-            ),
-            clock(),
-        )
+    def decides(self, *words):
+        counts = {name: int(count) for name, _, count in (word.partition("=") for word in words) if count}
+        wanted = frozenset(word.encode() for word in words if "=" not in word)
+        req, ack = counts.get("req", 0), counts.get("ack", 0)
+        self.api.offer(PeerDecision(ids_to_req=req, ids_to_ack=ack, objects_to_req_ids=wanted), clock())
+
+    async def ended(self, objects):
+        assert await self.task is None
+        assert len(self.pool) == int(objects)
+
+
+def registry_of(planner, pool=None):
+    return Registry(
+        pool_of({}) if pool is None else pool,
+        policy=Policy(),
+        planner=planner,
+        clock=clock,
+        rng=Random(1),
+        on_error=print,
+    )
 
 
 class OpenGate:
@@ -250,78 +265,88 @@ async def hears_request(peer):
         peer.heard += await peer.stream.read()
 
 
-def scripted(play, *names):
-    from contextlib import ExitStack
+SCRIPTED = {
+    "replies that come under a later decision belong to their own requests (OD-51)": (
+        "",
+        """decide req=10
+        < 81 00  84 01 F5 00 0A
+        > 82 02 9F #a #b FF
+        . 1
+        decide a
+        < 82 03 9F 'a FF
+        decide b
+        < 82 03 9F 'b FF
+        > 82 04 9F =a FF
+        pool 1
+        > 82 04 9F =b FF
+        pool 2""",
+    ),
+    "a reply of ids that is under way is collected before the FIFO is emptied: it decides who blocks (OD-52)": (
+        "abc",
+        """decide req=2
+        < 81 00  84 01 F5 00 02
+        > 82 02 9F #a #b FF
+        . 1
+        decide req=3
+        < 84 01 F4 00 03
+        decide req=4 ack=2
+        -
+        > 82 02 9F FF
+        < 84 01 F5 02 04
+        > 82 02 9F #c FF
+        . 1
+        decide req=1
+        < 84 01 F4 00 01
+        decide req=1 ack=1
+        -
+        > 82 02 9F 'd FF
+        < 84 01 F4 01 01""",
+    ),
+    "one that leaves reads no decision, drains the replies that are under way, and says Done (OD-54)": (
+        "",
+        """decide req=2
+        < 81 00  84 01 F5 00 02
+        > 82 02 9F #a #b FF
+        . 1
+        decide req=1 a
+        < 82 03 9F 'a FF  84 01 F4 00 01
+        leave
+        decide b
+        -
+        > 82 04 9F =a FF
+        -
+        > 82 02 9F 'c FF
+        < 81 05
+        end
+        ended 0""",
+    ),
+    "one that leaves while the peer waits for something new ends the stream: it may not be spoken to (OD-54)": (
+        "",
+        """decide req=2
+        < 81 00  84 01 F5 00 02
+        leave
+        end
+        ended 0""",
+    ),
+}
 
-    async def run():
-        with ExitStack() as stack:
-            it = Scripted(stack, *names)
-            try:
-                await play(it)
-            finally:
-                it.task.cancel()
-                await asyncio.wait([it.task])
-        await it.registry.close()
 
-    in_virtual_time(run())
+@pytest.mark.parametrize(("pool", "script"), SCRIPTED.values(), ids=SCRIPTED)
+@virtual
+async def test_decisions_when_scripted_have_these_octets(pool, script):
+    async with Scripted(*(name.encode() for name in pool)) as it:
+        await converse(
+            it.peer, script, decide=it.decides, pool=lambda count: until(it.pool, int(count)), leave=it.inbound.leave,
+            ended=it.ended,
+        )  # fmt: skip
 
 
-def test_objects_of_two_requests_when_under_way_belong_to_their_own():
-    """Replies for a and b come when the decision about b is the latest: both are right, in their order (OD-51)."""
-
-    async def play(it):
-        it.decides(req=10)
-        await it.peer.hears(START)
-        await it.peer.says(f"82 02 9F {ID_A} {ID_B} FF")
-        await asyncio.sleep(1)
-        it.decides(objects=[b"a"])
-        await it.peer.hears("82 03 9F 41 61 FF")
-        it.decides(objects=[b"b"])
-        await it.peer.hears("82 03 9F 41 62 FF")
-        await it.peer.says(f"82 04 9F {OBJECT_A} FF")
-        await until(it.pool, 1)
-        await it.peer.says(f"82 04 9F {OBJECT_B} FF")
-        await until(it.pool, 2)
-        assert not it.task.done()
-
-    scripted(play)
-
-
-def test_fifo_when_emptied_while_a_reply_of_ids_is_under_way_is_collected_first():
-    """The reply could bring ids, so whether the next request blocks is decided after it (OD-52)."""
-
-    async def play(it):
-        it.decides(req=2)
-        await it.peer.hears("81 00  84 01 F5 00 02")
-        await it.peer.says(f"82 02 9F {ID_A} {ID_B} FF")
-        await asyncio.sleep(1)
-        it.decides(req=3, pipeline=True)
-        await it.peer.hears("84 01 F4 00 03")
-        it.decides(req=4, ack=2)
-        await it.peer.hears_nothing()
-        assert it.api.status is DecisionStatus.ACTING
-        await it.peer.says("82 02 9F FF")
-        await it.peer.hears("84 01 F5 02 04")
-        await it.peer.says(f"82 02 9F {ID_C} FF")
-        await asyncio.sleep(1)
-        it.decides(req=1, pipeline=True)
-        await it.peer.hears("84 01 F4 00 01")
-        it.decides(req=1, ack=1)
-        await it.peer.hears_nothing()
-        await it.peer.says("82 02 9F 41 64 FF")
-        await it.peer.hears("84 01 F4 01 01")  # d came meanwhile: it stays open, so the request does not block
-
-    scripted(play, b"a", b"b", b"c")
-
-
-def test_decision_when_acted_on_is_carried_out_in_the_order_of_the_protocol():
+@virtual
+async def test_decision_when_acted_on_is_carried_out_in_the_order_of_the_protocol():
     """What has come is collected, then objects are requested, then ids, then the decision is complete (OD-53)."""
-
-    async def play(it):
-        it.decides(req=2)
-        await it.peer.hears("81 00  84 01 F5 00 02")
-        await it.peer.says(f"82 02 9F {ID_A} {ID_B} FF")
-        await asyncio.sleep(1)
+    async with Scripted() as it:
+        it.decides("req=2")
+        await converse(it.peer, "< 81 00  84 01 F5 00 02\n > 82 02 9F #a #b FF\n . 1")
         steps = []
         for name in ("on_receive_objects", "on_request_objects", "on_request_ids", "on_decision_completed"):
             method = getattr(it.api, name)
@@ -330,61 +355,19 @@ def test_decision_when_acted_on_is_carried_out_in_the_order_of_the_protocol():
                 name,
                 lambda *args, _name=name, _method=method, **named: (steps.append(_name), _method(*args, **named)),
             )
-        it.decides(objects=[b"a"])
-        await it.peer.hears("82 03 9F 41 61 FF")
+        it.decides("a")
+        await converse(it.peer, "< 82 03 9F 'a FF")
         steps.clear()
-        it.inbound._inbox.decoder.feed(bytes.fromhex(f"82 04 9F {OBJECT_A} FF"))  # has come, and nobody was told yet
-        it.decides(req=1, ack=1, objects=[b"b"])
-        await it.peer.hears("82 03 9F 41 62 FF  84 01 F4 01 01")
+        it.inbound._inbox.decoder.feed(bytes.fromhex(octets_of("82 04 9F =a FF")))  # has come, and nobody was told yet
+        it.decides("req=1", "ack=1", "b")
+        await converse(it.peer, "< 82 03 9F 'b FF  84 01 F4 01 01")
         assert steps == ["on_receive_objects", "on_request_objects", "on_request_ids", "on_decision_completed"]
-
-    scripted(play)
-
-
-def test_leaving_when_replies_are_under_way_ignores_them_and_then_says_done():
-    """No decision is read any more, what comes is drained, and Done is the last word (OD-54)."""
-
-    async def play(it):
-        it.decides(req=2)
-        await it.peer.hears("81 00  84 01 F5 00 02")
-        await it.peer.says(f"82 02 9F {ID_A} {ID_B} FF")
-        await asyncio.sleep(1)
-        it.decides(objects=[b"a"], req=1, pipeline=True)
-        await it.peer.hears("82 03 9F 41 61 FF  84 01 F4 00 01")
-        it.inbound.leave()
-        it.decides(objects=[b"b"])
-        await it.peer.hears_nothing()
-        await it.peer.says(f"82 04 9F {OBJECT_A} FF")
-        await it.peer.hears_nothing()
-        await it.peer.says("82 02 9F 41 63 FF")
-        await it.peer.hears("81 05")
-        await it.peer.hears_the_end()
-        assert await it.task is None
-        assert len(it.pool) == 0
-
-    scripted(play)
-
-
-def test_leaving_when_the_peer_waits_for_something_new_ends_at_once():
-    """Nothing is under way then, and the peer may not be spoken to: the end of the stream is the end (OD-54)."""
-
-    async def play(it):
-        it.decides(req=2)
-        await it.peer.hears("81 00  84 01 F5 00 02")
-        it.inbound.leave()
-        await it.peer.hears_the_end()
-        assert await it.task is None
-
-    scripted(play)
 
 
 @virtual
 async def test_decision_when_read_waits_is_marked_and_must_be_completed():
     """Reading waits for one, marks it, and a second reading before its completion is an error (OD-49)."""
-    registry = Registry(
-        pool_of({}), policy=Policy(), planner=ObjectDiffusion(pool_of({}))._registry._planner, clock=clock,
-        rng=Random(1), on_error=print,
-    )  # fmt: skip
+    registry = registry_of(CentralPlanner())
     with registry.peer("p") as api:
         reading = asyncio.ensure_future(api.read_decision())
         await asyncio.sleep(0)
@@ -403,9 +386,7 @@ async def test_decision_when_read_waits_is_marked_and_must_be_completed():
 
 @virtual
 async def test_decision_when_the_peer_is_registered_no_more_is_none_and_changes_are_refused():
-    registry = Registry(
-        pool_of({}), policy=Policy(), planner=CentralPlanner(), clock=clock, rng=Random(1), on_error=print
-    )
+    registry = registry_of(CentralPlanner())
     with registry.peer("p") as api:
         assert (await api.read_decision()).ids_to_req == 10
         api.on_decision_completed()
@@ -435,7 +416,7 @@ async def two_that_have_one_object():
     peers = [node.peer("p"), node.peer("q")]
     for peer, then in zip(peers, ("82 03 9F 41 61 FF", "84 01 F4 00 0A"), strict=True):
         await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} FF")
+        await peer.says("82 02 9F #a FF")
         await peer.hears(then)
     return node, *peers
 
@@ -472,7 +453,7 @@ async def test_request_when_its_reply_is_wrong_ends_as_lost_for_the_gate():
     node = Fetching(gate=gate)
     peer = (await node.announced())["p"]
     await peer.hears("82 03 9F 41 61 FF")
-    await peer.says(f"82 04 9F {OBJECT_B} FF")
+    await peer.says("82 04 9F =b FF")
     with pytest.raises(ObjectNotRequestedError):
         await node.ends()
     assert gate.ends == [((b"a",), RequestEnd.LOST)]
@@ -493,7 +474,7 @@ async def test_decision_when_unread_is_replaced_and_when_acted_on_stays():
         def next_round_at(self, context):
             return None
 
-    registry = Registry(pool_of({}), policy=Policy(), planner=Planner(), clock=clock, rng=Random(1), on_error=print)
+    registry = registry_of(Planner())
     with registry.peer("p") as one, registry.peer("q") as other:
         await asyncio.sleep(1)
         registry.poke()
@@ -578,7 +559,7 @@ async def test_object_when_the_pool_rejects_it_ends_its_peer_and_another_is_aske
     await peers[other].hears("84 01 F4 00 0A")
     await peers[other].says("82 02 9F FF")
     await peers[other].hears("82 03 9F 41 61 FF")
-    await peers[other].says(f"82 04 9F {OBJECT_A} FF")
+    await peers[other].says("82 04 9F =a FF")
     await until(node.pool, 1)
     assert node.diffusion.statistics().objects_rejected == 1
 
@@ -602,7 +583,7 @@ async def test_objects_of_two_peers_when_they_come_at_once_are_added_one_after_t
     for peer in peers.values():
         await hears_request(peer)
     for peer in peers.values():
-        await peer.says(f"82 04 9F {OBJECT_A} FF")
+        await peer.says("82 04 9F =a FF")
     await asyncio.sleep(0.1)
     states = node.diffusion._registry.state.peers
     assert [set(state.owt) for state in states.values()] == [{b"a"}, {b"a"}]
@@ -621,7 +602,7 @@ async def test_pool_when_it_fails_ends_the_peer_with_what_happened():
     node.pool.add_objects = fail
     peer = (await node.announced())["p"]
     await peer.hears("82 03 9F 41 61 FF")
-    await peer.says(f"82 04 9F {OBJECT_A} FF")
+    await peer.says("82 04 9F =a FF")
     with pytest.raises(InternalError, match="no such disk"):
         await node.ends()
 
@@ -629,7 +610,7 @@ async def test_pool_when_it_fails_ends_the_peer_with_what_happened():
 @virtual
 async def test_peer_when_it_is_gone_or_cancelled_leaves_no_state():
     node = Fetching()
-    for reply, rest, error in (("", "", None), (f"82 02 9F {ID_A} FF", "82 04 9F", BrokenError)):
+    for reply, rest, error in (("", "", None), ("82 02 9F #a FF", "82 04 9F", BrokenError)):
         peer = node.peer()
         await peer.hears(START)
         await peer.says(reply)
@@ -672,7 +653,7 @@ async def test_gate_when_closed_lets_others_be_asked_and_is_tried_again_when_it_
     gates["p"].closed = False
     node.diffusion.gate_opened("p")
     await hears_request(peers["p"])
-    await peers["p"].says(f"82 02 9F FF 82 04 9F {OBJECT_A} FF")
+    await peers["p"].says("82 02 9F FF 82 04 9F =a FF")
     await until(node.pool, 1)
     node.tasks["p"].cancel()
     await asyncio.wait([node.tasks["p"]])
@@ -687,12 +668,12 @@ async def test_window_when_full_and_nothing_to_acknowledge_sends_nothing():
     node = Fetching(gate=gate, policy=Policy(max_num_objects_outstanding=2))
     peer = node.peer()
     await peer.hears("81 00  84 01 F5 00 02")
-    await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
+    await peer.says("82 02 9F #a #b FF")
     await peer.hears_nothing()
     gate.closed = False
     node.diffusion.gate_opened("p")
     await peer.hears("82 03 9F 41 61 41 62 FF")
-    await peer.says(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
+    await peer.says("82 04 9F =a =b FF")
     await peer.hears("84 01 F5 02 02")
 
 

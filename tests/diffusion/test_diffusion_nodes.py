@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from octets_kit import clock, hashed, in_virtual_time, pool_of, until
 
-from flowctl.errors import BrokenError, InternalError
+from flowctl.errors import BrokenError, ClosedError, InternalError, LocalProtocolError
 from flowctl.nodes.diffusion.decision import CentralPlanner
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.errors import DiffusionError
@@ -77,11 +77,16 @@ class Watching:
     def decide(self, context):
         self.rounds += 1
         check_index(context.state)
-        policy = context.policy
+        policy, count, size_bytes = context.policy, 0, 0
         for item in context.state.peers.values():
+            late = context.overdue(item)
+            count += len(item.inflight) - len(late)
+            size_bytes += item.inflight_bytes - sum(item.inflight[key].size_bytes for key in late)
             assert len(item.fifo) + item.ids_in_flight <= policy.max_num_objects_outstanding
             assert len(item.inflight) <= policy.max_num_objects_inflight_per_peer
             assert item.inflight_bytes + item.owt_bytes <= policy.max_bytes_inflight_per_peer
+        assert count <= policy.max_num_objects_inflight_total
+        assert size_bytes <= policy.max_bytes_inflight_total
         return self._planner.decide(context)
 
     def next_round_at(self, context):
@@ -264,3 +269,36 @@ def test_objects_that_a_pool_has_failed_to_take_come_again(fault):
     inflight_count, ends = in_virtual_time(run())
     assert inflight_count == 0
     assert ends.count(InternalError) == 1
+
+
+def test_peer_when_its_name_is_taken_is_refused():
+    async def run():
+        origin, edge = pool_of(hashed(1)), MemoryPool()
+        async with ObjectDiffusion(origin) as serving, ObjectDiffusion(edge) as fetching:
+            server, client = memory_pair()
+            served = asyncio.ensure_future(serving.serve(server))
+            fetched = asyncio.ensure_future(fetching.fetch_from(client, "a"))
+            await until(edge, 1)
+            other, second = memory_pair()
+            with pytest.raises(LocalProtocolError, match="registered"):
+                await fetching.fetch_from(second, "a")
+            assert await other.read() == b""
+            origin.add(hashed(2))
+            await until(edge, 2)
+        await asyncio.gather(served, fetched)
+
+    asyncio.run(run())
+
+
+def test_diffusion_when_closed_takes_no_more_peers():
+    async def run():
+        diffusion = ObjectDiffusion(MemoryPool(), policy=Policy())
+        await diffusion.close()
+        await diffusion.close()
+        for begin in (diffusion.serve, lambda stream: diffusion.fetch_from(stream, "a")):
+            ours, theirs = memory_pair()
+            with pytest.raises(ClosedError):
+                await begin(ours)
+            assert await theirs.read() == b""
+
+    asyncio.run(run())

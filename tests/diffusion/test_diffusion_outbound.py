@@ -7,27 +7,15 @@ import contextlib
 import dataclasses
 
 import pytest
-from octets_kit import RawPeer, by_name, named, pool_of, virtual
+from octets_kit import RawPeer, by_name, converse, named, pool_of, virtual
 
 from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
+from flowctl.nodes.diffusion import errors as faults
 from flowctl.nodes.diffusion import outbound as outbound_module
-from flowctl.nodes.diffusion.errors import (
-    AckedTooManyObjectIdsError,
-    NoReplyError,
-    RequestBlockingError,
-    RequestedDuplicateObjectError,
-    RequestedNothingError,
-    RequestedTooManyBytesError,
-    RequestedTooManyObjectIdsError,
-    RequestedUnavailableObjectError,
-    RequestNonBlockingError,
-)
+from flowctl.nodes.diffusion.errors import NoReplyError, RequestedTooManyBytesError
 from flowctl.nodes.diffusion.outbound import Outbound
 from flowctl.nodes.diffusion.pool.memory import MemoryPool, StoredObject
 from flowctl.nodes.diffusion.streams.memory import memory_pair
-
-ID_A, ID_B, ID_C = "82 41 61 03", "82 41 62 03", "82 41 63 03"
-OBJECT_A, OBJECT_B, OBJECT_C = "43 61 2F 00", "43 62 2F 00", "43 63 2F 00"
 
 
 class Served:
@@ -46,111 +34,178 @@ class Served:
     async def ends(self):
         return await asyncio.wait_for(self.task, 1)
 
+    async def over(self, fault="", *words):
+        """See that it ends in order, or by a fault with such words."""
+        if not fault:
+            assert await self.ends() is None
+            return
+        with pytest.raises(getattr(faults, fault), match=" ".join(words) or None) as caught:
+            await self.ends()
+        assert caught.type is getattr(faults, fault)
 
+    def serves(self):
+        assert not self.task.done()
+
+    async def play(self, script):
+        await converse(
+            self.peer,
+            script,
+            add=lambda *names: self.add(*(name.encode() for name in names)),
+            leave=self.peer.stream.close,
+            stop=self.outbound.stop,
+            over=self.over,
+            serves=self.serves,
+        )
+
+
+TWO_OPEN = """> 81 00  84 01 F5 00 02
+        < 82 02 9F #a #b FF
+"""
+SCENARIOS = {
+    "ids come with sizes, objects as asked for, the rest is waited for, and Done ends it (OD-06)": """
+        > 81 00  84 01 F5 00 02
+        < 82 02 9F #a #b FF
+        > 82 03 9F 'a 'b FF  84 01 F4 01 04
+        < 82 04 9F =a =b FF
+        < 82 02 9F #c FF
+        > 84 01 F4 01 01
+        < 82 02 9F FF
+        > 81 05
+        end
+        over""",
+    "octets behind Done, where nobody may send": """
+        > 81 00 81 05 81 05
+        over RemoteProtocolError 2 bytes came in state Done""",
+    "as many ids as may be open (OD-18)": """
+        > 81 00  84 01 F5 00 02  84 01 F4 00 03
+        < 82 02 9F #a #b FF 82 02 9F #c FF""",
+    "objects in the order of their announcement (OD-22)": """
+        > 81 00  84 01 F5 00 03
+        < 82 02 9F #a #b #c FF
+        > 82 03 9F 'c 'a 'b FF
+        < 82 04 9F =a =b =c FF""",
+    "an object for the second time in another request": f"""
+        {TWO_OPEN}
+        > 82 03 9F 'a FF 82 03 9F 'b 'a FF
+        < 82 04 9F =a FF
+        over RequestedDuplicateObjectError""",
+    "an object whose id is acknowledged": f"""
+        {TWO_OPEN}
+        > 82 03 9F 'a FF  84 01 F4 01 01  82 03 9F 'a FF
+        < 82 04 9F =a FF  82 02 9F #c FF
+        over RequestedUnavailableObjectError""",
+    "a client that leaves while it waits": """
+        > 81 00  84 01 F5 00 03  84 01 F5 03 03
+        < 82 02 9F #a #b #c FF
+        -
+        leave
+        over""",
+    "a stop while the client waits": """
+        > 81 00  84 01 F5 00 03  84 01 F5 03 03
+        < 82 02 9F #a #b #c FF
+        -
+        stop
+        end
+        over""",
+    "a stop sends what was announced, and announces no more": """
+        > 81 00  84 01 F5 00 01
+        < 82 02 9F #a FF
+        stop
+        > 82 03 9F 'a FF  84 01 F4 00 01
+        < 82 04 9F =a FF  82 02 9F FF
+        > 84 01 F5 01 01
+        end
+        over""",
+    "an end within a message": """
+        > 81 00 84 01
+        leave
+        over BrokenError""",
+    "an end between two messages": """
+        > 81 00
+        leave
+        over""",
+    "an end before the first word": """
+        leave
+        over""",
+}
+FULL = {  # of a pool for two objects, which has a and b
+    "a blocking request is answered with the first new object, or with several (OD-23)": """
+        > 81 00  84 01 F5 00 02  84 01 F5 02 05
+        < 82 02 9F #a #b FF
+        -
+        add c
+        < 82 02 9F #c FF
+        > 84 01 F5 01 05
+        -
+        add d e
+        < 82 02 9F #d #e FF""",
+    "what was announced and has been evicted is sent all the same": """
+        > 81 00  84 01 F5 00 02
+        < 82 02 9F #a #b FF
+        add c d
+        > 82 03 9F 'a 'b FF
+        < 82 04 9F =a =b FF""",
+    "what is gone is sent to one that asks in time, who is not ended then": """
+        > 81 00  84 01 F5 00 02
+        < 82 02 9F #a #b FF
+        add c d
+        . 29
+        > 82 03 9F 'a 'b FF
+        < 82 04 9F =a =b FF
+        . 60
+        serves""",
+}
+FAULTS = [
+    ("84 01 F4 03 01", "AckedTooManyObjectIdsError"),
+    ("84 01 F5 03 01", "AckedTooManyObjectIdsError"),
+    ("84 01 F4 01 05", "RequestedTooManyObjectIdsError 5 ids are asked for, .* limit of 5"),
+    ("84 01 F5 02 06", "RequestedTooManyObjectIdsError 6 ids are asked for, .* limit of 5"),
+    ("84 01 F5 02 00", "RequestedNothingError"),
+    ("84 01 F4 00 00", "RequestedNothingError"),
+    ("84 01 F5 01 01", "RequestBlockingError"),
+    ("84 01 F4 02 01", "RequestNonBlockingError"),
+    ("82 03 9F FF", "RequestedNothingError"),
+    ("82 03 9F 'a 'a FF", "RequestedDuplicateObjectError"),
+    ("82 03 9F 'a 'x FF", "RequestedUnavailableObjectError"),
+    ("82 03 9F 'c FF", "RequestedUnavailableObjectError"),
+    ("81 00", "RemoteProtocolError Init is not allowed|key 0"),
+    ("82 02 9F FF", "RemoteProtocolError key 2"),
+    ("82 03 80", "RemoteProtocolError indefinite"),
+]
+
+
+@pytest.mark.parametrize("script", SCENARIOS.values(), ids=SCENARIOS)
 @virtual
-async def test_server_when_asked_in_order_sends_what_it_has():
-    """Ids come with sizes, objects as asked for, the rest is waited for, and Done ends it (OD-06)."""
-    served = Served(b"a", b"b", b"c")
-    peer = served.peer
-    await peer.says("81 00  84 01 F5 00 02")
-    await peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-    await peer.says("82 03 9F 41 61 41 62 FF  84 01 F4 01 09")
-    await peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
-    await peer.hears(f"82 02 9F {ID_C} FF")
-    await peer.says("84 01 F4 01 01")
-    await peer.hears("82 02 9F FF")
-    await peer.says("81 05")
-    await peer.hears_the_end()
-    assert await served.ends() is None
-    assert (served.outbound.announced_count, served.outbound.sent_count, served.outbound.sent_bytes) == (3, 2, 6)
+async def test_server_when_talked_to_answers_with_these_octets(script):
+    served = Served(b"a", b"b", b"c", most=5)
+    await served.play(script)
+    if script.rstrip().endswith("over"):
+        assert served.pool._shelf._watchers == {}
 
 
-@pytest.mark.parametrize(
-    ("octets", "fault"),
-    [
-        ("84 01 F4 03 01", AckedTooManyObjectIdsError),
-        ("84 01 F5 03 01", AckedTooManyObjectIdsError),
-        ("84 01 F4 01 05", RequestedTooManyObjectIdsError),
-        ("84 01 F5 02 06", RequestedTooManyObjectIdsError),
-        ("84 01 F5 02 00", RequestedNothingError),
-        ("84 01 F4 00 00", RequestedNothingError),
-        ("84 01 F5 01 01", RequestBlockingError),
-        ("84 01 F4 02 01", RequestNonBlockingError),
-        ("82 03 9F FF", RequestedNothingError),
-        ("82 03 9F 41 61 41 61 FF", RequestedDuplicateObjectError),
-        ("82 03 9F 41 61 41 78 FF", RequestedUnavailableObjectError),
-        ("82 03 9F 41 63 FF", RequestedUnavailableObjectError),
-        ("81 00", RemoteProtocolError),
-        ("82 02 9F FF", RemoteProtocolError),
-        ("82 03 80", RemoteProtocolError),
-    ],
-)
+@pytest.mark.parametrize("script", FULL.values(), ids=FULL)
+@virtual
+async def test_server_of_a_full_pool_when_talked_to_answers_with_these_octets(script):
+    await Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2)).play(script)
+
+
+@pytest.mark.parametrize(("octets", "fault"), FAULTS)
 @virtual
 async def test_server_when_a_request_breaks_a_rule_ends_with_the_fault(octets, fault):
     """Two ids are open and four may be: every fault has its name, and ends the stream (OD-17, OD-18, OD-19, OD-21)."""
-    served = Served(b"a", b"b", b"c", most=5)
-    await served.peer.says("81 00  84 01 F5 00 02")
-    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-    await served.peer.says(octets)
-    with pytest.raises(fault) as caught:
-        await served.ends()
-    assert caught.type is fault
-    if fault is RequestedTooManyObjectIdsError:
-        caught.match(f"{int(octets[-2:])} ids are asked for, .* limit of 5")
-    await served.peer.hears_the_end()
+    await Served(b"a", b"b", b"c", most=5).play(f"{TWO_OPEN}\n> {octets}\nover {fault}\nend")
 
 
 @virtual
-async def test_server_when_octets_follow_done_says_that_nobody_may_send():
-    served = Served(b"a")
-    await served.peer.says("81 00 81 05 81 05")
-    with pytest.raises(RemoteProtocolError, match="2 bytes came in state Done"):
-        await served.ends()
-
-
-@virtual
-async def test_server_when_the_window_is_exactly_full_serves():
-    """As many ids as may be open can be: the limit is refused only when it is exceeded (OD-18)."""
-    served = Served(b"a", b"b", b"c", most=3)
-    await served.peer.says("81 00  84 01 F5 00 01  84 01 F4 00 02")
-    await served.peer.hears(f"82 02 9F {ID_A} FF 82 02 9F {ID_B} {ID_C} FF")
-
-
-@virtual
-async def test_server_when_objects_are_asked_for_in_any_order_sends_them_in_its_own():
-    """Objects come in the order of their announcement (OD-22)."""
-    served = Served(b"a", b"b", b"c")
-    await served.peer.says("81 00  84 01 F5 00 03")
-    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} {ID_C} FF")
-    await served.peer.says("82 03 9F 41 63 41 61 41 62 FF")
-    await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} {OBJECT_C} FF")
-
-
-@virtual
-async def test_server_when_an_object_is_asked_for_in_two_requests_refuses_the_second():
-    for second, fault in (
-        ("82 03 9F 41 62 41 61 FF", RequestedDuplicateObjectError),
-        ("84 01 F4 01 01 82 03 9F 41 61 FF", RequestedUnavailableObjectError),
-    ):
-        served = Served(b"a", b"b")
-        await served.peer.says("81 00  84 01 F5 00 02  82 03 9F 41 61 FF" + second)
-        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF 82 04 9F {OBJECT_A} FF")
-        with pytest.raises(fault):
-            await served.ends()
-
-
-@virtual
-async def test_blocking_request_when_there_is_nothing_waits_for_the_first_new_object():
-    """It is answered with the first new object, and with several where several came at once (OD-23)."""
-    served = Served()
-    await served.peer.says("81 00  84 01 F5 00 09")
-    await served.peer.hears_nothing()
-    served.add(b"a")
-    await served.peer.hears(f"82 02 9F {ID_A} FF")
-    await served.peer.says("84 01 F5 01 09")
-    await served.peer.hears_nothing()
-    served.add(b"b", b"c")
-    await served.peer.hears(f"82 02 9F {ID_B} {ID_C} FF")
+async def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_part(monkeypatch):
+    monkeypatch.setattr(outbound_module, "MOST_KEPT_BYTES", 5)
+    await Served(b"a", b"b", b"c").play("""
+        > 81 00  84 01 F5 00 03
+        < 82 02 9F #a #b FF
+        > 84 01 F4 00 01
+        < 82 02 9F FF
+        > 82 03 9F 'a FF  84 01 F4 00 01
+        < 82 04 9F =a FF  82 02 9F #c FF""")
 
 
 @virtual
@@ -165,71 +220,7 @@ async def test_blocking_request_when_the_new_object_is_evicted_at_once_waits_aga
     pool._shelf.tell()
     await served.peer.hears_nothing()
     served.add(b"a")
-    await served.peer.hears(f"82 02 9F {ID_A} FF")
-
-
-@virtual
-async def test_server_when_its_client_leaves_or_it_is_stopped_while_blocked_ends_in_order():
-    left, stopped = Served(), Served()
-    for served in (left, stopped):
-        await served.peer.says("81 00  84 01 F5 00 09")
-        await served.peer.hears_nothing()
-    left.peer.stream.close()
-    assert await left.ends() is None
-    stopped.outbound.stop()
-    assert await stopped.ends() is None
-    await stopped.peer.hears_the_end()
-    assert left.pool._shelf._watchers == {}
-
-
-@virtual
-async def test_server_when_stopped_sends_what_it_has_announced_and_announces_no_more():
-    served = Served(b"a", b"b")
-    await served.peer.says("81 00  84 01 F5 00 01")
-    await served.peer.hears(f"82 02 9F {ID_A} FF")
-    served.outbound.stop()
-    await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
-    await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F FF")
-    await served.peer.says("84 01 F5 01 01")
-    await served.peer.hears_the_end()
-    assert await served.ends() is None
-
-
-@virtual
-async def test_server_when_its_peer_ends_within_a_message_is_broken():
-    for octets, broken in (("81 00 84 01", True), ("81 00", False), ("", False)):
-        served = Served()
-        await served.peer.says(octets)
-        served.peer.stream.close()
-        if broken:
-            with pytest.raises(BrokenError):
-                await served.ends()
-        else:
-            assert await served.ends() is None
-
-
-@virtual
-async def test_announced_object_when_evicted_meanwhile_is_sent_all_the_same():
-    pool = pool_of(named(b"a", size=3), identify=by_name, max_bytes=3)
-    served = Served(pool=pool)
-    await served.peer.says("81 00  84 01 F5 00 09")
-    await served.peer.hears(f"82 02 9F {ID_A} FF")
-    served.add(b"b")
-    assert pool.get(b"a") is None
-    await served.peer.says("82 03 9F 41 61 FF")
-    await served.peer.hears(f"82 04 9F {OBJECT_A} FF")
-
-
-@virtual
-async def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_part(monkeypatch):
-    monkeypatch.setattr(outbound_module, "MOST_KEPT_BYTES", 5)
-    served = Served(b"a", b"b", b"c")
-    await served.peer.says("81 00  84 01 F5 00 03")
-    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-    await served.peer.says("84 01 F4 00 01")
-    await served.peer.hears("82 02 9F FF")
-    await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
-    await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F {ID_C} FF")
+    await served.peer.hears("82 02 9F #a FF")
 
 
 @virtual
@@ -263,7 +254,7 @@ async def test_peer_when_it_never_asks_for_what_is_gone_is_ended(keeps_asking):
     """What it was told of is kept a while longer than in the pool; else idle peers would keep any number of bytes."""
     served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
     await served.peer.says("81 00  84 01 F5 00 02")
-    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+    await served.peer.hears("82 02 9F #a #b FF")
     await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
     assert not served.task.done()  # the pool has them
     served.add(b"c")
@@ -273,19 +264,6 @@ async def test_peer_when_it_never_asks_for_what_is_gone_is_ended(keeps_asking):
         await asyncio.sleep(0.1)
     with pytest.raises(LimitExceededError, match="neither asked for nor acknowledged"):
         await asyncio.wait_for(served.task, 10)
-
-
-@virtual
-async def test_peer_when_it_asks_in_time_for_what_is_gone_gets_it():
-    served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
-    await served.peer.says("81 00  84 01 F5 00 02")
-    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-    served.add(b"c", b"d")
-    await asyncio.sleep(outbound_module.KEPT_FOR_S - 1)
-    await served.peer.says("82 03 9F 41 61 41 62 FF")
-    await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
-    await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
-    assert not served.task.done()
 
 
 @virtual

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from random import Random
 
 import pytest
-from octets_kit import RawPeer, by_name, hashed, named, on_loop, pool_of, until
+from octets_kit import RawPeer, by_name, hashed, on_loop, pool_of, until
 
 from flowctl.core.flow.limits import Limits
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.server import Server
 from flowctl.errors import BrokenError, FlowctlError
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
-from flowctl.nodes.diffusion.errors import ObjectIdsNotRequestedError, RequestedUnavailableObjectError
 from flowctl.nodes.diffusion.pool.memory import MemoryPool
 from flowctl.nodes.diffusion.streams.tcp import StreamSession, connect_stream, open_stream
 
@@ -46,50 +44,6 @@ async def tcp(group, **arguments):
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = await asyncio.get_running_loop().sock_accept(listener)
     return open_stream(group, ours, **arguments), RawSocket(theirs)
-
-
-def test_raw_client_when_on_a_socket_gets_what_the_specification_says(loop_factory):
-    async def run(group):
-        pool = pool_of(named(b"a", b"b", size=3), identify=by_name)
-        async with ObjectDiffusion(pool) as node:
-            stream, raw = await tcp(group)
-            peer = RawPeer(raw)
-            served = asyncio.ensure_future(node.serve(stream))
-            await peer.says("81 00 84 01 F5 00 03")
-            await peer.hears("82 02 9F 82 41 61 03 82 41 62 03 FF")
-            await peer.says("82 03 9F 41 62 41 61 FF 84 01 F5 02 01")
-            await peer.hears("82 04 9F 43 61 2F 00 43 62 2F 00 FF")
-            pool.add(named(b"c", size=3))
-            await peer.hears("82 02 9F 82 41 63 03 FF")
-            await peer.says("82 03 9F 41 61 FF")
-            with pytest.raises(RequestedUnavailableObjectError):
-                await served
-            await peer.hears_the_end()
-            raw.close()
-
-    on_loop(loop_factory, run)
-
-
-def test_raw_server_when_on_a_socket_is_fetched_from_as_the_specification_says(loop_factory):
-    async def run(group):
-        pool = MemoryPool(identify=by_name)
-        async with ObjectDiffusion(pool, rng=Random(1)) as node:
-            stream, raw = await tcp(group)
-            peer = RawPeer(raw)
-            fetched = asyncio.ensure_future(node.fetch_from(stream, "raw"))
-            await peer.hears("81 00 84 01 F5 00 0A")
-            await peer.says("82 02 9F 82 41 61 03 FF")
-            await peer.hears("82 03 9F 41 61 FF 84 01 F4 00 0A")
-            await peer.says("82 04 9F 43 61 2F 00 FF 82 02 9F FF")
-            await peer.hears("84 01 F5 01 0A")
-            await peer.says("82 02 9F " + "41 61 " * 11 + "FF")
-            with pytest.raises(ObjectIdsNotRequestedError):
-                await fetched
-            await peer.hears_the_end()
-            raw.close()
-        assert pool.get(b"a") == b"a/\0"
-
-    on_loop(loop_factory, run)
 
 
 def test_client_when_it_does_not_read_is_ended_by_the_times_of_its_sender(loop_factory):
