@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from flowctl.core.flow.histogram import DelayHistogram
 from flowctl.errors import FlowctlError
 from flowctl.load.peers.link import Target
 from flowctl.load.peers.reactor import Reactor
@@ -26,7 +27,6 @@ from flowctl.load.peers.viewer import LoadViewer
 from flowctl.load.plan import LoadPlan, PeerOrder
 from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
-from flowctl.wire.client.histogram import DelayHistogram
 from flowctl.wire.client.measure import StreamClock, ViewerMeasure
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl

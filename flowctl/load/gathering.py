@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from flowctl.core.flow.histogram import DelayHistogram
 from flowctl.load.plan import LoadPlan, PeerOrder
 from flowctl.load.procfs import ProcessFigures, figures_of
 from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult, RunSample
 from flowctl.load.worker import Orders
 from flowctl.units import format_count
-from flowctl.wire.client.histogram import DelayHistogram
 from flowctl.wire.client.measure import FASTEST, ORIGIN
 
 DELAYS_KEPT: Final = 10_000

@@ -26,7 +26,7 @@ from flowctl.records.flight.whatif.types import (
     RecordedViewer,
     Work,
     bucket_ms,
-    bucket_of,
+    delay_bucket,
     on_grid,
     quantile_ms,
 )
@@ -313,14 +313,14 @@ def test_extended_when_a_limit_closed_the_viewer_lets_it_close_again_first():
 
 @given(ms=st.floats(0, 60_000))
 def test_bucket_when_a_delay_is_counted_holds_it_to_an_eighth(ms):
-    upper = bucket_ms(bucket_of(ms))
+    upper = bucket_ms(delay_bucket(ms))
     assert ms < upper <= max(ms * 1.125 + 1, 1.0) + 1
 
 
 def test_quantile_when_half_of_the_time_was_quick_is_that_of_the_rest():
-    delay = [(bucket_of(10), 9.0), (bucket_of(1000), 1.0)]
-    assert quantile_ms(delay, 0.5) == bucket_ms(bucket_of(10))
-    assert quantile_ms(delay, 0.95) == bucket_ms(bucket_of(1000))
+    delay = [(delay_bucket(10), 9.0), (delay_bucket(1000), 1.0)]
+    assert quantile_ms(delay, 0.5) == bucket_ms(delay_bucket(10))
+    assert quantile_ms(delay, 0.95) == bucket_ms(delay_bucket(1000))
     assert quantile_ms([], 0.5) == 0.0
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import NO_FIGURES
-from flowctl.records.telemetry.felt import PER_OCTAVE, STALL_MS, Felt, tells
+from flowctl.records.telemetry.felt import STALL_MS, Felt, tells
 from flowctl.records.telemetry.sampling import NOTHING, SampledCondition, sums
 
-ERROR = 2 ** (0.5 / PER_OCTAVE) - 1
+ERROR = 1 / 64
 LOST = (0, 0, 0, 3, 0, 0, 0, *(0,) * 7)
 """Three inter frames dropped."""
 
@@ -34,15 +34,14 @@ def felt(*samples, sampled_ms=None, left_at=(), target_ms=0.0):
 @given(
     st.lists(st.tuples(st.floats(1.0, 60_000.0), st.integers(1, 3000)), min_size=1, max_size=40), st.integers(0, 9999)
 )
-def test_quantiles_when_samples_have_any_length_are_off_by_three_percent_at_most(samples, calm_ms):
-    assert ERROR < 0.03
+def test_quantiles_when_samples_have_any_length_are_off_by_two_percent_at_most(samples, calm_ms):
     whole = sum(ms for _, ms in samples) + calm_ms
     found = felt(*((slow(delay, float(ms)), NOTHING) for delay, ms in samples), sampled_ms=float(whole))
     for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
         delays = sorted([*samples, (0.0, calm_ms)])
         passed = itertools.accumulate(ms for _, ms in delays)
         exact = next(delay for (delay, _), ms in zip(delays, passed, strict=True) if ms >= share * whole)
-        assert found[f"delay_{name}_ms"] == pytest.approx(exact, rel=ERROR + 1e-6, abs=1.3)
+        assert found[f"delay_{name}_ms"] == pytest.approx(exact, rel=ERROR + 1e-6, abs=1e-3)
     assert found["delay_max_ms"] == max(delay for delay, _ in samples)
     assert found["delay_mean_ms"] == pytest.approx(sum(delay * ms for delay, ms in samples) / whole)
 

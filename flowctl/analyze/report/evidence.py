@@ -65,7 +65,7 @@ TABLES: Final[Mapping[str, Shown]] = {
         "As in CTA-2066, but all of it seen from the server. First frame and delay end when the system takes what is "
         "sent, and a player adds its line and its buffer. A stall: a viewer took nothing for half a second while "
         "something waited; a player that plays from its buffer meanwhile shows none. The delay of each viewer is known "
-        "in steps of 6 %: a percentile of it may be 3 % off, up or down, however many viewers there are. "
+        "in steps of 3 %: a percentile of it may be 1.6 % off, up or down, however many viewers there are. "
         "Viewers are those who were there for 2 s or more; peak viewers are all at once, for however long.",
     ),
     "stream": Shown("Streams", _FELT),

@@ -19,8 +19,8 @@ FORMAT: Final = 4
 """Of the figures over viewers in a summary, counted up when one changes its meaning: such runs cannot be compared."""
 SURE: Final = 2.6
 """Standard errors: chance alone does that once in a hundred times, and a dozen figures are looked at."""
-STEP: Final = 0.06
-"""From one bucket of delay to the next: each viewer's delay is the middle of one, so 3 % off at most, up or down."""
+STEP: Final = 0.032
+"""From one bucket of delay to the next: each viewer's delay is the middle of one, so 1.6 % off at most, up or down."""
 STATES: Final = ("ready", "overloaded", "soft", "hard")
 """As in the names of columns, from good to bad."""
 

@@ -37,7 +37,7 @@ from flowctl.records.flight.whatif.types import (
     Choice,
     Event,
     RecordedViewer,
-    bucket_of,
+    delay_bucket,
     on_grid,
 )
 from flowctl.records.telemetry.schema import CLASS_NAMES, VIEWING, EventName
@@ -348,7 +348,7 @@ def _stretch(events: Sequence[Event], until: float) -> dict[str, Any]:
 
 def _even(us: _T, messages: _T, keys: _T, sent_bytes: _T) -> dict[str, _T]:
     """Return the sums of a calm time of which totals are known, as numbers or as columns."""
-    sums = {"watched_us": us, "ready_us": us, f"{DELAY}{bucket_of(NORMAL_MS)}": us, "sent_bytes": sent_bytes}
+    sums = {"watched_us": us, "ready_us": us, f"{DELAY}{delay_bucket(NORMAL_MS)}": us, "sent_bytes": sent_bytes}
     return {**sums, "offered_messages": messages, "key_offered": keys, "key_sent": keys}
 
 

@@ -294,7 +294,7 @@ _WHOLE: Final = (
     _int("samples_count", "rows of it in flow_samples"),
     _real("sampled_ms", "time that samples are about, ms"),
     *(
-        _real(f"delay_{name}_ms", f"delay of the viewer over that time, {name}, 2.9 % off at most, ms; 0: it kept up")
+        _real(f"delay_{name}_ms", f"delay of the viewer over that time, {name}, 1.6 % off at most, ms; 0: it kept up")
         for name in ("p50", "p95", "p99")
     ),
     _real("delay_max_ms", "worst delay, ms"),

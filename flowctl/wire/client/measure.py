@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+from flowctl.core.flow.histogram import DelayHistogram, bucket_of
 from flowctl.core.flow.state import MessageClass
-from flowctl.wire.client.histogram import DelayHistogram, bucket_of
 from flowctl.wire.client.pace import signed_difference
 from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.rtmp.media.media import MediaInfo

@@ -22,13 +22,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from flowctl.core.flow.counts import NO_COUNTS, Counts, Tally
+from flowctl.core.flow.histogram import DelayHistogram
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_SCRIPT, FlvWriter
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
 from flowctl.wire.client.base import RtmpClient, peer_gone
-from flowctl.wire.client.histogram import DelayHistogram
 from flowctl.wire.client.measure import OTHER, STAMP, StreamClock, ViewerMeasure, describe
 from flowctl.wire.client.pace import MediaClock
 from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace, read_size, receive_buffer

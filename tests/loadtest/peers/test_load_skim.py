@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rtmp_chunk_peer import ChunkPeer, basic, header0, interleave, random_messages
 
+from flowctl.core.flow.histogram import DelayHistogram
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.load.peers.skim import FrameBook, Skimmer
 from flowctl.load.peers.viewer import write_row
 from flowctl.load.results.result import PeerKind, PeerResult
-from flowctl.wire.client.histogram import DelayHistogram
 from flowctl.wire.client.measure import (
     AUDIO,
     FASTEST,

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.wire.client.histogram import MAX_US, DelayHistogram, bounds_of, bucket_of
+from flowctl.core.flow.histogram import MAX_US, DelayHistogram, bounds_of, bucket_of
 
 DELAYS = st.lists(st.integers(0, MAX_US), min_size=1, max_size=300)
 

@@ -306,7 +306,7 @@ def test_abusers_when_they_are_on_the_list_are_neither_called_nor_among_the_wors
     assert "2 connections came from addresses to be kept out or limited" in words
     assert "Call the publisher" not in words
     assert "all of it seen from the server. First frame and delay end when the system takes what is sent" in words
-    assert "a percentile of it may be 3 % off, up or down, however many viewers there are." in words
+    assert "a percentile of it may be 1.6 % off, up or down, however many viewers there are." in words
     assert "Viewers are those who were there for 2 s or more; peak viewers are all at once, for however long." in words
 
 

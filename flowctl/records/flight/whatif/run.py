@@ -37,7 +37,7 @@ from flowctl.records.flight.whatif.types import (
     Event,
     RecordedViewer,
     Work,
-    bucket_of,
+    delay_bucket,
 )
 from flowctl.sender import FlushResult, Sender
 
@@ -62,7 +62,7 @@ class Gauge:
         """Count that a delay of `age_s` was there for `seconds`."""
         if not seconds:
             return
-        bucket = bucket_of(age_s * 1000)
+        bucket = delay_bucket(age_s * 1000)
         self.delay[bucket] = self.delay.get(bucket, 0.0) + seconds
         if age_s > PLAYER_BUFFER_S:
             self.stall_s += seconds

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from flowctl.core.flow.histogram import bounds_of, bucket_of
 from flowctl.core.flow.limits import HardPolicy, Limits, target_text
 from flowctl.core.flow.policy import (
     AudioFirst,
@@ -191,25 +192,17 @@ class Work:
 
 # -- delay in buckets
 
-BUCKETS: Final = 200
-"""Enough for 18 hours in ms; the last one takes what is longer."""
+_BITS: Final = 4
+"""Of a delay in ms: eight buckets to the doubling, so that the upper end is 12.5 % away at most."""
 
 
-def bucket_of(ms: float) -> int:
-    """Return the bucket of a delay in ms: eight to the doubling, so that its upper end is 12.5 % away at most."""
-    whole = int(ms)
-    if whole < 8:
-        return max(whole, 0)
-    bits = whole.bit_length()
-    return min((bits - 3) * 8 + (whole >> (bits - 4)) - 8, BUCKETS - 1)
+def delay_bucket(ms: float) -> int:
+    return bucket_of(int(ms), _BITS)
 
 
 def bucket_ms(bucket: int) -> float:
     """Return the upper end of a bucket in ms; all of its delays are below."""
-    if bucket < 8:
-        return bucket + 1.0
-    bits, part = divmod(bucket, 8)
-    return float((part + 9) << (bits - 1))
+    return float(bounds_of(bucket, _BITS)[1])
 
 
 def quantile_ms(delay: Iterable[tuple[int, float]], share: float) -> float:
