@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import logging
 import os
 import re
@@ -26,6 +27,8 @@ from run_all import PIPELINE, REALTIME
 HERE = Path(__file__).parent
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+COROUTINE_S = 60.0
+"""A test that is a coroutine and has not ended after so long hangs, also on a busy machine."""
 
 
 def pytest_addoption(parser):
@@ -71,6 +74,17 @@ def pytest_runtest_protocol(item):
             root.handlers[:] = handlers
             root.setLevel(level)
             structlog.reset_defaults()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine function on a loop of its fixture `loop_factory`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    with asyncio.Runner(loop_factory=pyfuncitem.funcargs["loop_factory"]) as runner:
+        runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), COROUTINE_S))
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

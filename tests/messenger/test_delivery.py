@@ -57,7 +57,6 @@ def test_message_when_not_acknowledged_is_tried_again_with_backoff_until_given_u
 
 
 def test_attempt_when_the_peer_works_through_what_went_before_is_put_off():
-    """A long queue is no loss: what waits at its end is tried again once the peer stands still, or passes it over."""
     delivery = delivery_of(max_attempts=1)
     for number in range(4):
         delivery.submit(outgoing(number), 0.0)
@@ -80,7 +79,6 @@ def test_acknowledgement_when_repeated_or_unknown_is_ignored_and_counted():
 
 
 def test_acknowledgement_when_of_a_vast_range_takes_what_is_there():
-    """A range costs no more than what is under way, whatever a peer writes."""
     delivery = delivery_of()
     for number in (3, 4, 9):
         delivery.submit(outgoing(number), 0.0)
@@ -88,7 +86,6 @@ def test_acknowledgement_when_of_a_vast_range_takes_what_is_there():
 
 
 def test_deadline_when_it_passes_comes_before_the_next_attempt_and_once():
-    """TIMEOUT at the deadline, though the message was never handed to anybody."""
     delivery = delivery_of()
     delivery.submit(outgoing(1, deadline=0.5), 0.0)
     assert delivery.next_deadline() == 0.5
@@ -129,7 +126,6 @@ def test_peer_when_it_speaks_and_cannot_be_reached_costs_one_attempt_between_two
 
 
 def test_state_when_the_window_fills_and_empties_goes_through_the_four_states():
-    """OVERLOADED when ZeroMQ refuses, SOFT_LIMIT at half of the window, HARD_LIMIT where it is used up, and back."""
     delivery = delivery_of(window=8)
     delivery.submit(outgoing(0), 0.0)
     delivery.refused(delivery.take(0.0, 10), 0.0)
@@ -148,7 +144,6 @@ def test_state_when_the_window_fills_and_empties_goes_through_the_four_states():
 
 
 def test_state_when_the_oldest_message_grows_old_is_at_its_soft_limit():
-    """A peer that acknowledges nothing is slow, however little is under way to it."""
     delivery = delivery_of(slow_age_s=5.0)
     delivery.submit(outgoing(0), 0.0)
     now = 0.0
@@ -169,7 +164,6 @@ def test_window_when_in_octets_takes_one_message_of_any_size_alone():
 
 @pytest.mark.parametrize("known", [True, False])
 def test_ordered_messages_when_the_peer_keeps_no_order_go_one_at_a_time(known):
-    """Others pass; the next ordered one goes when the one before has its outcome, also if its first word said it."""
     delivery = delivery_of(max_attempts=1)
     delivery.announced = False if known else None
     for number, ordered in enumerate([True, True, False, True]):
@@ -183,7 +177,6 @@ def test_ordered_messages_when_the_peer_keeps_no_order_go_one_at_a_time(known):
 
 
 def test_ordered_messages_when_sent_before_the_first_word_follow_it_at_once():
-    """Only the first goes without the extension; the word that it brings back lets all others go with it."""
     delivery = delivery_of()
     for number in range(5):
         delivery.submit(outgoing(number, ordered=True), 0.0)
@@ -210,7 +203,6 @@ def test_ordered_message_when_it_goes_plain_after_all_is_kept_as_such_before():
 
 
 def test_ordered_messages_when_the_peer_keeps_the_order_go_at_once_and_name_the_one_before():
-    """The chain goes over the ordered ones only."""
     delivery = delivery_of()
     delivery.announced = True
     for number, ordered in enumerate([True, False, True, True]):
@@ -222,13 +214,11 @@ def test_ordered_messages_when_the_peer_keeps_the_order_go_at_once_and_name_the_
 
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"window_bytes": 0}, {"max_attempts": 0}, {"slow_age_s": -1.0}])
 def test_settings_when_out_of_range_are_refused(wrong):
-    """The error names the field and the value."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         DeliverySettings(**wrong)
 
 
 def test_record_when_read_again_is_the_message():
-    """Every field survives the disk; a damaged record is told."""
     message = Outgoing(5, 7, 8, b"b-\0", (b"", b"p"), ordered=True, target=9)
     message.after = 4
     again, after, deadline_at = decode_record(5, encode_record(message, 12.5))
@@ -241,7 +231,6 @@ def test_record_when_read_again_is_the_message():
 
 
 def test_arrival_when_it_is_being_handled_is_neither_handed_on_nor_acknowledged():
-    """Only what a handler has finished counts as seen; what it failed at comes again."""
     arrivals = Arrivals()
     first = arrived(0)
     assert [arrivals.arrive(first), arrivals.arrive(arrived(0))] == [Fate.HANDLE, Fate.WAIT]
@@ -275,7 +264,6 @@ def test_message_when_first_sent_without_its_sequence_stays_without_it():
 
 
 def test_ordered_message_when_the_one_before_has_its_outcome_waits_for_nothing():
-    """Its next attempt names no message before it, whatever else is under way."""
     delivery = delivery_of()
     delivery.announced = True
     delivery.submit(outgoing(0), 0.0)
@@ -299,7 +287,6 @@ def test_sequences_when_a_million_messages_go_to_others_leave_no_gap():
 
 
 def test_ordered_message_when_the_one_before_was_given_up_is_let_go():
-    """The sender's floor says that it will not come."""
     arrivals = Arrivals()
     assert arrivals.arrive(arrived(1, sequence=2, after=1)) is Fate.WAIT
     assert arrivals.arrive(arrived(2, sequence=3, after=2)) is Fate.WAIT
@@ -312,7 +299,6 @@ def test_ordered_message_when_the_one_before_was_given_up_is_let_go():
 
 
 def test_held_messages_when_as_many_as_are_kept_are_not_taken():
-    """A peer that names messages which never come costs a bounded memory."""
     arrivals = Arrivals()
     fates = [arrivals.arrive(arrived(n, sequence=n + 2, after=n + 1)) for n in range(1, MAX_HELD + 2)]
     assert fates.count(Fate.WAIT) == MAX_HELD
@@ -427,7 +413,6 @@ def test_messages_when_the_link_loses_and_the_sender_is_killed_are_each_handled_
 
 @pytest.mark.parametrize("seed", range(20))
 def test_acknowledgement_when_of_many_ranges_takes_each_message_in_one_of_them_once(seed):
-    """Overlapping, empty and vast ranges, in any order, say what each of them says alone."""
     rng = Random(seed)
     delivery = Delivery(DeliverySettings(window=300), rng, 0.0)
     numbers = sorted(rng.sample(range(1000), 200))
@@ -464,7 +449,6 @@ def test_acknowledgement_when_of_thousands_of_vast_ranges_looks_at_each_message_
 
 @pytest.mark.parametrize("seed", range(12))
 def test_ordered_messages_when_some_are_given_up_are_never_handled_after_later_ones(seed):
-    """Whatever the link delays, doubles and loses, whenever a deadline passes: in order, once, one at a time."""
     rng, now = Random(seed), 0.0
     retry = Backoff(first_s=1.0, factor=1.5, most_s=4.0)
     delivery = Delivery(DeliverySettings(window=64, retry=retry, max_attempts=None), rng, 0.0)

@@ -52,7 +52,6 @@ def dealer_to(make: Callable[[int], zmq.Socket], address: str) -> zmq.Socket:
 
 
 def test_link_when_without_faults_passes_all_in_order(make, router):
-    """Frames of all sizes, empty ones too, arrive whole and in order, in both directions, with the routing id."""
     link = FaultyLink(port_of(router), NONE, 1)
     link.start()
     dealer = dealer_to(make, link.address)
@@ -68,7 +67,6 @@ def test_link_when_without_faults_passes_all_in_order(make, router):
 
 
 def test_link_when_faulty_loses_doubles_and_overtakes_whole_messages(make, router):
-    """Shares are those asked for, and each message that arrives has all its frames."""
     link = FaultyLink(port_of(router), Faults(drop=0.2, duplicate=0.1, late=0.1, late_s=0.001), 7)
     link.start()
     dealer = dealer_to(make, link.address)
@@ -88,7 +86,6 @@ def test_link_when_faulty_loses_doubles_and_overtakes_whole_messages(make, route
 
 
 def test_link_when_it_cuts_lets_its_ends_connect_again(make, router):
-    """A cut costs what was under way; afterwards both talk again over a new connection."""
     link = FaultyLink(port_of(router), Faults(drop=0, duplicate=0, late=0, cut_messages=3), 3)
     link.start()
     dealer = dealer_to(make, link.address)
@@ -106,7 +103,6 @@ def test_link_when_it_cuts_lets_its_ends_connect_again(make, router):
 
 
 def test_link_when_nobody_is_behind_it_waits_for_one(make):
-    """What connects before the other end is there reaches it once it is."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from queue import Queue
-from random import Random
 
 import pytest
 import zmq
@@ -20,58 +18,11 @@ from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.message import Destination, Failure, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
-from flowctl.nodes.messenger.wire import ECHO, METADATA_OPTION, Extension, encode_announcement
+from flowctl.nodes.messenger.wire import ECHO, Extension
 
 WAIT_S = 20.0
 QUICK = Backoff(first_s=0.02, factor=1.5, most_s=0.1)
 SLOW = Backoff(first_s=30.0, most_s=30.0)
-"""For tests in which a second attempt would only disturb."""
-
-
-@pytest.fixture
-def make(loop_factory) -> Iterator[Callable[..., Messenger]]:
-    """Make messengers that run on threads of their own; they are stopped at the end."""
-    made: list[Messenger] = []
-
-    def new(identity: str, port: int | None = None, **options) -> Messenger:
-        options.setdefault("settings", DeliverySettings(retry=SLOW))
-        options.setdefault("on_error", lambda where, error: None)
-        made.append(Messenger(port, identity, loop_factory=loop_factory, **options))
-        made[-1].start()
-        return made[-1]
-
-    yield new
-    for item in made:
-        item.stop()
-
-
-@pytest.fixture
-def raw() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
-    """Make raw sockets that wait for up to 20 s; they are closed at the end."""
-    made: list[zmq.Socket[bytes]] = []
-
-    def new(kind: int, identity: bytes = b"", *, connect: str = "", bind: str = "") -> zmq.Socket[bytes]:
-        item = zmq.Context.instance().socket(kind)
-        made.append(item)
-        item.linger, item.rcvtimeo, item.sndtimeo = (0, int(WAIT_S * 1000), int(WAIT_S * 1000))
-        if identity:
-            item.routing_id = identity
-        if kind == zmq.ROUTER:
-            item.router_mandatory = True
-        if bind:
-            item.bind(bind)
-        if connect:
-            item.connect(connect)
-        return item
-
-    yield new
-    for item in made:
-        item.close(linger=0)
-
-
-@pytest.fixture
-def address(tmp_path) -> str:
-    return f"ipc://{tmp_path}/s"
 
 
 def at(address: str) -> Destination:
@@ -96,7 +47,6 @@ def test_messages_when_sent_over_a_connection_are_those_of_the_format(make, raw,
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_messages_when_ordered_and_to_a_raw_peer_go_one_at_a_time(make, raw, address, tmp_path, durable):
-    """Three frames each, as ever; the next one leaves when the one before is acknowledged, from a store too."""
     router = raw(zmq.ROUTER, bind=address)
     client = make("client", open_store=open_store(tmp_path / "client.db") if durable else None)
     connection = client.make_connection(at(address))
@@ -189,7 +139,6 @@ def test_echo_when_sent_twice_is_answered_once_on_its_own_listener(make, raw, ad
 
 
 def test_echo_when_it_would_be_an_acknowledgement_is_for_no_callback(make, raw, address):
-    """Who names 2 as its callback gets its body back, and no word that a message of its own has arrived."""
     server = make("server")
     server.listen_for_connection(at(address), "desk", None)
     dealer = raw(zmq.DEALER, b"raw", connect=address)
@@ -323,90 +272,7 @@ def test_send_when_from_many_threads_loses_and_doubles_nothing(make, address):
     assert len(set(got)) == 800
 
 
-class BadLink(threading.Thread):
-    """Passes messages between DEALERs and a listener: loses one in five, doubles some, and mixes their order."""
-
-    def __init__(self, front: str, back: str, announces: tuple[int, int] | None) -> None:
-        super().__init__(daemon=True)
-        context = zmq.Context.instance()
-        self.front, self.back = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-        if announces is not None:
-            for item, incarnation in zip((self.front, self.back), announces, strict=True):
-                item.setsockopt(METADATA_OPTION, encode_announcement(incarnation))
-        self.back.routing_id = b"client"
-        self.front.bind(front)
-        self.back.connect(back)
-        self.rng = Random(5)
-        self.ended = threading.Event()
-        self.extended = 0
-
-    def run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self.front, zmq.POLLIN)
-        poller.register(self.back, zmq.POLLIN)
-        there: list[list[bytes]] = []
-        back: list[list[bytes]] = []
-        while not self.ended.is_set():
-            ready = dict(poller.poll(5))
-            for item, queue in ((self.front, there), (self.back, back)):
-                if item in ready:
-                    frames = item.recv_multipart()
-                    queue.extend([frames] * self.rng.choice([0, 1, 1, 1, 1, 1, 1, 1, 2, 0]))
-            if not ready or len(there) > 20 or len(back) > 20:
-                for queue in (there, back):
-                    self.rng.shuffle(queue)
-                for frames in there:
-                    self.extended += len(frames) > 3 and Extension.decode(frames[3]) is not None
-                    self.back.send_multipart(frames[1:])
-                for frames in back:
-                    self.front.send_multipart([b"client", *frames])
-                there.clear()
-                back.clear()
-        self.front.close(linger=0)
-        self.back.close(linger=0)
-
-
-@pytest.mark.parametrize("announced", [True, False])
-def test_messages_when_the_link_loses_and_mixes_them_are_each_handled_once(make, tmp_path, announced):
-    """A thousand messages, a third of them ordered: each is handled once, and none stays pending (ME-33)."""
-    got, done = [], threading.Event()
-
-    def received(_: Messenger, message: ReceivedMessage) -> None:
-        got.append(message.message)
-
-    server = make("server")
-    client = make("client", settings=DeliverySettings(retry=QUICK, max_attempts=None))
-    server.listen_for_connection(at(f"ipc://{tmp_path}/back"), "server", received)
-    announces = (server.incarnation, client.incarnation) if announced else None
-    link = BadLink(f"ipc://{tmp_path}/front", f"ipc://{tmp_path}/back", announces)
-    link.start()
-    try:
-        connection = client.make_connection(at(f"ipc://{tmp_path}/front"))
-        left = [1000]
-
-        def acknowledged(*_: object) -> None:
-            left[0] -= 1
-            if not left[0]:
-                done.set()
-
-        for number in range(1000):
-            text = b"%d" % number
-            client.send_message(connection, text, ordered=announced and not number % 3, on_ack=acknowledged, wait_s=1)
-            if number == 20:
-                threading.Event().wait(0.1)  # for the first acknowledgement, which says what the other side understands
-        assert done.wait(WAIT_S)
-    finally:
-        link.ended.set()
-        link.join(WAIT_S)
-    assert sorted(got, key=int) == [b"%d" % number for number in range(1000)]
-    if announced:
-        assert [number for number in map(int, got) if not number % 3] == list(range(0, 1000, 3))
-    assert bool(link.extended) is announced
-    assert client.pending_count() == 0
-
-
 def test_ordered_messages_when_thousands_wait_for_the_first_are_let_go_one_after_the_other(make, raw, address):
-    """A long chain costs no deep stack: each is handled once, in order."""
     got, done = [], threading.Event()
 
     def received(_: Messenger, message: ReceivedMessage) -> None:
@@ -416,9 +282,7 @@ def test_ordered_messages_when_thousands_wait_for_the_first_are_let_go_one_after
 
     server = make("server")
     server.listen_for_connection(at(address), "server", received)
-    dealer = raw(zmq.DEALER, b"raw")
-    dealer.setsockopt(METADATA_OPTION, encode_announcement(77))
-    dealer.connect(address)
+    dealer = raw(zmq.DEALER, b"raw", connect=address, incarnation=77)
     for number in [*range(2, 3001), 1]:
         extension = Extension(77, number, 1, number - 1)
         dealer.send_multipart([b"", b"%d-0-0-%d" % (number, number), extension.encode()])
@@ -428,15 +292,11 @@ def test_ordered_messages_when_thousands_wait_for_the_first_are_let_go_one_after
 
 
 def test_extension_when_not_what_its_sender_announced_is_payload(make, raw, address):
-    """Who relays foreign octets cannot be made to speak for another life of itself."""
     got = Queue()
     make("server").listen_for_connection(at(address), "server", lambda _, message: got.put(message.payload))
     forged = Extension(77, 2**40, 2**40).encode()
     for name, announced in ((b"raw", 0), (b"ours", 78)):
-        dealer = raw(zmq.DEALER, name)
-        if announced:
-            dealer.setsockopt(METADATA_OPTION, encode_announcement(announced))
-        dealer.connect(address)
+        dealer = raw(zmq.DEALER, name, connect=address, incarnation=announced)
         dealer.send_multipart([b"", b"0-0-0-x", forged])
         assert got.get(timeout=WAIT_S) == (forged,)
 
@@ -463,7 +323,6 @@ def test_connection_when_closed_and_made_again_goes_on(make, address):
 
 
 def test_peers_when_more_than_are_known_make_room_for_each_other(make, raw, address):
-    """Idle ones make room, and are heard again when they come back; one with messages under way stays."""
     got = Queue()
     server = make("server", max_peers=3)
     listener = server.listen_for_connection(at(address), "server", lambda _, message: got.put(message.routing_id))
@@ -480,7 +339,6 @@ def test_peers_when_more_than_are_known_make_room_for_each_other(make, raw, addr
 
 
 def test_callbacks_when_more_than_are_kept_are_refused(make, address, monkeypatch):
-    """What waits for responses is bounded in number, what waits for acknowledgements in octets."""
     monkeypatch.setattr("flowctl.nodes.messenger.outbound.MAX_CALLBACKS", 2)
     monkeypatch.setattr("flowctl.nodes.messenger.outbound.MAX_PENDING_BYTES", 1000)
     client = make("client")
@@ -495,7 +353,6 @@ def test_callbacks_when_more_than_are_kept_are_refused(make, address, monkeypatc
 
 
 def test_handlers_when_too_many_wait_leave_the_rest_to_come_again(make, address, monkeypatch):
-    """Coroutines at a time are bounded; what finds no room is handled when it comes again."""
     import asyncio
 
     monkeypatch.setattr("flowctl.nodes.messenger.inbound.MAX_HANDLING", 4)
@@ -580,7 +437,6 @@ def test_peer_when_it_answers_and_never_acknowledges_is_heard_once(make, raw, ad
 
 
 def test_response_when_from_another_peer_is_foreign(make, raw, address):
-    """A callback, and a message's acknowledgement, are the peer's to whom it was sent."""
     server, got, handled = make("server"), [], Queue()
     listener = server.listen_for_connection(at(address), "server", lambda _, message: handled.put(message.routing_id))
     dealers = [raw(zmq.DEALER, name, connect=address) for name in (b"a", b"b")]
@@ -600,7 +456,6 @@ def test_response_when_from_another_peer_is_foreign(make, raw, address):
 
 
 def test_message_when_too_large_costs_its_sender_alone(make, raw, address):
-    """Its connection ends, and others are served."""
     got = Queue()
     server = make("server", max_message_bytes=1000)
     server.listen_for_connection(at(address), "server", lambda _, message: got.put(message.message))
@@ -615,7 +470,6 @@ def test_message_when_too_large_costs_its_sender_alone(make, raw, address):
 
 
 def test_handler_when_it_raises_is_given_the_message_again(make, address):
-    """A message whose handler failed was not received; the others are not disturbed."""
     calls, errors, done = [], [], threading.Event()
 
     def handler(_: Messenger, message: ReceivedMessage) -> None:
@@ -632,7 +486,6 @@ def test_handler_when_it_raises_is_given_the_message_again(make, address):
 
 
 def test_window_when_used_up_refuses_or_waits_and_its_edges_are_told(make, raw, address):
-    """The same four states and edges as a Sender's; room comes with acknowledgements."""
     router, edges = raw(zmq.ROUTER, bind=address), Queue()
     client = make(
         "client",
@@ -667,7 +520,6 @@ def test_window_when_used_up_refuses_or_waits_and_its_edges_are_told(make, raw, 
 
 
 def test_stop_when_messages_wait_tells_each_once(make, address):
-    """SHUTDOWN is an outcome too; after it nothing can be sent."""
     client, told = make("client"), Queue()
     connection = client.make_connection(at(address))
     client.send_message(connection, "x", on_failure=lambda _, failure: told.put(failure.outcome))
@@ -681,7 +533,6 @@ def test_stop_when_messages_wait_tells_each_once(make, address):
 
 
 def test_coroutine_handler_when_it_waits_is_acknowledged_at_its_end(make, raw, address):
-    """A message counts as received when its handler has run; meanwhile it is not given again."""
     gates, calls = Queue(), []
 
     async def handler(_: Messenger, message: ReceivedMessage) -> None:
@@ -708,7 +559,6 @@ def test_coroutine_handler_when_it_waits_is_acknowledged_at_its_end(make, raw, a
 
 
 def test_acknowledgement_when_asked_for_on_receipt_does_not_wait_for_the_handler(make, raw, address):
-    """The option trades a crash's message for an early acknowledgement."""
     never = threading.Event()
 
     async def handler(_: Messenger, message: ReceivedMessage) -> None:

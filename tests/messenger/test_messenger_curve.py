@@ -15,59 +15,47 @@ from flowctl.wire.zeromq.socket import new_context
 WAIT_S = 20.0
 
 
-def test_messages_when_a_sender_is_not_allowed_do_not_arrive(loop_factory, tmp_path):
-    """A member is let in by its key; a stranger with keys of its own, and one without, are not."""
+async def test_messages_when_a_sender_is_not_allowed_do_not_arrive(loop_factory, tmp_path):
     own, member, stranger = (KeyPair.generate() for _ in range(3))
     place = f"ipc://{tmp_path}/m"
     got: list[bytes] = []
-
-    async def run() -> None:
-        async with (
-            Messenger(identity="own", keys=own, allow={member.public}.__contains__) as receiver,
-            Messenger(identity="member", keys=member) as friend,
-            Messenger(identity="stranger", keys=stranger) as other,
-            Messenger(identity="plain") as plain,
-        ):
-            receiver.listen_for_connection(
-                Destination("own", place), "own", lambda _, message: got.append(message.routing_id)
-            )
-            there = Destination("own", place, own.public)
-            strange = other.make_connection(there)
-            bare = plain.make_connection(Destination("own", place))
-            refused = [
-                asyncio.create_task(item.deliver(to, "let me in", deadline=0.5))
-                for item, to in ((other, strange), (plain, bare))
-            ]
-            await asyncio.wait_for(friend.deliver(friend.make_connection(there), "hello"), WAIT_S)
-            for task in refused:
-                with pytest.raises(BrokenError):
-                    await task
-            assert other.pending_count(strange) == 0
-            with pytest.raises(LocalProtocolError, match="no key of own"):
-                friend.make_connection(Destination("own", place + "2"))
-            with pytest.raises(LocalProtocolError, match="no keys of its own"):
-                plain.make_connection(Destination("own", place + "2", own.public))
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(run())
+    async with (
+        Messenger(identity="own", keys=own, allow={member.public}.__contains__) as receiver,
+        Messenger(identity="member", keys=member) as friend,
+        Messenger(identity="stranger", keys=stranger) as other,
+        Messenger(identity="plain") as plain,
+    ):
+        receiver.listen_for_connection(
+            Destination("own", place), "own", lambda _, message: got.append(message.routing_id)
+        )
+        there = Destination("own", place, own.public)
+        strange = other.make_connection(there)
+        bare = plain.make_connection(Destination("own", place))
+        refused = [
+            asyncio.create_task(item.deliver(to, "let me in", deadline=0.5))
+            for item, to in ((other, strange), (plain, bare))
+        ]
+        await asyncio.wait_for(friend.deliver(friend.make_connection(there), "hello"), WAIT_S)
+        for task in refused:
+            with pytest.raises(BrokenError):
+                await task
+        assert other.pending_count(strange) == 0
+        with pytest.raises(LocalProtocolError, match="no key of own"):
+            friend.make_connection(Destination("own", place + "2"))
+        with pytest.raises(LocalProtocolError, match="no keys of its own"):
+            plain.make_connection(Destination("own", place + "2", own.public))
     assert got == [b"member"]
 
 
-def test_messages_when_the_listener_has_another_key_do_not_leave(loop_factory, tmp_path):
-    """A sender that was told another key than the listener has speaks to nobody."""
+async def test_messages_when_the_listener_has_another_key_do_not_leave(loop_factory, tmp_path):
     own, member, wrong = (KeyPair.generate() for _ in range(3))
     place = f"ipc://{tmp_path}/m"
-
-    async def run() -> None:
-        async with Messenger(identity="own", keys=own) as receiver, Messenger(identity="member", keys=member) as sender:
-            receiver.listen_for_connection(Destination("own", place), "own")
-            to = sender.make_connection(Destination("own", place, wrong.public))
-            with pytest.raises(BrokenError):
-                await sender.deliver(to, "hello", deadline=0.3)
-            assert receiver.statistics().received == 0
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(run())
+    async with Messenger(identity="own", keys=own) as receiver, Messenger(identity="member", keys=member) as sender:
+        receiver.listen_for_connection(Destination("own", place), "own")
+        to = sender.make_connection(Destination("own", place, wrong.public))
+        with pytest.raises(BrokenError):
+            await sender.deliver(to, "hello", deadline=0.3)
+        assert receiver.statistics().received == 0
 
 
 async def refused_once(messenger: Messenger) -> None:
@@ -77,68 +65,55 @@ async def refused_once(messenger: Messenger) -> None:
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_identity_when_another_key_takes_it_stays_with_the_first(loop_factory, tmp_path, forgotten):
-    """A second key that is allowed is not heard under the identity of a known peer, also of one that made room."""
+async def test_identity_when_another_key_takes_it_stays_with_the_first(loop_factory, tmp_path, forgotten):
     own, member, second, third = (KeyPair.generate() for _ in range(4))
     place = f"ipc://{tmp_path}/m"
     there = Destination("own", place, own.public)
     got: list[tuple[bytes, bytes]] = []
-
-    async def run() -> None:
-        async with (
-            Messenger(identity="own", keys=own, max_peers=1 if forgotten else 8) as receiver,
-            Messenger(identity="member", keys=member) as friend,
-        ):
-            receiver.listen_for_connection(
-                Destination("own", place), "own", lambda _, message: got.append((message.routing_id, message.message))
-            )
-            to = friend.make_connection(there)
-            await asyncio.wait_for(friend.deliver(to, "one"), WAIT_S)
-            if forgotten:
-                async with Messenger(identity="third", keys=third) as other:
-                    await asyncio.wait_for(other.deliver(other.make_connection(there), "room"), WAIT_S)
-            async with Messenger(identity="member", keys=second) as thief:
-                stolen = thief.make_connection(there)
-                thief.send_message(stolen, "stolen")
-                await refused_once(receiver)
-                assert thief.pending_count(stolen) == 1
-            friend.close_connection(to)  # it would find in 10 s that the connection is dead
-            await asyncio.wait_for(friend.deliver(friend.make_connection(there), "two"), WAIT_S)
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(run())
+    async with (
+        Messenger(identity="own", keys=own, max_peers=1 if forgotten else 8) as receiver,
+        Messenger(identity="member", keys=member) as friend,
+    ):
+        receiver.listen_for_connection(
+            Destination("own", place), "own", lambda _, message: got.append((message.routing_id, message.message))
+        )
+        to = friend.make_connection(there)
+        await asyncio.wait_for(friend.deliver(to, "one"), WAIT_S)
+        if forgotten:
+            async with Messenger(identity="third", keys=third) as other:
+                await asyncio.wait_for(other.deliver(other.make_connection(there), "room"), WAIT_S)
+        async with Messenger(identity="member", keys=second) as thief:
+            stolen = thief.make_connection(there)
+            thief.send_message(stolen, "stolen")
+            await refused_once(receiver)
+            assert thief.pending_count(stolen) == 1
+        friend.close_connection(to)  # it would find in 10 s that the connection is dead
+        await asyncio.wait_for(friend.deliver(friend.make_connection(there), "two"), WAIT_S)
     assert [item for item in got if item[0] == b"member"] == [(b"member", b"one"), (b"member", b"two")]
 
 
-def test_identity_when_a_key_has_a_name_is_that_name_alone(loop_factory, tmp_path):
-    """A key for which `allow` returns a name is not heard under another identity, even one that never came."""
+async def test_identity_when_a_key_has_a_name_is_that_name_alone(loop_factory, tmp_path):
     own, member = KeyPair.generate(), KeyPair.generate()
     place = f"ipc://{tmp_path}/m"
     there = Destination("own", place, own.public)
     names = {member.public: "member"}
     got: list[bytes] = []
-
-    async def run() -> None:
-        async with Messenger(identity="own", keys=own, allow=lambda key: names.get(key, False)) as receiver:
-            receiver.listen_for_connection(
-                Destination("own", place), "own", lambda _, message: got.append(message.routing_id)
-            )
-            async with Messenger(identity="chief", keys=member) as thief:
-                stolen = thief.make_connection(there)
-                thief.send_message(stolen, "obey")
-                await refused_once(receiver)
-                assert thief.pending_count(stolen) == 1
-            assert receiver.statistics().peers == 0
-            async with Messenger(identity="member", keys=member) as friend:
-                await asyncio.wait_for(friend.deliver(friend.make_connection(there), "hello"), WAIT_S)
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(run())
+    async with Messenger(identity="own", keys=own, allow=lambda key: names.get(key, False)) as receiver:
+        receiver.listen_for_connection(
+            Destination("own", place), "own", lambda _, message: got.append(message.routing_id)
+        )
+        async with Messenger(identity="chief", keys=member) as thief:
+            stolen = thief.make_connection(there)
+            thief.send_message(stolen, "obey")
+            await refused_once(receiver)
+            assert thief.pending_count(stolen) == 1
+        assert receiver.statistics().peers == 0
+        async with Messenger(identity="member", keys=member) as friend:
+            await asyncio.wait_for(friend.deliver(friend.make_connection(there), "hello"), WAIT_S)
     assert got == [b"member"]
 
 
 def test_keys_when_given_with_a_context_are_refused():
-    """Admission is decided once for a whole context, so a messenger with keys has its own."""
     context = new_context()
     with pytest.raises(ConfigError):
         Messenger(identity="x", keys=KeyPair.generate(), context=context)

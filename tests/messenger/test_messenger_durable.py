@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sqlite3
 import threading
@@ -15,7 +16,7 @@ import zmq
 
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.outcomes.pending import Outcome
-from flowctl.errors import BusyError
+from flowctl.errors import LocalProtocolError
 from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.message import Destination, Failure, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
@@ -114,7 +115,6 @@ def test_messages_when_the_link_loses_a_fifth_are_each_handled_once(start, tmp_p
 
 
 def test_ordered_messages_when_the_link_overtakes_stay_in_order(start):
-    """What is sent with ``ordered`` is handled in that order, once, whatever the link does and however it is cut."""
     told = Told()
     address = listen(start("two"), told)
     faults = Faults(drop=0.1, duplicate=0.1, late=0.3, late_s=0.01, cut_messages=300)
@@ -131,7 +131,6 @@ def test_ordered_messages_when_the_link_overtakes_stay_in_order(start):
 
 
 def test_outbox_when_its_sender_was_stopped_is_delivered_by_the_next_life(start, tmp_path):
-    """What was never acknowledged is sent by the messenger that opens the store next, once, and then is gone."""
     sent = Told()
     path = tmp_path / "one"
     address = f"ipc://{tmp_path}/two"
@@ -189,7 +188,6 @@ def test_messages_when_sent_again_to_the_next_life_of_a_receiver_are_known(start
 
 
 def test_effect_when_it_raises_leaves_the_message_for_another_time(start, tmp_path):
-    """A message whose effect fails counts as not received: nothing of it is kept, and it comes again."""
     path, tries, errors = tmp_path / "two", Told(), Told()
 
     def apply(_: Messenger, message: ReceivedMessage) -> None:
@@ -211,7 +209,6 @@ def test_effect_when_it_raises_leaves_the_message_for_another_time(start, tmp_pa
 
 
 def test_effect_of_a_message_to_send_when_it_raises_refuses_the_message(start, tmp_path):
-    """Message and effect are kept together or not at all; whoever sent it is told that it was not taken."""
     failures, errors = Told(), Told()
 
     def fails(_: Transaction) -> None:
@@ -232,7 +229,6 @@ def test_effect_of_a_message_to_send_when_it_raises_refuses_the_message(start, t
 
 
 def test_outbox_when_its_file_is_full_refuses_and_goes_on_afterwards(start, tmp_path):
-    """A full outbox tells the sender with a hint and loses nothing that it took; once it has room it takes more."""
     failures, errors, told = Told(), Told(), Told()
     opens = open_store(tmp_path / "one", max_bytes=1 << 20)
     one = start("one", open_store=opens, on_error=lambda _, error: errors.add(error))
@@ -251,15 +247,7 @@ def test_outbox_when_its_file_is_full_refuses_and_goes_on_afterwards(start, tmp_
     assert told.items[-1] == b"later"
 
 
-def test_store_when_a_messenger_has_it_is_refused_to_another(start, tmp_path):
-    """Two messengers on one outbox would send different messages under the same number: the second does not start."""
-    start("one", open_store=open_store(tmp_path / "store"))
-    with pytest.raises(BusyError, match="is open already"):
-        start("one", open_store=open_store(tmp_path / "store"))
-
-
 def test_messages_when_their_sender_connects_anew_are_not_taken_for_those_of_another(start):
-    """What was not read yet of a connection comes under a routing id of chance once the next one has its name."""
     told, goes_on = Told(), threading.Event()
 
     def slow(_: Messenger, message: ReceivedMessage) -> None:
@@ -293,7 +281,6 @@ def test_messages_when_their_sender_connects_anew_are_not_taken_for_those_of_ano
 
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "durable"])
 def test_messages_when_a_connection_is_made_again_are_new_ones(start, tmp_path, durable):
-    """A connection that was closed and made again does not begin with numbers that its other end has seen."""
     stores = {name: {"open_store": open_store(tmp_path / name)} if durable else {} for name in ("one", "two")}
     told = Told()
     address = listen(start("two", **stores["two"]), told)
@@ -308,7 +295,6 @@ def test_messages_when_a_connection_is_made_again_are_new_ones(start, tmp_path, 
 
 
 def test_messages_when_their_sender_made_room_for_another_are_known_when_it_comes_again(start):
-    """With room for one peer, two that take turns are each known again: what they send twice is handled once."""
     told = Told()
     two = start("two", max_peers=1)
     address = listen(two, told)
@@ -326,7 +312,6 @@ def test_messages_when_their_sender_made_room_for_another_are_known_when_it_come
 
 
 def test_ids_of_a_raw_peer_when_they_leave_ever_more_gaps_keep_few_rows(start, tmp_path):
-    """A peer that counts the messages to all its peers together costs few rows, also after a restart."""
     path, told = tmp_path / "two", Told()
     address = f"ipc://{tmp_path}/socket"
     two = start("two", open_store=open_store(path))
@@ -373,7 +358,6 @@ def test_messages_when_they_come_by_several_ways_are_each_applied_once(start, tm
 
 
 def test_messages_in_a_process_when_sent_before_there_is_a_listener_do_not_hide_later_ones(start):
-    """What went before the extension was known is tried again after what went with it, and both are handled once."""
     told = Told()
 
     def handler(_: Messenger, message: ReceivedMessage) -> None:
@@ -398,7 +382,6 @@ def test_messages_in_a_process_when_sent_before_there_is_a_listener_do_not_hide_
 
 
 def test_messages_when_over_ipv6_arrive(start, tmp_path):
-    """A host in brackets is one of IPv6, for who listens and who connects."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             pass
@@ -409,3 +392,52 @@ def test_messages_when_over_ipv6_arrive(start, tmp_path):
     one = start("one")
     one.send_message(one.make_connection(Destination.tcp("two", "::1", two.port)), b"six")
     told.until(lambda items: items == [b"six"])
+
+
+def test_messages_when_sent_just_before_the_end_are_kept(start, tmp_path):
+    here, opens = Destination.ipc("server", f"{tmp_path}/s"), open_store(tmp_path / "client")
+    first = start("client", open_store=opens)
+    connection = first.make_connection(here)
+    for number in range(300):
+        first.send_message(connection, b"%d" % number)
+    first.stop()
+    told = Told()
+    listen(start("server"), told, here.endpoint)
+    start("client", open_store=opens).make_connection(here)
+    told.until(lambda items: len(items) >= 300)
+    assert sorted(told.items, key=int) == [b"%d" % number for number in range(300)]
+
+
+def test_effect_when_there_is_no_store_is_refused(start, tmp_path):
+    here, errors = Destination.ipc("server", f"{tmp_path}/s"), Told()
+    client = start("client")
+    with pytest.raises(LocalProtocolError, match="no store"):
+        client.send_message(client.make_connection(here), "x", effect=lambda _: None)
+    server = start("server", on_error=lambda _, error: errors.add(error))
+    server.listen_for_connection(here, "server", lambda _, message: message.apply(lambda _: None))
+    client.send_message(client.make_connection(here), "x")
+    errors.until(bool)
+    assert "no store" in str(errors.items[0])
+
+
+def test_start_when_it_fails_after_the_store_was_opened_closes_the_store(loop_factory, tmp_path):
+    opens, opened = open_store(tmp_path / "client.db"), []
+
+    def breaks(post):
+        opened.append(opens(post))
+        opened[-1].pending = lambda: 1 / 0
+        return opened[-1]
+
+    broken = Messenger(identity="client", loop_factory=loop_factory, open_store=breaks)
+    with pytest.raises(ZeroDivisionError):
+        broken.start()
+
+    async def on_the_callers_loop() -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with Messenger(identity="client", open_store=breaks):
+                pass
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(on_the_callers_loop())
+    assert [store.closed for store in opened] == [True, True]
+    opens(print).close()

@@ -7,7 +7,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from queue import Queue
 
 import pytest
@@ -15,50 +16,29 @@ import zmq
 
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.nodes.messenger.arrivals import HELD_COST_BYTES, MAX_HELD_BYTES, Arrivals, Arrived, Fate, HeldRoom
-from flowctl.nodes.messenger.delivery import DeliverySettings
-from flowctl.nodes.messenger.message import ReceivedMessage
+from flowctl.nodes.messenger.message import Destination, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
-from flowctl.nodes.messenger.wire import ACK, ECHO, METADATA_OPTION, Extension, encode_announcement, encode_message
+from flowctl.nodes.messenger.wire import ACK, ECHO, Extension, encode_message
 
 WAIT_S = 20.0
 SLOW = Backoff(first_s=30.0, most_s=30.0)
 
 
 @pytest.fixture
-def server(loop_factory, tmp_path) -> Iterator[Callable[..., Messenger]]:
-    """Start a messenger that listens at ``ipc://{tmp_path}/s``; it is stopped at the end."""
-    made: list[Messenger] = []
+def server(make, address) -> Callable[..., Messenger]:
+    """Start a messenger that listens at `address`."""
 
     def start(callback, **options) -> Messenger:
-        options.setdefault("settings", DeliverySettings(retry=SLOW))
-        made.append(Messenger(None, "server", loop_factory=loop_factory, on_error=lambda *_: None, **options))
-        made[-1].start()
-        destination = type("At", (), {"endpoint": f"ipc://{tmp_path}/s"})
-        made[-1].listen_for_connection(destination, "server", callback)  # type: ignore[arg-type]  # it has an endpoint
-        return made[-1]
+        messenger = make("server", **options)
+        messenger.listen_for_connection(Destination("server", address), "server", callback)
+        return messenger
 
-    yield start
-    for item in made:
-        item.stop()
+    return start
 
 
 @pytest.fixture
-def dial(tmp_path) -> Iterator[Callable[..., zmq.Socket[bytes]]]:
-    """Make raw peers; they are closed at the end."""
-    made: list[zmq.Socket[bytes]] = []
-
-    def new(identity: bytes, incarnation: int = 0) -> zmq.Socket[bytes]:
-        item = zmq.Context.instance().socket(zmq.DEALER)
-        made.append(item)
-        item.linger, item.rcvtimeo, item.routing_id = 0, int(WAIT_S * 1000), identity
-        if incarnation:
-            item.setsockopt(METADATA_OPTION, encode_announcement(incarnation))
-        item.connect(f"ipc://{tmp_path}/s")
-        return item
-
-    yield new
-    for item in made:
-        item.close(linger=0)
+def dial(raw, address) -> Callable[..., zmq.Socket[bytes]]:
+    return partial(raw, zmq.DEALER, connect=address)
 
 
 def say(dealer: zmq.Socket[bytes], number: int, body: bytes, *, to: int = 0, payload: tuple[bytes, ...] = ()) -> None:
@@ -71,7 +51,6 @@ def is_acknowledged(dealer: zmq.Socket[bytes]) -> bool:
 
 
 def test_handlers_when_those_of_one_peer_wait_leave_places_to_others(server, dial, monkeypatch):
-    """A peer whose messages are handled for long keeps half of the coroutines at most, in number and in octets."""
     monkeypatch.setattr("flowctl.nodes.messenger.inbound.MAX_HANDLING", 8)
 
     async def handler(_: Messenger, message: ReceivedMessage) -> None:
@@ -90,7 +69,6 @@ def test_handlers_when_those_of_one_peer_wait_leave_places_to_others(server, dia
 
 
 def test_newcomers_when_all_places_are_of_those_that_wait_for_ever_are_let_in(server, dial):
-    """Messages held back for others that never come, and echoes that nobody acknowledges, keep no place."""
     got = Queue()
     messenger = server(lambda _, message: got.put(message.message), max_peers=4)
     for number in range(2):
@@ -113,7 +91,6 @@ def test_newcomers_when_all_places_are_of_those_that_wait_for_ever_are_let_in(se
 
 
 def test_echoes_when_nobody_acknowledges_them_leave_the_room_to_the_application(server, dial, monkeypatch):
-    """What peers ask to be sent back is bounded by itself: the application can send."""
     monkeypatch.setattr("flowctl.nodes.messenger.inbound.MAX_ECHO_BYTES", 10_000)
     monkeypatch.setattr("flowctl.nodes.messenger.outbound.MAX_PENDING_BYTES", 10_000)
     messenger = server(None)
@@ -130,7 +107,6 @@ def test_echoes_when_nobody_acknowledges_them_leave_the_room_to_the_application(
 
 
 def test_held_messages_when_a_peer_has_many_names_are_bounded_over_all():
-    """Each name may hold half of what is left; a peer that is let go gives back what it had."""
     room = HeldRoom()
     total = room.left_bytes
 
@@ -151,7 +127,6 @@ def test_held_messages_when_a_peer_has_many_names_are_bounded_over_all():
 
 
 def test_peers_that_are_gone_when_they_left_too_many_gaps_are_forgotten(server, dial, monkeypatch):
-    """What is remembered of those that went is bounded in gaps too; it costs the one that made them, not others."""
     monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_REMEMBERED_GAPS", 4)
     got = Queue()
     messenger = server(lambda _, message: got.put((message.routing_id, message.id)), max_peers=1)
@@ -206,7 +181,6 @@ print("lives")
 
 
 def test_peer_when_reset_after_another_has_taken_its_name_does_not_end_our_process():
-    """ZeroMQ takes no more of it then, and at its next heartbeat, of 5 s, failed an assertion: anybody could end us."""
     with subprocess.Popen([sys.executable, "-c", LISTENS], **PIPES, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -34,8 +34,6 @@ def test_messenger_when_on_the_callers_loop_is_reached_by_each_way_with_the_same
 
 
 def test_send_when_the_window_is_used_up_waits_for_room(loop_factory):
-    """Ten times the window goes through, in order, with never more than the window under way."""
-
     async def main() -> list[bytes]:
         got: list[bytes] = []
         most = 0
@@ -61,49 +59,35 @@ def test_send_when_the_window_is_used_up_waits_for_room(loop_factory):
         assert runner.run(main()) == [*(b"%d" % number for number in range(80)), b"last"]
 
 
-def test_deliver_when_its_deadline_passes_raises_once(loop_factory):
-    """Nobody is there: the message is given up, and says why."""
-
-    async def main() -> None:
-        async with Messenger(identity="client") as client:
-            connection = client.make_connection(Destination.inproc("nobody", "nobody"))
-            with pytest.raises(BrokenError, match="not acknowledged: timeout"):
-                await client.deliver(connection, "hello", deadline=0.02)
-            assert client.pending_count() == 0
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main())
+async def test_deliver_when_its_deadline_passes_raises_once(loop_factory):
+    async with Messenger(identity="client") as client:
+        connection = client.make_connection(Destination.inproc("nobody", "nobody"))
+        with pytest.raises(BrokenError, match="not acknowledged: timeout"):
+            await client.deliver(connection, "hello", deadline=0.02)
+        assert client.pending_count() == 0
 
 
-def test_request_when_the_callbacks_are_used_up_waits_for_one(loop_factory, monkeypatch):
-    """A response makes room for the next request, although its message was acknowledged before."""
+async def test_request_when_the_callbacks_are_used_up_waits_for_one(loop_factory, monkeypatch):
     monkeypatch.setattr(outbound_module, "MAX_CALLBACKS", 2)
-
-    async def main() -> None:
-        held: asyncio.Queue[ReceivedMessage] = asyncio.Queue()
-        async with Messenger(identity="server") as server, Messenger(identity="client") as client:
-            here = Destination.inproc("server", "callbacks")
-            server.listen_for_connection(here, "server", lambda _, message: held.put_nowait(message))
-            connection = client.make_connection(here)
-            acks: asyncio.Queue[int] = asyncio.Queue()
-            ask = partial(client.request, connection, "x", on_ack=lambda _, number: acks.put_nowait(number))
-            requests = [asyncio.create_task(ask()) for _ in range(3)]
-            first = [await asyncio.wait_for(held.get(), WAIT_S) for _ in range(2)]
-            assert [await asyncio.wait_for(acks.get(), WAIT_S) for _ in range(2)] == [0, 1]
-            for message in first:
-                server.send_message(message.sender, "y", remote_callback_id=message.source_callback_id)
-            last = await asyncio.wait_for(held.get(), WAIT_S)
-            server.send_message(last.sender, "y", remote_callback_id=last.source_callback_id)
-            answers = await asyncio.wait_for(asyncio.gather(*requests), WAIT_S)
-            assert [answer.message for answer in answers] == [b"y"] * 3
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main())
+    held: asyncio.Queue[ReceivedMessage] = asyncio.Queue()
+    async with Messenger(identity="server") as server, Messenger(identity="client") as client:
+        here = Destination.inproc("server", "callbacks")
+        server.listen_for_connection(here, "server", lambda _, message: held.put_nowait(message))
+        connection = client.make_connection(here)
+        acks: asyncio.Queue[int] = asyncio.Queue()
+        ask = partial(client.request, connection, "x", on_ack=lambda _, number: acks.put_nowait(number))
+        requests = [asyncio.create_task(ask()) for _ in range(3)]
+        first = [await asyncio.wait_for(held.get(), WAIT_S) for _ in range(2)]
+        assert [await asyncio.wait_for(acks.get(), WAIT_S) for _ in range(2)] == [0, 1]
+        for message in first:
+            server.send_message(message.sender, "y", remote_callback_id=message.source_callback_id)
+        last = await asyncio.wait_for(held.get(), WAIT_S)
+        server.send_message(last.sender, "y", remote_callback_id=last.source_callback_id)
+        answers = await asyncio.wait_for(asyncio.gather(*requests), WAIT_S)
+        assert [answer.message for answer in answers] == [b"y"] * 3
 
 
 def test_listener_in_process_when_closed_leaves_its_name_at_once(loop_factory):
-    """The next one can have it as soon as the messenger has ended."""
-
     async def main() -> int:
         for _ in range(50):
             async with Messenger(identity="server") as server:
@@ -114,46 +98,32 @@ def test_listener_in_process_when_closed_leaves_its_name_at_once(loop_factory):
         assert runner.run(main()) == 50
 
 
-def test_request_when_its_connection_is_closed_after_the_acknowledgement_is_withdrawn(loop_factory):
-    """No response can come any more: that is its outcome, not an hour of silence."""
-
-    async def main() -> None:
-        taken = asyncio.Event()
-        async with Messenger(identity="server") as server, Messenger(identity="client") as client:
-            here = Destination.inproc("server", "closed")
-            server.listen_for_connection(here, "server", None)
-            connection = client.make_connection(here)
-            request = asyncio.create_task(client.request(connection, "x", on_ack=lambda *_: taken.set()))
-            await asyncio.wait_for(taken.wait(), WAIT_S)
-            client.close_connection(connection)
-            with pytest.raises(BrokenError, match="not answered: withdrawn"):
-                await asyncio.wait_for(request, WAIT_S)
-            assert client.statistics().callbacks == 0
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main())
+async def test_request_when_its_connection_is_closed_after_the_acknowledgement_is_withdrawn(loop_factory):
+    taken = asyncio.Event()
+    async with Messenger(identity="server") as server, Messenger(identity="client") as client:
+        here = Destination.inproc("server", "closed")
+        server.listen_for_connection(here, "server", None)
+        connection = client.make_connection(here)
+        request = asyncio.create_task(client.request(connection, "x", on_ack=lambda *_: taken.set()))
+        await asyncio.wait_for(taken.wait(), WAIT_S)
+        client.close_connection(connection)
+        with pytest.raises(BrokenError, match="not answered: withdrawn"):
+            await asyncio.wait_for(request, WAIT_S)
+        assert client.statistics().callbacks == 0
 
 
-def test_deliver_when_the_messenger_stops_ends_although_the_store_keeps_the_message(loop_factory, tmp_path):
-    """Who waits is told that it was stopped; the next life sends the message."""
-
-    async def main() -> None:
-        async with Messenger(identity="client", open_store=open_store(tmp_path / "outbox")) as client:
-            connection = client.make_connection(Destination.inproc("nobody", "nobody"))
-            delivery = asyncio.create_task(client.deliver(connection, "x"))
-            await asyncio.sleep(0)  # it runs until it waits
-            assert client.pending_count() == 1
-        with pytest.raises(ClosedError, match="its store has the message"):
-            await asyncio.wait_for(delivery, WAIT_S)
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main())
+async def test_deliver_when_the_messenger_stops_ends_although_the_store_keeps_the_message(loop_factory, tmp_path):
+    async with Messenger(identity="client", open_store=open_store(tmp_path / "outbox")) as client:
+        connection = client.make_connection(Destination.inproc("nobody", "nobody"))
+        delivery = asyncio.create_task(client.deliver(connection, "x"))
+        await asyncio.sleep(0)  # it runs until it waits
+        assert client.pending_count() == 1
+    with pytest.raises(ClosedError, match="its store has the message"):
+        await asyncio.wait_for(delivery, WAIT_S)
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "durable"])
 def test_ordered_messages_when_acknowledged_on_receipt_are_handled_one_after_the_other(loop_factory, tmp_path, durable):
-    """An early acknowledgement lets none begin before those before it have ended."""
-
     async def main() -> list[bytes]:
         events: list[bytes] = []
         ended = asyncio.Event()

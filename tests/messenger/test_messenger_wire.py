@@ -32,7 +32,6 @@ def test_body_when_it_holds_any_octets_is_all_after_the_third_dash(body):
 
 @given(IDS, IDS, IDS, st.binary(max_size=100))
 def test_message_when_encoded_and_parsed_is_the_same(message_id, source, destination, body):
-    """Ids of 0 to 2^64 - 1 and any body survive."""
     frame = encode_message(message_id, source, destination, body)
     assert parse_message(frame) == (message_id, source, destination, body)
 
@@ -66,7 +65,6 @@ def test_header_when_malformed_is_refused(frame):
 
 @given(st.sets(st.integers(0, 60), min_size=1), st.integers(0, MAX_ID))
 def test_acks_when_of_many_messages_name_exactly_those(ids, incarnation):
-    """One acknowledgement speaks of many messages, as ranges."""
     (frame,) = encode_acks(incarnation, ids)
     ranges = parse_acks(parse_message(frame), incarnation)
     assert {number for first, last in ranges for number in range(first, last + 1)} == ids
@@ -74,7 +72,6 @@ def test_acks_when_of_many_messages_name_exactly_those(ids, incarnation):
 
 
 def test_acks_when_of_very_many_ranges_are_several():
-    """No acknowledgement has more ranges than a receiver takes."""
     ids = range(0, 2 * (MAX_RANGES + 1), 2)
     frames = encode_acks(7, ids)
     assert len(frames) == 2
@@ -83,14 +80,12 @@ def test_acks_when_of_very_many_ranges_are_several():
 
 
 def test_ack_when_of_one_message_is_that_of_any_peer():
-    """``{id}-0-2-`` with an empty body."""
     assert encode_ack(41) == b"41-0-2-"
     assert parse_acks(parse_message(b"41-0-2-"), 5) == [(41, 41)]
 
 
 @pytest.mark.parametrize("body", [b"x", b"5:", b"5:1", b"5:1-", b"5:1-2-3", b"5:1-2,", b":1-2", b"5:1-2," * 5000])
 def test_acks_when_malformed_are_refused(body):
-    """What is no list of ranges clears nothing."""
     with pytest.raises(RemoteProtocolError, match="acknowledgement"):
         parse_acks(parse_message(b"1-0-2-" + body), 5)
 
@@ -100,13 +95,11 @@ NUMBERS = st.integers(0, MAX_NUMBER)
 
 @given(st.builds(Extension, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
 def test_extension_when_encoded_and_decoded_is_the_same(extension):
-    """All five numbers survive."""
     assert Extension.decode(extension.encode()) == extension
 
 
 @pytest.mark.parametrize("place", range(5))
 def test_extension_when_a_number_is_out_of_range_is_refused(place):
-    """No store keeps it, and no sender of ours counts so far."""
     numbers = [1, 1, 1, 1, 1]
     numbers[place] = MAX_NUMBER + 1
     with pytest.raises(RemoteProtocolError, match="2\\^63"):
@@ -115,12 +108,10 @@ def test_extension_when_a_number_is_out_of_range_is_refused(place):
 
 @given(st.binary(max_size=60))
 def test_extension_when_a_frame_is_something_else_is_none(frame):
-    """Payload is not taken for an extension."""
     assert Extension.decode(frame) is None
 
 
 def test_announcement_when_understood_tells_the_incarnation():
-    """What is not there, or of another version, announces nothing."""
     name, _, value = encode_announcement(0xABC).decode().partition(":")
     assert name.startswith("X-")
     assert parse_announcement(value) == 0xABC

@@ -44,7 +44,6 @@ def test_numbers_when_in_any_order_agree_with_a_plain_set(numbers, at_most):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=80))
 def test_floor_when_raised_settles_all_below_it(steps):
-    """Numbers below the floor are done with, those above it are untouched."""
     seen, model, floor = SeenNumbers(), set(), 0
     for is_floor, number in steps:
         if is_floor:
@@ -59,7 +58,6 @@ def test_floor_when_raised_settles_all_below_it(steps):
 
 
 def test_gaps_when_as_many_as_are_kept_refuse_what_would_open_another():
-    """Nothing is lost and nothing doubled: what was refused is new again once a gap has closed."""
     seen = SeenNumbers(AtMost.REFUSE, 2)
     assert [seen.first_time(number) for number in (1, 3)] == [True, True]
     assert seen.look(5) is NumberVerdict.FULL
@@ -72,7 +70,6 @@ def test_gaps_when_as_many_as_are_kept_refuse_what_would_open_another():
 
 
 def test_gaps_when_as_many_as_are_kept_forget_the_lowest_and_say_so():
-    """What is below a forgotten gap is old: neither new nor known to be seen."""
     seen = SeenNumbers(AtMost.FORGET, 2)
     assert [seen.first_time(number) for number in (1, 3, 5)] == [True, True, True]
     assert seen.gaps == [(2, 2), (4, 4)]
@@ -96,7 +93,6 @@ def test_numbers_when_a_million_are_for_others_cost_one_gap():
 
 
 def test_runs_when_restored_are_what_was_seen():
-    """What an earlier life saw is seen, what it did not is new."""
     seen = SeenNumbers()
     seen.restore([(0, 4), (7, 9)])
     assert [seen.first_time(number) for number in (4, 5, 7, 10)] == [False, True, False, True]

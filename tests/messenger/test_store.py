@@ -41,7 +41,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_changes_when_of_one_turn_are_one_commit(turns, path):
-    """A hundred messages of a turn are written in one transaction, and told of in order, on the owner's thread."""
     store = MessageStore(path, turns.post)
     told: list[tuple[int, int]] = []
     for number in range(100):
@@ -54,7 +53,6 @@ def test_changes_when_of_one_turn_are_one_commit(turns, path):
 
 
 def test_changes_when_the_disk_is_slow_share_the_next_commit(turns, path):
-    """While one transaction is written the owner goes on, and all that comes meanwhile is the next one."""
     store = MessageStore(path, turns.post)
     goes_on, told = threading.Event(), []
     store.mark(b"a", 1, 0, told.append, lambda _: goes_on.wait(WAIT_S))
@@ -73,7 +71,6 @@ def test_changes_when_the_disk_is_slow_share_the_next_commit(turns, path):
 
 
 def test_store_when_closed_has_written_what_waited_and_takes_no_more(turns, path):
-    """Closing writes what was asked for, calls nobody back, and refuses what comes afterwards."""
     store = MessageStore(path, turns.post)
     told: list[Exception | None] = []
     store.add(0, b"a", 0, b"x", told.append)
@@ -91,7 +88,6 @@ def test_store_when_closed_has_written_what_waited_and_takes_no_more(turns, path
 
 
 def test_callbacks_when_one_raises_reach_the_others(turns, path):
-    """An exception of one is left to the loop; the next are told all the same."""
     store = MessageStore(path, turns.post)
     told: list[Exception | None] = []
 
@@ -108,7 +104,6 @@ def test_callbacks_when_one_raises_reach_the_others(turns, path):
 
 
 def test_removals_when_they_could_not_be_written_are_tried_with_the_next_change(turns, path):
-    """What fails is told to those who wait; a removal, which nobody waits for, is not forgotten."""
     store = MessageStore(path, turns.post)
     told: list[Exception | None] = []
     store.add(0, b"a", 0, b"x", told.append)
@@ -132,7 +127,6 @@ def test_removals_when_they_could_not_be_written_are_tried_with_the_next_change(
 
 @pytest.mark.parametrize("number", [-1, 2**63, 2**64 - 1])
 def test_numbers_when_sqlite_cannot_keep_them_are_refused_at_once(turns, path, number):
-    """A peer may claim any number of 64 bits: one that the file cannot hold never reaches the thread."""
     store = MessageStore(path, turns.post)
     for ask in (
         lambda: store.mark(b"a", number, 0, lambda _: None),
@@ -147,7 +141,6 @@ def test_numbers_when_sqlite_cannot_keep_them_are_refused_at_once(turns, path, n
 
 
 def test_size_when_too_small_for_any_use_is_refused(turns, path):
-    """The error names the setting and what is allowed."""
     with pytest.raises(ConfigError, match=f"max_store_bytes.*{MIN_STORE_BYTES}"):
         MessageStore(path, turns.post, max_bytes=1000)
     assert not path.exists()

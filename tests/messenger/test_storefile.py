@@ -63,7 +63,6 @@ def effects(path: Path) -> list[int]:
 
 
 def test_outbox_when_opened_again_has_what_was_not_removed(path, answers):
-    """Messages come back in order with peer, sequence and record; ids go on behind those ever kept."""
     file = StoreFile(path, MAX_BYTES)
     write(file, *(add(number, answers) for number in range(3)), Add(3, b"b", 0, b"\0-\xff", answers.append))
     write(file, Remove(0), Remove(2), Remove(99))
@@ -98,7 +97,6 @@ def test_seen_when_in_order_and_with_gaps_is_a_row_for_each_run(path, answers):
 @settings(max_examples=30, deadline=None)
 @given(batches=st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), min_size=1), max_size=8))
 def test_seen_when_marked_in_any_order_and_batches_equals_the_set(tmp_path_factory, batches):
-    """Whatever is marked, one by one or in runs, the rows are the runs of the set of all of it."""
     file = StoreFile(tmp_path_factory.mktemp("seen") / "store.db", MAX_BYTES)
     wanted: set[int] = set()
     for batch in batches:
@@ -111,7 +109,6 @@ def test_seen_when_marked_in_any_order_and_batches_equals_the_set(tmp_path_facto
 
 
 def test_forget_when_a_peer_begins_anew_keeps_its_new_life_only(path):
-    """What was seen of other incarnations of that peer goes, also what the same transaction marked before."""
     file = StoreFile(path, MAX_BYTES)
     marks = [MarkSeen(peer, life, 1, 1, lambda _: None) for peer in (b"a", b"b") for life in (1, 2)]
     write(file, *marks, Forget(b"a", 2))
@@ -135,7 +132,6 @@ def test_effect_when_run_is_kept_with_its_mark_and_not_run_again(path, answers):
 
 
 def test_effect_when_it_raises_leaves_nothing_and_others_alone(path, answers):
-    """What an effect wrote before it raised is taken back, with its mark or message; others of the turn are kept."""
     file = StoreFile(path, MAX_BYTES)
     make_effects(file)
 
@@ -165,7 +161,6 @@ def test_effect_when_it_would_end_the_transaction_is_refused(path, answers, word
 
 
 def test_effect_when_it_ends_the_transaction_all_the_same_fails_with_a_reason(path, answers):
-    """One that goes past the refusal is found out, and the file can be used afterwards."""
     file = StoreFile(path, MAX_BYTES)
     write(file, RunEffect(lambda transaction: transaction.execute("SELECT 1").connection.commit(), answers.append))
     write(file, add(0, answers))
@@ -175,7 +170,6 @@ def test_effect_when_it_ends_the_transaction_all_the_same_fails_with_a_reason(pa
 
 
 def test_file_when_full_refuses_what_is_to_be_sent_and_keeps_the_rest(path, answers):
-    """At its size it refuses messages with a hint; acknowledgements go on, and make room."""
     file = StoreFile(path, 1 << 20)
     marks: Answers = []
     for number in range(200):
@@ -197,7 +191,6 @@ def test_file_when_full_refuses_what_is_to_be_sent_and_keeps_the_rest(path, answ
 
 
 def test_disk_when_a_queue_comes_and_goes_is_given_back(path, answers):
-    """After a backlog of 30 MB the file shrinks again while small turns are written."""
     file = StoreFile(path, MAX_BYTES)
     for number in range(30):
         write(file, add(number, answers, record=bytes(1 << 20)))
@@ -231,8 +224,6 @@ def _kind_of_refusal(path: Path) -> str:
 
 
 def test_tables_when_prepared_at_opening_are_there(path):
-    """What prepares the tables of effects runs at each opening; what it raises closes the file again."""
-
     def prepare(transaction: Transaction) -> None:
         transaction.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER)")
         transaction.execute("INSERT INTO effects VALUES (1)")
@@ -246,7 +237,6 @@ def test_tables_when_prepared_at_opening_are_there(path):
 
 
 def test_file_when_damaged_foreign_or_newer_says_so_and_stays(tmp_path):
-    """What is no store of ours is refused with a hint, and not one octet of it is changed."""
     made = tmp_path / "made"
     file = StoreFile(made, MAX_BYTES)
     write(file, *(add(number, [], record=bytes(3000)) for number in range(50)))
@@ -277,7 +267,6 @@ def test_file_when_damaged_foreign_or_newer_says_so_and_stays(tmp_path):
 
 
 def test_file_when_it_cannot_be_made_names_the_path(tmp_path):
-    """A folder that is not there, or a folder in place of the file, is an error with a hint."""
     for path in (tmp_path / "none" / "store.db", tmp_path):
         with pytest.raises(StoreError) as caught:
             StoreFile(path, MAX_BYTES)
@@ -286,7 +275,6 @@ def test_file_when_it_cannot_be_made_names_the_path(tmp_path):
 
 
 def test_file_when_made_is_for_its_owner_only(path, answers):
-    """Messages may hold what is nobody else's business: neither file nor log can be read by others."""
     file = StoreFile(path, MAX_BYTES)
     write(file, add(0, answers))
     modes = {item.stat().st_mode & 0o077 for item in path.parent.iterdir()}
@@ -295,7 +283,6 @@ def test_file_when_made_is_for_its_owner_only(path, answers):
 
 
 def test_tables_of_the_application_when_the_store_is_open_can_be_read_by_others(path, answers):
-    """Another connection reads what effects have written while the store has the file."""
     file = StoreFile(path, MAX_BYTES)
     make_effects(file)
     write(file, MarkSeen(b"a", 1, 0, 0, answers.append, counting(4)))
@@ -304,7 +291,6 @@ def test_tables_of_the_application_when_the_store_is_open_can_be_read_by_others(
 
 
 def test_process_when_killed_in_the_middle_leaves_all_that_was_told(path):
-    """After a kill -9 everything that was told to be on the disk is there, and the file opens."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

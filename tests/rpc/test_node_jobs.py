@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 
 import pytest
 
-from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc import serving
 from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.nodes.rpc.node import RpcNode
@@ -154,7 +154,6 @@ def test_request_when_the_queue_is_full_is_told_at_once(node, tmp_path):
 
 
 def test_request_when_another_peer_has_filled_the_queue_displaces_its_newest(node, tmp_path):
-    """The one that floods is told at once; the other's command is served in the order of arrival."""
     pair = Pair(node, tmp_path, general=1, reserved=0, max_queue=4).start(tmp_path)
     other = node("other")
     other.start()
@@ -174,7 +173,6 @@ def test_request_when_another_peer_has_filled_the_queue_displaces_its_newest(nod
 
 
 def test_coroutines_when_one_peer_has_half_of_the_places_leave_the_rest_to_others(node, tmp_path, monkeypatch):
-    """Of six that may run at once in a category one peer gets three; another one is served meanwhile."""
     monkeypatch.setattr(serving, "MOST_RUNNING", 6)
     server, flood, other = node("server"), node("flood"), node("other")
     server.add_category("c")
@@ -206,26 +204,8 @@ def test_coroutines_when_one_peer_has_half_of_the_places_leave_the_rest_to_other
 
 
 def test_handler_when_it_is_a_plain_function_runs_on_a_worker_thread(pair):
-    """Workers are named after their node, and one that is idle is used again."""
     names = {pair.client.request_future(pair.conn, "c.thread").get(WAIT_S)[0] for _ in range(5)}
     assert names == {b"server worker 1"}
-
-
-@pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_request_when_a_handler_on_a_thread_raises_anything_fails_at_once(node, tmp_path, errors, raised):
-    """The caller is told, the fault is reported, the thread goes on, other categories do not notice (OX-59)."""
-    pair = Pair(node, tmp_path, general=1)
-
-    def fail(message):
-        raise raised("secret")
-
-    pair.server.add_request_command("a", "fail", fail)
-    pair.start(tmp_path)
-    with pytest.raises(RpcError) as found:
-        pair.client.request_future(pair.conn, "a.fail").get(WAIT_S)
-    assert (found.value.code, "secret" in str(found.value)) == ("HANDLER_FAILED", False)
-    assert pair.client.request_future(pair.conn, "c.thread").get(WAIT_S) == [b"server worker 1"]
-    assert ["a.fail" in where for where, _ in errors] == [True]
 
 
 def test_request_when_its_deadline_passes_in_the_queue_is_never_begun(node, tmp_path):
@@ -245,7 +225,6 @@ def test_request_when_its_deadline_passes_in_the_queue_is_never_begun(node, tmp_
 
 
 def test_reply_callback_when_it_blocks_holds_up_no_connection(pair):
-    """Callbacks of replies run on worker threads, where they may even ask again and wait."""
     got = Future()
 
     def on_reply(ok, data):
@@ -256,7 +235,6 @@ def test_reply_callback_when_it_blocks_holds_up_no_connection(pair):
 
 
 def test_batch_when_submitted_by_a_handler_goes_on_in_its_completion(node, tmp_path):
-    """The pattern of OxenMQ's README: before, jobs, after; the reply comes from the completion."""
     pair = Pair(node, tmp_path)
     disk = pair.server.add_tagged_thread("disk")
 
@@ -278,52 +256,7 @@ def test_batch_when_submitted_by_a_handler_goes_on_in_its_completion(node, tmp_p
     assert pair.client.request_future(pair.conn, "c.sum").get(WAIT_S) == [b"1337"]
 
 
-def test_batch_when_it_cannot_be_run_is_refused_where_it_is_submitted(pair):
-    """No jobs, a second completion, and a job on the node's own thread are errors of the caller (OX-78)."""
-    with pytest.raises(LocalProtocolError, match="no jobs"):
-        pair.server.batch(Batch())
-    batch = Batch()
-    with pytest.raises(ConfigError, match="the node's own"):
-        batch.add_job(print, NODE_THREAD)
-    batch.completion(print)
-    with pytest.raises(LocalProtocolError, match="one completion"):
-        batch.completion(print)
-
-
-def test_job_when_it_raises_is_reported_and_nothing_else(pair, errors):
-    """A single job has no result; its fault is contained (OX-78)."""
-    began = threading.Event()
-
-    def fail():
-        began.set()
-        raise ValueError("job")
-
-    pair.server.job(fail)
-    assert began.wait(WAIT_S)
-    assert pair.server.stop(WAIT_S)
-    assert [str(error) for _, error in errors] == ["job"]
-
-
-def test_timer_when_its_job_raises_goes_on_and_can_be_cancelled_twice(pair, errors):
-    """Each failure is reported, and the timer comes again until it is cancelled, from within its own job (OX-79)."""
-    cancelled = Future()
-    times = []
-
-    def tick():
-        times.append(threading.current_thread().name)
-        if len(times) == 3:
-            cancelled.set_result((pair.server.cancel_timer(timer), pair.server.cancel_timer(timer)))
-        raise ValueError("tick")
-
-    timer = pair.server.add_timer(tick, 0.002)
-    assert cancelled.result(WAIT_S) == (True, False)
-    assert pair.server.stop()
-    assert (len(times), {str(error) for _, error in errors}) == (3, {"tick"})
-    assert pair.server.job_statistics().timers == 0
-
-
 def test_inject_task_when_the_category_is_busy_waits_in_its_queue(node, tmp_path, errors):
-    """A task of the program's own takes its turn among the commands of a category, and is dropped like one."""
     pair = Pair(node, tmp_path, general=1, reserved=0, max_queue=1).start(tmp_path)
     first = pair.ask("C1")
     pair.gate.wait_for(b"C1")
@@ -339,34 +272,6 @@ def test_inject_task_when_the_category_is_busy_waits_in_its_queue(node, tmp_path
     assert (["c.other of 10.0.0.2" in where for where, _ in errors], dropped) == ([True], [])
     with pytest.raises(LocalProtocolError, match="category 'none'"):
         pair.server.inject_task("none", "x", "", print)
-
-
-def test_setup_when_the_node_has_started_is_refused(pair):
-    """Numbers of threads and tagged threads are settled before the start."""
-    for late in (
-        lambda: pair.server.set_general_threads(2),
-        lambda: pair.server.set_batch_threads(2),
-        lambda: pair.server.set_reply_threads(2),
-        lambda: pair.server.add_tagged_thread("late"),
-    ):
-        with pytest.raises(LocalProtocolError, match="after start"):
-            late()
-
-
-def test_threads_when_out_of_range_are_refused(node):
-    """At least one general thread; -1 or more of the others; reserved ones and queues have a range too."""
-    item = node()
-    with pytest.raises(ConfigError):
-        item.set_general_threads(0)
-    with pytest.raises(ConfigError):
-        item.set_batch_threads(-2)
-    with pytest.raises(ConfigError):
-        item.set_reply_threads(-2)
-    with pytest.raises(ConfigError):
-        item.add_category("a", reserved_threads=-1)
-    with pytest.raises(ConfigError):
-        item.add_category("a", max_queue=-2)
-    item.add_category("a")
 
 
 def test_stop_when_handlers_run_waits_for_them_and_starts_no_other(node, tmp_path):
@@ -417,7 +322,6 @@ def test_stop_when_called_from_a_handler_or_job_ends_the_node(node, tmp_path, ki
 
 
 def test_stop_when_called_in_a_forked_child_leaves_the_node_alone(node, monkeypatch):
-    """The node goes on in the parent, which stops it as ever."""
     server = node("server")
     server.start()
     with monkeypatch.context() as patch:
@@ -452,7 +356,6 @@ def test_stop_when_a_handler_never_ends_names_it_and_leaves_it_behind(node, tmp_
 
 
 def test_node_when_on_a_loop_runs_plain_handlers_on_threads(loop_factory, tmp_path):
-    """With ``async with`` too a handler that blocks holds up nobody, and the end waits for it."""
     names = []
 
     def block(message):
@@ -478,7 +381,6 @@ def test_node_when_on_a_loop_runs_plain_handlers_on_threads(loop_factory, tmp_pa
 
 
 def test_requests_when_made_while_the_node_stops_all_have_their_outcome(node, tmp_path):
-    """What is asked from other threads at the last moment fails, or is refused at once; nothing waits for ever."""
     server = node("server")
     server.add_category("c")
     server.add_request_command("c", "echo", lambda message: message.data)
@@ -508,7 +410,6 @@ def test_requests_when_made_while_the_node_stops_all_have_their_outcome(node, tm
 
 
 def test_connects_when_made_while_the_node_stops_all_end(node, tmp_path):
-    """One that waits for a connection is told that there will be none."""
     for _ in range(5):
         client = node("client")
         client.start()

@@ -50,7 +50,6 @@ def test_command_when_several_things_are_wrong_is_refused_for_the_first_in_order
 
 @pytest.mark.parametrize(("needed", "has"), list(itertools.product(LEVELS, LEVELS)))
 def test_levels_when_compared_include_those_below(needed, has):
-    """A category is open to its level and those above; nothing else about the caller counts there."""
     for remote, local, request in itertools.product((False, True), repeat=3):
         code = refusal_code(
             Access(needed), has, remote_sn=remote, local_sn=local, is_request=request, tag=b"" if request else None
@@ -59,14 +58,12 @@ def test_levels_when_compared_include_those_below(needed, has):
 
 
 def test_access_when_it_asks_for_no_level_of_a_connection_is_an_error():
-    """A category that is open to those who are denied, or to a number, is a mistake."""
     for wrong in (AuthLevel.DENIED, 1, True, "admin", None):
         with pytest.raises(ConfigError, match="AuthLevel"):
             Access(wrong)
 
 
 def test_routes_when_they_are_keys_of_others_are_claims():
-    """Only a connection that has proven a key can contradict itself: without one a routing id says nothing."""
     assert is_claimed(key_route(OTHER), KEY)
     assert not is_claimed(key_route(KEY), KEY)
     assert not is_claimed(key_route(OTHER), b"")
@@ -75,7 +72,6 @@ def test_routes_when_they_are_keys_of_others_are_claims():
 
 
 def test_service_nodes_when_changed_tell_who_is_gone():
-    """Replacing and updating tell those that were active and are not; a key added and removed at once is added."""
     nodes, keys = ServiceNodes(), [bytes([number]) * 32 for number in range(5)]
     assert nodes.replace(frozenset(keys[:3])) == frozenset()
     assert nodes.update(frozenset(keys[3:4]), frozenset([keys[0], keys[3], keys[4]])) == {keys[0]}
@@ -86,7 +82,6 @@ def test_service_nodes_when_changed_tell_who_is_gone():
 
 @pytest.mark.parametrize("wrong", [b"", bytes(31), bytes(33), "00" * 32, None])
 def test_service_nodes_when_one_key_is_none_are_refused_as_a_whole(wrong):
-    """The error tells what was given and its length, and nothing has changed."""
     with pytest.raises(ConfigError, match="set_active_sns: a public key"):
         checked_keys([KEY, wrong], "set_active_sns")
 
@@ -136,7 +131,6 @@ def test_connection_when_the_hook_returns_no_level_is_an_error(answer):
 
 
 def test_connection_when_its_listener_is_unknown_closed_or_of_the_other_kind_is_not_let_in():
-    """A key at a plain listener, none at an encrypted one, and a number that was never given: nobody is asked."""
     door = Door(AuthLevel.ADMIN)
     made, _ = admission(door)
     made.open(4, curve=False, allow=door)
@@ -148,7 +142,6 @@ def test_connection_when_its_listener_is_unknown_closed_or_of_the_other_kind_is_
 
 
 def test_connections_when_one_address_floods_are_put_off_and_others_are_not():
-    """The burst gets in, then the rate; another address is not touched, and an IPv6 /64 is one address."""
     now, door = [0.0], Door(AuthLevel.NONE)
     made, _ = admission(door, now=now)
     answers = [made.decide(ZapRequest(3, f"2001:db8::{number:x}", KEY)) for number in range(BURST_PER_ADDRESS + 10)]
@@ -161,7 +154,6 @@ def test_connections_when_one_address_floods_are_put_off_and_others_are_not():
 
 
 def test_rates_when_a_flood_comes_from_everywhere_remember_a_bounded_number():
-    """Those seen longest ago are forgotten; one that is seen again stays."""
     rates = AddressRates(1.0, 1)
     assert rates.take("stays", 0.0)
     for number in range(MOST_ADDRESSES + 5):
@@ -172,6 +164,5 @@ def test_rates_when_a_flood_comes_from_everywhere_remember_a_bounded_number():
 
 
 def test_rates_when_the_clock_goes_back_give_nothing_away():
-    """A clock that is set back adds no tokens."""
     rates = AddressRates(1.0, 1)
     assert [rates.take("a", now) for now in (10.0, 5.0, 5.9, 6.0)] == [True, False, False, True]

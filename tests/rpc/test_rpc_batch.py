@@ -10,7 +10,6 @@ from flowctl.nodes.rpc.jobs.slots import Slots
 
 
 def test_results_when_jobs_end_in_any_order_are_in_the_order_of_the_jobs():
-    """The completion gets one result per job, a value or what was raised, where the job stood."""
     batch: Batch[int] = Batch()
     for number in range(3):
         batch.add_job(lambda number=number: number)
@@ -31,7 +30,6 @@ def test_results_when_jobs_end_in_any_order_are_in_the_order_of_the_jobs():
 
 
 def test_get_when_the_job_returned_an_exception_returns_it():
-    """An exception that is a value is told from one that was raised."""
     error = ValueError("a value")
     assert JobResult(error, None).get() is error
 
@@ -63,7 +61,6 @@ def test_job_when_for_the_nodes_own_thread_is_refused():
 
 
 def test_batch_when_submitted_takes_nothing_more():
-    """Whatever is added later, or a second submission, is refused."""
     batch: Batch[int] = Batch()
     batch.add_job(lambda: 1, TaggedThread("disk", Slots.tagged_thread("disk")))
     assert [thread.name for _, thread in batch.start()] == ["disk"]
@@ -73,7 +70,6 @@ def test_batch_when_submitted_takes_nothing_more():
 
 
 def test_batch_when_no_completion_is_set_ends_silently():
-    """Without a completion there is nothing to call."""
     batch: Batch[None] = Batch()
     batch.add_job(lambda: None)
     batch.start()

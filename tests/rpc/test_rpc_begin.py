@@ -39,171 +39,137 @@ def run(loop_factory: LoopFactory):
     return run_it
 
 
-def test_coroutine_when_it_never_waits_is_done_without_a_task(run):
-    """It has ended when `begin` returns, and what it raises comes out of it."""
+async def test_coroutine_when_it_never_waits_is_done_without_a_task(loop_factory):
+    seen: list[str] = []
 
-    async def main() -> None:
-        seen: list[str] = []
+    async def quick() -> None:
+        seen.append("ran")
 
-        async def quick() -> None:
-            seen.append("ran")
+    async def bad() -> None:
+        raise ValueError("bad")
 
-        async def bad() -> None:
-            raise ValueError("bad")
-
-        assert await _begun(quick()) is None
-        assert seen == ["ran"]
-        with pytest.raises(ValueError, match="bad"):
-            await _begun(bad())
-
-    run(main())
+    assert await _begun(quick()) is None
+    assert seen == ["ran"]
+    with pytest.raises(ValueError, match="bad"):
+        await _begun(bad())
 
 
-def test_coroutine_when_it_waits_goes_on_as_a_task(run):
-    """What it waited for comes to it, and so does what that raised; bare yields and several waits too."""
+async def test_coroutine_when_it_waits_goes_on_as_a_task(loop_factory):
+    loop = asyncio.get_running_loop()
+    good: asyncio.Future[int] = loop.create_future()
+    bad: asyncio.Future[int] = loop.create_future()
+    seen: list[object] = []
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        good: asyncio.Future[int] = loop.create_future()
-        bad: asyncio.Future[int] = loop.create_future()
-        seen: list[object] = []
+    async def waits() -> None:
+        seen.append(await good)
+        await asyncio.sleep(0)
+        try:
+            await bad
+        except ValueError as error:
+            seen.append(str(error))
 
-        async def waits() -> None:
-            seen.append(await good)
-            await asyncio.sleep(0)
-            try:
-                await bad
-            except ValueError as error:
-                seen.append(str(error))
-
-        task = await _begun(waits())
-        assert task is not None
-        good.set_result(1)
-        bad.set_exception(ValueError("bad"))
-        await task
-        assert seen == [1, "bad"]
-
-    run(main())
+    task = await _begun(waits())
+    assert task is not None
+    good.set_result(1)
+    bad.set_exception(ValueError("bad"))
+    await task
+    assert seen == [1, "bad"]
 
 
-def test_coroutine_when_cancelled_before_the_first_step_of_its_task_is_told_where_it_waits(run):
+async def test_coroutine_when_cancelled_before_the_first_step_of_its_task_is_told_where_it_waits(loop_factory):
     """Its own `finally` runs: it had begun, so it must be able to end."""
+    seen: list[str] = []
 
-    async def main() -> None:
-        seen: list[str] = []
-
-        async def waits() -> None:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                seen.append("cancelled")
-                raise
-            finally:
-                seen.append("ended")
-
-        loop = asyncio.get_running_loop()
-        task_of: asyncio.Future[asyncio.Task[None]] = loop.create_future()
-
-        def call() -> None:
-            task = begin(loop, waits())
-            assert task is not None
-            task.cancel()
-            task_of.set_result(task)
-
-        loop.call_soon(call)
-        task = await task_of
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert seen == ["cancelled", "ended"]
-
-    run(main())
-
-
-def test_timeout_when_entered_before_the_first_wait_cancels_the_task_it_became(run):
-    """``asyncio.timeout`` and ``TaskGroup`` keep the current task of their beginning."""
-
-    async def main() -> None:
-        seen: list[str] = []
-
-        async def late() -> None:
-            try:
-                async with asyncio.timeout(0.001):
-                    await asyncio.Event().wait()
-            except TimeoutError:
-                seen.append("timeout")
-
-        async def fails() -> None:
-            raise ValueError("child")
-
-        async def group() -> None:
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(fails())
-                    await asyncio.Event().wait()
-            except* ValueError:
-                seen.append("group")
-
-        for coroutine in (late(), group()):
-            task = await _begun(coroutine)
-            assert task is not None
-            await task
-        assert seen == ["timeout", "group"]
-
-    run(main())
-
-
-def test_coroutine_when_it_cancels_itself_at_first_is_cancelled_where_it_waits(run):
-    """A cancellation of the stand-in is not lost with it."""
-
-    async def main() -> None:
-        async def cancels() -> None:
-            current = asyncio.current_task()
-            assert current is not None
-            current.cancel()
+    async def waits() -> None:
+        try:
             await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        finally:
+            seen.append("ended")
 
-        task = await _begun(cancels())
+    loop = asyncio.get_running_loop()
+    task_of: asyncio.Future[asyncio.Task[None]] = loop.create_future()
+
+    def call() -> None:
+        task = begin(loop, waits())
         assert task is not None
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        task.cancel()
+        task_of.set_result(task)
 
-    run(main())
-
-
-def test_coroutine_when_begun_within_a_task_is_not_that_task(run):
-    """The task that begins it is the current one again afterwards."""
-
-    async def main() -> None:
-        seen: list[object] = []
-
-        async def looks() -> None:
-            seen.append(asyncio.current_task())
-
-        mine = asyncio.current_task()
-        assert begin(asyncio.get_running_loop(), looks()) is None
-        assert asyncio.current_task() is mine
-        assert seen[0] is not mine
-
-    run(main())
+    loop.call_soon(call)
+    task = await task_of
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == ["cancelled", "ended"]
 
 
-def test_context_when_a_coroutine_sets_a_variable_is_its_own(run):
-    """The variable lasts over its waits, and nobody else sees it."""
+async def test_timeout_when_entered_before_the_first_wait_cancels_the_task_it_became(loop_factory):
+    seen: list[str] = []
 
-    async def main() -> None:
-        seen: list[str] = []
+    async def late() -> None:
+        try:
+            async with asyncio.timeout(0.001):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            seen.append("timeout")
 
-        async def sets(name: str) -> None:
-            seen.append(NAME.get())
-            NAME.set(name)
-            await asyncio.sleep(0)
-            seen.append(NAME.get())
+    async def fails() -> None:
+        raise ValueError("child")
 
-        for name in ("one", "two"):
-            task = await _begun(sets(name))
-            assert task is not None
-            await task
-        assert seen == ["none", "one", "none", "two"]
-        assert NAME.get() == "none"
+    async def group() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fails())
+                await asyncio.Event().wait()
+        except* ValueError:
+            seen.append("group")
 
-    run(main())
+    for coroutine in (late(), group()):
+        task = await _begun(coroutine)
+        assert task is not None
+        await task
+    assert seen == ["timeout", "group"]
+
+
+async def test_coroutine_when_it_cancels_itself_at_first_is_cancelled_where_it_waits(loop_factory):
+    async def cancels() -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        current.cancel()
+        await asyncio.Event().wait()
+
+    task = await _begun(cancels())
+    assert task is not None
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_coroutine_when_begun_within_a_task_is_not_that_task(loop_factory):
+    seen: list[object] = []
+
+    async def looks() -> None:
+        seen.append(asyncio.current_task())
+
+    mine = asyncio.current_task()
+    assert begin(asyncio.get_running_loop(), looks()) is None
+    assert asyncio.current_task() is mine
+    assert seen[0] is not mine
+
+
+async def test_context_when_a_coroutine_sets_a_variable_is_its_own(loop_factory):
+    seen: list[str] = []
+
+    async def sets(name: str) -> None:
+        seen.append(NAME.get())
+        NAME.set(name)
+        await asyncio.sleep(0)
+        seen.append(NAME.get())
+
+    for name in ("one", "two"):
+        task = await _begun(sets(name))
+        assert task is not None
+        await task
+    assert seen == ["none", "one", "none", "two"]
+    assert NAME.get() == "none"

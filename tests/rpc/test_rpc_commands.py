@@ -57,7 +57,6 @@ class Callable:
     ids=["function", "lambda", "builtin", "coroutine", "partial", "object", "generator", "method"],
 )
 def test_kind_when_of_a_handler_says_where_it_runs(handler, kind):
-    """Functions run on threads; coroutine functions and asynchronous generators, however wrapped, on the loop."""
     assert kind_of(handler) is kind
 
 
@@ -127,6 +126,9 @@ LATE = {
     "alias": lambda node: node.add_command_alias("x.late", "a.b"),
     "middleware": lambda node: node.add_middleware(lambda handler: handler),
     "threads": lambda node: node.set_general_threads(1),
+    "batch threads": lambda node: node.set_batch_threads(1),
+    "reply threads": lambda node: node.set_reply_threads(1),
+    "tagged thread": lambda node: node.add_tagged_thread("late"),
     "start": lambda node: node.start(),
 }
 
@@ -152,7 +154,6 @@ def test_node_when_started_is_not_changed_any_more(node, late):
     ],
 )
 def test_parts_when_a_handler_returns_them_are_flattened(value, parts):
-    """Text and octets are a part; of what can be iterated each element is, or what is in it."""
     assert parts_of(value) == parts
 
 
@@ -162,13 +163,11 @@ def test_parts_when_a_handler_returns_them_are_flattened(value, parts):
     ids=["number", "dict", "in a list", "object", "too long"],
 )
 def test_parts_when_they_are_something_else_are_refused(value):
-    """How to encode it is the application's to say, and how to cut what is too long."""
     with pytest.raises(LocalProtocolError, match="reply"):
         parts_of(value)
 
 
 def test_connection_ids_when_of_service_nodes_are_equal_by_key():
-    """Both service nodes: the key; else socket and route."""
     key = b"k" * 32
     by_key, other_route = ConnectionID(-1, b"", key, True), ConnectionID(3, b"r", key, True)
     assert by_key == other_route
@@ -179,7 +178,6 @@ def test_connection_ids_when_of_service_nodes_are_equal_by_key():
 
 
 def test_deferred_answer_when_given_twice_is_refused(node):
-    """Whoever keeps it has one answer to give, on any thread."""
     sent = []
 
     class Node:
@@ -230,7 +228,6 @@ def described(tmp_path) -> Iterator:
 
 
 def test_describe_when_asked_says_what_the_caller_may_call(described):
-    """With kinds, levels and first lines of docstrings; what is not for this caller is not told."""
     a_plain = {"name": "a.plain", "kind": "request", "access": "none", "summary": "Do nothing."}
     a_stream = {"name": "a.stream", "kind": "stream", "access": "none", "summary": ""}
     itself = {
@@ -249,7 +246,6 @@ def test_describe_when_asked_says_what_the_caller_may_call(described):
 
 
 def test_middleware_when_added_wraps_every_handler_the_first_outermost(tmp_path):
-    """It sees the message before and what is returned after, and may change that."""
     server, client, calls = RpcNode(), RpcNode(), []
 
     def named(name):
@@ -282,7 +278,6 @@ def test_middleware_when_added_wraps_every_handler_the_first_outermost(tmp_path)
 
 
 def test_statistics_when_taken_count_what_has_happened(tmp_path):
-    """Calls by command, refusals by code, and who is connected; a snapshot does not change afterwards."""
     server, client = RpcNode(on_error=lambda *_: None), RpcNode()
     server.add_category("a")
     server.add_request_command("a", "b", lambda message: "x")
@@ -313,8 +308,6 @@ def test_send_when_it_cannot_be_sent_tells_why(node):
 
 
 def test_outcome_when_waited_for_on_the_nodes_own_thread_is_refused(tmp_path, loop_factory):
-    """It could never come: said at once, instead of hanging."""
-
     async def main() -> None:
         async with RpcNode() as node:
             address = node.listen_plain(f"ipc://{tmp_path}/rpc")
@@ -331,7 +324,6 @@ def test_outcome_when_waited_for_on_the_nodes_own_thread_is_refused(tmp_path, lo
 
 
 def test_describe_when_there_are_many_commands_stays_below_the_limit_of_a_message():
-    """What is beyond it is left out, and the answer is JSON all the same."""
     command = RpcCommand(Category("a", Access(), Slots().add_category("a")), plain, is_request=True)
     commands = {b"a.%05d" % number + b"x" * 200: command for number in range(5000)}
     text = described_as(commands, {})

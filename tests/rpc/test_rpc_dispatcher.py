@@ -79,7 +79,6 @@ def bench(group):
 
 
 def test_workers_when_jobs_wait_are_as_many_as_the_rule_allows(bench):
-    """With 2 general threads and 1 reserved exactly 3 jobs run at once, and all 8 run in the end."""
     lane = bench.dispatcher.slots.add_category("a", 1)
     other = bench.dispatcher.slots.add_category("b")
     bench.start()
@@ -132,7 +131,6 @@ def test_job_when_it_raises_and_nobody_wants_to_know_is_reported(bench, errors):
 
 
 def test_outcome_when_its_taker_raises_costs_nobody_else(bench, errors):
-    """What is told of an outcome may fail; the slot is free all the same."""
     lane = bench.dispatcher.slots.add_category("a", max_queue=-1)
     bench.start()
 
@@ -145,31 +143,8 @@ def test_outcome_when_its_taker_raises_costs_nobody_else(bench, errors):
     assert [str(error) for _, error in errors] == ["taker"] * 5
 
 
-def test_batch_when_all_jobs_have_ended_calls_its_completion_once_with_the_results_in_order(bench):
-    bench.start()
-    got = Future()
-
-    def task(number):
-        if number % 10 == 7:
-            raise ValueError(f"no {number}")
-        return number * 3
-
-    batch = Batch()
-    for number in range(32):
-        batch.add_job(lambda number=number: task(number))
-    batch.completion(lambda results: got.set_result((results, threading.get_ident())))
-    bench.dispatcher.batch(batch)
-    results, thread = got.result(WAIT_S)
-    assert thread != bench.group.thread_id
-    assert [result.error is None and result.get() for result in results] == [
-        False if number % 10 == 7 else number * 3 for number in range(32)
-    ]
-    assert [str(result.error) for result in results if result.error] == ["no 7", "no 17", "no 27"]
-
-
 @pytest.mark.parametrize("where", ["worker", "node", "tagged"])
 def test_completion_when_it_raises_is_reported_and_costs_nobody_else(bench, errors, where):
-    """The fault of a completion is contained on whatever thread it runs, and the next batch is done."""
     thread = {"worker": None, "node": NODE_THREAD, "tagged": bench.dispatcher.add_tagged_thread("disk")}[where]
     bench.start()
     done = threading.Event()
@@ -188,7 +163,6 @@ def test_completion_when_it_raises_is_reported_and_costs_nobody_else(bench, erro
 
 
 def test_completion_when_for_the_nodes_own_thread_runs_there(bench):
-    """A completion that is done in a moment can be called where the node's state is."""
     bench.start()
     got = Future()
     batch = Batch()
@@ -199,7 +173,6 @@ def test_completion_when_for_the_nodes_own_thread_runs_there(bench):
 
 
 def test_batch_when_larger_than_a_turn_is_run_wholly_and_in_order(bench):
-    """A batch of thousands of jobs is taken in portions, before what was submitted after it."""
     bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
     bench.start()
     order, done = [], threading.Event()
@@ -214,7 +187,6 @@ def test_batch_when_larger_than_a_turn_is_run_wholly_and_in_order(bench):
 
 
 def test_jobs_when_submitted_from_many_threads_run_each_once(bench):
-    """Eight threads submit at once: nothing is lost and nothing runs twice."""
     bench.start()
     seen, done = [], threading.Event()
 
@@ -237,7 +209,6 @@ def test_jobs_when_submitted_from_many_threads_run_each_once(bench):
 
 
 def test_tagged_thread_when_it_has_jobs_runs_them_alone_and_in_order(bench):
-    """Jobs of a tagged thread run on it, one after the other, after its start function; workers are not used."""
     order = []
     disk = bench.dispatcher.add_tagged_thread("disk", lambda: order.append(("start", threading.get_ident())))
     got = Future()
@@ -253,8 +224,6 @@ def test_tagged_thread_when_it_has_jobs_runs_them_alone_and_in_order(bench):
 
 
 def test_tagged_thread_when_its_start_function_fails_works_all_the_same(bench, errors):
-    """The failure is reported, and jobs run."""
-
     def fail():
         raise OSError("no disk")
 
@@ -267,7 +236,6 @@ def test_tagged_thread_when_its_start_function_fails_works_all_the_same(bench, e
 
 
 def test_tagged_thread_when_of_another_node_or_too_late_is_refused(bench):
-    """Threads belong to one node, have names of their own, and are added before the start."""
     other = Dispatcher("other", 1, NodeCalls(bench.group)).add_tagged_thread("disk")
     bench.dispatcher.add_tagged_thread("disk")
     for name in ("disk", ""):
@@ -278,21 +246,6 @@ def test_tagged_thread_when_of_another_node_or_too_late_is_refused(bench):
         bench.dispatcher.job(lambda: None, other)
     with pytest.raises(ConfigError, match="another node's"):
         bench.dispatcher.add_timer(lambda: None, 1.0, thread=other)
-
-
-def test_deadline_when_it_passes_in_the_queue_has_the_job_not_started(bench):
-    """A command whose caller has given up is not begun, though its thread becomes free; it is told of at once."""
-    lane = bench.dispatcher.slots.add_category("a")
-    bench.dispatcher.slots.set_threads(general=1)
-    bench.start()
-    let_go, ran = threading.Event(), []
-    bench.command(lane, lambda: let_go.wait(WAIT_S))
-    verdict, outcome = bench.command(lane, lambda: ran.append(1), bench.group.now() + 0.01)
-    assert verdict is SlotVerdict.WAIT
-    assert outcome.result(WAIT_S).why is NotStarted.LATE
-    let_go.set()
-    assert bench.command(lane, lambda: "next")[1].result(WAIT_S) == "next"
-    assert ran == []
 
 
 @pytest.mark.parametrize("where", ["worker", "node", "tagged"])
@@ -318,7 +271,6 @@ def test_timer_when_its_job_raises_goes_on(bench, errors, where):
 
 
 def test_timer_when_cancelled_leaves_nothing(bench):
-    """No deadline, no entry and no function is left of a cancelled timer, and nothing of it begins any more."""
     bench.start()
 
     class Keeper:
@@ -344,7 +296,6 @@ def test_timer_when_cancelled_leaves_nothing(bench):
 
 
 def test_worker_when_idle_keeps_nothing_of_its_last_job(bench):
-    """A message of a megabyte is not kept by a thread that waits for the next one."""
     lane = bench.dispatcher.slots.add_category("a")
     bench.start()
 
@@ -365,28 +316,7 @@ def test_worker_when_idle_keeps_nothing_of_its_last_job(bench):
     assert gone() is None
 
 
-def test_inject_when_the_category_has_no_slot_waits_like_a_command(bench, errors):
-    """An injected task takes a slot and a place in the queue of its category, and is dropped where a command is."""
-    lane = bench.dispatcher.slots.add_category("a", max_queue=1)
-    bench.dispatcher.slots.set_threads(general=1)
-    bench.start()
-    let_go, ran = threading.Event(), threading.Event()
-    began = threading.Event()
-    bench.dispatcher.inject(lane, lambda: (began.set(), let_go.wait(WAIT_S)), "a.first")
-    assert began.wait(WAIT_S)
-    bench.dispatcher.inject(lane, ran.set, "a.second")
-    bench.dispatcher.inject(lane, ran.set, "a.third")
-    assert bench.command(lane, lambda: None)[0] is SlotVerdict.DROP
-    assert [(where.partition(": ")[2], type(error)) for where, error in errors] == [
-        ("a.third", BusyError),
-        ("queue of a", BusyError),
-    ]
-    let_go.set()
-    assert ran.wait(WAIT_S)
-
-
 def test_jobs_when_too_many_are_submitted_are_refused(bench, monkeypatch):
-    """A program that submits more than it does is told before memory is gone; what ends makes room again."""
     monkeypatch.setattr(dispatcher_module, "MOST_JOBS", 3)
     batch = Batch()
     for _ in range(3):
@@ -402,7 +332,6 @@ def test_jobs_when_too_many_are_submitted_are_refused(bench, monkeypatch):
 
 
 def test_timers_when_too_many_are_refused(bench, monkeypatch):
-    """A program that adds timers and forgets them is told."""
     monkeypatch.setattr(dispatcher_module, "MOST_TIMERS", 2)
     timers = [bench.dispatcher.add_timer(lambda: None, 60.0) for _ in range(2)]
     with pytest.raises(BusyError, match="2 timers"):
@@ -437,37 +366,7 @@ def test_close_when_jobs_run_waits_for_them_and_starts_no_other(bench, errors):
             late()
 
 
-def test_close_when_asked_for_by_a_job_ends_it_too(bench):
-    """A handler may stop its node: it goes on to its own end, and its thread ends."""
-    bench.start()
-    closed, joined = threading.Event(), Future()
-
-    def stop():
-        bench.group.call_soon(bench.dispatcher.close, closed.set)
-        joined.set_result(bench.dispatcher.join(0.0))  # does not wait for itself
-
-    bench.dispatcher.job(stop)
-    assert joined.result(WAIT_S) is False
-    assert closed.wait(WAIT_S)
-    assert bench.dispatcher.join(WAIT_S)
-
-
-def test_close_when_a_job_never_ends_names_it_and_leaves_it_behind(bench):
-    """A job that hangs is named with its thread; whoever waits for the threads gets an answer all the same."""
-    lane = bench.dispatcher.slots.add_category("a")
-    bench.start()
-    let_go = threading.Event()
-    _, outcome = bench.command(lane, lambda: let_go.wait(WAIT_S))
-    closed = bench.close()
-    assert bench.dispatcher.join(0.05) is False
-    assert (bench.dispatcher.unfinished(), closed.is_set()) == (["test worker 1: a.b"], False)
-    let_go.set()
-    assert outcome.result(WAIT_S) is True
-    assert closed.wait(WAIT_S)
-
-
 def test_job_when_it_ends_after_the_loop_has_gone_harms_nobody(loop_factory, errors):
-    """A thread that was left behind ends quietly when its job does at last."""
     group = PollGroup("gone", loop_factory=loop_factory, on_error=lambda where, error: errors.append((where, error)))
     group.start()
     bench = Bench(group).start()
@@ -503,7 +402,6 @@ def test_worker_when_the_system_gives_no_thread_fails_its_job_or_leaves_it_to_ot
 
 
 def test_reply_when_the_node_stops_is_told_all_the_same(bench, errors):
-    """Callbacks of replies are called once each, also those that wait or come at the close; failures are reported."""
     bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
     bench.start()
     let_go, told = threading.Event(), []
@@ -524,7 +422,6 @@ def test_reply_when_the_node_stops_is_told_all_the_same(bench, errors):
 
 
 def test_queue_when_full_for_long_is_reported_once_in_a_while(bench, errors, monkeypatch):
-    """A flood of commands that are dropped gives a line in the log, not one each; later there is another."""
     lane = bench.dispatcher.slots.add_category("a", max_queue=0)
     bench.dispatcher.slots.set_threads(general=1)
     bench.start()

@@ -66,7 +66,6 @@ def ask(dealer: zmq.Socket[bytes], *frames: bytes) -> list[bytes]:
 
 
 def test_requests_that_wait_when_their_tags_are_large_count_with_them(listening, monkeypatch):
-    """A foreign tag may be as large as a part; one connection gets half of the octets, and others the rest."""
     monkeypatch.setattr(serving, "MOST_RUNNING_BYTES", 100_000)
     node, dial = listening(hang=hang, echo=echo)
     flood = dial()
@@ -81,13 +80,11 @@ def test_requests_that_wait_when_their_tags_are_large_count_with_them(listening,
 
 
 def test_parts_when_they_are_empty_count_too():
-    """A thousand parts without an octet take memory all the same."""
     message = RpcMessage(None, None, b"a.b", b"tag", [b""] * 1000, None)  # type: ignore[arg-type]  # it is only weighed
     assert message.size_bytes == 1000 * FRAME_BYTES + 3
 
 
 def test_streams_when_their_taker_never_reads_cost_one_attempt_at_a_time(listening, monkeypatch):
-    """However many there are: one of them tries again, and the others make no item that nobody takes."""
     made, tries, full = [0], [0], threading.Event()
     monkeypatch.setattr(serving, "RETRY_S", 0.01)
 
@@ -121,7 +118,6 @@ def test_streams_when_their_taker_never_reads_cost_one_attempt_at_a_time(listeni
 
 
 def test_octets_that_wait_when_they_are_of_one_sender_leave_others_as_many():
-    """A sender of large messages does not keep small ones of others out of the queue."""
     slots = Slots(general=1)
     lane = slots.add_category("a")
 
@@ -141,7 +137,6 @@ def test_octets_that_wait_when_they_are_of_one_sender_leave_others_as_many():
 
 
 def test_connections_when_others_went_without_a_word_are_not_taken_for_them(listening, tmp_path):
-    """Who opens a connection and closes it says nothing of the next one that gets its descriptor."""
     _, dial = listening(echo=echo)
     probes = [socket.socket(socket.AF_UNIX) for _ in range(16)]
     for probe in probes:

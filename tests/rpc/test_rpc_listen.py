@@ -90,7 +90,6 @@ def ask(dealer: zmq.Socket[bytes], *frames: bytes) -> list[bytes]:
 
 
 def test_peers_when_plain_are_shaken_hands_with_and_answered_byte_for_byte(node, raw, tmp_path):
-    """HI is answered by HELLO, a request by REPLY and its tag, and ipc tells user, group and process of the peer."""
     server = node()
     address = server.listen_plain(f"ipc://{tmp_path}/s", AuthLevel.BASIC)
     server.start()
@@ -102,7 +101,6 @@ def test_peers_when_plain_are_shaken_hands_with_and_answered_byte_for_byte(node,
 
 
 def test_peers_when_encrypted_have_proven_their_keys(node, raw):
-    """The key that the handler sees is the raw 32 octets that the peer has the secret of."""
     server, keys = node(), KeyPair.generate()
     address = server.listen_curve("tcp://127.0.0.1:*", lambda *asked: AuthLevel.ADMIN)
     server.start()
@@ -111,22 +109,7 @@ def test_peers_when_encrypted_have_proven_their_keys(node, raw):
     assert ask(dealer, b"admin.who", TAG) == [b"REPLY", TAG, b"ADMIN", keys.public, b"127.0.0.1"]
 
 
-def test_refusals_when_sent_to_raw_peers_have_the_frames_of_the_original(node, raw):
-    """To a request the code, REPLY and the tag; to what has no tag, or is unknown, the code and the command."""
-    server = node()
-    address = server.listen_plain("tcp://127.0.0.1:*")
-    server.start()
-    dealer = raw(address)
-    assert ask(dealer, b"admin.who", TAG, b"x") == [b"FORBIDDEN", b"REPLY", TAG]
-    assert ask(dealer, b"admin.who") == [b"FORBIDDEN", b"admin.who"]
-    assert ask(dealer, b"ours.who", TAG) == [b"NOT_A_SERVICE_NODE", b"REPLY", TAG]
-    assert ask(dealer, b"sn.who", TAG) == [b"FORBIDDEN_SN", b"REPLY", TAG]
-    assert ask(dealer, b"any.who") == [b"NO_REPLY_TAG", b"any.who"]
-    assert ask(dealer, b"any.none", TAG) == [b"UNKNOWNCOMMAND", b"any.none"]
-
-
 def test_service_nodes_when_changed_count_from_the_next_message_on(node, raw):
-    """One connection is refused, let through, and refused again as the set changes: it is asked with each message."""
     server, keys = node(keys=KeyPair.generate(), service_node=True), KeyPair.generate()
     asked: list[tuple[str, bytes, bool]] = []
     address = server.listen_curve("tcp://127.0.0.1:*", lambda *args: asked.append(args) or AuthLevel.NONE)
@@ -173,7 +156,6 @@ def test_connect_when_denied_fails_as_timed_out(node):
 
 
 def test_route_when_taken_by_another_plain_connection_has_none_of_its_authority(node, raw):
-    """Who comes with the routing id of an admin is asked about anew, and what waited for the admin fails."""
     server = node()
     levels = iter([AuthLevel.ADMIN, AuthLevel.NONE])
     address = server.listen_plain("tcp://127.0.0.1:*", lambda *asked: next(levels))
@@ -186,7 +168,6 @@ def test_route_when_taken_by_another_plain_connection_has_none_of_its_authority(
 
 
 def test_route_when_it_is_the_key_of_another_is_refused(node, raw):
-    """A connection that has proven one key and takes the routing id of another gets BYE, whatever it sends."""
     server, keys, victim = node(), KeyPair.generate(), KeyPair.generate()
     address = server.listen_curve("tcp://127.0.0.1:*")
     server.start()
@@ -198,7 +179,6 @@ def test_route_when_it_is_the_key_of_another_is_refused(node, raw):
 
 
 def test_requests_when_the_peers_connection_ends_fail_at_once(node, raw):
-    """A listener learns of the end of a connection from ZeroMQ, and does not wait for a timeout."""
     server = node()
     address = server.listen_plain("tcp://127.0.0.1:*")
     told: Future[list[bytes]] = Future()
@@ -233,7 +213,6 @@ def test_route_when_a_peer_dials_again_with_its_key_is_taken_over_and_both_live_
 
 
 def test_listener_when_opened_after_start_is_like_one_before(node, raw, tmp_path):
-    """Plain and encrypted, on tcp and ipc: each has a hook of its own, and tells whether it could be bound."""
     server, keys, bound = node(), KeyPair.generate(), []
     before = server.listen_curve(f"ipc://{tmp_path}/a", AuthLevel.BASIC, bound.append)
     server.start()
@@ -264,7 +243,6 @@ def test_node_when_its_keys_are_no_pair_is_an_error(settings, match):
 
 
 def test_events_when_nobody_reads_them_have_a_queue_without_a_limit(node):
-    """ZeroMQ waits where a queue of events is full, and stops all connections of the node: there is no such limit."""
     server = node()
     server.listen_plain("tcp://127.0.0.1:*")
     server.start()
@@ -298,7 +276,6 @@ def test_peer_when_its_end_was_told_before_its_first_message_was_read_is_not_kep
 
 
 def test_answer_when_another_has_taken_the_routing_id_goes_to_nobody(node, raw):
-    """What was meant for one connection, a deferred reply or a command, is never another one's."""
     server, later = node(), []
     asked = threading.Event()
 
@@ -322,7 +299,6 @@ def test_answer_when_another_has_taken_the_routing_id_goes_to_nobody(node, raw):
 
 
 def test_service_node_when_its_newest_connection_ends_is_reached_by_an_older_one(node, raw):
-    """Two ephemeral connections of one key both live, and the end of one is not that of the other."""
     server, keys = node(), KeyPair.generate()
     address = server.listen_curve("tcp://127.0.0.1:*")
     server.start()
@@ -338,7 +314,6 @@ def test_service_node_when_its_newest_connection_ends_is_reached_by_an_older_one
 
 
 def test_listen_when_the_node_was_stopped_says_so(node):
-    """Not an error of ZeroMQ's."""
     server = node()
     server.start()
     server.stop()
@@ -355,8 +330,6 @@ def test_listener_when_allow_is_no_level_is_an_error(node):
 
 @pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")
 def test_node_when_never_stopped_is_collected_without_waiting():
-    """Who sets a node up and lets go of it, as after an error, is not held up for ever by the garbage collector."""
-
     def abandon() -> None:
         abandoned = RpcNode()
         abandoned.listen_plain("tcp://127.0.0.1:*")

@@ -97,18 +97,7 @@ def test_login_when_right_raises_the_level_of_that_connection_alone(node, raw, r
     assert "sesame" not in "".join(reports)
 
 
-def test_login_when_the_route_is_taken_by_another_connection_stays_behind(node, raw):
-    """The routing id of one who has logged in brings its new owner nothing (OX-83)."""
-    server = node()
-    address = server.listen_plain("tcp://127.0.0.1:*")
-    server.start()
-    admin = raw(address, route=b"chosen")
-    assert ask(admin, *LOGIN) == GRANTED
-    assert ask(raw(address, route=b"chosen"), b"admin.who", TAG) == FORBIDDEN
-
-
 def test_login_when_tried_too_often_is_refused_unheard(node, raw):
-    """After five wrong passwords the right one does not help on this connection."""
     server = node()
     address = server.listen_plain("tcp://127.0.0.1:*")
     server.start()
@@ -121,7 +110,6 @@ def test_login_when_tried_too_often_is_refused_unheard(node, raw):
 
 
 def test_nodes_when_encrypted_know_each_others_keys(node, tmp_path):
-    """An address with the key of the listener is all that a node needs; the listener sees the key of the node."""
     for listen in ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/s"):
         server, client = node(), node()
         address = server.listen_curve(listen, AuthLevel.ADMIN)
@@ -133,7 +121,6 @@ def test_nodes_when_encrypted_know_each_others_keys(node, tmp_path):
 
 
 def test_connect_when_the_key_is_anothers_fails(node):
-    """A listener that has not the key which the address names is not talked to."""
     server, client = node(), node()
     address = server.listen_curve("tcp://127.0.0.1:*")
     for item in (server, client):
@@ -158,7 +145,6 @@ def test_connections_when_two_of_a_node_go_to_one_address_both_live(node):
 
 
 def test_nodes_when_within_the_process_meet_without_a_network(node):
-    """A listener on inproc is reached by other nodes of the process, and its hook decides as anywhere."""
     server, client = node(), node()
     server.listen_plain("inproc://test-meeting", lambda address, key, sn: AuthLevel.ADMIN)
     for item in (server, client):
@@ -169,7 +155,6 @@ def test_nodes_when_within_the_process_meet_without_a_network(node):
 
 @pytest.mark.parametrize("stopped", ["server", "client"])
 def test_request_when_within_the_process_and_its_peer_stops_fails_at_once(node, stopped):
-    """Nothing tells the end of such a connection but the one who stops; both directions have their outcome."""
     server, client = node(), node()
     asked: Future[RpcError] = Future()
 
@@ -196,7 +181,6 @@ def test_request_when_within_the_process_and_its_peer_stops_fails_at_once(node, 
 
 
 def test_node_when_connected_to_itself_calls_its_own_commands_as_admin(node):
-    """Without a listener, and nobody else can; disconnected, it is gone (connect_inproc)."""
     both, up = node(), Future()
     both.start()
     conn = both.connect_inproc(up.set_result)

@@ -55,7 +55,6 @@ def test_login_when_checked_gives_the_level_of_the_user_or_nothing(user, passwor
 
 
 def test_login_when_the_user_is_unknown_costs_the_same(monkeypatch):
-    """One hash of one cost is computed for each login, whether user, password, both or their lengths are wrong."""
     logins, computed = users(), []
     real = Cost.hash
 
@@ -71,12 +70,10 @@ def test_login_when_the_user_is_unknown_costs_the_same(monkeypatch):
 
 
 def test_login_when_there_are_no_users_gives_nothing():
-    """A node without logins has none to guess."""
     assert Logins().level_of(b"", b"") is None
 
 
 def test_password_when_stored_is_salted_and_read_again():
-    """The same password twice has two hashes; each is read from its text, and fits that password alone."""
     first, second = (PasswordHash.of(PASSWORD, CHEAP) for _ in range(2))
     assert first.text() != second.text()
     assert first == PasswordHash.parse(first.text()) == pickle.loads(pickle.dumps(first))
@@ -85,13 +82,11 @@ def test_password_when_stored_is_salted_and_read_again():
 
 
 def test_password_when_stored_by_default_costs_what_is_stated():
-    """The parameters are in the text, and those of the default are 16 MiB, five times."""
     assert PasswordHash.of("x").text().startswith("$scrypt$ln=14,r=8,p=5$")
     assert Cost(log_n=14, r=8, p=5) == DEFAULT_COST
 
 
 def test_password_when_shown_is_hidden():
-    """Neither the password nor salt nor hash is in repr or in an error."""
     stored = PasswordHash.of(PASSWORD, CHEAP)
     shown = repr([stored]) + repr(users())
     with pytest.raises(ConfigError) as caught:
@@ -121,7 +116,6 @@ def test_password_when_shown_is_hidden():
     ],
 )
 def test_password_when_its_text_is_of_another_form_or_cost_is_refused(text):
-    """A cost from a file cannot take all memory, or make a login last for minutes."""
     with pytest.raises(ConfigError):
         PasswordHash.parse(text)
 
@@ -135,13 +129,11 @@ def test_password_when_its_text_is_of_another_form_or_cost_is_refused(text):
     ],
 )
 def test_user_when_it_cannot_be_added_is_an_error(user, cost, level, match):
-    """A name twice, none, a level that gives nothing, and a cost by which one could tell who exists."""
     with pytest.raises(ConfigError, match=match):
         users().add(user, PasswordHash.of("x", cost), level)
 
 
 def test_tries_when_a_connection_fails_again_and_again_are_refused_unheard():
-    """Five wrong passwords, then nothing of this connection is looked at; another one of the address may still try."""
     tries = LoginTries()
     for _ in range(TRIES_PER_CONNECTION):
         assert tries.begin(1, "10.0.0.1", 0.0)
@@ -151,7 +143,6 @@ def test_tries_when_a_connection_fails_again_and_again_are_refused_unheard():
 
 
 def test_tries_when_many_of_a_connection_wait_at_once_are_no_more_than_one_after_the_other():
-    """Sending all guesses before the first is judged does not help; a right one clears what was counted."""
     tries = LoginTries()
     assert [tries.begin(1, "a", 0.0) for _ in range(7)] == [True] * TRIES_PER_CONNECTION + [False] * 2
     for right in (False, False, False, False, True):
@@ -160,7 +151,6 @@ def test_tries_when_many_of_a_connection_wait_at_once_are_no_more_than_one_after
 
 
 def test_tries_when_an_address_dials_for_each_are_bounded_by_its_rate():
-    """New connections bring no new tries beyond the burst of their address, then some each minute."""
     tries, connections = LoginTries(), iter(range(10_000))
 
     def attempt(address: str, now: float) -> bool:
@@ -176,7 +166,6 @@ def test_tries_when_an_address_dials_for_each_are_bounded_by_its_rate():
 
 
 def test_tries_when_many_wait_leave_places_to_other_addresses():
-    """What waits is bounded per address and in all, and nothing is left behind when all have ended."""
     tries, begun = LoginTries(), []
     for address in "abcdefgh":
         for number in range(MOST_WAITING_PER_ADDRESS + 1):
@@ -199,7 +188,6 @@ def group(loop_factory) -> Iterator[PollGroup]:
 
 
 def test_desk_when_asked_checks_on_a_thread_of_its_own_and_tells_on_the_loops(group, monkeypatch):
-    """The hash is not computed on the loop's thread; what comes of it is told there, also after a failure."""
     threads: list[int] = []
     real = Logins.level_of
 

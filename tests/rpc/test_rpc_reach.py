@@ -43,7 +43,6 @@ class World:
 
 
 def test_node_when_there_is_no_connection_is_looked_up_and_dialled_once():
-    """The second message goes over the connection that the first has opened."""
     world = World()
     assert [world.find(), world.find()] == ["tcp://there:1"] * 2
     assert (world.looked_up, world.dialled) == (1, ["tcp://there:1"])
@@ -111,7 +110,6 @@ def test_connection_when_asked_to_be_kept_longer_is_and_shorter_is_not():
 
 
 def test_connection_when_it_has_ended_is_dialled_anew():
-    """One that was lost, or whose node is no service node any more, is forgotten; another's end changes nothing."""
     world = World()
     world.find()
     connections = world.connections
@@ -129,13 +127,11 @@ def test_connection_when_it_has_ended_is_dialled_anew():
     "wrong", [{"incoming": True, "outgoing": True}, {"keep_alive_s": 0}, {"keep_alive_s": float("nan")}]
 )
 def test_reach_when_it_contradicts_itself_is_an_error(wrong):
-    """Only incoming and only outgoing, and no time at all."""
     with pytest.raises(ConfigError):
         Reach(**wrong)
 
 
 def test_subscription_when_not_prolonged_ends_after_its_time():
-    """Half an hour; who asks again within it has half an hour more."""
     now = [0.0]
     news: Subscription[str, None] = Subscription("news", clock=lambda: now[0])
     assert [news.subscribe(name, None) for name in ("a", "b", "a")] == [True, True, False]
@@ -151,7 +147,6 @@ def test_subscription_when_not_prolonged_ends_after_its_time():
 
 
 def test_subscription_when_something_else_is_wanted_is_new_and_tells_that():
-    """What one wants is given to the publisher, the newest of it."""
     news: Subscription[str, int] = Subscription("news")
     assert [news.subscribe("a", level) for level in (1, 1, 2)] == [True, False, True]
     told: list[tuple[str, int]] = []
@@ -160,7 +155,6 @@ def test_subscription_when_something_else_is_wanted_is_new_and_tells_that():
 
 
 def test_subscription_when_the_publisher_changes_it_meanwhile_goes_on():
-    """Nothing is locked while they are told: one may unsubscribe, or subscribe, from there."""
     news: Subscription[str, None] = Subscription("news")
     for name in "ab":
         news.subscribe(name, None)
@@ -169,7 +163,6 @@ def test_subscription_when_the_publisher_changes_it_meanwhile_goes_on():
 
 
 def test_subscription_when_full_takes_new_ones_in_place_of_those_that_are_over(monkeypatch):
-    """The number is bounded; who is subscribed may prolong, and what is over makes room."""
     monkeypatch.setattr(module, "MOST_SUBSCRIBERS", 2)
     now = [0.0]
     news: Subscription[str, None] = Subscription("news", 10.0, clock=lambda: now[0])

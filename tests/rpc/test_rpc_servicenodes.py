@@ -87,7 +87,6 @@ def wait_until(node: RpcNode, is_so: Callable[[], bool]) -> None:
 
 
 def test_node_when_named_by_its_key_is_looked_up_once_and_knows_who_asks(two):
-    """Requests by the key go over one connection; the other end sees the key of this one."""
     ours, theirs = two
     conn = ours.rpc.service_node(theirs.key)
     assert [ours.rpc.request_future(conn, "a.who").get(WAIT_S) for _ in range(2)] == [[ours.key]] * 2
@@ -141,7 +140,6 @@ def test_connection_when_its_node_is_no_service_node_any_more_is_closed(two):
 
 
 def test_connection_when_disconnected_is_closed_at_both_ends(two):
-    """Named by the key it is the socket that ends, again and again; where there is none, none is opened for it."""
     ours, theirs = two
     conn = ours.rpc.service_node(theirs.key)
     for _ in range(3):
@@ -168,7 +166,6 @@ def test_messages_when_disconnected_behind_them_come_though_a_connection_follows
 
 
 def test_message_when_of_an_active_service_node_names_it_by_its_key(two):
-    """Whichever side dialled: it equals what the key names, and what is sent to it survives its connection."""
     ours, theirs = two
     conn = ours.rpc.service_node(theirs.key)
     ours.rpc.request_future(conn, "a.conn").get(WAIT_S)
@@ -186,7 +183,6 @@ def test_message_when_of_an_active_service_node_names_it_by_its_key(two):
 
 
 def test_stream_when_its_service_node_opens_a_connection_meanwhile_goes_on(two):
-    """Credit goes where the request went, though that key now means another connection."""
     a, b = two
 
     async def take() -> list[bytes]:

@@ -84,7 +84,6 @@ def test_slots_when_others_fill_the_general_ones_lend_one_more_to_the_category()
 
 
 def test_slots_when_both_reserved_ones_are_extra_run_six():
-    """CCCCCCAAA: C5, C6 and A3 wait; A3 starts when an A ends, C5 not before only three run (the fourth example)."""
     script = readme()
     assert script.arrive("CCCCCCAAA") == "sssswwssw"
     assert (script.slots.active, script.slots.max_workers) == (6, 6)
@@ -96,7 +95,6 @@ def test_slots_when_both_reserved_ones_are_extra_run_six():
 
 
 def test_slots_when_only_three_run_start_the_third_of_the_category_too():
-    """In the fourth example the third A also starts once the general slots have room and nobody older waits."""
     script = readme()
     script.arrive("CCCCAAA")
     assert [script.end("C1"), script.end("C2"), script.end("C3")] == [[], [], ["A3"]]
@@ -123,7 +121,6 @@ def test_queue_when_one_category_is_full_takes_those_of_others():
 
 
 def test_queue_when_messages_are_large_is_bounded_in_octets_too(monkeypatch):
-    """What waits in bounded queues may not hold more memory than the node allows; an unbounded one was asked for."""
     monkeypatch.setattr(slots_module, "MOST_WAITING_BYTES", 1000)
     script = Script(1, C=(), D=(0, -1))
     assert script.arrive("CCCC", size_bytes=400) == "swwd"
@@ -159,7 +156,6 @@ def test_order_when_both_a_general_and_a_reserved_slot_are_free_starts_two():
 
 
 def test_reservations_when_for_batches_and_replies_work_like_those_of_categories():
-    """Batch jobs and replies have reserved threads of their own beyond the general ones."""
     script = Script(2, 1, 1, C=())
     assert script.arrive("CCCBBRR") == "sswswsw"
     assert script.end("R1") == ["R2"]
@@ -170,7 +166,6 @@ def test_reservations_when_for_batches_and_replies_work_like_those_of_categories
 
 @pytest.mark.parametrize(("general", "batch", "reply"), [(1, 1, 1), (4, 2, 1), (8, 4, 1), (9, 5, 2), (17, 9, 3)])
 def test_threads_when_not_set_follow_the_general_ones(general, batch, reply):
-    """Batches reserve half of the general threads and replies an eighth, both rounded up."""
     slots = Slots(general)
     assert (slots.batch.reserved, slots.reply.reserved, slots.max_workers) == (batch, reply, general + batch + reply)
     slots.set_threads(batch=0, reply=7)
@@ -182,7 +177,6 @@ def test_threads_when_not_set_follow_the_general_ones(general, batch, reply):
 
 @pytest.mark.parametrize("numbers", [{"general": 0}, {"batch": -2}, {"reply": -2}, {"general": 1025}])
 def test_threads_when_out_of_range_are_refused(numbers):
-    """At least one general thread, and -1 or more of the others; nothing has changed afterwards."""
     slots = Slots(3)
     with pytest.raises(ConfigError, match=f"{next(iter(numbers))}_threads is"):
         slots.set_threads(**numbers)
@@ -206,7 +200,6 @@ def test_tagged_thread_when_busy_has_its_jobs_wait_and_nobody_elses():
 
 
 def test_deadline_when_passed_in_the_queue_has_the_job_not_started():
-    """Work nobody waits for any more is not begun: the next one gets the slot, and each late one is told of once."""
     script = Script(1, C=())
     script.arrive("C")
     script.arrive("CC", deadline=5.0)
@@ -218,7 +211,6 @@ def test_deadline_when_passed_in_the_queue_has_the_job_not_started():
 
 
 def test_queue_when_one_sender_fills_it_gives_others_their_share():
-    """The newest of the one that has most makes room, until all have as much; its own further ones are dropped."""
     script = Script(1, C=(0, 4))
     assert script.arrive("CCCCCC", sender="flood") == "swwwwd"
     assert script.arrive("CCC", sender="other") == "wwd"
@@ -230,14 +222,12 @@ def test_queue_when_one_sender_fills_it_gives_others_their_share():
 
 
 def test_queue_when_none_may_wait_displaces_nobody():
-    """A category without a queue has no places to share."""
     script = Script(1, C=(0, 0))
     script.arrive("C", sender="flood")
     assert script.arrive("C", sender="other") == "d"
 
 
 def test_slots_when_one_sender_floods_serve_another_after_a_few_of_it():
-    """A few of each sender are served as they came, in all categories; another one's waits for no more of a flood."""
     script = Script(1, C=(), D=())
     script.arrive("C" + "CD" * MOST_IN_LINE, sender="flood")
     script.arrive("C", sender="other")
@@ -250,7 +240,6 @@ def test_slots_when_one_sender_floods_serve_another_after_a_few_of_it():
 
 
 def test_deadline_when_passed_makes_room_in_a_full_queue():
-    """Late commands do not keep out a new one."""
     script = Script(1, C=(0, 2))
     script.arrive("C")
     assert script.arrive("CCC", deadline=5.0) == "wwd"
@@ -260,7 +249,6 @@ def test_deadline_when_passed_makes_room_in_a_full_queue():
 
 
 def test_expire_when_time_passes_removes_what_is_late_from_all_queues():
-    """Late commands do not hold memory until a slot frees, which may be never."""
     script = Script(1, C=(), D=())
     script.arrive("C")
     script.arrive("CD", deadline=5.0)
@@ -290,7 +278,6 @@ def test_ended_when_nothing_runs_is_an_error_of_ours():
 
 
 def test_statistics_when_asked_for_are_a_snapshot_of_each_lane():
-    """Introspection gets numbers that stay as they were."""
     script = Script(1, C=(1, 1))
     script.arrive("CCC")
     shot = Slots.statistics(script.lanes["C"])
@@ -346,7 +333,6 @@ LETTERS = "BRACD"
     st.lists(st.tuples(st.sampled_from([*LETTERS, "end", "end", "time"]), st.integers(0, 30)), max_size=120),
 )
 def test_slots_when_run_beside_the_plain_rule_do_the_same(general, reserved, queues, steps):
-    """Any history: same starts in the same order, each job once, never above the maximum, nobody with a slot waits."""
     script = Script(general, reserved[0], reserved[1], A=(reserved[2], queues[0]), C=(reserved[3], queues[1]))
     script.lanes["D"] = script.slots.add_category("D", reserved[4], queues[2])
     sizes = dict(zip(LETTERS, (-1, -1, *queues), strict=True))
@@ -384,7 +370,6 @@ def test_slots_when_run_beside_the_plain_rule_do_the_same(general, reserved, que
 
 
 def test_memory_when_jobs_overtake_for_long_keeps_nothing_of_them():
-    """A command that waits for ever at the head does not make the queues keep those that overtook it."""
     script = Script(1, A=(1, -1), C=(0, -1))
     assert script.arrive("CCAA") == "swsw"
     for number in range(1, 500):
@@ -414,7 +399,6 @@ def lines_run(call):
 
 @pytest.mark.parametrize("what", ["overtaking", "general", "full"])
 def test_cost_when_thousands_wait_is_that_of_ten(what):
-    """A command costs the same however many wait and however many categories there are."""
     found = set()
     for waiting, categories in ((10, 1), (3000, 1), (3000, 300)):
         slots = Slots(1, 0, 0)
@@ -457,7 +441,6 @@ def taken(turns: SenderTurns) -> list[Item]:
 
 
 def test_turns_when_nobody_sends_many_are_the_order_of_arrival():
-    """Up to as many of each as have a place in the line, and with one sender always, nobody is overtaken."""
     for senders in ("ab" * MOST_IN_LINE, "aabcab", "a" * 100):
         items = [Item(sender, number) for number, sender in enumerate(senders)]
         turns: SenderTurns = SenderTurns()
@@ -467,7 +450,6 @@ def test_turns_when_nobody_sends_many_are_the_order_of_arrival():
 
 
 def test_turns_when_one_sends_without_end_keep_another_waiting_for_a_few():
-    """What comes behind a flood waits for those of it that are in the line, and each that follows likewise."""
     turns: SenderTurns = SenderTurns()
     for number in range(200):
         turns.add(Item("flood", number))
@@ -485,7 +467,6 @@ def test_turns_when_one_sends_without_end_keep_another_waiting_for_a_few():
 )
 @example([("a", "add", 0)] * (MOST_IN_LINE + 5) + [("b", "add", 0), ("a", "withdraw", 3)] + [("b", "take", 0)] * 25)
 def test_turns_when_anything_comes_and_goes_are_those_of_a_plain_list(steps):
-    """The line is a list; what is beyond the few of a sender waits, and comes to its end as one of them leaves."""
     turns: SenderTurns = SenderTurns()
     line: list[Item] = []
     behind: list[Item] = []
@@ -517,7 +498,6 @@ def test_turns_when_anything_comes_and_goes_are_those_of_a_plain_list(steps):
 
 
 def test_share_when_some_wait_is_the_same_for_all():
-    """A newcomer counts as one of those that share; the one that has most is named, and its newest."""
     turns: SenderTurns = SenderTurns()
     assert turns.above_share("a")
     for number in range(4):

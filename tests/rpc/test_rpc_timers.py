@@ -58,7 +58,6 @@ def test_timer_when_its_job_ends_in_time_is_due_once_per_interval():
 
 
 def test_timer_when_squelched_is_passed_over_until_its_job_has_ended():
-    """By default a timer does not submit a second job while the first waits or runs."""
     clock = Clock()
     clock.add(0.1)
     clock.turn(0.55)
@@ -69,7 +68,6 @@ def test_timer_when_squelched_is_passed_over_until_its_job_has_ended():
 
 
 def test_timer_when_not_squelched_is_submitted_each_time():
-    """With squelch off jobs may run side by side."""
     clock = Clock()
     clock.add(0.1, squelch=False)
     clock.turn(0.35)
@@ -78,7 +76,6 @@ def test_timer_when_not_squelched_is_submitted_each_time():
 
 
 def test_timer_when_the_machine_slept_is_due_once_and_goes_on_in_step():
-    """What was missed is not made up for, and the times stay multiples of the interval."""
     clock = Clock()
     clock.add(0.1, squelch=False)
     clock.turn(1.03, step=1.03)
@@ -88,7 +85,6 @@ def test_timer_when_the_machine_slept_is_due_once_and_goes_on_in_step():
 
 
 def test_timer_when_there_is_no_room_for_its_job_goes_on():
-    """A job that could not be queued does not squelch the timer for ever."""
     clock = Clock()
     clock.add(0.1)
     clock.room = False
@@ -99,7 +95,6 @@ def test_timer_when_there_is_no_room_for_its_job_goes_on():
 
 
 def test_cancel_when_the_job_waits_has_it_do_nothing():
-    """A job that was submitted and has not begun is empty once its timer is cancelled; no other follows."""
     clock = Clock()
     ran = []
     timer = clock.add(0.1, job=lambda: ran.append(clock.now))
@@ -111,7 +106,6 @@ def test_cancel_when_the_job_waits_has_it_do_nothing():
 
 
 def test_cancel_when_the_timer_has_not_begun_keeps_it_from_beginning():
-    """A timer may be cancelled between being added on one thread and begun on another."""
     clock = Clock()
     timer = Timer(lambda: None, 0.1, squelch=True, submit=clock.submit)
     timer.cancel()
@@ -121,7 +115,6 @@ def test_cancel_when_the_timer_has_not_begun_keeps_it_from_beginning():
 
 
 def test_cancel_when_called_at_its_very_time_is_the_end():
-    """A timer may be cancelled by what it does."""
     clock = Clock()
     times = []
 
@@ -137,7 +130,6 @@ def test_cancel_when_called_at_its_very_time_is_the_end():
 
 
 def test_cancel_when_done_leaves_nothing():
-    """Neither the function nor a deadline of a cancelled timer is kept, even by one who keeps the timer."""
     clock = Clock()
 
     class Keeper:
@@ -174,14 +166,12 @@ def test_timer_when_its_submitting_fails_goes_on():
 
 @pytest.mark.parametrize("interval_s", [0.0, -1.0, 0.0009, float("nan"), float("inf"), 4e7])
 def test_interval_when_out_of_range_is_refused(interval_s):
-    """An interval is a number from a millisecond to a year."""
     with pytest.raises(ConfigError, match="interval_s is"):
         Clock().add(interval_s)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "loose", "cancel", "turn", "end"]), st.integers(1, 20)), max_size=60))
 def test_timers_when_used_in_any_order_keep_to_their_rule(steps):
-    """Squelched timers have one job at most, cancelled ones get no new one, and deadlines are those of the living."""
     clock = Clock()
     living, jobs = [], []
 

@@ -29,7 +29,6 @@ SLASHED = bytes([255]) * 32  # in base64 it is nothing but slashes, nearly
     ],
 )
 def test_address_when_tcp_has_host_and_port(text, host, port, zmq):
-    """What stands in the text is in the fields, and ZeroMQ gets its part of it."""
     address = Address.parse(text)
     assert (AddressTransport.TCP, host, port, zmq) == (
         address.transport,
@@ -53,14 +52,12 @@ def test_address_when_tcp_has_host_and_port(text, host, port, zmq):
     ],
 )
 def test_address_when_ipc_has_a_path(text, socket):
-    """The key is what stands at the end; the path may have slashes."""
     address = Address.parse(text)
     assert (AddressTransport.IPC, socket, f"ipc://{socket}") == (address.transport, address.socket, address.zmq_address)
     assert address.pubkey == (KEY if "curve" in text else b"")
 
 
 def test_address_when_the_key_has_slashes_in_base64_is_cut_at_the_right_one():
-    """Base64 has the slash among its letters: the key begins 43 letters from the end."""
     address = Address(AddressTransport.IPC, socket="a/b", pubkey=SLASHED)
     text = address.full_address(KeyEncoding.BASE64)
     assert text.count("/") > 40
@@ -70,7 +67,6 @@ def test_address_when_the_key_has_slashes_in_base64_is_cut_at_the_right_one():
 
 
 def test_addresses_when_they_say_the_same_are_equal():
-    """The encoding of the key makes no difference; key, host and transport do."""
     texts = [f"tcp+curve://a:1/{HEX}", f"curve://a:1/{B32Z}", f"curve://a:1/{B64}", f"curve://a:1/{B32Z.upper()}"]
     assert {Address.parse(text) for text in texts} == {Address(AddressTransport.TCP, host="a", port=1, pubkey=KEY)}
     assert Address.parse("tcp://a:1") != Address.parse(texts[0])
@@ -79,7 +75,6 @@ def test_addresses_when_they_say_the_same_are_equal():
 
 
 def test_address_when_printed_has_the_key_in_the_encoding_asked_for():
-    """Base32z unless another is asked for, and the maintainers' name of the transport."""
     address = Address.parse(f"tcp+curve://a:1/{HEX}")
     assert f"curve://a:1/{B32Z}" == str(address) == address.full_address()
     assert f"curve://a:1/{HEX}" == address.full_address(KeyEncoding.HEX)
@@ -129,7 +124,6 @@ def test_address_when_printed_has_the_key_in_the_encoding_asked_for():
     ],
 )
 def test_text_when_no_address_is_refused_with_a_short_line(text):
-    """The error shows what was given, cut and without control characters, and says how it is written."""
     with pytest.raises(ConfigError) as caught:
         Address.parse(text)
     assert len(str(caught.value)) < 400
@@ -138,7 +132,6 @@ def test_text_when_no_address_is_refused_with_a_short_line(text):
 
 
 def test_address_when_made_of_parts_that_do_not_fit_is_refused():
-    """A key has 32 octets, and what never leaves the process has none."""
     for parts in (
         {"transport": AddressTransport.TCP, "host": "a", "port": 1, "pubkey": b"short"},
         {"transport": AddressTransport.TCP, "host": "a"},
@@ -155,7 +148,6 @@ def test_address_when_made_of_parts_that_do_not_fit_is_refused():
     st.sampled_from(["", "tcp://", "tcp://[", "curve://", "ipc://", "ipc+curve://", "inproc://"]),
 )
 def test_text_when_anything_is_an_address_or_an_error_of_ours(text, scheme):
-    """Nothing else is raised, and what is an address is the same one after printing."""
     try:
         address = Address.parse(scheme + text)
     except ConfigError:

@@ -79,7 +79,6 @@ WRONG = {
 
 @pytest.mark.parametrize(("takes", "parts", "text"), WRONG.values(), ids=WRONG.keys())
 def test_arguments_when_they_do_not_fit_are_told_with_the_field_and_what_is_allowed(takes, parts, text):
-    """The code is on the wire, the text is for the one who has sent it, and short whatever came."""
     with pytest.raises(RpcError) as raised:
         Arguments("a.b", takes).read(parts)
     assert raised.value.code == "WRONG_ARGUMENT"
@@ -88,7 +87,6 @@ def test_arguments_when_they_do_not_fit_are_told_with_the_field_and_what_is_allo
 
 
 def test_arguments_when_they_fit_are_given_to_the_handler():
-    """Of a type its value, of a number nothing but the message."""
     assert Arguments("a.b", 2).read([b"", b""]) == ()
     assert Arguments("a.b", (0, 2)).read([b""]) == ()
     assert Arguments("a.b", Kick).read([b'{"peer": "x"}']) == (Kick("x", 5),)
@@ -110,7 +108,6 @@ async def stream(message: Given, kick: Kick) -> Any:
 
 
 def test_handler_when_its_command_takes_a_type_stays_of_its_kind():
-    """A function runs on a thread, a coroutine function and a generator on the loop, as without."""
     checked = [Arguments("a.b", Kick).checked(handler) for handler in (plain, coroutine, stream)]
     assert [kind_of(handler) for handler in checked] == list(HandlerKind)
     assert checked[0].__doc__ == plain.__doc__ == "Kick a peer."
@@ -124,14 +121,11 @@ def test_handler_when_its_command_takes_a_type_stays_of_its_kind():
 
 @pytest.mark.parametrize("takes", [-1, (2, 1), (1,), (1, 2, 3), "two", 1.5, True, str, list[int], Kick("x")])
 def test_command_when_it_takes_something_else_is_refused(takes):
-    """Said where it is written."""
     with pytest.raises(LocalProtocolError, match="takes"):
         Arguments("a.b", takes)
 
 
 def test_command_when_its_type_has_no_form_in_json_is_refused():
-    """No caller could ever send one."""
-
     @dataclass
     class Odd:
         lock: asyncio.Lock
@@ -141,7 +135,6 @@ def test_command_when_its_type_has_no_form_in_json_is_refused():
 
 
 def test_value_when_sent_or_returned_is_one_part_in_json():
-    """What one side is given the other one has sent: no format in between."""
     for value in (Kick("x", 7), Label(name="y", numbers=[1, 2]), Renamed(1, Renamed(2))):
         assert parts_of([value, "z"]) == [octets(value), b"z"]
         assert Arguments("a.b", type(value)).read(parts_of(value)) == (value,)

@@ -42,8 +42,6 @@ def test_calls_when_taken_in_any_way_are_those_of_a_plain_list():
 
 
 def test_calls_when_a_command_is_unknown_to_a_busy_peer_are_not_searched():
-    """The answer about a command that nobody asked for, or asked last, costs no look at the others."""
-
     class Counted(bytes):
         count = 0
 

@@ -18,7 +18,6 @@ from flowctl.nodes.rpc.wire.frames import LONGEST_MS, MOST_TAG_CREDIT, NUMBERS, 
     credit=st.integers(0, MOST_TAG_CREDIT),
 )
 def test_tag_when_read_says_what_it_was_made_with(number, left_s, credit):
-    """Its 15 octets carry the time left, to the millisecond, and the credit."""
     tag = make_tag(number, left_s, credit)
     assert len(tag) == TAG_BYTES
     read = read_tag(tag)
@@ -28,18 +27,15 @@ def test_tag_when_read_says_what_it_was_made_with(number, left_s, credit):
 
 
 def test_tag_when_there_is_no_deadline_has_the_longest():
-    """Infinity, and what is beyond the field, travel as its greatest value."""
     assert [read_tag(make_tag(0, left_s)) for left_s in (inf, 1e300)] == [(LONGEST_MS / 1000, 0)] * 2
 
 
 def test_tag_when_of_another_request_is_another():
-    """Numbers tell requests apart."""
     assert len({make_tag(number, 15.0) for number in range(1000)}) == 1000
 
 
 @given(st.binary(max_size=32))
 def test_tag_when_foreign_says_nothing(octets):
-    """Octets that are not ours are not taken for ours, whatever their number."""
     assert read_tag(octets) is None or octets == make_tag(
         int.from_bytes(octets[:6], "big"), int.from_bytes(octets[7:11], "big") / 1000, octets[6]
     )
@@ -47,7 +43,6 @@ def test_tag_when_foreign_says_nothing(octets):
 
 @given(st.integers(0, NUMBERS - 1), st.integers(0, TAG_BYTES * 8 - 1))
 def test_tag_when_one_bit_is_flipped_is_foreign(number, bit):
-    """The check covers every octet."""
     tag = bytearray(make_tag(number, 15.0, 7))
     tag[bit // 8] ^= 1 << bit % 8
     assert read_tag(bytes(tag)) is None
@@ -81,7 +76,6 @@ def test_name_when_split_ends_its_category_at_the_first_dot(name, parts):
     ],
 )
 def test_refusal_when_made_has_the_frames_of_oxenmq(code, tag, frames):
-    """To a request they carry its tag, but where the server cannot know that it was one."""
     assert wire.refusal(code, b"a.b", tag) == frames
 
 
@@ -92,7 +86,6 @@ def test_failure_when_read_is_what_was_made(code, tag, text):
 
 @given(st.lists(st.binary(max_size=8), max_size=5))
 def test_frames_when_they_are_anything_are_read_without_an_exception(frames):
-    """What is malformed is None."""
     read = wire.failed_request(frames)
     assert read is None or frames[1] == wire.REPLY
     credit = wire.credit_of(frames)
@@ -104,5 +97,4 @@ def test_frames_when_they_are_anything_are_read_without_an_exception(frames):
     [(b"1", 1), (b"1048576", 1 << 20), (b"1048577", None), (b"0", None), (b"-1", None), (b"", None), (b"9" * 9, None)],
 )
 def test_credit_when_read_is_a_number_within_bounds(octets, count):
-    """Anything else is none, however long it is."""
     assert wire.credit_of([wire.CREDIT, b"t", octets]) == count

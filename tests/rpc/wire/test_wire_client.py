@@ -109,7 +109,6 @@ def code_of(future: RequestFuture) -> str:
 
 @pytest.mark.parametrize("command", [b"a.nested", b"a.blocks"])
 def test_request_when_a_handler_sends_it_has_the_time_that_its_caller_waits(remote, command):
-    """The tag says it to the next server; once the caller has its answer, what goes on has its own time again."""
     remote.send(command, make_tag(1, 5.0))
     _, name, tag = remote.receive()
     left_s, _ = read_tag(tag)
@@ -122,7 +121,6 @@ def test_request_when_a_handler_sends_it_has_the_time_that_its_caller_waits(remo
 
 
 def test_request_when_a_callback_of_a_handler_sends_it_has_the_time_that_its_caller_waits(remote):
-    """What answers later asks one after the other, and is no less for that caller."""
     remote.send(b"a.chains", make_tag(1, 5.0))
     _, name, tag = remote.receive()
     remote.send(b"REPLY", tag, b"ok")
@@ -131,21 +129,18 @@ def test_request_when_a_callback_of_a_handler_sends_it_has_the_time_that_its_cal
 
 
 def test_request_when_its_handler_has_no_deadline_has_its_own(remote):
-    """A foreign tag says nothing, and a command has none."""
     remote.send(b"a.nested", b"a foreign tag")
     _, name, tag = remote.receive()
     assert (name, read_tag(tag)[0]) == (b"x.y", 15.0)
 
 
 def test_command_when_sent_has_its_parts_after_its_name(remote):
-    """Text is sent as UTF-8, octets as they are."""
     remote.node.send(remote.conn, "their.do", "ä", b"", b"\0")
     assert remote.receive()[1:] == [b"their.do", "ä".encode(), b"", b"\0"]
 
 
 @pytest.mark.parametrize("parts", [[], [b""], [b"x", b"", b"y" * 100_000]], ids=["none", "empty", "many"])
 def test_reply_when_it_comes_has_the_parts_after_its_tag(remote, parts):
-    """Whatever the parts are, they arrive as they were."""
     future, tag = remote.asked("their.ask", b"x")
     remote.send(b"REPLY", tag, *parts)
     assert future.get(WAIT_S) == parts
@@ -205,7 +200,6 @@ def test_reply_when_late_or_repeated_changes_nothing(remote, caplog):
 
 
 def test_request_when_the_listener_asks_is_answered_by_the_one_who_dialled(remote):
-    """Once connected, either side may ask."""
     remote.send(b"a.echo", b"theirs", b"x", b"")
     assert remote.receive()[1:] == [b"REPLY", b"theirs", b"x", b""]
     remote.send(b"a.none", b"theirs")
@@ -213,7 +207,6 @@ def test_request_when_the_listener_asks_is_answered_by_the_one_who_dialled(remot
 
 
 def test_bye_when_it_comes_closes_the_connection(remote):
-    """Requests that wait fail, and later ones do at once."""
     future, _ = remote.asked("their.ask")
     remote.send(b"BYE")
     assert code_of(future) == "DISCONNECTED"
@@ -221,7 +214,6 @@ def test_bye_when_it_comes_closes_the_connection(remote):
 
 
 def test_connection_when_lost_fails_what_waits_and_comes_back(remote, tmp_path):
-    """What was asked is lost and says so; then it dials again and says HI again."""
     future, _ = remote.asked("their.ask")
     address = remote.router.last_endpoint
     context = remote.router.context
@@ -257,7 +249,6 @@ def test_part_when_too_long_for_its_connection_is_refused_to_its_sender(remote, 
 
 
 def test_connection_when_a_message_is_over_the_limit_fails_what_waits_and_comes_back(remote):
-    """Of a message over the limit ZeroMQ closes the connection for good; the node connects it again, each time."""
     for _ in range(2):
         future, _ = remote.asked("x.y")
         remote.send(b"x.big", bytes(MAX_PART_BYTES + 1))
@@ -300,7 +291,6 @@ def test_disconnect_when_of_an_unknown_connection_does_nothing(remote, caplog):
 
 
 def test_parts_when_neither_text_nor_octets_are_refused_before_anything_is_sent(remote):
-    """The caller is told at once, and the connection goes on."""
     with pytest.raises(LocalProtocolError, match="text or bytes"):
         remote.node.send(remote.conn, "their.do", 5)
     future, tag = remote.asked("their.ask")
@@ -309,7 +299,6 @@ def test_parts_when_neither_text_nor_octets_are_refused_before_anything_is_sent(
 
 
 def test_stream_when_its_items_come_before_it_is_asked_for_are_malformed(remote):
-    """An item in answer to a request that takes none ends that request; nothing else is affected."""
     future, tag = remote.asked("their.ask")
     remote.send(b"ITEM", tag, b"x")
     assert code_of(future) == "CREDIT_EXCEEDED"
@@ -323,7 +312,6 @@ WORDS = (
 
 
 def test_messages_when_of_any_frames_leave_the_connection_at_work(remote):
-    """A listener that sends anything but BYE costs itself nothing but answers, and raises nothing."""
     rng = Random(5)
     for _ in range(1000):
         remote.send(*[rng.choice(WORDS) for _ in range(rng.randrange(1, 6))])
@@ -335,8 +323,6 @@ def test_messages_when_of_any_frames_leave_the_connection_at_work(remote):
 
 
 def test_connect_when_given_up_leaves_no_connection(tmp_path, loop_factory):
-    """Who does not wait any more is not connected later, behind his back."""
-
     async def main() -> tuple[int, int]:
         async with RpcNode() as node:
             task = asyncio.ensure_future(node.connect(f"ipc://{tmp_path}/none"))
