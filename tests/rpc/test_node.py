@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import aclosing
 
@@ -19,20 +19,6 @@ from flowctl.nodes.rpc.peers.peer import ConnectionID
 from flowctl.pollgroup import LoopFactory
 
 WAIT_S = 20.0
-
-
-@pytest.fixture
-def node(loop_factory: LoopFactory) -> Iterator[Callable[[], RpcNode]]:
-    """Make nodes; they are stopped at the end."""
-    made: list[RpcNode] = []
-
-    def make() -> RpcNode:
-        made.append(RpcNode(loop_factory=loop_factory, on_error=lambda where, error: None))
-        return made[-1]
-
-    yield make
-    for item in made:
-        item.stop()
 
 
 async def echo(message: RpcMessage) -> list[bytes]:

@@ -19,27 +19,6 @@ from flowctl.pollgroup import GroupState
 WAIT_S = 20.0
 
 
-@pytest.fixture
-def errors():
-    return []
-
-
-@pytest.fixture
-def node(loop_factory, errors):
-    """Make nodes; they are stopped at the end."""
-    made = []
-
-    def make(name="rpc"):
-        made.append(
-            RpcNode(name=name, loop_factory=loop_factory, on_error=lambda where, error: errors.append((where, error)))
-        )
-        return made[-1]
-
-    yield make
-    for item in made:
-        assert item.stop()
-
-
 class Gate:
     """A handler that tells which message it runs for, and holds it until it is let go."""
 

@@ -6,14 +6,14 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
-import zmq
+from zmq_kit import ask
 
 from flowctl.nodes.rpc import serving
 from flowctl.nodes.rpc.jobs.slots import MOST_WAITING_BYTES, Slots, SlotVerdict, WorkerJob
 from flowctl.nodes.rpc.message import FRAME_BYTES, RpcMessage
-from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.reaching import Reaching
 from flowctl.nodes.rpc.wire.frames import make_tag
 
@@ -21,35 +21,19 @@ WAIT_MS = 20_000
 
 
 @pytest.fixture
-def listening(loop_factory, tmp_path):
+def listening(node, raw, tmp_path):
     """Return a function that starts a node with a category `a` of some handlers, and one that dials it by hand."""
-    node = RpcNode(loop_factory=loop_factory, on_error=lambda where, error: None)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made: list[zmq.Socket[bytes]] = []
 
     def start(**handlers):
-        node.add_category("a")
+        server = node()
+        server.add_category("a")
         for name, handler in handlers.items():
-            node.add_request_command("a", name, handler)
-        address = node.listen_plain(f"ipc://{tmp_path}/rpc")
-        node.start()
+            server.add_request_command("a", name, handler)
+        address = server.listen_plain(f"ipc://{tmp_path}/rpc")
+        server.start()
+        return server, partial(raw, address)
 
-        def dial(**options) -> zmq.Socket[bytes]:
-            dealer = context.socket(zmq.DEALER)
-            made.append(dealer)
-            dealer.linger, dealer.rcvtimeo = 0, WAIT_MS
-            for option, value in options.items():
-                setattr(dealer, option, value)
-            dealer.connect(address)
-            return dealer
-
-        return node, dial
-
-    yield start
-    for dealer in made:
-        dealer.close(linger=0)
-    context.term()
-    node.stop()
+    return start
 
 
 async def hang(message: RpcMessage) -> None:
@@ -58,11 +42,6 @@ async def hang(message: RpcMessage) -> None:
 
 async def echo(message: RpcMessage) -> list[bytes]:
     return message.data
-
-
-def ask(dealer: zmq.Socket[bytes], *frames: bytes) -> list[bytes]:
-    dealer.send_multipart(frames)
-    return dealer.recv_multipart()
 
 
 def test_requests_that_wait_when_their_tags_are_large_count_with_them(listening, monkeypatch):

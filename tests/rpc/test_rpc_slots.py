@@ -32,7 +32,8 @@ class Script:
         self.slots = Slots(general, batch, reply)
         self.lanes = {"B": self.slots.batch, "R": self.slots.reply}
         for letter, options in categories.items():
-            self.lanes[letter] = self.slots.add_category(letter, *options)
+            tagged = options is None
+            self.lanes[letter] = Slots.tagged_thread(letter) if tagged else self.slots.add_category(letter, *options)
         self.counts = dict.fromkeys(self.lanes, 0)
         self.running = []
         self.now = 0.0
@@ -59,45 +60,39 @@ class Script:
         return started
 
 
-def readme():
-    return Script(4, A=(2,), C=(0,))
+A2 = {"general": 4, "A": (2,), "C": (0,)}
+SCRIPTS = {
+    "OX-52": (A2, ["AACCCC ssssww"]),
+    "OX-53": (A2, ["AACCAA ssssww"]),
+    "OX-54": (A2, ["CCCAAA sssssw"]),
+    # A3 starts when an A ends, C5 not before only three run: the general slot goes to the oldest.
+    "fourth example": (A2, ["CCCCCCAAA sssswwssw", "A1 A3", "C1", "C2", "A2 C5"]),
+    "general slots have room": (A2, ["CCCCAAA ssssssw", "C1", "C2", "C3 A3"]),
+    "default queue": ({"general": 1, "C": ()}, ["C" * 202 + " s" + "w" * 200 + "d"]),
+    "own queues": ({"general": 1, "C": (0, 1), "D": (0, 1)}, ["CCCDD swdwd"]),
+    "batch, reply, arrival (OX-57)": (
+        {"general": 1, "C": (), "D": ()},
+        ["CDCRDBB swwwwww", "C1 B1", "B1 B2", "B2 R1", "R1 D1", "D1 C2", "C2 D2"],
+    ),
+    # C3 is older than A2, but two run, and C reserves nothing; C2 and A2 are two.
+    "overtaking (OX-57)": ({"general": 2, "A": (1,), "C": ()}, ["CCACA sssww", "A1 A2", "C1", "A2 C3"]),
+    "general and reserved": ({"general": 1, "A": (1,)}, ["AABB swww", "A1 B1 A2"]),
+    "reserved for the own": (
+        {"general": 2, "batch": 1, "reply": 1, "C": ()},
+        ["CCCBBRR sswswsw", "R1 R2", "B1 B2", "C1"],
+    ),
+    "tagged thread (OX-57)": ({"general": 1, "C": (), "T": None}, ["TTTC swws", "T1 T2", "T2 T3", "T3"]),
+}
+"""Lanes with their reserved threads and queues; then what arrives and its verdicts, or what ends and what starts."""
 
 
-def test_slots_when_the_third_of_four_late_ones_comes_have_it_wait():
-    """AACCCC with 4 general threads and 2 reserved for A: 4 run, the last two wait (OX-52)."""
-    script = readme()
-    assert script.arrive("AACCCC") == "ssssww"
-    assert script.running == ["A1", "A2", "C1", "C2"]
-
-
-def test_slots_when_the_reservation_is_used_up_have_more_of_the_category_wait():
-    """AACCAA: two of A run already, so the late ones have no reserved slot left (OX-53)."""
-    script = readme()
-    assert script.arrive("AACCAA") == "ssssww"
-
-
-def test_slots_when_others_fill_the_general_ones_lend_one_more_to_the_category():
-    """CCCAAA: the second A is the fifth that runs, the third waits (OX-54)."""
-    script = readme()
-    assert script.arrive("CCCAAA") == "sssssw"
-    assert script.slots.active == 5
-
-
-def test_slots_when_both_reserved_ones_are_extra_run_six():
-    script = readme()
-    assert script.arrive("CCCCCCAAA") == "sssswwssw"
-    assert (script.slots.active, script.slots.max_workers) == (6, 6)
-    assert script.end("A1") == ["A3"]
-    assert script.end("C1") == []
-    assert script.end("C2") == []
-    assert script.end("A2") == ["C5"]  # three were left: the general slot goes to the oldest
-    assert script.slots.active == 4
-
-
-def test_slots_when_only_three_run_start_the_third_of_the_category_too():
-    script = readme()
-    script.arrive("CCCCAAA")
-    assert [script.end("C1"), script.end("C2"), script.end("C3")] == [[], [], ["A3"]]
+@pytest.mark.parametrize(("lanes", "steps"), SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_jobs_when_they_arrive_and_end_start_by_the_rule(lanes, steps):
+    script = Script(**lanes)
+    for step in steps:
+        first, *rest = step.split()
+        assert rest == (script.end(first) if first in script.running else [script.arrive(first)])
+    assert script.slots.active <= script.slots.max_workers
 
 
 @pytest.mark.parametrize(("max_queue", "waits"), [(0, 0), (3, 3), (-1, 250), (200, 200)])
@@ -109,17 +104,6 @@ def test_queue_when_full_drops_the_next_one(max_queue, waits):
     assert (lane.dropped_count, len(lane.waiting)) == (250 - waits, waits)
 
 
-def test_queue_when_nothing_is_said_holds_two_hundred():
-    """The 201st that would wait is dropped (OX-56)."""
-    script = Script(1, C=())
-    assert script.arrive("C" * 202) == "s" + "w" * 200 + "d"
-
-
-def test_queue_when_one_category_is_full_takes_those_of_others():
-    script = Script(1, C=(0, 1), D=(0, 1))
-    assert script.arrive("CCCDD") == "swdwd"
-
-
 def test_queue_when_messages_are_large_is_bounded_in_octets_too(monkeypatch):
     monkeypatch.setattr(slots_module, "MOST_WAITING_BYTES", 1000)
     script = Script(1, C=(), D=(0, -1))
@@ -127,41 +111,6 @@ def test_queue_when_messages_are_large_is_bounded_in_octets_too(monkeypatch):
     assert script.arrive("DD", size_bytes=10_000) == "ww"
     assert script.end("C1") == ["C2"]
     assert script.arrive("C", size_bytes=600) == "w"
-
-
-def test_order_when_a_slot_frees_is_batch_reply_and_then_arrival():
-    """Jobs of the program's own go first, then commands as they came, whatever their category (OX-57)."""
-    script = Script(1, C=(), D=())
-    assert script.arrive("CDCRDBB") == "swwwwww"
-    order = []
-    while script.running:
-        order += script.end(script.running[0])
-    assert order == ["B1", "B2", "R1", "D1", "C2", "D2"]
-
-
-def test_order_when_a_category_has_a_reserved_slot_lets_it_overtake():
-    """A later command starts before an older one whose category has no slot (OX-57)."""
-    script = Script(2, A=(1,), C=())
-    assert script.arrive("CCACA") == "ss" + "sww"
-    assert script.end("A1") == ["A2"]  # C3 is older, but two run, and C reserves nothing
-    assert script.end("C1") == []  # C2 and A2 are two
-    assert script.end("A2") == ["C3"]
-
-
-def test_order_when_both_a_general_and_a_reserved_slot_are_free_starts_two():
-    """The general slot goes to the batch, and the category whose job has ended still has its own (OX-57)."""
-    script = Script(1, A=(1,))
-    assert script.arrive("AABB") == "swww"
-    assert script.end("A1") == ["B1", "A2"]
-
-
-def test_reservations_when_for_batches_and_replies_work_like_those_of_categories():
-    script = Script(2, 1, 1, C=())
-    assert script.arrive("CCCBBRR") == "sswswsw"
-    assert script.end("R1") == ["R2"]
-    assert script.end("B1") == ["B2"]
-    assert script.end("C1") == []
-    assert script.slots.max_workers == 4
 
 
 @pytest.mark.parametrize(("general", "batch", "reply"), [(1, 1, 1), (4, 2, 1), (8, 4, 1), (9, 5, 2), (17, 9, 3)])
@@ -187,16 +136,6 @@ def test_threads_when_out_of_range_are_refused(numbers):
 def test_category_when_its_numbers_are_out_of_range_is_refused(reserved, max_queue):
     with pytest.raises(ConfigError):
         Slots().add_category("a", reserved, max_queue)
-
-
-def test_tagged_thread_when_busy_has_its_jobs_wait_and_nobody_elses():
-    """A tagged thread runs one job at a time, in order, and takes no worker's slot (OX-57)."""
-    script = Script(1, C=())
-    script.lanes["T"], script.counts["T"] = Slots.tagged_thread("disk"), 0
-    assert script.arrive("TTTC") == "swws"
-    assert script.slots.active == 1
-    assert [script.end("T1"), script.end("T2"), script.end("T3")] == [["T2"], ["T3"], []]
-    assert script.running == ["C1"]
 
 
 def test_deadline_when_passed_in_the_queue_has_the_job_not_started():

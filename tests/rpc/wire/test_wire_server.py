@@ -29,14 +29,11 @@ class Point:
     y: int
 
 
+@dataclass
 class Raw:
     """A DEALER that speaks for itself."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, **options: Any) -> None:
-        self.socket = context.socket(zmq.DEALER)
-        for name, value in options.items():
-            setattr(self.socket, name, value)
-        self.socket.connect(address)
+    socket: zmq.Socket[bytes]
 
     def ask(self, *frames: bytes) -> list[bytes]:
         self.socket.send_multipart(frames)
@@ -118,27 +115,13 @@ def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any], list[BaseExcepti
     node.stop()
 
 
-Connect = Callable[..., Raw]
+@pytest.fixture
+def connect(server, raw) -> Callable[..., Raw]:
+    return lambda **options: Raw(raw(server[1], **options))
 
 
 @pytest.fixture
-def connect(server) -> Iterator[Connect]:
-    """Make raw connections to the node; they are closed at the end."""
-    context: zmq.Context[Any] = zmq.Context()
-    made: list[Raw] = []
-
-    def connect(**options: Any) -> Raw:
-        made.append(Raw(context, server[1], **options))
-        return made[-1]
-
-    yield connect
-    for item in made:
-        item.socket.close(0)
-    context.term()
-
-
-@pytest.fixture
-def raw(connect) -> Raw:
+def dealer(connect) -> Raw:
     return connect()
 
 
@@ -187,9 +170,9 @@ EXCHANGES = {
 
 
 @pytest.mark.parametrize(("sent", "answer"), EXCHANGES.values(), ids=EXCHANGES.keys())
-def test_message_when_it_comes_is_answered_in_these_octets(raw, sent, answer):
+def test_message_when_it_comes_is_answered_in_these_octets(dealer, sent, answer):
     """Handshake, replies and refusals are those of OxenMQ, the command as it was sent (OX-63, OX-64, OX-66, OX-67)."""
-    assert raw.ask(*sent) == answer
+    assert dealer.ask(*sent) == answer
 
 
 SILENT = {
@@ -217,66 +200,66 @@ SILENT = {
 
 
 @pytest.mark.parametrize("sent", SILENT.values(), ids=SILENT.keys())
-def test_message_when_it_asks_for_nothing_is_not_answered(raw, sent):
+def test_message_when_it_asks_for_nothing_is_not_answered(dealer, sent):
     """What comes out of place is passed over: no answer to an answer, or two nodes would never stop."""
-    raw.socket.send_multipart(sent)
-    assert raw.ask(b"a.echo", b"t", b"next") == [b"REPLY", b"t", b"next"]
+    dealer.socket.send_multipart(sent)
+    assert dealer.ask(b"a.echo", b"t", b"next") == [b"REPLY", b"t", b"next"]
 
 
-def test_reply_when_given_twice_goes_out_once(raw):
-    assert raw.ask(b"a.twice", b"t") == [b"REPLY", b"t", b"one"]
-    assert raw.ask(b"a.echo", b"u") == [b"REPLY", b"u"]
+def test_reply_when_given_twice_goes_out_once(dealer):
+    assert dealer.ask(b"a.twice", b"t") == [b"REPLY", b"t", b"one"]
+    assert dealer.ask(b"a.echo", b"u") == [b"REPLY", b"u"]
 
 
-def test_request_when_the_server_asks_back_runs_over_the_same_connection(raw):
-    question = raw.ask(b"a.ask", b"mine")
+def test_request_when_the_server_asks_back_runs_over_the_same_connection(dealer):
+    question = dealer.ask(b"a.ask", b"mine")
     assert (question[0], len(question[1]), question[2]) == (b"their.question", 15, b"6 x 7")
-    assert raw.ask(b"REPLY", question[1], b"42", b"") == [b"REPLY", b"mine", b"42", b""]
+    assert dealer.ask(b"REPLY", question[1], b"42", b"") == [b"REPLY", b"mine", b"42", b""]
 
 
-def test_reply_when_from_another_connection_than_asked_does_not_count(raw, server, connect):
-    question = raw.ask(b"a.ask", b"mine")
+def test_reply_when_from_another_connection_than_asked_does_not_count(dealer, server, connect):
+    question = dealer.ask(b"a.ask", b"mine")
     thief = connect()
     thief.socket.send_multipart([b"REPLY", question[1], b"41"])
     assert thief.ask(b"HI") == [b"HELLO"]
-    assert raw.ask(b"REPLY", question[1], b"42") == [b"REPLY", b"mine", b"42"]
+    assert dealer.ask(b"REPLY", question[1], b"42") == [b"REPLY", b"mine", b"42"]
 
 
-def test_commands_when_sent_in_a_row_are_handled_in_order(raw, server):
+def test_commands_when_sent_in_a_row_are_handled_in_order(dealer, server):
     for number in range(50):
-        raw.socket.send_multipart([b"a.pong", b"%d" % number])
-    assert [raw.receive()[1] for _ in range(50)] == [b"%d" % number for number in range(50)]
+        dealer.socket.send_multipart([b"a.pong", b"%d" % number])
+    assert [dealer.receive()[1] for _ in range(50)] == [b"%d" % number for number in range(50)]
     assert [data for _, data in server[2]] == [[b"%d" % number] for number in range(50)]
 
 
-def test_message_when_larger_than_a_mebibyte_ends_its_connection(raw, server, connect):
+def test_message_when_larger_than_a_mebibyte_ends_its_connection(dealer, server, connect):
     """It never reaches a handler; others are not affected (OX-76)."""
-    assert raw.ask(b"HI") == [b"HELLO"]
-    monitor = raw.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    raw.socket.send_multipart([b"a.pong", b"x" * ((1 << 20) + 1)])
+    assert dealer.ask(b"HI") == [b"HELLO"]
+    monitor = dealer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    dealer.socket.send_multipart([b"a.pong", b"x" * ((1 << 20) + 1)])
     assert monitor.poll(WAIT_S * 1000), "it was not disconnected"
     other = connect()
     assert other.ask(b"a.echo", b"t", b"x" * (1 << 20))[2] == b"x" * (1 << 20)
     assert server[2] == []
-    raw.socket.disable_monitor()
+    dealer.socket.disable_monitor()
     monitor.close(0)
 
 
-def test_disconnect_when_of_an_incoming_connection_says_bye(raw, server):
+def test_disconnect_when_of_an_incoming_connection_says_bye(dealer, server):
     node = server[0]
-    assert raw.ask(b"HI") == [b"HELLO"]
+    assert dealer.ask(b"HI") == [b"HELLO"]
     node.disconnect(node_peers(node)[0].conn)
-    assert raw.receive() == [b"BYE"]
+    assert dealer.receive() == [b"BYE"]
 
 
 def node_peers(node: RpcNode) -> list[Any]:
     return [peer for listener in node._reaching.listeners.values() for peer in listener.routes.values()]
 
 
-def test_request_when_the_node_stops_is_told_so(raw, server):
-    raw.ask(b"a.ask", b"mine")
+def test_request_when_the_node_stops_is_told_so(dealer, server):
+    dealer.ask(b"a.ask", b"mine")
     server[0].stop()
-    frames = [raw.receive() for _ in range(2)]  # what it asked back is withdrawn
+    frames = [dealer.receive() for _ in range(2)]  # what it asked back is withdrawn
     assert [b"SHUTTING_DOWN", b"REPLY", b"mine"] in frames
 
 
@@ -335,13 +318,13 @@ def test_messages_when_of_any_frames_leave_the_node_at_work(server, connect):
     assert node.statistics().malformed_count > 0
 
 
-def test_stream_when_its_caller_speaks_the_wire_comes_item_by_item(raw):
+def test_stream_when_its_caller_speaks_the_wire_comes_item_by_item(dealer):
     tag = make_tag(7, 20.0, 2)
-    assert [raw.ask(b"a.stream", tag, b"x"), raw.receive()] == [[b"ITEM", tag, b"x"]] * 2
-    assert raw.ask(b"HI") == [b"HELLO"]  # nothing more came
-    assert [raw.ask(b"CREDIT", tag, b"3"), raw.receive(), raw.receive()] == [[b"ITEM", tag, b"x"]] * 3
-    assert raw.receive() == [b"REPLY", tag]
-    assert raw.ask(b"a.stream", b"foreign") == [
+    assert [dealer.ask(b"a.stream", tag, b"x"), dealer.receive()] == [[b"ITEM", tag, b"x"]] * 2
+    assert dealer.ask(b"HI") == [b"HELLO"]  # nothing more came
+    assert [dealer.ask(b"CREDIT", tag, b"3"), dealer.receive(), dealer.receive()] == [[b"ITEM", tag, b"x"]] * 3
+    assert dealer.receive() == [b"REPLY", tag]
+    assert dealer.ask(b"a.stream", b"foreign") == [
         *(b"HANDLER_FAILED", b"REPLY", b"foreign"),
         b"it streams: call it with stream()",
     ]
