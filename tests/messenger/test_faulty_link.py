@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -83,34 +81,3 @@ def test_link_when_faulty_loses_doubles_and_overtakes_whole_messages(make, route
     assert 100 < passed.duplicated < 220
     assert len(numbers) - len(set(numbers)) == passed.duplicated
     assert numbers != sorted(numbers)
-
-
-def test_link_when_it_cuts_lets_its_ends_connect_again(make, router):
-    link = FaultyLink(port_of(router), Faults(drop=0, duplicate=0, late=0, cut_messages=3), 3)
-    link.start()
-    dealer = dealer_to(make, link.address)
-    stop = threading.Event()
-    router.set(zmq.RCVTIMEO, 20)
-    arrived = 0
-    while link.passed.cuts < 3 or arrived < 5:
-        dealer.send_multipart([b"", b"again"])
-        try:
-            arrived += router.recv_multipart() == [b"someone", b"", b"again"]
-        except zmq.Again:
-            stop.wait(0)
-    link.stop()
-    assert link.passed.connections >= 3
-
-
-def test_link_when_nobody_is_behind_it_waits_for_one(make):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    link = FaultyLink(port, NONE, 1)
-    link.start()
-    dealer = dealer_to(make, link.address)
-    dealer.send_multipart([b"", b"early"])
-    router = make(zmq.ROUTER)
-    router.bind(f"tcp://127.0.0.1:{port}")
-    assert router.recv_multipart() == [b"someone", b"", b"early"]
-    link.stop()

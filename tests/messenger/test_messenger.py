@@ -58,6 +58,37 @@ def test_messages_when_ordered_and_to_a_raw_peer_go_one_at_a_time(make, raw, add
         router.send_multipart([b"client", b"", b"%d-0-2-" % number])
 
 
+EXCHANGES = {
+    "message": ["> 0-0-0-hi", "< 0-0-2-"],
+    "message again": ["> 0-0-0-hi", "< 0-0-2-", "> 0-0-0-hi", "< 0-0-2-"],
+    "ids of another sender too (ME-18)": ["> 0-0-0-same", "< 0-0-2-", "other> 0-0-0-same", "other< 0-0-2-"],
+    "echo, twice (ME-19, ME-27)": ["> 3-7-1-e-e", "> 3-7-1-e-e", "< 0-0-7-e-e 3-0-2- 3-0-2-"],
+    "echo after an echo": ["> 3-7-1-e", "< 0-0-7-e 3-0-2-", "> 4-7-1-x", "< 1-0-7-x 4-0-2-"],
+    "echo that would be an acknowledgement": ["> 7-2-1-e", "< 0-0-0-e 7-0-2-"],
+}
+"""What raw DEALERs send (``>``) to a listener, and what comes back (``<``), in any order."""
+
+
+@pytest.mark.parametrize("script", EXCHANGES.values(), ids=EXCHANGES.keys())
+def test_messages_when_they_come_to_a_listener_are_answered_in_these_octets(make, raw, address, tmp_path, script):
+    got, sent, dealers = Queue(), set(), {}
+    server = make("server", 0, ipc_dir=tmp_path)
+    server.listen_for_connection(at(address), "desk", lambda _, message: got.put((message.routing_id, message.message)))
+    for step in script:
+        way, *frames = step.split()
+        name = b"raw" + way[:-1].encode()
+        if name not in dealers:
+            dealers[name] = raw(zmq.DEALER, name, connect=address)
+        if way.endswith(">"):
+            dealers[name].send_multipart([b"", frames[0].encode()])
+            sent.add((name, frames[0].split("-", 3)[3].encode()))
+        else:
+            wanted = sorted([b"desk", b"", frame.encode()] for frame in frames)
+            assert sorted(dealers[name].recv_multipart() for _ in frames) == wanted
+    assert {got.get(timeout=WAIT_S) for _ in sent} == sent
+    assert got.empty()
+
+
 def test_messages_when_sent_by_a_listener_are_those_of_the_format(make, raw, address):
     """A DEALER gets the listener's identity, an empty frame and the message; acknowledgements too (ME-09)."""
     server = make("server")
@@ -112,38 +143,6 @@ def test_message_when_for_a_callback_and_a_listener_is_given_to_both_in_order(ma
     dealer.send_multipart([b"", b"1-0-4-answer"])
     assert [got.get(timeout=WAIT_S) for _ in range(2)] == [("msc", b"answer"), ("slc", b"answer")]
     assert got.empty()
-
-
-def test_senders_when_their_ids_are_the_same_are_told_apart(make, raw, address):
-    """What one sent is not taken for what the other sent (ME-18)."""
-    got = Queue()
-    make("server").listen_for_connection(at(address), "server", lambda _, message: got.put(message.routing_id))
-    for name in (b"one", b"two"):
-        dealer = raw(zmq.DEALER, name, connect=address)
-        dealer.send_multipart([b"", b"0-0-0-same"])
-        assert dealer.recv_multipart()[2] == b"0-0-2-"
-    assert [got.get(timeout=WAIT_S) for _ in range(2)] == [b"one", b"two"]
-
-
-def test_echo_when_sent_twice_is_answered_once_on_its_own_listener(make, raw, address, tmp_path):
-    """One echo and two acknowledgements, from the listener that it came to (ME-19, ME-27)."""
-    server = make("server", 0, ipc_dir=tmp_path)
-    server.listen_for_connection(at(address), "desk", None)
-    dealer = raw(zmq.DEALER, b"raw", connect=address)
-    for _ in range(2):
-        dealer.send_multipart([b"", b"3-7-1-e-e"])
-    got = sorted(tuple(dealer.recv_multipart()) for _ in range(3))
-    assert got == [(b"desk", b"", b"0-0-7-e-e"), (b"desk", b"", b"3-0-2-"), (b"desk", b"", b"3-0-2-")]
-    dealer.send_multipart([b"", b"4-7-1-again"])
-    assert {dealer.recv_multipart()[2] for _ in range(2)} == {b"1-0-7-again", b"4-0-2-"}
-
-
-def test_echo_when_it_would_be_an_acknowledgement_is_for_no_callback(make, raw, address):
-    server = make("server")
-    server.listen_for_connection(at(address), "desk", None)
-    dealer = raw(zmq.DEALER, b"raw", connect=address)
-    dealer.send_multipart([b"", b"7-2-1-e"])
-    assert {dealer.recv_multipart()[2] for _ in range(2)} == {b"0-0-0-e", b"7-0-2-"}
 
 
 @pytest.mark.parametrize("kind", ["ipc", "inproc", "tcp"])
@@ -301,20 +300,9 @@ def test_extension_when_not_what_its_sender_announced_is_payload(make, raw, addr
         assert got.get(timeout=WAIT_S) == (forged,)
 
 
-def test_connection_when_closed_and_made_again_goes_on(make, address):
-    """Its messages are numbered on, or they would be taken for those of before."""
-    got = Queue()
-    make("server").listen_for_connection(at(address), "server", lambda _, message: got.put(message.message))
+def test_connection_when_closed_gives_up_its_messages(make, address):
     client, withdrawn = make("client"), Queue()
-    for number in range(9):
-        connection = client.make_connection(at(address))
-        done = threading.Event()
-        client.send_message(connection, b"%d" % number, on_ack=lambda *_, done=done: done.set())
-        assert done.wait(WAIT_S)
-        assert got.get(timeout=WAIT_S) == b"%d" % number
-        if number % 3 == 0:
-            client.close_connection(connection)
-    nobody = client.make_connection(at(f"{address}-nobody"))
+    nobody = client.make_connection(at(address))
     client.send_message(nobody, "x", on_failure=lambda _, failure: withdrawn.put(failure.outcome))
     client.close_connection(nobody)
     assert withdrawn.get(timeout=WAIT_S) is Outcome.WITHDRAWN
@@ -350,31 +338,6 @@ def test_callbacks_when_more_than_are_kept_are_refused(make, address, monkeypatc
     with pytest.raises(BusyError, match="bytes are unacknowledged"):
         client.send_message(connection, b"x" * 999)
     assert client.send_message(connection, "x") == 2
-
-
-def test_handlers_when_too_many_wait_leave_the_rest_to_come_again(make, address, monkeypatch):
-    import asyncio
-
-    monkeypatch.setattr("flowctl.nodes.messenger.inbound.MAX_HANDLING", 4)
-    running, most, got, done = [0], [0], [], threading.Event()
-
-    async def handler(_: Messenger, message: ReceivedMessage) -> None:
-        running[0] += 1
-        most[0] = max(most[0], running[0])
-        await asyncio.sleep(0.001)
-        running[0] -= 1
-        got.append(message.message)
-        if len(got) == 40:
-            done.set()
-
-    make("server").listen_for_connection(at(address), "server", handler)
-    client = make("client", settings=DeliverySettings(retry=QUICK, max_attempts=None))
-    connection = client.make_connection(at(address))
-    for number in range(40):
-        client.send_message(connection, b"%d" % number)
-    assert done.wait(WAIT_S)
-    assert most[0] <= 4
-    assert sorted(got, key=int) == [b"%d" % number for number in range(40)]
 
 
 def test_status_when_a_message_was_only_sent_is_told_to_nobody(make, raw, address):

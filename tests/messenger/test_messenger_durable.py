@@ -294,23 +294,6 @@ def test_messages_when_a_connection_is_made_again_are_new_ones(start, tmp_path, 
     assert [word + b"%d" % number for word in (b"a", b"b", b"c") for number in range(5)] == told.items
 
 
-def test_messages_when_their_sender_made_room_for_another_are_known_when_it_comes_again(start):
-    told = Told()
-    two = start("two", max_peers=1)
-    address = listen(two, told)
-    with zmq.Context() as context:
-        for name in (b"a", b"b", b"a", b"b"):
-            with context.socket(zmq.DEALER) as dealer:
-                dealer.set(zmq.ROUTING_ID, name)
-                dealer.set(zmq.RCVTIMEO, int(WAIT_S * 1000))
-                dealer.connect(address)
-                dealer.send_multipart([b"", b"0-0-0-" + name])
-                assert dealer.recv_multipart()[-1] == b"0-0-2-"
-                dealer.close(linger=0)
-    assert told.items == [b"a", b"b"]
-    assert two.statistics().repeated == 2
-
-
 def test_ids_of_a_raw_peer_when_they_leave_ever_more_gaps_keep_few_rows(start, tmp_path):
     path, told = tmp_path / "two", Told()
     address = f"ipc://{tmp_path}/socket"

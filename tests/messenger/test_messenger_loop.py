@@ -18,45 +18,36 @@ from flowctl.nodes.messenger.wire import ECHO
 WAIT_S = 20.0
 
 
-def test_messenger_when_on_the_callers_loop_is_reached_by_each_way_with_the_same_answer(loop_factory, tmp_path):
+async def test_messenger_when_on_the_callers_loop_is_reached_by_each_way_with_the_same_answer(loop_factory, tmp_path):
     """TCP, ipc and inproc at once, from one client under its one name (ME-28)."""
-
-    async def main() -> list[bytes]:
-        got = []
-        async with Messenger(0, "server", ipc_dir=tmp_path) as server, Messenger(identity="client") as client:
-            for endpoint in server.endpoints():
-                connection = client.make_connection(Destination("server", endpoint))
-                got.append((await client.request(connection, "same", remote_callback_id=ECHO)).message)
-            return got
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        assert runner.run(main()) == [b"same"] * 3
+    got = []
+    async with Messenger(0, "server", ipc_dir=tmp_path) as server, Messenger(identity="client") as client:
+        for endpoint in server.endpoints():
+            connection = client.make_connection(Destination("server", endpoint))
+            got.append((await client.request(connection, "same", remote_callback_id=ECHO)).message)
+        assert got == [b"same"] * 3
 
 
-def test_send_when_the_window_is_used_up_waits_for_room(loop_factory):
-    async def main() -> list[bytes]:
-        got: list[bytes] = []
-        most = 0
+async def test_send_when_the_window_is_used_up_waits_for_room(loop_factory):
+    got: list[bytes] = []
+    most = 0
 
-        async def handler(_: Messenger, message: ReceivedMessage) -> None:
-            await asyncio.sleep(0)
-            got.append(message.message)
+    async def handler(_: Messenger, message: ReceivedMessage) -> None:
+        await asyncio.sleep(0)
+        got.append(message.message)
 
-        async with (
-            Messenger(identity="server") as server,
-            Messenger(identity="client", settings=DeliverySettings(window=8)) as client,
-        ):
-            server.listen_for_connection(Destination.inproc("s", "window"), "server", handler)
-            connection = client.make_connection(Destination.inproc("server", "window"))
-            for number in range(80):
-                await asyncio.wait_for(client.send(connection, b"%d" % number, ordered=True), WAIT_S)
-                most = max(most, client.pending_count())
-            await asyncio.wait_for(client.deliver(connection, "last", ordered=True), WAIT_S)
-        assert most <= 8
-        return got
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        assert runner.run(main()) == [*(b"%d" % number for number in range(80)), b"last"]
+    async with (
+        Messenger(identity="server") as server,
+        Messenger(identity="client", settings=DeliverySettings(window=8)) as client,
+    ):
+        server.listen_for_connection(Destination.inproc("s", "window"), "server", handler)
+        connection = client.make_connection(Destination.inproc("server", "window"))
+        for number in range(80):
+            await asyncio.wait_for(client.send(connection, b"%d" % number, ordered=True), WAIT_S)
+            most = max(most, client.pending_count())
+        await asyncio.wait_for(client.deliver(connection, "last", ordered=True), WAIT_S)
+    assert most <= 8
+    assert got == [*(b"%d" % number for number in range(80)), b"last"]
 
 
 async def test_deliver_when_its_deadline_passes_raises_once(loop_factory):
@@ -87,15 +78,10 @@ async def test_request_when_the_callbacks_are_used_up_waits_for_one(loop_factory
         assert [answer.message for answer in answers] == [b"y"] * 3
 
 
-def test_listener_in_process_when_closed_leaves_its_name_at_once(loop_factory):
-    async def main() -> int:
-        for _ in range(50):
-            async with Messenger(identity="server") as server:
-                server.listen_for_connection(Destination.inproc("server", "again"), "server", None)
-        return 50
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        assert runner.run(main()) == 50
+async def test_listener_in_process_when_closed_leaves_its_name_at_once(loop_factory):
+    for _ in range(50):
+        async with Messenger(identity="server") as server:
+            server.listen_for_connection(Destination.inproc("server", "again"), "server", None)
 
 
 async def test_request_when_its_connection_is_closed_after_the_acknowledgement_is_withdrawn(loop_factory):
@@ -123,37 +109,35 @@ async def test_deliver_when_the_messenger_stops_ends_although_the_store_keeps_th
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "durable"])
-def test_ordered_messages_when_acknowledged_on_receipt_are_handled_one_after_the_other(loop_factory, tmp_path, durable):
-    async def main() -> list[bytes]:
-        events: list[bytes] = []
-        ended = asyncio.Event()
+async def test_ordered_messages_when_acknowledged_on_receipt_are_handled_in_turn(loop_factory, tmp_path, durable):
+    events: list[bytes] = []
+    ended = asyncio.Event()
 
-        async def handler(_: Messenger, message: ReceivedMessage) -> None:
-            events.append(b"+" + message.message)
-            await asyncio.sleep(0.002)
-            events.append(b"-" + message.message)
-            if message.message == b"4":
-                ended.set()
-            if message.message == b"1":
-                raise ValueError("it was acknowledged, and is not handled again")
+    async def handler(_: Messenger, message: ReceivedMessage) -> None:
+        events.append(b"+" + message.message)
+        await asyncio.sleep(0.002)
+        events.append(b"-" + message.message)
+        if message.message == b"4":
+            ended.set()
+        if message.message == b"1":
+            raise ValueError("it was acknowledged, and is not handled again")
 
-        store = {"open_store": open_store(tmp_path / "store")} if durable else {}
-        quiet = {"on_error": lambda where, error: None}
-        async with (
-            Messenger(identity="server", ack_on_receipt=True, **store, **quiet) as server,
-            Messenger(identity="client") as client,
-        ):
-            here = Destination.inproc("server", "receipt")
-            server.listen_for_connection(here, "server", handler)
-            connection = client.make_connection(here)
-            await asyncio.wait_for(client.deliver(connection, b"0"), WAIT_S)  # it knows the peer now
-            for number in range(1, 4):
-                client.send_message(connection, b"%d" % number, ordered=True)
-            last = client.deliver(connection, b"4", ordered=True)
-            await asyncio.wait_for(last, WAIT_S)
-            await asyncio.wait_for(ended.wait(), WAIT_S)  # the handler runs on after the acknowledgement
-            assert (client.pending_count(), server.statistics().repeated) == (0, 0)
-        return [event for event in events if event[1:] != b"0"]
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        assert runner.run(main()) == [sign + b"%d" % number for number in range(1, 5) for sign in (b"+", b"-")]
+    store = {"open_store": open_store(tmp_path / "store")} if durable else {}
+    quiet = {"on_error": lambda where, error: None}
+    async with (
+        Messenger(identity="server", ack_on_receipt=True, **store, **quiet) as server,
+        Messenger(identity="client") as client,
+    ):
+        here = Destination.inproc("server", "receipt")
+        server.listen_for_connection(here, "server", handler)
+        connection = client.make_connection(here)
+        await asyncio.wait_for(client.deliver(connection, b"0"), WAIT_S)  # it knows the peer now
+        for number in range(1, 4):
+            client.send_message(connection, b"%d" % number, ordered=True)
+        last = client.deliver(connection, b"4", ordered=True)
+        await asyncio.wait_for(last, WAIT_S)
+        await asyncio.wait_for(ended.wait(), WAIT_S)  # the handler runs on after the acknowledgement
+        assert (client.pending_count(), server.statistics().repeated) == (0, 0)
+    assert [event for event in events if event[1:] != b"0"] == [
+        sign + b"%d" % number for number in range(1, 5) for sign in (b"+", b"-")
+    ]

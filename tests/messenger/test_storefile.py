@@ -82,18 +82,6 @@ def test_incarnations_when_two_files_are_made_differ(tmp_path):
         file.close()
 
 
-def test_seen_when_in_order_and_with_gaps_is_a_row_for_each_run(path, answers):
-    """A million messages in order would be one row; a gap makes two, and closing it makes one again."""
-    file = StoreFile(path, MAX_BYTES)
-    write(file, *(MarkSeen(b"a", 7, number, number, answers.append) for number in (0, 1, 2, 5, 4, 9)))
-    assert file.seen() == [(b"a", 7, 0, 2), (b"a", 7, 4, 5), (b"a", 7, 9, 9)]
-    write(file, MarkSeen(b"a", 7, 3, 3, answers.append), MarkSeen(b"b", 7, 3, 3, answers.append))
-    assert file.seen() == [(b"a", 7, 0, 5), (b"a", 7, 9, 9), (b"b", 7, 3, 3)]
-    write(file, MarkSeen(b"a", 7, 2, 100, answers.append))
-    assert file.seen() == [(b"a", 7, 0, 100), (b"b", 7, 3, 3)]
-    file.close()
-
-
 @settings(max_examples=30, deadline=None)
 @given(batches=st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), min_size=1), max_size=8))
 def test_seen_when_marked_in_any_order_and_batches_equals_the_set(tmp_path_factory, batches):
@@ -280,14 +268,6 @@ def test_file_when_made_is_for_its_owner_only(path, answers):
     modes = {item.stat().st_mode & 0o077 for item in path.parent.iterdir()}
     file.close()
     assert {0} == modes
-
-
-def test_tables_of_the_application_when_the_store_is_open_can_be_read_by_others(path, answers):
-    file = StoreFile(path, MAX_BYTES)
-    make_effects(file)
-    write(file, MarkSeen(b"a", 1, 0, 0, answers.append, counting(4)))
-    assert effects(path) == [4]
-    file.close()
 
 
 def test_process_when_killed_in_the_middle_leaves_all_that_was_told(path):

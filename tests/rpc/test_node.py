@@ -7,7 +7,8 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,6 @@ from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
-from flowctl.pollgroup import LoopFactory
 
 WAIT_S = 20.0
 
@@ -78,26 +78,12 @@ def test_request_when_the_server_stops_fails_as_shutting_down(pair):
     assert raised.value.code == "SHUTTING_DOWN"
 
 
-def test_call_when_on_the_loop_of_the_caller_needs_no_thread(tmp_path, loop_factory):
-    async def main() -> list[bytes]:
-        server = serve(RpcNode())
-        address = server.listen_plain(f"ipc://{tmp_path}/rpc")
-        async with server, RpcNode() as client:
-            conn = await client.connect(address)
-            return await client.call(conn, "a.echo", "x")
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        assert runner.run(main()) == [b"x"]
-
-
-def on_one_loop(loop_factory: LoopFactory, server: RpcNode, address: str, main) -> object:
-    async def whole() -> object:
-        bound = server.listen_plain(address)
-        async with server, RpcNode(on_error=lambda *_: None) as client:
-            return await main(client, await client.connect(bound))
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(asyncio.wait_for(whole(), WAIT_S))
+@asynccontextmanager
+async def connected(server: RpcNode, tmp_path: Path) -> AsyncIterator[tuple[RpcNode, ConnectionID]]:
+    """Run a node and a client of it on this loop."""
+    address = server.listen_plain(f"ipc://{tmp_path}/rpc")
+    async with server, RpcNode(on_error=lambda *_: None) as client:
+        yield client, await client.connect(address)
 
 
 class Counting:
@@ -116,14 +102,14 @@ class Counting:
             self.ended.set()
 
 
-def test_stream_when_its_taker_is_slow_stands_still_at_its_credit(tmp_path, loop_factory):
+async def test_stream_when_its_taker_is_slow_stands_still_at_its_credit(tmp_path, loop_factory):
     server, numbers = RpcNode(), Counting()
     server.add_category("a")
     server.add_request_command("a", "numbers", numbers)
     server.add_request_command("a", "echo", echo)
 
-    async def main(client: RpcNode, conn: ConnectionID) -> tuple[list[bytes], int]:
-        taken: list[bytes] = []
+    taken: list[bytes] = []
+    async with connected(server, tmp_path) as (client, conn):
         async with aclosing(client.stream(conn, "a.numbers", credit=4)) as items:
             async for parts in items:
                 taken += parts
@@ -133,14 +119,11 @@ def test_stream_when_its_taker_is_slow_stands_still_at_its_credit(tmp_path, loop
                     break
         made = numbers.made
         await numbers.ended.wait()
-        return taken, made
-
-    taken, made = on_one_loop(loop_factory, server, f"ipc://{tmp_path}/rpc", main)
     assert taken == [b"%d" % number for number in range(1, 11)]
     assert made <= 10 + 4 + 1
 
 
-def test_stream_when_it_ends_or_fails_says_so_after_its_items(tmp_path, loop_factory):
+async def test_stream_when_it_ends_or_fails_says_so_after_its_items(tmp_path, loop_factory):
     async def two(message: RpcMessage) -> AsyncIterator[list[bytes]]:
         yield [b"a", b""]
         yield [b"b"]
@@ -152,7 +135,7 @@ def test_stream_when_it_ends_or_fails_says_so_after_its_items(tmp_path, loop_fac
     server.add_request_command("a", "two", two)
     server.add_request_command("a", "echo", echo)
 
-    async def main(client: RpcNode, conn: ConnectionID) -> list[object]:
+    async with connected(server, tmp_path) as (client, conn):
         got: list[object] = [item async for item in client.stream(conn, "a.two", credit=1)]
         failing = aiter(client.stream(conn, "a.two", "fail"))
         got += [await anext(failing), await anext(failing)]
@@ -162,15 +145,12 @@ def test_stream_when_it_ends_or_fails_says_so_after_its_items(tmp_path, loop_fac
         got.extend([item async for item in client.stream(conn, "a.echo", "x")])
         with pytest.raises(RpcError, match="stream"):
             await client.call(conn, "a.two")
-        return got
-
     two_items = [[b"a", b""], [b"b"]]
-    got = on_one_loop(loop_factory, server, f"ipc://{tmp_path}/rpc", main)
     assert got == [*two_items, *two_items, "HANDLER_FAILED", [b"x"]]
 
 
 @pytest.mark.parametrize("how", ["deadline", "withdrawn", "disconnected"])
-def test_handler_when_nobody_waits_any_more_is_cancelled(tmp_path, loop_factory, how):
+async def test_handler_when_nobody_waits_any_more_is_cancelled(tmp_path, loop_factory, how):
     cancelled = asyncio.Event()
 
     async def wait(message: RpcMessage) -> None:
@@ -184,7 +164,7 @@ def test_handler_when_nobody_waits_any_more_is_cancelled(tmp_path, loop_factory,
     server.add_request_command("a", "wait", wait)
     server.add_request_command("a", "echo", echo)
 
-    async def main(client: RpcNode, conn: ConnectionID) -> None:
+    async with connected(server, tmp_path) as (client, conn):
         task = asyncio.ensure_future(client.call(conn, "a.wait", timeout_s=0.05 if how == "deadline" else WAIT_S))
         await client.call(conn, "a.echo", "x")
         if how == "withdrawn":
@@ -194,9 +174,6 @@ def test_handler_when_nobody_waits_any_more_is_cancelled(tmp_path, loop_factory,
         await cancelled.wait()
         await asyncio.wait([task])
         assert task.cancelled() or task.exception() is not None
-
-    on_one_loop(loop_factory, server, f"ipc://{tmp_path}/rpc", main)
-    assert cancelled.is_set()
 
 
 def test_request_when_a_later_one_has_an_earlier_deadline_times_out_first(pair):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from flowctl.nodes.rpc.jobs.begin import begin
-from flowctl.pollgroup import LoopFactory
 
 NAME: ContextVar[str] = ContextVar("NAME", default="none")
 
@@ -28,15 +27,6 @@ async def _begun(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | N
 
     loop.call_soon(call)
     return await done
-
-
-@pytest.fixture
-def run(loop_factory: LoopFactory):
-    def run_it(coroutine: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(asyncio.wait_for(coroutine, 20))
-
-    return run_it
 
 
 async def test_coroutine_when_it_never_waits_is_done_without_a_task(loop_factory):

@@ -307,20 +307,16 @@ def test_send_when_it_cannot_be_sent_tells_why(node):
     assert why.result(WAIT_S) == "there is no such connection"
 
 
-def test_outcome_when_waited_for_on_the_nodes_own_thread_is_refused(tmp_path, loop_factory):
-    async def main() -> None:
-        async with RpcNode() as node:
-            address = node.listen_plain(f"ipc://{tmp_path}/rpc")
-            conn = await node.connect(address)
-            future = node.request_future(conn, "rpc.describe")
-            with pytest.raises(LocalProtocolError, match="own thread"):
-                future.get()
-            with pytest.raises(LocalProtocolError, match="own thread"):
-                node.connect_remote(address)
-            assert len(await asyncio.wrap_future(future)) == 1
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(asyncio.wait_for(main(), WAIT_S))
+async def test_outcome_when_waited_for_on_the_nodes_own_thread_is_refused(tmp_path, loop_factory):
+    async with RpcNode() as node:
+        address = node.listen_plain(f"ipc://{tmp_path}/rpc")
+        conn = await node.connect(address)
+        future = node.request_future(conn, "rpc.describe")
+        with pytest.raises(LocalProtocolError, match="own thread"):
+            future.get()
+        with pytest.raises(LocalProtocolError, match="own thread"):
+            node.connect_remote(address)
+        assert len(await asyncio.wrap_future(future)) == 1
 
 
 def test_describe_when_there_are_many_commands_stays_below_the_limit_of_a_message():

@@ -78,24 +78,6 @@ def bench(group):
         assert bench.dispatcher.join(WAIT_S)
 
 
-def test_workers_when_jobs_wait_are_as_many_as_the_rule_allows(bench):
-    lane = bench.dispatcher.slots.add_category("a", 1)
-    other = bench.dispatcher.slots.add_category("b")
-    bench.start()
-    let_go, three = threading.Event(), threading.Barrier(4)
-    waits = [lambda: (three.wait(WAIT_S), let_go.wait(WAIT_S))] * 3 + [threading.get_ident] * 5
-    lanes = [other, other, lane, *[other, lane] * 2, other]
-    outcomes = [bench.command(*item) for item in zip(lanes, waits, strict=True)]
-    assert [verdict.value for verdict, _ in outcomes] == ["start"] * 3 + ["wait"] * 5
-    three.wait(WAIT_S)
-    figures = bench.dispatcher.statistics()
-    assert (figures.active, figures.waiting, figures.threads, figures.max_workers) == (3, 5, 3, 5)
-    let_go.set()
-    names = {future.result(WAIT_S) for _, future in outcomes[3:]}
-    assert bench.group.thread_id not in names
-    assert bench.on(lambda: bench.dispatcher.statistics().most_active) == 3
-
-
 @pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
 def test_worker_when_its_job_raises_anything_goes_on(bench, errors, raised):
     """Whatever a job raises is its own outcome; its thread does the next one, and others are told nothing (OX-59)."""

@@ -75,15 +75,6 @@ def test_peers_when_plain_are_shaken_hands_with_and_answered_byte_for_byte(node,
     assert reply[4].startswith(b"localhost:")
 
 
-def test_peers_when_encrypted_have_proven_their_keys(node, raw):
-    server, keys = node(), KeyPair.generate()
-    address = server.listen_curve("tcp://127.0.0.1:*", lambda *asked: AuthLevel.ADMIN)
-    server.start()
-    dealer = raw(address, keys, server.keys.public, key_route(keys.public))
-    assert ask(dealer, b"HI") == [b"HELLO"]
-    assert ask(dealer, b"admin.who", TAG) == [b"REPLY", TAG, b"ADMIN", keys.public, b"127.0.0.1"]
-
-
 def test_service_nodes_when_changed_count_from_the_next_message_on(node, raw):
     server, keys = node(keys=KeyPair.generate(), service_node=True), KeyPair.generate()
     asked: list[tuple[str, bytes, bool]] = []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,26 +124,6 @@ def test_cancel_when_called_at_its_very_time_is_the_end():
     clock.add(0.1, submit=submit)
     clock.turn(0.5)
     assert (len(times), clock.deadlines.count) == (1, 0)
-
-
-def test_cancel_when_done_leaves_nothing():
-    clock = Clock()
-
-    class Keeper:
-        def job(self):
-            raise AssertionError
-
-    keeper = Keeper()
-    timer = clock.add(0.1, job=keeper.job)
-    clock.turn(0.1)
-    gone = weakref.ref(keeper)
-    del keeper
-    timer.cancel()
-    timer.cancel()
-    timer.end()
-    gc.collect()
-    assert gone() is None
-    assert (timer.cancelled, clock.deadlines.count) == (True, 0)
 
 
 def test_timer_when_its_submitting_fails_goes_on():

@@ -322,15 +322,11 @@ def test_messages_when_of_any_frames_leave_the_connection_at_work(remote):
     assert future.get(WAIT_S) == [b"x"]
 
 
-def test_connect_when_given_up_leaves_no_connection(tmp_path, loop_factory):
-    async def main() -> tuple[int, int]:
-        async with RpcNode() as node:
-            task = asyncio.ensure_future(node.connect(f"ipc://{tmp_path}/none"))
-            await asyncio.sleep(0)
-            before = node.statistics().outgoing
-            task.cancel()
-            await asyncio.wait([task])
-            return before, node.statistics().outgoing
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        assert runner.run(asyncio.wait_for(main(), WAIT_S)) == (1, 0)
+async def test_connect_when_given_up_leaves_no_connection(tmp_path, loop_factory):
+    async with RpcNode() as node:
+        task = asyncio.ensure_future(node.connect(f"ipc://{tmp_path}/none"))
+        await asyncio.sleep(0)
+        before = node.statistics().outgoing
+        task.cancel()
+        await asyncio.wait([task])
+        assert (before, node.statistics().outgoing) == (1, 0)
