@@ -206,6 +206,10 @@ class Peer:
     def ended(self):
         return self.connection.ended
 
+    @property
+    def reason(self):
+        return None if self.ended is None else self.ended[0]
+
     def vanish(self) -> None:
         """End without a word: the connection breaks."""
         self.wire.broken = ConnectionResetError(errno.ECONNRESET, "reset by peer")

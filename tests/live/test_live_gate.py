@@ -22,7 +22,6 @@ from flowctl.live.gate import IDLE_S, AccessGate, Visits
 from flowctl.live.hooks import HookRunner, LiveHooks
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.levels import Level, Role
-from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.events import PlayStarted, PublishStarted, Rejected
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
 from flowctl.wire.rtmp.url import parse_url
@@ -156,15 +155,6 @@ def test_publisher_when_it_is_back_with_a_new_token_gets_its_name():
         publisher.vanish()
         world.run()
     assert not viewer.ended
-
-
-def test_refused_publisher_that_stays_is_closed_soon():
-    """Encoders that do not know the code wait for our close."""
-    world = World(config(access=StreamAccess(deny_publish=HERE)))
-    peer = world.connect().publish()
-    world.run(3.0)
-    assert peer.ended is not None
-    assert peer.ended[0] is not CloseReason.LIMIT_HIT
 
 
 @pytest.mark.parametrize(

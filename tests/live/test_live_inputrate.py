@@ -8,7 +8,6 @@ from structlog.testing import capture_logs
 
 from flowctl.live.inputrate import BURST_S, LONGEST_PAUSE_S, InputRate, weight_of
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, Message
 
 
@@ -107,16 +106,6 @@ def test_flood_when_the_rate_is_off_is_taken_at_once():
     assert "messages per second" not in publisher.connection.receiver.statistics().pauses
 
 
-def test_flood_when_it_ends_and_begins_again_is_an_episode_of_its_own():
-    world = World(config(wire={"messages_per_second": 500.0}))
-    publisher, _, _ = flood(world)
-    world.run(10)
-    octets = b"".join(publisher.session.send_audio(number, audio(bytes(12))) for number in range(3000))
-    publisher.send(octets)
-    world.run(10)
-    assert world.hub.limits_hit == {"messages_per_second": 2}
-
-
 @pytest.mark.parametrize(("size", "times"), [(1, 10.0), (13, 120 / 13), (60, 2.0), (120, 1.0), (1500, 1.0)])
 def test_weight_when_messages_are_small_is_in_proportion(size, times):
     """No size is the one below which a flood costs most: as many octets are never much more work."""
@@ -155,7 +144,3 @@ def test_flood_when_held_is_still_cut_by_its_limits_of_time():
     world.run(10)
     assert publisher.ended is not None
     assert "chunk_size_max_bytes" in publisher.ended[1]
-
-
-def test_limit_when_not_given_is_far_above_any_encoder():
-    assert WireLimits().messages_per_second == 10_000

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import structlog
-from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
+from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, key
 
 from flowctl.core.flow.limits import Limits
 from flowctl.core.sending.settings import SenderSettings
@@ -17,18 +15,6 @@ from flowctl.wire.rtmp.amf.amf0 import encode
 from flowctl.wire.rtmp.events import PublishStarted, StatusReceived, StreamEnded
 from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, Acknowledgement, UserControl, encode_control
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.wire import TYPE_VIDEO, Message
-
-
-def reason(peer):
-    return peer.ended[0] if peer.ended else None
-
-
-@pytest.fixture
-def world():
-    world = World()
-    yield world
-    assert world.group.failures == []
 
 
 def test_publishers_when_too_many_of_an_address_are_refused():
@@ -71,9 +57,8 @@ def test_streams_when_too_many_are_refused_to_publishers_and_players(monkeypatch
     assert world.connect().publish("live/3").has(PublishStarted)
 
 
-def test_headers_when_over_their_bounds_are_counted_by_name_logged_once_and_passed_on():
+def test_headers_when_over_their_bounds_are_counted_by_name_logged_once_and_passed_on(world):
     """Metadata with a key frame index of hours is no fault: who views gets it, who comes later does not."""
-    world = World()
     publisher = world.publisher()
     viewer = world.player()
     long = b"\x96\x00" + b"avc1" + b"\x01" + b"." * 65536
@@ -87,7 +72,6 @@ def test_headers_when_over_their_bounds_are_counted_by_name_logged_once_and_pass
     assert world.hub.limits_hit == {"header_bytes": 3}
     (line,) = [item for item in logs if item["event"] == "header not kept"]
     assert (line["limit"], line["value"], line["maximum"]) == ("header_bytes", len(long), 65536)
-    assert world.group.failures == []
 
 
 def test_times_when_exceeded_close_with_their_reason():
@@ -98,20 +82,20 @@ def test_times_when_exceeded_close_with_their_reason():
     shaken.reads = False
     publisher = world.connect().publish("live/mute")
     world.run(6)
-    assert (reason(silent), silent.ended[1]) == (CloseReason.HANDSHAKE_TIMEOUT, silent.ended[1])
+    assert (silent.reason, silent.ended[1]) == (CloseReason.HANDSHAKE_TIMEOUT, silent.ended[1])
     assert silent.ended[1].startswith("handshake_time_s")
     world.run(18)
-    assert reason(publisher) is CloseReason.IDLE
+    assert publisher.reason is CloseReason.IDLE
     assert publisher.ended[1].startswith("first_media_s")
     idle = world.connect()
     idle._connect("live/x")
     world.run(21)
-    assert reason(idle) is CloseReason.IDLE
+    assert idle.reason is CloseReason.IDLE
     gone = world.publisher("live/gone")
     gone.video(0, key(b"k"))
     gone.reads = False
     world.run(95)
-    assert reason(gone) is CloseReason.IDLE
+    assert gone.reason is CloseReason.IDLE
     assert gone.ended[1].startswith("ping_silence_s")
     assert world.hub.limits_hit == {"handshake_time_s": 2, "first_media_s": 2, "ping_silence_s": 1}
 
@@ -132,7 +116,7 @@ def test_publisher_when_it_falls_silent_is_cut_and_says_nothing_by_metadata_or_p
         if not silence_s:
             assert publisher.ended is None
             continue
-        assert reason(publisher) is CloseReason.IDLE
+        assert publisher.reason is CloseReason.IDLE
         assert publisher.ended[1].startswith("media_silence_s is 10")
         assert world.hub.limits_hit == {"media_silence_s": 1}
         assert "media_silence_s" in repr(publisher.events)
@@ -143,8 +127,7 @@ def test_publisher_when_it_falls_silent_is_cut_and_says_nothing_by_metadata_or_p
 
 
 @pytest.mark.parametrize("silent_at_s", [0, 1, 6, 11, 17, 25])
-def test_publisher_is_cut_after_the_same_silence_whenever_it_begins(silent_at_s):
-    world = World()
+def test_publisher_is_cut_after_the_same_silence_whenever_it_begins(world, silent_at_s):
     publisher = world.publisher()
     for number in range(silent_at_s):
         publisher.video(number * 1000, key(b"k"))
@@ -156,8 +139,7 @@ def test_publisher_is_cut_after_the_same_silence_whenever_it_begins(silent_at_s)
     assert publisher.ended[1].startswith("media_silence_s is 10")
 
 
-def test_publisher_when_it_sends_nothing_but_begins_another_publication_now_and_then_is_cut():
-    world = World()
+def test_publisher_when_it_sends_nothing_but_begins_another_publication_now_and_then_is_cut(world):
     publisher = world.connect().publish("live/1")
     publisher.command("createStream", None, stream_id=0, transaction_id=9)
     for number in range(20):
@@ -165,12 +147,11 @@ def test_publisher_when_it_sends_nothing_but_begins_another_publication_now_and_
         world.run(1)
         publisher.command("closeStream", None, stream_id=2)
     world.run(1)
-    assert reason(publisher) is CloseReason.IDLE
+    assert publisher.reason is CloseReason.IDLE
     assert publisher.ended[1].startswith("first_media_s")
 
 
-def test_publisher_when_its_input_is_held_is_not_silent():
-    world = World()
+def test_publisher_when_its_input_is_held_is_not_silent(world):
     publisher = world.publisher()
     publisher.connection.receiver.pause("test", "held")
     world.run(25)
@@ -245,10 +226,11 @@ def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns(monkeypat
 def test_peer_when_breaking_the_protocol_is_told_why_and_closed(world):
     peer = world.publisher()
     peer.send(b"\x02\x00\x00\x00\x00\x00\x04\x01\x00\x00\x00\x00\x7f\xff\xff\xff")
-    assert reason(peer) is CloseReason.LIMIT_HIT
+    assert peer.reason is CloseReason.LIMIT_HIT
     assert "chunk_size_max_bytes" in peer.ended[1]
     assert any(isinstance(event, StatusReceived) and "chunk_size" in event.description for event in peer.events)
     assert [connection.number for connection in world.gone] == [peer.connection.number]
+    assert not peer.wire.reset
 
 
 def test_authentication_when_configured_lets_in_who_knows_the_password():
@@ -269,7 +251,7 @@ def test_authentication_when_configured_lets_in_who_knows_the_password():
         if parameters is None:
             break
         assert peer.live.harmless  # to be challenged is no offence
-    assert (reason(peer), peer.live.harmless) == (CloseReason.AUTH_REFUSED, False)
+    assert (peer.reason, peer.live.harmless) == (CloseReason.AUTH_REFUSED, False)
     assert world.hub.streams() == {}
 
 
@@ -293,26 +275,6 @@ def test_moving_when_a_stream_ends_between_two_groups_is_not_missed(world):
     world.run()
     assert viewer.has(StreamEnded)
     assert viewer.live._playing.waits_until is not None
-
-
-def test_timestamps_when_wrapping_go_on(world):
-    publisher = world.publisher()
-    viewer = world.player()
-    first = 2**32 - 60
-    publisher.video(first, key(b"0"))
-    for number in range(1, 4):
-        publisher.video((first + number * 40) % 2**32, inter(b"%d" % number))
-    steps = [at for _, at in viewer.times[2:]]
-    assert [(after - before) % 2**32 for before, after in pairwise(steps)] == [40, 40, 40]
-
-
-def test_type_when_video_of_another_stream_is_ignored(world):
-    publisher = world.publisher()
-    publisher.command("createStream", None, stream_id=0, transaction_id=9)
-    viewer = world.player()
-    publisher.message(Message(6, 0, TYPE_VIDEO, 2, key(b"stray")))
-    publisher.video(40, key(b"k"))
-    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"k")]
 
 
 def test_viewer_when_a_ping_waits_behind_a_key_frame_has_its_time_once_that_is_through():
@@ -345,11 +307,3 @@ def test_connection_when_a_silent_viewer_does_not_read_is_reset():
     assert "ping_silence_s" in dead.ended[1]
     assert dead.wire.reset
     assert not quiet.wire.reset
-
-
-def test_connection_when_a_peer_at_fault_reads_is_told_and_closed_in_order():
-    world = World()
-    viewer = world.player()
-    viewer.send(b"\x02\0\0\0\0\0\4\1\0\0\0\0\0\0\0\0")
-    assert viewer.ended[0] is CloseReason.PROTOCOL_ERROR
-    assert not viewer.wire.reset

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from live_kit import AAC_HEADER, AVC_HEADER, World, key
+from live_kit import AAC_HEADER, AVC_HEADER, key
 
 from flowctl.live.session import LiveSession
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.wire import TYPE_VIDEO
-
-
-@pytest.fixture
-def world():
-    world = World()
-    yield world
-    assert world.group.failures == []
 
 
 def octets(peer, name, *values):

@@ -30,19 +30,6 @@ def decode(*wires):
     return ChunkReader(WireLimits()).feed(b"".join(wires))
 
 
-@pytest.mark.parametrize("timestamp", [0, 0xFFFFFE, 0xFFFFFF, 0x1000000, 0xFFFFFFFF])
-@pytest.mark.parametrize("size", [1, 127, 128, 129, 5000])
-def test_serialise_when_of_any_size_and_time_can_be_read_alone(timestamp, size):
-    wire = make(msid=5).wire_format.serialise(TYPE_VIDEO, timestamp, b"v" * size)
-    (message,) = decode(wire)
-    assert (TYPE_VIDEO, timestamp, 5, b"v" * size) == (
-        message.type_id,
-        message.timestamp,
-        message.msid,
-        bytes(message.payload),
-    )
-
-
 @pytest.mark.parametrize("timestamp", [10, 2**24 + 5])
 def test_seed_when_from_another_id_changes_nothing_but_the_id(timestamp):
     usual, other = make(), make(msid=0xA1B2C3D4)
@@ -142,15 +129,6 @@ def test_headers_when_of_any_number_and_size_stay_within_their_bounds(found):
             assert caught.value.limit == expected
         assert headers.values == tuple(model.values())
         assert headers.size_bytes == sum(model.values())
-
-
-def test_end_when_appended_closes_the_cache_and_is_never_dropped():
-    wire = make()
-    wire.append(TYPE_VIDEO, 0, key(b"k"), MessageClass.KEY, 0.0)
-    entry = wire.log.tail
-    wire.end(40, 1.0)
-    assert (entry.message_class, wire.log.cached) == (MessageClass.CONTROL, None)
-    assert b"UnpublishNotify" in decode(entry.wire)[-1].payload
 
 
 @given(

@@ -73,8 +73,7 @@ def test_aggregate_when_its_parts_are_counted_is_counted_by_its_whole_length(siz
     assert world.hub.limits_hit == hits
 
 
-def test_aggregate_when_split_by_the_session_is_what_it_was_at_once():
-    world = World()
+def test_aggregate_when_split_by_the_session_is_what_it_was_at_once(world):
     publisher, viewer = world.publisher(), world.player()
     message = aggregate([audio(b"%d" % number) for number in range(200)])
     publisher.message(message)
@@ -82,9 +81,8 @@ def test_aggregate_when_split_by_the_session_is_what_it_was_at_once():
     assert viewer.times[-200:] == expected
 
 
-def test_publisher_when_its_messages_are_much_work_is_slowed_told_and_cut(costly):
+def test_publisher_when_its_messages_are_much_work_is_slowed_told_and_cut(world, costly):
     """Slowed is logged and counted once, the end once more; both name the limit, and the work that was done."""
-    world = World()
     publisher, viewer = world.publisher(), world.player()
     costly(world, 0.003)
     number = 0
@@ -111,9 +109,8 @@ def test_publisher_when_its_messages_are_much_work_is_slowed_told_and_cut(costly
     assert viewer.connection.work.slowed_count == 0
 
 
-def test_viewers_when_their_publisher_is_slowed_are_not(costly):
+def test_viewers_when_their_publisher_is_slowed_are_not(world, costly):
     """What is queued for viewers is no work of theirs, and sending it to them is none of the publisher's."""
-    world = World()
     publisher = world.publisher()
     viewers = [world.player(address="192.0.2.9") for _ in range(20)]
     costly(world, 0.0001)
@@ -125,8 +122,7 @@ def test_viewers_when_their_publisher_is_slowed_are_not(costly):
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 1000])
-def test_aggregates_when_several_come_with_media_between_keep_the_order(count):
-    world = World()
+def test_aggregates_when_several_come_with_media_between_keep_the_order(world, count):
     publisher, viewer = world.publisher(), world.player()
     bodies = [audio(b"%d" % number) for number in range(3 * count + 2)]
     sent = [aggregate(bodies[:count]), Message(4, 5, TYPE_AUDIO, 1, bodies[count])]

@@ -221,8 +221,7 @@ def test_log_when_refused_names_the_limit(lines):
     )
 
 
-def test_log_when_a_limit_ends_a_connection_names_it(lines):
-    world = World()
+def test_log_when_a_limit_ends_a_connection_names_it(world, lines):
     world.player("live/nobody")
     world.run(61)
     (line,) = named(lines, "connection closed")
@@ -230,16 +229,14 @@ def test_log_when_a_limit_ends_a_connection_names_it(lines):
     assert "player_wait_s" not in line["details"]
 
 
-def test_log_when_a_peer_leaves_names_no_limit(lines):
-    world = World()
+def test_log_when_a_peer_leaves_names_no_limit(world, lines):
     world.player().leave()
     (line,) = named(lines, "connection closed")
     assert "limit" not in line
 
 
-def test_log_when_something_unknown_comes_says_so_once(lines):
+def test_log_when_something_unknown_comes_says_so_once(world, lines):
     """What is ignored is a hint for people who look for it: one line per kind and connection, at debug."""
-    world = World()
     viewer = world.player()
     for type_id in (77, 78, 77):
         viewer.message(Message(3, 0, type_id, 0, b"x"))
@@ -262,8 +259,7 @@ def test_log_when_a_disposable_frame_is_left_out_says_so_at_the_end(lines):
     assert named(lines, "viewer recovered")[0]["dropped"]["disposable"] > 0
 
 
-def test_log_when_secrets_are_in_addresses_shows_none_of_them(lines):
-    world = World()
+def test_log_when_secrets_are_in_addresses_shows_none_of_them(world, lines):
     secret = "s3cr3t-token"
     publisher = world.connect()
     publisher.session.publish(f"room?key={secret}&token={secret}")

@@ -128,8 +128,7 @@ def test_budget_when_thinning_is_not_enough_closes_with_its_own_reason():
     assert world.hub.oversight.statistics().budget.closed == 1
 
 
-def test_held_bytes_when_two_streams_are_lagged_behind_are_told_by_stream():
-    world = World()
+def test_held_bytes_when_two_streams_are_lagged_behind_are_told_by_stream(world):
     one, two = world.publisher("live/one"), world.publisher("live/two")
     slow(world.player("live/one"))
     world.player("live/two")
@@ -142,8 +141,7 @@ def test_held_bytes_when_two_streams_are_lagged_behind_are_told_by_stream():
     assert sum(held.values()) == found.budget.held.shared_bytes
 
 
-def test_held_bytes_when_messages_are_for_one_viewer_alone_are_charged_with_their_own_overhead():
-    world = World()
+def test_held_bytes_when_messages_are_for_one_viewer_alone_are_charged_with_their_own_overhead(world):
     publisher, viewer = world.publisher(), world.player()
     slow(viewer)
     broadcast(world, publisher, 5)
@@ -155,8 +153,7 @@ def test_held_bytes_when_messages_are_for_one_viewer_alone_are_charged_with_thei
     assert world.hub.oversight.statistics().budget.held.own_bytes - before == 10 * (1000 + MESSAGE_OVERHEAD_BYTES)
 
 
-def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready():
-    world = World()
+def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready(world):
     publisher = world.publisher()
     slow(world.player())
     world.player(), world.player(), world.player("live/absent")
@@ -233,9 +230,8 @@ def test_look_when_it_fails_is_reported_and_the_next_one_comes():
     assert (reports, len(timers)) == (["gone"], 1)
 
 
-def test_sweep_when_the_delay_is_the_age_samples_each_viewer_once_in_two_seconds(monkeypatch):
+def test_sweep_when_the_delay_is_the_age_samples_each_viewer_once_in_two_seconds(world, monkeypatch):
     """Viewers that keep up are sampled in turn; those that lag look after themselves; without it nobody is."""
-    world = World()
     publisher = world.publisher()
     viewers = [world.player() for _ in range(20)]
     broadcast(world, publisher, 10)

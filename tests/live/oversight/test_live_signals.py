@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from live_kit import World, inter, key
+from live_kit import inter, key
 
 from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.oversight.signals import EVENT_NAME, publisher_settings
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.wire import TYPE_DATA_AMF0
-
-
-@pytest.fixture
-def world():
-    world = World()
-    yield world
-    assert world.group.failures == []
 
 
 def look(world, seconds=1.0):
