@@ -59,6 +59,13 @@ def stream():
     return Stream("live/a", LiveConfig(), 0.0)
 
 
+@pytest.fixture
+def publisher(stream):
+    publisher = Member()
+    stream.take_over(publisher, 0.0)
+    return publisher
+
+
 def test_publish_when_not_the_publisher_is_not_passed_on(stream):
     first, second = Member(), Member()
     stream.take_over(first, 0.0)
@@ -108,9 +115,7 @@ def test_take_over_when_by_another_forgets_the_old_headers(stream):
     assert (wait, stream.media) == (False, "audio mp4a")
 
 
-def test_headers_when_invented_without_end_are_bounded(stream):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_headers_when_invented_without_end_are_bounded(stream, publisher):
     for track in range(200):
         # Enhanced RTMP v2 multitrack, one track: sequence start of avc1.
         body = bytes([0x96, 0x00]) + b"avc1" + bytes([track]) + AVC_HEADER[5:]
@@ -161,9 +166,7 @@ def test_headers_when_large_are_bounded_in_bytes_for_who_counts_and_who_stands_b
     assert stream.standby_bytes == 0
 
 
-def test_start_place_when_there_is_video_waits_for_its_key_frame(stream):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_start_place_when_there_is_video_waits_for_its_key_frame(stream, publisher):
     stream.publish(publisher, TYPE_VIDEO, 0, AVC_HEADER, 0.0)
     stream.publish(publisher, TYPE_VIDEO, 0, key(b"1"), 0.0)
     wire = stream.join(1)
@@ -173,9 +176,7 @@ def test_start_place_when_there_is_video_waits_for_its_key_frame(stream):
 
 @pytest.mark.parametrize("first", [0x12, 0x14], ids=["H.263", "VP6"])
 @pytest.mark.parametrize("msid", [1, 5])
-def test_start_place_when_video_has_no_sequence_header_waits_for_its_key_frame(stream, first, msid):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_start_place_when_video_has_no_sequence_header_waits_for_its_key_frame(stream, publisher, first, msid):
     stream.publish(publisher, TYPE_VIDEO, 0, bytes([first]) + b"\x00\x00\x84key", 0.0)
     for wire in stream.wires:
         wire.log.drop_cache()
@@ -184,9 +185,7 @@ def test_start_place_when_video_has_no_sequence_header_waits_for_its_key_frame(s
 
 
 @pytest.mark.parametrize("frames", [[], [key(b"1")]])
-def test_start_place_when_a_header_follows_has_it_at_or_behind_the_entry(stream, frames):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_start_place_when_a_header_follows_has_it_at_or_behind_the_entry(stream, publisher, frames):
     for body in frames:
         stream.publish(publisher, TYPE_VIDEO, 0, body, 0.0)
     wire = stream.join(1)
@@ -233,9 +232,7 @@ def test_media_when_the_publisher_changes_meanwhile_is_read_safely(stream):
     assert stream.media == "video avc1"
 
 
-def test_join_when_on_another_id_has_the_same_messages_readdressed(stream):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_join_when_on_another_id_has_the_same_messages_readdressed(stream, publisher):
     bodies = [AVC_HEADER, key(b"k", 200_000), inter(b"1"), inter(b"2")]
     for number, body in enumerate(bodies):
         stream.publish(publisher, TYPE_VIDEO, 2**24 + number, body, 0.0)
@@ -275,9 +272,7 @@ def test_join_when_others_made_up_all_the_ids_there_may_be_still_has_the_lowest(
     assert len(stream.wires) == MOST_WIRES
 
 
-def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream, publisher):
     logs = [watched(stream, msid) for msid in (1, 3)]
     stream.publish(publisher, TYPE_VIDEO, 0, key(b"1"), 0.0)
     stream.take_over(None, 1.0)
@@ -340,9 +335,7 @@ def viewed(stream):
     return [message.payload for message in read(prefix)], [message.payload for message in read(wires)]
 
 
-def test_late_viewer_of_several_tracks_starts_at_track_0_with_all_headers(stream):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_late_viewer_of_several_tracks_starts_at_track_0_with_all_headers(stream, publisher):
     tracks = (0, 1, 2)
     publish_tracks(stream, publisher, tracks, 3)
     before, after = viewed(stream)
@@ -356,9 +349,7 @@ def test_late_viewer_of_several_tracks_starts_at_track_0_with_all_headers(stream
 
 
 @pytest.mark.parametrize("tracks", [(1, 2), (2, 1), (1, 0)])
-def test_tracks_in_any_order_start_at_the_lowest(stream, tracks):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_tracks_in_any_order_start_at_the_lowest(stream, publisher, tracks):
     publish_tracks(stream, publisher, tracks, 3)
     before, after = viewed(stream)
     others = tracks[: tracks.index(min(tracks))]
@@ -393,10 +384,8 @@ def test_tracks_in_any_order_can_be_decoded_by_who_goes_on_at_a_key_frame(stream
     assert log.headers == stream.join(1).headers.values  # no old pictures for who goes on in the middle of a group
 
 
-def test_key_frame_of_another_track_when_pictures_of_the_lowest_follow_is_not_given_again(stream):
+def test_key_frame_of_another_track_when_pictures_of_the_lowest_follow_is_not_given_again(stream, publisher):
     """Tracks with key frames at different times: an old picture would only take the line from newer ones."""
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
     publish_tracks(stream, publisher, (0, 1), 1)
     for at, track, body in ((1000, 1, key(b"a")), (1500, 0, inter(b"b")), (2000, 0, key(b"c"))):
         stream.publish(publisher, TYPE_VIDEO, at, of_track(track, body), at / 1000)
@@ -404,9 +393,7 @@ def test_key_frame_of_another_track_when_pictures_of_the_lowest_follow_is_not_gi
 
 
 @pytest.mark.parametrize(("count", "size"), [(65, 10), (17, 65536)])
-def test_pictures_of_another_track_when_they_come_without_end_are_not_kept(stream, count, size):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_pictures_of_another_track_when_they_come_without_end_are_not_kept(stream, publisher, count, size):
     publish_tracks(stream, publisher, (0, 1), 1)
     for number in range(count):
         body = of_track(1, (inter if number else key)(b"%d" % number)).ljust(size, b".")
@@ -415,9 +402,7 @@ def test_pictures_of_another_track_when_they_come_without_end_are_not_kept(strea
     assert viewed(stream)[0] == [of_track(track, AVC_HEADER) for track in (0, 1)]
 
 
-def test_track_that_ends_gives_way_to_the_next(stream):
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
+def test_track_that_ends_gives_way_to_the_next(stream, publisher):
     publish_tracks(stream, publisher, (0, 1), 2)
     publish_tracks(stream, publisher, (1,), 15, start=2.0)
     assert viewed(stream)[1][0] == of_track(1, key(b"14"))
@@ -436,12 +421,10 @@ def test_second_publisher_may_have_other_tracks(stream):
     assert after[0] == of_track(3, key(b"1"))
 
 
-def test_join_when_a_player_comes_and_goes_on_another_id_rewrites_the_gop_cache_once(stream, monkeypatch):
+def test_join_when_a_player_comes_and_goes_on_another_id_rewrites_the_gop_cache_once(stream, publisher, monkeypatch):
     seeded = []
     seed = WireLog.seed
     monkeypatch.setattr(WireLog, "seed", lambda wire, other: seeded.append(wire.wire_format.msid) or seed(wire, other))
-    publisher = Member()
-    stream.take_over(publisher, 0.0)
     for number in range(2):
         stream.publish(publisher, TYPE_VIDEO, 0, key(b"%d" % number), 0.0)
         stream.publish(publisher, TYPE_VIDEO, 40, inter(b"i"), 0.0)

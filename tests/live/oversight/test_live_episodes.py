@@ -222,17 +222,13 @@ def test_log_when_refused_names_the_limit(lines):
 
 
 def test_log_when_a_limit_ends_a_connection_names_it(world, lines):
+    world.player().leave()
     world.player("live/nobody")
     world.run(61)
-    (line,) = named(lines, "connection closed")
+    left, line = named(lines, "connection closed")
+    assert "limit" not in left
     assert (line["reason"], line["limit"]) == ("limit hit", "player_wait_s")
     assert "player_wait_s" not in line["details"]
-
-
-def test_log_when_a_peer_leaves_names_no_limit(world, lines):
-    world.player().leave()
-    (line,) = named(lines, "connection closed")
-    assert "limit" not in line
 
 
 def test_log_when_something_unknown_comes_says_so_once(world, lines):

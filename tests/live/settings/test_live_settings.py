@@ -23,6 +23,7 @@ from flowctl.live.settings.kinds import read_credentials
 from flowctl.live.settings.model import LiveSettings, settings_of
 from flowctl.live.settings.relays import RelayRule
 from flowctl.live.settings.sources import read_file, read_settings
+from flowctl.records.flight.options import FlightOptions
 from flowctl.records.telemetry.options import Addresses, RecordedStreams
 
 LIVE = ServerProgram(name="live", summary="", default_port=1935, build=LiveServer)
@@ -488,3 +489,24 @@ def test_file_when_a_rule_is_lifted_in_words_is_taken(tmp_path):
     assert lifted.source.read('stuck = "2s"\ndeny_play = []').settings.stuck_s == 2.0
     kept = read_settings(LIVE, file=path, options={"deny_play": "192.0.2.0/24"}).source.read('stuck = "20s"\n')
     assert len(kept.access.deny_play) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("return_grace_s", -0.1),
+        ("return_grace_s", float("nan")),
+        ("publishers_per_address", -1),
+        ("memory_budget_bytes", -1),
+        ("flush_interval_s", -0.1),
+        ("return_after_s", float("nan")),
+    ],
+)
+def test_field_when_out_of_range_is_named_with_its_value(field, value):
+    with pytest.raises(ConfigError, match=f"{field} is {value}, it must be"):
+        LiveConfig(**{field: value})
+
+
+def test_flights_when_nothing_is_recorded_are_refused():
+    with pytest.raises(ConfigError, match="flights are asked for, but nothing is recorded"):
+        LiveConfig(flights=FlightOptions(share=0.5))
