@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from flowctl.units import format_size
@@ -85,8 +85,8 @@ class Victim:
 class BudgetStatistics:
     """A snapshot of the budget."""
 
-    limit_bytes: int
-    low_bytes: int
+    limit_bytes: int = 0
+    low_bytes: int = 0
     held: Held = NOTHING_HELD
     active: bool = False
     episodes: int = 0
@@ -182,23 +182,25 @@ class MemoryBudget:
     """Watches what is held and says which viewers give way. Not thread-safe: one thread looks."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self.set_limit(limit_bytes)
-        self._held = NOTHING_HELD
-        self._active = False
+        self._figures = BudgetStatistics()  # replaced as a whole
         self._thinned_at: dict[Hashable, float] = {}  # of the present episode
-        self._episodes = self._thinned = self._closed = self._freed = self._emptied = 0
+        self.set_limit(limit_bytes)
+
+    def statistics(self) -> BudgetStatistics:
+        return self._figures
 
     def set_limit(self, limit_bytes: int) -> None:
         """Take another budget; 0: none. An episode goes on by it."""
-        self.limit_bytes, self.low_bytes = limit_bytes, int(limit_bytes * _LOW_SHARE)
+        low_bytes = int(limit_bytes * _LOW_SHARE)
+        self._figures = replace(self._figures, limit_bytes=limit_bytes, low_bytes=low_bytes)
 
     def caches_to_empty(
         self, caches: Mapping[_Key, int], logs: Mapping[Hashable, int], holdings: Iterable[Holding]
     ) -> list[_Key]:
         """Return the streams whose GOP caches give way before any viewer does; none below the limit."""
-        left = sum(caches.values())
-        most = self.limit_bytes // 2
-        if not self.limit_bytes or left <= most or held_by(logs, holdings).total_bytes <= self.limit_bytes:
+        left, limit_bytes = sum(caches.values()), self._figures.limit_bytes
+        most = limit_bytes // 2
+        if not limit_bytes or left <= most or held_by(logs, holdings).total_bytes <= limit_bytes:
             return []
         chosen = []
         for key in sorted(caches, key=lambda key: caches[key], reverse=True):
@@ -206,22 +208,23 @@ class MemoryBudget:
                 break
             left -= caches[key]
             chosen.append(key)
-        self._emptied += len(chosen)
+        self._figures = replace(self._figures, emptied=self._figures.emptied + len(chosen))
         return chosen
 
     def judge(self, logs: Mapping[Hashable, int], holdings: Iterable[Holding], now: float) -> list[Victim]:
         """Look at what is held; return the viewers that give way now, and how. O(viewers that lag), and sorting."""
         items = list(holdings)
-        held = self._held = held_by(logs, items)
-        if not self._active and self.limit_bytes and held.total_bytes > self.limit_bytes:
-            self._active = True
-            self._episodes += 1
-        elif self._active and held.total_bytes <= self.low_bytes:
-            self._active = False
+        held, figures = held_by(logs, items), self._figures
+        active, episodes = figures.active, figures.episodes
+        if not active and figures.limit_bytes and held.total_bytes > figures.limit_bytes:
+            active, episodes = True, episodes + 1
+        elif active and held.total_bytes <= figures.low_bytes:
+            active = False
             self._thinned_at.clear()
-        if not self._active:
+        self._figures = replace(figures, held=held, active=active, episodes=episodes)
+        if not active:
             return []
-        chosen = choose(logs, items, held.total_bytes - self.low_bytes)
+        chosen = choose(logs, items, held.total_bytes - figures.low_bytes)
         return [victim for item, freed in chosen if (victim := self._sentence(item, freed, held, now)) is not None]
 
     def _sentence(self, item: Holding, freed: int, held: Held, now: float) -> Victim | None:
@@ -229,30 +232,16 @@ class MemoryBudget:
         thinned_at = self._thinned_at.get(item.key)
         if thinned_at is not None and now - thinned_at < _SETTLE_S:
             return None
-        action = BudgetAction.THIN if thinned_at is None else BudgetAction.CLOSE
-        self._freed += freed
-        if action is BudgetAction.THIN:
-            self._thinned_at[item.key] = now
-            self._thinned += 1
+        figures = replace(self._figures, freed_bytes=self._figures.freed_bytes + freed)
+        if thinned_at is None:
+            action, self._thinned_at[item.key] = BudgetAction.THIN, now
+            self._figures = replace(figures, thinned=figures.thinned + 1)
         else:
             del self._thinned_at[item.key]
-            self._closed += 1
+            action, self._figures = BudgetAction.CLOSE, replace(figures, closed=figures.closed + 1)
         why = (
-            f"memory budget: {format_size(held.total_bytes)} held, the limit is {format_size(self.limit_bytes)}; "
+            f"memory budget: {format_size(held.total_bytes)} held, the limit is {format_size(figures.limit_bytes)}; "
             f"{format_size(item.behind_bytes)} of a stream wait for this viewer, "
             f"{format_size(freed)} of it for nobody else"
         )
         return Victim(item, action, freed, why)
-
-    def statistics(self) -> BudgetStatistics:
-        return BudgetStatistics(
-            limit_bytes=self.limit_bytes,
-            low_bytes=self.low_bytes,
-            held=self._held,
-            active=self._active,
-            episodes=self._episodes,
-            thinned=self._thinned,
-            closed=self._closed,
-            freed_bytes=self._freed,
-            emptied=self._emptied,
-        )

@@ -76,7 +76,7 @@ def test_config_when_the_file_changes_is_in_force_for_open_connections_at_once(c
     publisher = next(item for item in server.connections() if item.session._publishing)
     wait_until(lambda: publisher.sender.limits.size.soft == 3 << 20, "the publisher's limits")
     assert server.admission.limits.connections_per_address == 7
-    assert server.hub.oversight._budget.limit_bytes == 2 << 30
+    assert server.hub.oversight.statistics().budget.limit_bytes == 2 << 30
     assert stream._wires[1].log.cache.size_bytes == 1 << 20
     assert {fanout.pacing.ceiling_s for fanout in stream._wires[1].fanouts.active} == {0.08}
     assert told == {
@@ -242,7 +242,7 @@ def test_config_when_a_worker_takes_it_has_its_part_of_what_all_share(live, tmp_
     settings = read_settings(LIVE, file=path)
     server = live(source=settings.source, memory_budget_bytes=1 << 29, control="off")
     assert reload(server, path, text.replace("1GiB", "3GiB")) == [{"changed": ["memory_budget"]}]
-    assert server.hub.oversight._budget.limit_bytes == 3 << 29
+    assert server.hub.oversight.statistics().budget.limit_bytes == 3 << 29
 
 
 def test_config_when_it_changed_before_the_start_is_the_new_one(live, tmp_path):
