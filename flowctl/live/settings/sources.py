@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, Unpack
 
 from pydantic import ValidationError
 
@@ -70,27 +70,31 @@ Settings: TypeAlias = dict[SettingPlace, dict[str, Given]]
 _KINDS: Final = ("application", "stream", "role")
 
 
-def read_settings(
-    program: ServerProgram,
-    *,
-    options: Mapping[str, str] | None = None,
-    pairs: Iterable[str] = (),
-    environment: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    text: str | None = None,
-) -> ServeOptions:
-    if file is not None and text is None:
-        text = read_file(file)
-    pairs = tuple(pairs)
-    given = gather(program, options=options, pairs=pairs, environment=environment, file=file, text=text)
+class Sources(TypedDict, total=False):
+    """Where settings may stand; `text`: what `file` says, where that was read already."""
+
+    options: Mapping[str, str]
+    pairs: Iterable[str]
+    environment: Mapping[str, str]
+    file: Path | None
+    text: str
+
+
+def read_settings(program: ServerProgram, **sources: Unpack[Sources]) -> ServeOptions:
+    file = sources.get("file")
+    sources["pairs"] = tuple(sources.get("pairs", ()))
+    if file is not None and "text" not in sources:
+        sources["text"] = read_file(file)
+    given = gather(program, **sources)
     found = settings_of_all(program, given)
     check_proofs(given)
     if program.check is not None:
         program.check(found)
-    if file is None or text is None or not isinstance(found, LiveConfig):
+    if file is None or not isinstance(found, LiveConfig):
         return found
-    ours = {key: value for key, value in (environment or {}).items() if key.startswith(ENVIRONMENT)}
-    return dataclasses.replace(found, source=FileSource(program, dict(options or {}), pairs, ours, file, text, found))
+    ours = {key: value for key, value in sources.get("environment", {}).items() if key.startswith(ENVIRONMENT)}
+    source = FileSource(program, sources | {"environment": ours}, file, sources["text"], found)
+    return dataclasses.replace(found, source=source)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,9 +102,7 @@ class FileSource:
     """A file of settings, with what goes before it: see `flowctl.live.config.SettingSource`, and `read_settings`."""
 
     program: ServerProgram
-    options: Mapping[str, str]
-    pairs: tuple[str, ...]
-    environment: Mapping[str, str]
+    sources: Sources
     file: Path
     text: str
     settings: LiveConfig
@@ -108,14 +110,7 @@ class FileSource:
     def read(self, text: str) -> LiveConfig:
         """Return the settings with other contents of the file, which come after these."""
         self._check_whole(text)
-        found = read_settings(
-            self.program,
-            options=self.options,
-            pairs=self.pairs,
-            environment=self.environment,
-            file=self.file,
-            text=text,
-        )
+        found = read_settings(self.program, **(self.sources | {"text": text}))
         if not isinstance(found, LiveConfig):  # it was one before, and that is the program's choice
             raise InternalError("the settings of a live server are none any more")
         read_named_files(found, self.settings)
@@ -134,7 +129,7 @@ class FileSource:
                 f"{self.file} ends in the middle of line {text.count(chr(10)) + 1} of what it said before",
                 hint="write it again, whole",
             )
-        stronger = gather(self.program, options=self.options, pairs=self.pairs, environment=self.environment)
+        stronger = gather(self.program, **(self.sources | {"file": None}))
         gone = [
             item.source.partition(": ")[2] or name
             for level, values in said.items()
@@ -232,18 +227,14 @@ def _changed_marks(before: Limits, now: Limits) -> list[str]:
     return marks + (["target_delay"] if before.target_delay_ms != now.target_delay_ms else [])
 
 
-def gather(
-    program: ServerProgram,
-    *,
-    options: Mapping[str, str] | None = None,
-    pairs: Iterable[str] = (),
-    environment: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    text: str | None = None,
-) -> Settings:
+def gather(program: ServerProgram, **sources: Unpack[Sources]) -> Settings:
     """Return what was given of all sources, as `read_settings`, by level; the strongest source of each."""
     found: Settings = {SERVER: {}}
-    for source in (_of_file(file, text), _of_environment(environment or {}), _of_options(options or {}, pairs)):
+    for source in (
+        _of_file(sources.get("file"), sources.get("text")),
+        _of_environment(sources.get("environment", {})),
+        _of_options(sources.get("options", {}), sources.get("pairs", ())),
+    ):
         for level, given in source.items():
             _check_known(program, given, level)
             found[level] = found.get(level, {}) | given
