@@ -850,7 +850,9 @@ class Sender:
         following: StateChange | None = change
         while following is not None:
             edge, following = following, None
-            self._announce_locked(edge)
+            self._note_locked(LedgerEntry(LedgerKind.STATE, edge.at, "", change=edge))
+            if (frontend := self._frontend) is not None:
+                self._ask_locked("send_state_changed", None, partial(frontend.send_state_changed, edge.new, edge))
             if self._core.final:
                 self._fail_locked(CloseReason.HARD_LIMIT, describe_change(edge))
                 return
@@ -862,12 +864,6 @@ class Sender:
                     following = self._core.dropped(self._judgement.counted(now), now)
         self._apply_mask_locked(now)
         self._arm_locked(now)
-
-    def _announce_locked(self, change: StateChange) -> None:
-        self._note_locked(LedgerEntry(LedgerKind.STATE, change.at, "", change=change))
-        frontend = self._frontend
-        if frontend is not None:
-            self._ask_locked("send_state_changed", None, partial(frontend.send_state_changed, change.new, change))
 
     def _thin_for_locked(self, state: SendState, now: float) -> bool:
         """Thin the queue as the policy wants it in `state`; return whether that was tried.
@@ -922,7 +918,12 @@ class Sender:
             self._leave_locked()
             before = cursor.pictures()
             cursor.refuse(mask, DropReason.HELD if held else DropReason.REFUSED, now)
-            self._pictures_wanted_locked(before, cursor.pictures())
+            after = cursor.pictures()
+            if before != after:  # no share has the step that the counts make where none are wanted, or some again
+                if judgement.slow is not None:
+                    judgement.slow.pictures.forget()
+                if self._episode is not None:
+                    self._episode.skip(before, after)
 
     def _look_locked(self, now: float, *, queued: bool = False) -> None:
         """Notice what time and the growth of the log (`queued`) have changed since the last look."""
@@ -1131,7 +1132,6 @@ class Sender:
         return self._took_all_locked(now)
 
     def _took_all_locked(self, now: float) -> FlushResult:
-        """Go on after a write that left nothing."""
         core, outbox = self._core, self._outbox
         self._judgement.progress(now)
         slow = self._judgement.slow
@@ -1239,7 +1239,6 @@ class Sender:
         self._judgement.stands = step(self._judgement.stands, new)
 
     def _come_locked(self, cohort: CohortLike[Sender]) -> None:
-        """Be served by `cohort` from now on."""
         self._cohort = cohort
         self.stand(Standing.QUEUED)
         if cohort.log.fill_bytes:
@@ -1247,7 +1246,6 @@ class Sender:
         cohort.add(self)
 
     def _go_locked(self) -> None:
-        """Be served no longer."""
         cohort = self._cohort
         if cohort is not None:
             self._leave_locked()
@@ -1496,15 +1494,6 @@ class Sender:
     def _open_episode_locked(self, now: float) -> None:
         if self._episode is None:
             self._episode = DropEpisode(now, self._outbox.dropped(), self._judgement.pictures(), self._judgement.slow)
-
-    def _pictures_wanted_locked(self, before: tuple[int, int], after: tuple[int, int]) -> None:
-        """Keep out of all shares the step that counts of pictures make where a viewer wants none, or some again."""
-        if before == after:
-            return
-        if self._judgement.slow is not None:
-            self._judgement.slow.pictures.forget()
-        if self._episode is not None:
-            self._episode.skip(before, after)
 
     def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
         """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""

@@ -54,7 +54,6 @@ def test_ledger_when_a_viewer_flaps_keeps_what_else_happened():
         ledger.add(edge(number, ready, overloaded))
         ledger.add(edge(number + 1, overloaded, ready))
     assert numbers(ledger.entries()) == [0, 1, *range(200 - LEDGER_ENTRIES + 2, 200)]
-    assert ledger.forgotten == 200 - LEDGER_ENTRIES
     assert ledger.unread() == ledger.entries()
     for number in range(200, 200 + LEDGER_ENTRIES - 2):
         ledger.add(entry(number))
@@ -137,7 +136,6 @@ def test_unread_for_any_rhythm_gives_the_newest_in_order_and_none_twice(rhythm):
         assert numbers(ledger.unread()) == list(range(max(read, added - LEDGER_ENTRIES), added))
         read = added
         assert numbers(ledger.entries()) == list(range(max(0, added - LEDGER_ENTRIES), added))
-        assert ledger.forgotten == max(0, added - LEDGER_ENTRIES)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,15 @@ class Cohort:
 
     def admit(self, sender: Sender, entry: Entry) -> Place:
         """Take in `sender`, who stands at `entry`, and return the place it shares from now on."""
-        squad = self._squad_at(entry)
+        squad = self._open
+        if squad is None or squad.entry is not entry or len(squad.members) >= self.squad_size:
+            for squad in self._squads.values():
+                if squad.entry is entry and len(squad.members) < self.squad_size:
+                    break
+            else:
+                squad = self._squads[self._next_number] = Squad(self._next_number, entry)
+                self._next_number += 1
+            self._open = squad
         sender.slot = squad.number * self.squad_size + len(squad.members)
         squad.members.append(sender)
         squad.sends.append(sender.transport_send)
@@ -226,18 +234,6 @@ class Cohort:
             self.count -= len(squad.members)
             for sender in squad.members:
                 sender.move_in_cohort(self.admit(sender, squad.entry))
-
-    def _squad_at(self, entry: Entry) -> Squad:
-        squad = self._open
-        if squad is None or squad.entry is not entry or len(squad.members) >= self.squad_size:
-            for squad in self._squads.values():
-                if squad.entry is entry and len(squad.members) < self.squad_size:
-                    break
-            else:
-                squad = self._squads[self._next_number] = Squad(self._next_number, entry)
-                self._next_number += 1
-            self._open = squad
-        return squad
 
 
 def _failure(error: Exception) -> Exception | None:

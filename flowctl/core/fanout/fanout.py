@@ -236,7 +236,6 @@ class Fanout:
         self._queue[sender] = None
 
     def _admit(self, sender: Sender, tail: Entry) -> None:
-        """Take `sender`, who stands at `tail`, into the cohort."""
         self._alone.pop(sender, None)
         self._crossings.forget(sender)
         sender.enter_cohort(self._cohort.admit(sender, tail))
@@ -363,7 +362,6 @@ class Fanout:
     # -- turns
 
     def _go_on(self) -> None:
-        """See that a turn comes."""
         if not self._going:
             self._going = True
             self._host.call_soon(self._turn)
@@ -404,7 +402,6 @@ class Fanout:
         self._end_round(now)
 
     def _write_squad(self, squad: Squad, target: Entry) -> None:
-        """Write to one squad, and deal with the members that did not take everything."""
         piece = self._piece
         if piece is None or piece.start is not squad.entry:
             self._drop_piece()
@@ -427,7 +424,6 @@ class Fanout:
                 sender.broken(failure)
 
     def _drop_piece(self) -> None:
-        """Let go of the bytes of a round, and of the log from where they begin."""
         piece, self._piece = self._piece, None
         if piece is not None:
             piece.close()
@@ -445,7 +441,6 @@ class Fanout:
                 break
 
     def _serve(self, sender: Sender) -> None:
-        """Give a viewer its turn, and see where it stands now."""
         sender.stand(_SERVED)
         try:
             result = sender.flush()

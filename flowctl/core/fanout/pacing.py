@@ -65,7 +65,8 @@ class Pacing:
         if not self._step and self._cost_s <= _AT_ONCE_COST_S and busy <= _IDLE_BUSY:
             return  # what follows would come to the same
         wanted_s = self.wanted_s(busy)
-        step = _step_for(wanted_s, self.ceiling_s)
+        # The shortest step that is not below the wished-for interval.
+        step = 0 if wanted_s <= _AT_ONCE_S else min(bisect_left(_STEPS, wanted_s / self.ceiling_s), len(_STEPS) - 1)
         if step > self._step:
             self._move(step)
         elif self._step and wanted_s <= max(_SPARE * self.ceiling_s * _STEPS[self._step - 1], _SPARE * _AT_ONCE_S):
@@ -97,27 +98,12 @@ class Pacing:
         self.interval_s = self.ceiling_s * _STEPS[step]
 
 
-def _step_for(wanted_s: float, ceiling_s: float) -> int:
-    """Return the shortest step that is not below `wanted_s`."""
-    if wanted_s <= _AT_ONCE_S:
-        return 0
-    return min(bisect_left(_STEPS, wanted_s / ceiling_s), len(_STEPS) - 1)
-
-
 ROUND_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100)
 """Upper bounds of the classes in which rounds are counted, in milliseconds; the last class has none."""
 
 
 class RoundMeter:
-    """What rounds and turns took.
-
-    A *round* brings all viewers to one place of the log, a *turn* is the part of the work that the thread does without
-    looking at anything else.
-
-    Attributes:
-        longest_round_s: longest round, from its beginning to its last write, turns of others in between included.
-        by_duration: rounds by `ROUND_BOUNDS_MS`, one more than there are bounds.
-    """
+    """What rounds and turns took: a round from its beginning to its last write, turns of others in between included."""
 
     def __init__(self) -> None:
         self.rounds = 0

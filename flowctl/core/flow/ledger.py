@@ -20,7 +20,7 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.units import format_count, format_duration, format_size
 
 LEDGER_ENTRIES: Final = 16
-"""Entries kept per connection; others are forgotten (see `Ledger.add`), their number is not."""
+"""Entries kept per connection; others are forgotten, see `Ledger.add`."""
 LEDGER_WORDS_BYTES: Final = 160
 """Most that is kept of the words of an entry; they have up to 140."""
 
@@ -70,18 +70,13 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The last entries of one connection. Not thread-safe: its Sender's lock guards it.
+    """The last entries of one connection. Not thread-safe: its Sender's lock guards it."""
 
-    Attributes:
-        forgotten: number of entries that are no longer kept.
-    """
-
-    __slots__ = ("_entries", "_unread", "forgotten")
+    __slots__ = ("_entries", "_unread")
 
     def __init__(self) -> None:
         self._entries: list[bytes] = []  # packed; a deque is 760 bytes however few there are
         self._unread = 0
-        self.forgotten = 0
 
     def add(self, entry: LedgerEntry) -> None:
         """Append one entry; where the ledger is full, forget one: the oldest flap, or else the oldest.
@@ -97,7 +92,6 @@ class Ledger:
             if oldest >= read:
                 self._unread -= 1
             del entries[oldest]
-            self.forgotten += 1
         entries.append(_pack(entry))
         self._unread += 1
 
@@ -127,7 +121,6 @@ _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
 
 
 def _is_flap(packed: bytes) -> bool:
-    """Whether an entry is an edge between READY and OVERLOADED, in either direction."""
     return packed[0] == _EDGE_MARK and max(packed[1], packed[2]) <= _FLAP
 
 
@@ -216,7 +209,6 @@ _CAUSE_WORDS: Final = {Cause.WOULD_BLOCK: "blocked", Cause.TICK: "waited"}
 
 
 def describe_change(change: StateChange) -> str:
-    """Return cause, value and limit of an edge in one line."""
     return describe_edge(change.cause, change.axis, change.value, change.limit)
 
 
@@ -236,7 +228,6 @@ def _measured(axis: Axis, value: float) -> str:
 
 
 def describe_drops(lost: dict[DropReason, Counts]) -> str:
-    """Return what was dropped, by reason and class, in one line."""
     parts = []
     for reason, counts in lost.items():
         what = ", ".join(f"{count} {name}" for name, count in counts.by_name().items())

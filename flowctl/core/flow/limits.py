@@ -178,7 +178,6 @@ class Limits:
 
 
 def target_text(limits: Limits) -> str:
-    """Return the target delay of `limits` in words."""
     target_ms = limits.target_delay_ms
     if not target_ms:
         return "target delay by the stream" if target_ms is None else "no target delay"

@@ -26,6 +26,7 @@ above, and the others are as shown. Text in, values out: no file is opened here 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -74,7 +75,6 @@ class LimitsFile:
 
     @property
     def times(self) -> dict[str, float]:
-        """The times that are said, by name, seconds."""
         given = {name: getattr(self, name) for name in _TIMES}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -103,14 +103,8 @@ def render(file: LimitsFile) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return `text` as a basic string of TOML: control characters, quotes and backslashes escaped."""
-    return '"' + "".join(_escaped(letter) for letter in text) + '"'
-
-
-def _escaped(letter: str) -> str:
-    if letter in '"\\':
-        return "\\" + letter
-    return f"\\u{ord(letter):04X}" if ord(letter) < 0x20 or ord(letter) == 0x7F else letter
+    """Return `text` as a basic string of TOML: that of JSON, with the one character that TOML escapes beside."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 class _LimitsReader:

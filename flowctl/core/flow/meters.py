@@ -154,7 +154,6 @@ class DelayMeter:
     _short: float = _SHORT  # share of what was written that the application does not count, at most
 
     def peer_acknowledged(self, now: float, total_bytes: int, written_bytes: int) -> None:
-        """The peer's application has read `total_bytes` since the connection began."""
         total_bytes = min(total_bytes, written_bytes)
         step = total_bytes - self._read
         if step <= 0:
@@ -169,7 +168,6 @@ class DelayMeter:
 
     @property
     def told(self) -> bool:
-        """Whether the peer's application has ever said what it has read."""
         return self._reads > 0
 
     def untaken_bytes(self, now: float, written_bytes: int, kernel_bytes: int) -> int:

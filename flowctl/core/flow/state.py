@@ -190,7 +190,6 @@ class FlowCore:
         return self._update(Cause.DRAINED, load, now)
 
     def dropped(self, load: Load, now: float) -> StateChange | None:
-        """Queued messages were thrown away."""
         return self._update(Cause.DROPPED, load, now)
 
     def ticked(self, load: Load, now: float) -> StateChange | None:
@@ -216,7 +215,6 @@ class FlowCore:
 
     @property
     def since(self) -> float:
-        """When the present state was entered, in seconds."""
         return self._since
 
     @property
@@ -224,7 +222,6 @@ class FlowCore:
         return self._sequence
 
     def time_in_states(self, now: float) -> tuple[float, float, float, float]:
-        """Return the seconds spent in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT up to `now`."""
         times = list(self._time_in or (0.0, 0.0, 0.0, 0.0))
         times[self.state] += now - self._since
         return times[0], times[1], times[2], times[3]

@@ -19,7 +19,6 @@ class TokenBucket:
         return self.tokens
 
     def take_tokens(self, rate_per_s: float, most: float, now: float, count: float = 1.0) -> bool:
-        """Take `count` tokens if there are as many; return whether there were."""
         if self.fill(rate_per_s, most, now) < count:
             return False
         self.tokens -= count

@@ -116,7 +116,6 @@ class Pending(Generic[K, V]):
         return pairs
 
     def take_all(self) -> list[tuple[K, V]]:
-        """Remove and return all, oldest first."""
         pairs = [(key, value) for key, (value, _) in self._entries.items()]
         self._entries.clear()
         self._buckets.clear()

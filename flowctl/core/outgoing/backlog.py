@@ -127,7 +127,6 @@ class Backlog:
 
     @property
     def size_bytes(self) -> int:
-        """Wire bytes in both."""
         control, own = self.control, self._own
         return (0 if control is None else control.size_bytes) + (0 if own is None else own.size_bytes)
 
@@ -203,7 +202,6 @@ class Backlog:
         self._drop(self.own_messages, reason)
 
     def drop_oldest(self, room: Room, reason: DropReason) -> None:
-        """Drop the oldest messages that may be dropped, until what is left fits `room`."""
         size, messages, first = self.own_bytes, self.own_messages, 0
         for _, wire, since, may_drop in self._own or ():
             if room.fits(size, messages, since):
@@ -240,7 +238,6 @@ class Backlog:
 
     @property
     def queues(self) -> list[MessageQueue[Item] | MessageQueue[OwnItem]]:
-        """The queues that hold something."""
         return [queue for queue in (self.control, self._own) if queue is not None]
 
 

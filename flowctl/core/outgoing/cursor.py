@@ -64,8 +64,6 @@ _ENTRY_BYTES: Final = 512
 class LogCursor:
     """One viewer's position in one log. Not thread-safe: its Sender's lock guards it.
 
-    The log may grow meanwhile, on the publisher's thread: each method reads the tail once, after the place.
-
     Attributes:
         place: where it stands; shared with the cohort while in one.
         joined_at: when it began to follow the log, in seconds.
@@ -138,7 +136,6 @@ class LogCursor:
 
     @property
     def entry(self) -> Entry:
-        """The entry to be handed over next, after the copies."""
         return self.place.entry
 
     @property
@@ -180,7 +177,6 @@ class LogCursor:
         return None if entry is self._tail() else max(entry.enqueued_at, self.joined_at)
 
     def oldest_counted_at(self) -> float | None:
-        """As `oldest_at`, but leaving out what joining gave."""
         end = self.joining_to
         if end is None or end.sequence < self.place.entry.sequence:
             return self.oldest_at()
@@ -188,7 +184,6 @@ class LogCursor:
 
     @property
     def cache_taken(self) -> bool:
-        """Whether nothing is left of what joining gave."""
         end = self.joining_to
         return end is None or (end.sequence <= self.place.entry.sequence and self._copies is None)
 
@@ -441,11 +436,7 @@ class LogCursor:
     # -- accounts
 
     def books(self) -> Books:
-        """Return (accepted, dropped by reason, queued) of one instant, however fast the log grows.
-
-        accepted is everything this viewer was offered: entries since it joined, and restart messages. dropped includes
-        what is refused ahead of the cursor. What is neither dropped nor queued was handed over.
-        """
+        """Return (accepted, dropped by reason, queued) of one instant; what is refused ahead counts as dropped."""
         entry, tail = self.place.entry, self._tail()
         end = (*tail.counts, *tail.sizes)
         accepted = tuple(map(sub, end, (*self._base_counts, *self._base_sizes)))
@@ -467,7 +458,6 @@ class LogCursor:
 
     @property
     def late(self) -> int:
-        """Messages that were left out for being late so far."""
         tally = self._dropped.get(DropReason.LATE) if self._dropped is not None else None
         return 0 if tally is None else sum(tally[:CLASS_COUNT])
 
@@ -775,7 +765,6 @@ class LogCursor:
         self._arrive()
 
     def _drop_copies(self, reason: DropReason, kept: tuple[MessageClass, ...]) -> None:
-        """Drop the copies but for those of classes in `kept`."""
         if self._copies is not None:
             self._copies.drop(lambda item: item[0] not in kept, self._tally(reason))
             self._copies = self._copies or None

@@ -41,8 +41,6 @@ class Transport(Protocol):
 
 
 class _InFlight:
-    """The message whose first byte is out: it is finished whatever happens."""
-
     __slots__ = ("given", "message_class", "own", "rest", "since", "size_bytes")
 
     def __init__(self, item: Item | OwnItem, written: int, *, given: bool = False, own: bool = False) -> None:
@@ -91,7 +89,6 @@ class Outbox:
         return self.cursor is None and self._inflight is None and not len(self.backlog)
 
     def empty(self, *, with_log: bool) -> bool:
-        """Return whether nothing is left to write."""
         cursor = self.cursor
         done = self._inflight is None and not len(self.backlog)
         return done and (not with_log or cursor is None or cursor.caught_up)
@@ -242,7 +239,6 @@ class Outbox:
     # -- thinning and ending
 
     def thin(self, mode: Thin, limits: Limits, now: float, reason: DropReason) -> None:
-        """Thin what is queued by `mode`; what is dropped is counted as `reason`."""
         cursor, backlog = self.cursor, self.backlog
         if mode is Thin.DROPPABLE:
             backlog.drop_droppable(reason)
@@ -260,7 +256,6 @@ class Outbox:
         return self.cursor is not None and self.cursor.cut_behind(timing)
 
     def skip_to_live(self, limits: Limits, now: float) -> bool:
-        """Go to the newest key frame of the followed log; return whether there was one ahead."""
         cursor, backlog = self.cursor, self.backlog
         room = self._room(limits, now, backlog.own_bytes, backlog.own_messages)
         return cursor is not None and cursor.skip_to_live(room, now)
@@ -333,22 +328,18 @@ class Outbox:
         return accepted, dropped, queued
 
     def dropped(self) -> dict[DropReason, Counts]:
-        """What was refused or thrown away, by reason and class."""
         return self.accounts()[1]
 
     @property
     def restarts(self) -> int:
-        """Times the peer was brought to a key frame after a loss."""
         return sum(part.restarts for part in (self._past, self.cursor) if part is not None)
 
     @property
     def key_waits_expired(self) -> int:
-        """Times no key frame came in time."""
         return sum(part.key_waits_expired for part in (self._past, self.cursor) if part is not None)
 
     @property
     def waiting_for_key(self) -> bool:
-        """Whether inter frames are refused until the next key frame."""
         return self.cursor is not None and self.cursor.waiting_for_key
 
     @property

@@ -37,7 +37,6 @@ class DropRefusal:
         self.parts: tuple[tuple[int, DropReason], ...] = ((mask, reason),) if mask else ()
 
     def copy(self) -> DropRefusal:
-        """Return the same, to be changed on its own."""
         other = DropRefusal(0, DropReason.REFUSED)
         other.mask, other.parts = self.mask, self.parts
         return other
@@ -88,7 +87,6 @@ class Refusals:
 
     @property
     def mask(self) -> int:
-        """Classes refused at the cursor, as bits by `MessageClass`."""
         return self.here.mask
 
     @property
@@ -96,16 +94,12 @@ class Refusals:
         """Whether nothing is refused, here or ahead, and nothing is handed over ahead."""
         return not self.mask and not self.ahead
 
-    @property
-    def last_mask(self) -> int:
-        return self.ahead[-1].mask if self.ahead else self.mask
-
     def add(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...], since: float) -> None:
         """From `start` on, where no gate lies behind, refuse just `mask`."""
         ahead = self.ahead
         if ahead and ahead[-1].start is start:
             restart = ahead.pop().restart + restart
-        if restart or self.last_mask != mask:
+        if restart or mask != (ahead[-1].mask if ahead else self.mask):
             ahead.append(RefusalGate(start, DropRefusal(mask, reason), restart, since))
 
     def tighten(self, start: Entry, at: Entry, extra: int, reason: DropReason, now: float) -> None:

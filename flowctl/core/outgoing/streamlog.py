@@ -312,8 +312,13 @@ class StreamLog:
         # The order of these two lines is what lets other threads read without a lock.
         entry.next = tail
         self.tail = tail
-        if self._cached is not None:
-            self._bound_cache(self._cached, tail, now)
+        cached, cache = self._cached, self.cache
+        if cached is not None and (
+            tail.offset - cached.offset > cache.size_bytes
+            or tail.sequence - cached.sequence > cache.messages
+            or now - cached.enqueued_at > cache.duration_s
+        ):
+            self._cached = None
         for listener in self._listeners:
             listener.appended(self)
         return entry
@@ -337,15 +342,6 @@ class StreamLog:
         self.gop = gop
         self.headers = restart
         self._cached = entry
-
-    def _bound_cache(self, cached: Entry, tail: Entry, now: float) -> None:
-        cache = self.cache
-        if (
-            tail.offset - cached.offset > cache.size_bytes
-            or tail.sequence - cached.sequence > cache.messages
-            or now - cached.enqueued_at > cache.duration_s
-        ):
-            self._cached = None
 
     def drop_cache(self) -> None:
         """Empty the GOP cache: the next viewer to join waits for a key frame. For a publisher that went away."""
@@ -382,7 +378,6 @@ class StreamLog:
 
 
 def _filed_under(message_class: MessageClass, *, droppable: bool) -> MessageClass:
-    """Return the class of a log whose messages are dropped, or not, as `droppable` says."""
     if message_class in _VIDEO:
         if not droppable:
             raise LocalProtocolError(

@@ -19,8 +19,6 @@ _LATE_MS: Final = 250.0
 
 
 class Blame(enum.Enum):
-    """Whose fault a queue is."""
-
     NOBODY = "nobody"
     VIEWER_LINK = "viewer link"
     SERVER_LOOP = "our loop"
@@ -59,7 +57,6 @@ def explain(
     close_reason: CloseReason | None = None,
     details: str = "",
 ) -> str:
-    """Return state, axis, value, limit, since when, and who is to blame, in one line."""
     if close_reason is not None:
         return f"closed: {close_reason.value}" + (f" ({details})" if details else "")
     parts = [f"{core.state.name} for {format_duration(now - core.since)}"]

@@ -13,48 +13,30 @@ from flowctl.reasons import CloseReason, DropReason
 
 
 class Account(NamedTuple):
-    """How a Sender stands at one instant, for callers that look at thousands of them: see `Sender.account`.
-
-    Attributes:
-        delay_ms: how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel. 0: it
-            keeps up.
-        lagging: whether something was left over at the last write, so that the kernel had enough to do since.
-        noted: whether its ledger has anything: with nothing in it, nothing was ever done to the peer.
-        bytes_sent: wire bytes that the kernel has taken.
-        entry: where it stands in the followed log. None: it follows none.
-        own_bytes: bytes queued for this peer alone: all that is not read from the log.
-        load: what is queued, on three axes. This and what follows are there where rows were asked for.
-        stalled_s: for how long the kernel has taken nothing while something is queued.
-        drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
-        accepted: figures by class: what it was offered.
-        sent: the same: what the kernel took completely.
-        dropped: the same: what was not sent, for whatever reason.
-        cohort: (log, where it stands, end of the log), of a member of a cohort: its figures are of that instant. None:
-            it is none, or the cohort went on meanwhile.
-        joined_at: when it began to follow its log, in seconds.
-        cached_bytes: of `accepted`, what that gave it of what was published before.
-    """
+    """How a Sender stands at one instant, for callers that look at thousands of them: see `Sender.account`."""
 
     state: SendState = SendState.READY
     picture_share: float = 1.0
-    delay_ms: float = 0.0
-    lagging: bool = False
-    noted: bool = False
-    bytes_sent: int = 0
+    delay_ms: float = 0.0  # the age of the oldest that the peer has not taken, here or in the kernel; 0: it keeps up
+    lagging: bool = False  # something was left over at the last write: the kernel had enough to do since
+    noted: bool = False  # its ledger has something: without, nothing was ever done to the peer
+    bytes_sent: int = 0  # wire bytes that the kernel has taken
     pulse: int | None = 0
-    entry: Entry | None = None
-    own_bytes: int = 0
+    entry: Entry | None = None  # where it stands in the followed log
+    own_bytes: int = 0  # queued for this peer alone: all that is not read from the log
     own_messages: int = 0
-    load: Load = EMPTY_LOAD
+    load: Load = EMPTY_LOAD  # this and what follows are there where rows were asked for
     stalled_s: float = 0.0
-    drain_bytes_per_s: float | None = None
+    drain_bytes_per_s: float | None = None  # what the peer takes when there is always something; None: not measured
     accepted: Figures = NO_FIGURES
-    sent: Figures = NO_FIGURES
+    sent: Figures = NO_FIGURES  # what the kernel took completely
     dropped: Figures = NO_FIGURES
     idle: bool = True
+    # (log, where it stands, its end) of a member of a cohort: its figures are of that instant. None: it is none, or the
+    # cohort went on meanwhile.
     cohort: tuple[StreamLog, Entry, Entry] | None = None
-    joined_at: float = 0.0
-    cached_bytes: int = 0
+    joined_at: float = 0.0  # when it began to follow its log
+    cached_bytes: int = 0  # of `accepted`, what that gave it of what was published before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

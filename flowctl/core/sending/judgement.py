@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 from operator import sub
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import OFF_MARK, Limits
 from flowctl.core.flow.meters import Trail
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, crowded
 from flowctl.core.outgoing.outbox import Outbox
-from flowctl.core.sending.contract import Standing
+from flowctl.core.sending.contract import SenderHost, Standing
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
 from flowctl.reasons import CloseReason
@@ -70,23 +70,13 @@ _LOOK_MESSAGES: Final = 1024
 log is to be copied out in time (`LogCursor.compact`), and without limits, timers and video nothing else would come."""
 
 
-class Line(Protocol):
-    """What a judgement asks of the connection; see `core.sending.contract.SenderHost`."""
-
-    def kernel_bytes(self) -> int:
-        """Return what the kernel has taken and the peer has not acknowledged."""
-
-    def strained(self) -> bool:
-        """Return whether the owning thread had no room a moment ago."""
-
-
 @dataclass(eq=False, slots=True)
 class Judgement:
     """What is known of one peer, and what follows from it. Not thread-safe: its Sender's lock guards it."""
 
     core: FlowCore  # the state, shared with the Sender
     outbox: Outbox  # what is queued, shared with the Sender
-    line: Line
+    line: SenderHost  # asked what the kernel holds, and whether our own thread is late
     settings: SenderSettings
     progress_at: float  # when the kernel last took something, or began to refuse
     patience: tuple[float, ...] = ENDLESS  # the drop policy's, by class
@@ -136,7 +126,6 @@ class Judgement:
 
     @property
     def bytes_sent(self) -> int:
-        """Wire bytes that the kernel has taken, those that the cohort wrote for us included."""
         cursor = self.outbox.cursor
         return self.outbox.bytes_sent + (cursor.entry.offset if self.stands is _COHORT and cursor is not None else 0)
 
@@ -469,5 +458,4 @@ class Judgement:
         return Clocks(closes_at, stuck_at, soft_at, rises_at, looks_at, held_until, samples_at)
 
     def overdue(self, clocks: Clocks, now: float) -> tuple[CloseReason, str] | None:
-        """Return what has taken too long, as reason and details of the end. None: nothing has."""
         return clocks.overdue(now, self.settings, waits=self.blocked or not self.empty)

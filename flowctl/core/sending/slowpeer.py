@@ -212,7 +212,6 @@ class SlowPeer:
         return min(self.delay_ms, self._before_ms)
 
     def aged(self, load: Load) -> Load:
-        """Return `load` with the delay as its age, where that counts and is more."""
         age_ms = self.age_ms
         return Load(load.size_bytes, load.messages, age_ms) if self.by_delay and age_ms > load.age_ms else load
 
