@@ -15,7 +15,9 @@ from flow_kit import (
     RESTART,
     Peer,
     Published,
+    Viewer,
     check_accounts,
+    frame,
 )
 from sender_kit import OVERLOADED, READY, SOFT_LIMIT, by_messages
 
@@ -349,3 +351,26 @@ def test_end_when_another_place_has_followed_is_harmless(link):
     ask(connection, first.end)
     assert connection.place is second
     assert connection.sender.following is logs[1].log
+
+
+def test_interval_of_fanouts_when_set_is_that_of_all_groups():
+    fanouts = Fanouts(StreamLog(), adaptive=False)
+    assert fanouts.interval_s() == 0.0
+    groups = [ManualGroup(), ManualGroup()]
+    both = [fanouts.on(group) for group in groups]
+    fanouts.set_interval(2.0)
+    assert [fanout.pacing.interval_s for fanout in both] == [2.0, 2.0]
+    beside = Fanouts(StreamLog(), flush_interval_s=0, beside=fanouts).on(groups[0])
+    both[0].pacing.interval_s = 0.5
+    assert fanouts.interval_s() == 2.0
+    peer = Viewer(groups[0])
+    peer.follow(beside)
+    groups[0].run(2.0)
+    beside.log.append(frame(LOG, MessageClass.AUDIO, 0), MessageClass.AUDIO, 0.0)
+    beside.log.append(frame(LOG, MessageClass.AUDIO, 1), MessageClass.AUDIO, 0.0)
+    groups[0].run(0.0)
+    beside.log.append(frame(LOG, MessageClass.AUDIO, 2), MessageClass.AUDIO, 0.0)
+    groups[0].run(1.9)
+    assert peer.numbers() == [0, 1]
+    groups[0].run(0.2)
+    assert peer.numbers() == [0, 1, 2]

@@ -78,6 +78,18 @@ def test_interval_when_cost_swings_about_a_step_does_not():
     assert sum(before != after for before, after in itertools.pairwise(intervals)) <= 1
 
 
+def test_interval_when_the_calm_is_broken_waits_for_another_one():
+    pacing = Pacing(0.04)
+    for _ in range(100):
+        pacing.round_ended(1.0, 0.0, 0.0)
+    for now, cost_s in ((0.0, 0.0), (1.9, 1.0), (2.0, 0.0), (3.9, 0.0)):
+        for _ in range(100):
+            pacing.round_ended(cost_s, 0.0, now)
+    assert pacing.interval_s == 0.04
+    pacing.round_ended(0.0, 0.0, 4.0)
+    assert pacing.interval_s == 0.03
+
+
 def test_interval_when_a_key_frame_costs_ten_times_does_not_move():
     pacing = Pacing(0.04)
     intervals = set()

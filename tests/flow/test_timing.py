@@ -65,6 +65,12 @@ def test_disposable_frames_are_late_at_half_of_the_target_and_sound_at_twice():
     assert timing(held=210_000).late(AUDIO, 0, 10.0, 0)
 
 
+def test_what_comes_with_a_large_key_frame_is_waited_for_as_long_as_sound_and_disposable_frames_half_as_long():
+    at = timing()  # the key frame takes 4 s, but sound is waited for 2 s
+    assert [at.late(INTER, 0, 10.0 - late_s, 0, 400_000) for late_s in (1.9, 2.1)] == [False, True]
+    assert [at.late(DISPOSABLE, 0, 10.0 - late_s, 0, 400_000) for late_s in (0.9, 1.1)] == [False, True]
+
+
 @pytest.mark.parametrize("item", [CONTROL, HEADER])
 def test_headers_and_control_messages_are_never_late(item):
     for policy in (LivePolicy(), AudioFirst(), PicturesFirst(), KeepAll()):

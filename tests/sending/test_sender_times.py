@@ -280,6 +280,21 @@ def test_send_after_close_is_counted_and_not_accepted():
     check_accounts(viewer, viewer.offered)
 
 
+def test_sender_that_is_let_go_answers_as_at_its_end():
+    viewer = Talker(Peer(room=0))
+    viewer.say("X")
+    viewer.sender.let_go()
+    assert viewer.sender.host is viewer.host, "not before its end"
+    viewer.sender.close(CloseReason.KICKED)
+    before = viewer.sender.statistics()
+    viewer.sender.let_go()
+    viewer.group.run(10.0)
+    assert viewer.sender.host is not viewer.host
+    assert (viewer.sender.statistics(), viewer.sender.load().messages) == (before, 0)
+    assert viewer.sender.sample_delay() == 0.0
+    assert [result.outcome for result in viewer.say("X")] == [SendOutcome.CLOSED]
+
+
 # -- ledger, why, statistics
 
 

@@ -160,7 +160,9 @@ def test_late_pictures_when_first_seen_are_noted_once_until_the_peer_keeps_up():
     slow = SlowPeer(STEERED)
     assert slow.note_late(1.0, 0) is None
     assert slow.harmless
-    assert slow.note_late(2.0, 3).kind is LedgerKind.LATE
+    slow.drain.rate = 2048.0
+    noted = slow.note_late(2.0, 3)
+    assert (noted.kind, noted.why) == (LedgerKind.LATE, "pictures would be late; it takes 2.0 KiB/s")
     assert slow.note_late(3.0, 5) is None
     assert not slow.harmless
     assert slow.held_until(gop_s=2.0) == 7.0

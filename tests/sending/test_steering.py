@@ -297,6 +297,7 @@ def test_forecast_when_no_log_is_followed_rests_on_what_is_queued():
         ({"return_after_s": -1.0}, "return_after_s"),
         ({"return_delay_s": -1.0}, "return_delay_s"),
         ({"sample_s": 0}, "sample_s"),
+        ({"turn_messages": 1025}, "IOV_MAX"),
     ],
 )
 def test_settings_when_out_of_range_are_refused_by_name(settings, name):
