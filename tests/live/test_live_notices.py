@@ -20,20 +20,90 @@ def ends(peer):
     return peer.codes.count(commands.PLAY_UNPUBLISH_NOTIFY)
 
 
-def test_player_when_published_again_at_once_is_told_of_both(world):
-    publisher = world.publisher()
-    viewer = world.player()
-    viewer.forget()
-    publisher.reads = False  # our client does not know that it published again
-    publisher.send(octets(publisher, "closeStream", None) + octets(publisher, "publish", None, "room", "live"))
-    publisher.video(0, AVC_HEADER)
-    publisher.video(0, key(b"2"))
-    assert viewer.codes == ["stream_eof", commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_PUBLISH_NOTIFY]
-    assert viewer.payloads == [AVC_HEADER, key(b"2")]
-    publisher.send(octets(publisher, "closeStream", None))
-    world.run(1)
-    assert ends(viewer) == 2
-    assert viewer.live._playing.waits_until is not None
+class Script:
+    """Runs lines like ``publish view pause => end`` on a world: steps, and what the viewer was told of the stream."""
+
+    def __init__(self, world):
+        self.world, self.publisher, self.viewer = world, None, None
+
+    def run(self, script):
+        for line in filter(None, map(str.strip, script.splitlines())):
+            steps, _, expected = line.partition("=>")
+            for step in steps.split():
+                getattr(self, step)()
+            names = {commands.PLAY_UNPUBLISH_NOTIFY: "end", commands.PLAY_PUBLISH_NOTIFY: "begin"}
+            told = [names[code] for code in self.viewer.codes if code in names]
+            assert told == expected.split(), line
+            assert (self.viewer.live._playing.waits_until is not None) is self.world.stream().ended
+            self.viewer.forget()
+
+    def publish(self):
+        self.publisher = self.world.publisher()
+
+    def view(self):
+        self.viewer = self.world.player()
+
+    def end(self):
+        self.publisher.session.close_stream()
+        self.world.run()
+
+    def again(self):
+        """End and publish in one piece of input; our client does not know that it published again."""
+        self.publisher.reads = False
+        self.publisher.send(
+            octets(self.publisher, "closeStream", None) + octets(self.publisher, "publish", None, "room", "live")
+        )
+
+    def stop(self):
+        self.publisher.send(octets(self.publisher, "closeStream", None))
+        self.world.run(1)
+
+    def pause(self):
+        self.viewer.command("pause", None, True, 0.0)
+
+    def resume(self):
+        self.viewer.command("pause", None, False, 0.0)
+
+    def block(self):
+        self.viewer.wire.room = len(self.viewer.wire.down)
+
+    def free(self):
+        self.viewer.wire.room = None
+        self.world.run(1.0)
+
+    def frames(self):
+        for index in range(5):
+            self.publisher.video(index * 40, key(b"%d" % index, 300))
+
+    def gets(self):
+        """Publish a key frame, which the viewer gets behind the headers."""
+        self.publisher.video(1000, key(b"new"))
+        assert self.viewer.payloads[-3:] == [AVC_HEADER, AAC_HEADER, key(b"new")]
+
+
+SCRIPTS = {
+    "published again at once": """
+        publish view again => end begin
+        stop => end""",
+    "paused while it ends": """
+        publish view pause end => end
+        resume publish gets => begin""",
+    "far behind": """
+        publish view block frames end publish =>
+        free => end begin""",
+    "pauses with the end queued": """
+        publish view block frames end pause free => end""",
+    "pauses with end and beginning queued": """
+        publish view block frames end publish pause free =>
+        resume =>""",
+    "pauses with the beginning queued": """
+        view block publish pause free => begin""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_player_when_the_stream_ends_and_begins_is_told_what_it_has_not_heard(world, name):
+    Script(world).run(SCRIPTS[name])
 
 
 def test_viewers_when_a_publisher_comes_and_goes_many_times_a_second_are_told_once_a_second(world):
@@ -52,21 +122,6 @@ def test_viewers_when_a_publisher_comes_and_goes_many_times_a_second_are_told_on
     publisher.send(octets(publisher, "closeStream", None))
     world.run(1)
     assert viewer.codes[-1] == commands.PLAY_UNPUBLISH_NOTIFY
-
-
-def test_player_when_paused_is_told_that_the_stream_ended(world):
-    publisher = world.publisher()
-    viewer = world.player()
-    viewer.command("pause", None, True, 0.0)
-    publisher.session.close_stream()
-    world.run()
-    assert ends(viewer) == 1
-    assert viewer.live._playing.waits_until is not None
-    viewer.command("pause", None, False, 0.0)
-    world.publisher().video(0, key(b"2"))
-    assert ends(viewer) == 1
-    assert viewer.codes[-1] == commands.PLAY_PUBLISH_NOTIFY
-    assert viewer.payloads[-3:] == [AVC_HEADER, AAC_HEADER, key(b"2")]
 
 
 def test_player_when_resumed_before_it_heard_of_the_end_is_told_once(world, monkeypatch):
@@ -137,67 +192,6 @@ def test_request_when_withdrawn_in_the_same_breath_is_forgotten(world, name):
     peer.send(asked + peer.session.send_message(gone))
     assert peer.connection.ended is None
     assert {stream.name for stream in world.hub.streams()} <= {"live/room"}
-
-
-def far_behind(world):
-    """Return a publisher, and a player whose kernel takes nothing, with some frames queued for it."""
-    publisher = world.publisher()
-    viewer = world.player()
-    viewer.forget()
-    viewer.wire.room = len(viewer.wire.down)
-    for index in range(5):
-        publisher.video(index * 40, key(b"%d" % index, 300))
-    return publisher, viewer
-
-
-def free(world, viewer):
-    viewer.wire.room = None
-    world.run(1.0)
-
-
-def test_player_when_far_behind_is_told_of_the_beginning_after_the_end(world):
-    publisher, viewer = far_behind(world)
-    publisher.session.close_stream()
-    world.run()
-    world.publisher().video(0, key(b"new"))
-    assert viewer.codes == []
-    free(world, viewer)
-    assert viewer.codes == ["stream_eof", commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_PUBLISH_NOTIFY]
-    assert viewer.payloads[-1] == key(b"new")
-
-
-def test_player_when_it_pauses_with_the_end_queued_is_told_of_it(world):
-    publisher, viewer = far_behind(world)
-    publisher.session.close_stream()
-    world.run()
-    viewer.command("pause", None, True, 0.0)
-    free(world, viewer)
-    assert ends(viewer) == 1
-    assert viewer.live._playing.waits_until is not None
-
-
-def test_player_when_it_pauses_with_end_and_beginning_queued_is_told_of_neither(world):
-    publisher, viewer = far_behind(world)
-    publisher.session.close_stream()
-    world.run()
-    world.publisher()
-    viewer.command("pause", None, True, 0.0)
-    free(world, viewer)
-    assert ends(viewer) == 0
-    assert commands.PLAY_PUBLISH_NOTIFY not in viewer.codes
-    viewer.command("pause", None, False, 0.0)
-    assert commands.PLAY_PUBLISH_NOTIFY not in viewer.codes
-
-
-def test_player_when_it_pauses_with_the_beginning_queued_is_told_of_it(world):
-    """A waiting player whose kernel takes nothing pauses before it has heard that the stream is published."""
-    viewer = world.player()
-    viewer.forget()
-    viewer.wire.room = len(viewer.wire.down)
-    world.publisher()
-    viewer.command("pause", None, True, 0.0)
-    free(world, viewer)
-    assert viewer.codes.count(commands.PLAY_PUBLISH_NOTIFY) == 1
 
 
 def test_player_when_resumed_before_it_heard_of_the_beginning_is_told_once(world, monkeypatch):
