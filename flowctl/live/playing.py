@@ -27,7 +27,7 @@ from flowctl.core.flow.state import MessageClass, SendState, StateChange
 from flowctl.errors import LimitExceededError, LocalProtocolError
 from flowctl.live.access.request import LiveRequest, Why
 from flowctl.live.config import LiveConfig
-from flowctl.live.hub import Hub, Viewer, line_fields
+from flowctl.live.hub import Hub, line_fields
 from flowctl.live.oversight.episodes import Episode
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import StartPlace, Stream
@@ -88,21 +88,18 @@ class Playing:
     """The stream that the peer plays; one per connection. Its connection's thread."""
 
     __slots__ = (
-        *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_own_times", "_policy_name", "_video"),
-        *("_viewer", "_wire", "_words", "began_at", "paused", "stream", "waiting", "waits_until"),
+        *("_connection", "_episode", "_hub", "_viewer", "_wire", "_words", "audio", "began_at", "paused", "stream"),
+        *("video", "waiting", "waits_until"),
     )
 
-    def __init__(self, viewer: Viewer, words: PlayWords, hub: Hub, stream: Stream, wire: WireLog) -> None:
+    def __init__(self, viewer: ViewerSession, words: PlayWords, hub: Hub, stream: Stream, wire: WireLog) -> None:
         self._viewer = viewer
         self._connection = viewer.connection
         self._words = words
         self._hub = hub
         self._wire = wire
-        self._audio = self._video = True  # whether the player wants them
+        self.audio = self.video = True  # whether the player wants them
         self._episode: Episode | None = None  # most viewers have no trouble at all
-        self._own_limits: Limits | None = None  # those of this stream that its Sender was given
-        self._own_times = False  # whether the times of its Sender are those of this stream
-        self._policy_name = hub.config.policy  # of its Sender, but for what is muted
         self.stream = stream
         self.waiting = True  # whether it waits for a publisher
         self.began_at = self._connection.now()
@@ -113,7 +110,7 @@ class Playing:
     # -- begin and wait
 
     def begin(self) -> StartPlace:
-        self.put_settings()
+        self._viewer.put_settings()
         # In this order: what ends the stream after the look stands in the log that the player then follows.
         place = self.stream.start_place(self._wire)
         self.waiting = self.stream.ended
@@ -147,7 +144,7 @@ class Playing:
             self._note_begin()
 
     def _wait(self) -> None:
-        wait_s = self._settings.rtmp.limits.player_wait_s
+        wait_s = self.settings.rtmp.limits.player_wait_s
         self.waits_until = self._connection.now() + wait_s if wait_s else None
 
     def _note_end(self) -> None:
@@ -180,7 +177,7 @@ class Playing:
 
     def check_wait(self, now: float) -> None:
         if self.waits_until is not None and now >= self.waits_until:
-            limit_s = self._settings.rtmp.limits.player_wait_s
+            limit_s = self.settings.rtmp.limits.player_wait_s
             self._words.limit("player_wait_s", limit_s, limit_s)
             raise LimitExceededError(
                 "player_wait_s", limit_s, limit_s, f"nobody published {self.stream.name} within {limit_s:g} s"
@@ -216,54 +213,19 @@ class Playing:
             self._words.repeat()
 
     def mute(self, *, audio: bool | None = None, video: bool | None = None) -> None:
-        self._audio = self._audio if audio is None else audio
-        self._video = self._video if video is None else video
-        self._put_policy()
-
-    @property
-    def _muted(self) -> bool:
-        return not (self._audio and self._video)
+        self.audio = self.audio if audio is None else audio
+        self.video = self.video if video is None else video
+        self._viewer.put_policy()
 
     # -- what is set for those who play the stream
 
     @property
-    def _settings(self) -> LiveConfig:
+    def settings(self) -> LiveConfig:
         return self._hub.config.at(self.stream.name, Role.VIEWER)
 
-    def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
-        usual, mine, sender = self._hub.config, self._settings, self._connection.sender
-        own = mine.limits if mine.limits != usual.limits else None
-        if own != self._own_limits:
-            limits = own or limits or usual.limits
-        elif own is not None and limits is not None:
-            limits = own
-        self._own_limits = own
-        if limits is not None and limits != sender.limits:
-            sender.set_limits(limits)
-        own_times = mine.sender != usual.sender
-        if (changed or own_times or self._own_times) and sender.settings != mine.sender:
-            sender.set_settings(mine.sender)
-        self._own_times = own_times
-        if changed and self.waiting:
+    def settings_changed(self) -> None:
+        if self.waiting:
             self._wait()
-        if mine.policy != self._policy_name:
-            self._policy_name = mine.policy
-            self._put_policy()
-
-    def _put_policy(self) -> None:
-        policy = LIVE_POLICIES[self._policy_name]
-        if self._muted:
-            policy = Muted(policy, audio=self._audio, video=self._video)
-        self._connection.sender.set_policy(policy)
-
-    def _leave_settings(self) -> None:
-        usual, sender = self._hub.config, self._connection.sender
-        if self._own_limits is not None:
-            sender.set_limits(usual.limits)
-        if self._own_times:
-            sender.set_settings(usual.sender)
-        if self._muted or self._policy_name != usual.policy:  # what is muted is so for this play alone
-            sender.set_policy(LIVE_POLICIES[usual.policy])
 
     # -- trouble and the end
 
@@ -282,7 +244,6 @@ class Playing:
         connection = self._connection
         if connection.place is not None:
             connection.place.end()
-        self._leave_settings()
         # Also out of what waits to be sent to it: what it was offered of the stream is settled when it leaves.
         self.stream.leave(self._wire)
         self._hub.leave(self.stream, self._viewer)
@@ -309,7 +270,10 @@ def refusal_word(why: Why, by: str) -> str:
 class ViewerSession(Session):
     """A session that may play a stream."""
 
-    __slots__ = ("_config", "_hub", "_limit_hit", "_played", "_playing", "harmless", "refusal", "user_agent")
+    __slots__ = (
+        *("_config", "_hub", "_limit_hit", "_own_limits", "_own_times", "_played", "_playing", "_policy_name"),
+        *("harmless", "refusal", "user_agent"),
+    )
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -317,6 +281,10 @@ class ViewerSession(Session):
         self._playing: Playing | None = None
         self._played: LiveRequest | None = None  # what it plays. None: nobody is told of its end
         self._limit_hit: str | None = None
+        # Of its Sender: limits and times of its stream and role, if it has any, and the policy without what is muted.
+        self._own_limits: Limits | None = None
+        self._own_times = False
+        self._policy_name = hub.config.policy
         # why its last request to play or publish was refused, in a word of records. None: none was.
         self.refusal: str | None = None
         self.user_agent = ""
@@ -412,29 +380,49 @@ class ViewerSession(Session):
 
     # -- what its level sets, and the end
 
-    def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
-        """Put in force the server's settings, which have just been changed, with what is set for its stream."""
-        if self._playing is not None:
-            self._playing.put_settings(limits, changed=changed)
-            return
-        usual, mine, sender = self._hub.config, self._settings, self.connection.sender
-        if mine.limits != usual.limits:
-            limits = mine.limits
-        if limits is not None and limits != sender.limits:
-            sender.set_limits(limits)
-        if (changed or mine.sender != usual.sender) and mine.sender != sender.settings:
-            sender.set_settings(mine.sender)
-        if changed:
-            sender.set_policy(LIVE_POLICIES[usual.policy])
-
     @property
     def _settings(self) -> LiveConfig:
-        return self._hub.config
+        """What is set for it: for its role in its stream, where it has one."""
+        return self._hub.config if self._playing is None else self._playing.settings
+
+    def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
+        """Put in force what is set for it; `limits`: those that the server was given just now, `changed`: all it has.
+
+        Its own limits, those of its stream and role, are put back where they end; what somebody has set for this
+        connection meanwhile stays.
+        """
+        usual, mine, sender = self._hub.config, self._settings, self.connection.sender
+        own = mine.limits if mine.limits != usual.limits else None
+        if own is not None and (limits is not None or own != self._own_limits):
+            limits = own
+        elif own is None and limits is None and sender.limits == self._own_limits:
+            limits = usual.limits
+        if limits is not None and limits != sender.limits:
+            sender.set_limits(limits)
+        own_times = mine.sender != usual.sender
+        if (changed or own_times or self._own_times) and mine.sender != sender.settings:
+            sender.set_settings(mine.sender)
+        self._own_limits, self._own_times = own, own_times
+        if changed or mine.policy != self._policy_name:
+            self._policy_name = mine.policy
+            self.put_policy()
+        if changed and self._playing is not None:
+            self._playing.settings_changed()
+
+    def put_policy(self) -> None:
+        """Let the Sender decide by its policy, with what its player has muted."""
+        policy, playing = LIVE_POLICIES[self._policy_name], self._playing
+        if playing is not None and not (playing.audio and playing.video):
+            policy = Muted(policy, playing.audio, playing.video)
+        self.connection.sender.set_policy(policy)
 
     def _end_playing(self, why: str) -> None:
         playing, self._playing = self._playing, None
         if playing is not None:
             playing.end(why)
+            if not (playing.audio and playing.video):  # what is muted is so for this play alone
+                self.put_policy()
+            self.put_settings()
         played, self._played = self._played, None
         if played is not None:
             self._hub.gate.over(played, why)

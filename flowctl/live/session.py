@@ -595,19 +595,10 @@ class LiveSession(ViewerSession):
         _log.info("publish refused", **self._fields(name), reason=str(error), publisher=by)
 
     def _end_publishing(self, stream_id: int, *, grace: bool, why: str) -> None:
-        was, publishing = self._settings, self._publishing.pop(stream_id)
-        if self._playing is None:
-            self._leave_settings(was)
+        publishing = self._publishing.pop(stream_id)
+        self.put_settings()
         self.connection.gather_input(bool(self._publishing))
         publishing.end(grace=grace, why=why)
-
-    def _leave_settings(self, was: LiveConfig) -> None:
-        """Put back what was set for a publication that is over; what somebody has set for this connection stays."""
-        now, sender = self._settings, self.connection.sender
-        if now.limits != was.limits and sender.limits == was.limits:
-            sender.set_limits(now.limits)
-        if now.sender != was.sender and sender.settings == was.sender:
-            sender.set_settings(now.sender)
 
     # -- playing
 
@@ -651,7 +642,6 @@ class LiveSession(ViewerSession):
             self._hub.gate.began(request)
 
     def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
-        """Put in force the server's settings, which have just been changed, also how long it may be silent."""
         super().put_settings(limits, changed=changed)
         if changed:
             for publishing in self._publishing.values():
@@ -660,9 +650,11 @@ class LiveSession(ViewerSession):
 
     @property
     def _settings(self) -> LiveConfig:
-        """What is set for publishers of the stream that it publishes, the first one."""
+        """Of several publications that of the first counts, and that of a play before it."""
         first = next(iter(self._publishing.values()), None)
-        return self._hub.config if first is None else self._hub.config.at(first.stream.name, Role.PUBLISHER)
+        if first is None or self._playing is not None:
+            return super()._settings
+        return self._hub.config.at(first.stream.name, Role.PUBLISHER)
 
     def _stream_closed(self, event: rtmp_events.StreamClosed) -> None:
         asked = None if self._question is None else self._question.event
