@@ -46,10 +46,9 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
 from flowctl.wire.rtmp.amf.limits import AmfLimits
-from flowctl.wire.rtmp.client.states import CLIENT_TABLE
 from flowctl.wire.rtmp.limits import WireLimits
-from flowctl.wire.rtmp.server.states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
 from flowctl.wire.rtmp.session_config import ControlConfig, ServerSessionConfig
+from flowctl.wire.rtmp.states import CLIENT_TABLE, CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "docs" / "flowctl.toml"

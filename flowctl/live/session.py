@@ -37,10 +37,10 @@ from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp import events as rtmp_events
-from flowctl.wire.rtmp.handshake.handshake import is_stun
+from flowctl.wire.rtmp.handshake import is_stun
 from flowctl.wire.rtmp.messages import Acknowledgement
 from flowctl.wire.rtmp.server.session import ServerSession
-from flowctl.wire.rtmp.server.states import ConnectionState, StreamState
+from flowctl.wire.rtmp.states import ConnectionState, StreamState
 from flowctl.wire.rtmp.url import DEFAULT_APP
 from flowctl.wire.rtmp.wire import Message
 

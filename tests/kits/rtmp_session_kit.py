@@ -16,7 +16,7 @@ from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.messages import Command, decode_message
 from flowctl.wire.rtmp.server.session import ServerSession

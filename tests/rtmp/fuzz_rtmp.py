@@ -33,7 +33,7 @@ from flowctl.wire.rtmp import commands, messages
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter, serialise
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.messages import split_aggregate
 from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, TYPE_DATA_AMF0, TYPE_DATA_AMF3, Message

@@ -12,7 +12,6 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter, serialise
-from flowctl.wire.rtmp.client.states import ClientState
 from flowctl.wire.rtmp.events import (
     ConnectRequested,
     HandshakeDone,
@@ -30,8 +29,8 @@ from flowctl.wire.rtmp.events import (
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.server.replies import COURTESIES
 from flowctl.wire.rtmp.server.session import ServerSession
-from flowctl.wire.rtmp.server.states import ConnectionState, StreamState
 from flowctl.wire.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.wire.rtmp.states import ClientState, ConnectionState, StreamState
 from flowctl.wire.rtmp.wire import Message
 
 AUDIO, VIDEO = 8, 9
@@ -71,7 +70,7 @@ def test_client_and_server_agree_on_the_way_to_publishing(split, style):
     assert handshake == HandshakeDone(style)
     assert isinstance(connect, ConnectRequested)
     assert isinstance(publish, PublishRequested)
-    assert (connect.app, connect.caps_ex, publish.name, publish.url.path) == ("live", 15, "room", "live/room")
+    assert (connect.url.app, connect.caps_ex, publish.name, publish.url.path) == ("live", 15, "room", "live/room")
     assert publish.query == {"k": "v"}
     assert pair.server.stream_state(1) is StreamState.PUBLISHING
 

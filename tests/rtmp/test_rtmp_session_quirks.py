@@ -12,7 +12,7 @@ from flowctl.wire.rtmp.amf.values import UNDEFINED, Date, EcmaArray, TypedObject
 from flowctl.wire.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.messages import SetChunkSize, encode_control
-from flowctl.wire.rtmp.server.states import StreamState
+from flowctl.wire.rtmp.states import StreamState
 from flowctl.wire.rtmp.wire import Message
 
 AUDIO, VIDEO, DATA_AMF3, COMMAND_AMF3, DATA = 8, 9, 15, 17, 18
@@ -102,16 +102,16 @@ def test_connect_object_may_be_odd(values):
     """Cameras, iOS publishers, Neko, ZLMediaKit (mediamtx 1405, lal 102, gortmplib objectOrArray)."""
     client = ScriptedClient()
     event = connect_with(client, values)
-    assert (event.app, event.object_encoding) == ("live", 0)
+    assert (event.url.app, event.object_encoding) == ("live", 0)
 
 
 @pytest.mark.parametrize("more", [(None,), ("user", "password"), (5.0,), (["x"],)])
 def test_connect_may_have_further_arguments_of_any_kind(more):
-    assert connect_with(ScriptedClient(), {"app": "live"}, *more).app == "live"
+    assert connect_with(ScriptedClient(), {"app": "live"}, *more).url.app == "live"
 
 
 def test_connect_object_may_be_in_the_wrong_place():
-    assert connect_with(ScriptedClient(), None, {"app": "live"}).app == "live"
+    assert connect_with(ScriptedClient(), None, {"app": "live"}).url.app == "live"
 
 
 def test_haivision_checks_bandwidth_first_and_announces_after_createstream(client):
@@ -336,7 +336,7 @@ def test_amf3_close_is_seen_while_input_is_held(mark):
 def test_enhanced_rtmp_comes_without_announcement(client):
     """OBS sends FourCC packets and no fourCcList; they pass through."""
     event = connect_with(client, {"app": "live", "tcUrl": "rtmp://h/live"})
-    assert event.fourcc_list == ()
+    assert not event.enhanced
     client.create_stream()
     client.call("publish", 3, None, "room", "live", stream_id=1)
     client.session.accept_publish(1)

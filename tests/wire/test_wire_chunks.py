@@ -20,8 +20,7 @@ from flowctl.wire.rtmp import messages
 from flowctl.wire.rtmp.amf.values import UNDEFINED, EcmaArray
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import serialise
-from flowctl.wire.rtmp.handshake.digest import CLIENT_KEY, find_digest
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.handshake import CLIENT_KEY, Handshake, find_digest
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.wire import Message, basic_header
 

@@ -38,13 +38,13 @@ def client(request):
 
 def test_recorded_player_connect_is_understood(client):
     (event,) = client.send(Message(3, 0, 20, 0, octets_of("amf0-xiu-player-connect")))
-    assert (event.app, event.tc_url, event.url.host) == ("live", "rtmp://localhost:1935/live", "localhost")
+    assert (event.url.app, event.tc_url, event.url.host) == ("live", "rtmp://localhost:1935/live", "localhost")
 
 
 def test_recorded_ios_publisher_connect_is_understood(client):
     payload = amf0.encode("connect", 1.0) + octets_of("amf0-lal-ios-publisher-connect")
     (event,) = client.send(Message(3, 0, 20, 0, payload))
-    assert (event.app, event.object_encoding, event.page_url) == ("live", 0, "")
+    assert (event.url.app, event.object_encoding, event.page_url) == ("live", 0, "")
     assert event.flash_ver == "FMLE/3.0 (compatible; FMSc/1.0)"
 
 

@@ -30,8 +30,8 @@ from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp import events as rtmp_events
 from flowctl.wire.rtmp.server.session import ServerSession
-from flowctl.wire.rtmp.server.states import StreamState
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.states import StreamState
 from flowctl.wire.rtmp.wire import Message
 
 _log: Final = structlog.get_logger("flowctl.cluster")

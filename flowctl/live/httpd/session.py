@@ -37,7 +37,7 @@ from flowctl.live.stream import Stream
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
-from flowctl.wire.rtmp.handshake.handshake import is_stun
+from flowctl.wire.rtmp.handshake import is_stun
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 
 _log: Final = structlog.get_logger("flowctl.live")

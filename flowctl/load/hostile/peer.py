@@ -25,7 +25,7 @@ from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.messages import Command, decode_message
 from flowctl.wire.rtmp.wire import (

@@ -211,16 +211,6 @@ def member(values: dict[str, Any], name: str) -> Any:
     return next((value for key, value in values.items() if key.lower() == lowered), None)
 
 
-def fourcc_list(values: dict[str, Any]) -> tuple[str, ...]:
-    """Return the codecs that a connect announces, from ``fourCcList`` and both FourCcInfoMaps, at most 64."""
-    listed = member(values, "fourCcList")
-    names = [item for item in listed if isinstance(item, str)] if isinstance(listed, list) else []
-    for key in ("videoFourCcInfoMap", "audioFourCcInfoMap"):
-        entries = member(values, key)
-        names += entries if isinstance(entries, dict) else []
-    return tuple(dict.fromkeys(text(name, 16) for name in names))[:64]
-
-
 def command_name(message: Message) -> str:
     """Return the name of a command message without decoding the rest; "" when it does not start with a string."""
     payload = amf0_body(message)

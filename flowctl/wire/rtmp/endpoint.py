@@ -18,8 +18,8 @@ from typing import Final
 from flowctl.errors import InternalError, LimitExceededError
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter
-from flowctl.wire.rtmp.events import Acknowledged, BufferLength, ControlEvent, Ignored, Pong
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.events import Acknowledged, ControlEvent, Ignored, Pong
+from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_PING_RESPONSE,
@@ -185,7 +185,7 @@ class Endpoint:
         if event == EVENT_PING_RESPONSE:
             return self._pong(value.timestamp, now)
         if event == EVENT_SET_BUFFER_LENGTH:
-            return BufferLength(value.stream_id, value.buffer_ms)
+            return None  # rtmpdump says ten hours: no promise, and nothing to go by
         if event in STREAM_EVENTS:
             # The client's session reads these itself; a client that sends one to a server is odd, but harmless.
             self.count("stream-event")

@@ -11,7 +11,7 @@ stream *name* is shown: where names are secret keys, log a digest of them instea
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 from flowctl.wire.rtmp.wire import Message
@@ -29,9 +29,6 @@ class HandshakeDone:
 class ConnectRequested:
     """A client asks to connect; answer with `accept_connect` or `reject_connect`."""
 
-    app: str  # application without its instance, for example ``live``
-    instance: str  # what follows the first slash of the application, "" for none
-    query: Query  # the pairs of the query in ``tcUrl`` or ``app``; Adobe authentication is taken out
     # ``tcUrl`` as sent, without authentication; "" when the client sent none. May hold secrets.
     tc_url: str = dataclasses.field(repr=False)
     url: RtmpUrl  # the address, without a stream name yet
@@ -39,11 +36,8 @@ class ConnectRequested:
     object_encoding: int
     page_url: str = dataclasses.field(repr=False)  # page of a Flash player, "" for none. May hold secrets.
     user: str | None  # user name that passed Adobe authentication. None: no authentication took place.
-    # codecs that the client announces (Enhanced RTMP), ``*`` for any; empty for most clients, which send such codecs
-    # all the same.
-    fourcc_list: tuple[str, ...]
+    enhanced: bool  # whether it tells codecs or capabilities of Enhanced RTMP
     caps_ex: int  # Enhanced RTMP v2 capability bits, 0 for none: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds
-    raw: dict[str, Any] = dataclasses.field(repr=False)  # the whole command object, simplified. May hold secrets.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,14 +119,6 @@ class ReceiveVideo:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class BufferLength:
-    """A player announced the size of its buffer (Set Buffer Length)."""
-
-    stream_id: int
-    buffer_ms: int  # buffer in ms, 0..2^32-1; rtmpdump says ten hours, so this is no promise
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Acknowledged:
     sequence_number: int  # octets it has received, modulo 2^32; whatever the peer claims
 
@@ -152,15 +138,6 @@ class Ignored:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Connected:
-    """Client: the server accepted our connect."""
-
-    properties: dict[str, Any]  # first object of the reply (``fmsVer``, ``capabilities``), simplified
-    information: dict[str, Any]  # second object (``code``, ``objectEncoding``, Enhanced RTMP capabilities), simplified
-    caps_ex: int  # Enhanced RTMP v2 capability bits of the server, 0 for none
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
     """Client: the server refused our connect, createStream, publish or play."""
 
@@ -169,13 +146,6 @@ class Rejected:
     description: str  # the server's words; may hold an authentication challenge, never the password
     # to log in, close and connect again with these (`ClientSession.connect`). None: refused for good.
     retry_parameters: str | None = dataclasses.field(default=None, repr=False)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StreamCreated:
-    """Client: the server gave us a message stream."""
-
-    stream_id: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -219,7 +189,7 @@ class ReconnectRequested:
     description: str
 
 
-ControlEvent: TypeAlias = Acknowledged | Pong | BufferLength | Ignored
+ControlEvent: TypeAlias = Acknowledged | Pong | Ignored
 """Events of the protocol control that both ends have in common."""
 
 ServerEvent: TypeAlias = (
@@ -242,9 +212,7 @@ ServerEvent: TypeAlias = (
 ClientEvent: TypeAlias = (
     Message
     | HandshakeDone
-    | Connected
     | Rejected
-    | StreamCreated
     | PublishStarted
     | PlayStarted
     | StatusReceived

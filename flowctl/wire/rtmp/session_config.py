@@ -113,15 +113,6 @@ class ClientSessionConfig(ControlConfig):
     flash_version: str = "FMLE/3.0 (compatible; flowctl)"
     """What the client calls itself; FMLE makes servers treat it as an encoder, as OBS and FFmpeg do."""
 
-    fourcc_list: tuple[str, ...] = ("av01", "vp09", "hvc1", "avc1", "Opus", "fLaC", "ac-3", "ec-3", "mp4a", ".mp3")
-    """Codecs announced in connect (Enhanced RTMP); () announces none and sends no Enhanced RTMP members at all."""
-
-    caps_ex: int = 15
-    """Enhanced RTMP v2 capabilities announced: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds."""
-
-    release_stream: bool = True
-    """Whether to send releaseStream and FCPublish before publishing, as OBS and FFmpeg do."""
-
     buffer_ms: int = 1000
     """Buffer that a player announces, 0..2^32-1."""
 

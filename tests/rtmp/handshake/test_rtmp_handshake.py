@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rtmp_chunk_peer import pieces
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from flowctl.wire.rtmp.handshake.digest import CLIENT_KEY, SERVER_KEY, answer, find_digest, is_answer, with_digest
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.handshake import CLIENT_KEY, SERVER_KEY, Handshake, answer, find_digest, is_answer, with_digest
 
 NOISE = bytes(range(256)) * 6
 SIMPLE_C1 = b"\0\0\4\xd2" + bytes(4) + NOISE[8:]

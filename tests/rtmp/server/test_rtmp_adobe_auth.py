@@ -190,7 +190,7 @@ def test_client_and_server_log_in_over_three_connections(split):
     assert reasons == ["need-auth", "challenged"]
     assert pair.client_events[-1] == PublishStarted(1)
     (connect,) = [event for event in pair.server_events if isinstance(event, ConnectRequested)]
-    assert (connect.user, connect.tc_url, connect.app) == ("bob", "rtmp://h/live", "live")
+    assert (connect.user, connect.tc_url, connect.url.app) == ("bob", "rtmp://h/live", "live")
 
 
 @pytest.mark.parametrize("place", ["app", "tcUrl"])
@@ -287,4 +287,4 @@ def test_refusals_lead_every_known_client_in_or_end_its_attempt(read, user):
 def test_server_without_credentials_ignores_authentication():
     client = ScriptedClient()
     event = client.connect(app="live?authmod=adobe&user=bob", tcUrl="rtmp://h/live?authmod=adobe&user=bob")
-    assert (event.user, event.app, event.query, event.tc_url) == (None, "live", {}, "rtmp://h/live")
+    assert (event.user, event.url.app, event.url.query, event.tc_url) == (None, "live", {}, "rtmp://h/live")

@@ -11,7 +11,6 @@ from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.events import (
     Acknowledged,
-    BufferLength,
     PauseRequested,
     Pong,
     PublishRequested,
@@ -226,10 +225,10 @@ def test_message_streams_are_limited():
     assert (caught.value.limit, caught.value.maximum) == ("message_streams", 8)
 
 
-def test_buffer_length_is_reported(client):
+def test_buffer_length_is_taken(client):
     client.play()
     message = encode_control(UserControl(EVENT_SET_BUFFER_LENGTH, stream_id=1, buffer_ms=3000))
-    assert client.send(message) == [BufferLength(1, 3000)]
+    assert (client.send(message), client.session.counters) == ([], {})
 
 
 # -------------------------------------------------------------------------------------------------- time

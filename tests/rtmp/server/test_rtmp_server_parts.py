@@ -7,8 +7,8 @@ import pytest
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.wire.rtmp.server.replies import COURTESIES
 from flowctl.wire.rtmp.server.session import ServerSession
-from flowctl.wire.rtmp.server.states import StreamInput, StreamState
 from flowctl.wire.rtmp.server.streams import HeldMessages, MessageStreams
+from flowctl.wire.rtmp.states import StreamInput, StreamState
 from flowctl.wire.rtmp.wire import Message
 
 OVERHEAD_BYTES = 96

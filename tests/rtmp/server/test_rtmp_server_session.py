@@ -33,8 +33,8 @@ from flowctl.wire.rtmp.messages import (
     decode_message,
     encode_control,
 )
-from flowctl.wire.rtmp.server.states import ConnectionState, StreamState
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.states import ConnectionState, StreamState
 from flowctl.wire.rtmp.wire import Message
 
 AUDIO, VIDEO, DATA = 8, 9, 18
@@ -79,11 +79,10 @@ def test_connect_is_reported(client):
         },
     )
     assert isinstance(event, ConnectRequested)
-    assert (event.app, event.instance, event.query) == ("live", "inst", {"k": "v"})
+    assert (event.url.app, event.url.query) == ("live/inst", {"k": "v"})
     assert (event.tc_url, event.url.host) == ("rtmp://example.com/live/inst?k=v", "example.com")
     assert (event.flash_ver, event.page_url, event.object_encoding) == ("FMLE/3.0", "http://example.com/", 3)
-    assert (event.fourcc_list, event.caps_ex, event.user) == (("av01", "hvc1", "Opus"), 3, None)
-    assert event.raw["flashVer"] == "FMLE/3.0"
+    assert (event.enhanced, event.caps_ex, event.user) == (True, 3, None)
 
 
 def test_accept_connect_announces_chunk_size_before_the_result(client):

@@ -11,7 +11,7 @@ from flowctl.load.hostile.octets import picture
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.adobe_auth import client_parameters
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.wire import TYPE_VIDEO, Message
 
 _BURST: Final = 2000

@@ -1,4 +1,1 @@
-"""The chunk stream: messages cut into chunks and put together again.
-
-Begin with `reader.py`.
-"""
+"""The chunk stream: messages cut into chunks and put together again. Begin with `reader.py`."""

@@ -1,4 +1,1 @@
-"""The client's side of a session.
-
-Begin with `session.py`.
-"""
+"""The client's side of a session. Begin with `session.py`."""

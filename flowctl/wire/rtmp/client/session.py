@@ -28,11 +28,9 @@ from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.adobe_auth import client_parameters
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter
-from flowctl.wire.rtmp.client.states import ClientInput, ClientState, next_client_state
 from flowctl.wire.rtmp.endpoint import CONTROL_TYPES, NO_LIMIT, Endpoint
 from flowctl.wire.rtmp.events import (
     ClientEvent,
-    Connected,
     HandshakeDone,
     PlayStarted,
     PublishKind,
@@ -40,10 +38,9 @@ from flowctl.wire.rtmp.events import (
     ReconnectRequested,
     Rejected,
     StatusReceived,
-    StreamCreated,
     StreamEnded,
 )
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.messages import (
     EVENT_SET_BUFFER_LENGTH,
     EVENT_STREAM_EOF,
@@ -55,6 +52,7 @@ from flowctl.wire.rtmp.messages import (
     split_aggregate,
 )
 from flowctl.wire.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ClientSessionConfig
+from flowctl.wire.rtmp.states import CLIENT_TABLE, ClientInput, ClientState, next_state
 from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
 from flowctl.wire.rtmp.wire import (
     TYPE_AGGREGATE,
@@ -68,7 +66,11 @@ from flowctl.wire.rtmp.wire import (
     Message,
 )
 
-_AUDIO_FOURCCS: Final = frozenset({"Opus", "fLaC", "ac-3", "ec-3", "mp4a", ".mp3"})
+_VIDEO_FOURCCS: Final = ("av01", "vp09", "hvc1", "avc1")
+_AUDIO_FOURCCS: Final = ("Opus", "fLaC", "ac-3", "ec-3", "mp4a", ".mp3")
+"""Codecs announced in connect (Enhanced RTMP)."""
+_CAPS_EX: Final = 15.0
+"""Enhanced RTMP v2 capabilities announced: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds."""
 _CAN_ALL: Final = 7.0
 """FourCcInfoMask: can decode, encode and forward (Enhanced RTMP v2)."""
 
@@ -82,11 +84,11 @@ SET_DATA_FRAME: Final = amf0.encode("@setDataFrame")
 """What stands before metadata and other script data that a server is to keep and pass on."""
 
 
-def connect_object(config: ClientSessionConfig, url: RtmpUrl, *, parameters: str, playing: bool) -> dict[str, Any]:
+def _connect_object(flash_version: str, url: RtmpUrl, *, parameters: str, playing: bool) -> dict[str, Any]:
     values: dict[str, Any] = {
         "app": ("" if url.app == DEFAULT_APP else url.app) + parameters,
         "type": "nonprivate",
-        "flashVer": config.flash_version,
+        "flashVer": flash_version,
         "tcUrl": url.tc_url + parameters,
     }
     if playing:
@@ -97,16 +99,13 @@ def connect_object(config: ClientSessionConfig, url: RtmpUrl, *, parameters: str
             "videoCodecs": _VIDEO_CODECS,
             "videoFunction": 1.0,
         }
-    values["objectEncoding"] = 0.0
-    if config.fourcc_list:
-        codecs = dict.fromkeys(config.fourcc_list, _CAN_ALL)
-        values |= {
-            "fourCcList": list(config.fourcc_list),
-            "videoFourCcInfoMap": {name: mask for name, mask in codecs.items() if name not in _AUDIO_FOURCCS},
-            "audioFourCcInfoMap": {name: mask for name, mask in codecs.items() if name in _AUDIO_FOURCCS},
-            "capsEx": float(config.caps_ex),
-        }
-    return values
+    return values | {
+        "objectEncoding": 0.0,
+        "fourCcList": [*_VIDEO_FOURCCS, *_AUDIO_FOURCCS],
+        "videoFourCcInfoMap": dict.fromkeys(_VIDEO_FOURCCS, _CAN_ALL),
+        "audioFourCcInfoMap": dict.fromkeys(_AUDIO_FOURCCS, _CAN_ALL),
+        "capsEx": _CAPS_EX,
+    }
 
 
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
@@ -211,7 +210,7 @@ class ClientSession:
     def close_stream(self) -> None:
         """Stop publishing or playing; the connection stays and may be asked for another stream."""
         self._move(ClientInput.CLOSE)
-        if self._publishes and self._config.release_stream:
+        if self._publishes:
             self._call("FCUnpublish", None, self._stream_name())
         self._forget_stream()
 
@@ -350,7 +349,7 @@ class ClientSession:
 
     def _move(self, event: ClientInput) -> None:
         """Change the state; the only place that does."""
-        following = next_client_state(self._state, event)
+        following = next_state(CLIENT_TABLE, self._state, event, "session")
         if following is not self._state:
             self._state = following
             self._endpoint.phase_changed()
@@ -385,7 +384,7 @@ class ClientSession:
         # Before connect, as OBS does it, so that the long connect is not cut into chunks of 128 octets.
         self._endpoint.send_chunk_size()
         playing = self._purpose is not None and not self._publishes
-        values = connect_object(self._config, self._url, parameters=self._parameters, playing=playing)
+        values = _connect_object(self._config.flash_version, self._url, parameters=self._parameters, playing=playing)
         self._call("connect", values)
 
     def _create_stream(self) -> None:
@@ -393,7 +392,7 @@ class ClientSession:
         if self._state is not ClientState.CONNECTED or self._purpose is None:
             return
         self._move(ClientInput.ASK)
-        if self._publishes and self._config.release_stream:
+        if self._publishes:
             self._call("releaseStream", None, self._stream_name())
             self._call("FCPublish", None, self._stream_name())
         self._call("createStream", None)
@@ -493,9 +492,6 @@ class ClientSession:
             self._refused("connect", information, events)
             return
         self._move(ClientInput.ACCEPTED)
-        caps_ex = commands.whole(commands.member(information, "capsEx"), 0) & 0xFFFFFFFF
-        properties = commands.properties(command.object)
-        events.append(Connected(properties=properties, information=information, caps_ex=caps_ex))
         self._endpoint.announce_window(WINDOW_ACK_SIZE_BYTES)
         self._create_stream()
 
@@ -508,7 +504,6 @@ class ClientSession:
                 self._call("deleteStream", None, float(stream_id))
         elif 0 <= stream_id <= 0xFFFFFFFF:
             self._move(ClientInput.STREAM_CREATED)
-            events.append(StreamCreated(stream_id))
             self._ask_server(self._purpose, stream_id)
         else:
             self._refused("createStream", {"description": "the reply has no stream id"}, events)

@@ -1,4 +1,1 @@
-"""What audio and video messages hold, as far as a server has to know.
-
-Begin with `media.py`.
-"""
+"""What audio and video messages hold, as far as a server has to know. Begin with `media.py`."""

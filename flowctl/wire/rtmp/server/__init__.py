@@ -1,4 +1,1 @@
-"""The server's side of a session.
-
-Begin with `session.py`.
-"""
+"""The server's side of a session. Begin with `session.py`."""

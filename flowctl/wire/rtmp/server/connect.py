@@ -22,6 +22,7 @@ _SHARED_CHARS: Final = 256
 _OWN_MARKS: Final = ("?", "@", "vhost...")
 """What an address contains that has a query or credentials ("app...vhost...name" is an old spelling of a query)."""
 
+_ENHANCED: Final = ("fourCcList", "videoFourCcInfoMap", "audioFourCcInfoMap")
 _ADDRESS_CHARS: Final = 65536
 _PAGE_CHARS: Final = 2048
 """What is read of an address, and of the address of a page."""
@@ -42,11 +43,8 @@ def read_connect(command: Command, config: ServerSessionConfig, now: float) -> C
             return verdict
         user = verdict.user
     url = _address(tc_url, app, config.name_max_chars)
-    name, _, instance = url.app.partition("/")
+    caps_ex = int(commands.number(commands.member(values, "capsEx"), 0)) & 0xFFFFFFFF
     return ConnectRequested(
-        app=name,
-        instance=instance,
-        query=url.query,
         tc_url=tc_url,
         url=url,
         flash_ver=commands.shared(commands.text(commands.member(values, "flashVer"))),
@@ -54,9 +52,8 @@ def read_connect(command: Command, config: ServerSessionConfig, now: float) -> C
         object_encoding=3 if commands.member(values, "objectEncoding") == 3 else 0,
         page_url=commands.text(commands.member(values, "pageUrl"), _PAGE_CHARS),
         user=user,
-        fourcc_list=commands.fourcc_list(values),
-        caps_ex=int(commands.number(commands.member(values, "capsEx"), 0)) & 0xFFFFFFFF,
-        raw=values,
+        enhanced=bool(caps_ex or any(commands.member(values, name) for name in _ENHANCED)),
+        caps_ex=caps_ex,
     )
 
 

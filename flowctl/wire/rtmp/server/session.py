@@ -61,7 +61,7 @@ from flowctl.wire.rtmp.events import (
     ServerEvent,
     StreamClosed,
 )
-from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.messages import (
     EVENT_STREAM_BEGIN,
     EVENT_STREAM_EOF,
@@ -73,15 +73,16 @@ from flowctl.wire.rtmp.messages import (
 )
 from flowctl.wire.rtmp.server import replies
 from flowctl.wire.rtmp.server.connect import read_connect
-from flowctl.wire.rtmp.server.states import (
+from flowctl.wire.rtmp.server.streams import PLAYER_STATES, PLAYING_STATES, HeldMessages, MessageStream, MessageStreams
+from flowctl.wire.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ServerSessionConfig
+from flowctl.wire.rtmp.states import (
+    CONNECTION_TABLE,
     ConnectionInput,
     ConnectionState,
     StreamInput,
     StreamState,
-    next_connection_state,
+    next_state,
 )
-from flowctl.wire.rtmp.server.streams import PLAYER_STATES, PLAYING_STATES, HeldMessages, MessageStream, MessageStreams
-from flowctl.wire.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ServerSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import (
     TYPE_AGGREGATE,
@@ -444,7 +445,7 @@ class ServerSession:
 
     def _move_connection(self, event: ConnectionInput) -> None:
         """Change the state of the connection; the only place that does."""
-        following = next_connection_state(self._state, event)
+        following = next_state(CONNECTION_TABLE, self._state, event, "connection")
         if following is not self._state:
             self._state = following
             self._endpoint.phase_changed()
@@ -674,7 +675,7 @@ class ServerSession:
         self._url = asked.url
         self.client_caps_ex = asked.caps_ex
         self._object_encoding = asked.object_encoding
-        self._enhanced = bool(asked.fourcc_list or asked.caps_ex)
+        self._enhanced = asked.enhanced
         call.events.append(asked)
 
     def _create_stream(self, call: _Call) -> None:

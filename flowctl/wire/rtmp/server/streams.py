@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from flowctl.errors import LimitExceededError
-from flowctl.wire.rtmp.server.states import StreamInput, StreamState, next_stream_state
+from flowctl.wire.rtmp.states import STREAM_TABLE, StreamInput, StreamState, next_state
 from flowctl.wire.rtmp.wire import Message
 
 _OVERHEAD_BYTES: Final = 96
@@ -127,7 +127,7 @@ class MessageStreams:
     def move(self, stream: MessageStream, event: StreamInput) -> bool:
         """Change the state of a stream; the only place that does. Return whether it is another one now."""
         before = stream.state
-        stream.state = next_stream_state(before, event, stream.stream_id)
+        stream.state = next_state(STREAM_TABLE, before, event, f"message stream {stream.stream_id}")
         if stream.state is before:
             return False
         if stream.state is StreamState.DELETED:

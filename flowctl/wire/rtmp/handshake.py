@@ -20,23 +20,75 @@ The answers C2 and S2 are not enforced. Encoders that echo the wrong packet are 
 from __future__ import annotations
 
 import enum
+import hashlib
+import hmac
 import random
 import secrets
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from flowctl.wire.rtmp.handshake.digest import (
-    CLIENT_KEY,
-    DIGEST_BYTES,
-    PACKET_BYTES,
-    SERVER_KEY,
-    answer,
-    find_digest,
-    is_answer,
-    with_digest,
-)
 from flowctl.wire.rtmp.wire import CLOCK_MASK
+
+PACKET_BYTES: Final = 1536
+"""Length of C1, C2, S1 and S2 (Adobe RTMP 1.0 section 5.2)."""
+
+DIGEST_BYTES: Final = 32
+
+SCHEMAS: Final = (0, 1)
+_BLOCK: Final = (772, 8)
+"""Where the digest block of each schema begins."""
+_POSITIONS: Final = 764 - 4 - DIGEST_BYTES
+
+_SECRET: Final = bytes.fromhex("f0eec24a8068bee82e00d0d1029e7e576eec5d2d29806fab93b8e636cfeb31ae")
+CLIENT_KEY: Final = b"Genuine Adobe Flash Player 001"
+SERVER_KEY: Final = b"Genuine Adobe Flash Media Server 001"
+"""The names sign C1 and S1; name and secret together key the answers S2 and C2. Published since 2009 in librtmp."""
+
+
+class Digest(NamedTuple):
+    schema: int
+    offset: int
+    value: bytes
+
+
+def find_digest(packet: bytes, key: bytes) -> Digest | None:
+    for schema in SCHEMAS:
+        offset = _offset(packet, schema)
+        value = packet[offset : offset + DIGEST_BYTES]
+        if hmac.compare_digest(value, _sign(packet, offset, key)):
+            return Digest(schema, offset, value)
+    return None
+
+
+def with_digest(packet: bytes, schema: int, key: bytes) -> tuple[bytes, bytes]:
+    offset = _offset(packet, schema)
+    value = _sign(packet, offset, key)
+    return packet[:offset] + value + packet[offset + DIGEST_BYTES :], value
+
+
+def answer(digest: bytes, key: bytes, noise: bytes) -> bytes:
+    return noise + _answer_digest(digest, key, noise)
+
+
+def is_answer(packet: bytes, digest: bytes, key: bytes) -> bool:
+    """Tell whether `packet` (S2 or C2) answers `digest`; arguments as `answer`."""
+    noise, found = packet[:-DIGEST_BYTES], packet[-DIGEST_BYTES:]
+    return hmac.compare_digest(found, _answer_digest(digest, key, noise))
+
+
+def _offset(packet: bytes, schema: int) -> int:
+    block = _BLOCK[schema]
+    return sum(packet[block : block + 4]) % _POSITIONS + block + 4
+
+
+def _sign(packet: bytes, offset: int, key: bytes) -> bytes:
+    return hmac.digest(key, packet[:offset] + packet[offset + DIGEST_BYTES :], hashlib.sha256)
+
+
+def _answer_digest(digest: bytes, key: bytes, noise: bytes) -> bytes:
+    return hmac.digest(hmac.digest(key + _SECRET, digest, hashlib.sha256), noise, hashlib.sha256)
+
 
 Style = Literal["simple", "digest"]
 

@@ -1,16 +1,21 @@
-"""The two state machines of a server session as tables: one per connection, one per message stream.
+"""The state machines of the sessions as tables: a server's connection, its message streams, and a client.
 
 Theory of operation. A state changes only by looking up (state, input) here. A missing pair is an error: of the peer
 when the peer gave the input (a connect after a connect, a publish on a stream that is publishing), of our caller when
-it did (an accept of something that nobody asked for). The diagrams of the documentation are drawn from these tables.
+it did (an accept of something that nobody asked for). A client session has one message stream, which is what publishers
+and players need. The diagrams of the documentation are drawn from these tables.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
+
+_StateT = TypeVar("_StateT", bound=enum.Enum)
+_InputT = TypeVar("_InputT", bound=enum.Enum)
 
 
 class ConnectionState(enum.Enum):
@@ -61,10 +66,39 @@ class StreamInput(enum.Enum):
     UNPUBLISH_NOTIFY = "unpublish_notify"
 
 
+class ClientState(enum.Enum):
+    NEW = "new"
+    HANDSHAKE = "handshake"
+    CONNECTING = "connecting"
+    CONNECTED = "connected"  # no stream asked for yet, or the last one is over
+    CREATING = "creating"  # createStream is out
+    ASKING = "asking"  # publish or play is out
+    ACTIVE = "active"  # publishing or playing
+    REJECTED = "rejected"  # the server refused our connect
+    CLOSED = "closed"  # an error ended the session
+
+
+class ClientInput(enum.Enum):
+    """What can happen to a client; the first three come from our caller."""
+
+    CONNECT = "connect"
+    ASK = "publish or play"
+    CLOSE = "close_stream"
+    HANDSHAKE_DONE = "handshake done"
+    ACCEPTED = "connect accepted"
+    REJECTED = "connect refused"
+    STREAM_CREATED = "stream created"
+    STARTED = "started"
+    REFUSED = "refused"  # createStream, publish or play was, or a running stream was taken away
+    FAIL = "fail"
+
+
 _C = ConnectionState
 _CI = ConnectionInput
 _S = StreamState
 _SI = StreamInput
+_K = ClientState
+_KI = ClientInput
 
 CONNECTION_TABLE: Final[dict[tuple[ConnectionState, ConnectionInput], ConnectionState]] = {
     (_C.HANDSHAKE, _CI.HANDSHAKE_DONE): _C.CONNECTING,
@@ -106,27 +140,34 @@ STREAM_TABLE: Final[dict[tuple[StreamState, StreamInput], StreamState]] = {
     **{(state, _SI.DELETE): _S.DELETED for state in _S if state is not _S.DELETED},
 }
 
-_PEER_INPUTS: Final = frozenset(
-    {_CI.HANDSHAKE_DONE, _CI.CONNECT, _CI.COMMAND, _SI.PUBLISH, _SI.PLAY, _SI.CONTROL, _SI.MEDIA, _SI.CLOSE, _SI.DELETE}
-)
+CLIENT_TABLE: Final[dict[tuple[ClientState, ClientInput], ClientState]] = {
+    (_K.NEW, _KI.CONNECT): _K.HANDSHAKE,
+    (_K.HANDSHAKE, _KI.HANDSHAKE_DONE): _K.CONNECTING,
+    (_K.CONNECTING, _KI.ACCEPTED): _K.CONNECTED,
+    (_K.CONNECTING, _KI.REJECTED): _K.REJECTED,
+    (_K.CONNECTED, _KI.ASK): _K.CREATING,
+    (_K.CREATING, _KI.STREAM_CREATED): _K.ASKING,
+    (_K.ASKING, _KI.STARTED): _K.ACTIVE,
+    # Servers repeat it, and send Play.Start again after receiveAudio(true).
+    (_K.ACTIVE, _KI.STARTED): _K.ACTIVE,
+    **{(state, _KI.REFUSED): _K.CONNECTED for state in (_K.CREATING, _K.ASKING, _K.ACTIVE)},
+    **{(state, _KI.CLOSE): _K.CONNECTED for state in (_K.CREATING, _K.ASKING, _K.ACTIVE)},
+    **{(state, _KI.FAIL): _K.CLOSED for state in _K},
+}
+
+_FROM_PEER: Final[dict[enum.Enum, str]] = {
+    **dict.fromkeys((_CI.HANDSHAKE_DONE, _CI.CONNECT, _CI.COMMAND), "unexpected-command"),
+    **dict.fromkeys((_SI.PUBLISH, _SI.PLAY, _SI.CONTROL, _SI.MEDIA, _SI.CLOSE, _SI.DELETE), "unexpected-command"),
+    **dict.fromkeys(set(_KI) - {_KI.CONNECT, _KI.ASK, _KI.CLOSE}, "unexpected-reply"),
+}
+"""Inputs that the peer gives, and the code of its fault where it gives one that may not be."""
 
 
-def next_connection_state(state: ConnectionState, event: ConnectionInput) -> ConnectionState:
-    following = CONNECTION_TABLE.get((state, event))
-    if following is None:
-        raise _refusal(event, f"connection is {state.value}")
-    return following
-
-
-def next_stream_state(state: StreamState, event: StreamInput, stream_id: int) -> StreamState:
-    following = STREAM_TABLE.get((state, event))
-    if following is None:
-        raise _refusal(event, f"message stream {stream_id} is {state.value}")
-    return following
-
-
-def _refusal(event: ConnectionInput | StreamInput, situation: str) -> Exception:
-    text = f"{event.value} is not allowed, the {situation}"
-    if event in _PEER_INPUTS:
-        return RemoteProtocolError(text, code="unexpected-command")
-    return LocalProtocolError(text)
+def next_state(table: Mapping[tuple[_StateT, _InputT], _StateT], state: _StateT, event: _InputT, what: str) -> _StateT:
+    """Return the state of `what` that follows."""
+    following = table.get((state, event))
+    if following is not None:
+        return following
+    text = f"{event.value} is not allowed, the {what} is {state.value}"
+    code = _FROM_PEER.get(event)
+    raise LocalProtocolError(text) if code is None else RemoteProtocolError(text, code=code)

@@ -1,4 +1,0 @@
-"""The handshake, simple and with digests.
-
-Begin with `handshake.py`.
-"""
