@@ -141,24 +141,6 @@ def test_acknowledgement_starts_again_before_it_passes_32_bits():
     assert Acknowledgement.of(2**40 + 5).sequence_number < 0xF0000000
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.one_of(
-        st.builds(SetChunkSize, U32),
-        st.builds(Abort, U32),
-        st.builds(Acknowledgement, U32),
-        st.builds(WindowAckSize, U32),
-        st.builds(PeerBandwidth, U32, st.integers(0, 255)),
-        st.builds(UserControl, st.sampled_from([0, 1, 2, 4]), stream_id=U32),
-        st.builds(UserControl, st.sampled_from([6, 7]), timestamp=U32),
-        st.builds(UserControl, st.just(3), stream_id=U32, buffer_ms=U32),
-        st.builds(UserControl, st.integers(8, 65535), raw=st.binary(max_size=20)),
-    )
-)
-def test_control_values_survive_the_wire(value):
-    assert decode_message(encode_control(value)) == value
-
-
 # ------------------------------------------------------------------------------------------------- commands
 
 

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.wire.rtmp import url as rtmp_url
-from flowctl.wire.rtmp.url import RtmpUrl, check_name, from_connect, is_path, parse_query, parse_url, redact_url, url_of
+from flowctl.wire.rtmp.url import check_name, from_connect, is_path, parse_query, parse_url, redact_url, url_of
 
 
 def code_of(function, *arguments, **keywords):
@@ -306,10 +305,6 @@ def test_no_text_of_a_peer_raises_anything_else(tc_url, app, name):
         assert ".." not in url.path.split("/")
         assert isinstance(repr(url), str)
     assert code in {"no error", "bad-url", "bad-name"}
-
-
-def test_default_address_is_empty():
-    assert (RtmpUrl().host, RtmpUrl().port, RtmpUrl().app, RtmpUrl().stream) == ("", 1935, rtmp_url.DEFAULT_APP, "")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.wire.rtmp.amf import amf0
-from flowctl.wire.rtmp.amf.limits import DEFAULT_LIMITS, AmfLimits
+from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.amf.values import UNDEFINED, UNSUPPORTED, Date, EcmaArray, TypedObject, Xml, simplify
 
 
@@ -29,10 +29,6 @@ def test_ecma_array_is_a_dict_that_keeps_its_announced_count():
         assert type(twin) is EcmaArray
         assert (value, 20) == (twin, twin.count)
     assert repr(value) == "EcmaArray({'a': 1.0, 'b': 2.0}, count=20)"
-
-
-def test_limits_default_to_what_the_documentation_says():
-    assert AmfLimits(depth=32, nodes=4096, string_bytes=65536, repeated_bytes=1 << 20) == DEFAULT_LIMITS
 
 
 @pytest.mark.parametrize("name", ["depth", "nodes", "string_bytes", "repeated_bytes"])

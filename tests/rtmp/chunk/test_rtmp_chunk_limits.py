@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tracemalloc
 
 import pytest
@@ -205,45 +204,7 @@ def test_failed_reader_holds_nothing():
 # ------------------------------------------------------------------------------------------------- absurd values
 
 
-def test_absurd_control_values_are_no_business_of_the_reader():
-    reader = ChunkReader()
-    for value in (0, 1, 0x7FFFFFFF, 0xFFFFFFFF):
-        for type_id in (3, 5, 6):
-            (message,) = reader.feed(header0(2, 0, 5, type_id, 0) + value.to_bytes(4, "big") + b"\2")
-            assert message.payload[:4] == value.to_bytes(4, "big")
-    assert reader.unfinished_bytes == 0
-
-
 # ------------------------------------------------------------------------------------------------- settings
-
-
-def test_limits_have_the_documented_defaults():
-    """The defaults are part of the interface: a server without settings is held to these."""
-    values = dataclasses.asdict(WireLimits())
-    amf = values.pop("amf")
-    assert values == {
-        "chunk_size_min_bytes": 128,
-        "chunk_size_max_bytes": 1 << 20,
-        "trusted": False,
-        "media_message_bytes": 10 << 20,
-        "data_message_bytes": 1 << 20,
-        "command_message_bytes": 64 << 10,
-        "control_message_bytes": 512,
-        "chunk_streams": 64,
-        "unfinished_bytes": 16 << 20,
-        "unpublished_bytes": 256 << 10,
-        "aggregate_messages": 4096,
-        "message_streams": 8,
-        "commands_per_second": 50.0,
-        "messages_per_second": 10_000.0,
-        "handshake_time_s": 5.0,
-        "first_command_s": 10.0,
-        "first_media_s": 20.0,
-        "player_wait_s": 60.0,
-        "ping_after_s": 60.0,
-        "ping_timeout_s": 30.0,
-    }
-    assert (amf["depth"], amf["nodes"], amf["string_bytes"]) == (32, 4096, 64 << 10)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 
 import pytest
-from rtmp_session_kit import SPLITS, ScriptedClient, single
+from rtmp_session_kit import SPLITS, ScriptedClient
 
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.wire.rtmp import commands
@@ -246,42 +246,47 @@ def expect_timeout(client, limit, at):
     assert session.next_deadline(at) is None
 
 
-def test_slow_handshake_is_cut():
-    client = ScriptedClient(handshake=False, split=single)
-    client.now = 4.0
+def begun_handshake(client):
     client.octets(b"\3abc")
-    expect_timeout(client, "handshake_time_s", 5.0)
 
 
-def test_silence_after_the_handshake_is_cut():
-    client = ScriptedClient(handshake=False)
-    client.now = 2.0
+def connecting(client):
     client.shake()
-    expect_timeout(client, "first_command_s", 12.0)
 
 
-def test_silence_after_connect_is_cut():
-    client = ScriptedClient()
-    client.now = 1.0
-    client.connect()
-    client.session.next_deadline(1.0)
-    expect_timeout(client, "first_media_s", 21.0)
-
-
-def test_publisher_without_media_is_cut():
-    client = ScriptedClient()
+def publishing_data(client):
+    client.shake()
     client.publish()
-    client.now = 3.0
     client.send(Message(4, 0, DATA, 1, b"\2\0\1x"))
-    expect_timeout(client, "first_media_s", 23.0)
 
 
-def test_refused_client_that_stays_is_cut():
-    client = ScriptedClient()
+def connected(client):
+    client.shake()
+    client.connect()
+
+
+def refused(client):
+    client.shake()
     client.call("connect", 1, {"app": "live"})
     client.session.reject_connect("no")
-    client.session.next_deadline(0.0)
-    expect_timeout(client, "first_command_s", 10.0)
+
+
+@pytest.mark.parametrize(
+    ("reach", "limit", "at"),
+    [
+        (begun_handshake, "handshake_time_s", 5.0),
+        (connecting, "first_command_s", 12.0),
+        (connected, "first_media_s", 22.0),
+        (publishing_data, "first_media_s", 22.0),
+        (refused, "first_command_s", 12.0),
+    ],
+)
+def test_peer_that_stays_in_a_phase_is_cut(reach, limit, at):
+    client = ScriptedClient(handshake=False)
+    client.now = 2.0
+    reach(client)
+    client.session.next_deadline(2.0)
+    expect_timeout(client, limit, at)
 
 
 def test_time_of_the_caller_is_not_counted():
