@@ -32,7 +32,11 @@ MAX_MISSING: Final = 1_000_000
 
 @dataclass(slots=True)
 class GapFinder:
-    """Counts the frames of one track that are missing between those that came."""
+    """Counts the frames of one track that are missing between those that came, from their timestamps alone.
+
+    A step longer than one and a half usual ones hides frames. The usual step is the mean of the short ones so far, so
+    it is exact for a constant frame rate, however milliseconds were rounded; else the count is an estimate.
+    """
 
     _timestamp: int | None = None  # of the last frame
     _steps: int = 0  # steps that count as usual

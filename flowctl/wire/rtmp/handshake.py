@@ -5,6 +5,13 @@ S1), and 1536 octets that answer the other's noise (C2, S2). A handshake object 
 returns what to send now; octets that follow the last packet are kept for the chunk reader in `leftover`. It holds at
 most one packet and the piece in hand.
 
+The digests are in no specification: since Flash Player 9.0.115 C1 and S1 carry an HMAC-SHA256 over themselves, and C2
+and S2 a second one, keyed by the first. Players that sent one play H.264 only if the server answers with one. All keys
+are public, so it proves nothing, and a wrong digest makes a handshake simple, not refused. C1 and S1 are time (4),
+version (4, zero in the simple handshake) and two blocks of 764; the digest block is at 772 in schema 0 and at 8 in
+schema 1 (as SRS counts them). Four octets begin it, whose sum modulo 728 is where in the rest the digest is. The other
+block is RTMPE's, and left random.
+
 Both ends do the same: send a first packet, answer the other's, and check the answer. What differs is data (`_Role`):
 who goes first, which names sign the digests, and what is made of the version octet.
 

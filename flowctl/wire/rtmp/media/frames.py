@@ -198,8 +198,10 @@ _OBU_FRAME: Final = 6
 
 
 def is_key_frame(codec: str, body: bytes | memoryview, start: int, end: int) -> bool:
-    """Return whether the frame in ``body[start:end]``, at least one octet, is a key frame.
+    """Return whether the unmarked frame in ``body[start:end]``, at least one octet, is a key frame; in doubt it is not.
 
+    gortmplib, and so MediaMTX, leaves the frame type 0 (reserved) for FourCC codecs: to believe it would mean a stream
+    that nobody could join. `survey` knows H.264 and HEVC, this the rest.
     Source: RFC 6386 9.1 (VP8); VP9 bitstream specification 6.2; AV1 bitstream specification 5.3, 5.9.2.
     """
     if codec == "av01":
