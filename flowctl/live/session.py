@@ -192,7 +192,7 @@ class LiveSession(ViewerSession):
 
     @property
     def asked_count(self) -> tuple[int, int]:
-        return self._rtmp.message_totals
+        return self._rtmp.command_total, self._rtmp.control_total
 
     def record_columns(self, now: float) -> dict[str, Any]:
         return super().record_columns(now) | ({} if self.ingest is None else self.ingest.columns(now))

@@ -97,7 +97,7 @@ def test_media_of_a_shared_log_reaches_the_client_between_replies(split):
         expected.append(message)
         octets = serialise(VIDEO, 1, message.timestamp, message.payload, 6, 65536)
         if number % 3 == 0:
-            pair.server._endpoint.ping(0.0)
+            pair.server._ping(0.0)
             octets = pair.server.data_to_send() + octets
         for piece in split(octets) if number == 0 else [octets]:
             pair.client_events += pair.client.receive(piece, 0.0)
@@ -155,9 +155,9 @@ def outcome(client, octets, sizes):
                 answer(session, event)
             at += size
             session.resume(client.now)
-            assert session._endpoint.reader.unfinished_bytes <= session._config.limits.unfinished_bytes
+            assert session._reader.unfinished_bytes <= session._config.limits.unfinished_bytes
             assert session.held_bytes <= session._config.paused_input_bytes
-            assert len(session._endpoint._out or b"") <= session._config.pending_output_bytes
+            assert len(session._out or b"") <= session._config.pending_output_bytes
     except RemoteProtocolError as error:
         assert session.closed
         return error.code
@@ -258,7 +258,7 @@ def test_client_survives_any_server(script, octets):
     except RemoteProtocolError:
         assert pair.client.state is ClientState.CLOSED
     else:
-        assert len(pair.client._endpoint._out or b"") <= pair.client._config.pending_output_bytes
+        assert len(pair.client._out or b"") <= pair.client._config.pending_output_bytes
 
 
 def test_memory_of_a_session_is_bounded_under_noise():

@@ -40,7 +40,7 @@ def test_obs_sets_its_chunk_size_before_connect(client):
     assert client.octets(client.writer.set_chunk_size(4096)) == []
     event = connect_with(client, {"app": "live", "tcUrl": "rtmp://h/live", "flashVer": "F" * 200})
     assert event.flash_ver == "F" * 200
-    assert client.session._endpoint.writer.chunk_size == 65536
+    assert client.session._writer.chunk_size == 65536
 
 
 def test_control_messages_come_on_any_chunk_stream(client):

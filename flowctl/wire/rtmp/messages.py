@@ -143,6 +143,7 @@ _OF_ONE_WORD: Final[dict[int, type[SetChunkSize | Abort | Acknowledgement | Wind
     TYPE_ACK: Acknowledgement,
     TYPE_WINDOW_ACK_SIZE: WindowAckSize,
 }
+_TYPE_OF: Final[dict[type, int]] = {one_word: type_id for type_id, one_word in _OF_ONE_WORD.items()}
 
 
 def decode_message(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> Decoded:
@@ -242,8 +243,7 @@ def _short(message: Message) -> RemoteProtocolError:
 def _control_body(value: Control) -> tuple[int, bytes]:
     match value:
         case SetChunkSize(number) | Abort(number) | Acknowledgement(number) | WindowAckSize(number):
-            type_id = next(type_id for type_id, one_word in _OF_ONE_WORD.items() if isinstance(value, one_word))
-            return type_id, number.to_bytes(4, "big")
+            return _TYPE_OF[type(value)], number.to_bytes(4, "big")
         case PeerBandwidth(number, limit_type):
             return TYPE_PEER_BANDWIDTH, number.to_bytes(4, "big") + limit_type.to_bytes(1, "big")
     body = value.event.to_bytes(2, "big")

@@ -162,7 +162,7 @@ def test_acknowledged_counter_starts_anew_at_f0000000():
     """FMLE drops the connection when the counter passes 2^32."""
     client = ScriptedClient()
     client.publish()
-    client.session._endpoint.acknowledge(0xF0000000 + 5)
+    client.session._acknowledge(0xF0000000 + 5)
     assert client.replies() == [Acknowledgement(5)]
 
 

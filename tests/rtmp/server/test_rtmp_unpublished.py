@@ -32,7 +32,7 @@ def refused(client, *messages):
         client.send(*messages)
     assert caught.value.limit == "unpublished_bytes"
     assert caught.value.maximum == LIMITS.unpublished_bytes
-    return client.session._endpoint.reader.unfinished_bytes
+    return client.session._reader.unfinished_bytes
 
 
 def test_long_message_when_nothing_was_asked_for_ends_the_session_early(client):

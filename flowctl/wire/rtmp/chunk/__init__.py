@@ -1,1 +1,4 @@
-"""The chunk stream: messages cut into chunks and put together again. Begin with `reader.py`."""
+"""The chunk stream: messages cut into chunks and put together again.
+
+Begin with `reader.py`.
+"""

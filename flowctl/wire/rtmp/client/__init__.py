@@ -1,1 +1,4 @@
-"""The client's side of a session. Begin with `session.py`."""
+"""The client's side of a session.
+
+Begin with `session.py`.
+"""

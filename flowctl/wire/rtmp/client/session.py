@@ -163,15 +163,12 @@ class _Purpose(NamedTuple):
     last: str | float  # the argument behind the name: the kind of a publish, the start of a play in ms
 
 
-class ClientSession:
+class ClientSession(Endpoint):
     """One RTMP connection, client side; not thread-safe, sans-I/O."""
 
     __slots__ = (
         "_calls",
-        "_config",
         "_ended",  # bool: StreamEnded was reported and nothing has started since
-        "_endpoint",
-        "_error",  # str: why the session ended, "" while it has not
         "_parameters",  # str: what Adobe authentication appends
         "_purpose",  # _Purpose | None: None until our caller says
         "_state",  # ClientState: assigned by _move only
@@ -179,13 +176,13 @@ class ClientSession:
         "_url",
     )
 
+    _config: ClientSessionConfig
+
     def __init__(self, config: ClientSessionConfig, *, now: float = 0.0, rng: random.Random | None = None) -> None:
-        self._calls = ClientCalls()
-        self._config = config
-        self._ended = False
         shake = Handshake.client(config.handshake, rng, round(now * 1000))
-        self._endpoint = Endpoint(config, shake, ChunkWriter(), now)
-        self._error = ""
+        super().__init__(config, shake, ChunkWriter(), now)
+        self._calls = ClientCalls()
+        self._ended = False
         self._parameters = ""
         self._purpose: _Purpose | None = None
         self._state = ClientState.NEW
@@ -198,8 +195,8 @@ class ClientSession:
         self._url = parse_url(url) if isinstance(url, str) else url
         self._move(ClientInput.CONNECT)
         self._parameters = parameters
-        if self._endpoint.handshake is not None:
-            self._endpoint.queue(self._endpoint.handshake.start())
+        if self._handshake is not None:
+            self._queue(self._handshake.start())
 
     def publish(self, name: str | None = None, kind: PublishKind = "live") -> None:
         self._ask(_Purpose("publish", name, kind))
@@ -236,23 +233,7 @@ class ClientSession:
     def url(self) -> RtmpUrl:
         return self._url
 
-    @property
-    def counters(self) -> dict[str, int]:
-        return self._endpoint.counters
-
-    @property
-    def last_acknowledged_bytes(self) -> int:
-        return self._endpoint.last_acknowledged_bytes
-
-    @property
-    def bytes_received(self) -> int:
-        """Octets received after the handshake."""
-        return self._endpoint.reader.bytes_received
-
     # ----------------------------------------------------------------------------------------------- output
-
-    def data_to_send(self) -> bytes:
-        return self._endpoint.data_to_send()
 
     def send_audio(self, timestamp: int, payload: bytes) -> bytes:
         """Return an audio message for the socket; `timestamp` in ms. Raises `LocalProtocolError` if not publishing."""
@@ -276,13 +257,13 @@ class ClientSession:
 
         What waited to be sent stands before it, since a Set Chunk Size might be in there.
         """
-        if self._endpoint.handshake is not None:
+        if self._handshake is not None:
             raise LocalProtocolError("the handshake is not done")
         return self._behind_waiting(message)
 
     def send_ping(self, now: float) -> None:
         """Queue a ping request; the answer becomes a `Pong` with the round trip time."""
-        self._endpoint.ping(now)
+        self._ping(now)
 
     def _media(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         if self._state is not ClientState.ACTIVE or not self._publishes:
@@ -290,20 +271,19 @@ class ClientSession:
         return self._behind_waiting(Message(_CSIDS[type_id], timestamp, type_id, self._stream_id, payload))
 
     def _behind_waiting(self, message: Message) -> bytes:
-        octets = self._endpoint.writer.write(message)
-        return self._endpoint.data_to_send() + octets
+        octets = self._writer.write(message)
+        return self.data_to_send() + octets
 
     # --------------------------------------------------------------------------------------- octets and time
 
     def receive(self, data: bytes | memoryview, now: float) -> list[ClientEvent]:
         self._check_open()
-        endpoint = self._endpoint
         events: list[ClientEvent] = []
         try:
-            if endpoint.handshake is not None:
+            if self._handshake is not None:
                 data = self._shake(data, events)
             append = events.append
-            for message in endpoint.read(data, now):
+            for message in self._read(data, now):
                 if message.type_id in _MEDIA:
                     append(message)
                 else:
@@ -311,13 +291,13 @@ class ClientSession:
         except RemoteProtocolError as error:
             self._fail(error)
             raise
-        endpoint.phase_start(now)
+        self._phase_start(now)
         return events
 
     def tick(self, now: float) -> list[ClientEvent]:
         self._check_open()
         try:
-            self._endpoint.tick(self._phase_limit(), now)
+            self._check_time(self._phase_limit(), now)
         except LimitExceededError as error:
             self._fail(error)
             raise
@@ -327,7 +307,7 @@ class ClientSession:
         """Return when `tick` has something to do, in seconds, at the earliest `now`. None: never."""
         if self._state is ClientState.CLOSED:
             return None
-        return self._endpoint.next_deadline(self._phase_limit(), now)
+        return self._deadline(self._phase_limit(), now)
 
     def _phase_limit(self) -> tuple[str, float]:
         if self._state is ClientState.HANDSHAKE:
@@ -338,7 +318,7 @@ class ClientSession:
         return NO_LIMIT
 
     def _shake(self, data: bytes | memoryview, events: list[ClientEvent]) -> bytes:
-        following, style = self._endpoint.shake(data)
+        following, style = self._receive_handshake(data)
         if style:
             self._move(ClientInput.HANDSHAKE_DONE)
             events.append(HandshakeDone(style))
@@ -352,11 +332,10 @@ class ClientSession:
         following = next_state(CLIENT_TABLE, self._state, event, "session")
         if following is not self._state:
             self._state = following
-            self._endpoint.phase_changed()
+            self._phase_changed()
 
     def _check_open(self) -> None:
-        if self._state is ClientState.CLOSED:
-            raise LocalProtocolError(f"the session has ended: {self._error}")
+        super()._check_open()
         if self._state is ClientState.NEW:
             raise LocalProtocolError("connect was not called")
 
@@ -372,7 +351,7 @@ class ClientSession:
     # ------------------------------------------------------------------------------------------- going ahead
 
     def _call(self, name: str, *values: Any) -> None:
-        self._endpoint.send(commands.command(name, self._calls.open(name), *values))
+        self._send(commands.command(name, self._calls.open(name), *values))
 
     def _stream_name(self) -> str:
         """Return the stream name with its query, as publish and play send it (FFmpeg, OBS)."""
@@ -382,7 +361,7 @@ class ClientSession:
 
     def _send_connect(self) -> None:
         # Before connect, as OBS does it, so that the long connect is not cut into chunks of 128 octets.
-        self._endpoint.send_chunk_size()
+        self._send_chunk_size()
         playing = self._purpose is not None and not self._publishes
         values = _connect_object(self._config.flash_version, self._url, parameters=self._parameters, playing=playing)
         self._call("connect", values)
@@ -400,7 +379,7 @@ class ClientSession:
     def _ask_server(self, purpose: _Purpose, stream_id: int) -> None:
         self._stream_id = stream_id
         self._ended = False
-        name, send = purpose.command, self._endpoint.send
+        name, send = purpose.command, self._send
         if name == "play":
             buffer = UserControl(EVENT_SET_BUFFER_LENGTH, stream_id=stream_id, buffer_ms=self._config.buffer_ms)
             send(encode_control(buffer))
@@ -419,26 +398,19 @@ class ClientSession:
     def _handle(self, message: Message, events: list[ClientEvent], now: float) -> None:
         type_id = message.type_id
         if type_id in CONTROL_TYPES:
-            event = self._endpoint.control(message, now)
-            if event is not None:
-                events.append(event)
-            elif type_id == TYPE_USER_CONTROL:
+            self._control(message, events, now)
+            if type_id == TYPE_USER_CONTROL:
                 self._stream_event(message, events)
         elif type_id in _COMMANDS:
-            self._endpoint.count_control(now)
+            self._count_control(now)
             self._command(message, events)
         elif type_id in _DATA:
             events.append(message)
         elif type_id == TYPE_AGGREGATE:
             events += split_aggregate(message, self._config.limits)
         else:
-            self._endpoint.count_control(now)
+            self._count_control(now)
             self._ignore(events, "unknown-message-type", str(type_id))
-
-    def _ignore(self, events: list[ClientEvent], what: str, detail: str) -> None:
-        event = self._endpoint.ignore(what, detail)
-        if event is not None:
-            events.append(event)
 
     def _stream_event(self, message: Message, events: list[ClientEvent]) -> None:
         """Take a Stream EOF; the other stream events say nothing that a status does not say as well."""
@@ -458,7 +430,7 @@ class ClientSession:
             # onFCPublish, onBWDone and the like are for Flash; what asks for an answer gets an empty one.
             self._ignore(events, "server-command", ascii(command.name[:64]))
             if command.transaction_id:
-                self._endpoint.send(commands.command("_result", command.transaction_id, None, None))
+                self._send(commands.command("_result", command.transaction_id, None, None))
 
     # --------------------------------------------------------------------------------------------- replies
 
@@ -483,7 +455,7 @@ class ClientSession:
         elif name == "createStream":
             self._created(command, events)
         else:
-            self._endpoint.count("result-of-no-use")
+            self._count("result-of-no-use")
 
     def _connected(self, command: Command, events: list[ClientEvent]) -> None:
         information = commands.first_properties(list(command.arguments))
@@ -492,14 +464,14 @@ class ClientSession:
             self._refused("connect", information, events)
             return
         self._move(ClientInput.ACCEPTED)
-        self._endpoint.announce_window(WINDOW_ACK_SIZE_BYTES)
+        self._announce_window(WINDOW_ACK_SIZE_BYTES)
         self._create_stream()
 
     def _created(self, command: Command, events: list[ClientEvent]) -> None:
         stream_id = commands.whole(command.arguments[0] if command.arguments else None, -1)
         if self._state is not ClientState.CREATING or self._purpose is None:
             # Our caller has closed the stream before it was there.
-            self._endpoint.count("late-stream")
+            self._count("late-stream")
             if 0 <= stream_id <= 0xFFFFFFFF:
                 self._call("deleteStream", None, float(stream_id))
         elif 0 <= stream_id <= 0xFFFFFFFF:
@@ -522,7 +494,7 @@ class ClientSession:
             self._refused(name, information, events)
         else:
             # releaseStream and FCPublish fail on many servers, and nothing depends on them (FFmpeg ignores it too).
-            self._endpoint.count("error-of-no-use")
+            self._count("error-of-no-use")
 
     def _refused(self, what: str, information: dict[str, Any], events: list[ClientEvent]) -> None:
         """Report that `what` was refused, with what to try next if the server asks for authentication."""

@@ -1,1 +1,4 @@
-"""What audio and video messages hold, as far as a server has to know. Begin with `media.py`."""
+"""What audio and video messages hold, as far as a server has to know.
+
+Begin with `media.py`.
+"""

@@ -1,1 +1,4 @@
-"""The server's side of a session. Begin with `session.py`."""
+"""The server's side of a session.
+
+Begin with `session.py`.
+"""

@@ -134,16 +134,13 @@ class _Rule(NamedTuple):
     argued: bool = True  # whether more of it is read than its name and transaction id
 
 
-class ServerSession:
+class ServerSession(Endpoint):
     """One RTMP connection, server side; not thread-safe, sans-I/O."""
 
     __slots__ = (
-        "_config",
         "_connect_id",  # float: transaction id of the connect command
         "_deciding",  # bool: our caller owes an answer; what the peer sends meanwhile is held
-        "_endpoint",
         "_enhanced",  # bool: the client's connect has Enhanced RTMP members
-        "_error",  # str: why the session ended, "" while it has not
         "_held",
         "_object_encoding",  # int: 0 or 3, as the client asked
         "_state",  # ConnectionState: assigned by _move_connection only
@@ -154,14 +151,13 @@ class ServerSession:
         "piece_messages",  # int: messages completed by the last piece of input, whether they were events or not
     )
 
+    _config: ServerSessionConfig
+
     def __init__(self, config: ServerSessionConfig, *, now: float, rng: random.Random | None = None) -> None:
-        self._config = config
+        super().__init__(config, Handshake.server(rng, round(now * 1000)), ChunkWriter(full_headers=True), now)
         self._connect_id = 1.0
         self._deciding = False
-        shake = Handshake.server(rng, round(now * 1000))
-        self._endpoint = Endpoint(config, shake, ChunkWriter(full_headers=True), now)
         self._enhanced = False
-        self._error = ""
         self._held = HeldMessages()
         self._object_encoding = 0
         self._state = ConnectionState.HANDSHAKE
@@ -191,23 +187,6 @@ class ServerSession:
         return self._url
 
     @property
-    def counters(self) -> dict[str, int]:
-        return self._endpoint.counters
-
-    @property
-    def message_totals(self) -> tuple[int, int]:
-        return self._endpoint.command_total, self._endpoint.control_total
-
-    @property
-    def last_acknowledged_bytes(self) -> int:
-        """Octets that the peer has acknowledged last, modulo 2^32, as it claims."""
-        return self._endpoint.last_acknowledged_bytes
-
-    @property
-    def bytes_received(self) -> int:
-        return self._endpoint.reader.bytes_received
-
-    @property
     def backlog(self) -> bool:
         """Whether `resume` has something to go on with: messages that were held back, or came in an aggregate."""
         return self._held.size_bytes > 0 and not (self._deciding or self.closed)
@@ -223,25 +202,21 @@ class ServerSession:
 
     # -------------------------------------------------------------------------------------- octets and time
 
-    def data_to_send(self) -> bytes:
-        return self._endpoint.data_to_send()
-
     def receive(self, data: bytes | memoryview, now: float, *, control_only: bool = False) -> list[ServerEvent]:
         self._check_open()
-        endpoint = self._endpoint
         events: list[ServerEvent] = []
         try:
-            if endpoint.handshake is not None:
+            if self._handshake is not None:
                 data = self._shake(data, events)
-            messages = endpoint.read(data, now)
+            messages = self._read(data, now)
             self.piece_messages = len(messages)
             self._process(messages, events, now, control_only=control_only)
-            if endpoint.reader.unfinished_bytes > self._config.limits.unpublished_bytes:
+            if self._reader.unfinished_bytes > self._config.limits.unpublished_bytes:
                 self._check_unfinished()
         except RemoteProtocolError as error:
             self._fail(error)
             raise
-        endpoint.phase_start(now)
+        self._phase_start(now)
         return events
 
     def resume(self, now: float) -> list[ServerEvent]:
@@ -256,20 +231,16 @@ class ServerSession:
         except RemoteProtocolError as error:
             self._fail(error)
             raise
-        self._endpoint.phase_start(now)
+        self._phase_start(now)
         return events
-
-    def ping_waits(self, now: float) -> None:
-        """Note that control messages still wait here: a ping among them cannot be answered before it leaves."""
-        self._endpoint.ping_waits(now)
 
     def tick(self, now: float) -> list[ServerEvent]:
         """Look at the clock: limits of time, pings, and held messages that were not resumed."""
         if self.input_paused:
-            self._endpoint.excuse(now)  # what we do not read cannot be late
+            self._excuse(now)  # what we do not read cannot be late
         events = self.resume(now)
         try:
-            self._endpoint.tick(self._phase_limit(), now)
+            self._check_time(self._phase_limit(), now)
         except LimitExceededError as error:
             self._fail(error)
             raise
@@ -279,7 +250,7 @@ class ServerSession:
         """Return when `tick` has something to do, in seconds; at once is `now`. None: never."""
         if self.closed:
             return None
-        deadline = self._endpoint.next_deadline(self._phase_limit(), now)
+        deadline = self._deadline(self._phase_limit(), now)
         return now if self.backlog else deadline
 
     def _phase_limit(self) -> tuple[str, float]:
@@ -299,7 +270,7 @@ class ServerSession:
     # ------------------------------------------------------------------------------------------- messages
 
     def _shake(self, data: bytes | memoryview, events: list[ServerEvent]) -> bytes:
-        following, style = self._endpoint.shake(data)
+        following, style = self._receive_handshake(data)
         if style:
             self._move_connection(ConnectionInput.HANDSHAKE_DONE)
             events.append(HandshakeDone(style))
@@ -312,7 +283,7 @@ class ServerSession:
         """
         if not (self._streams.publishing or self._deciding):
             maximum = self._config.limits.unpublished_bytes
-            raise LimitExceededError("unpublished_bytes", self._endpoint.reader.unfinished_bytes, maximum)
+            raise LimitExceededError("unpublished_bytes", self._reader.unfinished_bytes, maximum)
 
     def _process(self, messages: list[Message], events: list[ServerEvent], now: float, *, control_only: bool) -> None:
         held = self._held
@@ -346,7 +317,7 @@ class ServerSession:
 
     def _hold(self, message: Message, events: list[ServerEvent], now: float, *, control_only: bool) -> None:
         if message.type_id in CONTROL_TYPES:
-            self._control_message(message, events, now, muted=control_only)
+            self._control(message, events, now, muted=control_only)
             return
         # Behind the parts of an aggregate the end of the stream has to wait as well, or they would be lost.
         passes = self._state is ConnectionState.CONNECTED and (control_only or self._deciding)
@@ -379,28 +350,23 @@ class ServerSession:
         """Forget held messages of a stream that was closed or refused: they have no receiver any more."""
         dropped = self._held.drop_stream(stream_id)
         if dropped:
-            self._endpoint.count("held-of-closed-stream", dropped)
+            self._count("held-of-closed-stream", dropped)
 
     def _handle(self, message: Message, events: list[ServerEvent], now: float) -> None:
         type_id = message.type_id
         if type_id in CONTROL_TYPES:
-            self._control_message(message, events, now, muted=False)
+            self._control(message, events, now, muted=False)
         elif type_id in _COMMANDS:
             self._command_message(message, events, now)
         elif self._state is ConnectionState.REFUSED:
-            self._endpoint.count_control(now)
-            self._endpoint.count("after-refusal")
+            self._count_control(now)
+            self._count("after-refusal")
         elif type_id in _STREAM:
             self._stream_message(message, events, now)
         else:
             # Nobody's; a flood of them is a fault, their presence is not.
-            self._endpoint.count_control(now)
+            self._count_control(now)
             self._ignore(events, "shared-object" if type_id in _SHARED else "unknown-message-type", str(type_id))
-
-    def _control_message(self, message: Message, events: list[ServerEvent], now: float, *, muted: bool) -> None:
-        event = self._endpoint.control(message, now, muted=muted)
-        if event is not None:
-            events.append(event)
 
     def _stream_message(self, message: Message, events: list[ServerEvent], now: float) -> None:
         if self._state is not ConnectionState.CONNECTED:
@@ -421,39 +387,30 @@ class ServerSession:
         if stream is None and len(publishing) == 1:
             # Who publishes one stream and sends on another can only mean that one; SRS and nginx-rtmp do not even look.
             (msid,) = publishing
-            self._endpoint.count("media-on-other-stream")
+            self._count("media-on-other-stream")
             moved = Message(message.csid, message.timestamp, message.type_id, msid, message.payload)
             self._stream_message(moved, events, now)
             return
         if stream is None:
-            self._endpoint.count_control(now)
+            self._count_control(now)
         else:
             # Encoders send on until they have read that they were refused. No rate: `first_media_s` ends it.
             self._move_stream(stream, StreamInput.MEDIA)
         self._ignore(events, "media-without-publish", str(message.type_id))
 
-    def _ignore(self, events: list[ServerEvent], what: str, detail: str) -> None:
-        event = self._endpoint.ignore(what, detail)
-        if event is not None:
-            events.append(event)
-
     # ---------------------------------------------------------------------------------------------- states
-
-    def _check_open(self) -> None:
-        if self._state is ConnectionState.CLOSED:
-            raise LocalProtocolError(f"the session has ended: {self._error}")
 
     def _move_connection(self, event: ConnectionInput) -> None:
         """Change the state of the connection; the only place that does."""
         following = next_state(CONNECTION_TABLE, self._state, event, "connection")
         if following is not self._state:
             self._state = following
-            self._endpoint.phase_changed()
+            self._phase_changed()
         self._note_deciding()
 
     def _move_stream(self, stream: MessageStream, event: StreamInput) -> None:
         if self._streams.move(stream, event):
-            self._endpoint.phase_changed()
+            self._phase_changed()
             self._note_deciding()
 
     def _note_deciding(self) -> None:
@@ -479,7 +436,7 @@ class ServerSession:
             self._explain(state, str(error))
         except LimitExceededError:
             # The peer reads nothing, so it will not read this either.
-            self._endpoint.count("unexplained")
+            self._count("unexplained")
 
     def _explain(self, state: ConnectionState, text: str) -> None:
         if state in (ConnectionState.CONNECTING, ConnectionState.DECIDING):
@@ -492,14 +449,6 @@ class ServerSession:
                 self._send(commands.on_status(0, "error", commands.CALL_FAILED, text))
 
     # ---------------------------------------------------------------------------------------------- output
-
-    def _send(self, message: Message) -> None:
-        self._endpoint.send(message)
-
-    def _send_chunk_size(self) -> None:
-        """Announce our chunk size before the first long message: OBS breaks on a long one in small chunks (SRS 454)."""
-        if self._endpoint.writer.chunk_size != self._config.out_chunk_size:
-            self._endpoint.send_chunk_size()
 
     def _send_rejection(self, code: str, description: str) -> None:
         """Send the ``_error`` that answers connect; the chunk size first, since descriptions get long."""
@@ -526,7 +475,7 @@ class ServerSession:
         in chunks of 128 octets.
         """
         self._move_connection(ConnectionInput.ACCEPT)
-        self._endpoint.announce_window(WINDOW_ACK_SIZE_BYTES)
+        self._announce_window(WINDOW_ACK_SIZE_BYTES)
         self._send(encode_control(PeerBandwidth(WINDOW_ACK_SIZE_BYTES)))
         self._send_chunk_size()
         caps_ex = self._config.caps_ex if self._enhanced else None
@@ -629,7 +578,7 @@ class ServerSession:
     # ------------------------------------------------------------------------------------ the peer's commands
 
     def _command_message(self, message: Message, events: list[ServerEvent], now: float) -> _Call:
-        self._endpoint.count_command(now)
+        self._count_command(now)
         name = commands.command_name(message)
         if name and not self._rule(name).argued:  # of any length, and nothing of the rest is read
             message = commands.command_head(message)
@@ -638,7 +587,7 @@ class ServerSession:
         connecting = command.name == "connect"
         self._move_connection(ConnectionInput.CONNECT if connecting else ConnectionInput.COMMAND)
         if self._state is ConnectionState.REFUSED:
-            self._endpoint.count("after-refusal")
+            self._count("after-refusal")
         else:
             self._rule(command.name).obey(self, call)
         return call
@@ -660,7 +609,7 @@ class ServerSession:
             self._send(courtesy.notify)
 
     def _answered(self, _call: _Call) -> None:
-        self._endpoint.count("unasked-answer")
+        self._count("unasked-answer")
 
     def _connect(self, call: _Call) -> None:
         """Put a connect (section 7.2.1.1) to our caller; refuse it ourselves where it does not log in."""
