@@ -52,6 +52,10 @@ class Script:
                 self.running.append(name)
         return verdicts
 
+    def not_started(self):
+        """Return the names of those that will not run, each once."""
+        return [job.name for job, _ in self.slots.take_not_started()]
+
     def end(self, name):
         """End a running job; return the names of those that start."""
         self.running.remove(name)
@@ -145,16 +149,16 @@ def test_deadline_when_passed_in_the_queue_has_the_job_not_started():
     script.arrive("C", deadline=9.0)
     script.now = 5.0
     assert script.end("C1") == ["C4"]
-    assert [job.name for job in script.slots.take_late()] == ["C2", "C3"]
-    assert (script.slots.take_late(), script.lanes["C"].late_count) == ([], 2)
+    assert script.not_started() == ["C2", "C3"]
+    assert (script.not_started(), script.lanes["C"].late_count) == ([], 2)
 
 
 def test_queue_when_one_sender_fills_it_gives_others_their_share():
     script = Script(1, C=(0, 4))
     assert script.arrive("CCCCCC", sender="flood") == "swwwwd"
     assert script.arrive("CCC", sender="other") == "wwd"
-    assert [job.name for job in script.slots.take_displaced()] == ["C5", "C4"]
-    assert script.slots.take_displaced() == []
+    assert script.not_started() == ["C5", "C4"]
+    assert script.not_started() == []
     assert script.arrive("C", sender="flood") == "d"
     assert len(script.lanes["C"].waiting) == 4
     assert script.lanes["C"].dropped_count == 5
@@ -184,7 +188,7 @@ def test_deadline_when_passed_makes_room_in_a_full_queue():
     assert script.arrive("CCC", deadline=5.0) == "wwd"
     script.now = 6.0
     assert script.arrive("CCC") == "wwd"
-    assert [job.name for job in script.slots.take_late()] == ["C2", "C3"]
+    assert script.not_started() == ["C2", "C3"]
 
 
 def test_expire_when_time_passes_removes_what_is_late_from_all_queues():
@@ -195,7 +199,7 @@ def test_expire_when_time_passes_removes_what_is_late_from_all_queues():
     script.slots.expire(4.9)
     assert script.slots.waiting == 4
     script.slots.expire(6.0)
-    assert [job.name for job in script.slots.take_late()] == ["C2", "D1"]
+    assert script.not_started() == ["C2", "D1"]
     assert script.end("C1") == ["C3"]
 
 
@@ -294,7 +298,7 @@ def test_slots_when_run_beside_the_plain_rule_do_the_same(general, reserved, que
             assert verdicts[-1] is model.arrived(key, what, deadline, now)
             if verdicts[-1] is SlotVerdict.START:
                 running.append((what, key))
-        late |= {job.size_bytes for job in script.slots.take_late()}
+        late |= {job.size_bytes for job, _ in script.slots.take_not_started()}
         slots = script.slots
         assert slots.active == len(running) == sum(model.running.values()) <= slots.max_workers
         assert not any(model.may(item[2]) for item in model.waiting)

@@ -143,18 +143,18 @@ class Asking:
         if len(frames) < 2:
             self.malformed_count += 1
             return
-        call = None if peer.calls is None else peer.calls.take(frames[1])
-        if call is None:
-            self._note_late()
-        else:
-            self._calls.make(call.settle, True, frames[2:])
+        self._settle(peer, frames[1], True, frames[2:])
 
     def received_failure(self, peer: RpcPeer, code: bytes, tag: bytes, more: list[bytes]) -> None:
+        self._settle(peer, tag, False, [code, *more])
+
+    def _settle(self, peer: RpcPeer, tag: bytes, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+        """End a request with its outcome."""
         call = None if peer.calls is None else peer.calls.take(tag)
         if call is None:
             self._note_late()
         else:
-            self._calls.make(call.settle, False, [code, *more])
+            self._calls.make(call.settle, ok, data)
 
     def received_item(self, peer: RpcPeer, frames: list[bytes]) -> None:
         call = None if peer.calls is None else peer.calls.get(frames[1])

@@ -8,13 +8,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from flowctl.errors import LocalProtocolError
 from flowctl.nodes.rpc.access.access import Access, AuthLevel
-
-if TYPE_CHECKING:
-    from flowctl.nodes.rpc.jobs.slots import CategoryLane
+from flowctl.nodes.rpc.jobs.slots import CategoryLane
 
 Handler: TypeAlias = "Callable[..., Any]"
 """Called with a `Message`, and with the value where its command takes a type."""

@@ -18,15 +18,13 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from flowctl.core.text.printable import short
 from flowctl.errors import ClosedError, ConfigError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.access.admission import AddressRates, rate_key
-
-if TYPE_CHECKING:
-    from flowctl.pollgroup import PollGroup
+from flowctl.pollgroup import PollGroup
 
 MOST_USER_BYTES: Final = 128
 MOST_PASSWORD_BYTES: Final = 1024

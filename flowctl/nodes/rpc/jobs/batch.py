@@ -9,12 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 from flowctl.errors import ConfigError, LocalProtocolError
-
-if TYPE_CHECKING:
-    from flowctl.nodes.rpc.jobs.slots import CategoryLane
+from flowctl.nodes.rpc.jobs.slots import CategoryLane
 
 R = TypeVar("R")
 

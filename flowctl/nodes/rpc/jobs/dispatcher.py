@@ -373,10 +373,8 @@ class Dispatcher:
         closed()
 
     def _tell_not_started(self) -> None:
-        for job in self.slots.take_late():
-            self._tell(job, None, NotStartedError(job.name, NotStarted.LATE))
-        for job in self.slots.take_displaced():
-            self._tell(job, None, NotStartedError(job.name, NotStarted.DISPLACED))
+        for job, why in self.slots.take_not_started():
+            self._tell(job, None, NotStartedError(job.name, why))
 
     def _tell(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
         if job.own:

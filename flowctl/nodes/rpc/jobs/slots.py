@@ -32,7 +32,7 @@ from __future__ import annotations
 import enum
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from math import inf
 from typing import Any, Final
@@ -193,8 +193,7 @@ class Slots:
         self._number = 0  # of the newest arrival
         self._waiting_bytes = 0  # of bounded lanes
         self._waiting_bytes_of: Final[Counter[Hashable]] = Counter()  # by sender
-        self._late: list[WorkerJob] = []
-        self._displaced: list[WorkerJob] = []
+        self._not_started: list[tuple[WorkerJob, NotStarted]] = []
         self._closed = False
         self.active = 0  #: jobs that run on workers (those of tagged threads are not among them)
         self.most_active = 0
@@ -251,30 +250,24 @@ class Slots:
             self.active -= 1
         jobs: list[WorkerJob] = []
         while (job := self._head(lane)) is not None:
-            self._forget(job)
             if job.deadline <= now:
-                job.lane.late_count += 1
-                self._late.append(job)
+                self._forget_late(job)
             else:
+                self._forget(job)
                 self._start(job.lane)
                 jobs.append(job)
         return jobs
 
     def expire(self, now: float) -> None:
-        """Remove what waits and is late; `take_late` returns it. O(categories) if nothing is."""
+        """Remove what waits and is late; `take_not_started` returns it. O(categories) if nothing is."""
         for lane in self._lanes.values():
             if lane.earliest <= now:
                 self._sweep(lane, now)
 
-    def take_late(self) -> list[WorkerJob]:
-        """Return the jobs that will not run because their deadline has passed, each once."""
-        late, self._late = self._late, []
-        return late
-
-    def take_displaced(self) -> list[WorkerJob]:
-        """Return the jobs that will not run because others took their places, each once."""
-        displaced, self._displaced = self._displaced, []
-        return displaced
+    def take_not_started(self) -> list[tuple[WorkerJob, NotStarted]]:
+        """Return the jobs that will not run, each once: their deadline has passed, or others took their places."""
+        not_started, self._not_started = self._not_started, []
+        return not_started
 
     def close(self) -> list[WorkerJob]:
         """Start no job any more: return and remove all commands, replies and batch jobs that wait. Idempotent.
@@ -309,16 +302,8 @@ class Slots:
 
     @staticmethod
     def statistics(lane: CategoryLane) -> LaneStatistics:
-        return LaneStatistics(
-            name=lane.name,
-            reserved=lane.reserved,
-            max_queue=lane.max_queue,
-            running=lane.running,
-            waiting=len(lane.waiting),
-            started_count=lane.started_count,
-            dropped_count=lane.dropped_count,
-            late_count=lane.late_count,
-        )
+        figures = {item.name: getattr(lane, item.name) for item in fields(LaneStatistics)}
+        return LaneStatistics(**(figures | {"waiting": len(lane.waiting)}))
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
@@ -359,7 +344,7 @@ class Slots:
         displaced = lane.waiting.newest_of_most()
         self._forget(displaced)
         lane.dropped_count += 1
-        self._displaced.append(displaced)
+        self._not_started.append((displaced, NotStarted.DISPLACED))
         return True
 
     def _keep(self, job: WorkerJob) -> None:
@@ -385,12 +370,15 @@ class Slots:
             if not self._waiting_bytes_of[job.sender]:
                 del self._waiting_bytes_of[job.sender]
 
+    def _forget_late(self, job: WorkerJob) -> None:
+        self._forget(job)
+        job.lane.late_count += 1
+        self._not_started.append((job, NotStarted.LATE))
+
     def _sweep(self, lane: CategoryLane, now: float) -> None:
         """Remove what is late from a lane; O(n), and not again before the next deadline in it."""
         for job in [job for job in lane.waiting if job.deadline <= now]:
-            self._forget(job)
-            lane.late_count += 1
-            self._late.append(job)
+            self._forget_late(job)
         lane.earliest = min((job.deadline for job in lane.waiting), default=inf)
 
 

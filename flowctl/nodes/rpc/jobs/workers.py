@@ -21,13 +21,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flowctl.errors import ClosedError
-
-if TYPE_CHECKING:
-    from flowctl.nodes.rpc.jobs.slots import WorkerJob
-    from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.nodes.rpc.jobs.slots import WorkerJob
+from flowctl.nodes.rpc.nodecalls import NodeCalls
 
 OUTCOMES_PER_TURN: Final = 256
 """Outcomes taken in one turn of the loop: some 2 ms of work, as for messages of a socket."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import zmq
 
@@ -14,10 +14,8 @@ from flowctl.nodes.rpc.peers.monitor import Monitor
 from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.nodes.rpc.wire.frames import HI
+from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.socket import ZmqSocket
-
-if TYPE_CHECKING:
-    from flowctl.pollgroup import PollGroup
 
 _REDIAL: Final = Backoff(first_s=0.25, most_s=5.0, jitter=0.0)
 """How long after its end a connection that ZeroMQ has given up is connected again."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import zmq
 
@@ -24,11 +24,9 @@ from flowctl.nodes.rpc.access.admission import AUTH_PROPERTY, CONNECTION_PROPERT
 from flowctl.nodes.rpc.peers.monitor import Monitor
 from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
 from flowctl.nodes.rpc.wire.frames import BYE
+from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.socket import ZmqSocket
 from flowctl.wire.zeromq.zap import plain_address
-
-if TYPE_CHECKING:
-    from flowctl.pollgroup import PollGroup
 
 MOST_PEERS: Final = 100_000
 """Peers of one listener; each is some 700 octets here, and more at ZeroMQ. What others send is not heard."""

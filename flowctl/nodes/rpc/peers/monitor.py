@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import zmq
 
+from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.socket import ZmqSocket
-
-if TYPE_CHECKING:
-    from flowctl.pollgroup import PollGroup
 
 _EVENT: Final = Struct("=Hi")
 _NUMBERS: Final = count()

@@ -136,18 +136,13 @@ class Address:
         """Return the address of the peer with that key, 32 octets; empty: not encrypted."""
         return replace(self, pubkey=pubkey)
 
-    def full_address(self, encoding: KeyEncoding = KeyEncoding.BASE32Z) -> str:
-        if encoding not in _CURVE_ENCODINGS:
-            raise ConfigError(f"an address has its key in hex, base32z or base64, not in {encoding.value}")
+    def __str__(self) -> str:
         if not self.pubkey:
             return self.zmq_address
-        key = encode_key(self.pubkey, encoding)
+        key = encode_key(self.pubkey, KeyEncoding.BASE32Z)
         if self.transport is AddressTransport.TCP:
             return f"curve://{self.host}:{self.port}/{key}"
         return f"ipc+curve://{self.socket}/{key}"
-
-    def __str__(self) -> str:
-        return self.full_address()
 
 
 def _check_host(host: str) -> None:
