@@ -125,7 +125,6 @@ class Arrivals:
         return True
 
     def failed(self, arrived: Arrived) -> None:
-        """Its handler failed: the sender's next attempt is handled."""
         self._handling.discard(_slot(arrived))
         self._end_ordered(arrived)
 

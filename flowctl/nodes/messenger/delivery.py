@@ -330,7 +330,6 @@ class Delivery:
         return self._timers.next_deadline()
 
     def take_edges(self) -> list[StateChange]:
-        """Return the edges of the state since the last call, oldest first."""
         edges, self._edges = self._edges, []
         return edges
 
@@ -347,7 +346,6 @@ class Delivery:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` may have something."""
         return bool(self._ready)
 
     # --- inner steps ---------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from flowctl.nodes.messenger.handlers import Handler, Handlers
 from flowctl.nodes.messenger.message import ReceivedMessage, To
 from flowctl.nodes.messenger.outbound import EchoTicket, MessengerOutbound, ignore
 from flowctl.nodes.messenger.peer import MessengerPeer
-from flowctl.nodes.messenger.storefile import IDS, OLD, SEQUENCES, Effect
+from flowctl.nodes.messenger.storefile import IDS, OLD, SEQUENCES, Done, Effect
 from flowctl.nodes.messenger.wire import (
     ACK,
     ECHO,
@@ -286,8 +286,7 @@ class MessengerInbound:
 
     def _applied(self, peer: MessengerPeer, arrived: Arrived) -> None:
         """The handlers of a message have run: make that durable, then acknowledge it, unless both was done before."""
-        store = self._outbound.store
-        if store is None or self._ack_on_receipt:
+        if self._outbound.store is None or self._ack_on_receipt:
             self._seen(peer, arrived)
             return
         message = arrived.item
@@ -303,29 +302,31 @@ class MessengerInbound:
             else:
                 self._handler_failed(peer, arrived, error, decides=True)
 
-        prefix = IDS if arrived.extension is None else SEQUENCES
-        if (
-            arrived.number >> 63 or not self._outbound.is_running()
-        ):  # no store keeps such numbers, and none of ours has one
+        if not self._mark(peer, arrived, marked, effect if effects else None):
             peer.arrivals.failed(arrived)
-            return
-        store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked, effect if effects else None)
 
     def _take_receipt(self, peer: MessengerPeer, arrived: Arrived) -> None:
         """Acknowledge a message before its handlers run; it counts as handled, for those in order behind it, after."""
-        store = self._outbound.store
-        if store is None:
+
+        def marked(error: Exception | None) -> None:
+            if error is None:
+                self._acknowledge(peer, arrived)
+            else:
+                self._group().report("the store of a messenger", error)
+
+        if self._outbound.store is None:
             self._acknowledge(peer, arrived)
-        elif self._outbound.is_running() and not arrived.number >> 63:
-            prefix = IDS if arrived.extension is None else SEQUENCES
+        else:
+            self._mark(peer, arrived, marked)
 
-            def marked(error: Exception | None) -> None:
-                if error is None:
-                    self._acknowledge(peer, arrived)
-                else:
-                    self._group().report("the store of a messenger", error)
-
-            store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked)
+    def _mark(self, peer: MessengerPeer, arrived: Arrived, marked: Done, effect: Effect | None = None) -> bool:
+        """Have the store note a message; False: no store keeps such a number, and none of ours has one."""
+        store = self._outbound.store
+        if store is None or arrived.number >> 63 or not self._outbound.is_running():
+            return False
+        prefix = IDS if arrived.extension is None else SEQUENCES
+        store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked, effect)
+        return True
 
     def _seen(self, peer: MessengerPeer, arrived: Arrived) -> None:
         old_below = peer.arrivals.old_below
@@ -340,7 +341,6 @@ class MessengerInbound:
         self._handle_released(peer)
 
     def _acknowledge(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        """Acknowledge a message at the end of this turn."""
         if not peer.acks:
             if not self._peers_to_acknowledge:
                 self._group().call_soon(self.flush_acks)

@@ -579,41 +579,24 @@ class Messenger:
             self._listener_count += 1
         namesakes = sum(found.identity == identity for found in self._listeners.values())
         endpoint = MessengerSocket(number, identity, callback, is_router=True, namesakes=namesakes)
-        raw = self._new_socket(zmq.ROUTER)
-        if self._keys is not None:
-            serve_curve(raw, self._keys)
-            raw.set(zmq.ZAP_DOMAIN, zap_domain(endpoint.number))
-        try:
-            endpoint.bind(raw, address, self._outbound.incarnation)
-        except BaseException:
-            raw.close(linger=0)
-            raise
-        self._open_socket(endpoint, raw)
+        self._open_socket(endpoint, address)
         self._listeners[endpoint.number] = endpoint
         self._restore_peers(endpoint)
         return endpoint.number
 
     def _connect(self, destination: Destination, callback: Callback | None) -> int:
         self._outbound.check_running()
-        address, keys = destination.endpoint, self._keys
-        if bool(destination.pubkey) is (keys is None):
-            missing = "no keys of its own" if keys is None else f"no key of {destination.name or address}"
+        address = destination.endpoint
+        if bool(destination.pubkey) is (self._keys is None):
+            missing = "no keys of its own" if self._keys is None else f"no key of {destination.name or address}"
             raise LocalProtocolError(f"cannot connect to {address}: the messenger has {missing}")
         for found in self._connections.values():
             if found.address == address:
                 return found.number
         self._check_peer_count()
         endpoint = MessengerSocket(self._connection_count, self.identity, callback, is_router=False)
-        raw = self._new_socket(zmq.DEALER)
-        if keys is not None:
-            dial_curve(raw, keys, destination.pubkey)
-        try:
-            endpoint.connect(raw, address, self._outbound.incarnation)
-        except BaseException:
-            raw.close(linger=0)
-            raise
+        self._open_socket(endpoint, address, destination.pubkey)
         self._connection_count += 1
-        self._open_socket(endpoint, raw)
         self._add_peer(endpoint, b"")
         self._connections[endpoint.number] = endpoint
         return endpoint.number
@@ -627,13 +610,20 @@ class Messenger:
             self._forget_peer(peer)
         self._outbound.close_callbacks(endpoint)
 
-    def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
-        raw = self._context.socket(kind)
+    def _open_socket(self, endpoint: MessengerSocket, address: str, pubkey: bytes = b"") -> None:
+        raw, incarnation = self._context.socket(zmq.ROUTER if endpoint.is_router else zmq.DEALER), self.incarnation
         queue_count = 2 * self._settings.window + 1000  # messages and acknowledgements
-        prepare(raw, self._outbound.incarnation, queue_count, self._max_message_bytes + 100)
-        return raw
-
-    def _open_socket(self, endpoint: MessengerSocket, raw: zmq.Socket[bytes]) -> None:
+        prepare(raw, incarnation, queue_count, self._max_message_bytes + 100)
+        try:
+            if self._keys is not None and endpoint.is_router:
+                serve_curve(raw, self._keys)
+                raw.set(zmq.ZAP_DOMAIN, zap_domain(endpoint.number))
+            elif self._keys is not None:
+                dial_curve(raw, self._keys, pubkey)
+            (endpoint.bind if endpoint.is_router else endpoint.connect)(raw, address, incarnation)
+        except BaseException:
+            raw.close(linger=0)
+            raise
         received = self._router_received if endpoint.is_router else self._dealer_received
         endpoint.socket = ZmqSocket(
             self._running_group(),
@@ -644,7 +634,6 @@ class Messenger:
         endpoint.socket.start()
 
     def _add_peer(self, endpoint: MessengerSocket, route: bytes) -> MessengerPeer:
-        """Know one peer more; any thread."""
         key = endpoint.key_of(route)
         now = self._running_group().now()
         with self._lock:

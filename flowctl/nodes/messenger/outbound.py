@@ -277,7 +277,6 @@ class MessengerOutbound:
     # --- sending -------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Send what is ready, to each peer in turn."""
         with self._lock:
             self._pump_queued = False
             if not self._running:
@@ -317,7 +316,6 @@ class MessengerOutbound:
         store.add(message.message_id, peer.key, message.sequence, record, kept, effect)
 
     def _send_to(self, peer: MessengerPeer) -> None:
-        """Hand to ZeroMQ what is ready for one peer."""
         now = self._group().now()
         delivery, reachable = peer.delivery, not peer.endpoint.socket.closed
         if not delivery.announced and (incarnation := peer.endpoint.announced_within()):
@@ -490,7 +488,6 @@ class MessengerOutbound:
         self._tell_room()
 
     def _tell_room(self) -> None:
-        """Have those who wait for room try again."""
         with self._lock:
             self._room.notify_all()
             rooms, self._room_waits = self._room_waits, []

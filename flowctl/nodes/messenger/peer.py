@@ -81,7 +81,6 @@ class MessengerSocket:
     _file: Path | None = None
 
     def key_of(self, route: bytes) -> bytes:
-        """Return the name of a peer in a store."""
         if self.is_router:
             return b"r%d.%d:%b%b" % (self.namesakes, len(self.identity), self.identity, route)
         return b"c" + self.address.encode()
@@ -107,7 +106,6 @@ class MessengerSocket:
             _INPROC[self._context_id, self.address] = incarnation
 
     def connect(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
-        """Connect to `address`, where nobody need listen yet."""
         raw.set(zmq.ROUTING_ID, self.identity)
         raw.set(zmq.IPV6, "[" in address)
         raw.set(zmq.IMMEDIATE, 1)  # messages wait with us, not in a queue that is lost with its connection
@@ -176,7 +174,6 @@ class MessengerSocket:
 
 
 def prepare(raw: zmq.Socket[bytes], incarnation: int, queue_count: int, max_message_bytes: int) -> None:
-    """Set what listeners and connections have in common."""
     raw.set(zmq.LINGER, 0)
     raw.set(zmq.SNDHWM, queue_count)
     raw.set(zmq.RCVHWM, queue_count)

@@ -105,11 +105,9 @@ class MessageStore:
     def add(
         self, message_id: int, peer: bytes, sequence: int, record: bytes, done: Done, effect: Effect | None = None
     ) -> None:
-        """Keep a message that is to be sent."""
         self._change(Add(_checked(message_id), peer, _checked(sequence), record, done, effect))
 
     def remove(self, message_id: int) -> None:
-        """Forget a message of the outbox: it has its outcome. Else as `add`."""
         self._change(Remove(message_id))
 
     def mark(self, peer: bytes, incarnation: int, sequence: int, done: Done, effect: Effect | None = None) -> None:
@@ -150,7 +148,6 @@ class MessageStore:
             self._post(self._hand_over)
 
     def _hand_over(self) -> None:
-        """Give the thread what the turn has collected."""
         self._hand_over_queued = False
         if self._writing or self.closed or not self._waiting:
             return
@@ -198,7 +195,6 @@ class MessageStore:
     # --- inner steps, the store's thread ------------------------------------------------------------------------
 
     def _write(self) -> None:
-        """Write what is handed over until there is no more."""
         while (changes := self._to_thread.get()) is not None:
             told, undone = self._file.write(changes)
             with suppress(ClosedError):  # the owner's loop has ended; what was written is there at the next opening

@@ -148,8 +148,6 @@ class Add:
 
 @dataclass(slots=True)
 class Remove:
-    """Forget a message of the outbox. What is not there is no error."""
-
     message_id: int
 
 

@@ -146,7 +146,6 @@ def parse_acks(header: Header, incarnation: int) -> list[tuple[int, int]]:
 
 
 def encode_announcement(incarnation: int) -> bytes:
-    """Return the property of the handshake, as the option `METADATA_OPTION` takes it."""
     return b"%b:1:%x" % (ANNOUNCEMENT.encode(), incarnation)
 
 

@@ -127,7 +127,6 @@ class Arguments:
 
 @cache
 def adapter_of(kind: Any) -> TypeAdapter[Any]:
-    """Return what reads and writes values of a dataclass or a model in JSON."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - see the head of the file
 
     return TypeAdapter(kind)

@@ -123,14 +123,12 @@ class Asking:
             self._reaching.send_to(peer, [wire.CANCEL, call.tag])
 
     def give_credit(self, call: PendingCall, count: int, incoming: Incoming) -> None:
-        """Let more items of a stream come."""
         peer = call.peer
         if peer is not None and peer.calls is not None and call.tag in peer.calls:
             incoming.allow(count)
             self._reaching.send_to(peer, [wire.CREDIT, call.tag, b"%d" % count])
 
     def _calls_due(self, calls: PendingCalls) -> None:
-        """Tell the requests to a peer whose time is up."""
         calls.due_at = inf
         for call in calls.take_due(self._clock()):
             self._calls.make(call.settle, False, [wire.TIMEOUT])
@@ -149,7 +147,6 @@ class Asking:
         self._settle(peer, tag, False, [code, *more])
 
     def _settle(self, peer: RpcPeer, tag: bytes, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
-        """End a request with its outcome."""
         call = None if peer.calls is None else peer.calls.take(tag)
         if call is None:
             self._note_late()
@@ -183,7 +180,6 @@ class Asking:
             _log.warning("dropped an answer that no request waits for; %d so far", self.late_count)
 
     def call_back(self, callback: Callable[..., object], *args: Any) -> None:
-        """Have a callback of the application run on a worker thread, as the callback of a reply."""
         self._jobs.reply(partial(callback, *args), getattr(callback, "__qualname__", "callback"))
 
 

@@ -604,7 +604,6 @@ class RpcNode:
         return done.result()
 
     def _called_back(self, *callbacks: Callable[..., object] | None) -> Iterable[Callable[..., object]]:
-        """Return callbacks of the application as those that run on a worker thread."""
         return (partial(self._asking.call_back, callback or (lambda *_: None)) for callback in callbacks)
 
     async def connect(
@@ -825,7 +824,6 @@ class RpcNode:
     # --- receiving -----------------------------------------------------------------------------------------------
 
     def _received(self, peer: RpcPeer, frames: list[bytes], at: int) -> None:
-        """Act on a message whose first frame is at `at`."""
         name = frames[at]
         command = self._commands.get(name)
         if command is None:
@@ -851,7 +849,6 @@ class RpcNode:
         self._serving.run(command, RpcMessage(self, peer, name, tag, frames[rest:], deadline), credit)
 
     def _refused(self, command: RpcCommand, peer: RpcPeer, tag: bytes | None) -> bytes | None:
-        """Return the code with which the command of that peer is refused; None: it may run."""
         identity = peer.identity
         return refusal_code(
             command.category.access,
@@ -867,7 +864,6 @@ class RpcNode:
         self._reaching.send_to(peer, wire.refusal(code, name, tag))
 
     def _received_other(self, peer: RpcPeer, frames: list[bytes]) -> None:
-        """Act on what is no command of ours."""
         name = frames[0]
         if name == wire.REPLY:
             self._asking.received_reply(peer, frames)
@@ -891,7 +887,6 @@ class RpcNode:
             self._refuse(peer, wire.UNKNOWN_COMMAND, name, None)
 
     def _received_stream(self, peer: RpcPeer, frames: list[bytes]) -> None:
-        """Act on an item, on credit for more, or on a caller that takes no more."""
         if len(frames) < 2:
             self._malformed_count += 1
             return

@@ -169,7 +169,6 @@ class Serving:
             self._failed(message, as_exception(error))
 
     async def _serve(self, command: RpcCommand, message: RpcMessage) -> None:
-        """Run a coroutine handler; what it returns is the reply."""
         SERVED.set(message)  # in the context of this coroutine alone, see `begin`
         try:
             value = await command.handler(message)
@@ -245,7 +244,6 @@ class Serving:
         self.fail(message, wire.HANDLER_FAILED)
 
     def _keep(self, command: RpcCommand, running: Running, task: asyncio.Task[None]) -> None:
-        """Keep a coroutine that waits where it can be cancelled."""
         category, size_bytes = command.category, running.message.size_bytes
         category.running_count += 1
         category.running_bytes += size_bytes

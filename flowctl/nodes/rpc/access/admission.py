@@ -59,7 +59,6 @@ class AddressRates:
         return len(self._buckets)
 
     def take(self, address: str, now: float) -> bool:
-        """Count one more of `address`; return whether it may."""
         key = rate_key(address)
         bucket = self._buckets.get(key)
         if bucket is None:

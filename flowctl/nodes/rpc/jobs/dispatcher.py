@@ -102,7 +102,6 @@ class Dispatcher:
         return thread
 
     def start(self) -> None:
-        """Start the tagged threads, and begin what was submitted before."""
         for name, (_, start) in self._tagged.items():
             self._workers.add_tagged(name, start)
         self._started = True
@@ -135,7 +134,6 @@ class Dispatcher:
         return self._workers.in_worker()
 
     def unfinished(self) -> list[str]:
-        """Return what threads are busy with, by name, after `close`; any thread."""
         return self._workers.unfinished()
 
     # --- jobs of the node ----------------------------------------------------------------------------------------
@@ -229,7 +227,6 @@ class Dispatcher:
         return True
 
     def statistics(self) -> JobStatistics:
-        """Return a frozen snapshot; any thread, whose figures may then be a moment apart."""
         slots = self.slots
         lanes = [*slots.lanes(), *(thread.lane for thread, _ in list(self._tagged.values()))]
         return JobStatistics(

@@ -111,7 +111,6 @@ class SenderTurns:
         return self._count
 
     def __iter__(self) -> Iterator[WorkerJob]:
-        """Yield all, those of each sender in its order."""
         for own in self._of_sender.values():
             yield from own.values()
 
@@ -211,7 +210,6 @@ class Slots:
         self.reply.reserved = reply if reply >= 0 else -(-general // 8)
 
     def add_category(self, name: str, reserved: int = 0, max_queue: int = DEFAULT_MAX_QUEUE) -> CategoryLane:
-        """Return the lane of a new category; at any time."""
         _in_range("reserved_threads", reserved, 0)
         _in_range("max_queue", max_queue, -1, inf)
         lane = self._lanes[name] = CategoryLane(name, LaneKind.COMMANDS, reserved, max_queue)
@@ -281,7 +279,6 @@ class Slots:
         return jobs
 
     def close_lane(self, lane: CategoryLane) -> list[WorkerJob]:
-        """Remove and return what waits in one lane."""
         jobs = list(lane.waiting)
         for job in jobs:
             self._forget(job)
@@ -295,7 +292,6 @@ class Slots:
         return len(self._commands) + len(self.batch.waiting) + len(self.reply.waiting)
 
     def lanes(self) -> Iterator[CategoryLane]:
-        """Yield the lanes: batch, reply, and the categories in the order in which they were added."""
         yield self.batch
         yield self.reply
         yield from self._lanes.values()

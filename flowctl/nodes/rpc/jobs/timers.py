@@ -51,7 +51,6 @@ class Timer:
             deadlines.set(self, self._when)
 
     def deadline_due(self, now: float) -> None:
-        """Set the next time, and submit the job unless it is squelched."""
         if self.cancelled or self._deadlines is None:
             return
         missed = int((now - self._when) / self._interval_s)

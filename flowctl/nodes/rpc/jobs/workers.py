@@ -60,7 +60,6 @@ class Workers:
             self._start_one()
 
     def add_tagged(self, name: str, start: Callable[[], object] | None) -> None:
-        """Start a tagged thread, on which `start` is called before anything else."""
         inbox: SimpleQueue[WorkerJob | None] = SimpleQueue()
         worker = _Worker(f"{self._name} {name}", inbox, self._post, start, self._calls.group.report)
         worker.start()
@@ -110,7 +109,6 @@ class Workers:
             # Else one of the others runs it when it has time.
 
     def _post(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
-        """Put an outcome into the mailbox; any thread."""
         self._mailbox.append((job, value, error))
         # A thread that finds it set has put its outcome there before it is unset, so before the mailbox is emptied.
         if not self._posted:
@@ -131,8 +129,6 @@ class Workers:
 
 
 class _Worker(threading.Thread):
-    """One thread, which runs what comes in until None does."""
-
     def __init__(
         self,
         name: str,

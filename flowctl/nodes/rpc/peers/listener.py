@@ -36,7 +36,6 @@ _LEVELS: Final = {level.name.lower(): level for level in AuthLevel}
 
 
 def identity_of(frame: zmq.Frame) -> PeerIdentity:
-    """Return what is known of the connection that a message came by, from what its admission has noted."""
     key = _noted(frame, "User-Id")
     return PeerIdentity(
         pubkey=bytes.fromhex(key) if key else b"",
@@ -102,7 +101,6 @@ class RpcListener:
             self.by_pubkey[peer.identity.pubkey] = next(reversed(of_key))
 
     def close(self, linger_s: float) -> None:
-        """Close the socket; what was sent goes on being sent for up to `linger_s` seconds."""
         self._monitor.close()
         self.socket.close(linger_s)
 

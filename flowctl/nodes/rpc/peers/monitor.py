@@ -48,7 +48,6 @@ class Monitor:
             self._socket.look()
 
     def close(self) -> None:
-        """Tell nothing any more; before the socket is closed."""
         if not self._socket.closed:
             self._watched.disable_monitor()
             self._socket.close()

@@ -124,7 +124,6 @@ class PendingCalls:
         return tag in self._pending
 
     def add(self, tag: bytes, call: PendingCall, deadline: float) -> None:
-        """Enter a request; `deadline` is on the clock of `take_due`, infinite: none."""
         self._pending.add(tag, call, deadline)
         tags = self._of_command.get(call.command)
         if tags is None:
@@ -143,7 +142,6 @@ class PendingCalls:
         return call
 
     def take_oldest(self, command: bytes) -> PendingCall | None:
-        """Remove and return the oldest request with that command; None: there is none."""
         tags = self._of_command.get(command)
         return None if tags is None else self.take(next(iter(tags)))
 

@@ -106,7 +106,6 @@ class OutgoingConnections:
         return None if kept is None else kept.peer
 
     def active(self, pubkey: bytes, now: float) -> None:
-        """Note that something came over the connection that we opened to the node with that key."""
         kept = self._kept.get(pubkey)
         if kept is not None:
             kept.active_at = now
@@ -128,7 +127,6 @@ class OutgoingConnections:
         return [peer for _, peer in idle]
 
     def take(self, pubkeys: frozenset[bytes]) -> list[RpcPeer]:
-        """Remove and return those to the nodes with these keys."""
         return [self._kept.pop(pubkey).peer for pubkey in pubkeys & self._kept.keys()]
 
 
@@ -304,14 +302,12 @@ class Reaching:
     # --- the ends of connections ---------------------------------------------------------------------------------
 
     def received_hello(self, peer: RpcPeer) -> None:
-        """Tell who waits for a connection that its listener has answered."""
         dialled = self.dialled.get(peer.conn.id)
         ready = None if dialled is None else dialled.answered()
         if ready is not None:
             self._calls.make(ready, peer.conn)
 
     def received_bye(self, peer: RpcPeer) -> None:
-        """End a connection that the other end has closed."""
         dialled = self.dialled.get(peer.conn.id)
         if dialled is not None:
             self.hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)
@@ -390,7 +386,6 @@ class Reaching:
         return raw
 
     def _open(self, number: int, raw: _Raw, address: str) -> None:
-        """Begin to receive from a socket that was bound."""
         if self._calls.stopping:
             raw.close(0)
             return
