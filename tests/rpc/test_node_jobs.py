@@ -11,7 +11,6 @@ from concurrent.futures import Future, wait
 import pytest
 
 from flowctl.errors import ClosedError, LocalProtocolError, RpcError, RpcTimeoutError
-from flowctl.nodes.rpc import serving
 from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.pollgroup import GroupState
@@ -106,21 +105,6 @@ def test_requests_when_they_come_in_some_order_run_by_the_reservation_rule(pair,
     assert pair.server.job_statistics().most_active == active
 
 
-def test_requests_when_a_slot_frees_start_in_arrival_order_with_overtaking(pair):
-    """The last of A, which came after two of C, starts as soon as an A ends (OX-57)."""
-    futures = pair.ask("C1 C2 C3 C4 C5 C6 A1 A2 A3")
-    pair.settled(3)
-    pair.gate.let_go(b"A1")
-    pair.gate.wait_for(b"A3")
-    assert futures["A1"].get(WAIT_S) == [b"A1"]
-    assert pair.settled(2) == 6
-    pair.gate.let_go(b"A2", b"A3", b"C1")
-    pair.gate.wait_for(b"C5")
-    assert b"C6" not in pair.gate.began
-    pair.gate.let_go(*(name.encode() for name in futures))
-    assert futures["C6"].get(WAIT_S) == [b"C6"]
-
-
 def test_request_when_the_queue_is_full_is_told_at_once(node, tmp_path):
     """Where OxenMQ drops silently the caller learns of it; the connection and the others go on (OX-56)."""
     pair = Pair(node, tmp_path, general=1, reserved=0, max_queue=1).start(tmp_path)
@@ -130,56 +114,6 @@ def test_request_when_the_queue_is_full_is_told_at_once(node, tmp_path):
     assert raised.value.code == "QUEUE_FULL"
     pair.gate.let_go(b"C1", b"C2")
     assert [futures[name].get(WAIT_S) for name in ("C1", "C2")] == [[b"C1"], [b"C2"]]
-
-
-def test_request_when_another_peer_has_filled_the_queue_displaces_its_newest(node, tmp_path):
-    pair = Pair(node, tmp_path, general=1, reserved=0, max_queue=4).start(tmp_path)
-    other = node("other")
-    other.start()
-    conn = other.connect_remote(f"ipc://{tmp_path}/jobs")
-    futures = pair.ask("C1 C2 C3 C4 C5")
-    pair.settled(4)
-    mine = other.request_future(conn, "c.hold", "C9")
-    with pytest.raises(RpcError) as raised:
-        futures["C5"].get(WAIT_S)
-    assert raised.value.code == "QUEUE_FULL"
-    pair.gate.let_go(b"C1", b"C2", b"C3", b"C9")
-    pair.gate.wait_for(b"C4")  # it was before the other's, and holds the only thread
-    assert not mine.done()
-    pair.gate.let_go(b"C4")
-    assert mine.get(WAIT_S) == [b"C9"]
-    assert b"C5" not in pair.gate.began
-
-
-def test_coroutines_when_one_peer_has_half_of_the_places_leave_the_rest_to_others(node, tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "MOST_RUNNING", 6)
-    server, flood, other = node("server"), node("flood"), node("other")
-    server.add_category("c")
-    let_go = []
-
-    async def hold(message):
-        event = asyncio.Event()
-        let_go.append((asyncio.get_running_loop(), event))
-        await event.wait()
-        return b"held"
-
-    server.add_request_command("c", "hold", hold)
-    address = server.listen_plain(f"ipc://{tmp_path}/share")
-    for item in (server, flood, other):
-        item.start()
-    conn = flood.connect_remote(address)
-    futures = [flood.request_future(conn, "c.hold") for _ in range(4)]
-    with pytest.raises(RpcError) as raised:
-        futures[3].get(WAIT_S)
-    assert raised.value.code == "QUEUE_FULL"
-    mine = other.request_future(other.connect_remote(address), "c.hold")
-    with pytest.raises(RpcError):
-        flood.request_future(conn, "c.hold").get(WAIT_S)
-    while len(let_go) < 4:
-        other.request_future(other.connect_remote(address), "none.none").exception(WAIT_S)
-    for loop, event in let_go:
-        loop.call_soon_threadsafe(event.set)
-    assert [future.get(WAIT_S) for future in [*futures[:3], mine]] == [[b"held"]] * 4
 
 
 def test_handler_when_it_is_a_plain_function_runs_on_a_worker_thread(pair):

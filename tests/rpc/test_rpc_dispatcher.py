@@ -11,11 +11,11 @@ from math import inf
 
 import pytest
 
-from flowctl.errors import BusyError, ClosedError, ConfigError
+from flowctl.errors import BusyError, ConfigError
 from flowctl.nodes.rpc.jobs import dispatcher as dispatcher_module
 from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
-from flowctl.nodes.rpc.jobs.slots import NotStarted, NotStartedError, SlotVerdict, WorkerJob
+from flowctl.nodes.rpc.jobs.slots import SlotVerdict, WorkerJob
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.pollgroup import PollGroup
 
@@ -75,7 +75,7 @@ def bench(group):
     yield bench
     if bench.dispatcher._closed is None:
         assert bench.close().wait(WAIT_S)
-        assert bench.dispatcher.join(WAIT_S)
+        assert bench.dispatcher.workers.join(WAIT_S)
 
 
 @pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
@@ -322,32 +322,6 @@ def test_timers_when_too_many_are_refused(bench, monkeypatch):
     assert bench.dispatcher.add_timer(lambda: None, 60.0) not in timers
 
 
-def test_close_when_jobs_run_waits_for_them_and_starts_no_other(bench, errors):
-    """The close is done once what runs has ended; what waits is told, and threads end (OX-82)."""
-    lane = bench.dispatcher.slots.add_category("a")
-    bench.dispatcher.slots.set_threads(general=1, batch=0, reply=0)
-    bench.start()
-    let_go, ran = threading.Event(), []
-    _, first = bench.command(lane, lambda: let_go.wait(WAIT_S) and "first")
-    _, second = bench.command(lane, lambda: ran.append(2))
-    bench.dispatcher.job(lambda: ran.append(3))
-    closed = bench.close()
-    assert second.result(WAIT_S).why is NotStarted.STOPPED
-    verdict, _ = bench.command(lane, lambda: ran.append(4))
-    assert verdict is SlotVerdict.DROP
-    assert not closed.is_set()
-    assert bench.dispatcher.unfinished() == ["test worker 1: a.b"]
-    let_go.set()
-    assert closed.wait(WAIT_S)
-    assert first.result(WAIT_S) == "first"
-    assert bench.dispatcher.join(WAIT_S)
-    assert (ran, bench.dispatcher.unfinished()) == ([], [])
-    assert [type(error) for _, error in errors] == [NotStartedError]  # of the job that was in the queue
-    for late in (lambda: bench.dispatcher.job(print), lambda: bench.dispatcher.add_timer(print, 1.0)):
-        with pytest.raises(ClosedError):
-            late()
-
-
 def test_job_when_it_ends_after_the_loop_has_gone_harms_nobody(loop_factory, errors):
     group = PollGroup("gone", loop_factory=loop_factory, on_error=lambda where, error: errors.append((where, error)))
     group.start()
@@ -359,7 +333,7 @@ def test_job_when_it_ends_after_the_loop_has_gone_harms_nobody(loop_factory, err
     bench.on(lambda: None)
     assert group.stop()
     let_go.set()
-    assert bench.dispatcher.join(WAIT_S)
+    assert bench.dispatcher.workers.join(WAIT_S)
     assert errors == []
 
 

@@ -44,8 +44,9 @@ async def echo(message: RpcMessage) -> list[bytes]:
     return message.data
 
 
-def test_requests_that_wait_when_their_tags_are_large_count_with_them(listening, monkeypatch):
-    monkeypatch.setattr(serving, "MOST_RUNNING_BYTES", 100_000)
+@pytest.mark.parametrize(("limit", "most"), [("MOST_RUNNING_BYTES", 100_000), ("MOST_RUNNING", 10)])
+def test_requests_that_wait_when_many_or_of_large_tags_leave_half_to_others(listening, monkeypatch, limit, most):
+    monkeypatch.setattr(serving, limit, most)
     node, dial = listening(hang=hang, echo=echo)
     flood = dial()
     for number in range(20):

@@ -374,15 +374,6 @@ def test_connections_when_two_of_a_node_go_to_one_address_both_live(node):
         assert client.request_future(conn, "admin.who").get(WAIT_S)[:2] == [b"ADMIN", b""]
 
 
-def test_nodes_when_within_the_process_meet_without_a_network(node):
-    server, client = node(), node()
-    server.listen_plain("inproc://test-meeting", lambda address, key, sn: AuthLevel.ADMIN)
-    for item in (server, client):
-        item.start()
-    conn = client.connect_remote("inproc://test-meeting")
-    assert client.request_future(conn, "admin.who").get(WAIT_S)[:2] == [b"ADMIN", b""]
-
-
 @pytest.mark.parametrize("stopped", ["server", "client"])
 def test_request_when_within_the_process_and_its_peer_stops_fails_at_once(node, stopped):
     server, client = node(), node()
@@ -393,11 +384,11 @@ def test_request_when_within_the_process_and_its_peer_stops_fails_at_once(node, 
         told.add_done_callback(lambda told: asked.set_result(told.exception()))
         return "asked"
 
-    server.add_category("back")
+    server.add_category("back", AuthLevel.ADMIN)
     server.add_request_command("back", "ask", ask_back)
     for item in (server, client):
         item.add_request_command("any", "silent", lambda message: None)
-    server.listen_plain("inproc://test-end")
+    server.listen_plain("inproc://test-end", lambda address, key, sn: AuthLevel.ADMIN)
     for item in (server, client):
         item.start()
     conn = client.connect_remote("inproc://test-end")

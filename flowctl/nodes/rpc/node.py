@@ -362,7 +362,7 @@ class RpcNode:
         await self._end_soon(LINGER_S)
         self._calls.group.stop()
         self._calls.fail_undone()
-        self._jobs.join(0.0)
+        self._jobs.workers.join(0.0)
         await asyncio.to_thread(self._reaching.destroy)  # which waits for what lingers
 
     def stop(self, deadline_s: float = 5.0) -> bool:
@@ -380,12 +380,12 @@ class RpcNode:
         """
         if self._calls.group.forked:
             return True  # the node is the parent's
-        if self._calls.group.in_thread() or self._jobs.in_worker():
+        if self._calls.group.in_thread() or self._jobs.workers.in_worker():
             # What ends it has to wait for this very thread.
             threading.Thread(target=self.stop, args=(deadline_s,), name=f"{self._name} stop", daemon=True).start()
             return False
         if self._reaching.destroyed:
-            return self._jobs.join(deadline_s)
+            return self._jobs.workers.join(deadline_s)
         if not self._calls.started:
             self._calls.started = True
             self._reaching.destroy()
@@ -401,7 +401,7 @@ class RpcNode:
         if ended:
             self._calls.fail_undone()
             self._reaching.destroy()
-        return self._jobs.join(max(0.0, ends_at - time.monotonic())) and ended
+        return self._jobs.workers.join(max(0.0, ends_at - time.monotonic())) and ended
 
     def _end_soon(self, deadline_s: float) -> asyncio.Task[None]:
         """Return the task that winds up, which the first call begins."""
@@ -459,7 +459,7 @@ class RpcNode:
         self._serving.stop()
         await asyncio.wait([jobs_ended, *self._serving.tasks], timeout=deadline_s)
         if not jobs_ended.done():
-            for left in self._jobs.unfinished():
+            for left in self._jobs.workers.unfinished():
                 self._calls.group.report(
                     "stop", LocalProtocolError(f"{left} has not ended within {deadline_s:g} s and is left behind")
                 )
@@ -664,7 +664,8 @@ class RpcNode:
 
     def name_of(self, peer: RpcPeer) -> ConnectionID:
         """Return what names a peer, as the service node that it may be at this moment; for `RpcMessage`."""
-        return self._reaching.name_of(peer)
+        conn = peer.conn
+        return replace(conn, service_node=True) if conn.pubkey in self._reaching.service_nodes else conn
 
     # --- sending -------------------------------------------------------------------------------------------------
 

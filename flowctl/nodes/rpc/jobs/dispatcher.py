@@ -76,7 +76,7 @@ class Dispatcher:
         self._calls: Final = calls
         #: The rule; for adding categories and setting numbers of threads before the start.
         self.slots: Final = Slots(general)
-        self._workers: Final = Workers(name, calls, self._ended, self._turn_ended)
+        self.workers: Final = Workers(name, calls, self._ended, self._turn_ended)
         self._tagged: Final[dict[str, tuple[TaggedThread, Callable[[], object] | None]]] = {}
         self._timers: Final[dict[TimerID, Timer]] = {}  # any thread: each operation is one of a dict
         self._ids: Final = count(1)  # any thread: `next` is atomic
@@ -103,7 +103,7 @@ class Dispatcher:
 
     def start(self) -> None:
         for name, (_, start) in self._tagged.items():
-            self._workers.add_tagged(name, start)
+            self.workers.add_tagged(name, start)
         self._started = True
         self._calls.group.call_soon(self._feed)
         for timer in list(self._timers.values()):
@@ -123,18 +123,8 @@ class Dispatcher:
             self._calls.group.deadlines.remove(self)
         for job in chain(waiting, chain.from_iterable(self._fronts())):
             self._tell(job, None, NotStartedError(job.name, NotStarted.STOPPED))
-        self._workers.finish()
+        self.workers.finish()
         self._turn_ended()
-
-    def join(self, deadline_s: float) -> bool:
-        """Wait for the threads to end, other than the caller's, after `closed` was called; any thread."""
-        return self._workers.join(deadline_s)
-
-    def in_worker(self) -> bool:
-        return self._workers.in_worker()
-
-    def unfinished(self) -> list[str]:
-        return self._workers.unfinished()
 
     # --- jobs of the node ----------------------------------------------------------------------------------------
 
@@ -235,7 +225,7 @@ class Dispatcher:
             active=slots.active,
             most_active=slots.most_active,
             waiting=slots.waiting,
-            threads=len(self._workers),
+            threads=len(self.workers),
             timers=len(self._timers),
             lanes=tuple(map(slots.statistics, lanes)),
         )
@@ -351,9 +341,9 @@ class Dispatcher:
 
     def _run(self, job: WorkerJob) -> None:
         if job.lane.kind is LaneKind.TAGGED:
-            self._workers.run_tagged(job)
+            self.workers.run_tagged(job)
         else:
-            self._workers.run(job, self.slots.active)
+            self.workers.run(job, self.slots.active)
 
     def _ended(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
         """Take a job that has ended: first the next ones start, then its outcome is told."""

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
@@ -293,11 +293,6 @@ class Reaching:
                 self.forget(peer, wire.DISCONNECTED)
             return NO_CONNECTION
         return None
-
-    def name_of(self, peer: RpcPeer) -> ConnectionID:
-        """Return what names a peer, as the service node that it may be at this moment."""
-        conn = peer.conn
-        return replace(conn, service_node=True) if conn.pubkey in self.service_nodes else conn
 
     # --- the ends of connections ---------------------------------------------------------------------------------
 
