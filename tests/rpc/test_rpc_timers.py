@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flowctl.core.loop.deadlines import Deadlines
 from flowctl.errors import ConfigError
-from flowctl.nodes.rpc.jobs.timers import Timer
+from flowctl.nodes.rpc.jobs.dispatcher import Timer
 
 
 class Clock:

@@ -25,8 +25,7 @@ import zmq
 from flowctl.errors import RemoteProtocolError
 from flowctl.nodes.messenger.arrivals import Arrived, Fate
 from flowctl.nodes.messenger.delivery import Outgoing
-from flowctl.nodes.messenger.handlers import Handler, Handlers
-from flowctl.nodes.messenger.message import ReceivedMessage, To
+from flowctl.nodes.messenger.message import Handler, Handlers, ReceivedMessage, To
 from flowctl.nodes.messenger.outbound import EchoTicket, MessengerOutbound, ignore
 from flowctl.nodes.messenger.peer import MessengerPeer
 from flowctl.nodes.messenger.storefile import IDS, OLD, SEQUENCES, Done, Effect

@@ -27,9 +27,8 @@ from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BrokenError, BusyError, ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.messenger.arrivals import Arrivals, HeldRoom
 from flowctl.nodes.messenger.delivery import DeliverySettings, Outgoing
-from flowctl.nodes.messenger.handlers import Handlers
 from flowctl.nodes.messenger.inbound import MessengerInbound
-from flowctl.nodes.messenger.message import AckHandler, Destination, Failure, ReceivedMessage, To
+from flowctl.nodes.messenger.message import Destination, Failure, Handler, Handlers, ReceivedMessage, To
 from flowctl.nodes.messenger.outbound import MessengerOutbound, Ticket, settle
 from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket, prepare
 from flowctl.nodes.messenger.store import MessageStore, OpenStore
@@ -324,7 +323,7 @@ class Messenger:
         payload: Iterable[bytes] = (),
         *,
         ordered: bool = False,
-        on_ack: AckHandler | None = None,
+        on_ack: Handler | None = None,
         on_failure: FailureHandler | None = None,
         wait_s: float | None = None,
         effect: Effect | None = None,

@@ -23,8 +23,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.pending import Outcome, Pending
 from flowctl.errors import BusyError, ClosedError
 from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, decode_record, encode_record
-from flowctl.nodes.messenger.handlers import Handler, Handlers
-from flowctl.nodes.messenger.message import Failure
+from flowctl.nodes.messenger.message import Failure, Handler, Handlers
 from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket
 from flowctl.nodes.messenger.store import MessageStore
 from flowctl.nodes.messenger.storefile import ANNOUNCES, Effect, Stored

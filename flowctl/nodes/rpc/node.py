@@ -31,9 +31,8 @@ from flowctl.nodes.rpc.arguments import Arguments, Takes
 from flowctl.nodes.rpc.asking import Asking, Incoming, RequestFuture, Settle, checked_frames, failure_of
 from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of, described
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
-from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics
+from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics, TimerID
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
-from flowctl.nodes.rpc.jobs.timers import TimerID
 from flowctl.nodes.rpc.message import SERVED, Part, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import ANY_WAY, CONNECT_KEEP_ALIVE_S, SERVICE_NODE, ConnectionID, Reach, RpcPeer

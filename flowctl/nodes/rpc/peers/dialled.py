@@ -10,8 +10,7 @@ import zmq
 
 from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.nodes.rpc.access.access import PeerIdentity
-from flowctl.nodes.rpc.peers.monitor import Monitor
-from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
+from flowctl.nodes.rpc.peers.peer import ConnectionID, Monitor, RpcPeer
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.nodes.rpc.wire.frames import HI
 from flowctl.pollgroup import PollGroup

@@ -21,8 +21,7 @@ import zmq
 from flowctl.errors import InternalError
 from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, is_claimed
 from flowctl.nodes.rpc.access.admission import AUTH_PROPERTY, CONNECTION_PROPERTY
-from flowctl.nodes.rpc.peers.monitor import Monitor
-from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
+from flowctl.nodes.rpc.peers.peer import ConnectionID, Monitor, RpcPeer
 from flowctl.nodes.rpc.wire.frames import BYE
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.socket import ZmqSocket

@@ -1,4 +1,4 @@
-"""The other end of a connection, no matter who opened it: how it is reached, and what waits because of it."""
+"""The other end of a connection, whoever opened it: how it is reached, what waits because of it, what happens to it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
-from typing import Final, Protocol
+from struct import Struct
+from typing import Any, Final, Protocol
 
 import zmq
 
 from flowctl.core.outcomes.pending import Pending
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.access.access import PeerIdentity
+from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.socket import ZmqSocket
 
 LOOK_BYTES: Final = 1 << 20
@@ -25,6 +28,9 @@ MAX_PART_BYTES: Final = 1 << 20
 """Octets of one part of a message: a peer that sends more is disconnected, as by OxenMQ."""
 CURVE_BYTES: Final = 33
 """Of them, what encryption adds: ``MESSAGE`` and its length, a nonce of 8, flags, and an authenticator of 16."""
+
+_EVENT: Final = Struct("=Hi")
+_MONITORS: Final = count()
 
 SERVICE_NODE: Final = -1
 """`ConnectionID.id` of a service node that is meant by its key, over whatever connection there is."""
@@ -222,3 +228,44 @@ def takes_more(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(0))
+
+
+class Monitor:
+    """Tells of events of a socket, in their order; on the group's thread.
+
+    ZeroMQ writes an event before anything that follows from it: before the number of a descriptor is free for another
+    connection, the end of the one that had it can be read here.
+    """
+
+    def __init__(
+        self, group: PollGroup, raw: zmq.Socket[bytes], happened: Callable[[int, int], object], events: int
+    ) -> None:
+        self._happened: Final = happened
+        self._watched: Final = raw
+        address = f"inproc://flowctl-monitor-{next(_MONITORS)}"
+        raw.monitor(address, events)
+        end: zmq.Socket[bytes] = raw.context.socket(zmq.PAIR)
+        # No limit: ZeroMQ waits where the queue of events is full, and nothing of the whole context is read or written
+        # meanwhile. A crowd that comes and goes while a handler holds up the loop would stop all others.
+        end.set(zmq.RCVHWM, 0)
+        end.connect(address)
+        self._socket: Final = ZmqSocket(group, end, self._received)
+        self._socket.start()
+
+    def read_all(self) -> None:
+        """Tell of all that has happened until now."""
+        raw = self._socket.raw
+        get: Callable[[int], Any] = raw.get
+        while not self._socket.closed and get(zmq.EVENTS) & zmq.POLLIN:
+            self._received(raw.recv_multipart(zmq.NOBLOCK))
+        if not self._socket.closed:
+            self._socket.look()
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            self._watched.disable_monitor()
+            self._socket.close()
+
+    def _received(self, frames: list[bytes]) -> None:
+        event, value = _EVENT.unpack(frames[0])
+        self._happened(event, value)
