@@ -148,6 +148,9 @@ class _Link(RtmpClient):
         inflow.observer.asked(self.connection, "publish", inflow.name, now)
         inflow.observer.publish_started(self.connection, inflow.name, now, standby=False)
 
+    def record_columns(self, now: float) -> dict[str, Any]:
+        return self.ingest.columns(now)
+
     def closed(self, reason: CloseReason, details: str) -> None:
         if self._told and self._inflow is not None:
             self._inflow.observer.closed(self.connection, reason, self.url.masked(details), None)
