@@ -31,10 +31,10 @@ HEADER_BYTES: Final = 9
 TAG_HEADER_BYTES: Final = 11
 BACK_POINTER_BYTES: Final = 4
 
-DEFAULT_MAX_TAG_BYTES: Final = 10 * 1024 * 1024
+MAX_TAG_BYTES: Final = 10 * 1024 * 1024
 """Largest body the reader takes. The format allows 16 MiB - 1; this is the limit for RTMP media messages as well."""
 
-DEFAULT_MAX_UNFINISHED_BYTES: Final = 16 * 1024 * 1024
+MAX_UNFINISHED_BYTES: Final = 16 * 1024 * 1024
 """Octets the reader keeps between two calls."""
 
 MAX_DATA_OFFSET_BYTES: Final = 4096
@@ -119,16 +119,12 @@ def tag(type_id: int, timestamp: int, payload: bytes | memoryview) -> bytes:
 class FlvWriter:
     """Writes a file header, then tags, to anything with a `write` method; opens, flushes and closes nothing."""
 
-    __slots__ = ("_header", "_target", "bytes_written", "tags_written")
+    __slots__ = ("_header", "_target")
 
     def __init__(self, target: SupportsWrite, *, audio: bool = True, video: bool = True) -> None:
         self._target = target
         # Written with the first tag and not here, so that a recording that never begins leaves an empty file.
         self._header = header(audio, video)
-        self.bytes_written = 0
-        """Octets given to the target so far."""
-        self.tags_written = 0
-        """Tags given to the target so far."""
 
     def write(self, type_id: int, timestamp: int, payload: bytes | memoryview) -> None:
         """Write one tag; arguments, errors and shape as `tag`. Nothing is written when it raises."""
@@ -136,8 +132,6 @@ class FlvWriter:
         if self._header:
             data, self._header = self._header + data, b""
         self._target.write(data)
-        self.bytes_written += len(data)
-        self.tags_written += 1
 
 
 class _State(enum.Enum):
@@ -164,28 +158,13 @@ class FlvReader:
         "_error",
         "_last_tag_bytes",
         "_last_type",
-        "_max_tag_bytes",
-        "_max_unfinished_bytes",
         "_need",
         "_state",
         "back_pointer_errors",
         "header",
-        "skipped_tags",
     )
 
-    def __init__(
-        self,
-        *,
-        max_tag_bytes: int = DEFAULT_MAX_TAG_BYTES,
-        max_unfinished_bytes: int = DEFAULT_MAX_UNFINISHED_BYTES,
-        check_back_pointers: bool = False,
-    ) -> None:
-        if not 1 <= max_tag_bytes <= _MAX_BODY_BYTES:
-            raise LocalProtocolError(f"max_tag_bytes {max_tag_bytes} is not in 1..{_MAX_BODY_BYTES}")
-        if max_unfinished_bytes < 1:
-            raise LocalProtocolError(f"max_unfinished_bytes {max_unfinished_bytes} is not at least 1")
-        self._max_tag_bytes = max_tag_bytes
-        self._max_unfinished_bytes = max_unfinished_bytes
+    def __init__(self, *, check_back_pointers: bool = False) -> None:
         self._check_back_pointers = check_back_pointers
         self._buffer = bytearray()
         self._state = _State.HEADER
@@ -198,17 +177,6 @@ class FlvReader:
         """The file header; None until it was read."""
         self.back_pointer_errors = 0
         """Back pointers that did not match their tag."""
-        self.skipped_tags = 0
-        """Tags of a type the format does not define, left out."""
-
-    @property
-    def position(self) -> int:
-        """Octets of the stream dealt with: the byte at which the next tag or back pointer begins."""
-        return self._consumed
-
-    @property
-    def unfinished_bytes(self) -> int:
-        return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[FlvTag]:
         """Return the tags that `data` completes, in order; their payloads are copies."""
@@ -240,8 +208,8 @@ class FlvReader:
             with memoryview(data) as view:
                 done = self._parse(view, tags)
                 buffer += view[done:]
-        if len(buffer) > self._max_unfinished_bytes:
-            _exceed("flv_unfinished_bytes", len(buffer), self._max_unfinished_bytes, self._consumed)
+        if len(buffer) > MAX_UNFINISHED_BYTES:
+            _exceed("flv_unfinished_bytes", len(buffer), MAX_UNFINISHED_BYTES, self._consumed)
 
     def finish(self) -> None:
         """Say that the stream has ended; raises when it ended inside the header or a tag."""
@@ -318,8 +286,6 @@ class FlvReader:
         if type_id in _MEDIA_TYPES:
             timestamp = time_word >> 8 | (time_word & 0xFF) << 24
             tags.append(FlvTag(type_id, timestamp, bytes(view[at + TAG_HEADER_BYTES : at + whole])))
-        else:
-            self.skipped_tags += 1
         self._last_tag_bytes, self._last_type = whole, type_id
         self._expect(_State.BACK_POINTER, BACK_POINTER_BYTES)
         return whole
@@ -330,8 +296,8 @@ class FlvReader:
             _fail(f"FLV out of step: tag type byte 0x{type_octet:02x}", position, "flv-out-of-step")
         if type_octet & _FILTER_BIT:
             _fail("FLV tag is encrypted (Filter bit), which is not supported", position, "flv-encrypted")
-        if size > self._max_tag_bytes:
-            _exceed("flv_tag_bytes", size, self._max_tag_bytes, position)
+        if size > MAX_TAG_BYTES:
+            _exceed("flv_tag_bytes", size, MAX_TAG_BYTES, position)
 
 
 def _fail(message: str, position: int, code: str) -> NoReturn:

@@ -49,7 +49,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 #: One receive buffer per group, lent to each connection for the length of one handler. One read of a socket gives at
 #: most what its receive buffer holds, 128 KiB by Linux's default (tcp_rmem), and autotuning goes higher.
-DEFAULT_SCRATCH_BYTES: Final = 256 * 1024
+SCRATCH_BYTES: Final = 256 * 1024
 
 #: How long a round of jobs may go on before descriptors and timers get their turn: jobs are of some 60 us, but one
 #: that goes on with the input of a peer that sends nothing but work takes 4 ms.
@@ -139,7 +139,6 @@ class PollGroup:
         clock: monotonic seconds, for deadlines, load figures and `PollGroup.now`.
         on_error: told of every exception of a handler; what it raises itself is logged. None:
             `flowctl.deferred.log_error`.
-        scratch_bytes: size of the shared receive buffer, 4 KiB or more.
     """
 
     __slots__ = (
@@ -176,10 +175,7 @@ class PollGroup:
         loop_factory: LoopFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_error: ErrorHook | None = None,
-        scratch_bytes: int = DEFAULT_SCRATCH_BYTES,
     ) -> None:
-        if scratch_bytes < 4096:
-            raise LocalProtocolError(f"scratch_bytes is {scratch_bytes}; it must be at least 4096")
         self.name: Final = name
         self.clock: Final = clock
         self._on_error: Final = log_error if on_error is None else on_error
@@ -193,7 +189,7 @@ class PollGroup:
         self.deadlines: Final = Deadlines(self._arm_timer, self.report)
         self._loop_factory: Final = default_loop_factory if loop_factory is None else loop_factory
         #: Shared receive buffer: any code on this thread may fill it; none may keep a view of it.
-        self.scratch: Final = memoryview(bytearray(scratch_bytes))
+        self.scratch: Final = memoryview(bytearray(SCRATCH_BYTES))
         #: Connections add to these on this thread; any thread may read them.
         self.bytes_in = 0
         self.bytes_out = 0
@@ -242,7 +238,6 @@ class PollGroup:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_error: ErrorHook | None = None,
-        scratch_bytes: int = DEFAULT_SCRATCH_BYTES,
     ) -> Self:
         """Return a running group on the loop that runs in the calling thread, for tests and command-line tools.
 
@@ -252,7 +247,7 @@ class PollGroup:
             RuntimeError: no loop runs in this thread.
         """
         loop = asyncio.get_running_loop()
-        group = cls(name, clock=clock, on_error=on_error, scratch_bytes=scratch_bytes)
+        group = cls(name, clock=clock, on_error=on_error)
         group._advance(_Input.START)
         group._use_loop(loop)
         group._enter()

@@ -5,8 +5,8 @@ measured busy fraction, because a burst of a thousand viewers arrives in less ti
 between equal weights the measured fraction decides.
 
 `PollGroups.rebalance` moves pollables from the heaviest group to the lightest. Three things keep it from flapping: it
-begins only when the gap is more than `threshold` of the mean weight and then works it down to half of that; a move
-must narrow the gap markedly; and a pollable stays for `dwell_s` where it was put. One that is not ``movable()``, as a
+begins only when the gap is more than `THRESHOLD` of the mean weight and then works it down to half of that; a move
+must narrow the gap markedly; and a pollable stays for `DWELL_S` where it was put. One that is not ``movable()``, as a
 connection with a coroutine running on its loop, stays altogether.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowctl.core.loop.placement import is_movable
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.pollgroup import DEFAULT_SCRATCH_BYTES, GroupState, LoopFactory, Pollable, PollGroup, PollGroupStatistics
+from flowctl.pollgroup import GroupState, LoopFactory, Pollable, PollGroup, PollGroupStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,10 +32,13 @@ MAX_GROUPS: Final = 256
 
 #: A quarter of the mean: with 1000 viewers a group that is 125 to either side of it. Below that the move costs more
 #: (caches, two loop turns) than the difference.
-DEFAULT_THRESHOLD: Final = 0.25
+THRESHOLD: Final = 0.25
 
 #: Twice the smoothing time of the load figures, so that a move is seen in them before the next.
-DEFAULT_DWELL_S: Final = 10.0
+DWELL_S: Final = 10.0
+
+#: In one rebalancing, so that its disturbance is bounded; the next is seconds away.
+MOST_MOVES: Final = 16
 
 #: A move of weight w turns a gap g into g - 2w. With w near g the groups would only exchange their roles, and rounding
 #: could make that look like progress for ever; up to 0.9 g, the gap shrinks by a fifth at least, or is not overshot.
@@ -64,12 +67,9 @@ class PollGroups:
         loop_factory: see `PollGroup`.
         clock: see `PollGroup`; shared by all.
         on_error: see `PollGroup`.
-        scratch_bytes: see `PollGroup`; per group.
-        threshold: share of the mean weight that the gap between the heaviest and the lightest group may have.
-        dwell_s: how long a pollable stays where it was put, 0 or more seconds.
     """
 
-    __slots__ = ("_clock", "_dwell_s", "_threshold", "groups")
+    __slots__ = ("_clock", "groups")
 
     def __init__(
         self,
@@ -79,26 +79,13 @@ class PollGroups:
         loop_factory: LoopFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_error: ErrorHook | None = None,
-        scratch_bytes: int = DEFAULT_SCRATCH_BYTES,
-        threshold: float = DEFAULT_THRESHOLD,
-        dwell_s: float = DEFAULT_DWELL_S,
     ) -> None:
         if not 1 <= count <= MAX_GROUPS:
             raise LocalProtocolError(f"count is {count}; it must be 1 to {MAX_GROUPS}")
-        if not (threshold > 0 and dwell_s >= 0):
-            raise LocalProtocolError(f"threshold {threshold} must be more than 0, dwell_s {dwell_s} at least 0")
         self._clock: Final = clock
-        self._threshold: Final = threshold
-        self._dwell_s: Final = dwell_s
         #: The groups, in the order of their numbers; fixed.
         self.groups: Final = tuple(
-            PollGroup(
-                f"{name}-{number}",
-                loop_factory=loop_factory,
-                clock=clock,
-                on_error=on_error,
-                scratch_bytes=scratch_bytes,
-            )
+            PollGroup(f"{name}-{number}", loop_factory=loop_factory, clock=clock, on_error=on_error)
             for number in range(count)
         )
 
@@ -143,14 +130,11 @@ class PollGroups:
         group.add_pollable(pollable, registration)
         return group
 
-    def rebalance(self, max_moves: int = 16) -> list[Move]:
+    def rebalance(self) -> list[Move]:
         """Ask all pollables for their load and move some from the heaviest group to the lightest; any thread.
 
         O(number of pollables): call it every few seconds, not per connection. The moves are queued on the groups
         when this returns, and carried out in their next turns.
-
-        Args:
-            max_moves: at most so many, 0 or more.
 
         Returns:
             What was moved, in order; empty when the groups are balanced well enough.
@@ -160,15 +144,15 @@ class PollGroups:
         if len(weights) < 2:
             return moves
         mean = sum(weights.values()) / len(weights)
-        allowed_gap = self._threshold * mean
+        allowed_gap = THRESHOLD * mean
         moved: set[int] = set()
-        while len(moves) < max_moves:
+        while len(moves) < MOST_MOVES:
             source = max(weights, key=weights.__getitem__)
             target = min(weights, key=weights.__getitem__)
             gap = weights[source] - weights[target]
             if gap <= allowed_gap:
                 break
-            allowed_gap = self._threshold * mean / 2
+            allowed_gap = THRESHOLD * mean / 2
             placement = self._best_to_move(source, gap, moved)
             if placement is None:
                 break
@@ -186,7 +170,7 @@ class PollGroups:
 
     def _best_to_move(self, source: PollGroup, gap: float, moved: set[int]) -> Placement[Pollable] | None:
         """Return what closes `gap` best, that is, weighs nearest to half of it; None if nothing would narrow it."""
-        settled_before = self._clock() - self._dwell_s
+        settled_before = self._clock() - DWELL_S
         candidates = [
             placement
             for placement in source.pollables()

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 #: that a handler may want whole (chunk readers keep their own unfinished messages).
 DEFAULT_CAPACITY_BYTES: Final = 64 * 1024
 
-#: Default of what one connection may read per turn of its loop before the others are served: at 10 Mbit/s that is
+#: What one connection may read per turn of its loop before the others are served: at 10 Mbit/s that is
 #: 200 ms of media, so a publisher needs more than one turn only after a stall.
-DEFAULT_TURN_BUDGET_BYTES: Final = 256 * 1024
+TURN_BUDGET_BYTES: Final = 256 * 1024
 
-#: Default interval for which `control_bytes` are granted.
-DEFAULT_CONTROL_INTERVAL_S: Final = 1.0
+#: Interval for which `control_bytes` are granted.
+CONTROL_INTERVAL_S: Final = 1.0
 
 #: Holders at a time. They are parts of the program (sender, policy, publication), so more is a leak of owners.
 MAX_HOLDERS: Final = 64
@@ -254,8 +254,6 @@ class Receiver:
             number, 0 at the end of the stream; raises BlockingIOError when there is nothing and OSError when the
             connection is broken: `socket.recv_into`.
         capacity_bytes: most bytes kept for the handler, 1 or more; also the most read at once.
-        turn_budget_bytes: most bytes read per turn of the loop, 1 or more; a connection with more goes to the tail.
-        control_interval_s: for how long the `control_bytes` of a pause last, more than 0.
         clock: monotonic seconds, the clock of the group's deadlines.
         lock: to use instead of one of its own.
     """
@@ -267,7 +265,6 @@ class Receiver:
         "_clock",
         "_control_bytes_in",
         "_control_cap",
-        "_control_interval_s",
         "_control_left",
         "_end",
         "_handler",
@@ -284,7 +281,6 @@ class Receiver:
         "_read_into",
         "_reading",
         "_registration",
-        "_turn_budget_bytes",
         "_window_ends_at",
     )
 
@@ -295,22 +291,15 @@ class Receiver:
         read_into: Callable[[memoryview], int],
         *,
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
-        turn_budget_bytes: int = DEFAULT_TURN_BUDGET_BYTES,
-        control_interval_s: float = DEFAULT_CONTROL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
         lock: OwnedLock | None = None,
     ) -> None:
-        if capacity_bytes < 1 or turn_budget_bytes < 1 or not control_interval_s > 0:
-            raise LocalProtocolError(
-                "capacity_bytes and turn_budget_bytes must be at least 1 and control_interval_s more than 0, not "
-                f"{capacity_bytes}, {turn_budget_bytes} and {control_interval_s}"
-            )
+        if capacity_bytes < 1:
+            raise LocalProtocolError(f"capacity_bytes is {capacity_bytes}; it must be at least 1")
         self._registration: Final = registration
         self._handler = handler
         self._read_into: Final = read_into
         self._capacity_bytes: Final = capacity_bytes
-        self._turn_budget_bytes: Final = turn_budget_bytes
-        self._control_interval_s: Final = control_interval_s
         self._clock: Final = clock
 
         self._lock: Final = lock or OwnedLock()
@@ -525,7 +514,7 @@ class Receiver:
         self._hand_on(memoryview(data) if data else _NOTHING)
 
     def _read_turn(self, host: ReceiverHost) -> None:
-        budget = self._turn_budget_bytes
+        budget = TURN_BUDGET_BYTES
         scratch = host.scratch
         while self._may_read():
             kept = len(self._kept)
@@ -573,7 +562,7 @@ class Receiver:
         """Return how many control bytes may be read now, after beginning a new interval if it is time."""
         now = self._clock()
         if now >= self._window_ends_at:
-            self._window_ends_at = now + self._control_interval_s
+            self._window_ends_at = now + CONTROL_INTERVAL_S
             self._control_left = self._control_cap
         else:
             self._control_left = min(self._control_left, self._control_cap)

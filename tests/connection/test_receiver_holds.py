@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -275,7 +276,9 @@ class ReceiverMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kit = Kit(capacity_bytes=64, turn_budget_bytes=100)
+        self.patch = mock.patch("flowctl.receiver.TURN_BUDGET_BYTES", 100)
+        self.patch.start()
+        self.kit = Kit(capacity_bytes=64)
         self.holders: dict[str, int] = {}
         self.sent = bytearray()
         self.taken = bytearray()
@@ -372,6 +375,7 @@ class ReceiverMachine(RuleBasedStateMachine):
 
     def teardown(self):
         """In the end, with nobody holding and a willing handler, everything arrives and then the end, once."""
+        self.patch.stop()
         self.verdict, self.fraction = InputVerdict.DONE, 1.0
         self.ended_before = bool(self.kit.handler.ends)
         for owner in list(self.holders):

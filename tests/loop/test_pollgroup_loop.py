@@ -660,13 +660,6 @@ def test_statistics_when_handlers_are_nested_count_the_outer_one(group):
     assert outcome == [0]
 
 
-def test_scratch_when_asked_for_has_the_size_wanted(make_group):
-    assert len(make_group("a", start=False).scratch) == 256 * 1024
-    assert len(make_group("b", start=False, scratch_bytes=8192).scratch) == 8192
-    with pytest.raises(LocalProtocolError):
-        make_group("c", start=False, scratch_bytes=100)
-
-
 def test_load_meter_when_the_thread_waits_shows_the_share_it_computed():
     """Processor time over handler time is asked for once a window, not at each turn, and smoothed."""
     asked: list[float] = []

@@ -84,7 +84,7 @@ def tags_of(path):
     reader = FlvReader(check_back_pointers=True)
     tags = reader.feed(Path(path).read_bytes())
     reader.finish()
-    assert reader.unfinished_bytes == 0
+    assert not reader._buffer
     return tags
 
 

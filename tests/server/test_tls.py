@@ -164,14 +164,13 @@ def test_peer_when_it_says_close_notify_has_ended_its_stream_and_still_gets_what
             assert sock.recv(100) == b"an answer"
 
 
-def test_input_when_it_lies_in_the_tls_object_is_not_forgotten_by_a_hold(make, pair):
+def test_input_when_it_lies_in_the_tls_object_is_not_forgotten_by_a_hold(make, pair, monkeypatch):
     """A record that was read in part goes on when the hold ends, though the descriptor is not readable."""
     record = NUMBERED[: RECORD_BYTES - 64]
 
-    class Blocking(Noting):
-        def opened(self):
-            self.connection.receiver._turn_budget_bytes = 1000
+    monkeypatch.setattr("flowctl.receiver.TURN_BUDGET_BYTES", 1000)
 
+    class Blocking(Noting):
         def received(self, data):
             self.got += data
             if len(self.got) == 1000:

@@ -48,9 +48,9 @@ def test_no_octet_is_lost_when_connections_move_in_mid_stream(live, clients):
         assert publishing.messages == player.messages
 
 
-def test_no_octet_is_lost_when_the_groups_are_rebalanced(live, clients):
+def test_no_octet_is_lost_when_the_groups_are_rebalanced(live, clients, monkeypatch):
     server = live(group_count=2)
-    server.groups._dwell_s = 0.0  # by default a connection stays for 10 s where it was put
+    monkeypatch.setattr("flowctl.pollgroups.DWELL_S", 0.0)  # else a connection stays for 10 s where it was put
     players = [clients.play(server) for _ in range(2 * VIEWERS)]
     wait_for_viewers(server, 2 * VIEWERS)
     publishing = clients.publish(server, SOURCE, pace=1.0, duration_s=3.0)
