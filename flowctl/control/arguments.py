@@ -82,7 +82,7 @@ def read_arguments(operation: str, arguments: Sequence[Argument], given: Mapping
     return values
 
 
-def number(low: int, high: int, word: str = "NUMBER") -> ArgumentKind:
+def number(low: int, high: int) -> ArgumentKind:
     def read(value: object, name: str) -> int:
         text = str(value) if type(value) is int else value
         digits = isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
@@ -91,16 +91,16 @@ def number(low: int, high: int, word: str = "NUMBER") -> ArgumentKind:
         return int(str(text))
 
     most = min(high, 10**_MOST_DIGITS - 1)
-    return ArgumentKind(word, read, schema={"type": "integer", "minimum": low, "maximum": most})
+    return ArgumentKind("NUMBER", read, schema={"type": "integer", "minimum": low, "maximum": most})
 
 
-def text(word: str = "TEXT", most: int = MOST_TEXT) -> ArgumentKind:
+def text(most: int = MOST_TEXT) -> ArgumentKind:
     def read(value: object, name: str) -> str:
         if not isinstance(value, str) or len(value) > most or not value.isprintable():
             raise ConfigError(f"{name} is {short(value)}, it must be up to {most} characters that can be printed")
         return value
 
-    return ArgumentKind(word, read, schema={"type": "string", "maxLength": most})
+    return ArgumentKind("TEXT", read, schema={"type": "string", "maxLength": most})
 
 
 def choice(*words: str) -> ArgumentKind:

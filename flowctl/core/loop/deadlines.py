@@ -130,15 +130,6 @@ class Deadlines:
     def count(self) -> int:
         return len(self._entries)
 
-    @property
-    def places_count(self) -> int:
-        """Places in the heap, dead ones included: at most ``2 * count + 65``."""
-        return len(self._heap)
-
-    def next_time(self) -> float | None:
-        """Return the earliest deadline, None if there is none; O(n), for statistics and tests."""
-        return min((entry.when for entry in self._entries.values()), default=None)
-
     def _check_thread(self) -> None:
         # Two threads in the heap would corrupt it without a sign; the check is 60 ns.
         if self.thread_id is not None and get_ident() != self.thread_id:

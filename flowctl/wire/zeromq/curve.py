@@ -67,17 +67,6 @@ class KeyPair:
         return cls(_octets(public), _octets(secret))
 
     @classmethod
-    def of_secret(cls, secret: bytes) -> Self:
-        """Return the pair of a secret key of 32 octets.
-
-        Raises:
-            ConfigError: it has another length.
-        """
-        if len(secret) != KEY_BYTES:
-            raise ConfigError(f"the secret key has {len(secret)} bytes, it must have {KEY_BYTES}")
-        return cls(public_of(secret), secret)
-
-    @classmethod
     def read(cls, path: Path) -> Self:
         """Return the keys in a file.
 
