@@ -44,7 +44,7 @@ from flowctl.load.results.result import PeerResult
 from flowctl.nodes.diffusion.wire import protocol
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.telemetry.schema import ARROW_TYPES, TABLES, EventName
-from flowctl.units import format_duration
+from flowctl.units import format_duration, write_size
 from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.session_config import ControlConfig, ServerSessionConfig
@@ -97,17 +97,10 @@ def value_text(name: str, value: object) -> str:
     if dataclasses.is_dataclass(value):
         return f"`{type(value).__name__}()`"
     if name.endswith("_bytes") or name == "out_chunk_size":
-        return size_text(value)
+        return re.sub("(?=[KMG]iB)", " ", write_size(value))
     if name.endswith("_s") and "_per_" not in name and "_and_" not in name:
         return format_duration(value).replace(".0 ", " ") if value else "0"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def size_text(value: int) -> str:
-    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if value and value % size == 0:
-            return f"{value // size} {unit}"
-    return str(value)
 
 
 def settings_table(cls: type, *, leave_out: frozenset[str] = frozenset(), instance: object = None) -> str:
@@ -130,7 +123,11 @@ def serve_settings() -> str:
 def default_limits() -> str:
     limits = DEFAULT_LIMITS
     axes = {"bytes": limits.size, "messages": limits.messages, "age": limits.age_ms}
-    show = {"bytes": size_text, "messages": str, "age": lambda value: value_text("age_s", value / 1000)}
+    show = {
+        "bytes": lambda value: value_text("size_bytes", value),
+        "messages": str,
+        "age": lambda value: value_text("age_s", value / 1000),
+    }
     rows = [[name, show[name](axis.low), show[name](axis.soft), show[name](axis.hard)] for name, axis in axes.items()]
     return table(["axis", "low", "soft", "hard"], rows)
 
@@ -244,17 +241,12 @@ def pipeline_columns(module: str, **contracts: str) -> str:
         found = getattr(loaded, contract)
         if isinstance(found, str):
             found = dict(item.split(" ", 1) for item in found.split(", "))
-        rows = [[", ".join(f"`{column}`" for column in columns), kind] for kind, columns in by_type(found).items()]
+        kinds: dict[str, list[str]] = defaultdict(list)  # by type: tables of sixty lines are hard to read
+        for column, kind in found.items():
+            kinds[kind].append(f"`{column}`")
+        rows = [[", ".join(columns), kind] for kind, columns in kinds.items()]
         parts.append(f"Columns of `{name}` (order in the file aside):\n\n{table(['columns', 'type'], rows)}")
     return "\n".join(parts)
-
-
-def by_type(columns: dict[str, str]) -> dict[str, list[str]]:
-    """Return the names of columns by their type: tables of sixty lines are read by nobody."""
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for name, kind in columns.items():
-        kinds[kind].append(name)
-    return kinds
 
 
 # -- diagrams
@@ -266,17 +258,12 @@ def diagram(edges: dict[tuple[str, str], list[str]], first: str) -> str:
     return "\n".join([*lines, "```", ""])
 
 
-def from_table(states: dict[tuple[enum.Enum, enum.Enum], enum.Enum], leave_out: frozenset[enum.Enum]) -> str:
+def from_table(states: dict[tuple[enum.Enum, enum.Enum], enum.Enum], leave_out: enum.Enum | None = None) -> str:
     edges: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (old, event), new in states.items():
-        if event not in leave_out:
+        if event is not leave_out:
             edges[old.name, new.name].append(event.value)
     return diagram(edges, next(iter(states))[0].name)
-
-
-def standings() -> str:
-    edges = {(old.name, new.name): [why] for (old, new), why in STEPS.items()}
-    return diagram(edges, Standing.GONE.name)
 
 
 def send_states() -> str:
@@ -303,7 +290,9 @@ def send_states() -> str:
                 if label not in edges[change.old.name, change.new.name]:
                     edges[change.old.name, change.new.name].append(label)
             open_.append((following, after))
-    return diagram(dict(sorted(edges.items(), key=lambda item: order_of(*item[0]))), SendState.READY.name)
+    return diagram(
+        dict(sorted(edges.items(), key=lambda item: [SendState[name] for name in item[0]])), SendState.READY.name
+    )
 
 
 def inputs(queued: int) -> list[tuple[str, int]]:
@@ -328,10 +317,6 @@ def label_of(event: str, old: SendState, new: SendState) -> str:
     return "all axes at their low mark" if old >= SendState.SOFT_LIMIT else event
 
 
-def order_of(old: str, new: str) -> tuple[int, int]:
-    return SendState[old].value, SendState[new].value
-
-
 def state_table() -> str:
     names = ["none", "soft", "hard"]
     rows = [[name, row[0].name, row[1].name] for name, row in zip(names, _STATE_OF, strict=True)]
@@ -341,28 +326,11 @@ def state_table() -> str:
 # -- source
 
 
-def echo_source(first: str, last: str) -> str:
-    """Return the part of the echo server from the definition of `first` to the end of that of `last`."""
-    path = ROOT / "servers" / "flowctl_servers" / "echo.py"
-    text = path.read_text("utf-8")
-    spans = {name: (begin, end) for name, begin, end in definitions(ast.parse(text))}
-    lines = text.splitlines()[spans[first][0] - 1 : spans[last][1]]
-    return "\n".join(["```python", *lines, "```", ""])
-
-
-def definitions(tree: ast.Module) -> list[tuple[str, int, int]]:
-    """Return (name, first line, last line) of what a module defines; a docstring under a constant belongs to it."""
-    found: list[tuple[str, int, int]] = []
-    for node in tree.body:
-        if isinstance(node, ast.Expr) and found:
-            found[-1] = (*found[-1][:2], node.end_lineno)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            found.append((f"import {node.names[0].name}", node.lineno, node.end_lineno))
-        elif isinstance(node, ast.Assign):
-            found.append((ast.unparse(node.targets[0]), node.lineno, node.end_lineno))
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.append((node.name, node.lineno, node.end_lineno))
-    return found
+def echo_source(first: str, after: str) -> str:
+    """Return the part of the echo server from the line that begins with `first` to that with `after`, which is left."""
+    text = (ROOT / "servers" / "flowctl_servers" / "echo.py").read_text("utf-8")
+    part = text[text.index(f"\n{first}") :].partition(f"\n{after}")[0]
+    return f"```python\n{part.strip()}\n```\n"
 
 
 # -- rooms
@@ -402,10 +370,10 @@ GENERATED = {
     "districts": districts,
     "rooms": rooms,
     "flat-files": flat_files,
-    "echo-begin": lambda: echo_source("import annotations", "LINE_BYTES"),
-    "echo-room": lambda: echo_source("Room", "Room"),
-    "echo-peer": lambda: echo_source("Peer", "Peer"),
-    "echo-build": lambda: echo_source("build", "SERVER"),
+    "echo-begin": lambda: echo_source("from __future__", "class Room"),
+    "echo-room": lambda: echo_source("class Room", "class Peer"),
+    "echo-peer": lambda: echo_source("class Peer", "def build"),
+    "echo-build": lambda: echo_source("def build", "never"),
     "send-states": send_states,
     "state-table": state_table,
     "default-limits": default_limits,
@@ -454,12 +422,14 @@ GENERATED = {
     ),
     "pipeline-capacity": lambda: pipeline_columns("capacity.job", capacity_nodes="NODE_COLUMNS"),
     "pipeline-whatif": lambda: pipeline_columns("whatif.job", whatif_choices="CHOICE_COLUMNS"),
-    "group-states": lambda: from_table(pollgroup._TABLE, frozenset()),
-    "standings": standings,
-    "connection-states": lambda: from_table(CONNECTION_TABLE, frozenset({ConnectionInput.FAIL})),
-    "stream-states": lambda: from_table(STREAM_TABLE, frozenset()),
-    "client-states": lambda: from_table(CLIENT_TABLE, frozenset()),
-    "diffusion-states": lambda: from_table(protocol.TABLE, frozenset()),
+    "group-states": lambda: from_table(pollgroup._TABLE),
+    "standings": lambda: diagram(
+        {(old.name, new.name): [why] for (old, new), why in STEPS.items()}, Standing.GONE.name
+    ),
+    "connection-states": lambda: from_table(CONNECTION_TABLE, ConnectionInput.FAIL),
+    "stream-states": lambda: from_table(STREAM_TABLE),
+    "client-states": lambda: from_table(CLIENT_TABLE),
+    "diffusion-states": lambda: from_table(protocol.TABLE),
 }
 
 
