@@ -39,6 +39,7 @@ MOST_GROWTH = 2.6
 
 parser = importlib.import_module("re._parser")
 constants = importlib.import_module("re._constants")
+REPEATS = (constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPEAT)
 
 
 # -- finding the expressions
@@ -270,59 +271,50 @@ def sample(kind, value, flags: int) -> str:
         return chr(value)
     if kind in (c.NOT_LITERAL, c.ANY, c.IN):
         return next((item for item in CANDIDATES if fits(kind, value, item, flags)), "\x01")
-    if kind is c.SUBPATTERN:
-        return samples(value[3], flags)
-    if kind is c.ATOMIC_GROUP:
-        return samples(value, flags)
-    if kind is c.BRANCH:
-        return samples(value[1][0], flags)
-    if kind in (c.MAX_REPEAT, c.MIN_REPEAT, c.POSSESSIVE_REPEAT):
+    if kind in REPEATS:
         return samples(value[2], flags) * max(1, min(value[0], 4))
-    return ""
+    if kind in (c.ASSERT, c.ASSERT_NOT):
+        return ""
+    return "".join(samples(part, flags) for part in parts_of(kind, value)[:1])
 
 
 def samples(nodes, flags: int) -> str:
     return "".join(sample(kind, value, flags) for kind, value in nodes)
 
 
+def parts_of(kind, value) -> list:
+    """Return the expressions within a node."""
+    c = constants
+    if kind in REPEATS:
+        return [value[2]]
+    if kind is c.BRANCH or kind in (c.ASSERT, c.ASSERT_NOT):
+        return value[1] if kind is c.BRANCH else [value[1]]
+    return [value[3]] if kind is c.SUBPATTERN else [value] if kind is c.ATOMIC_GROUP else []
+
+
 def repetitions(nodes, flags: int, before: str) -> Iterator[tuple[str, str]]:
     """Return what leads to each repetition, and a text of what is repeated."""
-    c = constants
     for kind, value in nodes:
-        inner = {
-            c.SUBPATTERN: lambda value: [value[3]],
-            c.ATOMIC_GROUP: lambda value: [value],
-            c.BRANCH: lambda value: value[1],
-            c.MAX_REPEAT: lambda value: [value[2]],
-            c.MIN_REPEAT: lambda value: [value[2]],
-            c.POSSESSIVE_REPEAT: lambda value: [value[2]],
-        }.get(kind, lambda value: [])(value)
-        if kind in (c.MAX_REPEAT, c.MIN_REPEAT, c.POSSESSIVE_REPEAT):
+        if kind in REPEATS:
             yield before, samples(value[2], flags)
-        for part in inner:
+        for part in parts_of(kind, value):
             yield from repetitions(part, flags, before)
         before += sample(kind, value, flags)
 
 
 def letters(nodes, flags: int) -> set[str]:
+    """Return one character for each thing that an expression tells apart."""
     c = constants
     found: set[str] = set()
     for kind, value in nodes:
         if kind in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
             found.add(sample(kind, value, flags))
-            if kind is c.NOT_LITERAL:
-                found.add(chr(value))
-            if kind is c.IN:
-                found |= {chr(item[1]) for item in value[:12] if item[0] is c.LITERAL}
-        elif kind is c.BRANCH:
-            for branch in value[1]:
-                found |= letters(branch, flags)
-        elif kind is c.ATOMIC_GROUP:
-            found |= letters(value, flags)
-        elif kind in (c.SUBPATTERN, c.MAX_REPEAT, c.MIN_REPEAT, c.POSSESSIVE_REPEAT):
-            found |= letters(value[3] if kind is c.SUBPATTERN else value[2], flags)
-        elif kind in (c.ASSERT, c.ASSERT_NOT):
-            found |= letters(value[1], flags)
+        if kind is c.NOT_LITERAL:
+            found.add(chr(value))
+        if kind is c.IN:
+            found |= {chr(item[1]) for item in value[:12] if item[0] is c.LITERAL}
+        for part in parts_of(kind, value):
+            found |= letters(part, flags)
     return found
 
 

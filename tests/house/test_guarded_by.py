@@ -25,15 +25,13 @@ from source_kit import classes_of, module_files, shown, text_of, tree_of
 MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
 MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
 
+PUTS_OFF = "_guarded send sample_delay flush log_grew tick broken"
 UNLOCKED: dict[tuple[str, str], str] = {
-    ("Sender._guarded", "_after"): "what this call has put off, or what another has: either way somebody does it",
+    **{
+        (f"Sender.{name}", "_after"): "what this call has put off, or what another has: either way somebody does it"
+        for name in PUTS_OFF.split()
+    },
     ("Sender.drained", "_outbox"): "never replaced, its parts as single references; stale by the time it is used",
-    ("Sender.send", "_after"): "what this call has put off, or what another has: either way somebody does it",
-    ("Sender.sample_delay", "_after"): "what this call has put off, or what another has: either way somebody does it",
-    ("Sender.flush", "_after"): "what this call has put off, or what another has: either way somebody does it",
-    ("Sender.log_grew", "_after"): "what this call has put off, or what another has: either way somebody does it",
-    ("Sender.tick", "_after"): "what this call has put off, or what another has: either way somebody does it",
-    ("Sender.broken", "_after"): "what this call has put off, or what another has: either way somebody does it",
     ("Sender._run_after", "_after"): "made once and never replaced; its calls are taken out under the lock",
     ("MessageScheduler._run", "_turning"): "who has put a call off had the lock since; whoever has the turn does it",
     ("RecordedSender.following", "_cohort"): "one reference, as in Sender.following",
