@@ -17,8 +17,8 @@ import sysconfig
 import time
 from pathlib import Path
 
-WAIT_S = 60
-"""For any step: only a hang takes that long."""
+from smoke_wheel import WAIT_S, require, say
+
 MOST_LINES = 35_000
 MOST_BYTES = 30_000_000
 """Of site-packages, without pip and what came with it."""
@@ -40,17 +40,6 @@ lines = sum(
 )
 print(lines, *lacking)
 """
-
-
-def say(step: str) -> None:
-    sys.stdout.write(f"smoke: {step}\n")
-    sys.stdout.flush()
-
-
-def require(fact: object, what: str) -> None:
-    """Fail unless `fact`; like assert, but also under ``python -O``."""
-    if not fact:
-        raise SystemExit(f"smoke: FAILED: {what}")
 
 
 def free_port() -> int:

@@ -13,11 +13,11 @@ from connection_kit import WAIT_S, Noting, Reader, ask, failures, groups, link, 
 from flowctl.connection import INPUT_BYTES_PER_VIEWER_S, MAX_CALLS, Connection
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import Limits
-from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.flow.state import SendState
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.errors import LocalProtocolError, ReentryError, RemoteProtocolError
+from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.reasons import CloseReason
 from flowctl.testing import ManualClock
 
@@ -158,21 +158,6 @@ def test_close_when_abortive_resets_and_otherwise_ends_in_order(link, reason):
     connection.close(reason, "")
     session.wait_end()
     assert isinstance(_end_of(peer), ConnectionResetError) is reason.abortive
-
-
-def test_close_when_the_peer_was_wrong_sends_what_says_so(link):
-    """An answer queued before the error goes out, although the peer has sent more than was read."""
-
-    class Strict(Noting):
-        def received(self, data):
-            self.send(b"error: no", MessageClass.CONTROL)
-            raise RemoteProtocolError("no", code="bad")
-
-    session = Strict()
-    _, peer = link(session, tcp=True)
-    peer.sendall(b"x" * 100_000)
-    assert Reader(peer).wait() == b"error: no"
-    assert session.wait_end() == (CloseReason.PROTOCOL_ERROR, "bad: no")
 
 
 def test_close_when_at_the_hard_limit_names_it(link):

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
+from connection_kit import WAIT_S, Noting, Reader, ask, failures, groups, link, wait_until
 
 from flowctl.connection import Session
 from flowctl.core.flow.limits import Limits
@@ -18,13 +18,6 @@ from flowctl.reasons import CloseReason
 __all__ = ["failures", "groups", "link"]  # fixtures
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
-
-
-def ask(connection, function, *args):
-    done, answers = threading.Event(), []
-    assert connection.call_soon(lambda: (answers.append(function(*args)), done.set()))
-    assert done.wait(WAIT_S)
-    return answers[0]
 
 
 class Slow(Session):
@@ -57,22 +50,6 @@ class Slow(Session):
     def wait_end(self):
         assert self.over.wait(WAIT_S)
         return self.ends[0]
-
-
-def test_received_when_a_coroutine_runs_input_waits_for_it(link):
-    session = Slow()
-    connection, peer = link(session)
-    peer.sendall(b"first")
-    wait_until(lambda: session.taken == [b"(opened)", b"first"])
-    peer.sendall(b"second")
-    for _ in range(20):
-        ask(connection, lambda: None)
-    assert session.taken == [b"(opened)", b"first"]
-    assert connection.receiver.statistics().blocked
-    ask(connection, session.gate.set)
-    wait_until(lambda: session.taken == [b"(opened)", b"first", b"second"])
-    peer.close()
-    assert session.wait_end() == (CloseReason.PEER_CLOSED, "")
 
 
 def test_received_when_input_is_resumed_or_triggered_runs_one_coroutine_at_a_time(link):

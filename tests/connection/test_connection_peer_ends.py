@@ -112,6 +112,7 @@ def test_close_when_input_was_wrong_and_more_of_it_comes_delivers_the_answer(lin
     reader = Reader(peer)
     assert reader.wait() == b"error: no"
     assert reader.error is None
+    assert session.wait_end() == (CloseReason.PROTOCOL_ERROR, "bad: no")
 
 
 def test_linger_when_the_peer_sends_without_end_costs_a_bounded_amount(link, groups, monkeypatch):

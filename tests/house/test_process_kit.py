@@ -39,18 +39,6 @@ def run_pytest(tmp_path, text, **settings):
     )
 
 
-def test_children_when_the_shell_ignores_signals_do_not():
-    number = signal.SIGINT
-    code = f"import signal, subprocess, sys; signal.signal({int(number)}, signal.SIG_IGN); {{}}"
-    bare = [sys.executable, "-c", code.format(f"subprocess.run([sys.executable, '-c', {SHOW!r}])")]
-    assert "SIG_IGN" in subprocess.run(bare, capture_output=True, text=True, check=True).stdout
-    kit = (
-        f"sys.path.insert(0, {str(ROOT / 'tests' / 'kits')!r}); import process_kit; process_kit.use_default_signals(); "
-    )
-    reset = [sys.executable, "-c", code.format(kit + f"subprocess.run([sys.executable, '-c', {SHOW!r}])")]
-    assert "SIG_IGN" not in subprocess.run(reset, capture_output=True, text=True, check=True).stdout
-
-
 @pytest.mark.realtime
 def test_pytest_when_the_shell_ignores_signals_resets_them(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

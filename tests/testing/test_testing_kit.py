@@ -26,18 +26,14 @@ def make_sender(transport, **options):
     return host, host.sender
 
 
-def test_clock_when_advanced_moves_by_that_and_never_by_itself():
+def test_clock_when_advanced_moves_by_that_and_never_by_itself_or_back():
     clock = ManualClock(5.0)
     assert clock() == clock() == 5.0
     assert clock.advance(0.25) == clock() == 5.25
     assert clock.advance(0.0) == 5.25
-
-
-def test_clock_when_told_to_go_back_refuses():
-    clock = ManualClock()
     with pytest.raises(LocalProtocolError, match=r"-0\.1 s"):
         clock.advance(-0.1)
-    assert clock() == 1000.0
+    assert clock() == 5.25
 
 
 def test_scripted_transport_when_called_takes_a_step_per_write():
@@ -96,15 +92,6 @@ def test_throttled_peer_when_it_idles_saves_up_no_speed():
     clock.advance(1.0)
     peer.run()
     assert len(peer.received) == 100
-
-
-def test_throttled_peer_when_its_rate_is_zero_never_reads():
-    clock = ManualClock()
-    peer = ThrottledPeer(clock, 0.0, buffer_bytes=4)
-    assert peer.send(b"12345") == 4
-    clock.advance(3600.0)
-    assert peer.run() is False
-    assert peer.received == b""
 
 
 @given(st.floats(10.0, 2000.0), st.lists(st.floats(0.0, 0.2), min_size=1, max_size=60))

@@ -20,7 +20,7 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
-from flowctl.core.text.addresses import parse_network
+from flowctl.core.text.addresses import meanings, parse_network
 from flowctl.errors import ConfigError, RemoteProtocolError
 
 HEADER_BYTES: Final = 2048
@@ -65,11 +65,8 @@ class TrustedProxies:
     def __contains__(self, address: object) -> bool:
         if not self.networks or not isinstance(address, str):
             return False
-        try:
-            parsed = ipaddress.ip_address(_plain(address))
-        except ValueError:
-            return False
-        return any(parsed in network for network in self.networks)
+        own = meanings(address)[:1]  # it is trusted by its own address only
+        return any(item in network for item in own for network in self.networks)
 
 
 class HeaderReader:
@@ -180,10 +177,4 @@ def _read_line(line: bytes) -> Origin:
 
 def _text(packed: bytes | bytearray) -> str:
     """Return an address as text; IPv4 in IPv6 as IPv4, so that one peer has one address."""
-    return _plain(str(ipaddress.ip_address(bytes(packed))))
-
-
-def _plain(address: str) -> str:
-    parsed = ipaddress.ip_address(address)
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return str(parsed if mapped is None else mapped)
+    return str(meanings(str(ipaddress.ip_address(bytes(packed))))[0])
