@@ -151,19 +151,6 @@ class FlvReader:
     again by every later call.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_check_back_pointers",
-        "_consumed",
-        "_error",
-        "_last_tag_bytes",
-        "_last_type",
-        "_need",
-        "_state",
-        "back_pointer_errors",
-        "header",
-    )
-
     def __init__(self, *, check_back_pointers: bool = False) -> None:
         self._check_back_pointers = check_back_pointers
         self._buffer = bytearray()

@@ -141,33 +141,6 @@ class PollGroup:
             `flowctl.deferred.log_error`.
     """
 
-    __slots__ = (
-        "_depth",
-        "_ended",
-        "_error_count",
-        "_left",
-        "_lock",
-        "_loop",
-        "_loop_factory",
-        "_meter",
-        "_on_error",
-        "_placements",
-        "_process_id",
-        "_state",
-        "_thread",
-        "_timer",
-        "_watches",
-        "bytes_in",
-        "bytes_out",
-        "clock",
-        "deadlines",
-        "name",
-        "processor",
-        "scratch",
-        "thread_id",
-        "work",
-    )
-
     def __init__(
         self,
         name: str,

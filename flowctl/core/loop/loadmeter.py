@@ -37,18 +37,6 @@ STRAIN_S: Final = 3.0
 
 
 class LoadMeter:
-    __slots__ = (
-        "_busy_s",
-        "_fraction",
-        "_processor_s",
-        "_processor_time",
-        "_strained_until",
-        "_window_from",
-        "longest_turn_s",
-        "processor_share",
-        "turns",
-    )
-
     def __init__(self, now: float, processor_time: Callable[[], float] = time.thread_time) -> None:
         self._processor_time: Final = processor_time
         self._processor_s: float | None = None  # at the end of the last window. None: there was none

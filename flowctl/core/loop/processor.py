@@ -61,24 +61,6 @@ class DeferredProcessor:
         on_error: told of every exception that a job (or `wake`) raises. None: `log_error`.
     """
 
-    __slots__ = (
-        "_awake",
-        "_failed_count",
-        "_in_round",
-        "_jobs",
-        "_lock",
-        "_moved_in_count",
-        "_moved_out_count",
-        "_on_error",
-        "_revoked_count",
-        "_round_count",
-        "_run_count",
-        "_running",
-        "_scheduled_count",
-        "_wake",
-        "_wake_count",
-    )
-
     def __init__(self, wake: Callable[[], None], on_error: ErrorHook | None = None) -> None:
         self._wake: Final = wake
         self._on_error: Final = log_error if on_error is None else on_error

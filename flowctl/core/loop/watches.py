@@ -116,21 +116,6 @@ def gather_pause_s(share: float) -> float:
 class _Gatherer:
     """The epoll for input that may wait: watched by the loop while there is nothing, asked after a pause otherwise."""
 
-    __slots__ = (
-        "_clock",
-        "_count",
-        "_epoll",
-        "_left",
-        "_loop",
-        "_meter",
-        "_ready",
-        "_share",
-        "_since",
-        "_timer",
-        "_watched",
-        "pause_s",
-    )
-
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

@@ -88,20 +88,6 @@ class LineWriter:
     A child made by `os.fork` begins with an empty queue: what waited is the parent's, and so is its thread.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_descriptor",
-        "_dropped",
-        "_dropped_line",
-        "_ending",
-        "_error",
-        "_idle",
-        "_lines",
-        "_queued_bytes",
-        "_ready",
-        "_thread",
-    )
-
     def __init__(self, descriptor: int, dropped_line: Callable[[int], bytes], idle: Callable[[], list[bytes]]) -> None:
         self._descriptor = descriptor
         self._dropped_line = dropped_line
