@@ -119,12 +119,14 @@ def tag(type_id: int, timestamp: int, payload: bytes | memoryview) -> bytes:
 class FlvWriter:
     """Writes a file header, then tags, to anything with a `write` method; opens, flushes and closes nothing."""
 
-    __slots__ = ("_header", "_target")
+    __slots__ = ("_header", "_target", "tags_written")
 
     def __init__(self, target: SupportsWrite, *, audio: bool = True, video: bool = True) -> None:
         self._target = target
         # Written with the first tag and not here, so that a recording that never begins leaves an empty file.
         self._header = header(audio, video)
+        self.tags_written = 0
+        """Tags given to the target so far."""
 
     def write(self, type_id: int, timestamp: int, payload: bytes | memoryview) -> None:
         """Write one tag; arguments, errors and shape as `tag`. Nothing is written when it raises."""
@@ -132,6 +134,7 @@ class FlvWriter:
         if self._header:
             data, self._header = self._header + data, b""
         self._target.write(data)
+        self.tags_written += 1
 
 
 class _State(enum.Enum):

@@ -218,7 +218,7 @@ def test_writer_writes_the_header_with_the_first_tag():
     for tag in TAGS:
         writer.write(*tag)
     assert b"".join(target.calls) == stream(audio=False)
-    assert len(target.calls) == len(TAGS)
+    assert len(target.calls) == writer.tags_written == len(TAGS)
 
 
 def test_writer_writes_nothing_when_the_tag_is_wrong():
@@ -226,7 +226,7 @@ def test_writer_writes_nothing_when_the_tag_is_wrong():
     writer = FlvWriter(target)
     with pytest.raises(LocalProtocolError):
         writer.write(9, -1, b"")
-    assert target.calls == []
+    assert (target.calls, writer.tags_written) == ([], 0)
 
 
 tags_strategy = st.lists(
