@@ -9,7 +9,7 @@ import threading
 from collections import deque
 
 import pytest
-from fanout_kit import TIMELESS, Stage
+from fanout_kit import TIMELESS, KeyFramesOnly, Stage
 from flow_kit import (
     AUDIO,
     DATA,
@@ -32,7 +32,7 @@ from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, by_messages
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
-from flowctl.core.flow.policy import LivePolicy, Thin, Verdict
+from flowctl.core.flow.policy import LivePolicy, Thin
 from flowctl.core.outgoing.streamlog import CacheLimits, Entry
 from flowctl.reasons import DropReason
 from flowctl.testing import ManualGroup
@@ -261,11 +261,6 @@ def test_publishing_and_flushing_on_two_threads_keeps_every_stream_whole(fine_sw
         check_accounts(viewer)
         check_edges(viewer)
         check_stream(viewer, published)
-
-
-class KeyFramesOnly(LivePolicy):
-    def decide(self, state, message_class):
-        return Verdict.DROP if message_class is INTER else super().decide(state, message_class)
 
 
 def test_episode_when_a_key_frame_ends_a_refusal_that_nobody_has_noticed_has_no_negative_counts():

@@ -6,14 +6,14 @@ import threading
 from collections import Counter
 
 import pytest
-from fanout_kit import Stage
+from fanout_kit import KeyFramesOnly, Stage
 from flow_kit import CONTROL, DATA, INTER, KEY, OWN, Peer, Published, check_accounts, check_stream, frame
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import HardPolicy, Limits
-from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Verdict
+from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
@@ -43,10 +43,6 @@ def test_rest_of_a_turn_when_it_is_above_the_limit_is_no_sign_of_a_slow_peer():
 
 
 def test_policy_when_it_refuses_in_ready_keeps_sound_in_order_and_the_viewer_served():
-    class KeyFramesOnly(KeepAll):
-        def decide(self, state, message_class):
-            return Verdict.DROP if message_class is INTER else Verdict.KEEP
-
     stage = Stage(1)
     (viewer,) = stage.viewers
     viewer.sender.set_policy(KeyFramesOnly())

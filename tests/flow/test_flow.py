@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sender_kit import by_messages
 
 from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Axis, AxisLimits, HardPolicy, Limits
 from flowctl.core.flow.state import EMPTY_LOAD, Cause, FlowCore, Load, SendState
@@ -15,11 +16,6 @@ from flowctl.core.flow.state import EMPTY_LOAD, Cause, FlowCore, Load, SendState
 READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT = SendState
 DEPTH = 5
 """Length of the histories that are tried exhaustively: enough for up, down, up again, with a change of limits."""
-
-
-def by_messages(soft, hard=None, low=None, policy=HardPolicy.CLOSE):
-    """Return limits on the number of messages alone."""
-    return Limits(messages=AxisLimits(soft=soft, hard=hard, low=low), hard_policy=policy)
 
 
 def messages(count, age_ms=0.0):

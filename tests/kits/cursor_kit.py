@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import pytest
@@ -19,6 +20,30 @@ from flowctl.reasons import DropReason
 ROOMY = Room(OFF_MARK, OFF_MARK, -float(OFF_MARK), 0)
 LETTERS = "CHKIDAX"
 TARGET_S = 1.0
+
+
+class Wire(bytes):
+    """A message that counts how many of its kind are alive (bytes cannot be referred to weakly)."""
+
+    __slots__ = ()
+    alive = 0
+
+    def __new__(cls, data=b"x"):
+        Wire.alive += 1
+        return super().__new__(cls, data)
+
+    def __del__(self):
+        Wire.alive -= 1
+
+
+@pytest.fixture
+def alive():
+    """Return how many `Wire` messages live; the cycle collector is off, so only reference counts free them."""
+    gc.collect()
+    gc.disable()
+    Wire.alive = 0
+    yield lambda: Wire.alive
+    gc.enable()
 
 
 class Follower:

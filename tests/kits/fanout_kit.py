@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 from flow_kit import (
+    DISPOSABLE,
     HEAD_BYTES,
+    INTER,
     Published,
     Viewer,
     check_accounts,
@@ -13,11 +17,18 @@ from flow_kit import (
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.limits import NO_LIMITS
-from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.flow.policy import LivePolicy, Verdict
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)
+
+
+class KeyFramesOnly(LivePolicy):
+    """A viewer that has asked for less: no inter frames in whatever state."""
+
+    def decide(self, state, message_class):
+        return Verdict.DROP if message_class in (INTER, DISPOSABLE) else super().decide(state, message_class)
 
 
 class Stage:
@@ -46,3 +57,9 @@ class Stage:
             check_accounts(viewer)
             check_edges(viewer)
             check_stream(viewer, self.published, key_wait_expired=key_wait_expired)
+
+
+def kept_of(kind):
+    """Return how many objects of a class are alive."""
+    gc.collect()
+    return sum(type(item) is kind for item in gc.get_objects())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import random
 
 import pytest
-from cursor_kit import LETTERS, ROOMY, Follower
+from cursor_kit import LETTERS, ROOMY, Follower, Wire, alive
 from flow_kit import AUDIO, CLASS_OF, KEY, RESTART, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,8 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
+
+__all__ = ["alive"]  # a fixture
 
 VIDEO_MASK = 1 << KEY | BROKEN_MASK
 
@@ -39,33 +40,9 @@ def test_thin_when_again_before_the_headers_are_out_replaces_them():
 # --- what it keeps alive -----------------------------------------------------------------------------------------
 
 
-class Wire(bytes):
-    """A message that knows how many of its kind are alive."""
-
-    __slots__ = ()
-    alive = 0
-
-    def __new__(cls, size):
-        Wire.alive += 1
-        return super().__new__(cls, size)
-
-    def __del__(self):
-        Wire.alive -= 1
-
-
-@pytest.fixture
-def alive():
-    """Return how many `Wire` messages live; the cycle collector is off, so only reference counts free them."""
-    gc.collect()
-    gc.disable()
-    Wire.alive = 0
-    yield lambda: Wire.alive
-    gc.enable()
-
-
 def publish_wires(log, classes, count, size, now=100.0):
     for number in range(count):
-        log.append(Wire(size), CLASS_OF[classes[number % len(classes)]], now)
+        log.append(Wire(bytes(size)), CLASS_OF[classes[number % len(classes)]], now)
 
 
 @pytest.mark.parametrize("refused", [DROPPABLE_MASK, DROPPABLE_MASK & ~VIDEO_MASK, BROKEN_MASK, 1 << AUDIO])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 
 import pytest
+from cursor_kit import Wire, alive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,34 +14,12 @@ from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.outgoing.streamlog import CacheLimits, Place, StreamLog
 from flowctl.errors import ConfigError, LocalProtocolError
 
+__all__ = ["alive"]  # a fixture
+
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
 NO_CACHE = CacheLimits(size_bytes=0)
 JOIN_S = 60.0
 """Longest wait for a thread: only a test that is going to fail waits that long."""
-
-
-class Wire(bytes):
-    """A message that counts how many of its kind are alive (bytes cannot be referred to weakly)."""
-
-    __slots__ = ()
-    alive = 0
-
-    def __new__(cls, data=b"x"):
-        Wire.alive += 1
-        return super().__new__(cls, data)
-
-    def __del__(self):
-        Wire.alive -= 1
-
-
-@pytest.fixture
-def alive():
-    """Return how many `Wire` messages live; the cycle collector is off, so only reference counts free them."""
-    gc.collect()
-    gc.disable()
-    Wire.alive = 0
-    yield lambda: Wire.alive
-    gc.enable()
 
 
 def entries_from(entry):

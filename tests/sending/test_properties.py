@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import hypothesis.strategies as st
+from fanout_kit import KeyFramesOnly
 from flow_kit import (
     AUDIO,
     CONTROL,
@@ -27,20 +28,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
-from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
+from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.core.flow.state import SendState
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.testing import ManualGroup
-
-
-class KeyFramesOnly(LivePolicy):
-    """A viewer that has asked for less: no inter frames in whatever state."""
-
-    def decide(self, state, message_class):
-        return Verdict.DROP if message_class in (INTER, DISPOSABLE) else super().decide(state, message_class)
-
 
 POLICIES = (
     LivePolicy(),

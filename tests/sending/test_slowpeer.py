@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
-from fanout_kit import Stage
+from fanout_kit import Stage, kept_of
 from flow_kit import Peer, Published, check_accounts
 from sender_kit import READY
 from slow_kit import Steady
@@ -228,11 +226,6 @@ def test_drain_when_there_is_no_target_delay_knows_that_a_viewer_stalls_again():
 # -- joiners
 
 
-def kept():
-    gc.collect()
-    return sum(type(item) is SlowPeer for item in gc.get_objects())
-
-
 def joined(settings, *, room):
     """Return a stage with a viewer that is refused something while it takes the cache."""
     stage = Stage(script="KIIAIIA")
@@ -246,14 +239,14 @@ def joined(settings, *, room):
 
 @pytest.mark.parametrize("age_from", AgeSource)
 def test_joiner_when_it_takes_the_cache_in_parts_leaves_nothing_behind(age_from):
-    before = kept()
+    before = kept_of(SlowPeer)
     settings = SenderSettings(stuck_s=0, soft_too_long_s=0, age_from=age_from)
     stage, viewer = joined(settings, room=40)
     stage.publish("IA")
     viewer.drain()
     assert viewer.sender.state is READY
     assert stage.fanout.statistics().members == 1
-    assert kept() == before
+    assert kept_of(SlowPeer) == before
     stage.group.run(1.0)  # a tick that was asked for while the kernel refused may still come
     deadlines = []
     viewer.host.set_deadline = deadlines.append
@@ -266,15 +259,15 @@ def test_joiner_when_it_takes_the_cache_in_parts_leaves_nothing_behind(age_from)
 
 
 def test_joiner_when_it_is_slow_is_measured_like_any_other():
-    before = kept()
+    before = kept_of(SlowPeer)
     stage, viewer = joined(STEERED, room=40)
     viewer.drain()
-    assert kept() == before
+    assert kept_of(SlowPeer) == before
     viewer.peer.room = 0
     stage.publish("IA")
-    assert kept() == before + 1
+    assert kept_of(SlowPeer) == before + 1
     viewer.drain()
-    assert kept() == before
+    assert kept_of(SlowPeer) == before
 
 
 def test_joiner_when_something_was_done_to_it_keeps_its_record():

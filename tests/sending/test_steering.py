@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from fanout_kit import TIMELESS, Stage
+from fanout_kit import TIMELESS, Stage, kept_of
 from flow_kit import (
     CONTROL,
     DATA,
@@ -303,10 +303,6 @@ def test_forecast_when_no_log_is_followed_rests_on_what_is_queued():
 def test_settings_when_out_of_range_are_refused_by_name(settings, name):
     with pytest.raises(ConfigError, match=name):
         SenderSettings(**settings)
-
-
-def kept_of(kind):
-    return sum(type(item) is kind for item in gc.get_objects())
 
 
 @pytest.mark.parametrize("age_from", AgeSource)
