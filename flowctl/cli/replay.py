@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from flowctl.core.flow.policy import POLICIES
 from flowctl.core.text.output import say
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from flowctl.records.flight.words import FlightRow
     from flowctl.records.telemetry.flightfiles import FlightSummary
 
-_POLICIES: Final = ("all-or-cut", "audio-first", "pictures-first", "keep", "drop")
-"""Keys of `flowctl.records.flight.whatif.types.POLICIES`, which is imported only when it is needed."""
 _FEW: Final = 8
 """Fewer flights than this are replayed before anybody wonders: each takes about as long as its rows take to read."""
 
@@ -35,7 +34,7 @@ def replay(
         typer.Option(metavar="B,N[,T][/B,N[,T]]", help="Say what these soft (and hard) limits would have done."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="|".join(_POLICIES), help="Say what this drop policy would have done.")
+        str | None, typer.Option(metavar="|".join(POLICIES), help="Say what this drop policy would have done.")
     ] = None,
     target_delay: Annotated[
         str | None, typer.Option(metavar="auto|off|T", help="Say what this target delay would have done.")

@@ -31,7 +31,7 @@ from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 MOST_WORKERS: Final = 64
 """Each costs some 50 MB, and each stream with viewers in all of them is sent to all of them."""
-_POLICY_NAMES: Final = "all-or-cut, audio-first or pictures-first"
+_POLICY_NAMES: Final = " or ".join(", ".join(LIVE_POLICIES).rsplit(", ", 1))
 
 
 class SecondPublisher(enum.Enum):

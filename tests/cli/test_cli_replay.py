@@ -11,10 +11,8 @@ import pytest
 from cli_kit import run
 from flight_kit import Rows, slow_history
 
-from flowctl.cli.replay import _POLICIES
 from flowctl.core.flow.policy import AudioFirst, LivePolicy
 from flowctl.reasons import CloseReason
-from flowctl.records.flight.whatif.types import POLICIES
 from flowctl.records.flight.words import TablePolicy
 from flowctl.records.telemetry.schema import FLIGHT
 
@@ -175,10 +173,6 @@ def test_replay_when_another_target_delay_is_tried_keeps_what_its_level_said(tmp
         assert words in next(line for line in output.splitlines() if line.startswith("  choice: "))
     status, _, errors = run("replay", str(tmp_path), "--target-delay", "fast")
     assert (status, "hint: write it like 1500ms" in errors) == (2, True)
-
-
-def test_replay_when_asked_for_help_names_every_policy():
-    assert tuple(POLICIES) == _POLICIES
 
 
 def test_replay_when_used_wrongly_says_how(folder, tmp_path):

@@ -9,7 +9,15 @@ from flight_kit import ROOMS, World, linked, outputs
 
 from flowctl.analyze.whatif.grid import in_force, levels_of
 from flowctl.core.flow.limits import Limits
-from flowctl.core.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
+from flowctl.core.flow.policy import (
+    LIVE_POLICIES,
+    POLICIES,
+    AudioFirst,
+    DropDroppable,
+    KeepAll,
+    LivePolicy,
+    PicturesFirst,
+)
 from flowctl.core.loop.loadmeter import STRAIN_S
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.config import LiveConfig
@@ -20,7 +28,7 @@ from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.recorded import begin_detail
 from flowctl.records.flight.replay import replay
 from flowctl.records.flight.whatif.engine import evaluate
-from flowctl.records.flight.whatif.types import POLICIES, REFUSED, TAKEN, Choice
+from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice
 from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.flight.words import TablePolicy
 from flowctl.records.telemetry.schema import FlightKind

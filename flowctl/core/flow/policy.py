@@ -166,6 +166,8 @@ LIVE_POLICIES: Final[dict[str, DropPolicy]] = {
     "pictures-first": PicturesFirst(),
 }
 """Policies for live media, by the names that settings have for them."""
+POLICIES: Final[dict[str, DropPolicy]] = LIVE_POLICIES | {"keep": KeepAll(), "drop": DropDroppable()}
+"""All that recorded viewers can be tried with."""
 
 
 class Room(NamedTuple):

@@ -18,6 +18,7 @@ from math import ceil, inf
 from typing import Final, NoReturn
 
 from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.policy import POLICIES
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
@@ -29,7 +30,6 @@ from flowctl.records.flight.whatif.types import (
     HELD,
     NO_MESSAGES,
     PLAYER_BUFFER_S,
-    POLICIES,
     REFUSED,
     TAKEN,
     Choice,

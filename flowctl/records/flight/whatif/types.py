@@ -13,12 +13,8 @@ from typing import Final, NamedTuple
 from flowctl.core.flow.histogram import bounds_of, bucket_of
 from flowctl.core.flow.limits import HardPolicy, Limits, target_text
 from flowctl.core.flow.policy import (
-    AudioFirst,
-    DropDroppable,
+    POLICIES,
     DropPolicy,
-    KeepAll,
-    LivePolicy,
-    PicturesFirst,
     patience_of,
     refused_mask,
 )
@@ -49,15 +45,6 @@ MOST_CHOICES: Final = 4096
 """Choices in one run: each has a Sender, about 10 kB while it lags."""
 MOST_EVENTS: Final = 4_000_000
 """Events of one viewer: ten hours of a stream of 100 messages a second; more is to be cut before."""
-
-POLICIES: Final[dict[str, DropPolicy]] = {
-    "all-or-cut": LivePolicy(),
-    "audio-first": AudioFirst(),
-    "pictures-first": PicturesFirst(),
-    "keep": KeepAll(),
-    "drop": DropDroppable(),
-}
-"""Drop policies by the name that grids and files have for them."""
 
 
 def policy_name(policy: DropPolicy) -> str:
