@@ -200,9 +200,9 @@ class LiveServer(Server):
             also=self._look_beside,
             on_error=on_error,
         )
-        self.certificate: Final = self._certificate(config)
         self.penalties = self._penalty_watch()
         try:
+            self.certificate: Final = _certificate_of(config)
             self.listen_all("rtmps", listen_addresses(config.rtmps, "rtmps"), tls=self.certificate)
             self.book: Final = book_of(config)
             self.set_bans(self.book.in_force())
@@ -410,16 +410,6 @@ class LiveServer(Server):
         if ban.action is not BanAction.BAN or ban.source == PENALTY:
             return 0
         return sum(self._end_if_banned(item, new=True) for item in self.connections() if ban.covers(item.peer[0]))
-
-    def _certificate(self, config: LiveConfig) -> Certificate | None:
-        try:
-            config.check_start()
-            if config.tls_certificate is not None and config.tls_key is not None:
-                return Certificate(config.tls_certificate, config.tls_key)
-        except BaseException:
-            self.close_listeners()
-            raise
-        return None
 
     def _look_beside(self) -> None:
         """Look at what else may have changed: bans that others keep, and the certificate."""
@@ -657,6 +647,13 @@ class LiveServer(Server):
         if self.recording is not None:
             self.recording.stop(self.accepted_count, deadline_s)
         _log.info("live server stopped", connections=self.accepted_count)
+
+
+def _certificate_of(config: LiveConfig) -> Certificate | None:
+    config.check_start()
+    if config.tls_certificate is None or config.tls_key is None:
+        return None
+    return Certificate(config.tls_certificate, config.tls_key)
 
 
 def book_of(config: LiveConfig) -> BanBook:

@@ -78,6 +78,15 @@ OF_CONNECTIONS: Final = frozenset({"on_connect"})
 _Roles: TypeAlias = frozenset[Role] | None
 
 
+class SettingRule(NamedTuple):
+    """What holds for a setting beside its values."""
+
+    path: str | None  # its place in `LiveConfig`. None: it takes more than putting somewhere.
+    streams: bool  # whether it means nothing to a server without streams
+    takes: Takes  # when a server that runs takes another value
+    roles: frozenset[Role] | None  # that may differ in it; empty: the stream's itself. None: the server's alone.
+
+
 def _at(path: str, what: str, *, streams: bool | None = None, takes: Takes | None = None, of: _Roles = None) -> Any:
     streams = path.partition(".")[0] not in _OF_ALL if streams is None else streams
     return _own(what, path=path, streams=streams, takes=takes, of=of, default=value_at(_DEFAULTS, path))
@@ -95,7 +104,7 @@ def _own(
     """Return the field of a setting that is not there unless it is given, or that takes more than putting somewhere."""
     # What may differ by stream or role is looked up each time, and so in force at once.
     takes = takes or (Takes.RESTART if of is None else Takes.NOW)
-    extra: dict[str, Any] = {"path": path, "streams": streams, "takes": takes, "of": of}
+    extra: dict[str, Any] = {"rule": SettingRule(path, streams, takes, of)}
     return Field(default=default, description=what, json_schema_extra=extra)
 
 
@@ -243,7 +252,7 @@ class LiveSettings(BaseModel):
     @classmethod
     def _in_range(cls, value: Any, info: ValidationInfo) -> Any:
         """See that the dataclass that has the setting takes the value."""
-        path = place(info.field_name or "")
+        path = rule_of(info.field_name or "").path
         if path is not None and value != value_at(_DEFAULTS, path):
             owner, _, name = path.rpartition(".")
             dataclasses.replace(value_at(_DEFAULTS, owner) if owner else _DEFAULTS, **{name: value})
@@ -259,7 +268,7 @@ class LiveSettings(BaseModel):
     def level(self, application: str, stream: str, role: Role | None) -> Level:
         values: dict[str, Any] = {}
         for name in self.model_fields_set:
-            path = place(name)
+            path = rule_of(name).path
             values[path or f"limits.{name}"] = getattr(self, name)
         return Level(application=application, stream=stream, role=role, values=values)
 
@@ -267,7 +276,7 @@ class LiveSettings(BaseModel):
         """Return what these settings make of the usual ones: a `LiveConfig` for a program with streams."""
         tree: dict[str, Any] = {"port": program.default_port, "extra": dict(extra)}
         for name in self.model_fields_set:
-            if (path := place(name)) is not None:
+            if (path := rule_of(name).path) is not None:
                 put(tree, path, getattr(self, name))
         if self.model_fields_set & {"soft", "hard", "target_delay"}:
             tree["limits"] = self._limits()
@@ -289,29 +298,10 @@ class LiveSettings(BaseModel):
             raise ConfigError(f"{error}, which is the default", hint="give soft as well") from error
 
 
-def place(name: str) -> str | None:
-    found: str | None = _extra(name)["path"]
-    return found
-
-
-def of_streams(name: str) -> bool:
-    return bool(_extra(name)["streams"])
-
-
-def taken(name: str) -> Takes:
-    """Return when a server that runs takes another value of a setting."""
-    found: Takes = _extra(name)["takes"]
-    return found
-
-
-def roles_of(name: str) -> frozenset[Role] | None:
-    """Return the roles that a setting is of, none where it is the stream's. None: it is the server's."""
-    found: frozenset[Role] | None = _extra(name)["of"]
-    return found
-
-
-def _extra(name: str) -> Any:
-    return LiveSettings.model_fields[name].json_schema_extra
+def rule_of(name: str) -> SettingRule:
+    extra: Any = LiveSettings.model_fields[name].json_schema_extra
+    rule: SettingRule = extra["rule"]
+    return rule
 
 
 class Setting(NamedTuple):
@@ -340,7 +330,7 @@ def settings_of(program: ServerProgram | None = None) -> list[Setting]:
     usual = {name: write_marks(_DEFAULTS.limits, name) for name in ("soft", "hard")}
     found = []
     for name, field in LiveSettings.model_fields.items():
-        if program is not None and of_streams(name) and not program.has_streams:
+        if program is not None and rule_of(name).streams and not program.has_streams:
             continue
         kind = kind_of(name)
         known = field.default is not None or name == "target_delay"

@@ -20,9 +20,7 @@ from flowctl.live.settings.model import (
     OF_CONNECTIONS,
     LiveSettings,
     kind_of,
-    of_streams,
-    place,
-    roles_of,
+    rule_of,
     settings_of,
     value_at,
 )
@@ -69,15 +67,15 @@ def effective(
     values = validated({name: item for name, item in given[SERVER].items() if name not in program.extra})
     shown = []
     for name in LiveSettings.model_fields:
-        roles = roles_of(name)
+        roles = rule_of(name).roles
         of_level = not (stream or role) or (roles is not None and (role is None or not roles or role in roles))
-        if not of_level or (of_streams(name) and not program.has_streams):
+        if not of_level or (rule_of(name).streams and not program.has_streams):
             continue
         source = next((item[name] for item in sources if name in item), _DEFAULT)
         if name in MARKS.values():
             shown.append(_mark(name, found.limits, source, sources))
         else:
-            path = place(name)
+            path = rule_of(name).path
             value = value_at(found, path) if path is not None else getattr(values, name)
             shown.append(Effective(name, _written(name, value), source))
     return shown if stream or role else [*shown, *_extra(program, given)]
@@ -134,7 +132,7 @@ def sample() -> str:
         "# `flowctl config check FILE` checks a file, `flowctl config show FILE` shows what it comes to.",
     ]
     for item in settings_of():
-        roles = roles_of(item.name)
+        roles = rule_of(item.name).roles
         value = json.dumps(item.default or f"<{item.kind}>")
         levels = (
             ""

@@ -32,11 +32,8 @@ from flowctl.live.settings.model import (
     PART,
     LiveSettings,
     kind_of,
-    of_streams,
-    place,
-    roles_of,
+    rule_of,
     settings_of,
-    taken,
     value_at,
 )
 
@@ -201,14 +198,14 @@ _PLACES: Final = {
 def differences(before: LiveConfig, now: LiveConfig) -> list[Difference]:
     names: dict[str, list[str]] = {}
     for name in LiveSettings.model_fields:
-        path = _PLACES.get(name) or place(name)
+        path = _PLACES.get(name) or rule_of(name).path
         if path is not None and path != "port":
             names.setdefault(path, []).append(name)
     found = []
     for path, of in names.items():
         if value_at(before, path) != (value := value_at(now, path)):
             told = _changed_marks(before.limits, now.limits) or [path] if path == "limits" else of
-            found.append(Difference(", ".join(told), path, value, taken(of[0])))
+            found.append(Difference(", ".join(told), path, value, rule_of(of[0]).takes))
     if now.port not in {0, before.port}:  # a server that asked for any port has one
         found.append(Difference("port", "port", now.port, Takes.RESTART))
     if before.levels != now.levels:
@@ -425,16 +422,16 @@ def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Sett
         if name not in LiveSettings.model_fields:
             hint = _hint(name, program)
             raise ConfigError(f"{source}: server {program.name!r} has no setting {short(name)}", hint=hint)
-        if of_streams(name) and not program.has_streams:
+        if rule_of(name).streams and not program.has_streams:
             raise ConfigError(f"server {program.name!r} has no streams, it would ignore {source}", hint="leave it out")
         if level == SERVER:
             continue
-        roles = roles_of(name)
+        roles = rule_of(name).roles
         if roles is None:
             raise ConfigError(
                 f"{source}: {name} is a setting of the whole server",
                 hint="levels may have "
-                + ", ".join(item for item in LiveSettings.model_fields if roles_of(item) is not None),
+                + ", ".join(item for item in LiveSettings.model_fields if rule_of(item).roles is not None),
             )
         if level.stream and name in OF_CONNECTIONS:
             raise ConfigError(

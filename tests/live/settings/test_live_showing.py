@@ -14,7 +14,7 @@ from flowctl.core.server.program import ServerProgram
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import build_live_server
 from flowctl.live.settings.levels import Role
-from flowctl.live.settings.model import LiveSettings, roles_of, settings_of
+from flowctl.live.settings.model import LiveSettings, rule_of, settings_of
 from flowctl.live.settings.showing import effective, sample
 from flowctl.live.settings.sources import gather, read_settings
 
@@ -125,8 +125,8 @@ def test_sample_when_its_levels_are_taken_in_is_valid():
     assert tomllib.loads(text).keys() == {"application", "stream", "role"}
 
 
-@pytest.mark.parametrize("name", [name for name in LiveSettings.model_fields if roles_of(name) is not None])
+@pytest.mark.parametrize("name", [name for name in LiveSettings.model_fields if rule_of(name).roles is not None])
 def test_levels_when_a_setting_may_differ_are_shown_for_it(name):
-    roles = roles_of(name) or frozenset(Role)
+    roles = rule_of(name).roles or frozenset(Role)
     for role in Role:
         assert (name in shown("", stream="a/b", role=role)) is (role in roles)
