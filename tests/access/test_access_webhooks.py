@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
 import socket
@@ -295,9 +296,15 @@ def test_question_under_way_at_the_end_is_undecided(server):
 # -- turns
 
 
-def test_turns_when_one_key_has_its_share_are_there_for_others(loop_factory):
-    import asyncio
+@pytest.fixture
+def run(loop_factory):
+    """Return a function that runs a coroutine on a loop."""
+    loop = loop_factory()
+    yield loop.run_until_complete
+    loop.close()
 
+
+def test_turns_when_one_key_has_its_share_are_there_for_others(run):
     async def main():
         turns = Turns(1, 100, 2)
         await turns.take("first")
@@ -311,16 +318,10 @@ def test_turns_when_one_key_has_its_share_are_there_for_others(loop_factory):
         await asyncio.gather(*tasks)
         assert turns._waiting_count == 0
 
-    loop = loop_factory()
-    try:
-        loop.run_until_complete(main())
-    finally:
-        loop.close()
+    run(main())
 
 
-def test_turns_when_one_key_asks_much_go_round(loop_factory):
-    import asyncio
-
+def test_turns_when_one_key_asks_much_go_round(run):
     async def main():
         turns, order = Turns(1, 5, 5), []
 
@@ -343,8 +344,4 @@ def test_turns_when_one_key_asks_much_go_round(loop_factory):
         await turns.take("again")
         assert turns._waiting_count == 0
 
-    loop = loop_factory()
-    try:
-        loop.run_until_complete(main())
-    finally:
-        loop.close()
+    run(main())

@@ -267,22 +267,18 @@ def test_book_when_the_disk_was_full_has_all_in_force_and_writes_it_once_there_i
     assert len(bans_of(path)) == 2002
 
 
-def test_store_when_it_is_of_a_later_version_is_left_alone(path):
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [("PRAGMA user_version = 9", "version 9, this flowctl knows 2"), ("PRAGMA application_id = 7", "another program")],
+)
+def test_store_when_another_program_or_a_later_version_wrote_it_is_left_alone(path, statement, said):
     BanStore(path).close()
     database = sqlite3.connect(path)
-    database.execute("PRAGMA user_version = 9")
+    database.execute(statement)
     database.close()
-    with pytest.raises(ConfigError, match="version 9, this flowctl knows 2"):
+    with pytest.raises(ConfigError, match=said):
         BanStore(path)
     assert [item.name for item in path.parent.iterdir()] == ["bans.sqlite"]
-
-
-def test_store_when_it_is_another_programs_database_is_left_alone(path):
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE cats (name TEXT)")
-    database.close()
-    with pytest.raises(ConfigError, match="another program"):
-        BanStore(path)
 
 
 def test_store_when_another_server_has_it_says_so(path, monkeypatch):

@@ -9,27 +9,20 @@ from hypothesis import strategies as st
 from flowctl.live.oversight.pace import CpuShare
 
 
-def test_cpu_share_when_kept_lets_rounds_come_as_they_are_due():
+@pytest.mark.parametrize(
+    ("calls", "last", "rest_s"),
+    [
+        pytest.param([(0.005, 0.2, 1.0)] * 9, (0.005, 0.2, 1.0), 0.0, id="kept"),
+        pytest.param([], (0.05, 0.2, 1.0), (0.05 - 0.006) / 0.006, id="overdrawn"),
+        pytest.param([], (0.0015, 0.003, 1.0), 0.0, id="the least of an idle process"),
+        pytest.param([(0.002, 0.2, 1.0)] * 10, (0.02, 0.2, 1.0), 0.0, id="a file after ten seconds of less"),
+    ],
+)
+def test_cpu_share_when_asked_rests_until_what_was_used_is_earned(calls, last, rest_s):
     cpu_share = CpuShare(share=0.03, least=0.002, credit_s=20.0)
-    assert [cpu_share.rest_s(0.005, 0.2, 1.0) for _ in range(10)] == [0.0] * 10
-
-
-def test_cpu_share_when_overdrawn_rests_until_it_is_earned():
-    cpu_share = CpuShare(share=0.03, least=0.002, credit_s=20.0)
-    assert cpu_share.rest_s(0.05, 0.2, 1.0) == pytest.approx((0.05 - 0.006) / 0.006)
-
-
-def test_cpu_share_when_the_process_is_idle_is_the_least():
-    cpu_share = CpuShare(share=0.03, least=0.002, credit_s=20.0)
-    assert cpu_share.rest_s(0.0015, 0.003, 1.0) == 0.0
-
-
-def test_cpu_share_when_a_lump_comes_is_paid_from_what_was_saved():
-    """A file after ten seconds of less than the share costs no rest."""
-    cpu_share = CpuShare(share=0.03, least=0.002, credit_s=20.0)
-    for _ in range(10):
-        cpu_share.rest_s(0.002, 0.2, 1.0)
-    assert cpu_share.rest_s(0.02, 0.2, 1.0) == 0.0
+    for call in calls:
+        assert cpu_share.rest_s(*call) == 0.0
+    assert cpu_share.rest_s(*last) == pytest.approx(rest_s)
 
 
 @given(st.lists(st.floats(0.0, 0.2), min_size=5, max_size=60), st.floats(0.1, 2.0))
