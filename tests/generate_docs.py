@@ -37,7 +37,7 @@ from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.settings.model import settings_of
 from flowctl.live.settings.showing import sample
 from flowctl.load.catalogue import as_dicts
-from flowctl.load.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
+from flowctl.load.hostile.attacks import HOSTILE, NOT_POSSIBLE
 from flowctl.load.results.figures import FIGURES
 from flowctl.load.results.parquet import column_types
 from flowctl.load.results.result import PeerResult
@@ -156,21 +156,19 @@ def drop_reasons() -> str:
 
 def hostile_table() -> str:
     rows = []
-    for profile in HOSTILE_PROFILES:
-        if profile.id not in DEFENCES:
-            continue
-        defence = DEFENCES[profile.id]
+    for name, defence in DEFENCES.items():
+        profile = HOSTILE[name]
         acts = [f"`{name}` ({value_text(name, default_of(name))})" for name in defence.settings]
         seen = [f"ends `{reason.name}`" for reason in defence.closed]
         seen += [f"counts `{name}`" for name in defence.limits]
         seen += [f"refuses by `{name}`" for name in defence.refused]
         seen += [defence.seen] if defence.seen else []
-        rows.append([profile.id, f"`{profile.name}`", profile.summary, ", ".join(acts), "; ".join(seen)])
+        rows.append([name, f"`{profile.alias}`", profile.summary, ", ".join(acts), "; ".join(seen)])
     return table(["id", "profile", "what it does", "settings that act (default)", "what is seen"], rows)
 
 
 def work_table() -> str:
-    rows = [[item.id, f"`{item.name}`", item.summary] for item in HOSTILE_PROFILES if item.id.startswith("W")]
+    rows = [[name, f"`{item.alias}`", item.summary] for name, item in HOSTILE.items() if name.startswith("W")]
     return table(["id", "profile", "what it does"], rows)
 
 
@@ -189,10 +187,10 @@ HTTP_ACTS = {
 
 def http_attacks_table() -> str:
     limits, rows = HttpLimits(), []
-    for item in HOSTILE_PROFILES:
+    for name, item in HOSTILE.items():
         if item.over_http:
-            acts = ", ".join(f"`{name}` ({getattr(limits, name):g})" for name in HTTP_ACTS[item.id])
-            rows.append([item.id, f"`{item.name}`", item.summary, acts])
+            acts = ", ".join(f"`{name}` ({getattr(limits, name):g})" for name in HTTP_ACTS[name])
+            rows.append([name, f"`{item.alias}`", item.summary, acts])
     return table(["id", "profile", "what it does", "limits of HTTP that act (default)"], rows)
 
 

@@ -174,8 +174,8 @@ class PeerCrowd:
             self._empty.set()
 
     async def _attack(self, order: PeerOrder, result: PeerResult, tally: ProfileTally, source: str) -> None:
-        from flowctl.load.hostile.registry import hostile_profile  # noqa: PLC0415 - loaded only by crowds that attack
-        from flowctl.load.hostile.types import AttackContext  # noqa: PLC0415 - the same
+        from flowctl.load.hostile.attacks import HOSTILE  # noqa: PLC0415 - loaded only by crowds that attack
+        from flowctl.load.hostile.base import AttackContext  # noqa: PLC0415 - the same
 
         now_s = time.monotonic() - self.began
         result.started_s = now_s
@@ -193,7 +193,7 @@ class PeerCrowd:
             rng=random.Random(f"{self.plan.seed}-{order.number}"),
         )
         try:
-            verdict = await hostile_profile(order.profile).attack(context)
+            verdict = await HOSTILE[order.profile].attack(context)
         except asyncio.CancelledError:
             result.end_details = "the run was ended before the attack"
             result.notes = "; ".join(context.notes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from flowctl.errors import ConfigError
 from flowctl.load.peers.paces import RhythmPace, Sawtooth, Trace, parse_trace
-from flowctl.load.peers.slow import Manner
+from flowctl.load.peers.slow import Manner, Profile
 from flowctl.load.results.result import PeerKind
 from flowctl.units import parse_bit_rate, parse_duration, parse_size
 from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace, receive_buffer
@@ -30,29 +30,6 @@ _TRACE_MAX_BYTES: Final = 4 * 1024 * 1024
 _SHARE = re.compile(r"(?P<head>.+):(?P<number>\d{1,6}(?:\.\d{1,4})?)(?P<percent>%?)", re.ASCII | re.DOTALL)
 
 HEALTHY: Final = "healthy"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
-    """One kind of peer."""
-
-    name: str  # as written on the command line, without parameters
-    kind: PeerKind
-    summary: str
-    explanation: str
-    parameters: str = ""  # how the parameters are written, "" for none; in brackets when they may be left out
-    example: str = ""
-    expectation: str = ""
-    alias: str = ""
-    over_http: bool = False
-    # returns the manner of its viewers, of the parameters by their names in lower case
-    make: Callable[..., Manner] = Manner
-
-    @property
-    def usage(self) -> str:
-        if self.parameters.startswith("["):
-            return f"{self.name}[@{self.parameters[1:]}"
-        return f"{self.name}@{self.parameters}" if self.parameters else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,28 +202,9 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
 @cache
 def profiles() -> Mapping[str, Profile]:
     """Return all profiles by name, healthy and slow first, then the hostile ones."""
-    found = {profile.name: profile for profile in SLOW_PROFILES}
-    for hostile in _hostile_profiles():
-        found[hostile.name] = hostile
-    return found
+    from flowctl.load.hostile.attacks import HOSTILE  # noqa: PLC0415 - what attacks is loaded when asked for
 
-
-def _hostile_profiles() -> list[Profile]:
-    from flowctl.load.hostile.registry import HOSTILE_PROFILES  # noqa: PLC0415 - what attacks is loaded when asked for
-
-    return [
-        Profile(
-            name=hostile.id,
-            kind=PeerKind.HOSTILE,
-            summary=hostile.summary,
-            explanation=hostile.explanation,
-            example=f"{hostile.id}:1",
-            expectation=hostile.expectation,
-            alias=hostile.name,
-            over_http=hostile.over_http,
-        )
-        for hostile in HOSTILE_PROFILES
-    ]
+    return {profile.name: profile for profile in SLOW_PROFILES} | HOSTILE
 
 
 def parse_profile(text: str) -> ChosenProfile:
@@ -284,7 +242,7 @@ def _named(name: str, text: str) -> Profile:
     own = next((profile for profile in SLOW_PROFILES if profile.name == name), None)
     if own is not None:
         return own
-    from flowctl.load.hostile.registry import NOT_POSSIBLE  # noqa: PLC0415 - see _hostile_profiles
+    from flowctl.load.hostile.attacks import NOT_POSSIBLE  # noqa: PLC0415 - see profiles
 
     known = profiles()
     profile = known.get(name) or known.get(name.upper())

@@ -26,8 +26,8 @@ from flowctl.flv import TAG_VIDEO
 from flowctl.live.cluster.workers import restarts
 from flowctl.live.cluster.workers.supervisor import Supervisor
 from flowctl.live.config import LiveConfig
+from flowctl.load.hostile.attacks import HOSTILE
 from flowctl.load.hostile.base import AttackContext
-from flowctl.load.hostile.registry import hostile_profile
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
@@ -205,7 +205,7 @@ def test_bans_when_there_are_workers_and_a_store_outlive_a_kill_of_all(tmp_path)
         context = AttackContext(
             host="127.0.0.1", port=server.ready["port"], source="127.0.9.1", watch_s=0.05, probe=False
         )
-        bomb = hostile_profile("nesting-bomb")
+        bomb = HOSTILE["B08"]
         one = replace(bomb, forms=bomb.forms[:1])  # the others go over other limits, maybe first
 
         def is_judged():

@@ -11,8 +11,8 @@ import pytest
 from http_kit import FREE, HOST, Publisher, Web, wait_for
 
 from flowctl.live.httpd.exchange import HttpLimits
+from flowctl.load.hostile.attacks import HOSTILE
 from flowctl.load.hostile.base import AttackContext, AttackOutcome
-from flowctl.load.hostile.registry import HOSTILE_PROFILES
 
 CUT, REFUSED, CONTAINED = AttackOutcome.CUT, AttackOutcome.REFUSED, AttackOutcome.CONTAINED
 SEEN = {
@@ -30,7 +30,7 @@ LIMITS = {
     "H03": ({"request_time_s"}, 3),
     "H04": ({"header_bytes"}, 4),
 }
-PROFILES = [profile for profile in HOSTILE_PROFILES if profile.over_http]
+PROFILES = [profile for profile in HOSTILE.values() if profile.over_http]
 
 
 class Stream(threading.Thread):
@@ -59,7 +59,7 @@ def arena():
 
 
 @pytest.mark.realtime
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda item: f"{item.id}-{item.name}")
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda item: f"{item.name}-{item.alias}")
 def test_server_when_attacked_over_http_contains_it_and_nobody_loses_anything(profile, arena):
     wait_for(lambda: not arena.server.connections())
     viewer = arena.client()
@@ -69,12 +69,12 @@ def test_server_when_attacked_over_http_contains_it_and_nobody_loses_anything(pr
     before = dict(arena.server.hub.limits_hit)
     context = AttackContext(host="127.0.0.1", port=arena.address[1], duration_s=2.5, watch_s=1.5, rng=random.Random(1))
     verdict = asyncio.run(profile.attack(context))
-    assert {item.form: item.outcome for item in verdict.forms} == SEEN[profile.id], verdict
+    assert {item.form: item.outcome for item in verdict.forms} == SEEN[profile.name], verdict
     assert verdict.met is not False, verdict
     assert (verdict.newcomer, verdict.witness) == (True, True)
     after = arena.server.hub.limits_hit
     gained = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
-    names, count = LIMITS.get(profile.id, ({"frames_per_second"}, None))
+    names, count = LIMITS.get(profile.name, ({"frames_per_second"}, None))
     assert gained.keys() <= names
     assert count is None or sum(gained.values()) == count
     _, tags = viewer.tags(40)

@@ -18,18 +18,207 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import math
+import random
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.load.hostile import bystanders
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
-from flowctl.load.hostile.types import WATCH_S, AttackContext, AttackOutcome, AttackResult, FormResult
 from flowctl.load.peers.ownfault import TesterFailedError
-from flowctl.load.results.result import PeerEnd
+from flowctl.load.peers.slow import Profile
+from flowctl.load.results.result import PeerEnd, PeerKind
+
+WATCH_S: Final = 3.0
+"""As long as a server on a busy machine may need to act on what it has."""
+_MOST_NOTES: Final = 32
+
+
+class AttackOutcome(enum.Enum):
+    """What a server did with an attacker.
+
+    CUT: it ended the connection. REFUSED: it said no, in words, or by closing before the handshake was done.
+    CONTAINED: the attacker is still connected and was served within bounds, or not at all. UNREACHABLE: nobody
+    answered, so nothing can be told. BROKEN: the server broke the protocol itself.
+    """
+
+    CUT = "cut"
+    REFUSED = "refused"
+    CONTAINED = "contained"
+    UNREACHABLE = "unreachable"
+    BROKEN = "broken"
+
+
+@dataclass(kw_only=True)
+class AttackContext:
+    """What an attack is aimed at and bounded by."""
+
+    host: str  # of the server; resolved and checked by the caller
+    port: int
+    app: str = "live"
+    # name of a stream that is live, for attacks by readers. Publishing attacks use names of their own.
+    stream: str = "stream"
+    source: str | None = None  # own address to bind to. None: the system's choice.
+    number: int = 0  # of the peer in the run; makes names of streams unique
+    duration_s: float = 10.0
+    rng: random.Random = field(default_factory=random.Random)
+    forms: tuple[str, ...] | None = None
+    # how long a form whose octets are out is watched for what the server does; a sound one acts at once, or never
+    watch_s: float = WATCH_S
+    probe: bool = True  # whether there is a witness, and a newcomer who tries to get in at the end
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if len(self.notes) < _MOST_NOTES:
+            self.notes.append(text)
+
+    def peer(self) -> Peer:
+        return Peer(self.host, self.port, app=self.app, rng=self.rng)
+
+    def own_name(self, what: str) -> str:
+        """Return a stream name that no other peer of the run uses."""
+        return f"{self.stream.replace('/', '-')}-hostile-{self.number}-{what}"
+
+
+@dataclass(slots=True, kw_only=True)
+class FormResult:
+    """What came of one form."""
+
+    form: str
+    outcome: AttackOutcome
+    # whether a sound server may do that. None: the attack was too short to tell, or the tester failed.
+    met: bool | None
+    details: str = ""
+    code: str | None = None  # error or final status code of the server
+    end: PeerEnd = PeerEnd.RUN_ENDED  # how the form's first connection ended, in the words of the load tester
+
+
+@dataclass(slots=True, kw_only=True)
+class AttackResult:
+    """What came of an attack: that of the form that went worst, and all of them."""
+
+    outcome: AttackOutcome
+    # whether the server did what a sound one may do, in all forms, and let a newcomer in. None: too short to tell.
+    met: bool | None
+    details: str
+    end: PeerEnd
+    code: str | None = None  # error or final status code of the server
+    cut: bool = False
+    connect_s: float | None = None  # time for TCP to connect. None: it never did.
+    handshake_s: float | None = None  # time of the RTMP handshake. None: it was not done.
+    received_bytes: int = 0
+    newcomer: bool | None = None  # whether a newcomer got in afterwards. None: not tried.
+    witness: bool | None = None
+    forms: list[FormResult] = field(default_factory=list)
+    notes: str = ""
+
+    @property
+    def form_words(self) -> str:
+        """How each of several forms ended: a line for those that ended alike; "" where there is one form only."""
+        if len(self.forms) < 2:
+            return ""
+        alike: dict[str, list[str]] = {}
+        for item in self.forms:
+            code = f" ({item.code})" if item.code else ""
+            wrong = ", which is not as it should be" if item.met is False else ""
+            alike.setdefault(f"{item.outcome.value}{code}{wrong}", []).append(item.form)
+        return "\n".join(f"{', '.join(names)}: {how}" for how, names in alike.items())
+
+
+PROBE_S: Final = 5.0
+"""How long a newcomer tries to get in after an attack: servers refuse an address that has just come too often."""
+_PROBE_PAUSE_S: Final = 0.25
+_WITNESS_S: Final = 1.0
+_WITNESS_LOOK_S: Final = 0.1
+_FAILURES: Final = (PeerGoneError, UnreachableError, RemoteProtocolError, TimeoutError, TesterFailedError)
+"""What keeps a connection from getting in."""
+
+
+@dataclass(eq=False)
+class Witness:
+    """A connection beside an attack that does nothing wrong.
+
+    It is made anew every second, so that no server has a reason to end it as idle.
+    """
+
+    context: AttackContext
+    over_http: bool
+    alone: bool | None = None  # whether it was left alone. None: it never got in.
+    _task: asyncio.Task[None] | None = None
+    _peer: Peer | None = None
+
+    async def enter(self) -> None:
+        if not self.context.probe or not await self._come():
+            return
+        self.alone = True
+        self._task = asyncio.create_task(self._stay())
+
+    async def leave(self) -> None:
+        """Look a last time: a server that has died says so a moment later."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_WITNESS_LOOK_S)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._peer is not None:
+            self._peer.close()
+
+    async def _come(self) -> bool:
+        peer = self._peer = self.context.peer()
+        with contextlib.suppress(RefusedError, *_FAILURES):
+            async with asyncio.timeout(_WITNESS_S):
+                await _get_in(peer, self.context, over_http=self.over_http)
+                return True
+        return False
+
+    async def _stay(self) -> None:
+        """Stay until the server ends the connection without a word, or cannot be reached any more."""
+        while self._peer is not None:
+            with contextlib.suppress(TimeoutError, RemoteProtocolError):
+                async with asyncio.timeout(_WITNESS_S):
+                    await self._peer.read_to_end()
+            if self._peer.ended is not None and not self._peer.last_words:
+                self.alone = False
+                return
+            self._peer.close()
+            if not await self._come():
+                return  # turned away, as the attacker may be: that is no disturbance, and the newcomer comes later
+
+
+async def _get_in(peer: Peer, context: AttackContext, *, over_http: bool) -> None:
+    """Get as far as having connect accepted, or over HTTP a request answered, whatever the answer."""
+    await peer.open(source=context.source)
+    if over_http:
+        await peer.write(f"GET /flowctl HTTP/1.1\r\nHost: {context.host}\r\n\r\n".encode())
+        await peer.read()
+        return
+    await peer.handshake()
+    await peer.connect()
+
+
+async def newcomer_gets_in(context: AttackContext, *, over_http: bool) -> bool | None:
+    """Return whether a new connection gets in as far as anybody does. None: we could not even try."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + PROBE_S
+    while True:
+        peer = context.peer()
+        try:
+            async with asyncio.timeout_at(end):
+                await _get_in(peer, context, over_http=over_http)
+                return True
+        except RefusedError:
+            return True  # it has listened and answered: it may not like the application
+        except _FAILURES as error:
+            if loop.time() + _PROBE_PAUSE_S >= end:
+                return None if isinstance(error, TesterFailedError) else False
+            await asyncio.sleep(_PROBE_PAUSE_S)
+        finally:
+            peer.close()
+
 
 ANY: Final = frozenset({AttackOutcome.CUT, AttackOutcome.REFUSED, AttackOutcome.CONTAINED})
 """Every way a sound server may react, where only the bounds on memory and processor time matter."""
@@ -145,37 +334,21 @@ class AttackForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostileProfile:
-    """One attack, ready to be run."""
+class HostileProfile(Profile):
+    """One attack, ready to be run; ``B01`` to ``B34``, ``W01`` to ``W08``, ``H01`` to ``H08``."""
 
-    id: str  # public name, ``B01`` to ``B34``, ``W01`` to ``W08``, ``H01`` to ``H08``
-    name: str  # readable name, like ``declared-length``; unique as well
-    summary: str
-    explanation: str
     forms: tuple[AttackForm, ...]
-    over_http: bool = False
-
-    @property
-    def expectation(self) -> str:
-        """What a sound server may do, in words."""
-        allowed = frozenset[AttackOutcome]().union(*(form.allowed for form in self.forms))
-        return " or ".join(item.value for item in AttackOutcome if item in allowed)
-
-    @property
-    def least_duration_s(self) -> float:
-        """An attack that lasts at least this long can tell about every server with common settings; seconds."""
-        return max(form.needs_s for form in self.forms) + WATCH_S
 
     async def attack(self, context: AttackContext) -> AttackResult:
         """Attack, watch what the server does, see whether it lets a newcomer in, and judge.
 
-        Ends by ``context.duration_s`` and `bystanders.PROBE_S`. Connections are closed, also when cancelled.
+        Ends by ``context.duration_s`` and `PROBE_S`. Connections are closed, also when cancelled.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
         chosen = [form for form in self.forms if context.forms is None or form.name in context.forms]
         attacks = [Attack(context, began + context.duration_s) for _ in chosen]
-        witness = bystanders.Witness(context, over_http=self.over_http)
+        witness = Witness(context, over_http=self.over_http)
         try:
             await witness.enter()
             found = await asyncio.gather(
@@ -186,16 +359,29 @@ class HostileProfile:
             witness.close()
             for attack in attacks:
                 attack.close()
-        newcomer = await bystanders.newcomer_gets_in(context, over_http=self.over_http) if context.probe else None
+        newcomer = await newcomer_gets_in(context, over_http=self.over_http) if context.probe else None
         verdict = _result(found, [peer for attack in attacks for peer in attack.peers], context, newcomer=newcomer)
-        return _with_witness(verdict, witness)
+        verdict.witness = witness.alone
+        if witness.alone is False:
+            verdict.met = False
+            verdict.details = f"a connection beside it was ended without a word: did the server die? {verdict.details}"
+        return verdict
 
 
 def hostile(names: str, summary: str, explanation: str, *forms: AttackForm) -> HostileProfile:
     """Return a profile; `names` are its id and its readable name, and an id with an H attacks HTTP."""
-    id_, name = names.split()
+    name, alias = names.split()
+    allowed = frozenset[AttackOutcome]().union(*(form.allowed for form in forms))
     return HostileProfile(
-        id=id_, name=name, summary=summary, explanation=explanation, forms=forms, over_http=id_.startswith("H")
+        name=name,
+        alias=alias,
+        kind=PeerKind.HOSTILE,
+        summary=summary,
+        explanation=explanation,
+        example=f"{name}:1",
+        expectation=" or ".join(item.value for item in AttackOutcome if item in allowed),
+        over_http=name.startswith("H"),
+        forms=forms,
     )
 
 
@@ -255,16 +441,7 @@ def _judge(form: AttackForm, attack: Attack, problem: Exception | None, began: f
         details=details,
         code=peer.code if peer is not None else None,
         end=end,
-        after_s=None if peer is None or peer.ended_at is None else peer.ended_at - began,
     )
-
-
-def _with_witness(verdict: AttackResult, witness: bystanders.Witness) -> AttackResult:
-    verdict.witness = witness.alone
-    if witness.alone is False:
-        verdict.met = False
-        verdict.details = f"a connection beside it was ended without a word: did the server die? {verdict.details}"
-    return verdict
 
 
 _WORST: Final = (
@@ -295,7 +472,7 @@ def _result(
     if worst.form:
         details = f"{worst.form}: {details}" if details else worst.form
     if newcomer is False:
-        met, details = False, f"no newcomer was let in within {bystanders.PROBE_S:g} s afterwards; {details}"
+        met, details = False, f"no newcomer was let in within {PROBE_S:g} s afterwards; {details}"
     connected = [peer for peer in peers if peer.opened]
     return AttackResult(
         outcome=worst.outcome,
@@ -306,9 +483,7 @@ def _result(
         cut=worst.outcome is AttackOutcome.CUT,
         connect_s=connected[0].connect_s if connected else None,
         handshake_s=next((peer.handshake_s for peer in connected if peer.handshake_s is not None), None),
-        sent_bytes=sum(peer.sent_bytes for peer in peers),
         received_bytes=sum(peer.received_bytes for peer in peers),
-        connections=len(connected),
         newcomer=newcomer,
         forms=found,
         notes="; ".join(context.notes),

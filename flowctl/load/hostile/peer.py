@@ -22,7 +22,6 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.load.peers.ownfault import TesterFailedError, own_fault
 from flowctl.wire.client.base import peer_gone
 from flowctl.wire.rtmp import commands
-from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter
 from flowctl.wire.rtmp.handshake import Handshake
@@ -32,7 +31,6 @@ from flowctl.wire.rtmp.wire import (
     TYPE_AUDIO,
     TYPE_COMMAND_AMF0,
     TYPE_COMMAND_AMF3,
-    TYPE_DATA_AMF0,
     TYPE_VIDEO,
     Message,
 )
@@ -76,7 +74,6 @@ class Peer:
     spoke: bool = False  # whether the server has sent anything at all
     # how the server ended the connection: ``closed`` or ``reset``. None: it has not.
     ended: Literal["closed", "reset"] | None = None
-    ended_at: float | None = None
     refusal: str | None = None  # the server's words when it said no. None: it has not.
     code: str | None = None  # last error or final status code of the server
     last_words: str = ""
@@ -168,7 +165,6 @@ class Peer:
     def _gone(self, how: Literal["closed", "reset"]) -> PeerGoneError:
         if self.ended is None:
             self.ended = how
-            self.ended_at = self._loop.time()
         return PeerGoneError(f"the server {'closed' if how == 'closed' else 'reset'} the connection")
 
     def look(self) -> None:
@@ -324,9 +320,6 @@ class Peer:
 
     def media_message(self, type_id: int, timestamp: int, payload: bytes) -> Message:
         return Message(4 if type_id == TYPE_AUDIO else 6, timestamp, type_id, self.stream_id, payload)
-
-    def data_message(self, *values: Any) -> Message:
-        return Message(5, 0, TYPE_DATA_AMF0, self.stream_id, amf0.encode(*values))
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.load.peers.paces import ReadPace
+from flowctl.load.results.result import PeerKind
 from flowctl.wire.client.throttle import shrink_receive_buffer
 
 _SO_ATTACH_FILTER: Final = 26  # Linux, asm-generic/socket.h; Python has no name for it
@@ -34,6 +35,29 @@ class Manner:
     vanish_after_s: float | None = None  # when it is gone, from its first frame. None: it is not.
     stay_s: float | None = None  # leaves after so long, from its first frame, and comes back. None: stays.
     join_at_s: float | None = None  # joins at this moment of the run instead of its place in the ramp. None: the ramp.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """One kind of peer."""
+
+    name: str  # as written on the command line, without parameters
+    kind: PeerKind
+    summary: str
+    explanation: str
+    parameters: str = ""  # how the parameters are written, "" for none; in brackets when they may be left out
+    example: str = ""
+    expectation: str = ""
+    alias: str = ""
+    over_http: bool = False
+    # returns the manner of its viewers, of the parameters by their names in lower case
+    make: Callable[..., Manner] = Manner
+
+    @property
+    def usage(self) -> str:
+        if self.parameters.startswith("["):
+            return f"{self.name}[@{self.parameters[1:]}"
+        return f"{self.name}@{self.parameters}" if self.parameters else self.name
 
 
 def prepare_socket(sock: socket.socket, manner: Manner) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from e2e_kit import wait_until
 
+from flowctl.load.hostile.attacks import HOSTILE
 from flowctl.load.hostile.base import AttackContext
-from flowctl.load.hostile.registry import hostile_profile
 
 HERE = Path(__file__).parent
 APP, STREAM = "live", "arena"
@@ -152,7 +152,7 @@ class Bout:
         )
         server.forget_peak()
         rss, cpu, descriptors, began = server.rss_bytes, server.cpu_s, server.descriptors, time.monotonic()
-        self.verdict = asyncio.run(hostile_profile(profile_id).attack(context))
+        self.verdict = asyncio.run(HOSTILE[profile_id].attack(context))
         self.took_s = time.monotonic() - began
         self.cpu_s = server.cpu_s - cpu
         self.rss_growth_bytes = server.peak_rss_bytes - rss

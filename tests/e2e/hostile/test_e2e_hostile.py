@@ -16,9 +16,9 @@ import pytest
 from hostile_defences import DEFENCES
 from hostile_kit import APP, Arena, Program
 
+from flowctl.load.hostile.attacks import HOSTILE, NOT_POSSIBLE
 from flowctl.load.hostile.attacks.session import CANARY
 from flowctl.load.hostile.base import AttackContext, AttackOutcome
-from flowctl.load.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 32 * MIB
@@ -49,13 +49,13 @@ def check_crowd(bout):
     assert bout.crowd["p99_ms"] < MOST_DELAY_MS
 
 
-LISTED = [profile for profile in HOSTILE_PROFILES if profile.id in DEFENCES]
+LISTED = [HOSTILE[name] for name in DEFENCES]
 
 
-@pytest.mark.parametrize("profile", LISTED, ids=lambda item: f"{item.id}-{item.name}")
+@pytest.mark.parametrize("profile", LISTED, ids=lambda item: f"{item.name}-{item.alias}")
 def test_server_when_attacked_contains_it_and_nobody_loses_anything(profile, arena):
-    defence = DEFENCES[profile.id]
-    bout = arena.attack(profile.id)
+    defence = DEFENCES[profile.name]
+    bout = arena.attack(profile.name)
     verdict = bout.verdict
     assert {item.form: item.outcome for item in verdict.forms} == defence.forms, verdict
     assert verdict.met, verdict
@@ -89,7 +89,7 @@ def test_memory_when_given_back_at_once_is_seen_in_the_peak():
 
 
 def test_profiles_when_counted_are_all_of_the_list():
-    ids = {profile.id for profile in HOSTILE_PROFILES if profile.id.startswith("B")}
+    ids = {name for name in HOSTILE if name.startswith("B")}
     assert ids.isdisjoint(NOT_POSSIBLE)
     assert ids | NOT_POSSIBLE.keys() == {f"B{number:02}" for number in range(1, 35)}
     assert ids == DEFENCES.keys()
@@ -119,11 +119,11 @@ def test_second_publisher_when_let_in_never_mixes_frames(policy, outcome, tmp_pa
 def test_shipped_credentials_when_tried_let_nobody_in(live):
     server = live(rtmp={"credentials": {"somebody": "a password of ours", "admin": "another one"}})
     context = AttackContext(host="127.0.0.1", port=server.address[1], app=APP, duration_s=5.0, watch_s=0.1)
-    verdict = asyncio.run(hostile_profile("B29").attack(context))
+    verdict = asyncio.run(HOSTILE["B29"].attack(context))
     assert verdict.met, verdict
     assert "6 shipped pairs were refused" in verdict.details
     weak = live(rtmp={"credentials": {"admin": "admin"}})
     context = AttackContext(host="127.0.0.1", port=weak.address[1], app=APP, duration_s=5.0, watch_s=0.1)
-    found = asyncio.run(hostile_profile("default-credentials").attack(context))
+    found = asyncio.run(HOSTILE["B29"].attack(context))
     assert found.met is False
     assert "lets in user admin with password admin" in found.details

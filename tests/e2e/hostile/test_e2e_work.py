@@ -43,10 +43,10 @@ def arena(tmp_path_factory):
         arena.close()
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda item: f"{item.id}-{item.name}")
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda item: f"{item.name}-{item.alias}")
 def test_server_when_made_to_work_keeps_its_time_for_the_others(profile, arena):
     waited_s, began = waiting_s(arena.server.pid), time.monotonic()
-    bout = arena.attack(profile.id, duration_s=FLOODS.get(profile.id, DURATION_S))
+    bout = arena.attack(profile.name, duration_s=FLOODS.get(profile.name, DURATION_S))
     starved = waiting_s(arena.server.pid) - waited_s > MOST_WAITING * (time.monotonic() - began)
     assert bout.verdict.met, bout.verdict
     assert bout.crowd["ended"] == []
@@ -60,6 +60,6 @@ def test_server_when_made_to_work_keeps_its_time_for_the_others(profile, arena):
     assert bout.rss_growth_bytes < 32 * MIB
     assert bout.failures == []
     assert bout.log.count("\n") < 1000
-    if profile.id in FLOODS:
+    if profile.name in FLOODS:
         slowed = any(name.startswith("work_share_per_") for name in bout.limits) and "input slowed" in bout.log
         assert slowed or bout.cpu_s < share * (MEMORY_S + bout.took_s)  # others left it no more than it may have

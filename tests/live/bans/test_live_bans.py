@@ -18,9 +18,9 @@ from flowctl.errors import LocalProtocolError
 from flowctl.live.hooks import LiveHooks
 from flowctl.live.judging.penalties import Allowance, PenaltyLimits
 from flowctl.live.server import LiveServer
+from flowctl.load.hostile.attacks import HOSTILE
 from flowctl.load.hostile.base import AttackContext
 from flowctl.load.hostile.peer import Peer, RefusedError
-from flowctl.load.hostile.registry import hostile_profile
 from flowctl.reasons import CloseReason
 from flowctl.wire.media.synthetic import SyntheticSource
 
@@ -45,7 +45,7 @@ def attack(server, name, source=ABUSER):
     context = AttackContext(
         host="127.0.0.1", port=server.address[1], source=source, duration_s=5.0, watch_s=0.05, probe=False
     )
-    asyncio.run(hostile_profile(name).attack(context))
+    asyncio.run(HOSTILE[name].attack(context))
 
 
 def decided(server):
@@ -83,7 +83,7 @@ def test_abuser_when_it_goes_on_is_limited_then_banned_and_bystanders_are_untouc
         publish, play = clients.publish(server, SyntheticSource()), clients.play(server)
         wait_for_viewers(server, 1)
         for _ in range(20):
-            attack(server, "nesting-bomb")
+            attack(server, "B08")
             decided(server)
             if (f"{ABUSER}/32", "ban") in bans(server):
                 break
@@ -108,7 +108,7 @@ def test_abuser_when_others_share_its_address_is_limited_and_never_banned(client
         publish, play = clients.publish(server, SyntheticSource()), clients.play(server)
         wait_for_viewers(server, 1)
         for _ in range(6):
-            attack(server, "nesting-bomb", OTHERS)
+            attack(server, "B08", OTHERS)
         decided(server)
         found = bans(server)
         assert set(found) == {(f"{OTHERS}/32", "limit")}
@@ -232,7 +232,7 @@ def test_spared_when_it_does_what_others_are_punished_for_is_not():
     spared = (ip_network("127.0.9.0/24"),)
     with open_live_server(penalties=of_limits(24), penalties_spare=spared) as server:
         for _ in range(4):
-            attack(server, "nesting-bomb")
+            attack(server, "B08")
         decided(server)
         assert bans(server) == {}
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from result_kit import some_run, viewer
 
-from flowctl.load.hostile.base import STAYS, AttackContext, AttackForm, AttackOutcome, HostileProfile
+from flowctl.load.hostile.base import STAYS, AttackContext, AttackForm, AttackOutcome, hostile
 from flowctl.load.peers.link import PeerLink, Target
 from flowctl.load.peers.reactor import Reactor
 from flowctl.load.results import summary
@@ -41,8 +41,7 @@ def no_descriptors():
 
 def verdict_of(run, *, probe=False, **options):
     """Run an attack of one form against a port that accepts; return its verdict."""
-    form = AttackForm(name="", run=run, allowed=STAYS)
-    profile = HostileProfile(id="T01", name="test", summary="s", explanation="e", forms=(form,))
+    profile = hostile("T01 test", "s", "e", AttackForm(name="", run=run, allowed=STAYS))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         context = AttackContext(host="127.0.0.1", port=port, duration_s=1.0, watch_s=0.1, probe=probe, **options)
@@ -66,7 +65,7 @@ def test_attack_when_there_is_no_descriptor_left_is_the_testers_fault():
 
 
 def test_attack_when_its_source_address_is_not_ours_is_the_testers_fault(monkeypatch):
-    monkeypatch.setattr("flowctl.load.hostile.bystanders.PROBE_S", 0.3)
+    monkeypatch.setattr("flowctl.load.hostile.base.PROBE_S", 0.3)
     verdict = verdict_of(knock, source=FOREIGN, probe=True)
     assert (verdict.end, verdict.met, verdict.newcomer) == (PeerEnd.TESTER_FAILED, None, None)
 
