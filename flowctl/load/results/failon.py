@@ -1,9 +1,8 @@
 """Conditions that make a load run fail: ``--fail-on 'p99_ms>200'``, ``--fail-on 'healthy.missing>0'`` (pure).
 
-Grammar: ``[scope.]figure OP number[unit]``, with OP one of ``> >= < <= == !=``. Figures are those of
-`flowctl.load.results.figures`, scopes those of `flowctl.load.results.scope`. A wrong condition is refused
-before the run. A figure that was not measured fails its condition: a check that nobody could make must not look like
-one that was passed.
+Grammar: ``[scope.]figure OP number[unit]``, with OP one of ``> >= < <= == !=``. Figures and scopes are those of
+`flowctl.load.results.figures`. A wrong condition is refused before the run. A figure that was not measured fails its
+condition: a check that nobody could make must not look like one that was passed.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.load.results.figures import FIGURES, RunFigure, RunFigures, format_value
+from flowctl.load.results.figures import FIGURES, OF_SERVER, SCOPES, RunFigure, RunFigures, format_value, in_scope
 from flowctl.load.results.result import PeerKind
-from flowctl.load.results.scope import SCOPES, in_scope
 from flowctl.units import SIZE_UNITS, TIME_UNITS
 
 MAX_CONDITIONS: Final = 100
@@ -173,7 +171,7 @@ def parse_conditions(
     texts: Iterable[str], crowd: Mapping[str, PeerKind], *, server_watched: bool = True
 ) -> list[FailCondition]:
     conditions = [parse_condition(text) for text in texts]
-    blind = next((item for item in conditions if not server_watched and item.figure.of_server), None)
+    blind = next((item for item in conditions if not server_watched and item.figure.name in OF_SERVER), None)
     if blind is not None:
         raise ConfigError(
             f"--fail-on {blind.text!r} is about the server's process, which is not watched",

@@ -4,18 +4,183 @@ One table serves the conditions of ``--fail-on``, the summary, the JSON and the 
 everywhere. A figure that was not measured is None, never 0: a percentile of no frames, the memory of a server whose
 process was not named, the missing frames of peers that were never sent any.
 
-A figure is about the viewers, healthy and slow, unless a scope is named: see `flowctl.load.results.scope`.
+A figure is about some peers, the viewers unless others are named. Its scope is a profile as on the command line
+(``slow@200k``), a kind of peer (``healthy``, ``slow``, ``hostile``, ``publisher``), ``viewers`` for healthy and slow
+ones, ``all``, or the name of a profile without its parameters (``sawtooth``), looked for in this order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
-from flowctl.errors import InternalError
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult
-from flowctl.load.results.scope import BOTH, VIEWERS, ScopedPeers, in_scope
+
+VIEWERS: Final = frozenset({PeerKind.HEALTHY, PeerKind.SLOW})
+"""Kinds of peers that play as one should, however slowly."""
+
+EVERYBODY: Final = "all"
+BOTH: Final = "viewers"
+"""Scope of healthy and slow viewers together."""
+
+SCOPES: Final = (*(kind.value for kind in PeerKind), BOTH, EVERYBODY)
+"""Scopes that are no profile."""
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """Return the smallest of the `ordered` values that at least `share` (0 to 1) of them do not exceed.
+
+    No interpolation: the value is one that occurred, and never more favourable than what did. None: there are none.
+    """
+    if not ordered:
+        return None
+    place = min(len(ordered) - 1, max(0, -int(-len(ordered) * share // 1) - 1))
+    return ordered[place]
+
+
+def weighted_quantiles(samples: Iterable[tuple[Sequence[float], float]], shares: Sequence[float]) -> list[float]:
+    pairs = sorted((value, weight) for values, weight in samples for value in values)
+    if not pairs:
+        return []
+    sums = list(itertools.accumulate(weight for _, weight in pairs))
+    # A hair less than the share: sums of weights such as 0.1 are not exact.
+    places = (bisect.bisect_left(sums, sums[-1] * share * (1 - 1e-12)) for share in shares)
+    return [pairs[min(place, len(pairs) - 1)][0] for place in places]
+
+
+def in_scope(scope: str, profile: str, kind: PeerKind, profiles: Iterable[str]) -> bool:
+    wanted, name = scope.lower(), profile.lower()
+    if any(wanted == other.lower() for other in profiles):
+        return wanted == name
+    if wanted == EVERYBODY:
+        return True
+    if wanted == BOTH:
+        return kind in VIEWERS
+    if any(wanted == other.value for other in PeerKind):
+        return kind.value == wanted
+    return name.partition("@")[0] == wanted
+
+
+class ScopedPeers:
+    """The peers that a figure is about."""
+
+    def __init__(self, result: RunResult, peers: list[PeerResult]) -> None:
+        self.result = result
+        self.peers = peers
+
+    @cached_property
+    def receivers(self) -> list[PeerResult]:
+        """Peers whose frames were counted and that got any; what publishers count is what they sent."""
+        return [
+            peer
+            for peer in self.peers
+            if peer.parsed and peer.video + peer.audio and peer.kind is not PeerKind.PUBLISHER
+        ]
+
+    def total(self, name: str) -> int:
+        return sum(getattr(peer, name) for peer in self.peers)
+
+    def frames(self, name: str) -> float | None:
+        """Return the sum of a field over those whose frames were counted; None: there were none."""
+        return float(sum(getattr(peer, name) for peer in self.receivers)) if self.receivers else None
+
+    def count(self, wanted: Callable[[PeerResult], bool]) -> float | None:
+        return float(sum(map(wanted, self.peers))) if self.peers else None
+
+    def share(self, wanted: Callable[[PeerResult], bool]) -> float | None:
+        count = self.count(wanted)
+        return None if count is None else count / len(self.peers)
+
+    @cached_property
+    def _cuts(self) -> list[bool]:
+        """Whether each peer was cut, without those that cannot tell: who has vanished sees no end."""
+        return [peer.cut for peer in self.peers if peer.cut is not None]
+
+    @property
+    def cut(self) -> float | None:
+        """Peers that the server cut; None: it cannot be told."""
+        return float(sum(self._cuts)) if self._cuts else None
+
+    @property
+    def cut_share(self) -> float | None:
+        """Those, as a share of the peers that can tell."""
+        return sum(self._cuts) / len(self._cuts) if self._cuts else None
+
+    def times_ms(self, name: str, share: float) -> float | None:
+        times = sorted(value for peer in self.peers if (value := getattr(peer, name)) is not None)
+        found = quantile(times, share)
+        return None if found is None else found * 1000
+
+    @cached_property
+    def delays(self) -> list[tuple[list[float], float]]:
+        """Delays of frames with the weight of each, for `weighted_quantile`."""
+        counts: dict[str, int] = {}
+        for peer in self.peers:
+            counts[peer.profile] = counts.get(peer.profile, 0) + peer.delays
+        return [
+            (values, max(counts[name], 1) / len(values))
+            for name, values in self.result.delays_ms.items()
+            if values and name in counts
+        ]
+
+    def delay_ms(self, share: float) -> float | None:
+        found = weighted_quantiles(self.delays, (share,))
+        return found[0] if found else None
+
+    def largest(self, name: str) -> float | None:
+        """Return the largest value of a field; None: it was not measured."""
+        return max((value for peer in self.peers if (value := getattr(peer, name)) is not None), default=None)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds that the peers were connected, all together; a peer that stays counts until the end."""
+        end = self.result.duration_s
+        return sum(
+            max(0.0, (end if peer.ended_s is None else peer.ended_s) - peer.started_s)
+            for peer in self.peers
+            if peer.connect_s is not None
+        )
+
+    @property
+    def missing(self) -> float | None:
+        """Frames of all tracks that never came although later ones did."""
+        video, audio = self.frames("missing_video"), self.frames("missing_audio")
+        return None if video is None or audio is None else video + audio
+
+    @property
+    def missing_share(self) -> float | None:
+        """Missing frames as a share of those that should have come."""
+        missing, video, audio = self.missing, self.frames("video"), self.frames("audio")
+        if missing is None or video is None or audio is None:
+            return None
+        return missing / (missing + video + audio)
+
+    @property
+    def picture_share(self) -> float | None:
+        """Share of the pictures that came, of those up to the last picture or piece of sound of each peer."""
+        seen, missing, after = (self.frames(name) for name in ("video", "missing_video", "missed_at_end"))
+        return None if not seen or missing is None or after is None else seen / (seen + missing + after)
+
+    @property
+    def line_share(self) -> float | None:
+        """Share of what their lines could carry that came; None: no profile of theirs sets a rate."""
+        lines = [(peer.line_used_bytes, peer.line_bytes) for peer in self.peers if peer.line_bytes]
+        could = sum(line_bytes for _, line_bytes in lines)
+        return sum(used for used, _ in lines) / could if could else None
+
+    @property
+    def kbit_s(self) -> float | None:
+        """Kilobits per second that a peer received while it was connected, on average.
+
+        None: they were there for less than a second each, in which the burst at the begin is all there is.
+        """
+        there = sum(peer.connect_s is not None for peer in self.peers)
+        return self.total("wire_bytes") * 8 / 1000 / self.seconds if there and self.seconds >= there else None
+
 
 _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 
@@ -44,11 +209,17 @@ class RunFigures:
 
     def value(self, name: str, scope: str | None = None) -> float | None:
         figure = FIGURES[name]
-        if figure.of_run is not None:
-            return figure.of_run(self)
         if figure.of_crowd is not None:
             return figure.of_crowd(self.crowd(figure.scope if scope is None else scope))
-        raise InternalError(f"nothing works out the figure {name}")
+        return None if figure.of_run is None else figure.of_run(self)
+
+    def as_dict(self, scope: str | None) -> dict[str, Any]:
+        """Return the figures of a crowd (None: of the whole run), rounded to what they are worth, for JSON."""
+        return {
+            name: None if (value := self.value(name, scope)) is None else round(value, 4)
+            for name, figure in FIGURES.items()
+            if (figure.of_crowd is None) is (scope is None) and name != "expectation_failed"
+        }
 
     def samples(self, name: str) -> list[float]:
         """Return what the samples say of one thing, without those that did not measure it."""
@@ -81,21 +252,16 @@ class RunFigures:
         return max(values) / scale if values else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunFigure:
     """One figure: its name, what it means, and how to get it; of a crowd or of the whole run."""
 
     name: str
     unit: str  # ``ms``, ``s``, ``us``, ``kB``, ``kbit/s``, ``percent``, ``share`` or ``count``
     meaning: str
-    scope: str = BOTH  # the peers it is about where none are named
     of_crowd: Callable[[ScopedPeers], float | None] | None = None
+    scope: str = BOTH  # the peers it is about where none are named
     of_run: Callable[[RunFigures], float | None] | None = None
-
-    @property
-    def of_server(self) -> bool:
-        """Whether it is measured only where the server's process is watched."""
-        return self.name in _OF_SERVER
 
 
 def _played(peer: PeerResult) -> bool:
@@ -109,70 +275,59 @@ def _times(name: str, field: str, meaning: str) -> list[RunFigure]:
     words = {"p50": "median", "p95": "95th percentile", "p99": "99th percentile", "max": "largest"}
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return [
-        RunFigure(name=f"{name}_{key}_ms", unit="ms", meaning=f"{meaning}: {words[key]}", of_crowd=make(share))
-        for key, share in shares.items()
+        RunFigure(f"{name}_{key}_ms", "ms", f"{meaning}: {words[key]}", make(share)) for key, share in shares.items()
     ]
 
 
-def _of_crowd(
-    name: str, unit: str, meaning: str, of_crowd: Callable[[ScopedPeers], float | None], scope: str = BOTH
-) -> RunFigure:
-    return RunFigure(name=name, unit=unit, meaning=meaning, of_crowd=of_crowd, scope=scope)
-
-
-def _of_run(name: str, unit: str, meaning: str, of_run: Callable[[RunFigures], float | None]) -> RunFigure:
-    return RunFigure(name=name, unit=unit, meaning=meaning, of_run=of_run)
-
-
 _ALL: Final = (
-    _of_crowd("p50_ms", "ms", "delay of frames: median", lambda crowd: crowd.delay_ms(0.5)),
-    _of_crowd("p95_ms", "ms", "delay of frames: 95th percentile", lambda crowd: crowd.delay_ms(0.95)),
-    _of_crowd("p99_ms", "ms", "delay of frames: 99th percentile", lambda crowd: crowd.delay_ms(0.99)),
-    _of_crowd("max_ms", "ms", "delay of frames: largest", lambda crowd: crowd.largest("delay_max_ms")),
-    _of_crowd("missing", "count", "frames that never came although later ones did", lambda crowd: crowd.missing),
-    _of_crowd("missing_share", "share", "those, of all that should have come", lambda crowd: crowd.missing_share),
-    _of_crowd("missing_video", "count", "missing video frames", lambda crowd: crowd.frames("missing_video")),
-    _of_crowd("missing_audio", "count", "missing audio frames", lambda crowd: crowd.frames("missing_audio")),
-    _of_crowd(
+    RunFigure("p50_ms", "ms", "delay of frames: median", lambda crowd: crowd.delay_ms(0.5)),
+    RunFigure("p95_ms", "ms", "delay of frames: 95th percentile", lambda crowd: crowd.delay_ms(0.95)),
+    RunFigure("p99_ms", "ms", "delay of frames: 99th percentile", lambda crowd: crowd.delay_ms(0.99)),
+    RunFigure("max_ms", "ms", "delay of frames: largest", lambda crowd: crowd.largest("delay_max_ms")),
+    RunFigure("missing", "count", "frames that never came although later ones did", lambda crowd: crowd.missing),
+    RunFigure("missing_share", "share", "those, of all that should have come", lambda crowd: crowd.missing_share),
+    RunFigure("missing_video", "count", "missing video frames", lambda crowd: crowd.frames("missing_video")),
+    RunFigure("missing_audio", "count", "missing audio frames", lambda crowd: crowd.frames("missing_audio")),
+    RunFigure(
         "picture_share",
         "share",
         "share of the pictures that came, up to the last picture or piece of sound of each peer",
         lambda crowd: crowd.picture_share,
     ),
-    _of_crowd(
+    RunFigure(
         "line_share",
         "share",
         "share of what their lines could carry that came, where the profile sets a rate; a line that is faster than "
         "the stream is never full",
         lambda crowd: crowd.line_share,
     ),
-    _of_crowd("freezes", "count", "times that no new picture came for 0.2 s", lambda crowd: crowd.frames("freezes")),
-    _of_crowd(
+    RunFigure("freezes", "count", "times that no new picture came for 0.2 s", lambda crowd: crowd.frames("freezes")),
+    RunFigure(
         "longest_freeze_s",
         "s",
         "the longest time without a new picture",
         lambda crowd: crowd.largest("longest_freeze_s"),
     ),
-    _of_crowd("gaps", "count", "times that frames were missing", lambda crowd: crowd.frames("gaps")),
-    _of_crowd(
+    RunFigure("gaps", "count", "times that frames were missing", lambda crowd: crowd.frames("gaps")),
+    RunFigure(
         "broken_restarts",
         "count",
         "gaps in video that did not end with a key frame: the picture was broken",
         lambda crowd: crowd.frames("broken_restarts"),
     ),
-    _of_crowd(
+    RunFigure(
         "started_without_key",
         "count",
         "peers whose first video frame was no key frame",
         lambda crowd: crowd.count(lambda peer: peer.started_on_key is False) if crowd.receivers else None,
     ),
-    _of_crowd(
+    RunFigure(
         "stalls",
         "count",
         "times that nothing came for over a second while a peer was reading",
         lambda crowd: float(crowd.total("stalls")) if crowd.count(_played) else None,
     ),
-    _of_crowd(
+    RunFigure(
         "longest_stall_s",
         "s",
         "the longest of them",
@@ -181,25 +336,25 @@ _ALL: Final = (
     *_times("connect", "connect_s", "time for TCP to connect"),
     *_times("handshake", "handshake_s", "time from there to the end of the RTMP handshake"),
     *_times("first_frame", "first_frame_s", "time from the begin of connecting to the first frame"),
-    _of_crowd("connections", "count", "connections tried", lambda crowd: len(crowd.peers)),
-    _of_crowd("playing_share", "share", "share of them that got a frame", lambda crowd: crowd.share(_played)),
-    _of_crowd("cut", "count", "connections that the server ended, as far as peers can tell", lambda crowd: crowd.cut),
-    _of_crowd("cut_share", "share", "those, of all that can tell", lambda crowd: crowd.cut_share),
-    _of_crowd(
+    RunFigure("connections", "count", "connections tried", lambda crowd: len(crowd.peers)),
+    RunFigure("playing_share", "share", "share of them that got a frame", lambda crowd: crowd.share(_played)),
+    RunFigure("cut", "count", "connections that the server ended, as far as peers can tell", lambda crowd: crowd.cut),
+    RunFigure("cut_share", "share", "those, of all that can tell", lambda crowd: crowd.cut_share),
+    RunFigure(
         "failed",
         "count",
         "connections that were refused or not made at all",
         lambda crowd: crowd.count(lambda peer: peer.end in _FAILED),
     ),
-    _of_crowd("failed_share", "share", "those, of all", lambda crowd: crowd.share(lambda peer: peer.end in _FAILED)),
-    _of_crowd(
+    RunFigure("failed_share", "share", "those, of all", lambda crowd: crowd.share(lambda peer: peer.end in _FAILED)),
+    RunFigure(
         "errors",
         "count",
         "connections on which the server broke the protocol",
         lambda crowd: crowd.count(lambda peer: peer.end is PeerEnd.ERROR),
     ),
-    _of_crowd("kbit_s", "kbit/s", "received per peer while it was connected, on average", lambda crowd: crowd.kbit_s),
-    _of_crowd(
+    RunFigure("kbit_s", "kbit/s", "received per peer while it was connected, on average", lambda crowd: crowd.kbit_s),
+    RunFigure(
         "expectation_failed",
         "count",
         "hostile peers to whom the server did not do what a sound server may do",
@@ -210,34 +365,44 @@ _ALL: Final = (
         ),
         scope=PeerKind.HOSTILE.value,
     ),
-    _of_run(
+    RunFigure(
         "cpu_us_per_viewer_s",
         "us",
         "processor time of the server, user and system, per viewer and second",
-        lambda run: run.cpu_us_per_viewer_s,
+        of_run=lambda run: run.cpu_us_per_viewer_s,
     ),
-    _of_run(
+    RunFigure(
         "server_cpu_percent",
         "percent",
         "processor time of the server, of one core: largest in a second",
-        lambda run: run.peak("server_cpu_percent"),
+        of_run=lambda run: run.peak("server_cpu_percent"),
     ),
-    _of_run("rss_kb", "kB", "resident memory of the server: peak", lambda run: run.peak("server_rss_bytes", 1000)),
-    _of_run("rss_growth_kb", "kB", "that, less what it had before the run", lambda run: run.rss_growth_kb),
-    _of_run("rss_kb_per_viewer", "kB", "that growth per viewer connected at a time", lambda run: run.rss_kb_per_viewer),
-    _of_run("fds", "count", "open descriptors of the server: most", lambda run: run.peak("server_fds")),
-    _of_run(
+    RunFigure(
+        "rss_kb", "kB", "resident memory of the server: peak", of_run=lambda run: run.peak("server_rss_bytes", 1000)
+    ),
+    RunFigure("rss_growth_kb", "kB", "that, less what it had before the run", of_run=lambda run: run.rss_growth_kb),
+    RunFigure(
+        "rss_kb_per_viewer",
+        "kB",
+        "that growth per viewer connected at a time",
+        of_run=lambda run: run.rss_kb_per_viewer,
+    ),
+    RunFigure("fds", "count", "open descriptors of the server: most", of_run=lambda run: run.peak("server_fds")),
+    RunFigure(
         "load_cpu_percent",
         "percent",
         "processor time of the load tester, of one core: largest in a second",
-        lambda run: run.peak("load_cpu_percent"),
+        of_run=lambda run: run.peak("load_cpu_percent"),
     ),
-    _of_run("warnings", "count", "doubts of the tester about its figures", lambda run: len(run.result.warnings)),
-    _of_run("duration_s", "s", "how long the run took", lambda run: run.result.duration_s),
+    RunFigure(
+        "warnings", "count", "doubts of the tester about its figures", of_run=lambda run: len(run.result.warnings)
+    ),
+    RunFigure("duration_s", "s", "how long the run took", of_run=lambda run: run.result.duration_s),
 )
-_OF_SERVER: Final = frozenset(
+OF_SERVER: Final = frozenset(
     {"cpu_us_per_viewer_s", "server_cpu_percent", "rss_kb", "rss_growth_kb", "rss_kb_per_viewer", "fds"}
 )
+"""Figures that are measured only where the server's process is watched."""
 FIGURES: Final[Mapping[str, RunFigure]] = {figure.name: figure for figure in _ALL}
 """Every figure there is, by name."""
 
@@ -256,21 +421,3 @@ def format_value(value: float | None, unit: str) -> str:
         return f"{value / 1000:,.1f} MB"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 1 else 2
     return f"{value:,.{digits}f} {unit}"
-
-
-def as_dict(figures: RunFigures, scope: str) -> dict[str, Any]:
-    """Return the figures of a crowd by name, rounded to what they are worth, for JSON."""
-    return {
-        name: None if (value := figures.value(name, scope)) is None else round(value, 4)
-        for name, figure in FIGURES.items()
-        if figure.of_crowd is not None and name != "expectation_failed"
-    }
-
-
-def run_figures(figures: RunFigures) -> dict[str, Any]:
-    """Return the figures of the whole run by name, rounded likewise."""
-    return {
-        name: None if (value := figures.value(name)) is None else round(value, 4)
-        for name, figure in FIGURES.items()
-        if figure.of_run is not None
-    }

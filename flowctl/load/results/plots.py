@@ -13,9 +13,8 @@ from typing import Any, Final
 from flowctl.charts.page import Figure
 from flowctl.charts.pictures import Lines, Point, Series, highest, last, thin
 from flowctl.core.text.printable import foreign
-from flowctl.load.results.figures import RunFigures, format_value
+from flowctl.load.results.figures import RunFigures, format_value, quantile, weighted_quantiles
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult, RunSample
-from flowctl.load.results.scope import quantile, weighted_quantiles
 
 _MOST_LINES: Final = 6
 _OTHERS_COLOUR: Final = 7

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from flowctl.core.text.printable import foreign
 from flowctl.load.results.failon import ConditionResult
-from flowctl.load.results.figures import FIGURES, RunFigures, as_dict, format_value, run_figures
+from flowctl.load.results.figures import FIGURES, RunFigures, format_value, quantile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult
-from flowctl.load.results.scope import quantile
 from flowctl.units import format_duration
 
 _MOST_GROUPS: Final = 50
@@ -188,12 +187,12 @@ def summarize(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> di
         "delay_source": result.delay_source,
         "asked_for": dict(result.profiles),
         "profiles": {
-            name: {"kind": kind.value, **as_dict(figures, name), "ends": _ends(figures.crowd(name).peers)}
+            name: {"kind": kind.value, **figures.as_dict(name), "ends": _ends(figures.crowd(name).peers)}
             for name, kind in figures.kinds.items()
         },
-        "kinds": {kind.value: as_dict(figures, kind.value) for kind in (PeerKind.HEALTHY, PeerKind.SLOW)},
-        "viewers": as_dict(figures, "viewers"),
-        "run": run_figures(figures),
+        "kinds": {kind.value: figures.as_dict(kind.value) for kind in (PeerKind.HEALTHY, PeerKind.SLOW)},
+        "viewers": figures.as_dict("viewers"),
+        "run": figures.as_dict(None),
         "cuts": cut_groups(result.peers),
         "hostile": hostile_rows(result),
     }

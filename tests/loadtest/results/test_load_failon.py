@@ -9,9 +9,8 @@ from result_kit import some_run, viewer
 
 from flowctl.errors import ConfigError
 from flowctl.load.results.failon import _UNITS, MAX_CONDITIONS, parse_condition, parse_conditions
-from flowctl.load.results.figures import FIGURES, RunFigures
+from flowctl.load.results.figures import FIGURES, SCOPES, RunFigures
 from flowctl.load.results.result import PeerKind
-from flowctl.load.results.scope import SCOPES
 
 CROWD = {"healthy": PeerKind.HEALTHY, "slow@1.5M": PeerKind.SLOW, "sawtooth@1M-2M/3s": PeerKind.SLOW}
 OPERATORS = {

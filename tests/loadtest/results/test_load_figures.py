@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from result_kit import some_run, viewer
 
-from flowctl.load.results.figures import FIGURES, RunFigures, format_value
+from flowctl.load.results.figures import FIGURES, RunFigures, format_value, in_scope, quantile, weighted_quantiles
 from flowctl.load.results.result import PeerKind
-from flowctl.load.results.scope import in_scope, quantile, weighted_quantiles
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=60), st.floats(0.001, 1))
