@@ -20,9 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.demo.cluster.encoder import Encoder
-from flowctl.demo.cluster.judge import Judged, judge
-from flowctl.demo.cluster.viewer import FrameViewer
+from flowctl.demo.cluster.frames import Encoder, FrameViewer, Judged, judge
 from flowctl.demo.processes import ServerProcess, ServerProcesses
 from flowctl.pollgroup import PollGroup
 from kit.tables import print_rows, table

@@ -76,7 +76,7 @@ def demo(
         check_target(report, "--report")
     duration_s = parse_duration(duration, "--duration")
     if cluster:
-        from flowctl.demo.cluster.plan import ClusterPlan
+        from flowctl.demo.cluster.report import ClusterPlan
         from flowctl.demo.cluster.run import run_cluster
 
         with terminable():  # its servers end with it
@@ -97,8 +97,7 @@ def demo(
 def _close_the_loop(duration_s: float, healthy: int, folder: Path | None, *, as_json: bool) -> bool:
     from flowctl.analyze.spark.java import find_java
     from flowctl.analyze.spark.session import check_available
-    from flowctl.demo.loop.plan import LoopPlan
-    from flowctl.demo.loop.run import run_loop
+    from flowctl.demo.loop import LoopPlan, run_loop
     from flowctl.demo.runner import cache_directory
 
     # Before the load: nobody should watch a crowd for a quarter of a minute to learn that nothing can analyse it.

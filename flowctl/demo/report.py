@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from flowctl.core.flow.state import SendState
 from flowctl.demo.plan import BIT_RATE, DemoPlan, ViewerKind
-from flowctl.demo.runner import FPS
+from flowctl.demo.runner import FPS, DemoReport
 from flowctl.demo.watch import WatchedViewer
 from flowctl.load.results.figures import RunFigures
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult
@@ -107,7 +107,7 @@ class SeenPictures:
 
 
 @dataclass(frozen=True, slots=True)
-class ShowReport:
+class ShowReport(DemoReport):
     """The whole demonstration."""
 
     outcomes: tuple[ViewerOutcome, ...]
@@ -122,15 +122,10 @@ class ShowReport:
         single = [f"{outcome.watched.plan.label}: {fault}" for outcome in self.outcomes for fault in outcome.faults]
         return [*single, *self.general]
 
-    @property
-    def passed(self) -> bool:
-        return not self.faults
-
     def as_dict(self) -> dict[str, Any]:
         viewers = {outcome.watched.plan.label: outcome.as_dict() for outcome in self.outcomes}
         return {
-            "passed": self.passed,
-            "faults": self.faults,
+            **self.verdict(),
             "limits": self.limits,
             "published": self.published,
             "floods_cut": self.floods_cut,

@@ -30,8 +30,7 @@ from flowctl.demo.runner import (
     tell,
     write_page,
 )
-from flowctl.demo.show import ViewerDisplay
-from flowctl.demo.watch import ViewerWatch
+from flowctl.demo.watch import ViewerDisplay, ViewerWatch
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.admin.listener import AdminListener, admin_of

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flowctl.core.text.files import write_text
 from flowctl.core.text.output import say
@@ -25,21 +26,27 @@ exactly who lost what, and whether the rest could be decoded."""
 CACHE_VARIABLE: Final = "FLOWCTL_CACHE"
 
 
-class DemoReport(Protocol):
-    """What came of a demonstration."""
+class DemoReport(abc.ABC):
+    """What came of a demonstration, and what of it is not as it should be."""
 
     @property
-    def faults(self) -> list[str]:
-        """Everything that is not as it should be, in words."""
-        ...
+    @abc.abstractmethod
+    def faults(self) -> list[str]: ...
 
+    @abc.abstractmethod
     def lines(self) -> list[str]:
         """Return it for people."""
-        ...
 
+    @abc.abstractmethod
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
-        ...
+
+    @property
+    def passed(self) -> bool:
+        return not self.faults
+
+    def verdict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "faults": self.faults}
 
 
 def check_bounds(plan: object, **bounds: tuple[float, float]) -> None:
@@ -100,4 +107,4 @@ def load_page(result: RunResult, conditions: tuple[str, ...]) -> str:
 def hand_over(report: DemoReport, *, as_json: bool, files: Mapping[str, str], last: tuple[str, ...] = ()) -> bool:
     """Write a report to standard output; return whether all is as it should be."""
     say(json.dumps({**report.as_dict(), **files}) if as_json else "\n".join([*report.lines(), *last]))
-    return not report.faults
+    return report.passed

@@ -18,8 +18,7 @@ from flowctl.demo import DemoPlan, run, run_demo
 from flowctl.demo.plan import ViewerKind, ViewerPlan
 from flowctl.demo.report import SeenPictures, ShowReport, judge, make_report
 from flowctl.demo.runner import cache_directory
-from flowctl.demo.show import ViewerDisplay
-from flowctl.demo.watch import ViewerWatch, WatchedViewer
+from flowctl.demo.watch import ViewerDisplay, ViewerWatch, WatchedViewer
 from flowctl.errors import ConfigError
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult, RunSample
 from flowctl.log import configure

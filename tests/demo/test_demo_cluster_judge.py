@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.demo.cluster.encoder import DueFrames
-from flowctl.demo.cluster.judge import delay_line, judge, recovered_s
-from flowctl.demo.cluster.viewer import SeenFrame
+from flowctl.demo.cluster.frames import DueFrames, SeenFrame, delay_line, judge, recovered_s
 from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from flowctl.demo.cluster.judge import Judged
+from flowctl.demo.cluster.frames import Judged
 from flowctl.demo.cluster.page import render
-from flowctl.demo.cluster.plan import (
+from flowctl.demo.cluster.report import (
     BY_SEGMENTS,
     EDGES,
     FOLLOWING,
@@ -19,8 +19,9 @@ from flowctl.demo.cluster.plan import (
     ORIGINS,
     SLOW,
     ClusterPlan,
+    ClusterReport,
+    Fetched,
 )
-from flowctl.demo.cluster.report import ClusterReport, Fetched, JudgedViewer
 from flowctl.errors import ConfigError
 
 VIEWER = Judged(
@@ -50,9 +51,7 @@ def fetched():
 def report(**values):
     """A demonstration in which all was as it should be."""
     one = ClusterReport(
-        watched=[
-            JudgedViewer(node=edge, judged=replace(VIEWER, label=f"viewer {n}")) for edge in EDGES for n in (1, 2)
-        ],
+        watched=[replace(VIEWER, node=edge, label=f"viewer {n}") for edge in EDGES for n in (1, 2)],
         fetched=fetched(),
         per_segment={FOLLOWING: None, BY_SEGMENTS: 1.04},
         killed=ORIGIN_A,
@@ -79,16 +78,16 @@ def test_report_when_all_is_as_it_should_be_passes():
     ("values", "fault"),
     [
         (
-            {"watched": [JudgedViewer(node=FOLLOWING, judged=replace(VIEWER, lost=2))]},
+            {"watched": [replace(VIEWER, node=FOLLOWING, lost=2)]},
             "viewer 1 at edge 1 (follows): 2 lost",
         ),
         (
-            {"watched": [JudgedViewer(node=FOLLOWING, judged=replace(VIEWER, doubled=1, changed=3))]},
+            {"watched": [replace(VIEWER, node=FOLLOWING, doubled=1, changed=3)]},
             "1 doubled, 3 changed",
         ),
-        ({"watched": [JudgedViewer(node=FOLLOWING, judged=replace(VIEWER, frames=0))]}, "nothing came"),
+        ({"watched": [replace(VIEWER, node=FOLLOWING, frames=0)]}, "nothing came"),
         (
-            {"watched": [JudgedViewer(node=FOLLOWING, judged=replace(VIEWER, recovered_s=11.0))]},
+            {"watched": [replace(VIEWER, node=FOLLOWING, recovered_s=11.0)]},
             "not as before 11 s after",
         ),
         ({"sent_all": 0}, "the encoder has sent all to no origin"),

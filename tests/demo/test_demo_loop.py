@@ -7,9 +7,7 @@ import dataclasses
 import pytest
 
 from flowctl.cli import main
-from flowctl.demo.loop.plan import LoopPlan
-from flowctl.demo.loop.report import LoopComparison, Side, addresses, side_of
-from flowctl.demo.loop.run import run_loop
+from flowctl.demo.loop import LoopComparison, LoopPlan, Side, addresses, run_loop, side_of
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult
 
@@ -82,7 +80,7 @@ def test_side_when_made_of_a_run_counts_who_is_who():
 
 
 def test_loop_when_the_analysis_makes_nothing_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("flowctl.demo.loop.run.run_load", lambda plan, _: RunResult(url=plan.url))
+    monkeypatch.setattr("flowctl.demo.loop.run_load", lambda plan, _: RunResult(url=plan.url))
     with pytest.raises(FlowctlError, match=r"the analysis made no limits.toml"):
         run_loop(QUICK, tmp_path, decide=lambda *_: None, record=False)
 
@@ -99,7 +97,7 @@ def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(missing, monk
     def absent():
         raise ConfigError("it is not there", hint="get it")
 
-    monkeypatch.setattr("flowctl.demo.loop.run.run_loop", lambda *_, **__: pytest.fail("the load has begun"))
+    monkeypatch.setattr("flowctl.demo.loop.run_loop", lambda *_, **__: pytest.fail("the load has begun"))
     monkeypatch.setattr("flowctl.analyze.spark.java.find_java", lambda: None)
     monkeypatch.setattr("flowctl.analyze.spark.session.check_available", lambda: None)
     monkeypatch.setattr(missing, absent)

@@ -8,9 +8,7 @@ import time
 import pytest
 from e2e_kit import PATIENCE_S
 
-from flowctl.demo.cluster.encoder import Encoder
-from flowctl.demo.cluster.judge import judge
-from flowctl.demo.cluster.viewer import FrameViewer
+from flowctl.demo.cluster.frames import Encoder, FrameViewer, judge
 from flowctl.demo.line import ProxyLine
 from flowctl.demo.processes import ServerProcesses
 from flowctl.pollgroup import PollGroup

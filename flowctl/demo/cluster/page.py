@@ -9,8 +9,7 @@ from typing import Final
 from flowctl.charts.network import Arrow, Box, Network, Span, Spans
 from flowctl.charts.page import Figure, page
 from flowctl.charts.pictures import Lines, Series
-from flowctl.demo.cluster.plan import BIT_RATE, EDGES, LIAR, ORIGIN_A, ORIGIN_B, ORIGINS, SLOW
-from flowctl.demo.cluster.report import ClusterReport, Fetched
+from flowctl.demo.cluster.report import BIT_RATE, EDGES, LIAR, ORIGIN_A, ORIGIN_B, ORIGINS, SLOW, ClusterReport, Fetched
 from flowctl.units import format_size
 
 _PAINTS: Final = {ORIGIN_A: "var(--s6)", ORIGIN_B: "var(--s1)", SLOW: "var(--s4)", LIAR: "var(--s8)"}
@@ -150,13 +149,12 @@ def _viewers(report: ClusterReport) -> list[list[str]]:
     return [
         [
             one.label,
-            item.node,
+            one.node,
             *(str(value) for value in (one.frames, one.lost, one.doubled, one.disordered, one.changed)),
             "-" if one.delay_p50_ms is None else f"{one.delay_p50_ms:.0f} ms",
             "-" if one.delay_p99_ms is None else f"{one.delay_p99_ms:.0f} ms",
             f"{one.longest_pause_s:.2f} s",
             "-" if one.recovered_s is None else f"{one.recovered_s:.2f} s",
         ]
-        for item in report.watched
-        for one in [item.judged]
+        for one in report.watched
     ]

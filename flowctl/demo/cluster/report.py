@@ -1,4 +1,4 @@
-"""The report on the demonstration of a cluster, and the verdict (pure).
+"""The demonstration of a cluster: what it consists of, its report, and the verdict (pure).
 
 As it should be: every viewer has every frame once, in order and as it was published, although an origin was killed; the
 origin that lies was disconnected by both edges, and nothing of it reached a viewer; the slow one was asked for less
@@ -8,13 +8,48 @@ than the others; and no edge fetched a segment much more often than it needs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from flowctl.demo.cluster.judge import Judged
-from flowctl.demo.cluster.plan import LIAR, ORIGIN_A, ORIGIN_B, ORIGINS, SLOW
+from flowctl.demo.cluster.frames import Judged
+from flowctl.demo.runner import DemoReport, check_bounds
 from flowctl.load.results.summary import align
 from flowctl.units import format_size
+
+BIT_RATE: Final = 1_600_000
+STREAM: Final = "demo/cluster"
+KEY_INTERVAL_S: Final = 1.0
+"""A segment is as long, and so an edge by segments that much behind."""
+SLOW_RATE: Final = 100_000.0
+"""Bytes per second on the line to the slow origin: half of the stream."""
+ORIGIN_A: Final = "origin A"
+ORIGIN_B: Final = "origin B"
+SLOW: Final = "origin C (slow)"
+LIAR: Final = "origin D (lies)"
+FOLLOWING: Final = "edge 1 (follows)"
+BY_SEGMENTS: Final = "edge 2 (segments)"
+DIRECT: Final = "an origin, directly"
+"""Where a viewer is to compare with."""
+ORIGINS: Final = (ORIGIN_A, ORIGIN_B, SLOW, LIAR)
+EDGES: Final = (FOLLOWING, BY_SEGMENTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterPlan:
+    """The whole demonstration."""
+
+    duration_s: float = 24.0
+    viewers: int = 4
+    kill_share: float = 0.5  # of the stream, after which the origin is killed that the first edge follows then
+
+    def __post_init__(self) -> None:
+        check_bounds(self, duration_s=(12, 300), viewers=(1, 100), kill_share=(0.2, 0.8))
+
+    @property
+    def kill_s(self) -> float:
+        """When the origin is killed, from the first frame on."""
+        return self.duration_s * self.kill_share
+
 
 MOST_RECOVERY_S: Final = 10.0
 """After that time an edge that has lost one of its origins has to be as before."""
@@ -37,18 +72,10 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedViewer:
-    """One viewer, with the edge that it was at."""
-
-    node: str
-    judged: Judged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterReport:
+class ClusterReport(DemoReport):
     """The whole demonstration."""
 
-    watched: Sequence[JudgedViewer]
+    watched: Sequence[Judged]
     fetched: Sequence[Fetched]  # of each edge and origin, in the order of time
     per_segment: dict[str, float | None]
     killed: str
@@ -62,7 +89,7 @@ class ClusterReport:
         return list(dict.fromkeys(item.node for item in self.watched))
 
     def of(self, node: str) -> list[Judged]:
-        return [item.judged for item in self.watched if item.node == node]
+        return [one for one in self.watched if one.node == node]
 
     def last(self, edge: str, origin: str) -> Fetched | None:
         """Return what an edge had from an origin at last. None: it was never a source."""
@@ -75,16 +102,15 @@ class ClusterReport:
 
     def _viewer_faults(self) -> list[str]:
         found = []
-        for item in self.watched:
-            one = item.judged
+        for one in self.watched:
             wrong = {name: getattr(one, name) for name in ("lost", "doubled", "disordered", "changed")}
             told = ", ".join(f"{count} {name}" for name, count in wrong.items() if count)
             if not one.frames:
                 told = "nothing came"
             if told:
-                found.append(f"{one.label} at {item.node}: {told}")
+                found.append(f"{one.label} at {one.node}: {told}")
             elif one.recovered_s is not None and one.recovered_s > MOST_RECOVERY_S:
-                found.append(f"{one.label} at {item.node}: not as before {one.recovered_s:g} s after the kill")
+                found.append(f"{one.label} at {one.node}: not as before {one.recovered_s:g} s after the kill")
         return found
 
     def _origin_faults(self) -> list[str]:
@@ -105,20 +131,15 @@ class ClusterReport:
                 found.append(f"{edge}: {ratio:.2f} times the bytes of its segments were fetched")
         return found
 
-    @property
-    def passed(self) -> bool:
-        return not self.faults
-
     def as_dict(self) -> dict[str, Any]:
         return {
-            "passed": self.passed,
-            "faults": self.faults,
+            **self.verdict(),
             "killed": self.killed,
             "killed_s": round(self.killed_s, 2),
-            "frames_lost": sum(item.judged.lost for item in self.watched),
+            "frames_lost": sum(one.lost for one in self.watched),
             "recovered_s": {node: max(one.recovered_s or 0.0 for one in self.of(node)) for node in self.nodes},
             "fetched_per_segment": self.per_segment,
-            "viewers": [{"node": item.node, **item.judged.as_dict()} for item in self.watched],
+            "viewers": [asdict(one) for one in self.watched],
             "fetched": {
                 f"{item.edge} from {item.origin}": {
                     "requests": item.requests, "bytes": item.size_bytes, "faults": item.faults,

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.demo.cluster import page
-from flowctl.demo.cluster.encoder import Encoder
-from flowctl.demo.cluster.judge import delay_line, judge
-from flowctl.demo.cluster.plan import (
+from flowctl.demo.cluster.frames import Encoder, FrameViewer, delay_line, judge
+from flowctl.demo.cluster.report import (
     BIT_RATE,
     BY_SEGMENTS,
     DIRECT,
@@ -31,9 +30,9 @@ from flowctl.demo.cluster.plan import (
     SLOW_RATE,
     STREAM,
     ClusterPlan,
+    ClusterReport,
+    Fetched,
 )
-from flowctl.demo.cluster.report import ClusterReport, Fetched, JudgedViewer
-from flowctl.demo.cluster.viewer import FrameViewer
 from flowctl.demo.line import ProxyLine
 from flowctl.demo.processes import ServerProcesses
 from flowctl.demo.runner import cache_directory, hand_over, tell, write_page
@@ -160,8 +159,7 @@ def _report(
     begun_us = frames.begun_us or 0
     report = ClusterReport(
         watched=[
-            JudgedViewer(node=name, judged=judge(viewer.label, list(viewer.seen), frames.checksums, killed_us))
-            for name, viewer in viewers
+            judge(viewer.label, list(viewer.seen), frames.checksums, killed_us, node=name) for name, viewer in viewers
         ],
         fetched=cluster.fetched,
         per_segment=cluster.per_segment,

@@ -9,9 +9,7 @@ import pytest
 
 from flowctl.core.flow.limitsfile import parse_limits_file
 from flowctl.core.server.bans import BanList
-from flowctl.demo.loop.plan import LoopPlan
-from flowctl.demo.loop.report import addresses
-from flowctl.demo.loop.run import run_loop
+from flowctl.demo.loop import LoopPlan, addresses, run_loop
 from flowctl.errors import FlowctlError
 from flowctl.reasons import CloseReason
 

@@ -6,6 +6,15 @@
 4. The same crowd again; and what was better.
 
 Everything is on the loopback interface, in one folder, and bounded in time.
+
+The crowd is one of the load tester, each peer with an address of its own of 127.0.0.0/8, the same both times; so a
+score per address means something, and "the same viewer" does too. It has viewers that keep up, honest viewers on links
+that pause or swing, and abusers: who begins messages on chunk streams without end, who floods control messages, who
+nests values thousands deep, who sends chunks of one octet.
+
+The limits of the first run are too tight on purpose: a viewer whose oldest frame waits for longer than a second is cut,
+and a link that rests for 3 s does just that to it, though it would have caught up. That is the mistake that the
+records are to show, and the analysis to mend.
 """
 
 from __future__ import annotations
@@ -16,19 +25,206 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from flowctl.core.flow.limitsfile import parse_limits_file
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file
 from flowctl.core.flow.limitsfile import render as render_limits
 from flowctl.core.text.files import write_text
-from flowctl.demo.loop.plan import LoopPlan
-from flowctl.demo.loop.report import LoopComparison, Side, addresses, side_of
 from flowctl.demo.processes import ServerProcess, ServerProcesses
-from flowctl.demo.runner import hand_over, load_page, tell, write_page
+from flowctl.demo.runner import DemoReport, check_bounds, crowd_plan, hand_over, load_page, tell, write_page
 from flowctl.errors import FlowctlError
-from flowctl.load.results.result import RunSample
+from flowctl.load.crowd import source_address
+from flowctl.load.plan import LoadPlan
+from flowctl.load.profiles import parse_profile
+from flowctl.load.results.figures import RunFigures
+from flowctl.load.results.result import PeerKind, RunResult, RunSample
 from flowctl.load.run import run_load
+
+BIT_RATE: Final = 2_000_000
+RAMP_S: Final = 2.0
+
+TIGHT_SOFT: Final = "512KiB,1024,1s"
+TIGHT_HARD: Final = TIGHT_SOFT
+"""Too tight, on purpose, see above: no room between the two, so nobody is thinned before being cut."""
+
+PAUSING: Final = "pause@4s/3s/64KiB"
+"""A link that rests: longer than the first limits allow, shorter than any sensible ones."""
+RESTING: Final = "pause@4s/700ms/64KiB"
+"""The same, shorter than the first limits allow: such viewers tell of their links for the whole run."""
+SWINGING: Final = "sawtooth@500k-6M/6s"
+"""A mobile link."""
+ABUSES: Final = ("B05", "B17", "B08", "B02")
+"""Chunk streams without end, control flood, nesting, chunks of one octet: what no sound client does even once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopPlan:
+    """The whole demonstration."""
+
+    duration_s: float = 15.0  # how long the crowd stays each time, 8 to 600 s
+    healthy: int = 20
+    slow: int = 4  # number of honest viewers of each kind of bad link, 1 to 50
+    abusers: int = 1
+
+    def __post_init__(self) -> None:
+        check_bounds(self, duration_s=(8, 600), healthy=(2, 500), slow=(1, 50), abusers=(1, 10))
+
+    @property
+    def limits(self) -> LimitsFile:
+        return LimitsFile(
+            limits=Limits.parse(TIGHT_SOFT, TIGHT_HARD),
+            objective="none: too tight on purpose, to be found out",
+        )
+
+    def load_plan(self, url: str, server_pid: int) -> LoadPlan:
+        """Return the load run; the same each time but for what the system chooses."""
+        crowd = {"healthy": self.healthy, PAUSING: self.slow, RESTING: self.slow, SWINGING: self.slow}
+        crowd |= dict.fromkeys(ABUSES, self.abusers)
+        return crowd_plan(
+            url,
+            crowd,
+            bit_rate=BIT_RATE,
+            ramp_s=RAMP_S,
+            duration_s=self.duration_s,
+            server_pid=server_pid,
+            command="flowctl demo --pipeline",
+        )
+
+
+_LEAST_FEWER: Final = 2.0
+"""Cuts of honest slow viewers have to be fewer by this factor: one less may be chance, half of them is not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One of the two runs. Delays are over all frames of such viewers, ms; None: no frame came."""
+
+    limits: str
+    slow: int
+    slow_cut: int
+    honest_refused: int  # honest viewers, slow ones or not, that were refused at accept as banned
+    healthy: int
+    healthy_cut: int
+    healthy_missing: int
+    healthy_p50_ms: float | None
+    healthy_p99_ms: float | None
+    slow_p50_ms: float | None
+    slow_p99_ms: float | None
+    abusers: int
+    abusers_refused: int
+    refusals: int  # connections refused at accept as banned
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopComparison(DemoReport):
+    """Both runs, and the verdict."""
+
+    before: Side  # the first run, with limits that are too tight and without bans
+    after: Side  # the second run, with what the analysis recommends
+    same_process: bool
+    files: dict[str, str]
+
+    @property
+    def faults(self) -> list[str]:
+        """What is not as it should be, in words; empty when the loop did what it is for."""
+        before, after, faults = self.before, self.after, []
+        if not before.slow_cut:
+            faults.append("no honest slow viewer was cut before: there was nothing to mend")
+        elif after.slow_cut * _LEAST_FEWER > before.slow_cut:
+            faults.append(f"honest slow viewers cut: {before.slow_cut} before, {after.slow_cut} after")
+        if after.abusers_refused < after.abusers:
+            faults.append(f"{after.abusers_refused} of {after.abusers} abusers were refused at accept")
+        if after.honest_refused:
+            faults.append(f"{after.honest_refused} honest viewers were refused at accept")
+        if after.healthy_missing > before.healthy_missing or after.healthy_cut > before.healthy_cut:
+            faults.append("viewers that keep up were served worse than before")
+        if not self.same_process:
+            faults.append("the server was started again in between")
+        return faults
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        before, after = self.before, self.after
+        return [
+            ("limits", before.limits, after.limits),
+            ("honest slow viewers cut", f"{before.slow_cut} of {before.slow}", f"{after.slow_cut} of {after.slow}"),
+            ("their delay, median / p99", _delays(before, "slow"), _delays(after, "slow")),
+            ("viewers that keep up: frames missing", str(before.healthy_missing), str(after.healthy_missing)),
+            ("their delay, median / p99", _delays(before, "healthy"), _delays(after, "healthy")),
+            ("abusers refused at accept", _abusers(before), _abusers(after)),
+            ("connections of theirs refused", str(before.refusals), str(after.refusals)),
+            ("honest viewers refused", str(before.honest_refused), str(after.honest_refused)),
+        ]
+
+    def lines(self) -> list[str]:
+        rows = [("", "before", "after"), *self.rows()]
+        widths = [max(len(row[column]) for row in rows if row[0] != "limits") for column in range(2)]
+        lines = [f"limits before: {self.before.limits}", f"limits after:  {self.after.limits}", ""]
+        lines += [f"{what:<{widths[0]}}  {old:<{widths[1]}}  {new}" for what, old, new in rows if what != "limits"]
+        lines += ["", *(f"{name}: {path}" for name, path in self.files.items()), ""]
+        if self.faults:
+            return [*lines, "FAILED:", *(f"  {fault}" for fault in self.faults)]
+        return [
+            *lines,
+            "passed: fewer honest viewers cut, abusers refused at accept, and the server was never restarted",
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **self.verdict(),
+            "before": asdict(self.before),
+            "after": asdict(self.after),
+            "same_process": self.same_process,
+            "files": self.files,
+        }
+
+
+def addresses(plan: LoopPlan) -> tuple[set[str], set[str]]:
+    """Return the addresses of the crowd: those of honest viewers, those of abusers."""
+    load: LoadPlan = plan.load_plan("rtmp://127.0.0.1/x/y", 1)
+    honest: set[str] = set()
+    abusers: set[str] = set()
+    for order in load.assignments(1):
+        hostile = parse_profile(order.profile).profile.kind is PeerKind.HOSTILE
+        (abusers if hostile else honest).add(source_address(order.number))
+    return honest, abusers
+
+
+def side_of(plan: LoopPlan, result: RunResult, refused: set[str], refusals: int, limits: str) -> Side:
+    figures = RunFigures(result)
+
+    def count(name: str, scope: str) -> int:
+        return round(figures.value(name, scope) or 0)
+
+    honest, abusers = addresses(plan)
+    return Side(
+        limits=limits,
+        slow=count("connections", "slow"),
+        slow_cut=count("cut", "slow"),
+        honest_refused=len(honest & refused),
+        healthy=count("connections", "healthy"),
+        healthy_cut=count("cut", "healthy"),
+        healthy_missing=count("missing", "healthy"),
+        healthy_p50_ms=figures.value("p50_ms", "healthy"),
+        healthy_p99_ms=figures.value("p99_ms", "healthy"),
+        slow_p50_ms=figures.value("p50_ms", "slow"),
+        slow_p99_ms=figures.value("p99_ms", "slow"),
+        abusers=len(abusers),
+        abusers_refused=len(abusers & refused),
+        refusals=refusals,
+    )
+
+
+def _abusers(side: Side) -> str:
+    return f"{side.abusers_refused} of {side.abusers}"
+
+
+def _delays(side: Side, kind: str) -> str:
+    values = (getattr(side, f"{kind}_{name}_ms") for name in ("p50", "p99"))
+    return " / ".join("-" if value is None else f"{value:.0f} ms" for value in values)
+
 
 ANALYZE_S: Final = 1200.0
 """Longest analysis: it takes less than a minute on two free cores; a Java that hangs is not waited for."""
