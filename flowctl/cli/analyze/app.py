@@ -5,9 +5,265 @@ What a command needs of the extra is loaded when it runs, so that ``flowctl --he
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
 import typer
 
-from flowctl.cli.analyze import compare, jobs, synth, watch
+from flowctl.analyze.options import JobOption
+from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, show, started
+from flowctl.cli.analyze.options import BANS, OF_ALL, OF_JOBS, SPARK, WATCH, WINDOW, Command, given, shared
+from flowctl.core.text.output import say
+
+_ENDS: Final = """
+
+Exit status: 0 done; 1 a job failed; 2 wrong use, or nothing to read; 130 or 143 ended by a signal, with the earlier
+results as they were.
+"""
+_HELP: Final = {
+    "all": "Run every job, and write report.html. What is new is read, and results in DIR are replaced. A job that "
+    "fails costs only those that need it.",
+    "sessions": "One row per connection. Time in each state, drops, delay, stalls, and whose fault it was.",
+    "experience": "What viewers felt, and how publishers sent. By stream, application, network, agent and node.",
+    "fleet": "How each stream and each network fared, minute by minute.",
+    "abuse": "Score addresses and networks, and write bans.jsonl. What they did is in abuse_scores.",
+    "whatif": "Try limits and policies on recorded viewers, and recommend. Writes DIR/limits.toml for "
+    "serve live --limits.",
+    "capacity": "Say what a node carries, and how many nodes a crowd takes. A node is fitted to what was measured; "
+    "which resource ends it is told. Without EVENTS it goes by --measurements.",
+    "report": "Write report.html anew, of the results in DIR. It takes no EVENTS: no records are read.",
+}
+_SKIP: Final = {"skip": JobOption("Leave this job out. Repeatable.", "JOB", many=True)}
+
+
+def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> None:
+    """Run a job, or all of them, and show the result. What is wrong is told before Java is started."""
+    from flowctl.analyze.spark.session import check_available
+    from flowctl.cli.errors import FAILED
+
+    check_available()
+    from flowctl.analyze.records.listing import list_records
+    from flowctl.analyze.records.place import RecordPlace
+    from flowctl.analyze.records.window import parse_window
+    from flowctl.analyze.run import SUMMARY_FILE, job_of, run
+    from flowctl.errors import ConfigError
+
+    jobs = _jobs(values["skip"] or []) if name == "all" else [name]
+    if events is not None:
+        check_apart(events, out)
+    window = parse_window(dt.datetime.now(dt.UTC), **{field: values.get(field) for field in WINDOW})
+    wanted = {job: given(values, group) for job, group in OF_JOBS.items() if job in jobs}
+    options = {job: replace(job_of(job).options(), **found) for job, found in wanted.items() if found}
+    listing = size_bytes = None
+    settings = options_of(values, name).conf
+    if events is not None:
+        listing = list_records(events, window.with_day_before(), settings)
+        size_bytes = sum(file.size_bytes for file in listing.files)
+    elif name == "report" and not RecordPlace(out, settings, make=False).exists(SUMMARY_FILE):
+        raise ConfigError(f"{out} has no results", hint=f"make them: flowctl analyze all EVENTS --out {out}")
+    with started(name, values, size_bytes, out) as (start, progress):
+        result = run(start, events, out, jobs, options, window, progress.say, listing)
+    if jobs == [name] and result.errors:
+        raise result.errors[name]
+    show(result, as_json=bool(values["json"]))
+    if result.failed:
+        raise typer.Exit(FAILED)
+
+
+def _jobs(skip: list[str]) -> list[str]:
+    from flowctl.analyze.run import JOBS
+    from flowctl.errors import ConfigError
+
+    for name in skip:
+        if name not in JOBS:
+            raise ConfigError(f"--skip {name}: there is no such job", hint=f"the jobs are {', '.join(JOBS)}")
+    return [name for name in JOBS if name not in skip]
+
+
+def _print_weights(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the option's value
+    from flowctl.analyze.abuse.weights import Weights
+
+    if wanted:
+        say(Weights().render(), end="")
+        raise typer.Exit
+
+
+_Print = Annotated[
+    bool, typer.Option("--print-weights", is_eager=True, callback=_print_weights, help="Write the default weights.")
+]
+_Maybe = Annotated[str | None, typer.Argument(metavar="[EVENTS]", help="Folder that a server wrote with --events.")]
+
+
+def _command(name: str) -> Command:
+    def job(events: Events, *, out: Out, **values: Any) -> None:
+        _run(name, events, out, values)
+
+    def abuse(events: Events, *, out: Out, print_weights: _Print = False, **values: Any) -> None:
+        del print_weights  # its callback has ended the command
+        _run(name, events, out, values)
+
+    def capacity(events: _Maybe = None, *, out: Out, **values: Any) -> None:
+        _run(name, events, out, values)
+
+    def report(*, out: Out, **values: Any) -> None:
+        _run(name, None, out, values)
+
+    others: dict[str, Command] = {"abuse": abuse, "capacity": capacity, "report": report}
+    command = others.get(name, job)
+    command.__doc__ = _HELP[name] + _ENDS
+    groups = [_SKIP, OF_ALL] if name == "all" else [OF_JOBS.get(name, {})]
+    return shared(*groups, *([] if name == "report" else [WINDOW]), SPARK)(command)
+
+
+COMMANDS: Final = {name: _command(name) for name in _HELP}
+"""Name -> command, in the order of the help; `all` is what most want."""
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="OUT_A", help="Folder of results, of before.")],
+    after: Annotated[str, typer.Argument(metavar="OUT_B", help="Folder of results, of after.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the result as one JSON object.")] = False,
+) -> None:
+    """Say what got better or worse from OUT_A to OUT_B. How sure that is, too; no records are read.
+
+    Both are folders that `flowctl analyze all` wrote with --out. Exit status: 0 done; 2 wrong use, or results that
+    cannot be compared: of another version, or without a figure that both have. What else there is, is written then too.
+    """
+    from flowctl.analyze import compare as runs
+    from flowctl.cli.common import print_json
+    from flowctl.errors import ConfigError
+
+    found = runs.compare(before, after)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        say(found.as_text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    if not found.known:
+        told = f"{before} and {after} cannot be compared: no figure is known of enough viewers in both"
+        raise ConfigError(told, hint="name runs in which viewers played and the jobs sessions and experience were done")
+
+
+@shared(SPARK)
+def synth(
+    out: Annotated[str, typer.Argument(metavar="OUT", help="New folder for the data.")],
+    *,
+    events: Annotated[str, typer.Option(metavar="NUMBER", help="About how many closes and events, like 10M.")] = "100k",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 1,
+    worlds: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="What is planted, like nat,proxy. Default: all worlds.")
+    ] = None,
+    days: Annotated[float, typer.Option(help="Time in which connections begin.")] = 1.0,
+    start: Annotated[
+        str | None, typer.Option(metavar="TIME", help="When that begins, UTC. Default: so that it ends this hour.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Servers.")] = 4,
+    samples: Annotated[str | None, typer.Option(metavar="TIME", help="Make flow_samples too, one per TIME.")] = None,
+    truth: Annotated[bool, typer.Option("--truth/--no-truth", help="Write who was planted to OUT/_truth.")] = True,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace what synth made in OUT before; never what a server wrote.")
+    ] = False,
+    **values: Any,
+) -> None:
+    """Make records of any size, with worlds planted in them. They are as servers would have written them.
+
+    Exit status: 0 done; 1 it failed; 2 wrong use; 130 or 143 ended by a signal.
+    """
+    import time
+
+    from flowctl.analyze.options import moment, number
+    from flowctl.analyze.said import figures
+    from flowctl.analyze.synth.people import SynthOptions
+    from flowctl.cli.common import optional_duration, print_json
+
+    # Evidence ages: what ended long ago would be worth nothing to a job that judges as of now.
+    begin_s = int(time.time() // 3600 * 3600 - days * 86400)
+    options = SynthOptions(
+        events=number(events, "--events"),
+        seed=seed,
+        days=days,
+        start_s=begin_s if start is None else int(moment(start, "--start")),
+        nodes=nodes,
+        samples_s=optional_duration(samples, "--samples"),
+        truth=truth,
+        replace=replace,
+        **({} if worlds is None else {"worlds": tuple(name.strip() for name in worlds.split(","))}),
+    )
+    with started("synth", values, out=out) as (start_spark, _):
+        from flowctl.analyze.synth.job import run
+
+        result = run(start_spark, out, options)
+    if values["json"]:
+        print_json(result.as_dict())
+    else:
+        say(f"synth: {figures(result.summary)}")
+        say("\n".join(f"  {name}: {path}" for name, path in result.outputs.items()))
+
+
+_ANSWER: Final = (
+    "watch: {batches} batches, {judgements} alarms judged, {late} records too late; "
+    "{bans} bans and limits of it in {list}"
+)
+
+
+@shared(WATCH, BANS, SPARK)
+def watch(
+    events: Events,
+    *,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of bans.jsonl, which a server watches.")],
+    **values: Any,
+) -> None:
+    """Watch events of servers and keep OUT/bans.jsonl fresh. A restart loses and repeats nothing.
+
+    Ends in order with SIGINT or SIGTERM. Exit status: 0 ended; 1 it failed; 2 wrong use.
+    """
+    from flowctl.analyze.abuse.job import BANS_FILE
+    from flowctl.analyze.abuse.watch import run
+    from flowctl.analyze.options import AbuseOptions, WatchOptions
+    from flowctl.analyze.records.place import RecordPlace
+    from flowctl.cli.common import print_json
+
+    check_apart(events, out)
+    RecordPlace(out)  # before Java is started
+    options = WatchOptions(**given(values, WATCH), judge=AbuseOptions(**given(values, BANS)))
+    with started("watch", values) as (start, _):
+        spark = start()
+        with _signals() as stop:
+            result = run(spark, events, out, options, stop=stop, tell=lambda line: say(line, to_stderr=True))
+    if values["json"]:
+        print_json(result.as_dict())
+    else:
+        say(_ANSWER.format(**result.summary, list=result.outputs[BANS_FILE]))
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """Give an event that the first SIGINT or SIGTERM sets; the second one ends the process as signals do."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def end(*_: object) -> None:
+        stop.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield stop
+    finally:
+        restore()
+
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -15,11 +271,11 @@ app = typer.Typer(
     help="Turn the records of servers into decisions. Who was slow and why, which limits would be better, whom to keep "
     "out, how many viewers a node carries. Runs on Spark.",
 )
-for name, command in jobs.COMMANDS.items():
+for name, command in COMMANDS.items():
     app.command(name)(command)
-app.command("compare")(compare.compare)
-app.command("watch")(watch.watch)
-app.command("synth")(synth.synth)
+app.command("compare")(compare)
+app.command("watch")(watch)
+app.command("synth")(synth)
 
 
 def add_to(program: typer.Typer) -> None:
