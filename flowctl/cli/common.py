@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
 from flowctl.core.text.output import say
+from flowctl.errors import FlowctlError
+from flowctl.units import parse_bit_rate, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,15 +57,11 @@ def print_json(value: Any) -> None:
 
 def optional_duration(text: str | None, field: str) -> float | None:
     """Return the seconds that an option stands for, None if it was not given."""
-    from flowctl.units import parse_duration
-
     return None if text is None else parse_duration(text, field)
 
 
 def optional_rate(text: str | None, field: str) -> int | None:
     """Return the bits per second that an option stands for, None if it was not given."""
-    from flowctl.units import parse_bit_rate
-
     return None if text is None else parse_bit_rate(text, field)
 
 
@@ -70,7 +69,6 @@ def run_client(
     command: str, make: Callable[[str, Callable[[Any], None]], ClientT], **sizes: Any
 ) -> tuple[ClientT, int | None]:
     """Run a client to its end, or until a signal; return it, and the exit status of that signal."""
-    from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
     from flowctl.log import get_logger
     from flowctl.wire.client.connect import ClientRun
 
@@ -88,8 +86,6 @@ def run_client(
 
 def check_end(client: RtmpClient, signalled: int | None, done: str) -> None:
     """Leave with the status of a signal, or with an error where the client did not end as it should."""
-    from flowctl.errors import FlowctlError
-
     if signalled is not None:
         raise typer.Exit(signalled)
     end = client.end

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from flowctl.cli.common import print_json
+from flowctl.core.text.output import say
+from flowctl.errors import ConfigError
+from flowctl.units import format_count
 
 if TYPE_CHECKING:
     from flowctl.core.server.program import ServerProgram
@@ -31,13 +37,7 @@ def check(
     They are read as by a server that is started with them. Variables FLOWCTL_NAME and --set go before the file, as for
     serve. Exits with 2 where it is not valid.
     """
-    import os
-
-    from flowctl.cli.common import print_json
-    from flowctl.core.text.output import say
-    from flowctl.errors import ConfigError
     from flowctl.live.settings.sources import SERVER, check_hosts, read_named_files, read_settings
-    from flowctl.units import format_count
 
     try:
         program, given = _gather(server, file, pairs)
@@ -75,9 +75,6 @@ def show(
     That is an option, a variable, a line of the file, or the default. Secrets are masked. With --stream or --role: what
     may differ there, and which level says it.
     """
-    from flowctl.cli.common import print_json
-    from flowctl.core.text.output import say
-    from flowctl.errors import ConfigError
     from flowctl.live.settings.levels import Role
     from flowctl.live.settings.showing import effective
     from flowctl.live.settings.sources import read_named_files, settings_of_all
@@ -98,8 +95,6 @@ def show(
 
 
 def _gather(server: str, file: Path | None, pairs: list[str] | None) -> tuple[ServerProgram, Settings]:
-    import os
-
     from flowctl.cli.servers import load_server
     from flowctl.live.settings.sources import gather
 

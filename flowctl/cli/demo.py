@@ -7,6 +7,11 @@ from typing import Annotated, Final
 
 import typer
 
+from flowctl.cli.common import given, set_up_log
+from flowctl.cli.errors import terminable
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.units import parse_duration
+
 _WITHOUT: Final = {
     "--cluster": ("pipeline", "soft", "hard", "table", "log", "folder", "stay"),
     "--pipeline": ("soft", "hard", "table", "log", "report", "stay"),
@@ -60,11 +65,7 @@ def demo(
     With --cluster, one encoder publishes to four origins and viewers play at two edges; one origin is killed in the
     middle, one sends wrong segments, one is slow. The status is 1 if a viewer lost a frame.
     """
-    from flowctl.cli.common import given, set_up_log
-    from flowctl.cli.errors import terminable
     from flowctl.core.text.files import check_target
-    from flowctl.errors import ConfigError, FlowctlError
-    from flowctl.units import parse_duration
 
     which = "--cluster" if cluster else "--pipeline" if pipeline else ""
     for name in _WITHOUT[which]:

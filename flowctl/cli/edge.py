@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure
-from flowctl.cli.serve import ServeCommand
+from flowctl.cli.common import CaFile, Insecure, optional_duration, set_up_log
+from flowctl.cli.serve import ServeCommand, options_of, run_server
+from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from flowctl.live.server import LiveServer
@@ -51,11 +52,8 @@ def edge(
     come at once from one origin, and segments fill the gap when it dies. With --origin other edges can fetch from this
     one. All settings are those of flowctl serve live.
     """
-    from flowctl.cli.common import optional_duration, set_up_log
-    from flowctl.cli.serve import options_of, run_server
     from flowctl.cli.servers import load_server
     from flowctl.core.server.signals import EndSignals
-    from flowctl.errors import ConfigError
     from flowctl.live.cluster.edge.edge import Edge, EdgeConfig
     from flowctl.live.cluster.edge.upstream import OriginAddress
     from flowctl.wire.client.connect import trust

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from flowctl.core.text.addresses import parse_network
+from flowctl.core.text.output import say
+from flowctl.errors import ConfigError
+from flowctl.units import parse_duration
 
 if TYPE_CHECKING:
     from flowctl.live.access.request import Use
@@ -34,7 +43,6 @@ def make(
     streams: _Streams = "",
 ) -> None:
     """Make a stream key and write it. The server gets its hash alone."""
-    from flowctl.core.text.output import say
     from flowctl.live.access.keys import make_key
 
     made = make_key()
@@ -49,10 +57,6 @@ def make(
 @app.command("hash")
 def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> None:
     """Write the line of a stream key for keys_file. The key is read from standard input."""
-    import sys
-
-    from flowctl.core.text.output import say
-
     line = _kept(file, sys.stdin.readline().strip(), kind, streams)
     if file is None:
         say(line)
@@ -61,11 +65,6 @@ def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> Non
 @app.command("secret")
 def secret(file: Annotated[Path, typer.Argument(help="token_secret_file; a new file.")]) -> None:
     """Make a secret for signed addresses. Its file can be read by its owner only."""
-    import os
-    import secrets
-
-    from flowctl.errors import ConfigError
-
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -84,13 +83,7 @@ def sign(
     address: Annotated[str, typer.Option(help="Address or network that alone may use it.")] = "",
 ) -> None:
     """Write app/stream with a signed token that expires."""
-    import time
-
-    from flowctl.core.text.addresses import parse_network
-    from flowctl.core.text.output import say
-    from flowctl.errors import ConfigError
     from flowctl.live.access.tokens import read_secrets, signed_query
-    from flowctl.units import parse_duration
     from flowctl.wire.rtmp.url import check_name
 
     found = _kind(kind)
@@ -104,7 +97,6 @@ def sign(
 
 
 def _kind(text: str) -> Use | None:
-    from flowctl.errors import ConfigError
     from flowctl.live.access.keys import USES
 
     found = next((use for use in USES if use == text), None)
@@ -125,8 +117,6 @@ def _kept(file: Path | None, key: str, kind: str, streams: str) -> str:
 
 
 def _line(stored: str, kind: str, streams: str) -> str:
-    from flowctl.errors import ConfigError
-
     if len(streams.split()) > 1 or streams in ("publish", "play", "edge"):
         raise ConfigError("--streams is a pattern of app/stream", hint="such as live/*")
     return " ".join(filter(None, [stored, _kind(kind), streams]))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from flowctl.cli.common import optional_duration, print_json, set_up_log
+from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
 from flowctl.core.text.output import say
+from flowctl.errors import ConfigError
+from flowctl.units import format_size, parse_bit_rate, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +90,6 @@ def load(
     ended by a signal.
     """
     given = dict(locals())  # as options are: text in, values out, in `_plan` alone
-    from flowctl.cli.common import set_up_log
 
     set_up_log()
     if list_profiles:
@@ -99,12 +106,9 @@ def load(
 
 
 def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: str | None, **given: Any) -> LoadPlan:
-    from flowctl.cli.common import optional_duration
-    from flowctl.errors import ConfigError
     from flowctl.load.plan import MAX_PEERS, LoadPlan
     from flowctl.load.profiles import parse_crowd, parse_profile
     from flowctl.load.target import SCHEMES
-    from flowctl.units import parse_bit_rate, parse_duration
     from flowctl.wire.client.connect import parse_address
 
     if url is None:
@@ -148,8 +152,6 @@ _AS_GIVEN: Final = (
 
 def _key_frame_bytes(text: str) -> int:
     """Return the size of key frames, 1 byte to what servers take as one message."""
-    from flowctl.errors import ConfigError
-    from flowctl.units import format_size, parse_size
     from flowctl.wire.media.synthetic import MAX_FRAME_SIZE_BYTES
 
     size = parse_size(text, "--key-frame-size")
@@ -160,8 +162,6 @@ def _key_frame_bytes(text: str) -> int:
 
 def _measure_every(text: str) -> int | None:
     """Return which part of the viewers is looked at closely; None: as many as fit."""
-    from flowctl.errors import ConfigError
-
     if text in ("auto", "all"):
         return None if text == "auto" else 1
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1_000_000:
@@ -171,9 +171,6 @@ def _measure_every(text: str) -> int | None:
 
 def _command_line() -> str:
     """Return the command line as it can be given again, without secrets."""
-    import shlex
-    import sys
-
     from flowctl.log import redact_text
 
     return redact_text(shlex.join(["flowctl", *sys.argv[1:]]))
@@ -193,9 +190,6 @@ def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[FailCondition]:
 def _load(
     plan: LoadPlan, conditions: list[FailCondition], files: dict[str, Path | None], *, as_json: bool, table: bool
 ) -> None:
-    import signal
-
-    from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
     from flowctl.core.text.files import check_target
     from flowctl.load.results.figures import RunFigures
     from flowctl.load.results.summary import what_failed
@@ -222,7 +216,6 @@ def _load(
 
 
 def _show(result: RunResult, verdicts: list[ConditionResult], *, as_json: bool) -> None:
-    from flowctl.cli.common import print_json
     from flowctl.load.results import summary
 
     if as_json:
@@ -233,8 +226,6 @@ def _show(result: RunResult, verdicts: list[ConditionResult], *, as_json: bool) 
 
 def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, Path | None]) -> None:
     """Write the files that were asked for, each of them whole or not at all."""
-    import json
-
     from flowctl.core.text.files import write_text
     from flowctl.load.results.summary import whole
 
@@ -254,7 +245,6 @@ def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, 
 
 
 def _list_profiles(*, as_json: bool) -> None:
-    from flowctl.cli.common import print_json
     from flowctl.load.catalogue import as_dicts, as_lines
 
     if as_json:

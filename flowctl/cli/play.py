@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure
+from flowctl.cli.common import CaFile, Insecure, check_end, optional_duration, optional_rate, run_client, set_up_log
 from flowctl.core.text.output import failure, say
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.units import format_bit_rate, format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from flowctl.wire.client.player import PlayProfile, RtmpPlayer
@@ -37,7 +40,6 @@ def play(
 
     It says how it ended, too. Times count from the first message.
     """
-    from flowctl.cli.common import optional_duration, optional_rate, set_up_log
     from flowctl.wire.client.connect import parse_address, trust
     from flowctl.wire.client.player import PlayProfile
 
@@ -66,8 +68,6 @@ def play(
 @contextlib.contextmanager
 def _written(output: str) -> Iterator[BinaryIO]:
     """Open what the media is written to, and say it in plain words when it takes no more."""
-    from flowctl.errors import ConfigError, FlowctlError
-
     if output == "-":
         try:
             yield sys.stdout.buffer
@@ -99,7 +99,6 @@ def _play(
     as_json: bool,
     to_stderr: bool,
 ) -> None:
-    from flowctl.cli.common import check_end, run_client
     from flowctl.flv import FlvWriter
     from flowctl.wire.client.player import RtmpPlayer
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
@@ -126,8 +125,6 @@ def _play(
 
 def _show(player: RtmpPlayer, *, as_json: bool, to_stderr: bool) -> None:
     """Write the summary to standard output, or to standard error where the media went there."""
-    import json
-
     text = json.dumps(summary(player), ensure_ascii=False) if as_json else "\n".join(describe(player))
     say(text, to_stderr=to_stderr)
 
@@ -159,8 +156,6 @@ def summary(player: RtmpPlayer) -> dict[str, Any]:
 
 
 def describe(player: RtmpPlayer) -> list[str]:
-    from flowctl.units import format_bit_rate, format_count, format_duration, format_size
-
     figures = player.statistics()
     received = ", ".join(f"{count} {name}" for name, count in figures.received.by_name().items()) or "nothing"
     lines = [

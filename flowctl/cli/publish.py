@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure
+from flowctl.cli.common import CaFile, Insecure, check_end, given, optional_duration, print_json, run_client, set_up_log
 from flowctl.core.text.output import say
+from flowctl.errors import ConfigError
+from flowctl.units import format_count, format_duration, format_size, parse_bit_rate, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from flowctl.flv import FlvTag
@@ -50,9 +54,6 @@ def publish(
     A file is sent once, or with --loop for ever; a synthetic source for ever, or for --duration. Synthetic frames carry
     numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
     """
-    from flowctl.cli.common import optional_duration, set_up_log
-    from flowctl.errors import ConfigError
-    from flowctl.units import parse_bit_rate, parse_duration, parse_size
     from flowctl.wire.client.connect import parse_address, trust
 
     trust(authorities=ca_file, insecure=insecure)
@@ -79,7 +80,6 @@ def publish(
 
 
 def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterable[FlvTag]:
-    from flowctl.errors import ConfigError
     from flowctl.wire.media.synthetic import SyntheticSource
 
     try:
@@ -93,9 +93,6 @@ def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterabl
 
 
 def _refuse_ignored(context: typer.Context, source: str) -> None:
-    from flowctl.cli.common import given
-    from flowctl.errors import ConfigError
-
     for option in _SYNTHETIC_OPTIONS.values():
         if given(context, option[2:].replace("-", "_")):
             raise ConfigError(
@@ -105,10 +102,6 @@ def _refuse_ignored(context: typer.Context, source: str) -> None:
 
 
 def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
-    import difflib
-    from pathlib import Path
-
-    from flowctl.errors import ConfigError
     from flowctl.wire.client.source import FlvFile, Tracks, check_has_media
 
     if difflib.get_close_matches(path, ["synthetic"]) and not Path(path).exists():
@@ -121,7 +114,6 @@ def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
 def publish_tags(
     address: RtmpUrl, tags: Iterable[FlvTag], *, pace: float, loop: bool, duration_s: float | None, as_json: bool
 ) -> None:
-    from flowctl.cli.common import check_end, run_client
     from flowctl.wire.client.publisher import RtmpPublisher
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
@@ -138,9 +130,6 @@ def publish_tags(
 
 
 def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:
-    from flowctl.cli.common import print_json
-    from flowctl.units import format_count, format_duration, format_size
-
     figures, end = publisher.statistics(), publisher.end
     if as_json:
         print_json(

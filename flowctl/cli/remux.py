@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowctl.cli.common import optional_duration, print_json, set_up_log
+from flowctl.cli.errors import TerminatedError, terminable
 from flowctl.core.text.output import say
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.units import format_count, format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from flowctl.live.cluster.follow import Follow, FollowStatistics
@@ -47,10 +53,8 @@ def record(
     server that is lost, or not there, is tried again until the end, and the log says why. A file that is being written
     ends with .part; what an earlier run has left behind is finished first.
     """
-    from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.live.remux.files import NameTemplate
     from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
-    from flowctl.units import parse_size
 
     set_up_log()
     addresses = _addresses(urls)
@@ -95,10 +99,6 @@ def hls(
     That is DIR/app/stream.m3u8 and its segments, in as few files as players need. Have them served by "flowctl serve
     live --hls-folder DIR", or by any server of files.
     """
-    from flowctl.cli.common import optional_duration, set_up_log
-    from flowctl.errors import ConfigError
-    from flowctl.units import parse_duration, parse_size
-
     set_up_log()
     addresses = _addresses(urls)
     check_media()
@@ -127,7 +127,6 @@ def hls(
 
 
 def _addresses(urls: list[str]) -> list[RtmpUrl]:
-    from flowctl.errors import ConfigError
     from flowctl.wire.client.connect import parse_address
 
     if len(urls) > _MOST_URLS:
@@ -141,7 +140,6 @@ def _addresses(urls: list[str]) -> list[RtmpUrl]:
 
 
 def _form(form: str) -> Callable[[], Form]:
-    from flowctl.errors import ConfigError
     from flowctl.live.remux.flvform import FlvForm
 
     if form == "flv":
@@ -155,17 +153,11 @@ def _form(form: str) -> Callable[[], Form]:
 
 
 def check_media() -> None:
-    import importlib.util
-
-    from flowctl.errors import ConfigError
-
     if importlib.util.find_spec("av") is None:
         raise ConfigError("PyAV is not installed", hint="in flowctl's source folder: pip install '.[media]'")
 
 
 def _made(folder: Path) -> None:
-    from flowctl.errors import ConfigError
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -186,8 +178,6 @@ def _take_up(folder: Path) -> None:
 
 
 def _tell(file: FinishedFile, *, as_json: bool) -> None:
-    from flowctl.cli.common import print_json
-
     if as_json:
         values = {"size_bytes": file.size_bytes, "media_s": round(file.media_s, 3), "why": file.why}
         print_json({"file": str(file.path), **values})
@@ -199,9 +189,6 @@ def _run(
     addresses: list[RtmpUrl], recorders: Sequence[StreamRecorder | HlsWriter], *, duration_s: float | None, once: bool
 ) -> list[Follow]:
     """Record until it is to end; then finish the files."""
-    import time
-
-    from flowctl.cli.errors import TerminatedError, terminable
     from flowctl.live.remux.intake import pull
     from flowctl.pollgroup import PollGroup
 
@@ -251,8 +238,6 @@ def _outage(url: RtmpUrl, figures: FollowStatistics, told: str) -> str:
 
 
 def _progress(recorders: Sequence[StreamRecorder | HlsWriter]) -> None:
-    from flowctl.units import format_count, format_duration, format_size
-
     figures = [recorder.statistics() for recorder in recorders]
     states = {item.state.value for item in figures}
     seconds = format_duration(round(sum(item.media_s for item in figures)))
@@ -266,10 +251,6 @@ def _progress(recorders: Sequence[StreamRecorder | HlsWriter]) -> None:
 def _summarise(
     addresses: list[RtmpUrl], recorders: Sequence[StreamRecorder | HlsWriter], follows: list[Follow], *, as_json: bool
 ) -> None:
-    from flowctl.cli.common import print_json
-    from flowctl.errors import FlowctlError
-    from flowctl.units import format_count
-
     rows: list[dict[str, Any]] = []
     for url, recorder, follow in zip(addresses, recorders, follows, strict=True):
         figures = recorder.statistics()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from flowctl.cli.common import print_json
 from flowctl.core.flow.policy import POLICIES
 from flowctl.core.text.output import say
+from flowctl.errors import ConfigError, DamagedFlightError
+from flowctl.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +55,6 @@ def replay(
     what is not named being as it was in force: the answer comes from the Sender itself, on a link that is known only
     from what it took.
     """
-    from flowctl.errors import ConfigError, DamagedFlightError
     from flowctl.records.telemetry.flightfiles import Damaged, flight_files, flights_rows, list_flights
 
     damaged: Damaged | None = {} if replay_all else None
@@ -86,8 +91,6 @@ def replay(
 
 def _show_damaged(summary: FlightSummary, error: DamagedFlightError, *, as_json: bool) -> None:
     """Say, in the place of its result, why one flight of many was not replayed."""
-    from flowctl.cli.common import print_json
-
     if as_json:
         print_json({"node": summary.node, "conn_id": summary.conn_id, "error": str(error)})
     else:
@@ -98,8 +101,6 @@ def _progress(
     found: Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]], count: int
 ) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
     """Pass on what is found, and show on a terminal how far that is; elsewhere say so now and then."""
-    import sys
-
     if count < _FEW:
         yield from found
     elif sys.stderr.isatty():
@@ -123,7 +124,6 @@ def _replay_one(
     choice: _Named | None,
     as_json: bool,
 ) -> bool:
-    from flowctl.cli.common import print_json
     from flowctl.records.flight.reading import read_flights
     from flowctl.records.flight.replay import compare
     from flowctl.records.flight.replay import replay as run_again
@@ -157,10 +157,7 @@ class _Named(NamedTuple):
 
 def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, Any]:
     """Return what other limits, another policy or target delay would have done with the same stream and link."""
-    from dataclasses import replace
-
     from flowctl.core.flow.limits import Limits, parse_target_delay
-    from flowctl.errors import ConfigError
     from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
     from flowctl.records.flight.whatif.types import Choice, policy_name
     from flowctl.records.flight.whatif.viewing import in_force, stream_and_link
@@ -211,7 +208,6 @@ def _plain(value: Any) -> str:
 
 
 def _list(there: list[FlightSummary], *, as_json: bool) -> None:
-    from flowctl.cli.common import print_json
     from flowctl.records.telemetry.flightfiles import as_json as as_values
 
     if as_json:
@@ -244,7 +240,6 @@ def _line(row: FlightRow) -> str:
     from flowctl.core.flow.limits import Axis
     from flowctl.core.flow.state import Cause
     from flowctl.records.telemetry.schema import FlightKind
-    from flowctl.units import format_count, format_duration, format_size
 
     match row.kind:
         case FlightKind.STATE.value:
@@ -268,7 +263,6 @@ def _line(row: FlightRow) -> str:
 
 
 def _reasons(row: FlightRow) -> str:
-    from flowctl.errors import DamagedFlightError
     from flowctl.records.flight.words import detail_of
 
     parts = []
@@ -284,8 +278,6 @@ def _reasons(row: FlightRow) -> str:
 def _as_json(
     flight: Flight, result: ReplayResult, comparison: ReplayComparison, other: dict[str, Any] | None
 ) -> dict[str, Any]:
-    import dataclasses
-
     values: dict[str, Any] = {
         "node": flight.node,
         "conn_id": flight.conn_id,

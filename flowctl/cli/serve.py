@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import os
+import signal
+import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
+
+from flowctl.cli.common import optional_duration, print_json, set_up_log, settings
+from flowctl.core.text.output import say
+from flowctl.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +101,6 @@ def serve(
     bans are looked at each second, and at once on SIGHUP; one that is not valid changes nothing. SIGUSR1 and SIGUSR2
     log a line of figures.
     """
-    from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.servers import load_server
     from flowctl.core.server.signals import EndSignals
     from flowctl.live.config import worker_count
@@ -115,8 +123,6 @@ def serve(
 
 def options_of(context: typer.Context, program: ServerProgram, pairs: list[str] | None, config: Path | None) -> Any:
     """Return the settings of a server from options, pairs, environment and file."""
-    import os
-
     from flowctl.live.settings.sources import read_settings
 
     return read_settings(
@@ -126,9 +132,6 @@ def options_of(context: typer.Context, program: ServerProgram, pairs: list[str] 
 
 def _with_handed(options: Any) -> Any:
     """Return the settings of a server with the sockets that systemd has handed to it."""
-    import dataclasses
-    import os
-
     from flowctl.core.server.systemd import handed_sockets
 
     handed = handed_sockets(os.environ)
@@ -143,10 +146,6 @@ def _with_handed(options: Any) -> Any:
 
 def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
     """Write every setting with how it is written, its default and what it does to standard output."""
-    import textwrap
-
-    from flowctl.cli.common import print_json
-    from flowctl.core.text.output import say
     from flowctl.live.settings.model import settings_of
 
     found = settings_of(program)
@@ -162,10 +161,6 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
 def run_server(
     program: ServerProgram, options: ServeOptions, ended: EndSignals, *, stats_s: float | None, as_json: bool
 ) -> None:
-    import os
-    import signal
-
-    from flowctl.cli.common import print_json
     from flowctl.core.server.systemd import Notifier
     from flowctl.live import LiveServer
     from flowctl.log import get_logger
@@ -199,8 +194,6 @@ def run_server(
 
 def _tend(server: Server, ended: EndSignals, notifier: Notifier, stats_s: float | None) -> None:
     """Wait for the end; meanwhile log figures, and tell systemd that all threads are alive."""
-    import time
-
     from flowctl.core.server.systemd import STATUS_S, Pulse
 
     pulse = Pulse(group.call_soon for group in server.groups.groups)
@@ -221,8 +214,6 @@ def _tend(server: Server, ended: EndSignals, notifier: Notifier, stats_s: float 
 
 
 def _status(server: Server) -> str:
-    from flowctl.units import format_count
-
     where = _where([(item.name, item.address) for item in server.listeners])
     return f"{format_count(len(server.connections()), 'connection')}, listening on {where}"
 
@@ -251,11 +242,6 @@ def _run_workers(
     log_json: bool,
 ) -> None:
     """Start the workers of a server, look after them, wait for a signal or the end of a drain, end them."""
-    import os
-    import signal
-    import time
-
-    from flowctl.cli.common import print_json, settings
     from flowctl.core.server.systemd import Notifier
     from flowctl.live.cluster.workers.supervisor import Supervisor
     from flowctl.log import get_logger

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import platform
 from typing import Annotated
 
 import typer
 
+from flowctl.cli.common import print_json
 from flowctl.core.text.output import say
 
 
@@ -14,12 +18,6 @@ def version(
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
 ) -> None:
     """Show the version of flowctl, of Python, and of the loop."""
-    import importlib.metadata
-    import importlib.util
-    import platform
-
-    from flowctl.cli.common import print_json
-
     loop = "uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio"
     try:
         number = importlib.metadata.version("flowctl")

@@ -11,16 +11,20 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
 
-from flowctl.analyze.options import JobOption
+from flowctl.analyze.options import AbuseOptions, JobOption, WatchOptions, moment, number
 from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, show, started
 from flowctl.cli.analyze.options import BANS, OF_ALL, OF_JOBS, SPARK, WATCH, WINDOW, Command, given, shared
+from flowctl.cli.common import optional_duration, print_json
+from flowctl.cli.errors import FAILED
 from flowctl.core.text.output import say
+from flowctl.errors import ConfigError
 
 _ENDS: Final = """
 
@@ -46,14 +50,12 @@ _SKIP: Final = {"skip": JobOption("Leave this job out. Repeatable.", "JOB", many
 def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> None:
     """Run a job, or all of them, and show the result. What is wrong is told before Java is started."""
     from flowctl.analyze.spark.session import check_available
-    from flowctl.cli.errors import FAILED
 
     check_available()
     from flowctl.analyze.records.listing import list_records
     from flowctl.analyze.records.place import RecordPlace
     from flowctl.analyze.records.window import parse_window
     from flowctl.analyze.run import SUMMARY_FILE, job_of, run
-    from flowctl.errors import ConfigError
 
     jobs = _jobs(values["skip"] or []) if name == "all" else [name]
     if events is not None:
@@ -79,7 +81,6 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
 
 def _jobs(skip: list[str]) -> list[str]:
     from flowctl.analyze.run import JOBS
-    from flowctl.errors import ConfigError
 
     for name in skip:
         if name not in JOBS:
@@ -138,8 +139,6 @@ def compare(
     cannot be compared: of another version, or without a figure that both have. What else there is, is written then too.
     """
     from flowctl.analyze import compare as runs
-    from flowctl.cli.common import print_json
-    from flowctl.errors import ConfigError
 
     found = runs.compare(before, after)
     if as_json:
@@ -176,12 +175,8 @@ def synth(
 
     Exit status: 0 done; 1 it failed; 2 wrong use; 130 or 143 ended by a signal.
     """
-    import time
-
-    from flowctl.analyze.options import moment, number
     from flowctl.analyze.said import figures
     from flowctl.analyze.synth.people import SynthOptions
-    from flowctl.cli.common import optional_duration, print_json
 
     # Evidence ages: what ended long ago would be worth nothing to a job that judges as of now.
     begin_s = int(time.time() // 3600 * 3600 - days * 86400)
@@ -226,9 +221,7 @@ def watch(
     """
     from flowctl.analyze.abuse.job import BANS_FILE
     from flowctl.analyze.abuse.watch import run
-    from flowctl.analyze.options import AbuseOptions, WatchOptions
     from flowctl.analyze.records.place import RecordPlace
-    from flowctl.cli.common import print_json
 
     check_apart(events, out)
     RecordPlace(out)  # before Java is started
@@ -247,18 +240,18 @@ def watch(
 def _signals() -> Iterator[threading.Event]:
     """Give an event that the first SIGINT or SIGTERM sets; the second one ends the process as signals do."""
     stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
     def end(*_: object) -> None:
         stop.set()
         restore()
 
-    for number in before:
-        signal.signal(number, end)
+    for one in before:
+        signal.signal(one, end)
     try:
         yield stop
     finally:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowctl.cli.common import print_json
+from flowctl.cli.errors import TerminatedError, complain, terminable
 from flowctl.core.text.output import say
+from flowctl.core.text.printable import foreign
+from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,11 +29,7 @@ Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the re
 
 def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = None) -> SessionOptions:
     """Return how to start Spark for a job on records of that size; of the values those of `options.SPARK` count."""
-    import os
-    import re
-
     from flowctl.analyze.spark.session import SessionOptions
-    from flowctl.errors import ConfigError
 
     settings = {"spark.app.name": f"flowctl {job}"}
     if memory := values["driver_memory"]:
@@ -51,7 +53,6 @@ def started(
     """Give what starts Spark, with progress on standard error; end in order with signals, and leave no process."""
     from flowctl.analyze.spark.progress import Progress
     from flowctl.analyze.spark.session import check_available, session, settings_of
-    from flowctl.cli.errors import TerminatedError, terminable
 
     options = options_of(values, name, size_bytes)
     check_available()
@@ -79,8 +80,6 @@ def _private() -> Iterator[None]:
 
     Java and its workers inherit it. A user's own mask that allows less stays.
     """
-    import os
-
     from flowctl.core.text.files import umask
 
     before = os.umask(umask() | 0o027)
@@ -104,7 +103,6 @@ def _silence() -> None:
 def check_apart(events: str, out: str) -> None:
     """See to it that results do not get among the records, nor records among the results, which are replaced."""
     from flowctl.analyze.records.place import resolved
-    from flowctl.errors import ConfigError
 
     there, wanted = (f"{resolved(text).rstrip('/')}/" for text in (events, out))
     if wanted.startswith(there) or there.startswith(wanted):
@@ -118,9 +116,6 @@ def check_apart(events: str, out: str) -> None:
 def show(result: AllResult, *, as_json: bool) -> None:
     """Write what a run did: data to standard output, warnings and failures to standard error."""
     from flowctl.analyze.said import lines
-    from flowctl.cli.common import print_json
-    from flowctl.cli.errors import complain
-    from flowctl.core.text.printable import foreign
 
     warnings = [*result.warnings, *(line for note in result.jobs.values() for line in note.warnings)]
     for line in dict.fromkeys(warnings):

@@ -9,8 +9,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from flowctl.cli.common import print_json
+from flowctl.cli.errors import FAILED, complain, terminable
 from flowctl.control.arguments import Argument, read_arguments
 from flowctl.control.operations import OPERATIONS, Operation
+from flowctl.core.text.output import say
+from flowctl.core.text.printable import foreign
+from flowctl.errors import ConfigError
+from flowctl.units import parse_duration
 
 Server = Annotated[
     str | None,
@@ -102,13 +108,9 @@ def _run(
     as_json: bool,
 ) -> None:
     read_arguments(operation.name, operation.arguments, given)  # what is wrong is told without a server
-    from flowctl.cli.common import print_json
     from flowctl.cli.control.showing import show
-    from flowctl.cli.errors import FAILED, complain, terminable
     from flowctl.control.client import MOST_WORDS, call_operation
     from flowctl.control.place import find_server
-    from flowctl.core.text.output import say
-    from flowctl.core.text.printable import foreign
 
     seconds, keys = timeout_of(timeout), keys_of(key)
     with terminable():
@@ -127,9 +129,6 @@ def _run(
 
 
 def timeout_of(text: str) -> float:
-    from flowctl.errors import ConfigError
-    from flowctl.units import parse_duration
-
     seconds = parse_duration(text, "--timeout")
     if seconds <= 0:
         raise ConfigError(f"--timeout is {text}, it must be more than 0", hint="leave it out for 15s")

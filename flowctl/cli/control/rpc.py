@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from flowctl.cli.common import print_json
 from flowctl.cli.control.operations import AsJson, Key, Timeout, keys_of, timeout_of
+from flowctl.cli.errors import terminable
+from flowctl.core.text.output import say
+from flowctl.core.text.printable import foreign, short
+from flowctl.errors import ConfigError
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -35,8 +41,6 @@ def keygen(
     Both are in a file that only its owner can read. A server gives its public key to its clients, who name it in its
     address, curve://host:port/KEY. A client gives its own to the server, which has it in the file of control_clients.
     """
-    from flowctl.cli.common import print_json
-    from flowctl.core.text.output import say
     from flowctl.wire.zeromq.curve import KeyPair
 
     keys = KeyPair.generate()
@@ -67,11 +71,8 @@ def call(
     """
     import asyncio
 
-    from flowctl.cli.common import print_json
-    from flowctl.cli.errors import terminable
     from flowctl.control.client import call_parts
     from flowctl.control.place import find_server
-    from flowctl.core.text.output import say
 
     seconds, keys = timeout_of(timeout), keys_of(key)
     sent = [_octets(part) for part in parts or ()]
@@ -97,11 +98,8 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Show the operations of a server. Of each: what it takes, and who may call it."""
-    from flowctl.cli.common import print_json
-    from flowctl.cli.errors import terminable
     from flowctl.control.operations import OPERATIONS
     from flowctl.control.place import find_server
-    from flowctl.core.text.output import say
 
     if address is None:
         found: dict[str, Any] = {"operations": [operation.describe() for operation in OPERATIONS]}
@@ -122,8 +120,6 @@ def describe(
 
 def _lines_of(operation: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is shown of an operation; each part on one line, for a server says what it likes."""
-    from flowctl.core.text.printable import foreign
-
     name, permission, summary = (foreign(operation[key]) for key in ("name", "permission", "summary"))
     yield f"{name} ({permission}): {summary}"
     for item in operation.get("arguments", ()):
@@ -142,7 +138,6 @@ def _foreign(address: str | None) -> Exception:
 def _described(address: str, keys: Any, timeout_s: float) -> dict[str, Any]:
     """Return the operations of a server; of a node of flowctl that serves others, its commands."""
     import asyncio
-    import json
 
     from flowctl.control.client import OperationError, call_operation, call_parts
 
@@ -162,8 +157,6 @@ def _described(address: str, keys: Any, timeout_s: float) -> dict[str, Any]:
 def _octets(part: str) -> str | bytes:
     if not part.startswith("0x"):
         return part
-    from flowctl.core.text.printable import short
-    from flowctl.errors import ConfigError
 
     try:
         return bytes.fromhex(part[2:])

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
+import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 import typer
 
 from flowctl.cli.control.operations import Key, Server, Timeout, keys_of, timeout_of
+from flowctl.cli.errors import terminable
 from flowctl.control.together import CONNECTION_SORTS
+from flowctl.core.text.output import say
 from flowctl.core.text.printable import foreign, printable
+from flowctl.units import format_duration, format_size, parse_duration
 
 _STREAM_ROWS: Final = 5
 """Streams that are shown at most; the rest of the screen is for connections."""
@@ -37,16 +45,8 @@ def top(
     That is its streams and its connections. On a terminal the table redraws itself and fits it; elsewhere one look
     follows the other. Ends with Ctrl-C.
     """
-    import contextlib
-    import shutil
-    import sys
-    import time
-
-    from flowctl.cli.errors import terminable
     from flowctl.control.client import call_operation
     from flowctl.control.place import find_server
-    from flowctl.core.text.output import say
-    from flowctl.units import parse_duration
 
     every_s, timeout_s, keys = max(0.1, parse_duration(every, "--every")), timeout_of(timeout), keys_of(key)
     asked = {"sort": sort, "stream": stream, "limit": 200 if as_json else 100} | ({"state": state} if state else {})
@@ -83,10 +83,6 @@ def top(
 
 
 def _say_json(found: Mapping[str, Any]) -> None:
-    import json
-
-    from flowctl.core.text.output import say
-
     say(json.dumps(found))
 
 
@@ -157,14 +153,10 @@ def _why(text: str, columns: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    from flowctl.units import format_duration
-
     return format_duration(round(seconds, 1))
 
 
 def _size(size_bytes: float) -> str:
-    from flowctl.units import format_size
-
     return format_size(size_bytes) if size_bytes else "-"
 
 
