@@ -8,7 +8,7 @@ play that, and lets the handler answer. It answers at once or later, on the conn
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from email.utils import formatdate
 from http import HTTPStatus
@@ -84,39 +84,17 @@ class Request:
         return "websocket" in offered and self.version != "1.0"
 
 
-class AnswerWire(Protocol):
-    """Sends the answer of an exchange: its session."""
-
-    @property
-    def connection(self) -> Connection:
-        """The connection."""
-
-    def begin_response(self, status: int, headers: HeaderFields) -> None:
-        """Send status and headers."""
-
-    def send_body(self, data: bytes) -> None:
-        """Send a part of the body."""
-
-    def end_response(self) -> None:
-        """The answer is complete: what the client asked for behind it is next."""
-
-    def play(self) -> None:
-        """Answer with the stream that the request names."""
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """One request, which is to be answered. The connection's thread."""
 
-    __slots__ = ("_wire", "request")
-
-    def __init__(self, request: Request, wire: AnswerWire) -> None:
-        self.request: Final = request
-        self._wire: Final = wire
-
-    @property
-    def connection(self) -> Connection:
-        """The connection; `Connection.when_drained` says when the next part of a long body may go."""
-        return self._wire.connection
+    request: Request
+    connection: Connection  # whose `when_drained` says when the next part of a long body may go
+    # Begins an answer, given its status and headers, with a ``Content-Length`` where it has a body.
+    begin: Callable[[int, HeaderFields], None]
+    write: Callable[[bytes], None]  # sends a part of the body; nothing is ever left out of it. Not for HEAD.
+    end: Callable[[], None]  # the answer is complete: what the client asked for behind it is next
+    play: Callable[[], None]  # answers with the stream, as long as it is published
 
     def respond(self, status: int, text: str = "", headers: HeaderFields = (), *, body: bytes | None = None) -> None:
         if body is None:
@@ -127,20 +105,6 @@ class Exchange:
         if body and self.request.method != "HEAD":
             self.write(body)
         self.end()
-
-    def begin(self, status: int, headers: HeaderFields) -> None:
-        """Begin an answer, whose ``Content-Length`` is among `headers` where it has a body."""
-        self._wire.begin_response(status, headers)
-
-    def write(self, data: bytes) -> None:
-        """Send a part of the body; nothing is ever left out of it. Not for HEAD."""
-        self._wire.send_body(data)
-
-    def end(self) -> None:
-        self._wire.end_response()
-
-    def play(self) -> None:
-        self._wire.play()
 
 
 class Handler(Protocol):

@@ -296,15 +296,27 @@ class HttpSession(ViewerSession):
             request = Request(method="GET", path="/", raw_query="", headers=())
             self._requests = self._limits.requests
             self._head = None
-            self._exchange, self._phase = Exchange(request, self), Phase.ANSWERING
-            self._exchange.respond(status)
+            self._phase = Phase.ANSWERING
+            self._exchange_of(request).respond(status)
         self._leave(why, reason)
 
     def _leave(self, why: str, reason: CloseReason = CloseReason.FINISHED) -> None:
         self._phase = Phase.OVER
         self.connection.close_after_flush(printable(redact_text(why)), reason=reason)
 
-    # -- answers: the wire of an exchange
+    # -- answers
+
+    def _exchange_of(self, request: Request) -> Exchange:
+        """Return what answers `request`, which is under way from now on."""
+        exchange = self._exchange = Exchange(
+            request=request,
+            connection=self.connection,
+            begin=self._begin_response,
+            write=self._send_body,
+            end=self._end_response,
+            play=self.play,
+        )
+        return exchange
 
     def _send_event(self, event: h11.Event) -> None:
         data = None if self._http is None else self._http.send(event)
@@ -312,7 +324,7 @@ class HttpSession(ViewerSession):
             self._answer_bytes += len(data)
             self.connection.sender.send(data, MessageClass.DATA, droppable=False)
 
-    def begin_response(self, status: int, headers: HeaderFields) -> None:
+    def _begin_response(self, status: int, headers: HeaderFields) -> None:
         if status < HTTPStatus.BAD_REQUEST and self._exchange is not None and self._exchange.request.live is not None:
             self._gave = True
         every = [*usual_headers(), *self._cors(), *headers]
@@ -322,10 +334,10 @@ class HttpSession(ViewerSession):
         reason = HTTPStatus(status).phrase.encode()
         self._send_event(h11.Response(status_code=status, headers=encoded, reason=reason))
 
-    def send_body(self, data: bytes) -> None:
+    def _send_body(self, data: bytes) -> None:
         self._send_event(h11.Data(data=data))
 
-    def end_response(self) -> None:
+    def _end_response(self) -> None:
         self._send_event(h11.EndOfMessage())
         self._exchange = None
         self._answers += 1
@@ -368,7 +380,7 @@ class HttpSession(ViewerSession):
             version=head.http_version.decode("ascii"),
         )
         self.user_agent = printable(redact_text(request.header("user-agent")[:_AGENT_CHARS]))
-        exchange = self._exchange = Exchange(request, self)
+        exchange = self._exchange_of(request)
         self._phase = Phase.ANSWERING
         if request.method not in _METHODS:
             exchange.respond(HTTPStatus.METHOD_NOT_ALLOWED, headers=[("Allow", _ALLOW)])
@@ -392,8 +404,7 @@ class HttpSession(ViewerSession):
             exchange.respond(HTTPStatus.BAD_REQUEST, printable(str(error)))
             return
         request = dataclasses.replace(request, path=path, live=live)
-        self._exchange = Exchange(request, self)
-        self._ask(self._exchange, handler, live)
+        self._ask(self._exchange_of(request), handler, live)
 
     def _tell_options(self, exchange: Exchange) -> None:
         wanted = exchange.request.header("access-control-request-headers")

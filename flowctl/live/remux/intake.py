@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outcomes.backoff import Backoff
+from flowctl.errors import LimitExceededError
 from flowctl.live.cluster.follow import Follow, Sink, Source
+from flowctl.live.wirelog import KeptHeaders
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.url import RtmpUrl
@@ -24,9 +27,6 @@ QUEUE_BYTES: Final = 64 << 20
 """What waits for the disk of one stream: 20 s at 25 Mbit/s."""
 MESSAGE_BYTES: Final = 200
 """Counted for each message beside its payload: objects have a size, and a million empty ones are no small queue."""
-_HEADERS: Final = 32
-_HEADERS_BYTES: Final = 1 << 20
-"""Headers kept while the rest is left out: without them, what comes behind could not be decoded."""
 
 
 class Came(NamedTuple):
@@ -59,7 +59,6 @@ class Intake:
     __slots__ = (
         "_closed",
         "_headers",
-        "_headers_bytes",
         "_items",
         "_left_bytes",
         "_left_count",
@@ -78,8 +77,7 @@ class Intake:
         self._size_bytes = 0  # guarded by _lock
         self._left_count = 0  # guarded by _lock
         self._left_bytes = 0  # guarded by _lock
-        self._headers: dict[object, Came] = {}  # guarded by _lock; that came while all else was left out
-        self._headers_bytes = 0  # guarded by _lock
+        self._headers: KeptHeaders[Came] = KeptHeaders()  # guarded by _lock; that came while all else was left out
         self._video = False  # guarded by _lock; the publication has video
         self._closed = False  # guarded by _lock
 
@@ -100,7 +98,8 @@ class Intake:
             if self._left_count:
                 info = inspect(type_id, payload)
                 if info.message_class is MessageClass.HEADER:
-                    self._keep_locked(info.sticky_key, Came(type_id, timestamp, payload))
+                    with suppress(LimitExceededError):
+                        self._headers.keep(info.sticky_key, len(payload), Came(type_id, timestamp, payload))
                     return
                 # Not at once where one message has room again: half of the queue, so that losses are few and whole.
                 cut = MessageClass.KEY if self._video else MessageClass.AUDIO
@@ -152,18 +151,9 @@ class Intake:
         if self._left_count:
             self._items.append(Left(self._left_count, self._left_bytes))
             self._left_count = self._left_bytes = 0
-            self._items.extend(self._headers.values())
-            self._size_bytes += self._headers_bytes
-            self._headers.clear()
-            self._headers_bytes = 0
-
-    def _keep_locked(self, key: object, header: Came) -> None:
-        known = self._headers.pop(key, None)
-        if known is not None:
-            self._headers_bytes -= len(known.payload)
-        if len(self._headers) < _HEADERS and self._headers_bytes + len(header.payload) <= _HEADERS_BYTES:
-            self._headers[key] = header
-            self._headers_bytes += len(header.payload)
+            self._items.extend(self._headers.values)
+            self._size_bytes += self._headers.size_bytes
+            self._headers = KeptHeaders()
 
 
 _BACKOFF: Final = Backoff(first_s=0.25, factor=2.0, most_s=10.0)
