@@ -70,12 +70,8 @@ class PacedPublisher(RtmpClient):
                 self.finish("everything was sent")
                 return
             type_id, timestamp, payload = tag
-            if type_id == TAG_SCRIPT:
-                sender.send(protocol.send_tag(18, timestamp, payload), droppable=False)
-                continue
-            send = protocol.send_video if type_id == TAG_VIDEO else protocol.send_audio
-            sender.send(send(timestamp, payload), droppable=False)
-            self.frames += read_stamp(payload) is not None
+            sender.send(protocol.send_tag(type_id, timestamp, payload), droppable=False)
+            self.frames += type_id != TAG_SCRIPT and read_stamp(payload) is not None
 
 
 class Checker:

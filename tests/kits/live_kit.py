@@ -144,14 +144,14 @@ class Peer:
 
     def headers(self) -> None:
         self.send(self.session.send_tag(18, 0, encode("onMetaData", {"width": 640.0})))
-        self.send(self.session.send_video(0, AVC_HEADER))
-        self.send(self.session.send_audio(0, AAC_HEADER))
+        self.send(self.session.send_tag(9, 0, AVC_HEADER))
+        self.send(self.session.send_tag(8, 0, AAC_HEADER))
 
     def video(self, timestamp, payload) -> None:
-        self.send(self.session.send_video(timestamp, payload))
+        self.send(self.session.send_tag(9, timestamp, payload))
 
     def audio(self, timestamp, payload) -> None:
-        self.send(self.session.send_audio(timestamp, payload))
+        self.send(self.session.send_tag(8, timestamp, payload))
 
     # -- what came
 

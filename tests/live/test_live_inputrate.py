@@ -59,7 +59,7 @@ def flood(world, rate=500.0, count=3000):
     publisher = world.publisher()
     viewer = world.player()
     session = publisher.session
-    octets = b"".join(session.send_audio(number, audio(b"%0118d" % number)) for number in range(count))
+    octets = b"".join(session.send_tag(8, number, audio(b"%0118d" % number)) for number in range(count))
     publisher.send(octets)
     return publisher, viewer, len(viewer.payloads)
 
@@ -117,9 +117,9 @@ def test_flood_when_its_messages_are_tiny_is_slowed_up_to_ten_times_as_much(body
     """Silence is sent in tiny messages, 50 a second; a thousand are a flood that would be minutes of work."""
     world = World(config(wire={"messages_per_second": 500.0}))
     publisher = world.publisher()
-    publisher.send(b"".join(publisher.session.send_audio(number, audio(body)) for number in range(250)))
+    publisher.send(b"".join(publisher.session.send_tag(8, number, audio(body)) for number in range(250)))
     assert publisher.connection.receiver.paused
-    publisher.send(b"".join(publisher.session.send_audio(number, audio(body)) for number in range(6000)))
+    publisher.send(b"".join(publisher.session.send_tag(8, number, audio(body)) for number in range(6000)))
     world.run(12)
     assert publisher.ended[0] is CloseReason.LIMIT_HIT
 

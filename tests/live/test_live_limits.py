@@ -208,7 +208,7 @@ def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns(monkeypat
     publisher = world.publisher()
     viewer = world.player()
     session = publisher.session
-    flood = b"".join(session.send_audio(number, audio(b"%012d" % number)) for number in range(3000))
+    flood = b"".join(session.send_tag(8, number, audio(b"%012d" % number)) for number in range(3000))
     publisher.send(flood, run=False)
     most, turns = 0, 0
     while publisher.wire.up or publisher.connection.receiver.statistics().kept_bytes:

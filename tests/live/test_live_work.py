@@ -91,7 +91,7 @@ def test_publisher_when_its_messages_are_much_work_is_slowed_told_and_cut(world,
             if publisher.ended is not None:
                 break
             if not publisher.wire.up:
-                octets = [publisher.session.send_audio(number + index, audio()) for index in range(8)]
+                octets = [publisher.session.send_tag(8, number + index, audio()) for index in range(8)]
                 publisher.send(b"".join(octets), run=False)
                 number += 8
             world.run(0.01)

@@ -76,8 +76,8 @@ def test_media_of_the_client_reaches_the_server(split):
     pair = publishing(split)
     octets = pair.client.send_tag(18, 0, amf0.encode("onMetaData", {"width": 640.0}))
     stamps = [0, 0xFFFFFF - 1, 0xFFFFFF, 0xFFFFFFFF, 20]
-    octets += b"".join(pair.client.send_video(at, b"\x17\1" + bytes(300)) for at in stamps)
-    octets += pair.client.send_audio(5, b"\xaf\1x")
+    octets += b"".join(pair.client.send_tag(9, at, b"\x17\1" + bytes(300)) for at in stamps)
+    octets += pair.client.send_tag(8, 5, b"\xaf\1x")
     del pair.server_events[:]
     for piece in split(octets):
         pair.up(piece)
@@ -133,7 +133,7 @@ def test_acknowledgements_flow_while_publishing():
     """10 MB at the default windows: a handful of acknowledgements, the last one close to the end."""
     pair = publishing()
     for number in range(100):
-        pair.up(pair.client.send_video(number, bytes(100_000)))
+        pair.up(pair.client.send_tag(9, number, bytes(100_000)))
         pair.client.receive(pair.server.data_to_send(), 0.0)
     behind = pair.server.bytes_received - pair.client.last_acknowledged_bytes
     assert 0 <= behind < 2_500_000

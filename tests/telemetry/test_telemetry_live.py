@@ -409,7 +409,7 @@ def test_limits_when_hit_are_the_same_in_records_and_hub(tmp_path):
     world.publisher("live/one").command("releaseStream", None, "x")
     world.connect().publish("live/two")  # one too many of the address
     flooder = world.publisher("live/three", address="192.0.2.9")
-    flooder.send(b"".join(flooder.session.send_audio(0, audio()) for _ in range(400)))
+    flooder.send(b"".join(flooder.session.send_tag(8, 0, audio()) for _ in range(400)))
     world.run(1.0)
     loud = world.connect("192.0.2.10").publish("live/four")
     loud.message(Message(type_id=1, timestamp=0, payload=(7).to_bytes(4, "big"), msid=0, csid=2))

@@ -77,10 +77,7 @@ def escape(rbsp: bytes) -> bytes:
 MAX_DIMENSION: Final = 4096  # level 5.1 allows pictures of 36,864 macroblocks, 4096 x 2304
 MAX_MACROBLOCKS: Final = 36_864
 
-NAL_SLICE: Final = 1
-NAL_IDR: Final = 5
 NAL_SEI: Final = 6
-NAL_FILLER: Final = 12
 
 _PROFILE: Final = 66  # Baseline: no B pictures, no arithmetic coding
 _CONSTRAINTS: Final = 0xC0  # sets 0 and 1: Constrained Baseline, which everything can decode

@@ -195,7 +195,9 @@ class Endpoint:
         if event == EVENT_PING_REQUEST:
             self._answer_ping(value.timestamp, now, muted=muted)
         elif event == EVENT_PING_RESPONSE:
-            events.append(self._pong(value.timestamp, now))
+            if value.timestamp == self._ping_timestamp:
+                self._ping_timestamp = None
+            events.append(Pong(value.timestamp))
         elif event in STREAM_EVENTS:
             # The client's session reads these itself; a client that sends one to a server is odd, but harmless.
             self._count("stream-event")
@@ -210,12 +212,6 @@ class Endpoint:
             return
         self._pong_at = now
         self._send(encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=timestamp)))
-
-    def _pong(self, timestamp: int, now: float) -> Pong:
-        if timestamp != self._ping_timestamp:
-            return Pong(timestamp, None)
-        self._ping_timestamp = None
-        return Pong(timestamp, now - self._ping_at)
 
     # ----------------------------------------------------------------------------------- rates and counters
 

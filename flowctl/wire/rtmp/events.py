@@ -95,7 +95,6 @@ class PauseRequested:
 
     stream_id: int
     pause: bool
-    position_ms: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,7 +102,6 @@ class SeekRefused:
     """A player asked to seek in a live stream; the session has answered ``NetStream.Seek.Failed``."""
 
     stream_id: int
-    position_ms: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,7 +124,6 @@ class Acknowledged:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pong:
     timestamp: int
-    round_trip_s: float | None  # time since we sent that ping. None: it answers no ping of ours.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ def broadcast(world, publisher, frames, *, first=True, start=0):
     """Publish a group of pictures."""
     for index in range(frames):
         body = key(b"k", FRAME) if first and not index else inter(b"i", FRAME)
-        publisher.send(publisher.session.send_video(start + index * 40, body), run=False)
-        publisher.send(publisher.session.send_audio(start + index * 40, audio(b"a")), run=False)
+        publisher.send(publisher.session.send_tag(9, start + index * 40, body), run=False)
+        publisher.send(publisher.session.send_tag(8, start + index * 40, audio(b"a")), run=False)
     world.run()
 
 

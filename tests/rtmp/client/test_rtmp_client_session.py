@@ -12,7 +12,6 @@ from flowctl.wire.rtmp.events import (
     HandshakeDone,
     Ignored,
     PlayStarted,
-    Pong,
     PublishStarted,
     ReconnectRequested,
     Rejected,
@@ -206,7 +205,7 @@ def test_stream_that_is_taken_away_is_reported(publisher):
     assert (status.code, ended) == ("NetStream.Publish.BadName", StreamEnded(1, "NetStream.Publish.BadName"))
     assert publisher.session.state is ClientState.CONNECTED
     with pytest.raises(LocalProtocolError, match="not publishing"):
-        publisher.session.send_video(0, b"")
+        publisher.session.send_tag(9, 0, b"")
 
 
 def test_end_of_a_played_stream_is_reported_once(player):
@@ -246,7 +245,7 @@ def test_reconnect_request_is_reported(publisher):
     (event,) = publisher.call("onStatus", 0, None, words)
     assert event == ReconnectRequested("rtmp://other/live", "moving")
     assert "other" not in repr(event)
-    assert publisher.session.send_video(0, b"x")
+    assert publisher.session.send_tag(9, 0, b"x")
 
 
 # ------------------------------------------------------------------------------------------------ sending
@@ -268,14 +267,14 @@ def test_pending_output_stands_before_media(publisher):
     publisher.start(PUBLISH_START)
     publisher.session.data_to_send()
     publisher.send(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=5)))
-    pong, media = publisher.requests_of(publisher.session.send_video(0, b"x"))
+    pong, media = publisher.requests_of(publisher.session.send_tag(9, 0, b"x"))
     assert (pong.event, media.payload) == (EVENT_PING_RESPONSE, b"x")
     assert publisher.session.data_to_send() == b""
 
 
 def test_media_before_the_start_is_an_error_of_the_caller(publisher):
     with pytest.raises(LocalProtocolError, match="not publishing"):
-        publisher.session.send_audio(0, b"")
+        publisher.session.send_tag(8, 0, b"")
     with pytest.raises(LocalProtocolError, match="handshake"):
         publisher.session.send_message(Message(3, 0, 99, 0, b""))
     publisher.shake()
@@ -346,17 +345,6 @@ def test_hostile_manners_are_settable():
     eager.requests()
     eager.send(*[encode_control(UserControl(EVENT_PING_REQUEST, timestamp=at)) for at in range(5)])
     assert len(eager.requests()) == 5
-
-
-def test_ping_measures_the_round_trip(player):
-    """The answer to our ping carries the time since."""
-    player.start(PLAY_START)
-    player.requests()
-    player.session.send_ping(3.0)
-    (request,) = player.requests()
-    player.now = 3.5
-    pong = encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=request.timestamp))
-    assert player.send(pong) == [Pong(3000, 0.5)]
 
 
 @pytest.mark.parametrize(

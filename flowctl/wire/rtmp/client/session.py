@@ -3,13 +3,13 @@
 Theory of operation. `connect` starts the handshake; `publish` or `play` says what the connection is for, before or
 after it is up. From then on the session goes ahead by itself: connect, releaseStream, FCPublish, createStream, publish
 or play, each when the reply to the one before has come, and says how far it is by events. Media comes as `Message`
-(player) or goes out through `send_audio`, `send_video` and `send_data` (publisher), which return octets::
+(player) or goes out through `send_tag` (publisher), which returns octets::
 
     session = ClientSession(config, now=now)
     session.publish()
     session.connect("rtmp://host/live/room")
     ...  # session.data_to_send() to the socket, what it gives to session.receive(octets, now), until PublishStarted
-    octets = session.send_video(timestamp, payload)
+    octets = session.send_tag(TYPE_VIDEO, timestamp, payload)
 
 Say `play` before `connect`: a player's connect tells its decoders. For load tests the manners can be switched off: no
 acknowledgements, no pongs (`ControlConfig`), and messages of any content (`send_message`).
@@ -235,16 +235,8 @@ class ClientSession(Endpoint):
 
     # ----------------------------------------------------------------------------------------------- output
 
-    def send_audio(self, timestamp: int, payload: bytes) -> bytes:
-        """Return an audio message for the socket; `timestamp` in ms. Raises `LocalProtocolError` if not publishing."""
-        return self._media(TYPE_AUDIO, timestamp, payload)
-
-    def send_video(self, timestamp: int, payload: bytes) -> bytes:
-        """Return a video message for the socket; `timestamp` in ms. Raises `LocalProtocolError` if not publishing."""
-        return self._media(TYPE_VIDEO, timestamp, payload)
-
     def send_tag(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        """Return a tag of an FLV file (audio, video or script data) for the socket. Raises like `send_video`.
+        """Return a tag of an FLV file (audio, video or script data) for the socket; `timestamp` in ms.
 
         A file holds ``onMetaData`` bare; a server wants it wrapped, as OBS and FFmpeg send it.
         """
@@ -260,10 +252,6 @@ class ClientSession(Endpoint):
         if self._handshake is not None:
             raise LocalProtocolError("the handshake is not done")
         return self._behind_waiting(message)
-
-    def send_ping(self, now: float) -> None:
-        """Queue a ping request; the answer becomes a `Pong` with the round trip time."""
-        self._ping(now)
 
     def _media(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         if self._state is not ClientState.ACTIVE or not self._publishes:

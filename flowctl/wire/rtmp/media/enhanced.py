@@ -43,7 +43,6 @@ VIDEO_COMMAND: Final = MediaInfo("video", MessageClass.DATA, "", "command")
 _MOD_EX: Final = 7
 _VIDEO_METADATA, _VIDEO_MULTITRACK, _AUDIO_MULTITRACK = 4, 6, 5
 _COMMAND_FRAME: Final = 5
-_NANOSECONDS_PER_MS: Final = 1_000_000
 
 _read_u16: Final = struct.Struct(">H").unpack_from
 _read_u32: Final = struct.Struct(">I").unpack_from
@@ -56,20 +55,19 @@ def inspect_enhanced_video(body: Body, size: int) -> MediaInfo:
 
     Shape: 1 | frame type (3 bits) | packet type (4), ModEx prefixes, FourCC (4 octets), data.
     """
-    frame_type, packet_type, position, nanoseconds = body[0] >> 4 & 7, body[0] & 15, 1, 0
+    frame_type, packet_type, position = body[0] >> 4 & 7, body[0] & 15, 1
     if packet_type == _MOD_EX:
-        packet_type, position, nanoseconds = _skip_modifiers(body, size)
+        packet_type, position = _skip_modifiers(body, size)
     if packet_type < 0:
         return VIDEO_MALFORMED
     if frame_type == _COMMAND_FRAME and packet_type != _VIDEO_METADATA:
         return VIDEO_COMMAND
     if packet_type == _VIDEO_MULTITRACK:
-        return _inspect_tracks("video", body, position, size, frame_type, nanoseconds)
+        return _inspect_tracks("video", body, position, size, frame_type)
     if size < position + 4:
         return VIDEO_MALFORMED
     codec = codec_name(_read_u32(body, position)[0])
-    info = video_info(codec, *classify_video(codec, packet_type, frame_type, body, position + 4, size))
-    return info._replace(nano_offset_ns=nanoseconds) if nanoseconds else info
+    return video_info(codec, *classify_video(codec, packet_type, frame_type, body, position + 4, size))
 
 
 def inspect_enhanced_audio(body: Body, size: int) -> MediaInfo:
@@ -77,26 +75,25 @@ def inspect_enhanced_audio(body: Body, size: int) -> MediaInfo:
 
     Shape: 9 (4 bits) | packet type (4), ModEx prefixes, FourCC (4 octets), data.
     """
-    packet_type, position, nanoseconds = body[0] & 15, 1, 0
+    packet_type, position = body[0] & 15, 1
     if packet_type == _MOD_EX:
-        packet_type, position, nanoseconds = _skip_modifiers(body, size)
+        packet_type, position = _skip_modifiers(body, size)
     if packet_type < 0:
         return AUDIO_MALFORMED
     if packet_type == _AUDIO_MULTITRACK:
-        return _inspect_tracks("audio", body, position, size, 0, nanoseconds)
+        return _inspect_tracks("audio", body, position, size, 0)
     if size < position + 4:
         return AUDIO_MALFORMED
     codec = codec_name(_read_u32(body, position)[0])
-    info = audio_info(codec, *classify_audio(codec, packet_type, 0, body, position + 4, size))
-    return info._replace(nano_offset_ns=nanoseconds) if nanoseconds else info
+    return audio_info(codec, *classify_audio(codec, packet_type, 0, body, position + 4, size))
 
 
-def _skip_modifiers(body: Body, size: int) -> tuple[int, int, int]:
-    """Return packet type, offset behind it and nanoseconds after the ModEx prefixes; type -1 when they are broken.
+def _skip_modifiers(body: Body, size: int) -> tuple[int, int]:
+    """Return the packet type after the ModEx prefixes, and the offset behind it; type -1 when they are broken.
 
     Shape of one: length - 1 (1 octet; 255: the next 2 hold length - 1), data, ModEx type (4 bits) | packet type (4).
     """
-    position, nanoseconds = 1, 0
+    position = 1
     for _ in range(MAX_MODIFIERS):
         if position >= size:
             break
@@ -110,14 +107,10 @@ def _skip_modifiers(body: Body, size: int) -> tuple[int, int, int]:
         after = position + length
         if after >= size:
             break
-        if body[after] >> 4 == 0 and length >= 3:
-            offset = body[position] << 16 | body[position + 1] << 8 | body[position + 2]
-            # The field refines a timestamp in milliseconds; a larger value would move the message: not believed.
-            nanoseconds = offset if offset < _NANOSECONDS_PER_MS else 0
         packet_type, position = body[after] & 15, after + 1
         if packet_type != _MOD_EX:
-            return (packet_type, position, nanoseconds)
-    return (-1, 0, 0)
+            return packet_type, position
+    return -1, 0
 
 
 # Per kind: how a track is judged, the answer to a broken message, the packet type that may not occur inside, and the
@@ -128,7 +121,7 @@ _TRACK_RULES: Final[dict[Kind, tuple[_Classify, MediaInfo, int, MessageClass]]] 
 }
 
 
-def _inspect_tracks(kind: Kind, body: Body, position: int, size: int, frame_type: int, nanoseconds: int) -> MediaInfo:
+def _inspect_tracks(kind: Kind, body: Body, position: int, size: int, frame_type: int) -> MediaInfo:
     """Return what a multitrack message is: KEY when its lowest track is, DISPOSABLE or HEADER only when every track is.
 
     The lowest is the one that players show first (0 is the default track), so it says where one can start.
@@ -157,12 +150,10 @@ def _inspect_tracks(kind: Kind, body: Body, position: int, size: int, frame_type
         message_class=message_class,
         codec=ranges[0][1],
         packet=packet,
-        track=ranges[0][0],
         composition_ms=composition_ms,
         tracks=tuple(track for track, _, _, _ in ranges),
         codecs=tuple(codec for _, codec, _, _ in ranges),
         multitrack=True,
-        nano_offset_ns=nanoseconds,
     )
 
 

@@ -43,7 +43,6 @@ class MediaInfo(NamedTuple):
     # as it is when printable, else in hexadecimal; empty when the body does not say.
     codec: str
     packet: Packet
-    track: int = 0  # id of the first (usually the only) track; 0, the default track, without multitrack
     # presentation minus decoding time in milliseconds, -2^23 to 2^23-1, negative with some B-frame encoders; None when
     # the packet does not carry one.
     composition_ms: int | None = None
@@ -51,7 +50,6 @@ class MediaInfo(NamedTuple):
     tracks: tuple[int, ...] = (0,)
     codecs: tuple[str, ...] = ()
     multitrack: bool = False  # whether the message uses the multitrack form, even for one track
-    nano_offset_ns: int = 0  # what ModEx adds to the timestamp, 0 to 999,999 nanoseconds
 
     @property
     def sticky_key(self) -> StickyKey | None:

@@ -787,7 +787,7 @@ class ServerSession(Endpoint):
             return
         # Without a flag it toggles.
         stream.paused = commands.flag(call.argument(0), default=not stream.paused)
-        event = PauseRequested(stream.stream_id, stream.paused, commands.whole(call.argument(1), 0))
+        event = PauseRequested(stream.stream_id, stream.paused)
         if stream.paused:
             self._status(stream, commands.PAUSE_NOTIFY, "Paused stream.")
             self._stream_event(EVENT_STREAM_EOF, stream)
@@ -800,7 +800,7 @@ class ServerSession(Endpoint):
         stream = self._playing(call)
         if stream is not None:
             self._status(stream, commands.SEEK_FAILED, "A live stream cannot be searched.", "error")
-            call.events.append(SeekRefused(stream.stream_id, commands.whole(call.argument(0), 0)))
+            call.events.append(SeekRefused(stream.stream_id))
 
     def _receive_media(self, call: _Call) -> None:
         stream = self._playing(call)
