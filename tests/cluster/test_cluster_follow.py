@@ -46,12 +46,29 @@ class Pair:
         for item in (self.local, self.origin):
             item.stop(1.0)
 
+    def begin(self, first=0, last=5, **more):
+        """Publish at the origin and follow; return the publisher, and a viewer that has seen the pictures."""
+        source = publisher(self.origin.address)
+        source.put(*HEADERS, *pictures(first, last))
+        if more:
+            self.follow = self.make(self.origin.address, **more)
+        self.follow.start()
+        until(lambda: self.state() is FollowState.RUNNING)
+        viewer = playing(self.local.address)
+        until(lambda: len(numbers(viewer.media)) == last - first)
+        return source, viewer
+
 
 @pytest.fixture
 def pair():
     made = Pair()
     yield made
     made.close()
+
+
+def in_order(viewer):
+    times = [timestamp for type_id, timestamp, payload in viewer.media if type_id == 9 and payload[1] == 1]
+    return times == sorted(times)
 
 
 def test_stream_when_followed_reaches_viewers_byte_for_byte(pair):
@@ -79,7 +96,7 @@ def test_follow_when_the_connection_breaks_loses_and_doubles_nothing(pair):
     assert (statistics.connections, statistics.gaps, statistics.restarts) == (2, 0, 0)
 
 
-def test_follow_when_the_source_lets_go_again_and_again_waits_longer_each_time():
+def test_follow_when_the_source_lets_go_again_and_again_waits_longer_each_time(pair):
     """A connection that brought something and ended at once counts as a try: the wait before the next one grows."""
     waits = []
 
@@ -88,63 +105,45 @@ def test_follow_when_the_source_lets_go_again_and_again_waits_longer_each_time()
             waits.append(tries)
             return 0.01
 
-    pair = Pair()
-    try:
-        pair.follow = pair.make(pair.origin.address, backoff=Noted())
-        source = publisher(pair.origin.address)
-        source.put(*HEADERS, *pictures(0, 12))
-        pair.follow.start()
-        for count in range(1, 4):
-            until(lambda count=count: pair.follow.statistics().connections == count)
-            until(lambda: pair.state() is FollowState.RUNNING)
-            pair.origin.kick(lambda connection: "follow" in getattr(connection.session, "user_agent", ""))
-            until(lambda count=count: len(waits) >= count)
-        assert waits == [1, 2, 3]
-    finally:
-        pair.close()
+    pair.follow = pair.make(pair.origin.address, backoff=Noted())
+    source = publisher(pair.origin.address)
+    source.put(*HEADERS, *pictures(0, 12))
+    pair.follow.start()
+    for count in range(1, 4):
+        until(lambda count=count: pair.follow.statistics().connections == count)
+        until(lambda: pair.state() is FollowState.RUNNING)
+        pair.origin.kick(lambda connection: "follow" in getattr(connection.session, "user_agent", ""))
+        until(lambda count=count: len(waits) >= count)
+    assert waits == [1, 2, 3]
 
 
-def test_follow_when_the_source_is_late_waits_for_it():
-    pair = Pair()
-    try:
-        address = pair.origin.address
-        pair.origin.stop(1.0)
-        pair.follow.start()
-        until(lambda: pair.follow.statistics().tries >= 3)
-        assert "cannot connect" in pair.follow.statistics().why or pair.state() is FollowState.CONNECTING
-        again = pair.origin = server(port=address[1])
-        again.start()
-        source = publisher(again.address)
-        viewer = player(pair.local.address)
-        source.put(*HEADERS, *pictures(0, 5))
-        until(lambda: numbers(viewer.media) == [0, 1, 2, 3, 4])
-    finally:
-        pair.close()
+def test_follow_when_the_source_is_late_waits_for_it(pair):
+    address = pair.origin.address
+    pair.origin.stop(1.0)
+    pair.follow.start()
+    until(lambda: pair.follow.statistics().tries >= 3)
+    assert "cannot connect" in pair.follow.statistics().why or pair.state() is FollowState.CONNECTING
+    again = pair.origin = server(port=address[1])
+    again.start()
+    source = publisher(again.address)
+    viewer = player(pair.local.address)
+    source.put(*HEADERS, *pictures(0, 5))
+    until(lambda: numbers(viewer.media) == [0, 1, 2, 3, 4])
 
 
 def test_viewers_when_the_source_ends_the_stream_are_told_and_then_go_on(pair):
-    source = publisher(pair.origin.address)
-    source.put(*HEADERS, *pictures(0, 5))
-    pair.follow.start()
-    viewer = playing(pair.local.address)
-    until(lambda: len(numbers(viewer.media)) == 5)
+    source, viewer = pair.begin()
     source.session.close_stream()
     source.flush()
     until(lambda: viewer.has(StreamEnded))
     again = publisher(pair.origin.address)
     again.put(*HEADERS, *pictures(0, 5))
     until(lambda: len(numbers(viewer.media)) == 10)
-    times = [timestamp for type_id, timestamp, payload in viewer.media if type_id == 9 and payload[1] == 1]
-    assert times == sorted(times)
+    assert in_order(viewer)
 
 
 def test_viewers_when_the_source_stays_away_are_told_after_the_hold(pair):
-    source = publisher(pair.origin.address)
-    source.put(*HEADERS, *pictures(0, 5))
-    pair.follow = pair.make(pair.origin.address, hold_s=0.3)
-    pair.follow.start()
-    viewer = playing(pair.local.address)
-    until(lambda: len(numbers(viewer.media)) == 5)
+    _, viewer = pair.begin(hold_s=0.3)
     pair.origin.stop(0.5)
     until(lambda: pair.state() is FollowState.RESTING)
     assert pair.local.hub.is_published("live/room")
@@ -152,11 +151,7 @@ def test_viewers_when_the_source_stays_away_are_told_after_the_hold(pair):
 
 
 def test_timeline_when_the_source_comes_back_as_another_goes_on(pair):
-    source = publisher(pair.origin.address)
-    source.put(*HEADERS, *pictures(100, 105))
-    pair.follow.start()
-    viewer = playing(pair.local.address)
-    until(lambda: len(numbers(viewer.media)) == 5)
+    _, viewer = pair.begin(100, 105)
     address = pair.origin.address
     pair.origin.stop(0.5)
     pair.origin = server(port=address[1])
@@ -164,8 +159,7 @@ def test_timeline_when_the_source_comes_back_as_another_goes_on(pair):
     again = publisher(pair.origin.address)
     again.put(*HEADERS, *pictures(0, 5))
     until(lambda: len(numbers(viewer.media)) == 10)
-    times = [timestamp for type_id, timestamp, payload in viewer.media if type_id == 9 and payload[1] == 1]
-    assert times == sorted(times)
+    assert in_order(viewer)
     assert not viewer.has(StreamEnded)
     assert pair.follow.statistics().restarts == 1
 
@@ -183,20 +177,14 @@ def test_follow_when_the_name_is_published_here_gives_way(pair):
 
 
 def test_publisher_when_the_name_is_followed_here_is_refused(pair):
-    source = publisher(pair.origin.address)
-    source.put(*HEADERS, *pictures(0, 5))
-    pair.follow.start()
-    until(lambda: pair.state() is FollowState.RUNNING)
+    pair.begin()
     stranger = Client(pair.local.address, ask="publish")
     until(lambda: any(type(item).__name__ == "Rejected" for item in stranger.events))
     assert pair.local.hub.publisher_of("live/room")[0].startswith("follows ")
 
 
 def test_follow_when_stopped_ends_the_stream_and_the_connection(pair):
-    source = publisher(pair.origin.address)
-    source.put(*HEADERS, *pictures(0, 5))
-    pair.follow.start()
-    until(lambda: pair.state() is FollowState.RUNNING)
+    pair.begin()
     pair.follow.stop("not wanted any more")
     until(lambda: not pair.local.hub.is_published("live/room"))
     until(lambda: len(pair.origin.connections()) == 1)

@@ -91,10 +91,29 @@ def server_config(**fields):
 
 
 @pytest.fixture
-def workers(tmp_path):
-    made = Workers(tmp_path)
+def workers(tmp_path, request):
+    """Two workers; a test may name settings of theirs."""
+    made = Workers(tmp_path, **getattr(request, "param", {}))
     yield made
     made.close()
+
+
+def with_settings(**fields):
+    return pytest.mark.parametrize("workers", [fields], indirect=True, ids=[""])
+
+
+def shown(workers, *serials, count=5, last=0):
+    """Publish in worker 1; return the publisher, and viewers in workers that have seen the pictures."""
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(last, count))
+    viewers = [playing(workers.address(serial)) for serial in serials]
+    until(lambda: all(numbers(item.media)[-1:] == [count - 1] for item in viewers))
+    return source, *viewers
+
+
+def ends(source):
+    source.session.close_stream()
+    source.flush()
 
 
 def refused(client):
@@ -114,16 +133,14 @@ def test_viewer_when_the_stream_is_in_another_worker_gets_it_byte_for_byte(worke
 def test_viewer_when_it_waits_gets_a_stream_that_starts_later_elsewhere(workers):
     viewer = player(workers.address(2))
     until(lambda: workers.servers[2].hub.is_viewed("live/room"))
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
+    shown(workers)
     until(lambda: numbers(viewer.media) == [0, 1, 2, 3, 4])
     assert viewer.media == HEADERS + pictures(0, 5)
 
 
 def test_link_when_the_last_viewer_has_left_ends(workers):
     workers.streams[2]._following._linger_s = 0.05
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
+    shown(workers)
     viewer = playing(workers.address(2))
     until(lambda: workers.streams[1]._links.count == 1)
     viewer.close()
@@ -133,10 +150,7 @@ def test_link_when_the_last_viewer_has_left_ends(workers):
 
 
 def test_link_when_looked_at_is_no_viewer_and_no_connection(workers):
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
-    viewer = playing(workers.address(2))
-    until(lambda: len(numbers(viewer.media)) == 5)
+    shown(workers, 2)
     first, second = (workers.servers[serial].hub.find_stream("live/room") for serial in (1, 2))
     assert (first.viewers, len(workers.servers[1].connections())) == ({}, 1)
     assert (second.publisher.peer, len(second.viewers)) == (("follows worker 1", 0), 1)
@@ -144,51 +158,38 @@ def test_link_when_looked_at_is_no_viewer_and_no_connection(workers):
 
 
 def test_second_publisher_when_in_another_worker_is_refused(workers):
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
+    shown(workers)
     second = Client(workers.address(2), ask="publish")
     until(lambda: refused(second))
     assert "published already" in refused(second)[0].description
 
 
-def test_second_publisher_when_replacing_ends_the_one_in_the_other_worker(tmp_path):
-    workers = Workers(tmp_path, second_publisher=SecondPublisher.REPLACE)
-    try:
-        first = publisher(workers.address(1))
-        first.put(*HEADERS, *pictures(0, 5))
-        viewers = [playing(workers.address(serial)) for serial in (1, 2)]
-        until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
-        second = publisher(workers.address(2))
-        second.put(*HEADERS, *pictures(50, 55))
-        until(lambda: first.over and all(numbers(item.media)[5:] == [50, 51, 52, 53, 54] for item in viewers))
-        assert not any(item.has(StreamEnded) for item in viewers)
-    finally:
-        workers.close()
+@with_settings(second_publisher=SecondPublisher.REPLACE)
+def test_second_publisher_when_replacing_ends_the_one_in_the_other_worker(workers, tmp_path):
+    first, *viewers = shown(workers, 1, 2)
+    second = publisher(workers.address(2))
+    second.put(*HEADERS, *pictures(50, 55))
+    until(lambda: first.over and all(numbers(item.media)[5:] == [50, 51, 52, 53, 54] for item in viewers))
+    assert not any(item.has(StreamEnded) for item in viewers)
 
 
-def test_standby_when_in_another_worker_takes_over(tmp_path):
-    workers = Workers(tmp_path, second_publisher=SecondPublisher.STANDBY)
-    try:
-        first = publisher(workers.address(1))
-        first.put(*HEADERS, *pictures(0, 5))
-        viewers = [playing(workers.address(serial)) for serial in (1, 2)]
-        second = publisher(workers.address(2))
-        second.put(*HEADERS)
-        until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
-        first.close()
-        until(lambda: workers.desk.directory.published() == {"live/room": 2})
-        second.put(*pictures(50, 55))
-        until(lambda: all(numbers(item.media)[5:] == [50, 51, 52, 53, 54] for item in viewers))
-        assert not any(item.has(StreamEnded) for item in viewers)
-    finally:
-        workers.close()
-
-
-def test_publisher_when_back_in_another_worker_goes_on_for_all_viewers(workers):
+@with_settings(second_publisher=SecondPublisher.STANDBY)
+def test_standby_when_in_another_worker_takes_over(workers, tmp_path):
     first = publisher(workers.address(1))
     first.put(*HEADERS, *pictures(0, 5))
     viewers = [playing(workers.address(serial)) for serial in (1, 2)]
+    second = publisher(workers.address(2))
+    second.put(*HEADERS)
     until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
+    first.close()
+    until(lambda: workers.desk.directory.published() == {"live/room": 2})
+    second.put(*pictures(50, 55))
+    until(lambda: all(numbers(item.media)[5:] == [50, 51, 52, 53, 54] for item in viewers))
+    assert not any(item.has(StreamEnded) for item in viewers)
+
+
+def test_publisher_when_back_in_another_worker_goes_on_for_all_viewers(workers):
+    first, *viewers = shown(workers, 1, 2)
     first.close()
     until(lambda: workers.desk.directory._book.is_kept("live/room"))
     again = publisher(workers.address(2))
@@ -201,10 +202,7 @@ def test_publisher_when_back_in_another_worker_goes_on_for_all_viewers(workers):
 
 
 def test_viewers_when_the_worker_of_their_publisher_is_killed_wait_and_go_on(workers):
-    first = publisher(workers.address(1))
-    first.put(*HEADERS, *pictures(0, 5))
-    viewer = playing(workers.address(2))
-    until(lambda: len(numbers(viewer.media)) == 5)
+    _, viewer = shown(workers, 2)
     workers.kill(1)
     until(lambda: "nobody publishes" in workers.follows(2)["live/room"].why)
     workers.add(3)
@@ -215,27 +213,19 @@ def test_viewers_when_the_worker_of_their_publisher_is_killed_wait_and_go_on(wor
 
 
 def test_viewers_when_the_publisher_leaves_for_good_are_told_in_all_workers(workers):
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
-    viewers = [playing(workers.address(serial)) for serial in (1, 2)]
-    until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
-    source.session.close_stream()
-    source.flush()
+    source, *viewers = shown(workers, 1, 2)
+    ends(source)
     until(lambda: all(item.has(StreamEnded) for item in viewers))
     assert workers.desk.directory.published() == {}
 
 
 def test_viewers_when_the_desk_tells_of_the_end_before_the_link_get_the_last_pictures(workers):
     """That nobody publishes any more is heard by another way than the pictures: those still under way are shown."""
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
-    viewer = playing(workers.address(2))
-    until(lambda: numbers(viewer.media)[-1:] == [4])
+    source, viewer = shown(workers, 2)
     workers.streams[2].told({"tell": NoticeKind.WHERE.value, "name": "live/room", "value": 0, "keep": False})
     until(lambda: workers.streams[2]._following._wanted["live/room"].follow._parked)
     source.put(*pictures(5, 30))
-    source.session.close_stream()
-    source.flush()
+    ends(source)
     until(lambda: viewer.has(StreamEnded))
     assert numbers(viewer.media) == list(range(30))
 
@@ -243,18 +233,14 @@ def test_viewers_when_the_desk_tells_of_the_end_before_the_link_get_the_last_pic
 @pytest.mark.parametrize("told", [[3], [0, 3]])
 def test_viewers_when_a_publisher_begins_elsewhere_get_the_last_pictures_of_the_one_before(workers, told):
     workers.streams[2]._following._hold_s = LIMIT_S
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
-    viewer = playing(workers.address(2))
-    until(lambda: numbers(viewer.media)[-1:] == [4])
+    source, viewer = shown(workers, 2)
     streams = workers.streams.pop(2)  # the desk tells it no more
     for value in told:
         streams.told({"tell": NoticeKind.WHERE.value, "name": "live/room", "value": value, "keep": False})
     until(lambda: streams.statistics()["live/room"].source == "worker 3")
     source.put(*pictures(5, 30))
     until(lambda: numbers(viewer.media) == list(range(30)))
-    source.session.close_stream()
-    source.flush()
+    ends(source)
     until(lambda: workers.desk.directory.published() == {})
     workers.add(3)
     again = publisher(workers.address(3))
@@ -274,8 +260,7 @@ def test_publish_when_the_desk_does_not_answer_is_refused_in_time(workers, monke
 
 
 def test_owner_when_its_old_connection_is_silent_takes_its_name_back_elsewhere(workers):
-    first = publisher(workers.address(1))
-    first.put(*HEADERS, *pictures(0, 5))
+    (first,) = shown(workers)
     until(lambda: workers.servers[1].hub.is_published("live/room"))
     until(lambda: workers.servers[1].hub.silent("live/room"))
     publisher(workers.address(2))
@@ -284,24 +269,18 @@ def test_owner_when_its_old_connection_is_silent_takes_its_name_back_elsewhere(w
     assert first.over
 
 
-def test_links_when_the_login_is_needed_for_clients_need_none(tmp_path):
-    workers = Workers(tmp_path, rtmp={"credentials": {"ann": "secret"}})
-    try:
-        link = Client(None, ask="play", path=str(tmp_path / "link-1.sock"))
-        until(lambda: any(type(item).__name__ == "PlayStarted" for item in link.events))
-        publishing = Client(None, ask="publish", path=str(tmp_path / "link-1.sock"))
-        until(lambda: refused(publishing))
-        assert workers.streams[1]._links.count == 2
-    finally:
-        workers.close()
+@with_settings(rtmp={"credentials": {"ann": "secret"}})
+def test_links_when_the_login_is_needed_for_clients_need_none(workers, tmp_path):
+    link = Client(None, ask="play", path=str(tmp_path / "link-1.sock"))
+    until(lambda: any(type(item).__name__ == "PlayStarted" for item in link.events))
+    publishing = Client(None, ask="publish", path=str(tmp_path / "link-1.sock"))
+    until(lambda: refused(publishing))
+    assert workers.streams[1]._links.count == 2
 
 
 def test_link_when_viewers_are_flushed_seldom_is_written_as_seldom(workers):
     """A link is no busier than the viewers beside it: theirs elsewhere wait as long, and begin when it is written."""
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
-    viewers = [playing(workers.address(serial)) for serial in (1, 2)]
-    until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
+    shown(workers, 1, 2)
     stream = next(iter(workers.servers[1].hub.streams()))
     usual, link = stream._wires[1], stream._wires[-1]
     assert (link.for_links, link.wire_format.name, link.fanouts.beside) == (True, "1", usual.fanouts)
@@ -314,10 +293,7 @@ def test_link_when_its_reader_stands_still_is_cut_and_goes_on_with_the_cache(wor
         "flowctl.live.cluster.links.LINK_LIMITS",
         Limits(size=AxisLimits(hard=20_000, low=1, name="bytes"), target_delay_ms=0),
     )
-    source = publisher(workers.address(1))
-    source.put(*HEADERS, *pictures(0, 5))
-    viewer = playing(workers.address(2))
-    until(lambda: len(numbers(viewer.media)) == 5)
+    source, viewer = shown(workers, 2)
     follow = workers.streams[2]._following._wanted["live/room"].follow
     link = follow._link.connection
     link.call_soon(link.receiver.pause, "test", "stands still")
