@@ -203,15 +203,22 @@ def link(delay_s=0.0, bytes_per_s=0.0):
     return DelayedStream(one, delay_s), DelayedStream(other, delay_s, bytes_per_s)
 
 
-def on_loop(loop_factory, play, limit_s=20.0):
-    """Run ``play(group)`` with a poll group on a loop of its own; its connections are closed in the end."""
+def on_each_loop(test):
+    """Run a test ``(group, ...)`` on each kind of loop, with a poll group whose connections are closed in the end."""
 
-    async def run():
-        group = PollGroup.on_running_loop("test")
-        try:
-            return await asyncio.wait_for(play(group), limit_s)
-        finally:
-            group.stop()
+    @functools.wraps(test)
+    def played(loop_factory, **named):
+        async def run():
+            group = PollGroup.on_running_loop("test")
+            try:
+                await asyncio.wait_for(test(group, **named), 20.0)
+            finally:
+                group.stop()
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(run())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(run())
+
+    _, *others = inspect.signature(test).parameters.values()
+    also = inspect.Parameter("loop_factory", inspect.Parameter.KEYWORD_ONLY)
+    played.__signature__ = inspect.Signature([*others, also])
+    return played

@@ -7,7 +7,7 @@ import contextlib
 from random import Random
 
 import pytest
-from octets_kit import RawPeer, by_name, clock, converse, in_virtual_time, named, octets_of, pool_of, until, virtual
+from octets_kit import RawPeer, by_name, clock, converse, named, octets_of, pool_of, until, virtual
 
 from flowctl.errors import BrokenError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.diffusion.decision import CentralPlanner, PeerDecision
@@ -421,30 +421,26 @@ async def two_that_have_one_object():
     return node, *peers
 
 
-def test_objects_of_a_peer_that_leaves_when_in_flight_are_asked_for_elsewhere_at_once():
-    async def run():
-        node, _, other = await two_that_have_one_object()
-        node.diffusion.leave("p")
-        await other.hears("82 03 9F 41 61 FF")
-        assert node.diffusion.statistics().objects_inflight == 1
-        for task in node.tasks.values():
-            task.cancel()
-        await asyncio.wait(node.tasks.values())
-        node.is_clean()
-
-    in_virtual_time(run(), 5)
+@virtual
+async def test_objects_of_a_peer_that_leaves_when_in_flight_are_asked_for_elsewhere_at_once():
+    node, _, other = await two_that_have_one_object()
+    node.diffusion.leave("p")
+    await other.hears("82 03 9F 41 61 FF")
+    assert node.diffusion.statistics().objects_inflight == 1
+    for task in node.tasks.values():
+        task.cancel()
+    await asyncio.wait(node.tasks.values())
+    node.is_clean()
 
 
-def test_stream_when_it_ends_while_ids_are_open_is_broken_also_where_nothing_was_asked():
-    async def run():
-        node, _, other = await two_that_have_one_object()
-        await other.says("82 02 9F FF")
-        other.stream.close()
-        with pytest.raises(BrokenError, match="in state Idle, 1 ids are open"):
-            await node.ends("q")
-        node.tasks["p"].cancel()
-
-    in_virtual_time(run(), 5)
+@virtual
+async def test_stream_when_it_ends_while_ids_are_open_is_broken_also_where_nothing_was_asked():
+    node, _, other = await two_that_have_one_object()
+    await other.says("82 02 9F FF")
+    other.stream.close()
+    with pytest.raises(BrokenError, match="in state Idle, 1 ids are open"):
+        await node.ends("q")
+    node.tasks["p"].cancel()
 
 
 @virtual

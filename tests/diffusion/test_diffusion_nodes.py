@@ -9,7 +9,7 @@ import pytest
 from diffusion_kit import check_index
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octets_kit import clock, hashed, in_virtual_time, pool_of, until
+from octets_kit import clock, hashed, in_virtual_time, pool_of, until, virtual
 
 from flowctl.errors import BrokenError, ClosedError, InternalError, LocalProtocolError
 from flowctl.nodes.diffusion.decision import CentralPlanner
@@ -271,34 +271,30 @@ def test_objects_that_a_pool_has_failed_to_take_come_again(fault):
     assert ends.count(InternalError) == 1
 
 
-def test_peer_when_its_name_is_taken_is_refused():
-    async def run():
-        origin, edge = pool_of(hashed(1)), MemoryPool()
-        async with ObjectDiffusion(origin) as serving, ObjectDiffusion(edge) as fetching:
-            server, client = memory_pair()
-            served = asyncio.ensure_future(serving.serve(server))
-            fetched = asyncio.ensure_future(fetching.fetch_from(client, "a"))
-            await until(edge, 1)
-            other, second = memory_pair()
-            with pytest.raises(LocalProtocolError, match="registered"):
-                await fetching.fetch_from(second, "a")
-            assert await other.read() == b""
-            origin.add(hashed(2))
-            await until(edge, 2)
-        await asyncio.gather(served, fetched)
-
-    asyncio.run(run())
+@virtual
+async def test_peer_when_its_name_is_taken_is_refused():
+    origin, edge = pool_of(hashed(1)), MemoryPool()
+    async with ObjectDiffusion(origin) as serving, ObjectDiffusion(edge) as fetching:
+        server, client = memory_pair()
+        served = asyncio.ensure_future(serving.serve(server))
+        fetched = asyncio.ensure_future(fetching.fetch_from(client, "a"))
+        await until(edge, 1)
+        other, second = memory_pair()
+        with pytest.raises(LocalProtocolError, match="registered"):
+            await fetching.fetch_from(second, "a")
+        assert await other.read() == b""
+        origin.add(hashed(2))
+        await until(edge, 2)
+    await asyncio.gather(served, fetched)
 
 
-def test_diffusion_when_closed_takes_no_more_peers():
-    async def run():
-        diffusion = ObjectDiffusion(MemoryPool(), policy=Policy())
-        await diffusion.close()
-        await diffusion.close()
-        for begin in (diffusion.serve, lambda stream: diffusion.fetch_from(stream, "a")):
-            ours, theirs = memory_pair()
-            with pytest.raises(ClosedError):
-                await begin(ours)
-            assert await theirs.read() == b""
-
-    asyncio.run(run())
+@virtual
+async def test_diffusion_when_closed_takes_no_more_peers():
+    diffusion = ObjectDiffusion(MemoryPool(), policy=Policy())
+    await diffusion.close()
+    await diffusion.close()
+    for begin in (diffusion.serve, lambda stream: diffusion.fetch_from(stream, "a")):
+        ours, theirs = memory_pair()
+        with pytest.raises(ClosedError):
+            await begin(ours)
+        assert await theirs.read() == b""

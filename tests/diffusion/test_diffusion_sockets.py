@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from octets_kit import RawPeer, by_name, hashed, on_loop, pool_of, until
+from octets_kit import RawPeer, by_name, hashed, on_each_loop, pool_of, until
 
 from flowctl.core.flow.limits import Limits
 from flowctl.core.sending.settings import SenderSettings
@@ -46,20 +46,18 @@ async def tcp(group, **arguments):
     return open_stream(group, ours, **arguments), RawSocket(theirs)
 
 
-def test_client_when_it_does_not_read_is_ended_by_the_times_of_its_sender(loop_factory):
-    async def run(group):
-        objects = {b"%d" % number: (b"%d/" % number).ljust(2_000_000) for number in range(8)}
-        async with ObjectDiffusion(pool_of(objects, identify=by_name)) as node:
-            stream, raw = await tcp(group, settings=SenderSettings(stuck_s=0.2), limits=Limits.parse("8MiB,0"))
-            peer = RawPeer(raw)
-            served = asyncio.ensure_future(node.serve(stream))
-            await peer.says("81 00 84 01 F5 00 08")
-            await peer.says("".join(f"82 03 9F 41 {0x30 + number:02X} FF" for number in range(8)))
-            with pytest.raises(BrokenError):
-                await served
-            raw.close()
-
-    on_loop(loop_factory, run)
+@on_each_loop
+async def test_client_when_it_does_not_read_is_ended_by_the_times_of_its_sender(group):
+    objects = {b"%d" % number: (b"%d/" % number).ljust(2_000_000) for number in range(8)}
+    async with ObjectDiffusion(pool_of(objects, identify=by_name)) as node:
+        stream, raw = await tcp(group, settings=SenderSettings(stuck_s=0.2), limits=Limits.parse("8MiB,0"))
+        peer = RawPeer(raw)
+        served = asyncio.ensure_future(node.serve(stream))
+        await peer.says("81 00 84 01 F5 00 08")
+        await peer.says("".join(f"82 03 9F 41 {0x30 + number:02X} FF" for number in range(8)))
+        with pytest.raises(BrokenError):
+            await served
+        raw.close()
 
 
 def test_nodes_when_served_by_a_server_fetch_all_and_leave_in_order(loop_factory):
@@ -88,24 +86,22 @@ def test_nodes_when_served_by_a_server_fetch_all_and_leave_in_order(loop_factory
         assert await asyncio.gather(*tasks) == [None] * 3
 
     with Server(lambda: StreamSession(serve), rebalance=False, loop_factory=loop_factory) as server:
-        on_loop(loop_factory, run)
+        on_each_loop(run)(loop_factory=loop_factory)
         assert over.wait(LIMIT_S)
     assert ends == [None] * 3
 
 
-def test_fetching_when_the_origin_is_reset_is_broken(loop_factory):
-    async def run(group):
-        async with ObjectDiffusion(MemoryPool(identify=by_name)) as node:
-            stream, raw = await tcp(group)
-            peer = RawPeer(raw)
-            fetched = asyncio.ensure_future(node.fetch_from(stream, "raw"))
-            await peer.hears("81 00 84 01 F5 00 0A")
-            await peer.says("82 02 9F 41 61 FF")
-            await peer.hears("82 03 9F 41 61 FF")
-            raw._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            raw.close()
-            with pytest.raises(FlowctlError):
-                await fetched
-            assert node.statistics().peers == 0
-
-    on_loop(loop_factory, run)
+@on_each_loop
+async def test_fetching_when_the_origin_is_reset_is_broken(group):
+    async with ObjectDiffusion(MemoryPool(identify=by_name)) as node:
+        stream, raw = await tcp(group)
+        peer = RawPeer(raw)
+        fetched = asyncio.ensure_future(node.fetch_from(stream, "raw"))
+        await peer.hears("81 00 84 01 F5 00 0A")
+        await peer.says("82 02 9F 41 61 FF")
+        await peer.hears("82 03 9F 41 61 FF")
+        raw._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        raw.close()
+        with pytest.raises(FlowctlError):
+            await fetched
+        assert node.statistics().peers == 0
