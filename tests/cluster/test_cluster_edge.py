@@ -88,7 +88,7 @@ def test_origin_when_it_lies_is_banned_and_its_segments_come_from_others(house):
         for segment in held:
             tell(*segment)
 
-    second.origin._listener.group.call_soon(release)
+    second.origin._group.call_soon(release)
     until(lambda: edge.stream() and edge.stream().published, "the first segment")
     viewer = edge.play()
     encoder.pictures(100)

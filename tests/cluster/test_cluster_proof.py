@@ -118,7 +118,7 @@ def test_edges_when_they_are_too_many_of_one_address_are_told_why(house):
         until(lambda: second.states() == ["resting"], "the refusal")
         for _ in range(20):
             socket.create_connection(("127.0.0.1", origin.where.port)).close()
-        until(lambda: sum(origin.origin._listener._server.admission.refused.values()) > 20, "the refusals")
+        until(lambda: sum(origin.origin._listener.admission.refused.values()) > 20, "the refusals")
     (refused,) = [line for line in lines if line["event"] == "edge refused"]  # and one for all in the next 10 s
     assert (refused["limit"], "--per-address" in refused["hint"]) == ("connections_per_address", True)
     lost = [line for line in lines if line["event"] == "origin not reached"]

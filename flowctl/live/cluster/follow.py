@@ -128,7 +128,6 @@ class _Link(RtmpClient):
         self._pinged = False
 
     def opened(self) -> None:
-        """Begin, and look now and then whether anything comes."""
         super().opened()
         self.connection.gather_input(wanted=True)  # as that of a publisher
         self.wake_at(self.connection.clock() + _LOOK_S)
@@ -162,7 +161,6 @@ class _Link(RtmpClient):
             self._follow.stream_ended(self, event.reason, now)
 
     def due(self, now: float) -> None:
-        """Look for a sign of life; ask for one; give up."""
         received = self._protocol.bytes_received
         if received != self._looked_bytes:
             self._looked_bytes, self._pinged = received, False
@@ -310,7 +308,6 @@ class Follow:
         self._hold()
 
     def _link_ended(self, link: _Link) -> None:
-        """Try again after the end of a connection; at once for the next step of a login."""
         if link is not self._link or self._state is FollowState.ENDED:
             return
         self._link = None
@@ -331,7 +328,6 @@ class Follow:
         self._rest(why, self._group.now() - self._runs_since if ran else 0.0)
 
     def _give_up(self) -> None:
-        """End the stream for viewers: its source has stayed away for too long."""
         self._timers.pop("hold", None)
         if self._link is None or self._state is not FollowState.RUNNING:
             self._end_stream(self._why)
@@ -436,7 +432,6 @@ class Follow:
             self._sink.take(type_id, timestamp, payload, now)
 
     def stream_ended(self, link: _Link, reason: str, now: float) -> None:
-        """The source says that the stream is not published any more."""
         del now
         if link is self._link:
             reason = self._source.url.masked(reason)

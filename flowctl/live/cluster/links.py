@@ -79,7 +79,6 @@ class LinkSession(Session):
         self._arm()
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Leave the stream; one that fell behind is logged."""
         if self._stream is not None and reason not in (CloseReason.PEER_CLOSED, CloseReason.SHUTDOWN):
             _log.warning("link of a worker ended", stream=self._stream.name, reason=reason.value, details=details)
         self._leave()

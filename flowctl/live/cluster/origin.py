@@ -23,9 +23,9 @@ import structlog
 
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.state import MessageClass
-from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.listener import shown
 from flowctl.core.server.server import Server
 from flowctl.errors import (
     ClosedError,
@@ -86,58 +86,31 @@ _STUCK_S: Final = 10.0
 """An edge whose connection takes nothing for so long is cut."""
 
 
-class SegmentListener:
-    """Listens for nodes that fetch segments, on one thread, which the node that offers them lives on."""
-
-    def __init__(
-        self,
-        server: LiveServer,
-        address: str,
-        serve: Callable[[StreamSession], None],
-        report: ErrorHook | None = None,
-    ) -> None:
-        host, port = host_and_port(address.removeprefix(TLS))
-        tls = server.certificate if address.startswith(TLS) else None
-        if tls is None and address.startswith(TLS):
-            raise ConfigError("origin: TLS needs a certificate", hint="name its files: tls_certificate and tls_key")
-        self._server: Final = Server(
-            lambda: StreamSession(serve),
-            host,
-            port,
-            limits=NO_LIMITS,
-            settings=SenderSettings(stuck_s=_STUCK_S),
-            group_count=1,
-            on_error=report,
-            rebalance=False,
-            admission=server.config.admission,
-            on_refused=RefusalLog("edge refused", server.clock, hint=_REFUSED_HINT).tell,
-            tls=tls,
-            nodes=server.nodes,
-        )
-
-    @property
-    def group(self) -> PollGroup:
-        return self._server.groups.groups[0]
-
-    @property
-    def address(self) -> str:
-        host, port = self._server.address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    def start(self) -> None:
-        self._server.start()
-
-    def stop(self, deadline_s: float) -> None:
-        self._server.stop(deadline_s)
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
+def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSession], None]) -> Server:
+    """Return what listens for nodes that fetch segments, on one thread, which the node that offers them lives on."""
+    host, colon, port = address.removeprefix(TLS).rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
         raise ConfigError(
-            f"{address!r:.100} is no address of an origin", hint="write host:port, for example 10.0.0.5:1936"
+            f"{address.removeprefix(TLS)!r:.100} is no address of an origin",
+            hint="write host:port, for example 10.0.0.5:1936",
         )
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    tls = server.certificate if address.startswith(TLS) else None
+    if tls is None and address.startswith(TLS):
+        raise ConfigError("origin: TLS needs a certificate", hint="name its files: tls_certificate and tls_key")
+    return Server(
+        lambda: StreamSession(serve),
+        host.removeprefix("[").removesuffix("]"),
+        int(port),
+        limits=NO_LIMITS,
+        settings=SenderSettings(stuck_s=_STUCK_S),
+        group_count=1,
+        on_error=server.hub.oversight.report,
+        rebalance=False,
+        admission=server.config.admission,
+        on_refused=RefusalLog("edge refused", server.clock, hint=_REFUSED_HINT).tell,
+        tls=tls,
+        nodes=server.nodes,
+    )
 
 
 def finish(work: Coroutine[Any, Any, None], group: PollGroup, deadline_s: float) -> None:
@@ -268,7 +241,8 @@ class Origin:
         self._wall_clock = wall_clock
         self._window: Final = window or WindowLimits()
         self._server = server
-        self._listener = SegmentListener(server, address, self._serve, server.hub.oversight.report)
+        self._listener = segment_server(server, address, self._serve)
+        self._group: Final = self._listener.groups.groups[0]
         self._offering: Offering | None = None
         self._cutting: Final = Cutting(self._hand_over, wall_clock)
         self.pool: Final = SegmentPool(self._window, server.clock)  #: what is kept
@@ -281,7 +255,7 @@ class Origin:
 
     @property
     def offers(self) -> str:
-        return self._listener.address
+        return shown(*self._listener.address)
 
     def start(self) -> None:
         self._listener.start()
@@ -289,7 +263,7 @@ class Origin:
 
     def stop(self, deadline_s: float) -> None:
         if self._offering is not None:
-            finish(self._offering.close(), self._listener.group, deadline_s)
+            finish(self._offering.close(), self._group, deadline_s)
         self._listener.stop(deadline_s)
 
     def figures(self) -> dict[str, Any]:
@@ -316,25 +290,24 @@ class Origin:
             return
         self._pending_bytes += size
         with contextlib.suppress(ClosedError, LocalProtocolError):  # it has stopped, or not begun
-            self._listener.group.call_soon(self._keep, cut, size)
+            self._group.call_soon(self._keep, cut, size)
 
     def _keep(self, cut: Cut, size: int) -> None:
         self._pending_bytes -= size
         keep(self.pool, cut)
         if not self._sweeps:
             self._sweeps = True
-            self._listener.group.call_later(self._window.stream_s / 4, self._sweep)
+            self._group.call_later(self._window.stream_s / 4, self._sweep)
 
     def _sweep(self) -> None:
         """Let go what is too old, also when nothing is published any more: what is over is offered to no edge."""
         self.pool.expire()
         self._sweeps = len(self.pool) > 0
         if self._sweeps:
-            self._listener.group.call_later(self._window.stream_s / 4, self._sweep)
+            self._group.call_later(self._window.stream_s / 4, self._sweep)
 
 
 def keep(pool: SegmentPool, cut: Cut) -> None:
-    """Write a segment and keep it, unless it cannot be one."""
     try:
         pool.put(*cut.write())
     except (LimitExceededError, LocalProtocolError) as error:
@@ -359,7 +332,6 @@ class Cutting:
         self.refused = 0  #: messages that were too large for a segment, and segments that came too fast
 
     def took_over(self, name: str, publisher: StreamMember | None) -> None:
-        """End the publication that there was, and begin another."""
         ended = self._publications.pop(name, None)
         if ended is not None:
             self._complete(ended, ended.cutter.close())

@@ -68,13 +68,11 @@ class Seam:
         self.repeated_count = 0  #: messages left out because they came before
 
     def reconnected(self) -> None:
-        """Expect repeated messages: another connection carries the stream from now on."""
         self._held.clear()
         self._repeats = None
         self._again = frozenset(self._recent) if self._recent or self._headers else None
 
     def forget(self) -> None:
-        """Forget what came: the stream has ended, and the next message is the first of another."""
         self._recent.clear()
         self._headers.clear()
         self._held.clear()
@@ -100,7 +98,6 @@ class Seam:
         return self._go_on(piece, mark, now)
 
     def _go_on(self, piece: SeamPiece, mark: int, now: float) -> Joined:
-        """Take the first message of a connection that did not come before."""
         joint = self._joint(piece.timestamp, now)
         if joint is Joint.RESTART:
             self._recent.clear()
@@ -125,7 +122,6 @@ class Seam:
         self._last_timestamp, self._last_at = timestamp, now
 
     def _keep(self, key: object, header: SeamPiece) -> bool:
-        """Remember a header; return whether it is another one than before."""
         value = header.type_id, zlib.crc32(header.payload)
         known = self._headers.pop(key, None)
         if len(self._headers) >= _HEADERS:

@@ -75,7 +75,6 @@ class DecisionContext:
 
     @property
     def timeout_s(self) -> float:
-        """After how many seconds an object in flight is asked for elsewhere too; 0: never."""
         return self.policy.inflight_timeout_s if self.inflight_timeout_s is None else self.inflight_timeout_s
 
     def overdue(self, state: PeerState) -> list[ObjectId]:
@@ -119,7 +118,6 @@ def make_decisions(context: DecisionContext) -> Decisions:
 
 
 def _in_order(accounts: PlannedCopies) -> list[ObjectId]:
-    """Return the objects that copies are wanted of and that some peer can be asked for, the first to fetch first."""
     objects, has_object = accounts.context.state.objects, accounts.context.has_object
     found = [
         object_id
@@ -163,7 +161,6 @@ class PlannedCopies:
         self.full = self._count >= self.policy.max_num_objects_inflight_total
 
     def wanted(self, object_id: ObjectId) -> int:
-        """Return how many more copies of an object are to be asked for; 0 or less: none."""
         known = self.context.state.objects[object_id]
         return self.policy.target_object_redundancy - known.copies - self._copies.get(object_id, 0)
 
@@ -210,7 +207,6 @@ class PlannedCopies:
         return made
 
     def _enter(self, peer: PeerId, state: PeerState) -> None:
-        """Count what a peer has under way, and see what it can take."""
         overdue = self.context.overdue(state)
         for object_id in overdue:
             self._copies[object_id] = self._copies.get(object_id, 0) - 1
@@ -229,7 +225,6 @@ class PlannedCopies:
             self._put_at(slot, len(state.inflight) + (_LAST if self.context.is_last(peer, state) else 0))
 
     def _count_decided(self, state: PeerState, decision: PeerDecision) -> None:
-        """Count what a busy peer has decided to ask for and has not asked for yet: it is still available there."""
         for object_id in decision.objects_to_req_ids:
             if object_id in state.available:
                 self._copies[object_id] = self._copies.get(object_id, 0) + 1
@@ -249,7 +244,6 @@ class PlannedCopies:
         raise InternalError("an eligible peer has no load")  # each is put at one by _enter
 
     def _add_load(self, slot: int) -> None:
-        """Count one object more for a peer, and see whether it can take another."""
         load = self._load[slot]
         self._peers_at[load] &= ~(1 << slot)
         if not self._peers_at[load]:

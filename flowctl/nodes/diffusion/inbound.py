@@ -130,7 +130,6 @@ class Inbound:
         self._replied.set()
 
     def fail(self, error: Exception) -> None:
-        """End the peer with an error. The first one counts."""
         if self._error is None and not self._finished:
             self._error = error
             self._interrupt()
@@ -179,7 +178,6 @@ class Inbound:
         self._output.append(encode(RequestObjects(object_ids)))
 
     def _batches(self, wanted: frozenset[ObjectId]) -> Iterator[tuple[tuple[ObjectId, ...], int]]:
-        """Yield objects in the order of their announcement, so many that a request and its reply fit into messages."""
         policy, state, has_object = self._registry.state.policy, self._api.state, self._registry.pool.has_object
         batch: list[ObjectId] = []
         size_bytes = request_bytes = 0

@@ -63,7 +63,6 @@ class LeasePlanner:
         return accounts.decisions()
 
     def next_round_at(self, context: DecisionContext) -> float | None:
-        """Return when a round is due although nothing happens: an object is overdue, or the delay of a peer is over."""
         found = [context.state.next_timeout(context.now)]
         for peer, state in context.state.peers.items():
             delay_s = self._delay_s(context, peer, state)
@@ -79,7 +78,6 @@ class LeasePlanner:
 
 
 def _claimable(accounts: PlannedCopies, state: PeerState, free: set[ObjectId]) -> Iterator[ObjectId]:
-    """Yield the free objects of a peer in the order of its FIFO, while it can take more."""
     bit = 1 << state.slot
     for key in state.available:
         if accounts.full or not accounts.eligible & bit:

@@ -84,7 +84,6 @@ _ESCAPED: Final = re.compile(r"\[([*?[])\]")
 
 
 def check_pattern(topic: str) -> None:
-    """Check that a pattern of topics costs little."""
     wild = sum(map(topic.count, "*?["))
     if wild > MOST_WILD:
         raise LimitExceededError(
@@ -170,7 +169,6 @@ class Outbound:
         self._wake.set()
 
     async def _look(self) -> None:
-        """End a peer for which objects are kept that are nowhere else any more."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self._words_left = min(self._words_left + _WORDS_PER_LOOK, MOST_TOPICS)
@@ -182,7 +180,6 @@ class Outbound:
                 return
 
     def _too_long_kept(self, now: float) -> ObjectId | None:
-        """Return an object that was announced long ago, and that the pool has let go. None: there is none."""
         for object_id, at in self._announced_at.items():
             entry = self._fifo[object_id]
             if now - at <= KEPT_FOR_S or entry is None:
@@ -369,7 +366,6 @@ class Outbound:
         return found
 
     def _walk(self) -> None:
-        """Look for what was passed of topics that are wanted now."""
         self._walks = False
         self._older.clear()
         for entry in self._pool.objects_after(ZERO_TICKET, MOST_TOPICS**2):

@@ -234,7 +234,6 @@ class Registry:
             self.poke()
 
     def release(self, peer: PeerId) -> None:
-        """Decide for a held peer again; one that is not held, or gone: no effect."""
         api = self._apis.get(peer)
         if api is not None and api.held:
             api.held = False
@@ -243,7 +242,6 @@ class Registry:
     # -- rounds
 
     def poke(self) -> None:
-        """Something changed: let a round come soon."""
         self._poke_at(self.clock())
 
     def _poke_at(self, when: float) -> None:

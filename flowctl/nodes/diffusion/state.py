@@ -142,7 +142,6 @@ class DecisionGlobalState:
         self.held_bytes -= state.inflight_bytes + state.owt_bytes
 
     def on_request_ids(self, peer: PeerId, ack: int, req: int) -> None:
-        """A request for ids is sent: `ack` ids leave the FIFO, `req` are in flight."""
         state = self._state(peer)
         if ack < 0 or req < 0 or ack + req < 1:
             raise LocalProtocolError(f"a request for ids acknowledges {ack} and asks for {req}")
@@ -190,7 +189,6 @@ class DecisionGlobalState:
             self._known(object_id, now).providers |= bit
 
     def on_request_objects(self, peer: PeerId, object_ids: Iterable[ObjectId], *, now: float = 0.0) -> None:
-        """A request for objects is sent: they are available no longer, but in flight."""
         state = self._state(peer)
         wanted: dict[ObjectId, Inflight] = {}
         for object_id in object_ids:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from weakref import ref
 
 from flowctl.core.outcomes.pending import Outcome, Pending
@@ -41,6 +41,7 @@ from flowctl.nodes.scheduler.offer import (
 )
 from flowctl.nodes.scheduler.policy import MAX_PRIORITY, ById, FirstComeFirstServed, PeerChannels, SchedulerPolicy
 
+_T = TypeVar("_T")
 _MOST_STALE: Final = 64
 """Peers that have gone may be in the pool as often as there are peers, and this often more, before it is cleared."""
 ASKED_PER_JOB: Final = 1000
@@ -158,7 +159,6 @@ class SenderLine:
         return entry
 
     def left(self) -> None:
-        """Count one less: an entry has left."""
         self.live_count -= 1
         if len(self._fifo) + len(self._heap) > 2 * self.live_count + 64:
             # Who stands in several lines, is asked in one of them and declines, has a second place in the others.
@@ -269,7 +269,6 @@ class Core:
     # --- peers ---------------------------------------------------------------------------------------------------
 
     def connect(self, peer: ConnectedPeer, peer_id: PeerId, channels: int, now: float) -> bool:
-        """Add a peer. False: its id is connected already, and that peer's object lives."""
         known = self.peers.get(peer_id)
         if known is not None and known.reference() is not None:
             return False
@@ -287,17 +286,13 @@ class Core:
         self._peer_number += 1
         self.peers[peer_id] = state
         self.jobs.append(state)
-        try:
-            if self._limits is not None:
-                state.channel_count = max(1, self._limits.connected(state, now))
-            if self._ejection is not None:
-                self._ejection.connected(state, now)
-        except Exception as error:  # noqa: BLE001  (a policy's)
-            self._fault(error)
+        if self._limits is not None:
+            state.channel_count = max(1, self._asked(channels, self._limits.connected, state, now))
+        if self._ejection is not None:
+            self._asked(None, self._ejection.connected, state, now)
         return True
 
     def _check_order(self, peer_id: PeerId) -> None:
-        """Raise LocalProtocolError if `peer_id` has no order among the others."""
         other = next(iter(self.peers), peer_id)
         try:
             peer_id < other  # noqa: B015  (whether it raises is all)
@@ -307,8 +302,15 @@ class Core:
                 hint="give all peers of a scheduler ids of one type",
             ) from error
 
+    def _asked(self, otherwise: _T, question: Callable[..., _T], *args: Any) -> _T:
+        """Ask a policy; where it raises, that is reported, and it goes on with another answer."""
+        try:
+            return question(*args)
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            self._fault(error)
+            return otherwise
+
     def _fault(self, error: Exception) -> None:
-        """Have reported what a policy has raised; what it was asked goes on without its answer."""
         self.jobs.append(PolicyFault(error))
 
     def _pool(self, peer: PeerChannels) -> None:
@@ -373,10 +375,7 @@ class Core:
             for request in claimed:
                 self._learn(request, Outcome.DISCONNECTED, now)
         if self._ejection is not None:
-            try:
-                self._ejection.left(peer)
-            except Exception as error:  # noqa: BLE001  (a policy's)
-                self._fault(error)
+            self._asked(None, self._ejection.left, peer)
         self.counters.disconnects += self._fail(claimed, FailureCode.DISCONNECT)
         return True
 
@@ -568,7 +567,6 @@ class Core:
         return found, behind_count
 
     def _wanted_by(self, entry: QueuedSender, fresh: tuple[PeerChannels, ...] | None) -> tuple[PeerChannels, ...]:
-        """Return those of `fresh`, or of all peers, that `entry` wants and that can be offered, by id."""
         wanted = entry.peers or ()
         if fresh is not None:
             return tuple(peer for peer in fresh if peer.peer_id in wanted and self._is_open(peer))
@@ -621,10 +619,7 @@ class Core:
         if entry.done:
             return
         if self._served is not None and offer.sent_count:
-            try:
-                self._served(entry.sender, entry.place, offer.sent_count)
-            except Exception as error:  # noqa: BLE001  (a policy's)
-                self._fault(error)
+            self._asked(None, self._served, entry.sender, entry.place, offer.sent_count)
         self._leave(entry)
         successor = entry.successor
         if not self.stopped:
@@ -705,7 +700,6 @@ class Core:
         now: float,
         deadline: float,
     ) -> SentMessage | None:
-        """Close `channel` for a message that is about to be sent. None: it may not be."""
         peer = channel.state
         if (
             offer.size <= 0
@@ -732,7 +726,6 @@ class Core:
         now: float,
         deadline: float,
     ) -> SentMessage:
-        """Enter a message that keeps a channel of `peer` closed, which is not counted as open any more."""
         if receiver is None:
             self._notice_key -= 1
             key = self._notice_key
@@ -767,7 +760,6 @@ class Core:
         return self._put(held.peer, receiver, response_type, now, deadline)
 
     def free(self, held: SentMessage, outcome: Outcome, now: float) -> None:
-        """Open the channel that `held` keeps closed, if it does; no callback is told."""
         if self._claim(held.key) is not None:
             if outcome is Outcome.REJECTED:
                 self.counters.requests -= held.key > 0
@@ -830,10 +822,7 @@ class Core:
                 peer.ejected, peer.probation = False, True
                 self.jobs.append(peer)
                 if self._ejection is not None:
-                    try:
-                        self._ejection.returned(peer, now)
-                    except Exception as error:  # noqa: BLE001  (a policy's)
-                        self._fault(error)
+                    self._asked(None, self._ejection.returned, peer, now)
         self.jobs.extend(callback for _, callback in self.calls.take_due(now))
         self._resuming = self.suspended is not None
 
@@ -855,7 +844,6 @@ class Core:
         )
 
     def _release(self, request: SentMessage, outcome: Outcome, now: float) -> PeerChannels | None:
-        """Open the channel that `request`, which was claimed, kept closed. Returns its peer if it can be offered."""
         peer = request.peer
         if request.key not in peer.pending:
             return None  # its peer was disconnected since
@@ -881,11 +869,7 @@ class Core:
         except Exception as error:  # noqa: BLE001  (a policy's)
             self._fault(error)
         if self._ejection is not None:
-            try:
-                seconds = self._ejection.ended(peer, outcome, latency_s, now)
-            except Exception as error:  # noqa: BLE001  (a policy's)
-                seconds = 0.0
-                self._fault(error)
+            seconds = self._asked(0.0, self._ejection.ended, peer, outcome, latency_s, now)
             if seconds > 0 and not peer.gone and not peer.ejected:
                 self.counters.ejections += 1
                 self._shut(peer)

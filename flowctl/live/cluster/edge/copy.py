@@ -204,7 +204,6 @@ class StreamCopy:
         self._turn(now)
 
     def gone(self, peer: PeerId) -> None:
-        """The connection to an origin is lost."""
         if self._publications.tellers.pop(peer, None) is not None:
             self._turn(self._clock())
             self._flush()
@@ -220,12 +219,10 @@ class StreamCopy:
 
     @property
     def _current(self) -> int | None:
-        """The publication that goes out. None: none yet."""
         place = self._start if self._splice.cursor is None else self._splice.cursor[0]
         return None if place is None else place.timeline
 
     def _turn(self, now: float) -> None:
-        """Go on with another publication where no origin has more of the one that goes out."""
         current = self._current
         if current is None or self._publications.lives(current, now):
             return
@@ -296,7 +293,6 @@ class StreamCopy:
         return 0.0 if heard is None else self._clock() - heard.at
 
     def _is_apart(self, number: int) -> bool:
-        """Whether a publication is neither the one that goes out nor the next one."""
         return self._current is not None and number not in (self._current, self._successor)
 
     def _behind(self, position: Position, now: float) -> bool:
@@ -388,7 +384,6 @@ class StreamCopy:
         return not self._proven or self._mapping is None or position.timeline > self._mapping.timeline
 
     def _settle(self, now: float) -> bool:
-        """Choose where to begin, once it is known what there is; return whether that is so."""
         if self.follows and now - self._came_at < LIVE_S:
             return False  # the followed source comes first
         if self._first_at is None or now - self._first_at < SETTLE_S:
@@ -427,7 +422,6 @@ class StreamCopy:
         self._flush()
 
     def begin(self, now: float) -> None:
-        """A followed source begins, perhaps behind another one."""
         del now
         self._cutter, self._unplaced = Cutter(self.name, NOWHERE), []
         self._before, self._mapping = self._mapping or self._before, None
@@ -506,7 +500,6 @@ class StreamCopy:
                 self._settle_at(_Mapping(place.timeline, 0))
 
     def _settle_at(self, found: _Mapping) -> None:
-        """Learn where the followed source stands, and place what waited for that."""
         before, self._mapping = self._mapping, found
         if before is None:
             self._place_held()
@@ -593,7 +586,6 @@ class StreamCopy:
         self._own.pop((content, position), None)
 
     def end(self, why: str) -> None:
-        """A followed source says that the stream has ended."""
         del why
         if self._cutter is not None:
             for cut in self._cutter.close():
@@ -602,7 +594,6 @@ class StreamCopy:
         self._end_publication()
 
     def _end_publication(self) -> None:
-        """Note that what is followed next is another publication."""
         if self._mapping is not None and self._mapping.timeline != NOWHERE:
             self._over = self._mapping.timeline
 
@@ -630,7 +621,6 @@ class StreamCopy:
     # -- what goes out
 
     def tick(self, now: float) -> None:
-        """Look at what time alone changes."""
         self._turn(now)
         self._match_late(now)
         due = self._splice.next_deadline()

@@ -31,6 +31,7 @@ import structlog
 
 from flowctl.core.loop.tls import with_tls
 from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.server.listener import shown
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.live.cluster.edge.copy import CopyStatistics, StreamCopy
@@ -38,7 +39,7 @@ from flowctl.live.cluster.edge.gate import SchedulerGate
 from flowctl.live.cluster.edge.planner import EdgePlanner
 from flowctl.live.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
 from flowctl.live.cluster.follow import Follow, FollowState, Inflow, Source
-from flowctl.live.cluster.origin import POLICY, Cutting, Offering, SegmentListener, finish, keep
+from flowctl.live.cluster.origin import POLICY, Cutting, Offering, finish, keep, segment_server
 from flowctl.live.cluster.segments.cutter import Cut
 from flowctl.live.cluster.segments.segment import NAME_BYTES, Segment, SegmentId
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
@@ -145,7 +146,6 @@ class _Following:
         self.source = ""
 
     def tick(self, now: float) -> None:
-        """Go on with the next source where this one has gone."""
         if self._follow is not None:
             found = self._follow.statistics()
             if found.state is FollowState.RUNNING:
@@ -214,7 +214,6 @@ class _Wanted:
 
     @property
     def is_somewhere(self) -> bool:
-        """Whether an origin has announced it, or sends its frames."""
         return self.announced or self.is_followed
 
     @property
@@ -223,7 +222,6 @@ class _Wanted:
 
 
 def _has_segments(stream: str) -> bool:
-    """Return whether there can be segments of a stream: viewers ask for any names."""
     try:
         return len(stream.encode()) <= NAME_BYTES
     except UnicodeEncodeError:
@@ -239,9 +237,12 @@ class Edge:
         self._config = config
         self._clock = server.clock
         self._rng = rng or Random()
-        report = server.hub.oversight.report
-        self._listener = SegmentListener(server, offer, self._serve, report) if offer else None
-        self._group = self._listener.group if self._listener is not None else PollGroup("flowctl-edge", on_error=report)
+        self._listener = segment_server(server, offer, self._serve) if offer else None
+        self._group = (
+            PollGroup("flowctl-edge", on_error=server.hub.oversight.report)
+            if self._listener is None
+            else self._listener.groups.groups[0]
+        )
         self._wanted: dict[str, _Wanted] = {}
         self.pool: Final = SegmentPool(
             config.window, server.clock, wants=self._wants, known_as=self._known_as, on_segment=self._came
@@ -265,8 +266,7 @@ class Edge:
 
     @property
     def offers(self) -> str:
-        """Where other edges fetch from this one. Empty: nowhere."""
-        return "" if self._listener is None else self._listener.address
+        return "" if self._listener is None else shown(*self._listener.address)
 
     def start(self) -> None:
         if self._listener is not None:
@@ -283,7 +283,6 @@ class Edge:
         _log.info("edge started", origins=[str(item) for item in self._config.origins], follow=self._config.follow)
 
     def _diffusion_of_loop(self) -> ObjectDiffusion:
-        """Return the diffusion of the node, made on its thread."""
         if self._diffusion is None:
             policy = replace(POLICY, target_object_redundancy=self._config.redundancy)
             diffusion = self._diffusion = ObjectDiffusion(
@@ -315,7 +314,6 @@ class Edge:
             self._group.report("edge", error)
 
     def stop(self, deadline_s: float) -> None:
-        """End; what is under way is given up."""
         finish(self._end(), self._group, deadline_s)
         if self._listener is not None:
             self._listener.stop(deadline_s)
@@ -371,7 +369,6 @@ class Edge:
             wanted.copy.gone(peer)
 
     def _wants(self, name: SegmentId) -> bool:
-        """Return whether a segment that was announced is to be fetched, now or later."""
         wanted = self._wanted.get(name.stream)
         return wanted is not None and wanted.copy.wants(name)
 
@@ -383,7 +380,6 @@ class Edge:
         return any(fnmatchcase(stream, pattern) for pattern in self._config.streams)
 
     def _want(self, stream: str) -> _Wanted | None:
-        """Begin to copy a stream. None: there are too many."""
         now = self._clock()
         if self._stopping or (len(self._wanted) >= STREAMS and not self._make_room(now)):
             return None
@@ -451,7 +447,6 @@ class Edge:
             await asyncio.sleep(TICK_S)
 
     def _tick(self, now: float) -> None:
-        """Look who wants what, and at what time changes."""
         self.gate.tick()
         self._prefer(now)
         viewed = {stream.name for stream, viewers in self._hub.streams().items() if viewers}
@@ -477,7 +472,6 @@ class Edge:
             self.pool.expire()
 
     def _free(self, name: str) -> bool:
-        """Whether no publisher of this server's own has the name."""
         return self._hub.publisher_of(name) is None
 
     def _let_go(self, name: str, why: str) -> None:

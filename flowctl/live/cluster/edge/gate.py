@@ -65,7 +65,6 @@ class _Request:
         self.failed = False
 
     def on_offer(self, offer: Offer) -> None:
-        """Send on a channel of the peer that was decided on, or not at all."""
         channel = offer.channel(self.peer.peer_id)
         if channel is not None:
             self.number = channel.send(self._send, self, REQUEST_S)
@@ -91,7 +90,6 @@ class _Request:
 
 
 def _nobody(peer_id: str) -> None:
-    """Nobody waits yet."""
     del peer_id
 
 
@@ -157,7 +155,6 @@ class SchedulerGate:
             self.scheduler.receive(request.peer, how, request.number)
 
     def freed(self, peer_id: str) -> None:
-        """A channel of a peer has opened."""
         if peer_id in self._held:
             del self._held[peer_id]
             self.opened(peer_id)

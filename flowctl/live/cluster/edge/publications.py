@@ -39,7 +39,6 @@ class Publications:
         self.tellers: dict[PeerId, Teller] = {}
 
     def number_of(self, timeline: int, keep: Collection[int | None] = ()) -> int:
-        """Return the number of a publication, a new one where it is new; those in `keep` are not forgotten for it."""
         number = self._numbers.get(timeline)
         if number is None:
             if len(self._numbers) >= TIMELINES:
@@ -60,19 +59,16 @@ class Publications:
                 teller.numbers.discard(number)
 
     def announced(self, teller: Teller, number: int, now: float, *, ended: bool) -> None:
-        """Note that an origin has announced a segment, the last of its publication or not."""
         teller.number, teller.ended, teller.at = number, ended, now
         teller.numbers.add(number)
 
     def lives(self, number: int, now: float) -> bool:
-        """Return whether more of a publication may come."""
         return any(
             teller.number == number and not teller.ended and now - teller.at < SILENT_S
             for teller in self.tellers.values()
         )
 
     def best(self, now: float, *, but: int | None = None) -> int | None:
-        """Return the living publication that most origins have, of equal ones the last that was heard of."""
         told = [teller.number for teller in self.tellers.values() if teller.number != but]
         living = (number for number in told if self.lives(number, now))
         return max(living, key=lambda number: (told.count(number), number), default=None)

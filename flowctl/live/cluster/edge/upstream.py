@@ -51,7 +51,6 @@ class OriginAddress:
 
     @classmethod
     def parse(cls, text: str) -> OriginAddress:
-        """Return the address of ``[rtmps://]host[:port][/rtmp port][?key=KEY]``."""
         text, _, proof = text.partition("?")
         tls = text.startswith(_RTMPS)
         place, slash, rtmp = text.removeprefix(_RTMPS).removeprefix("rtmp://").partition("/")
@@ -167,7 +166,6 @@ class Upstream:
 
     @property
     def peer(self) -> str:
-        """The name of its connection for diffusion."""
         return f"{self.address}#{self._connections}"
 
     async def run(self) -> None:
@@ -176,7 +174,6 @@ class Upstream:
             await asyncio.sleep(wait_s)
 
     async def _once(self) -> float:
-        """Connect once and fetch until that is over; return how long to wait, in seconds."""
         self._redial.begin()
         self.state, began_at = UpstreamState.CONNECTING, self._clock()
         try:
@@ -220,7 +217,6 @@ class Upstream:
         _log.info("origin connected", origin=str(self.address))
 
     def _rest(self, why: str, **hint: str) -> None:
-        """Say once why it is not fetched from."""
         self.state, self._why = UpstreamState.RESTING, why
         if why != self._told:
             self._told = why

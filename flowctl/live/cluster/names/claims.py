@@ -77,7 +77,6 @@ class NameClaims:
             return claim.right
 
     def entered(self, name: str, number: int) -> None:
-        """Carry out what was decided while the publication was entered."""
         with self._lock:
             claim = self._claims.get((name, number))
         if claim is not None and claim.revoked:

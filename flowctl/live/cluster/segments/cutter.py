@@ -120,7 +120,6 @@ class Cutter:
         return self._video
 
     def add(self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass) -> list[Cut]:
-        """Take a message; return the segments that it completes, none or one."""
         frame = Frame(type_id, timestamp, payload)
         if message_class is MessageClass.HEADER:
             self._video = self._video or type_id == TYPE_VIDEO
@@ -143,7 +142,6 @@ class Cutter:
         return done
 
     def close(self) -> list[Cut]:
-        """End the publication; return its last segment, if one is open."""
         return self._complete(Then.END)
 
     def _unwrap(self, timestamp: int) -> int | None:
@@ -161,7 +159,6 @@ class Cutter:
         return max(last + step, 0)  # sound may begin a little before the picture at 0
 
     def _cut_before(self, now_ms: int, size_bytes: int, *, key: bool) -> list[Cut]:
-        """Complete the open segment where one begins with a message at `now_ms`, and open that one."""
         position = self.position
         if position is None:
             return []
@@ -197,7 +194,6 @@ class Cutter:
         self._bytes += FRAME_BYTES + len(frame.payload)
 
     def _keep(self, frame: Frame) -> None:
-        """Keep a header for those who begin later, within the bounds of a server."""
         key = inspect(frame.type_id, frame.payload).sticky_key
         self._headers.pop(key, None)
         taken = sum(len(payload) for _, payload in self._headers.values())

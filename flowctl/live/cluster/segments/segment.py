@@ -91,7 +91,6 @@ class Then(enum.IntEnum):
 
 
 def following(position: Position, then: Then, next_ms: int) -> Position | None:
-    """Return where what comes behind a segment begins. None: nothing comes."""
     timeline, start_ms, part = position
     if then is Then.END:
         return None

@@ -92,7 +92,6 @@ class Splice:
         return part is not None and part.last and index == len(part.frames)
 
     def start(self, position: Position) -> None:
-        """Begin at `position`, whatever comes first; only where nothing has gone out."""
         if self.cursor is None and self._timeline is None:
             self.cursor = position, 0
 
@@ -126,7 +125,6 @@ class Splice:
         return before or (self.cursor is not None and position < self.cursor[0])
 
     def lacks(self, position: Position) -> bool:
-        """Return whether something of the part at `position` has not come, and may yet go out."""
         part = self._parts.get(position)
         return not self.past(position) and (part is None or not (part.whole or part.last))
 
@@ -148,7 +146,6 @@ class Splice:
         return True
 
     def end_part(self, position: Position, count: int, following: Position | None) -> None:
-        """Note that a part whose messages were added has ended."""
         part = self._parts.get(position)
         if part is not None and not part.whole and len(part.frames) == count:
             part.end(following)
@@ -237,7 +234,6 @@ class Splice:
     # -- out
 
     def take(self, now: float, *, hopeless: bool = False) -> list[Output]:
-        """Return what goes out now, in order."""
         out: list[Output] = []
         while self._advance(out) or self._give_up(now, out, hopeless=hopeless):
             hopeless = hopeless and not out
@@ -248,7 +244,6 @@ class Splice:
         return None if self._since is None else self._since + self._wait_s
 
     def _advance(self, out: list[Output]) -> bool:
-        """Let what stands at the cursor go out; return whether anything has changed."""
         if self.cursor is None:
             first = self._first_behind()
             if first is None:
@@ -307,13 +302,11 @@ class Splice:
         return True
 
     def _go_to(self, behind: Position) -> None:
-        """Put the cursor to the beginning of a part, and forget what stands before it."""
         before, self.cursor, self._since = self.cursor, (behind, 0), None
         for position in [position for position in self._parts if self.past(position)]:
             self._drop_part(position, before[1] if before is not None and before[0] == position else 0)
 
     def _drop_part(self, position: Position, gone: int) -> None:
-        """Forget a part of which so many messages have gone out."""
         part = self._parts.pop(position)
         self.held_bytes -= _WAITING
         self._drop_frames(part.frames[gone:])

@@ -104,7 +104,6 @@ class SegmentPool:
             raise ValueError(str(error)) from error
 
     def has_object(self, object_id: bytes) -> bool:
-        """Return whether a segment need not be fetched: it is or was here, or is not wanted."""
         if self._shelf.knows(object_id):
             return True
         name = self.name_of(object_id)
@@ -140,7 +139,6 @@ class SegmentPool:
     # -- for the node
 
     def put(self, name: SegmentId, data: bytes) -> bool:
-        """Keep a segment; return False where it was here already."""
         object_id, stream, shelf = name.encode(), name.stream, self._shelf
         if shelf.get(object_id) is not None:
             return False

@@ -46,11 +46,15 @@ class Link:
         self._told: Final = threading.Event()  # what was in force before is in force here
         self.node: Final = RpcNode(name="flowctl-link", on_error=server.hub.oversight.report)
         self.node.add_category(WORKER, AuthLevel.ADMIN)
-        self.node.add_request_command(WORKER, "alive", self._alive)
-        self.node.add_request_command(WORKER, "operate", self._operate)
-        self.node.add_request_command(WORKER, "figures", self._figures)
-        self.node.add_request_command(WORKER, "behaving", self._behaving)
-        self.node.add_request_command(WORKER, "words", self._words)
+        commands = {
+            "alive": self._alive,
+            "operate": self._operate,
+            "figures": self._figures,
+            "behaving": lambda message: behaving(server, message.data[0]),
+            "words": self._words,
+        }
+        for name, handler in commands.items():
+            self.node.add_request_command(WORKER, name, handler)
 
     def start(self) -> None:
         """Reach the supervisor; a ClosedError says that the server ends, and starts nothing any more."""
@@ -82,15 +86,9 @@ class Link:
             effects.limits(self._server, said["limits"])
 
     def _tell_verdicts(self, verdicts: list[Overflow]) -> None:
-        """Have the supervisor decide, which knows who behaves at the other workers."""
         self.node.send(self.conn, f"{WORKERS}.verdicts", json.dumps([overflow_line(item) for item in verdicts]))
 
-    def _behaving(self, message: RpcMessage) -> bytes:
-        """Say who behaves of addresses that are about to be punished, and end the guilty."""
-        return behaving(self._server, message.data[0])
-
     def _words(self, message: RpcMessage) -> str:
-        """Take what was said of bans, after what was said before this worker came."""
         self._told.wait(_TOLD_S)
         return str(take_words(self._server, message.data[0]))
 
@@ -119,7 +117,6 @@ class Link:
         return "yes"
 
     def _operate(self, message: RpcMessage) -> bytes:
-        """Carry out an operation, after what was set before this worker came."""
         self._told.wait(_TOLD_S)
         return carry_out(self._server, message.data[0])
 
@@ -130,7 +127,6 @@ class Link:
         return json.dumps(figures)
 
     def _changed(self, change: Change) -> None:
-        """Tell the supervisor what was taken from a file."""
         name, _, kind = change.what.partition(" ")
         if kind == "file":
             said = {"what": change.what, "detail": change.detail, "digest": self._server.reload.digest(name)}

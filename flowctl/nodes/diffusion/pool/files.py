@@ -57,7 +57,6 @@ class StoredFile:
     topic: str = ""
 
     def read(self) -> bytes:
-        """Return the object. Any thread."""
         try:
             data = self.path.read_bytes()[_HEADER.size + len(self.object_id) :]
             sound = len(data) == self.size_bytes and self.identify(data) == self.object_id
@@ -70,7 +69,6 @@ class StoredFile:
         return data
 
     def doom(self) -> None:
-        """Remove the file as soon as nobody holds this entry."""
         weakref.finalize(self, _remove, self.path).atexit = False
 
 

@@ -38,7 +38,6 @@ class Shelf(Generic[E]):
         return iter(self._by_ticket.values())
 
     def knows(self, object_id: bytes) -> bool:
-        """Return whether the object is here, or was evicted lately."""
         return object_id in self._by_id or object_id in self._gone
 
     def get(self, object_id: bytes) -> E | None:
@@ -65,7 +64,6 @@ class Shelf(Generic[E]):
             size_bytes -= max(1, self.evict().size_bytes)
 
     def put(self, entry: E) -> None:
-        """Add an entry; its ticket is the greatest so far."""
         self._last = max(self._last, entry.ticket)
         self._by_id[entry.object_id] = self._by_ticket[entry.ticket] = entry
         self._gone.pop(entry.object_id, None)
@@ -102,7 +100,6 @@ class Shelf(Generic[E]):
         return found
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback` in `tell`, until what is returned is called."""
         key = object()
         self._watchers[key] = callback
 
@@ -112,7 +109,6 @@ class Shelf(Generic[E]):
         return unwatch
 
     def tell(self) -> None:
-        """Call those who watch, if something was put since."""
         if self._grown:
             self._grown = False
             for callback in list(self._watchers.values()):

@@ -110,7 +110,6 @@ class StreamSession(Session):
 def open_stream(
     group: PollGroup, sock: socket.socket, *, limits: Limits = NO_LIMITS, settings: SenderSettings | None = None
 ) -> StreamSession:
-    """Return a stream over a connected socket, which is owned from now on. On the group's thread."""
     if sock.family != socket.AF_UNIX:
         for option, value in _KEEP_ALIVE:
             sock.setsockopt(*option, value)
@@ -128,7 +127,6 @@ async def connect_stream(
     settings: SenderSettings | None = None,
     wrap: Callable[[socket.socket], socket.socket] | None = None,
 ) -> StreamSession:
-    """Connect to a server and return the stream. On the group's thread."""
     loop = asyncio.get_running_loop()
     places: list[tuple[socket.AddressFamily, Any]] = [(socket.AF_UNIX, address)]
     if not isinstance(address, str):

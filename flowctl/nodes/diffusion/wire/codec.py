@@ -167,7 +167,6 @@ class Decoder:
         return _message(cbor2.loads(raw), state)
 
     def _walk_message(self, state: State, most_bytes: int | None) -> Generator[None, None, int]:
-        """Walk over one message, stopping where octets are missing; return where it ends."""
         limit = SIZE_LIMIT_BYTES[state]
         if most_bytes is not None:
             limit = min(limit, most_bytes)
@@ -228,7 +227,6 @@ class Decoder:
         return position
 
     def _need(self, end: int, limit: int) -> Generator[None, None, None]:
-        """Stop until octets up to `end` are here."""
         if end - self._start > limit:
             raise LimitExceededError("message_size_bytes", end - self._start, limit)
         while len(self._buffer) < end:

@@ -32,11 +32,9 @@ class RetryBudget:
 
     @property
     def tokens(self) -> float:
-        """How many further tries are paid for, as of the last call."""
         return self._tokens
 
     def first_try(self) -> None:
-        """Put in what a first try earns."""
         self._tokens = min(self._most, self._tokens + self._share)
 
     def take(self, now: float) -> bool:

@@ -30,7 +30,6 @@ class WeightedFair:
         self._next: dict[Hashable, float] = {}  # by class: where its next sender stands, unless the clock is later
 
     def place(self, sender: Any, priority: int, number: int) -> float:
-        """Return the time, by the clock of its class, at which the turn of `sender` begins."""
         name = self._class_of(sender)
         place = max(self._clock, self._next.pop(name, 0.0))
         self._next[name] = place + 1 / self._weights.get(name, 1.0)  # put last: the first is the least recent
