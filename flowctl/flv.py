@@ -56,29 +56,22 @@ _BACK_POINTER: Final = struct.Struct(">I")
 class FlvTag(NamedTuple):
     """One tag.
 
-    Attributes:
-        type_id: 8 audio, 9 video, 18 script data.
-        timestamp: decoding time in milliseconds, 0 to 2^32 - 1. The format calls it signed, and FFmpeg reads the upper
-            half as negative; here it is the RTMP clock, which is unsigned and wraps.
+    Its timestamp is the decoding time in milliseconds, 0 to 2^32 - 1. The format calls it signed, and FFmpeg reads the
+    upper half as negative; here it is the RTMP clock, which is unsigned and wraps.
     """
 
-    type_id: int
+    type_id: int  # 8 audio, 9 video, 18 script data
     timestamp: int
     payload: bytes
 
 
 class FlvHeader(NamedTuple):
-    """The file header.
-
-    Attributes:
-        audio: whether audio tags are announced. Often wrong in live streams: go by the tags.
-        data_offset: octets before the first back pointer, 9 in version 1.
-    """
+    """The file header."""
 
     version: int
-    audio: bool
+    audio: bool  # whether such tags are announced; often wrong in live streams: go by the tags
     video: bool
-    data_offset: int
+    data_offset: int  # octets before the first back pointer, 9 in version 1
 
 
 class SupportsWrite(Protocol):

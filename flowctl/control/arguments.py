@@ -27,35 +27,23 @@ MOST_DURATION_S: Final = 10 * 365 * 86_400.0
 
 
 class ArgumentKind(NamedTuple):
-    """How values of one kind are written.
+    """How values of one kind are written."""
 
-    Attributes:
-        word: for it, in help and tables: ``NETWORK``.
-        read: returns the value of what was given; the second argument is the name, for errors.
-        flag: whether it is yes or no, on a command line by being there.
-        schema: the same as JSON Schema, as far as that can say it, for descriptions of the API.
-    """
-
-    word: str
-    read: Callable[[object, str], Any]
-    flag: bool = False
+    word: str  # for it, in help and tables: NETWORK
+    read: Callable[[object, str], Any]  # returns the value of what was given; the second argument is the name
+    flag: bool = False  # whether it is yes or no, on a command line by being there
+    # The same as JSON Schema, as far as that can say it, for descriptions of the API.
     schema: Mapping[str, Any] = MappingProxyType({"type": "string", "maxLength": MOST_TEXT})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Argument:
-    """One argument of an operation.
-
-    Args:
-        first: whether it may stand on a command line without its name.
-    """
-
     name: str
     kind: ArgumentKind
     what: str
     default: Any = None
     required: bool = False
-    first: bool = False
+    first: bool = False  # whether it may stand on a command line without its name
 
 
 def read_arguments(operation: str, arguments: Sequence[Argument], given: Mapping[str, object]) -> dict[str, Any]:

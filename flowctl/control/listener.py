@@ -222,11 +222,7 @@ async def _describe(message: RpcMessage) -> bytes:
 
 
 class Client(NamedTuple):
-    """Who has a key, as the file says.
-
-    Attributes:
-        name: of him; empty: none is given.
-    """
+    """Who has a key, as the file says."""
 
     permission: Permission
     name: str

@@ -63,27 +63,18 @@ class ForbiddenError(FlowctlError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """One operation.
-
-    Args:
-        effect: does it: given the server and the values by name; returns JSON. Not on a poll group's thread.
-        looks: whether it only looks, so that it need not wait for what others change, and is not worth a line.
-        who: which of several processes that are one server carry it out.
-        merge: returns the answer of all, of theirs.
-        lists: names of the lists of the answer that are read page by page; those in `whole` to their ends, since
-            entries of several processes are added, the others as far as the page asked for.
-    """
+    """One operation, and how several processes that are one server carry it out."""
 
     name: str
     permission: Permission = Permission.ADMIN
     summary: str
     arguments: tuple[Argument, ...] = ()
-    effect: Callable[[LiveServer, Mapping[str, Any]], dict[str, Any]]
-    looks: bool = False
+    effect: Callable[[LiveServer, Mapping[str, Any]], dict[str, Any]]  # returns JSON; not on a poll group's thread
+    looks: bool = False  # it need not wait for what others change, and is not worth a line of the log
     who: Who = Who.ALL
-    merge: Merge = merge_same
-    lists: tuple[str, ...] = ()
-    whole: frozenset[str] = frozenset()
+    merge: Merge = merge_same  # the answers of the processes to one
+    lists: tuple[str, ...] = ()  # of the answer, read page by page as far as the page asked for
+    whole: frozenset[str] = frozenset()  # those of them that are read to their ends, since entries are added
 
     @property
     def page(self) -> int:

@@ -59,14 +59,11 @@ STREAM_SORTS: Final[Mapping[str, Rank]] = {
 
 
 class Who(enum.Enum):
-    """Which of the processes carry an operation out.
+    """Which of the processes carry an operation out."""
 
-    ALL: all, side by side. ONE: any; each would say the same. HERE: none by itself; who stands for them does it.
-    """
-
-    ALL = "all"
-    ONE = "one"
-    HERE = "here"
+    ALL = "all"  # side by side
+    ONE = "one"  # any: each would say the same
+    HERE = "here"  # none by itself; who stands for them does it
 
 
 Merge: TypeAlias = Callable[[Asked, Results], Json]
@@ -79,14 +76,10 @@ def merge_same(asked: Asked, results: Results) -> Json:
 
 
 class WorkerAnswer(NamedTuple):
-    """What one process said.
-
-    Attributes:
-        result: what came of it. None: nothing did.
-    """
+    """What one process said."""
 
     worker: int
-    result: Json | None = None
+    result: Json | None = None  # None: nothing came of it
     error: FlowctlError | None = None
     missing: str = ""
 

@@ -35,16 +35,7 @@ _PEER: Final = ("192.0.2.1", 40_000)
 
 
 class MemoryWire:
-    """Both directions of a connection in memory; the server's socket, as far as a connection uses one.
-
-    Attributes:
-        up: octets on their way to the server.
-        down: octets on their way to the client.
-        room: octets that `down` takes before it says EAGAIN. None: any number.
-        piece: octets that one read returns at most.
-        reset: the server has ended the connection with a reset.
-        broken: the error of the next read or write. None: none.
-    """
+    """Both directions of a connection in memory; the server's socket, as far as a connection uses one."""
 
     family: Final = socket.AF_UNIX
     _numbers: ClassVar[Iterator[int]] = itertools.count(1000)
@@ -52,11 +43,11 @@ class MemoryWire:
     def __init__(self, peer: tuple[str, int]) -> None:
         self.peer = peer
         self.number = next(self._numbers)
-        self.up, self.down = bytearray(), bytearray()
-        self.room: int | None = None
-        self.piece = 1 << 20
-        self.ended = self.closed = self.reset = False
-        self.broken: OSError | None = None
+        self.up, self.down = bytearray(), bytearray()  # octets on their way to the server, and to the client
+        self.room: int | None = None  # octets that `down` takes before it says EAGAIN. None: any number
+        self.piece = 1 << 20  # octets that one read returns at most
+        self.ended = self.closed = self.reset = False  # by the peer; by the server, and that with a reset
+        self.broken: OSError | None = None  # of the next read or write
 
     def setblocking(self, _flag: bool) -> None:  # noqa: FBT001 - the signature of a socket
         """Do nothing: nothing here blocks."""
@@ -120,13 +111,7 @@ class MemoryWire:
 
 
 class HandGroup(ManualGroup):
-    """A poll group that is turned by hand: what a connection needs of one, and `turn`.
-
-    Attributes:
-        failures: every (where, exception) of the application's handlers.
-        inputs: what is called when a wire can be read.
-        gathered: whether a wire's input may wait for more.
-    """
+    """A poll group that is turned by hand: what a connection needs of one, and `turn`."""
 
     state = GroupState.RUNNING
     name = "hand"
@@ -137,12 +122,12 @@ class HandGroup(ManualGroup):
         self.deadlines = Deadlines(self._arm, self.report)
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.bytes_in = self.bytes_out = 0
-        self.failures: list[tuple[str, BaseException]] = []
+        self.failures: list[tuple[str, BaseException]] = []  # where a handler raised, and what
         self.inputs: dict[MemoryWire, Callable[[], object]] = {}
         self.outputs: dict[MemoryWire, Callable[[], object]] = {}
         self.ends: dict[MemoryWire, Callable[[bool], object]] = {}
         self.work = WorkBook(self.call_soon)
-        self.gathered: dict[MemoryWire, bool] = {}
+        self.gathered: dict[MemoryWire, bool] = {}  # whether a wire's input may wait for more
         self._loop: _ManualLoop | None = None
 
     @property

@@ -103,23 +103,15 @@ class LineFigures(NamedTuple):
     """What the kernel knows of the line to a peer, and of the kernel at its other end.
 
     A peer whose kernel answers while its window is closed does not read; one whose kernel is silent has lost its line.
-
-    Attributes:
-        retransmits: times that the oldest data was sent again since an acknowledgement of anything new.
-        probes: probes of a closed window since the peer's kernel was heard.
-        backoff: how often the wait before the next of either has doubled.
-        heard_ms: since the last acknowledgement came.
-        rtt_us: smoothed round-trip time.
-        window_bytes: what the peer's kernel has said that it has room for, at most; what is under way counts as taken.
     """
 
-    retransmits: int
-    probes: int
-    backoff: int
+    retransmits: int  # times that the oldest data was sent again since an acknowledgement of anything new
+    probes: int  # of a closed window since the peer's kernel was heard
+    backoff: int  # how often the wait before the next of either has doubled
     unacked_segments: int
-    heard_ms: int
-    rtt_us: int
-    window_bytes: int
+    heard_ms: int  # since the last acknowledgement came
+    rtt_us: int  # smoothed
+    window_bytes: int  # room that the peer's kernel has told of, at most; what is under way counts as taken
 
 
 def line_figures(sock: socket.socket) -> LineFigures | None:
@@ -132,9 +124,7 @@ def line_figures(sock: socket.socket) -> LineFigures | None:
 def unacknowledged_bytes(sock: socket.socket) -> int:
     """Return the bytes that the kernel holds of `sock`'s output: unsent, and sent but not acknowledged.
 
-    What TLS has taken and keeps for the kernel counts too.
-
-    0 where the socket is closed or the system cannot tell.
+    What TLS keeps for the kernel counts too. 0 where the socket is closed or the system cannot tell.
     """
     value = array.array("i", [0])
     with contextlib.suppress(OSError, ValueError):  # a closed socket has the descriptor -1

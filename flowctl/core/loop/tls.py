@@ -48,25 +48,18 @@ _AGAIN: Final = "the socket is not ready"
 
 
 class TlsSocket(socket.socket):
-    """One end of a connection with TLS; made by `with_tls`. Reading on one thread, writing on any.
-
-    Attributes:
-        established: the handshake is done. The reading thread.
-        read_wants_write: reading goes on when the socket is writable. The reading thread.
-        write_waits: somebody wants to write as soon as that goes; set by its connection.
-        handshake_by: when the handshake has to be done; set by its connection.
-        on_kept: called when something was kept that `push` has to offer again. Any thread, no lock of this is held.
-    """
+    """One end of a connection with TLS; made by `with_tls`. Reading on one thread, writing on any."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str | None) -> None:
         self.server_side: Final = host is None
         self._came: Final = ssl.MemoryBIO()  # encrypted, from the peer
         self._goes: Final = ssl.MemoryBIO()  # encrypted, for the peer; empty whenever `_tls_lock` is free
         self._tls: Final = context.wrap_bio(self._came, self._goes, server_side=host is None, server_hostname=host)
-        self.established = False
-        self.read_wants_write = False
-        self.write_waits = False
-        self.handshake_by = float("inf")
+        self.established = False  # the handshake is done; the reading thread
+        self.read_wants_write = False  # reading goes on when the socket is writable; the reading thread
+        self.write_waits = False  # for the connection: its Sender wants to write as soon as that goes
+        self.handshake_by = float("inf")  # for the connection: when the handshake has to be done
+        # Called when something was kept that `push` has to offer again. Any thread, no lock of this is held.
         self.on_kept: Callable[[], object] | None = None
         self._looked = False  # at the first octet
         self._more = False  # there is more in TLS than was read

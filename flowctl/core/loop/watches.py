@@ -278,19 +278,13 @@ class _LoopPoller:
 
 
 class _Watch:
-    """One descriptor that is watched.
-
-    Attributes:
-        reads: input, input that may wait, or the peer's end. Only one of them: who reads sees the end.
-    """
-
     __slots__ = ("inode", "input", "output", "reads", "source")
 
     def __init__(self, source: int | HasFileno, inode: int) -> None:
         self.source: Final = source
         self.inode: Final = inode
         self.input: Callable[..., Any] | None = None
-        self.reads = _INPUT
+        self.reads = _INPUT  # or input that may wait, or the peer's end. Only one of them: who reads sees the end
         self.output: Callable[[], Any] | None = None
 
     @property

@@ -104,18 +104,12 @@ NO_WORK_LIMITS: Final = WorkLimits(share_per_connection=0.0, share_per_address=0
 
 
 class Overrun(NamedTuple):
-    """A peer has taken more than its share.
+    """A peer has taken more than its share."""
 
-    Attributes:
-        error: names the limit, the share that was measured and the one allowed.
-        begins: it was within its share before, so this is to be counted and told.
-        ends: it has been over its share for so long that its connection is to be ended.
-    """
-
-    error: LimitExceededError
+    error: LimitExceededError  # names the limit, the share that was measured and the one allowed
     resumes_at: float
-    begins: bool
-    ends: bool
+    begins: bool  # it was within its share before, so this is to be counted and told
+    ends: bool  # it has been over its share for so long that its connection is to be ended
 
 
 class _Episodes(NamedTuple):
@@ -259,16 +253,13 @@ class WorkBook:
 
     A handshake is a millisecond of arithmetic that anybody may ask for without having said who he is, from any number
     of addresses. Those for which there is no time left in a turn wait in the kernel for the next.
-
-    Attributes:
-        turn_ends_at: when the input that is being treated has had the thread for `TURN_S`, in seconds.
     """
 
     __slots__ = ("_addresses", "_call_next_turn", "_handshakes_s", "_left", "turn_ends_at")
 
     def __init__(self, call_next_turn: Callable[[Callable[[], None]], None]) -> None:
         self._call_next_turn: Final = call_next_turn
-        self.turn_ends_at = 0.0
+        self.turn_ends_at = 0.0  # when the input that is being treated has had the thread for `TURN_S`
         self._handshakes_s = 0.0  # of this turn of the loop
         self._addresses: dict[str, AddressWork] = {}
         self._left: OrderedDict[str, None] = OrderedDict()  # addresses without connections, first to leave first

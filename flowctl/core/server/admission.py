@@ -116,12 +116,7 @@ class _Address:
 
 
 class Admission:
-    """Counts connections and decides on new ones. Any thread.
-
-    Attributes:
-        bans: who is kept out; immutable, replaced as a whole by any thread.
-        elsewhere: what other processes of the same server have; set before the first connection. None: there are none.
-    """
+    """Counts connections and decides on new ones. Any thread."""
 
     def __init__(
         self,
@@ -132,8 +127,8 @@ class Admission:
     ) -> None:
         self.nodes: Final = nodes or Nodes()
         self.limits = limits  # replaced as a whole; guarded by _lock
-        self.bans: BanList = NO_BANS
-        self.elsewhere: Elsewhere | None = None
+        self.bans: BanList = NO_BANS  # immutable, replaced as a whole by any thread
+        self.elsewhere: Elsewhere | None = None  # other processes of the same server; set before the first connection
         self._wall: Final = wall
         self._trusted: Final = trusted
         self._most = limits.connections or descriptor_limit()  # guarded by _lock

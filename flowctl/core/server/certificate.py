@@ -15,16 +15,12 @@ _State = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """Certificate and key of a server, as files in PEM. Any thread.
-
-    Attributes:
-        fault: what is wrong with the files as they are now, so that those of before are in force; empty: nothing.
-    """
+    """Certificate and key of a server, as files in PEM. Any thread."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate: Final = certificate
         self.key: Final = key
-        self.fault = ""
+        self.fault = ""  # what is wrong with the files as they are now, so that those of before are in force
         self._seen = self._state()
         self._context = self._load()
 

@@ -55,11 +55,7 @@ class Host(Protocol):
 
 
 class Listener:
-    """One listening socket of a server; a pollable.
-
-    Attributes:
-        pauses: times that accepting rested because the process had no descriptor left.
-    """
+    """One listening socket of a server; a pollable."""
 
     def __init__(
         self,
@@ -77,7 +73,7 @@ class Listener:
         self.cost: Final = cost
         self.address: Final[tuple[str, int]] = sock.getsockname()[:2]
         self.registration: Final = Registration()
-        self.pauses = 0
+        self.pauses = 0  # times that accepting rested because the process had no descriptor left
         self._host: Final = host
         self._exhausted = False  # accepting rests, or has rested and not succeeded since
         self.proxied: Final = Proxied(self._admit, host.refuse)

@@ -70,19 +70,12 @@ class TrustedProxies:
 
 
 class HeaderReader:
-    """Reads one header.
-
-    Attributes:
-        wanted: octets to read at most before the next call of `take`, 1 or more; 0 when the header is complete.
-        origin: whom the proxy speaks for, once it is complete.
-    """
-
     __slots__ = ("_buffer", "origin", "wanted")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self.wanted = 1
-        self.origin: Origin = None
+        self.wanted = 1  # octets to read at most before the next call of `read`; 0 when the header is complete
+        self.origin: Origin = None  # whom the proxy speaks for, once it is complete
 
     @property
     def begun(self) -> bool:

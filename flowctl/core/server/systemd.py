@@ -47,11 +47,7 @@ def handed_sockets(environment: MutableMapping[str, str]) -> dict[str, tuple[int
 
 
 class Notifier:
-    """Tells systemd how the service is. Without systemd it does nothing. Main thread.
-
-    Attributes:
-        told: whether anybody is.
-    """
+    """Tells systemd how the service is. Without systemd it does nothing, and `told` is False. Main thread."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         path = environment.pop("NOTIFY_SOCKET", "")

@@ -23,12 +23,7 @@ def install_hint(extra: str) -> str:
 
 
 def missing_extra(error: ModuleNotFoundError, needs_it: str) -> ConfigError | None:
-    """Return what to tell a user who lacks an extra; None if the missing module is of none.
-
-    Args:
-        error: What importing raised.
-        needs_it: The name or command that cannot be had without, for the message.
-    """
+    """Return what to tell a user who lacks an extra, without which `needs_it` cannot be had; None if it is of none."""
     package = (error.name or "").partition(".")[0]
     extra = _EXTRA_OF.get(package)
     if extra is None:

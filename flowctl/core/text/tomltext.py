@@ -30,12 +30,7 @@ class _Statement(NamedTuple):
 
 
 class TomlText:
-    """A file of settings.
-
-    Attributes:
-        where: as above.
-        table: what it says.
-    """
+    """A file of settings: its `table`, and the line of each key."""
 
     def __init__(self, text: str, where: str, sample: str = "docs/how-to.md") -> None:
         self.where: Final = where

@@ -45,13 +45,7 @@ _MORE_NO_WAIT: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ZmqSocket:
-    """A ZeroMQ socket on a poll group; all methods on the group's thread only.
-
-    Attributes:
-        frame: the last frame, while a message is handed on: it has what ZeroMQ knows of the peer
-            (``frame.get("User-Id")``, ``"Peer-Address"``); else None.
-        too_long_count: messages of more than `MOST_FRAMES` frames, thrown away.
-    """
+    """A ZeroMQ socket on a poll group; all methods on the group's thread only."""
 
     __slots__ = (
         "_closed",
@@ -86,8 +80,10 @@ class ZmqSocket:
         self._look_queued = False
         self._reading = False
         self._closed = False
+        # The last frame, while a message is handed on: it has what ZeroMQ knows of the peer
+        # (``frame.get("User-Id")``, ``"Peer-Address"``).
         self.frame: zmq.Frame | None = None
-        self.too_long_count = 0
+        self.too_long_count = 0  # messages of more than `MOST_FRAMES` frames, thrown away
 
     def start(self) -> None:
         self._group.watch_input(self.raw, self._ready, alone=True)

@@ -51,16 +51,11 @@ class ZapRefusal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ZapRequest:
-    """A connection that asks to be let in.
-
-    Args:
-        address: IP address of the newcomer, of ipc what the system tells. IPv4 in IPv6 is shown as IPv4.
-        pubkey: its public key, which it has proven to hold, 32 octets; empty: the mechanism is NULL.
-    """
+    """A connection that asks to be let in."""
 
     listener: int
-    address: str
-    pubkey: bytes
+    address: str  # of the newcomer, of ipc what the system tells; IPv4 in IPv6 is shown as IPv4
+    pubkey: bytes  # which it has proven to hold, 32 octets; empty: the mechanism is NULL
 
 
 #: Decides on a connection: the metadata of one that is let in (names that begin with ``X-``), or why it is not.
