@@ -8,7 +8,7 @@ import struct
 import threading
 
 import pytest
-from connection_kit import WAIT_S, Noting, Reader, ask, failures, groups, link, wait_until
+from connection_kit import WAIT_S, Noting, Reader, ask, wait_until
 
 from flowctl.connection import INPUT_BYTES_PER_VIEWER_S, MAX_CALLS, Connection
 from flowctl.core.flow.ledger import LedgerKind
@@ -20,8 +20,6 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.reasons import CloseReason
 from flowctl.testing import ManualClock
-
-__all__ = ["failures", "groups", "link"]  # fixtures
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from connection_kit import WAIT_S, Noting, Reader, ask, failures, groups, link, wait_until
+from connection_kit import WAIT_S, Noting, Reader, ask, wait_until
 
 from flowctl.connection import Session
 from flowctl.core.flow.limits import Limits
@@ -14,8 +14,6 @@ from flowctl.core.flow.state import SendState
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.errors import ClosedError, LimitExceededError, RemoteProtocolError
 from flowctl.reasons import CloseReason
-
-__all__ = ["failures", "groups", "link"]  # fixtures
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
 

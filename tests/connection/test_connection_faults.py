@@ -8,15 +8,13 @@ import socket
 import threading
 
 import pytest
-from connection_kit import WAIT_S, Noting, failures, groups, link, wait_until
+from connection_kit import WAIT_S, Noting, wait_until
 
 from flowctl.connection import Session
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import SendState
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-
-__all__ = ["failures", "groups", "link"]  # fixtures
 
 NO_EXCEPTIONS = [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
 HANDLERS = ["opened", "received", "peer_ended", "timer", "input_resumed", "ledger_entry", "closed"]

@@ -8,7 +8,7 @@ import threading
 import weakref
 
 import pytest
-from connection_kit import WAIT_S, failures, groups, link, wait_until
+from connection_kit import WAIT_S, wait_until
 
 from flowctl.connection import Connection, Session
 from flowctl.core.fanout.following import Fanouts, FollowPlace
@@ -20,8 +20,6 @@ from flowctl.records.flight.recorded import RecordedSender
 from flowctl.records.flight.tape import Identity, Tape
 from flowctl.sender import Sender
 from flowctl.testing import ManualHost, ScriptedTransport
-
-__all__ = ["failures", "groups", "link"]  # fixtures
 
 
 class Watched(Connection):

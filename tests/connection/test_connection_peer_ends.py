@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
+from connection_kit import WAIT_S, Noting, Reader, wait_until
 
 from flowctl import connection as connection_module
 from flowctl.core.flow.state import MessageClass
@@ -22,8 +22,6 @@ from flowctl.core.server.server import Server
 from flowctl.errors import ClosedError, LimitExceededError, RemoteProtocolError
 from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult, InputVerdict
-
-__all__ = ["failures", "groups", "link"]  # fixtures
 
 
 def reset(peer) -> None:

@@ -6,19 +6,11 @@ import asyncio
 import sys
 import threading
 
-import pollgroup_kit
 import pytest
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
 
 from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.pollgroup import GroupState, PollGroup, default_loop_factory
-
-# Fixtures, under names of this module so that pytest finds them.
-errors = pollgroup_kit.errors
-factory = pollgroup_kit.factory
-group = pollgroup_kit.group
-make_group = pollgroup_kit.make_group
-
 
 # --- life --------------------------------------------------------------------------------------------------------
 

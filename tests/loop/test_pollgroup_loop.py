@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 
-import pollgroup_kit
 import pytest
 from connection_kit import wait_until
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
@@ -19,13 +18,6 @@ from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
 from flowctl.pollgroup import PollGroup
 from flowctl.testing import ManualClock
-
-# Fixtures, under names of this module so that pytest finds them.
-errors = pollgroup_kit.errors
-factory = pollgroup_kit.factory
-group = pollgroup_kit.group
-make_group = pollgroup_kit.make_group
-
 
 # --- calls and rounds --------------------------------------------------------------------------------------------
 

@@ -6,18 +6,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import pollgroup_kit
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
 
 from flowctl.errors import ClosedError
 
 if TYPE_CHECKING:
     from flowctl.pollgroup import PollGroup
-
-# Fixtures, under names of this module so that pytest finds them.
-errors = pollgroup_kit.errors
-factory = pollgroup_kit.factory
-make_group = pollgroup_kit.make_group
 
 
 def test_migrate_when_asked_moves_between_threads_in_order(make_group):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import pollgroup_kit
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +12,6 @@ from pollgroup_kit import WAIT_S, FakePollable, on_thread
 from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.pollgroup import GroupState
 from flowctl.pollgroups import MAX_GROUPS, MOST_MOVES, PollGroups
-
-# Fixtures, under names of this module so that pytest finds them.
-errors = pollgroup_kit.errors
-factory = pollgroup_kit.factory
 
 
 @pytest.fixture
