@@ -129,7 +129,6 @@ class Hub:
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
         self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
-        # are told what happens to the sessions
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
         # takes what is published. None: nobody does.
         self.taker: Taker | None = None  # likewise

@@ -94,12 +94,7 @@ class Companion(Protocol):
 
 
 class RefusalLog:
-    """Logs connections that were refused, but not each one of a flood; on a listener's thread.
-
-    Attributes:
-        event: what each line is called
-        more: what else stands in each
-    """
+    """Logs connections that were refused, but not each one of a flood; on a listener's thread."""
 
     def __init__(self, event: str, clock: Callable[[], float], **more: str) -> None:
         self._event = event

@@ -132,10 +132,9 @@ class Recording:
         clock: Callable[[], float],
     ) -> None:
         self.recorder: Final = Recorder(options, clock)  # queues and files; other records (flights) have a lane of it
-        # what is said of connections and the server
         self.events: Final = Events(self.recorder, Privacy(options.addresses, options.streams, options.key))
-        self.sampler: Final = Sampler(fanouts, connections, self.events, clock)  # samples the connections
-        self.sessions: Final = SessionRecords(self.events, self.sampler)  # observes the live sessions
+        self.sampler: Final = Sampler(fanouts, connections, self.events, clock)
+        self.sessions: Final = SessionRecords(self.events, self.sampler)
         self._clock = clock
         self._began = False
         if options.key is None and (options.streams is RecordedStreams.HASH or options.addresses is Addresses.HASHED):

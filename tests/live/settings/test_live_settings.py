@@ -290,13 +290,20 @@ def test_setting_when_unknown_is_refused_with_the_nearest(tmp_path):
     assert message == f"{tmp_path}/flowctl.toml, line 2: streams: server 'live' has no setting 'streams'"
 
 
-@pytest.mark.parametrize("name", ["log_file", "log", "logging"])
-def test_setting_when_it_is_about_the_log_is_told_where_the_log_goes(name, tmp_path):
-    path = tmp_path / "flowctl.toml"
-    path.write_text(f'{name} = "server.log"\n', "utf-8")
-    with pytest.raises(ConfigError, match="has no setting") as caught:
-        read_settings(LIVE, file=path)
-    assert "standard error" in caught.value.hint
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *[(name, "standard error") for name in ("log_file", "log", "logging")],
+        *[
+            (name, "allow_publish, deny_publish, allow_play and deny_play")
+            for name in ("allow_connect", "deny_connect")
+        ],
+    ],
+)
+def test_setting_when_there_is_none_but_another_way_is_told_that(name, said):
+    message, hint = refused(pairs=[f"{name}=x"])
+    assert "has no setting" in message
+    assert said in hint
 
 
 def test_paths_when_in_a_file_are_relative_to_its_folder(tmp_path, monkeypatch):
