@@ -69,8 +69,7 @@ class AccessGate:
         self._stopped = False  # guarded by _lock
         self._known: _Known | None = None  # replaced as a whole
         self.hooks: HookRunner | None = None  # set before the first connection
-        # told of faults of our own
-        self.on_error: ErrorHook = log_error  # likewise
+        self.on_error: ErrorHook = log_error  # told of faults of our own; set before the first connection
 
     @property
     def decide_s(self) -> float:

@@ -130,14 +130,11 @@ class Hub:
         self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
         self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
-        # takes what is published. None: nobody does.
-        self.taker: Taker | None = None  # likewise
-        # looks at the viewers that lag: memory budget, shares of viewers
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
-        # decides who has a name, with other servers. None: this one decides alone.
-        self.names: NameAuthority | None = None  # set before the first connection
-        # called with the name of a stream that has got its first viewer, or lost its last one. Any thread.
-        self.demand: Callable[[str], None] | None = None  # likewise
+        # Set before the first connection, if at all:
+        self.taker: Taker | None = None  # takes what is published
+        self.names: NameAuthority | None = None  # decides who has a name, with other servers
+        self.demand: Callable[[str], None] | None = None  # told of the first and the last viewer of a stream
 
     def _rules(self, name: str) -> NameRules:
         found = self.config.at(name, Role.PUBLISHER)

@@ -654,8 +654,7 @@ def _certificate_of(config: LiveConfig) -> Certificate | None:
 def book_of(config: LiveConfig) -> BanBook:
     if config.ban_store is None:
         return BanBook()
-    # Loaded for a server that has one.
-    from flowctl.live.bans.store import BanStore  # noqa: PLC0415 - as said
+    from flowctl.live.bans.store import BanStore  # noqa: PLC0415 - only servers with a store load SQLite
 
     return BanBook(BanStore(config.ban_store))
 

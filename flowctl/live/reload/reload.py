@@ -234,7 +234,7 @@ class Reload:
         if self._also is not None:
             try:
                 self._also()
-            except Exception as error:  # noqa: BLE001 - likewise
+            except Exception as error:  # noqa: BLE001 - the watching of the files goes on
                 if self._on_error is not None:
                     self._on_error("a look beside the files", error)
         self._looked_at = time.monotonic()
