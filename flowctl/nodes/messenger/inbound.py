@@ -17,6 +17,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -55,31 +56,24 @@ _MALFORMED_EVERY_S: Final = 1.0
 """Malformed input is counted always and reported once in that time: a flood must not fill the log."""
 
 
+@dataclass(eq=False)
 class MessengerInbound:
     """Messages of all peers of a messenger; the group's thread only."""
 
-    def __init__(
-        self,
-        messenger: object,
-        group: Callable[[], PollGroup],
-        handlers: Handlers,
-        outbound: MessengerOutbound,
-        *,
-        submit: Callable[[To, Outgoing], int],
-        ack_on_receipt: bool,
-        max_message_bytes: int,
-    ) -> None:
-        self._messenger: Final = messenger
-        self._group: Final = group
-        self._handlers: Final = handlers
-        self._outbound: Final = outbound
-        self._submit: Final = submit
-        self._ack_on_receipt: Final = ack_on_receipt
-        self._max_message_bytes: Final = max_message_bytes
-        self._peers_to_acknowledge: list[MessengerPeer] = []
-        self._handling_bytes = 0
-        self._malformed_at = -_MALFORMED_EVERY_S
-        self.received_count = self.repeated_count = self.refused_count = self.malformed_count = 0
+    _messenger: object
+    _group: Callable[[], PollGroup]
+    _handlers: Handlers
+    _outbound: MessengerOutbound
+    _submit: Callable[[To, Outgoing], int]
+    _ack_on_receipt: bool
+    _max_message_bytes: int
+    received_count: int = 0
+    repeated_count: int = 0
+    refused_count: int = 0
+    malformed_count: int = 0
+    _peers_to_acknowledge: list[MessengerPeer] = field(default_factory=list)
+    _handling_bytes: int = 0
+    _malformed_at: float = -_MALFORMED_EVERY_S
 
     def received(self, peer: MessengerPeer, frame: bytes, rest: list[bytes]) -> None:
         try:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import ConfigError, LocalProtocolError
@@ -117,14 +117,14 @@ Handler: TypeAlias = Callable[..., object]
 """Called with the messenger, and with what it is about; may be a coroutine function."""
 
 
+@dataclass(eq=False)
 class Handlers:
     """Calls handlers of one messenger, which is their first argument."""
 
-    def __init__(self, messenger: object, group: Callable[[], PollGroup]) -> None:
-        self._messenger: Final = messenger
-        self._group: Final = group
-        self.error_count = 0  #: exceptions of handlers, contained
-        self.tasks: Final[set[asyncio.Task[None]]] = set()  #: coroutines of handlers that run
+    _messenger: object
+    _group: Callable[[], PollGroup]
+    error_count: int = 0  #: exceptions of handlers, contained
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  #: coroutines of handlers that run
 
     def call(self, what: str, handler: Handler, *args: object) -> None:
         """Call a handler that decides nothing."""

@@ -176,9 +176,9 @@ class Messenger:
             self._running_group,
             self._handlers,
             self._outbound,
-            submit=lambda to, message: self._outbound.submit(self._peer_of(to), message),
-            ack_on_receipt=ack_on_receipt,
-            max_message_bytes=max_message_bytes,
+            _submit=lambda to, message: self._outbound.submit(self._peer_of(to), message),
+            _ack_on_receipt=ack_on_receipt,
+            _max_message_bytes=max_message_bytes,
         )
         self._remembered_gap_count = 0  # guarded by _lock
         # Changed by the group's thread only; others read a reference:

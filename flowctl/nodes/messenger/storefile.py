@@ -102,16 +102,14 @@ _SEEN: Final = "INSERT OR REPLACE INTO messenger_seen VALUES (?, ?, ?, ?)"
 _FORGET: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation IS NOT ?"
 
 
+@dataclass(frozen=True, slots=True)
 class Transaction:
     """What an effect may do with the file: statements, on tables of its own; the store commits.
 
     Valid while the effect runs. Names of tables that begin with ``messenger_`` are the store's.
     """
 
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection: Final = connection
+    _connection: sqlite3.Connection
 
     def execute(self, statement: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
         """Run one statement; see `sqlite3.Connection.execute`."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
@@ -39,19 +40,19 @@ NOT_ALLOWED: Final = b"CREDIT_EXCEEDED"
 Settle: TypeAlias = Callable[[bool, list[bytes]], object]
 
 
+@dataclass(eq=False)
 class Asking:
     """Sends commands and requests, and tells what became of them; but for `ask`, on the node's thread only."""
 
-    def __init__(self, calls: NodeCalls, reaching: Reaching, jobs: Dispatcher, clock: Callable[[], float]) -> None:
-        self._calls: Final = calls
-        self._reaching: Final = reaching
-        self._jobs: Final = jobs
-        self._clock: Final = clock
-        self._numbers: Final = count(SystemRandom().randrange(wire.NUMBERS))
-        self._late_told_at = -inf
-        self.asked_count = 0
-        self.late_count = 0  #: answers that nothing waited for
-        self.malformed_count = 0  #: answers that no peer should send
+    _calls: NodeCalls
+    _reaching: Reaching
+    _jobs: Dispatcher
+    _clock: Callable[[], float]
+    asked_count: int = 0
+    late_count: int = 0  #: answers that nothing waited for
+    malformed_count: int = 0  #: answers that no peer should send
+    _numbers: Iterator[int] = field(default_factory=lambda: count(SystemRandom().randrange(wire.NUMBERS)))
+    _late_told_at: float = -inf
 
     def ask(
         self,
@@ -183,29 +184,29 @@ class Asking:
         self._jobs.reply(partial(callback, *args), getattr(callback, "__qualname__", "callback"))
 
 
+@dataclass(eq=False)
 class Incoming:
     """What has come of a stream and was not taken yet; the taker is on the node's own loop (`here`), or on another one.
 
     `allow`, `put` and `end` on the node's thread, `take` on the taker's loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, here: bool, credit: int) -> None:
-        self._loop: Final = loop
-        self._here: Final = here
-        self._allowed = credit  # the node's thread only
-        self._items: deque[list[bytes]] = deque()  # any thread: each operation is one of a deque
-        self._wake: asyncio.Future[None] | None = None  # the taker's loop only
-        self.failure: list[bytes] | None = None  #: code and text, once it has failed
-        self.ended = False  #: nothing comes any more
+    _loop: asyncio.AbstractEventLoop
+    here: bool = field(kw_only=True)
+    credit: int = field(kw_only=True)  #: items that may still come; the node's thread only
+    failure: list[bytes] | None = None  #: code and text, once it has failed
+    ended: bool = False  #: nothing comes any more
+    _items: deque[list[bytes]] = field(default_factory=deque)  #: any thread: each operation is one of a deque
+    _wake: asyncio.Future[None] | None = None  #: the taker's loop only
 
     def allow(self, count: int) -> None:
-        self._allowed += count
+        self.credit += count
 
     def put(self, parts: list[bytes]) -> bool:
         """Take an item; False: it was not allowed to come."""
-        if not self._allowed:
+        if not self.credit:
             return False
-        self._allowed -= 1
+        self.credit -= 1
         self._items.append(parts)
         self._do(self._notify)
         return True
@@ -235,7 +236,7 @@ class Incoming:
             self._wake.set_result(None)
 
     def _do(self, what: Callable[..., object], *args: object) -> None:
-        if self._here:
+        if self.here:
             what(*args)
         else:
             with suppress(RuntimeError):  # the taker's loop is closed

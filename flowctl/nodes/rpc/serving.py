@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import iscoroutine
 from math import inf
@@ -77,21 +77,20 @@ class Running:
             self.more.set_result(None)
 
 
+@dataclass(eq=False)
 class Serving:
     """Runs handlers; on the node's thread only."""
 
-    def __init__(self, calls: NodeCalls, jobs: Dispatcher, reaching: Reaching) -> None:
-        self._calls: Final = calls
-        self._jobs: Final = jobs
-        self._reaching: Final = reaching
-        #: Coroutines that wait.
-        self.tasks: set[asyncio.Task[None]] = set()
-        self._due: Pending[Running, None] = Pending()
-        self._stopping = False
-        self.failed_count = 0
-        self.wrong_count = 0  #: requests and commands whose arguments were wrong, as their handlers say
-        self.full_count = 0  #: requests and commands refused since too much runs or waits already
-        self.cancelled_count = 0  #: requests that nobody wanted answered any more
+    _calls: NodeCalls
+    _jobs: Dispatcher
+    _reaching: Reaching
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  #: coroutines that wait
+    failed_count: int = 0
+    wrong_count: int = 0  #: requests and commands whose arguments were wrong, as their handlers say
+    full_count: int = 0  #: requests and commands refused since too much runs or waits already
+    cancelled_count: int = 0  #: requests that nobody wanted answered any more
+    _due: Pending[Running, None] = field(default_factory=Pending)
+    _stopping: bool = False
 
     def run(self, command: RpcCommand, message: RpcMessage, credit: int = 0) -> None:
         if self._stopping:

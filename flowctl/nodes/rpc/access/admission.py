@@ -7,8 +7,8 @@ its access level, and a number that no other connection of the node has.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, TypeAlias
 
@@ -47,13 +47,13 @@ def rate_key(address: str) -> str:
     return address.rpartition(":")[0] if address.startswith("localhost:") else address_key(address)
 
 
+@dataclass(eq=False)
 class AddressRates:
     """One `TokenBucket` per address (see `rate_key`); those seen longest ago are forgotten. Not locked."""
 
-    def __init__(self, rate_per_s: float, burst: int) -> None:
-        self._rate_per_s: Final = rate_per_s
-        self._burst: Final = burst
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+    _rate_per_s: float
+    _burst: int
+    _buckets: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -70,17 +70,16 @@ class AddressRates:
         return bucket.take_tokens(self._rate_per_s, self._burst, now)
 
 
+@dataclass(eq=False)
 class RpcAdmission:
     """Decides on new connections; for the node's thread."""
 
-    def __init__(self, service_nodes: ServiceNodes, clock: Callable[[], float]) -> None:
-        self._service_nodes: Final = service_nodes
-        self._clock: Final = clock
-        self._doors: dict[int, _Door] = {}
-        self._numbers: Final = count(1)
-        self._rates: Final = AddressRates(NEW_PER_ADDRESS_AND_S, BURST_PER_ADDRESS)
-        #: Connections put off since their address opened too many.
-        self.too_many_count = 0
+    _service_nodes: ServiceNodes
+    _clock: Callable[[], float]
+    too_many_count: int = 0  #: connections put off since their address opened too many
+    _doors: dict[int, _Door] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _rates: AddressRates = field(default_factory=lambda: AddressRates(NEW_PER_ADDRESS_AND_S, BURST_PER_ADDRESS))
 
     def open(self, listener: int, *, curve: bool, allow: AuthLevel | Allow) -> None:
         """Let connections of a listener have the level `allow`, or be decided on by it; before it is bound."""

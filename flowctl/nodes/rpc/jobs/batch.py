@@ -35,18 +35,12 @@ class TaggedThread:
     lane: CategoryLane
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class JobResult(Generic[R]):
-    """What a job came to.
+    """What a job came to."""
 
-    Attributes:
-        error: what it raised; None if it returned.
-    """
-
-    __slots__ = ("_value", "error")
-
-    def __init__(self, value: R | None, error: BaseException | None) -> None:
-        self._value: Final = value
-        self.error: Final = error
+    _value: R | None
+    error: BaseException | None  #: what it raised; None if it returned
 
     def get(self) -> R:
         """Return what the job returned.

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
@@ -31,25 +32,19 @@ OUTCOMES_PER_TURN: Final = 256
 """Outcomes taken in one turn of the loop: some 2 ms of work, as for messages of a socket."""
 
 
+@dataclass(eq=False)
 class Workers:
     """The threads of a node. All methods on the node's thread, but for `join`, `in_worker` and `unfinished`."""
 
-    def __init__(
-        self,
-        name: str,
-        calls: NodeCalls,
-        ended: Callable[[WorkerJob, object, BaseException | None], object],
-        turn_ended: Callable[[], object],
-    ) -> None:
-        self._name: Final = name
-        self._calls: Final = calls
-        self._ended: Final = ended
-        self._turn_ended: Final = turn_ended
-        self._inbox: Final[SimpleQueue[WorkerJob | None]] = SimpleQueue()
-        self._threads: Final[list[_Worker]] = []
-        self._tagged: Final[dict[str, tuple[_Worker, SimpleQueue[WorkerJob | None]]]] = {}
-        self._mailbox: Final[deque[tuple[WorkerJob, object, BaseException | None]]] = deque()
-        self._posted = False  # the node's thread will look into the mailbox
+    _name: str
+    _calls: NodeCalls
+    _ended: Callable[[WorkerJob, object, BaseException | None], object]
+    _turn_ended: Callable[[], object]
+    _inbox: SimpleQueue[WorkerJob | None] = field(default_factory=SimpleQueue)
+    _threads: list[_Worker] = field(default_factory=list)
+    _tagged: dict[str, tuple[_Worker, SimpleQueue[WorkerJob | None]]] = field(default_factory=dict)
+    _mailbox: deque[tuple[WorkerJob, object, BaseException | None]] = field(default_factory=deque)
+    _posted: bool = False  #: the node's thread will look into the mailbox
 
     def __len__(self) -> int:
         return len(self._threads) + len(self._tagged)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from typing import Final
 
 import zmq
@@ -24,6 +25,7 @@ _EVENTS: Final = (
 )
 
 
+@dataclass(eq=False)
 class Dialled:
     """A DEALER; all methods on the node's thread.
 
@@ -32,34 +34,24 @@ class Dialled:
     is sent.
     """
 
-    def __init__(
-        self,
-        group: PollGroup,
-        raw: zmq.Socket[bytes],
-        conn: ConnectionID,
-        address: Address,
-        identity: PeerIdentity,
-        *,
-        ready: Callable[[ConnectionID], object],
-        failed: Callable[[ConnectionID, str], object],
-        received: Callable[[RpcPeer, list[bytes], int], object],
-        lost: Callable[[RpcPeer], object],
-    ) -> None:
-        self._group: Final = group
-        self.address: Final = address
-        self._ready: Final = ready
-        self._failed: Final = failed
-        self._received: Final = received
-        self._lost: Final = lost
-        #: Whether something came since it was set to False.
-        self.heard = False
-        #: Whether it was answered.
-        self.ready = False
-        self._comes_again = True  # whether ZeroMQ has tried to connect since the connection ended
-        self._redials: Final = Redial(_REDIAL, tries=1)
-        socket = ZmqSocket(group, raw, self._message)
-        self.peer: Final = RpcPeer(conn, socket, identity)
-        self._monitor: Final = Monitor(group, raw, self._happened, _EVENTS)
+    _group: PollGroup
+    raw: InitVar[zmq.Socket[bytes]]
+    conn: InitVar[ConnectionID]
+    address: Address
+    identity: InitVar[PeerIdentity]
+    _ready: Callable[[ConnectionID], object]
+    _failed: Callable[[ConnectionID, str], object]
+    _received: Callable[[RpcPeer, list[bytes], int], object]
+    _lost: Callable[[RpcPeer], object]
+    heard: bool = False  #: something came since it was set to False
+    ready: bool = False  #: it was answered
+    _comes_again: bool = True  #: ZeroMQ has tried to connect since the connection ended
+
+    def __post_init__(self, raw: zmq.Socket[bytes], conn: ConnectionID, identity: PeerIdentity) -> None:
+        self._redials = Redial(_REDIAL, tries=1)
+        socket = ZmqSocket(self._group, raw, self._message)
+        self.peer = RpcPeer(conn, socket, identity)
+        self._monitor = Monitor(self._group, raw, self._happened, _EVENTS)
         socket.start()
         self._said_hi = self._say_hi()
 

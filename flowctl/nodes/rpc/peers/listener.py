@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Final
 
 import zmq
@@ -43,37 +44,31 @@ def identity_of(frame: zmq.Frame) -> PeerIdentity:
     )
 
 
+@dataclass(eq=False)
 class RpcListener:
     """A bound ROUTER; all methods on the node's thread."""
 
-    def __init__(
-        self,
-        group: PollGroup,
-        raw: zmq.Socket[bytes],
-        number: int,
-        *,
-        admit_inproc: Callable[[], AuthLevel | None] | None,
-        received: Callable[[RpcPeer, list[bytes], int], object],
-        gone: Callable[[RpcPeer], object],
-    ) -> None:
-        self.number: Final = number
-        self._admit_inproc: Final = admit_inproc
+    group: InitVar[PollGroup]
+    raw: InitVar[zmq.Socket[bytes]]
+    number: int
+    _admit_inproc: Callable[[], AuthLevel | None] | None
+    _received: Callable[[RpcPeer, list[bytes], int], object]
+    _gone: Callable[[RpcPeer], object]
+    routes: dict[bytes, RpcPeer] = field(default_factory=dict)
+    by_pubkey: dict[bytes, RpcPeer] = field(default_factory=dict)  #: the newest connection of each key that lives
+    #: Messages without frames, and of peers who are not let in, for whom there is no room, or who have taken a routing
+    #: id that says another key than theirs.
+    refused_count: int = 0
+    _peers: dict[str | bytes, RpcPeer] = field(default_factory=dict)  #: by number of the connection, or by route
+    _of_key: dict[bytes, dict[RpcPeer, None]] = field(default_factory=dict)  #: all of each key, oldest first
+    _by_descriptor: dict[int, RpcPeer] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)  #: descriptors whose end was told, but not their first message
+
+    def __post_init__(self, group: PollGroup, raw: zmq.Socket[bytes]) -> None:
         #: Bound within the process, where no end of a connection is told: BYE says it.
-        self.is_inproc: Final = admit_inproc is not None
-        self._received: Final = received
-        self._gone: Final = gone
-        self._peers: dict[str | bytes, RpcPeer] = {}  # by number of the connection; without admission by route
-        self.routes: dict[bytes, RpcPeer] = {}
-        self._by_descriptor: dict[int, RpcPeer] = {}
-        self._ended: set[int] = set()  # descriptors of connections whose end was told, but not their first message
-        #: The newest connection of each key that lives.
-        self.by_pubkey: dict[bytes, RpcPeer] = {}
-        self._of_key: dict[bytes, dict[RpcPeer, None]] = {}  # all of each key, oldest first
-        #: Messages without frames, and of peers who are not let in, for whom there is no room, or who have taken a
-        #: routing id that says another key than theirs.
-        self.refused_count = 0
-        self.socket: Final = ZmqSocket(group, raw, self._message)
-        self._monitor: Final = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
+        self.is_inproc = self._admit_inproc is not None
+        self.socket = ZmqSocket(group, raw, self._message)
+        self._monitor = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
         self.socket.start()
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
@@ -65,19 +65,14 @@ class _Kept:
     active_at: float
 
 
+@dataclass(eq=False)
 class OutgoingConnections:
     """Connections that we opened to service nodes, one to each (pure); for one thread."""
 
-    def __init__(
-        self,
-        incoming: Callable[[bytes], RpcPeer | None],
-        lookup: Callable[[bytes], str],
-        dial: Callable[[bytes, str], RpcPeer | None],
-    ) -> None:
-        self._incoming: Final = incoming
-        self._lookup: Final = lookup
-        self._dial: Final = dial
-        self._kept: dict[bytes, _Kept] = {}
+    _incoming: Callable[[bytes], RpcPeer | None]
+    _lookup: Callable[[bytes], str]
+    _dial: Callable[[bytes, str], RpcPeer | None]
+    _kept: dict[bytes, _Kept] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -203,18 +198,14 @@ class Reaching:
         """Bind a socket, and let in those whom `allow` lets in; return the address that was bound."""
         check_port(address)
         number = next(self._ids)
+        # Before it is bound: the first connection may come before the next line. One item of a dict is set at once.
+        self.admission.open(number, curve=curve, allow=allow)
         raw = self._new_socket(zmq.ROUTER, address)
         raw.set(zmq.ROUTER_HANDOVER, 1)
         raw.set(zmq.ROUTER_MANDATORY, 1)
         raw.set(zmq.ZAP_DOMAIN, zap_domain(number))
         if curve:
             serve_curve(raw, self._keys)
-        # Before it is bound: the first connection may come before the next line. One item of a dict is set at once.
-        try:
-            self.admission.open(number, curve=curve, allow=allow)
-        except ConfigError:
-            raw.close(0)
-            raise
         try:
             raw.bind(address)
         except zmq.ZMQError as error:
@@ -385,14 +376,7 @@ class Reaching:
             raw.close(0)
             return
         inproc = partial(self.admission.decide_inproc, number) if _is_inproc(address) else None
-        self.listeners[number] = RpcListener(
-            self._calls.group,
-            raw,
-            number,
-            admit_inproc=inproc,
-            received=self._received,
-            gone=self._lost,
-        )
+        self.listeners[number] = RpcListener(self._calls.group, raw, number, inproc, self._received, self._lost)
 
     def _dial(
         self,
@@ -427,17 +411,9 @@ class Reaching:
             raw.close(0)
             self._calls.make(failed, conn, f"cannot connect to {address}: {error}")
             return
-        dialled = self.dialled[conn.id] = Dialled(
-            self._calls.group,
-            raw,
-            conn,
-            address,
-            PeerIdentity(address.pubkey, auth),
-            ready=ready,
-            failed=failed,
-            received=self._received,
-            lost=self._lost,
-        )
+        identity, group = PeerIdentity(address.pubkey, auth), self._calls.group
+        told = ready, failed, self._received, self._lost
+        dialled = self.dialled[conn.id] = Dialled(group, raw, conn, address, identity, *told)
         self._calls.group.call_later(timeout_s, self._not_answered, dialled)
 
     # --- service nodes -------------------------------------------------------------------------------------------
