@@ -311,7 +311,7 @@ class Outbox:
     def __init__(self, rng: Random) -> None:
         self.rng, self.disk, self.told = rng, {}, False
         self.now, self.next_sequence = 0.0, 1
-        self.changes: list[tuple[Outgoing, bytes | None]] = []
+        self.changes: list[tuple[Outgoing | None, bytes | None]] = []  # no message: that the peer was understood
         self.begin()
 
     def begin(self) -> None:
@@ -329,7 +329,9 @@ class Outbox:
     def write(self, most: int) -> None:
         written, self.changes = self.changes[:most], self.changes[most:]
         for message, record in written:
-            if record is None:
+            if message is None:
+                self.told = self.delivery.announced = True
+            elif record is None:
                 self.disk.pop(message.message_id, None)
             else:
                 self.disk[message.message_id] = (message.sequence, record)
@@ -337,7 +339,7 @@ class Outbox:
 
     def kill(self) -> set[int]:
         """End it; return the messages that were never kept, which is no promise."""
-        lost = {message.message_id for message, record in self.changes if record} - self.disk.keys()
+        lost = {message.message_id for message, record in self.changes if message and record} - self.disk.keys()
         self.changes = []
         self.begin()
         return lost
@@ -397,10 +399,9 @@ def test_messages_when_the_link_loses_and_the_sender_is_killed_are_each_handled_
             outbox.keep(message)
         for number in [to_us.pop() for _ in range(rng.randint(0, len(to_us)))]:
             if announced is None and not delivery.announced:
-                delivery.announced = True  # it is learned with the first word, and on the disk soon or late
+                outbox.changes.append((None, None))  # it is learned with the first word, and counts once on the disk
             elif announced is False:
                 delivery.announced = False
-            outbox.told = outbox.told or (announced is not False and rng.random() < 0.5)
             outbox.changes += [(message, None) for message in delivery.acknowledged(number, number, now)]
         outbox.now = now = now + 0.3
         assert delivery.due(now) == []

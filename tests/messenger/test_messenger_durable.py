@@ -424,3 +424,31 @@ def test_start_when_it_fails_after_the_store_was_opened_closes_the_store(loop_fa
         runner.run(on_the_callers_loop())
     assert [store.closed for store in opened] == [True, True]
     opens(print).close()
+
+
+def test_extension_when_a_peer_is_found_to_understand_it_is_used_once_that_is_on_the_disk(start, raw, tmp_path):
+    """Else the next life would send the same message without it, and to the peer it would be another one."""
+    held, opened = [], []
+
+    def opens(post):
+        opened.append(open_store(tmp_path / "one")(post))
+        mark, opened[0].mark = opened[0].mark, lambda *change: held.append(partial(mark, *change))
+        return opened[0]
+
+    router = raw(zmq.ROUTER, bind=f"ipc://{tmp_path}/two", incarnation=7)
+    one = start("one", open_store=opens)
+    to = one.make_connection(Destination("two", f"ipc://{tmp_path}/two"))
+
+    def frames_of_next(number: int) -> int:
+        one.send_message(to, b"%d" % number)
+        count = len(router.recv_multipart())
+        router.send_multipart([b"one", b"two", b"", b"%d-0-2-" % number])
+        until_empty(one)
+        return count
+
+    assert [frames_of_next(number) for number in range(3)] == [3, 3, 3]
+    assert len(held) == 1
+    one._group.call_soon(held[0])
+    while not one._connections[to].peers[b""].delivery.announced:
+        pass
+    assert frames_of_next(3) == 4

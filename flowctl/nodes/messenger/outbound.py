@@ -517,12 +517,26 @@ class MessengerOutbound:
         return incarnation
 
     def learn(self, peer: MessengerPeer, incarnation: int) -> None:
-        """Note that a peer announced the extension, or that it does not any more (0)."""
-        peer.announced = incarnation
-        with self._lock:
-            peer.delivery.announced = bool(incarnation)
-        if incarnation and self.store is not None:
-            self.store.mark(ANNOUNCES + peer.key, 0, 0, ignore)
+        """Note that a peer announced the extension, or that it does not any more (0).
+
+        With a store nothing goes with the extension before that is on the disk: the next life would send it without,
+        and to its peer it would be another message.
+        """
+        known, peer.announced = peer.announced, incarnation
+        if not incarnation or self.store is None or peer.delivery.announced:
+            with self._lock:
+                peer.delivery.announced = bool(incarnation)
+        elif known != incarnation:
+
+            def learned(error: Exception | None) -> None:
+                if error is not None:
+                    peer.announced = 0  # so that the next word says it again
+                elif peer.announced == incarnation:
+                    with self._lock:
+                        peer.delivery.announced = True
+                    self.wake(peer)
+
+            self.store.mark(ANNOUNCES + peer.key, 0, 0, learned)
 
 
 def settle(future: Future[T], value: T) -> None:
