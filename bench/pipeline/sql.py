@@ -10,8 +10,7 @@ import time
 from typing import Final
 
 from flowctl.analyze.records.checks import Check, checks_of
-from flowctl.analyze.viewers.blame import BURST, TROUBLE_MS, TROUBLE_SHARE
-from flowctl.analyze.viewers.sessions import BY_PEER, LEAST_PLAY_S
+from flowctl.analyze.viewers.sessions import BURST, BY_PEER, LEAST_PLAY_S, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import CLASS_NAMES
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from telemetry_kit import WALL_NS, everything, files, options, queued, read, recorder
 
-from flowctl.records.telemetry.feed import Feed
-from flowctl.records.telemetry.recorder import Lane, Recorder, WallClock
+from flowctl.records.telemetry.recorder import Feed, Lane, Recorder, WallClock
 from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, EventName
 
 START_US = WALL_NS // 1000

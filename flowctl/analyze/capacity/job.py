@@ -12,22 +12,75 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import functions as f
+
 from flowctl.analyze.capacity import node
-from flowctl.analyze.capacity.loads import LOADS, WINDOW_S
 from flowctl.analyze.capacity.node import MEASURE, Measurement, NodeModel, fit, why_weak
-from flowctl.analyze.job import AnalysisJob, JobAnswer, Parts
+from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts
 from flowctl.analyze.options import CapacityOptions
+from flowctl.analyze.records.expressions import summed
 from flowctl.charts.words import figure, percent, plural, sentences, size, told
 from flowctl.errors import ConfigError
+from flowctl.records.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import DataFrame
+
+    from flowctl.analyze.job import Records
+
+WINDOW_S: Final = 10
+LEAST_WINDOW_VIEWERS: Final = 5
+"""A window with fewer viewers says more about the idle server than about them: `step` is -1."""
+MOST_BUSY: Final = 0.95
+"""A thread that is busier is full: what it did then is less than what its viewers needed."""
+
+_SUMS: Final = ("ms", "accepted", "trouble_ms")
+LOAD_COLUMNS: Final[dict[str, str]] = {
+    "node": "string",  # null: all of them together
+    "step": "int",  # of a node: logarithm of its viewers to the base of 1.1; -1: nothing to fit to
+    **dict.fromkeys(("windows", *_SUMS, "busy_ppm", "peak_ms", "peak_busy_ppm"), "bigint"),
+}
+"""Contract of the part. Grain: an hour and a node and size of its crowd, or all nodes. `ms`: watched by all viewers;
+`peak_ms`: in the window with most; `busy_ppm`: of the busiest thread, sum over windows."""
+
+
+def loads(records: Records, _: Any = None) -> DataFrame:
+    samples = records.table("flow_samples").where(f.col("role").isin(*VIEWING) & (f.col("interval_ms") > 0))
+    values = {
+        "ms": f.col("interval_ms"),
+        "accepted": reduce(add, (f.col(f"accepted_bytes_{name}") for name in CLASS_NAMES)),
+        "trouble_ms": f.when(f.col("state") != "READY", f.col("interval_ms")).otherwise(0),
+    }
+    busiest = f.max("busy_ppm").alias("busy_ppm")
+    window = f.floor(f.unix_timestamp("ts") / WINDOW_S).alias("window")
+    rows = samples.select(
+        "date", "hour", window, "node",
+        *(f.round(value).cast("bigint").alias(name) for name, value in values.items()),
+        f.round(f.col("thread_busy") * 1e6).cast("bigint").alias("busy_ppm"),
+    )  # fmt: skip
+    hour = ("date", "hour", "window")
+    windows = summed(rows.groupBy(*hour, "node"), _SUMS, busiest)
+    rows = summed(windows.groupingSets([hour, (*hour, "node")], *hour, "node"), _SUMS, busiest)
+    viewers = f.col("ms") / (WINDOW_S * 1000)
+    usable = f.col("node").isNotNull() & (viewers >= LEAST_WINDOW_VIEWERS) & (f.col("accepted") > 0)
+    usable &= (f.col("busy_ppm") > 0) & (f.col("busy_ppm") <= MOST_BUSY * 1e6)
+    step = f.when(usable, f.floor(f.log(viewers) / math.log(1.1))).otherwise(-1)
+    peaks = (f.max(name).alias(f"peak_{name}") for name in ("ms", "busy_ppm"))
+    groups = rows.groupBy("date", "hour", "node", step.alias("step"))
+    return summed(groups, (*_SUMS, "busy_ppm"), f.count("*").alias("windows"), *peaks)
+
+
+LOADS: Final = JobPart("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=3)
+
 
 MOST_REACH: Final = 4
-"""No node of more than so many times the largest measured crowd is answered for: the reference machine's cost per
-viewer changes by a fifth from 1000 to 4000 viewers."""
+"""No node of more than so many times the largest measured crowd is answered for: a viewer's cost on one
+machine changes by a fifth from 1000 to 4000 viewers."""
 NODE_COLUMNS: Final[dict[str, str]] = {
     "node": "string", "carries_viewers": "bigint", "carries_from": "string", "carries_at_least": "boolean",
     **dict.fromkeys(("viewers_peak", "load_peak", "viewers_mean", "recorded_s", "bit_rate", "busy_peak"), "double"),
@@ -54,12 +107,18 @@ def nodes_for(viewers: float, carries: float, headroom: float) -> int:
 
 
 def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, Any]:
-    source, used, weak = "records", points, ""
+    source, used, rate = "records", points, options.bit_rate or 0.0
+    recorded = {
+        "headroom_share": options.headroom,
+        "bit_rate": rate,
+        "largest_recorded_viewers": max((point.viewers for point in points), default=None),
+    }
     if options.measurements is not None:  # of whole servers from outside: more than a thread's own meter knows
         source, used = "measurements", node.parse_measurements(options.measurements, options.measurements_name)
     elif weak := why_weak(points):
-        source, used = "reference", node.reference()
-    model, rate = fit(used), options.bit_rate or 0.0
+        unknown = {"viewers_per_node": None, "fitted_to": "", "at_least": False, "records_weak": weak}
+        return {"answer": f"{MEASURE[0].upper()}{MEASURE[1:]}: {weak}.", **recorded, **unknown}
+    model = fit(used)
     memory, held_out, off = model.memory, node.held_out_error(used), min(2 * model.residual, 0.9)
     if options.memory_bytes is not None and memory is None:
         raise ConfigError(
@@ -67,7 +126,7 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
             hint="give --measurements of crowds of several sizes with memory (python bench capacity), or no --memory",
         )
     viewers, ended_by = carried(model, options)
-    found = {
+    found = recorded | {
         "viewers_per_node": viewers or None,
         "ended_by": ended_by,
         "at_least": ended_by == "measured",
@@ -75,16 +134,13 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
         "viewers_per_node_high": carried(model, options, -off)[0],
         "memory_bytes_per_node": round(memory.of(viewers, rate)) if memory and viewers else None,
         "nodes": nodes_for(options.viewers, viewers, options.headroom) if viewers else None,
-        "headroom_share": options.headroom,
         "cpu_us_per_viewer_s": round(model.cpu.one(rate), 1),
         "memory_bytes_per_viewer": round(memory.one(rate)) if memory else None,
-        "bit_rate": rate,
         "fitted_to": source,
-        "records_weak": weak,
+        "records_weak": "",
         "measured_crowds": model.points,
         "measured_bit_rates": [pick(point.bit_rate for point in used) for pick in (min, max)],
         "largest_measured_viewers": model.largest,
-        "largest_recorded_viewers": max((point.viewers for point in points), default=None),
         "residual_share": round(model.residual, 4),
         "error_share": round(held_out[0], 4) if held_out else None,
     }
@@ -117,8 +173,8 @@ most {viewers_peak} viewers at once, {watched_s} of watching. ASSUMED: {assumed}
 
 
 def said(found: dict[str, Any], options: CapacityOptions) -> str:
-    if found["fitted_to"] == "reference":
-        return f"{MEASURE[0].upper()}{MEASURE[1:]}: {found['records_weak']}."
+    if not found["fitted_to"]:
+        return str(found["answer"])
     (low, high), rate, viewers = found["measured_bit_rates"], found["bit_rate"], found["viewers_per_node"]
     beyond, memory, error = found["at_least"], found["memory_bytes_per_node"], found["error_share"]
     facts = found | {
@@ -143,7 +199,7 @@ def said(found: dict[str, Any], options: CapacityOptions) -> str:
 
 def headline(found: dict[str, Any], options: CapacityOptions) -> str:
     """Return the answer in a line: what each node carries, where nodes were recorded."""
-    if found["fitted_to"] == "reference":
+    if not found["fitted_to"]:
         return MEASURE
     least, viewers = "at least " if found["at_least"] else "", found["viewers_per_node"]
     facts = {
@@ -215,7 +271,7 @@ def answer(parts: Parts, options: CapacityOptions) -> JobAnswer:
     for _, rows in loads.groupby("node"):
         own = measured(rows)
         if of_all[1] == "measurements" or why_weak(own):
-            carries.append((None, "", False) if of_all[1] == "reference" else of_all)
+            carries.append(of_all)
         else:
             viewers, ended_by = carried(fit(own), options)
             carries.append((viewers or None, "own records", ended_by == "measured"))

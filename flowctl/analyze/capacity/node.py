@@ -35,19 +35,6 @@ MEASURE: Final = (
     "--server-pid PID --json > FILE, then flowctl analyze capacity EVENTS --out DIR --measurements FILE)"
 )
 """What is said of a node that was not measured."""
-IDLE_MEMORY_BYTES: Final = 46_500_000
-"""Of the server without viewers: of the 53.7 MB of the soak with 1000 viewers of 600 kbit/s, 7.2 MB are theirs."""
-FIGURES: Final = (
-    # viewers, bit rate, us per viewer and second, delay p99 in ms, bytes of memory per viewer
-    (100, 600_000, 635, 26, 7_800),
-    (1_000, 600_000, 234, 42, 7_200),
-    (4_000, 600_000, 183, 42, 6_900),
-    (100, 2_500_000, 605, 31, 11_200),
-    (1_000, 2_500_000, 242, 40, 9_500),
-    (4_000, 2_500_000, 207, 92, 9_400),
-)
-"""Of viewers that all keep up: AMD EPYC, 2 cores with the crowd on them, Python 3.11, loopback; docs/benchmarks.md of
-2026-11-21, table *Comparison*. Few cost more: they are flushed sooner. They moved by a third between hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,15 +69,6 @@ class Measurement:
     def served(self) -> float:
         """The healthy viewers that would have cost as much."""
         return self.viewers * (1 + self.slow_share * SLOW_MORE)
-
-
-def reference() -> list[Measurement]:
-    idle = IDLE_MEMORY_BYTES
-    return [
-        Measurement(viewers=n, bit_rate=rate, cpu_us_per_s=us * n, memory_bytes=idle + each * n,
-                    idle_memory_bytes=idle, p99_ms=p99_ms)
-        for n, rate, us, p99_ms, each in FIGURES
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

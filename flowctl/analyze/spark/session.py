@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.analyze.spark.classarchive import java_option
-from flowctl.analyze.spark.java import Java, find_java
+from flowctl.analyze.spark.java import Java, find_java, java_option
 from flowctl.core.text.files import umask
 from flowctl.errors import ConfigError, FlowctlError
 

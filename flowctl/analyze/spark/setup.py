@@ -18,8 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from flowctl.analyze.spark.classarchive import archive_path, make_archive
-from flowctl.analyze.spark.java import PACKAGE, Java, find_java
+from flowctl.analyze.spark.java import PACKAGE, Java, archive_path, find_java, make_archive
 from flowctl.analyze.spark.session import SessionOptions, check_available, session
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError, FlowctlError

@@ -29,9 +29,23 @@ from flowctl.analyze.whatif.recommend import (
     recommend,
     without_gain,
 )
-from flowctl.analyze.whatif.strata import CALM, CUT, TROUBLED, VIEWER, Stratum, drawn, errors, weighted
 from flowctl.analyze.whatif.stretches import NO_VIEWER, SERVER, STRETCH_COLUMNS, stretches
-from flowctl.analyze.whatif.trials import ALL_CHOICES, DELAY, HONEST_SHARE, PEAK, Sums, tally
+from flowctl.analyze.whatif.trials import (
+    ALL_CHOICES,
+    CALM,
+    CUT,
+    DELAY,
+    HONEST_SHARE,
+    PEAK,
+    TROUBLED,
+    VIEWER,
+    Stratum,
+    Sums,
+    drawn,
+    errors,
+    tally,
+    weighted,
+)
 from flowctl.core.flow.limits import target_marks
 from flowctl.core.flow.limitsfile import LimitsFile, render
 from flowctl.core.text.printable import foreign
@@ -106,7 +120,7 @@ class Sample:
     recorded: int
     share: float
     attackers: int
-    tried: pd.DataFrame  # those that are tried, as of `flowctl.analyze.whatif.strata.drawn`
+    tried: pd.DataFrame  # those that are tried, as of `flowctl.analyze.whatif.trials.drawn`
     strata: dict[int, Stratum]
 
 

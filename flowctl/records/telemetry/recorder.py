@@ -11,18 +11,57 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
 
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.records.telemetry.feed import Feed
 from flowctl.records.telemetry.options import EventsOptions
 from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, TABLES, EventName, Row, Table
 from flowctl.records.telemetry.writer import Block, Books, RecordFiles, TableWriter, check_available
+
+_EVENT, _AXIS = map(FLOW_EVENTS.row_names.index, ("event", "axis"))
+_MOST_KINDS: Final = 1024
+"""Different names counted of one kind; the names are ours, so more would be a fault of ours, and is bounded too."""
+_OTHERS: Final = "(others)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedSnapshot:
+    """Running counters since the recorder began, by name."""
+
+    events: Mapping[str, int] = field(default_factory=dict)
+    limit_hits: Mapping[str, int] = field(default_factory=dict)
+
+
+class Feed:
+    """The counters; the recorder shows it every event. `snapshot`: any thread."""
+
+    def __init__(self) -> None:
+        self._lock = OwnedLock()
+        self._events: Counter[str] = Counter()  # guarded by _lock
+        self._limit_hits: Counter[str] = Counter()  # guarded by _lock
+
+    def count_rows(self, rows: list[Row]) -> None:
+        """Count these events. The recorder's thread."""
+        with self._lock:
+            for row in rows:
+                _add(self._events, row[_EVENT])
+                if row[_EVENT] == EventName.LIMIT_HIT.value:
+                    _add(self._limit_hits, row[_AXIS])
+
+    def snapshot(self) -> FeedSnapshot:
+        with self._lock:
+            return FeedSnapshot(events=dict(self._events), limit_hits=dict(self._limit_hits))
+
+
+def _add(counter: Counter[str], name: str | None) -> None:
+    key = name or _OTHERS
+    counter[key if key in counter or len(counter) < _MOST_KINDS else _OTHERS] += 1
+
 
 _log: Final = structlog.get_logger("flowctl.telemetry")
 
@@ -38,8 +77,6 @@ _SWEEP_S: Final = 300.0
 _CLOCK_OFF_US: Final = 50_000
 """The wall clock is followed when it has moved so far away from where it was: less is the jitter of asking."""
 _STOP_S: Final = 5.0
-
-_EVENT: Final = FLOW_EVENTS.row_names.index("event")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

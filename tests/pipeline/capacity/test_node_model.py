@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
+from capacity_kit import MEASURED
 from hypothesis import given
 from hypothesis import strategies as st
-from source_kit import ROOT
 
 from flowctl.analyze.capacity.node import (
     BYTE_US,
-    FIGURES,
     Measurement,
     NodeModel,
     fit,
     held_out_error,
     least_squares,
     parse_measurements,
-    reference,
     why_weak,
 )
 from flowctl.errors import ConfigError
@@ -145,25 +142,13 @@ def test_records_when_crowds_are_large_and_the_thread_is_busy_carry_a_fit():
     assert why_weak([busy_thread(100, 0.05), busy_thread(300, 0.12)]) == ""
 
 
-def test_reference_when_fitted_gives_what_a_viewer_costs_by_bit_rate():
-    model = fit(reference())
+def test_fit_when_of_a_real_machine_gives_what_a_viewer_costs_by_bit_rate():
+    model = fit(MEASURED)
     assert isinstance(model, NodeModel)
-    assert max(abs(model.error(point)) for point in reference()) < 0.1
+    assert max(abs(model.error(point)) for point in MEASURED) < 0.1
     assert 170 < model.cpu.one(600_000) < model.cpu.one(2_500_000) < 210
     assert model.memory.one(600_000) == pytest.approx(6_900, rel=0.03)
     assert model.memory.one(2_500_000) == pytest.approx(9_400, rel=0.03)
-
-
-def test_reference_when_compared_with_the_document_is_what_it_says():
-    text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
-    lines = re.findall(r"^\| flowctl +\| +([\d.]+) \| ([\d,]+) +\|(.*)\|$", text, re.MULTILINE)
-    found = {}
-    for rate, viewers, rest in lines:
-        cells = [cell.strip() for cell in rest.split("|")]
-        found[int(viewers.replace(",", "")), float(rate) * 1e6] = (float(cells[0]), float(cells[5]) * 1000)
-    assert {(viewers, float(bit_rate)) for viewers, bit_rate, *_ in FIGURES} <= set(found)
-    for viewers, bit_rate, us, _, each_bytes in FIGURES:
-        assert found[viewers, float(bit_rate)] == (pytest.approx(us, rel=0.35), pytest.approx(each_bytes, rel=0.35))
 
 
 def test_parse_when_several_results_stand_one_after_the_other_reads_all():

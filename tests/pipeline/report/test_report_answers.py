@@ -176,7 +176,7 @@ def test_capacity_when_a_thread_had_no_room_counts_its_node_as_full():
 
 
 def test_capacity_when_the_machine_was_not_measured_is_one_plain_line():
-    jobs = notes(capacity={"state": "done", "summary": {"fitted_to": "reference", "answer": f"Not {MEASURE[4:]}."}})
+    jobs = notes(capacity={"state": "done", "summary": {"fitted_to": "", "answer": f"Not {MEASURE[4:]}."}})
     unknown = node(node="edge-1", carries_viewers=None, carries_from="", load_peak=None)
     said = answer_about("capacity", found(jobs, capacity_nodes=[unknown]))
     assert (said.kind, said.do, said.why) == ("unknown", f"Not {MEASURE[4:]}.", "")

@@ -26,7 +26,7 @@ from record_kit import at, close, event, sample, write, write_closes, write_samp
 
 from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.scores import SCORE_COLUMNS
-from flowctl.analyze.capacity.loads import LOADS
+from flowctl.analyze.capacity.job import LOADS
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, arrow_schema
 from flowctl.analyze.record import compared, packed
 from flowctl.analyze.records.listing import File

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowctl.analyze.spark.classarchive import java_option
-from flowctl.analyze.spark.java import find_java
+from flowctl.analyze.spark.java import find_java, java_option
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "cluster_driver.py"

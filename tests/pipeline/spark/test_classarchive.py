@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from flowctl.analyze.spark import classarchive
-from flowctl.analyze.spark.classarchive import archive_path, java_option, make_archive
-from flowctl.analyze.spark.java import Java, find_java
+from flowctl.analyze.spark.java import Java, archive_path, find_java, java_option, make_archive
 from flowctl.analyze.spark.session import SessionOptions, settings_of
 
 

@@ -60,7 +60,7 @@ def modelled(row: dict) -> dict:
 
 
 def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[str]) -> dict:
-    """Return whose fault it was, by the rules of `flowctl.analyze.viewers.blame`."""
+    """Return whose fault it was, by the rules of `flowctl.analyze.viewers.sessions`."""
     troubled = (
         set(worst) & {"hard", "soft"}
         or max(trouble_ms, zero["stall_ms"]) > max(1000.0, 10 * row["duration_s"])

@@ -8,8 +8,7 @@ import random
 import pandas as pd
 import pytest
 
-from flowctl.analyze.whatif.strata import CALM, CUT, TROUBLED, Stratum, drawn, errors, weighted
-from flowctl.analyze.whatif.trials import PEAK
+from flowctl.analyze.whatif.trials import CALM, CUT, PEAK, TROUBLED, Stratum, drawn, errors, weighted
 
 COST_S = 40.0
 
