@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from record_kit import numbers, schema_of
 
-from flowctl.records.telemetry.schema import (
-    ARROW_TYPES,
-    FORMAT,
-    METADATA_PREFIX,
-    OPENS_EVERY_S,
-    OPENS_FIRST_S,
-    TABLES,
-    Kind,
-)
+from flowctl.records.telemetry.schema import FORMAT, METADATA_PREFIX, OPENS_EVERY_S, OPENS_FIRST_S, TABLES
 
 BEGIN_S = 1_790_000_000
 """A second of 2026; tests that need bans to last use the present instead."""
 Row = tuple[str, dict[str, Any]]
 """Table and columns; those that are left out are null."""
-_numbers = itertools.count(1)
-_TYPES = {
-    Kind.TIMESTAMP: pa.timestamp("us", tz="UTC"),
-    Kind.INT: pa.int64(),
-    Kind.REAL: pa.float64(),
-    Kind.TEXT: pa.string(),
-    Kind.FLAG: pa.bool_(),
-}
-assert set(_TYPES) == set(ARROW_TYPES)
 
 
 def at(seconds: float) -> dt.datetime:
@@ -42,7 +25,7 @@ def at(seconds: float) -> dt.datetime:
 
 
 def row(table: str, address: str | None, at_s: float, **columns: Any) -> Row:
-    who = {"ts": at(at_s), "node": "node-1", "seq": next(_numbers), "conn_id": 1, "peer_ip": address}
+    who = {"ts": at(at_s), "node": "node-1", "seq": next(numbers), "conn_id": 1, "peer_ip": address}
     return table, who | columns
 
 
@@ -80,9 +63,10 @@ def write(root: Path, rows: Iterable[Row], name: str = "node-1-1-1", **metadata:
     for (table, hour), found in groups.items():
         folder = root / table / hour
         folder.mkdir(parents=True, exist_ok=True)
-        schema = pa.schema([pa.field(column.name, _TYPES[column.kind]) for column in TABLES[table].columns])
         words = {"table": table, "format": str(FORMAT), "uid": f"{name} {table} {hour}"} | metadata
-        data = pa.Table.from_pylist([dict.fromkeys(TABLES[table].names) | item for item in found], schema)
+        data = pa.Table.from_pylist(
+            [dict.fromkeys(TABLES[table].names) | item for item in found], schema_of(TABLES[table])
+        )
         data = data.replace_schema_metadata({f"{METADATA_PREFIX}{key}": value for key, value in words.items()})
         pq.write_table(data, folder / f".{name}.tmp", compression="zstd")
         (folder / f".{name}.tmp").rename(folder / f"{name}.parquet")

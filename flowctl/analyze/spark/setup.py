@@ -1,7 +1,7 @@
 """``make setup-pipeline``: finds Java, or installs it where it may, or says exactly what to do.
 
 Spark needs a Java that PyPI cannot give. As root beside apt-get Debian's package is installed, without the parts for
-screens; elsewhere nothing is changed. Then the archive of Java's classes is made, see `classarchive`. A second run
+screens; elsewhere nothing is changed. Then the archive of Java's classes is made, see `java`. A second run
 finds both, and changes nothing. With the path of a file as argument it is the process that makes the archive.
 
 Exit status: 0 the pipeline can run, with an archive or without; 1 it cannot, and the last lines say why and what to do.

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from flowctl.analyze.spark import classarchive
+from flowctl.analyze.spark import java as java_module
 from flowctl.analyze.spark.java import Java, archive_path, find_java, java_option, make_archive
 from flowctl.analyze.spark.session import SessionOptions, settings_of
 
@@ -17,7 +17,7 @@ from flowctl.analyze.spark.session import SessionOptions, settings_of
 @pytest.fixture
 def java(tmp_path, monkeypatch):
     """Give a Java of which there is no archive, in an environment of its own."""
-    monkeypatch.setattr(classarchive.sys, "prefix", str(tmp_path / "venv"))
+    monkeypatch.setattr(java_module.sys, "prefix", str(tmp_path / "venv"))
     (tmp_path / "java").mkdir()
     (tmp_path / "java" / "release").write_text("17.0.1")
     return Java(home=tmp_path / "java", version=17)
@@ -60,7 +60,7 @@ def test_make_when_it_fails_leaves_nothing(java, monkeypatch, status, writes, to
             raise subprocess.TimeoutExpired(command, options["timeout"])
         return subprocess.CompletedProcess(command, status, "", "a warning\nno room\n")
 
-    monkeypatch.setattr(classarchive.subprocess, "run", run)
+    monkeypatch.setattr(java_module.subprocess, "run", run)
     assert told in make_archive(java)
     assert [path.name for path in archive_path(java).parent.iterdir()] == (
         [archive_path(java).name] if not told else []
@@ -79,7 +79,7 @@ def test_make_when_there_is_one_of_another_build_takes_its_place(java, monkeypat
         Path(command[-1]).write_text("classes")
         return subprocess.CompletedProcess(command, status, "", "")
 
-    monkeypatch.setattr(classarchive.subprocess, "run", run)
+    monkeypatch.setattr(java_module.subprocess, "run", run)
     assert "exit status 1" in make_archive(java)
     assert list(old.parent.iterdir()) == [old]
     status = 0

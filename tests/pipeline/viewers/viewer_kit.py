@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
+
+from record_kit import NOON, at, numbers
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.records.telemetry.schema import FLOW_CLOSES, TABLES, Kind
 
-NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
-_numbers = itertools.count(1)
 TYPES = {column.name: column.kind for column in FLOW_CLOSES.columns}
 PICTURES = tuple(item.name.lower() for item in MessageClass if item.name in {"KEY", "INTER", "DISPOSABLE"})
-
-
-def at(seconds: float) -> dt.datetime:
-    """Return a time: seconds after noon of the day of the tests."""
-    return NOON + dt.timedelta(seconds=seconds)
 
 
 def close(seconds: float, conn_id: int, **columns: Any) -> dict[str, Any]:
@@ -30,7 +24,7 @@ def close(seconds: float, conn_id: int, **columns: Any) -> dict[str, Any]:
     who = {
         "ts": at(seconds),
         "node": "n1",
-        "seq": next(_numbers),
+        "seq": next(numbers),
         "conn_id": conn_id,
         "role": "play",
         "reason": "peer closed",
