@@ -72,7 +72,6 @@ def test_queue_when_a_foreign_flight_lets_it_grow_is_bounded(monkeypatch):
 
 
 def write_foreign(path, change):
-    """Write a file of flights of which `change` has made another table."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -18,7 +18,6 @@ class RecordedFanoutHistory(FanoutHistory):
 
     @property
     def alone_at_the_end(self):
-        """Return how many are served by themselves: all that still follow, since none is a member of a cohort."""
         return sum(viewer.sender.following is not None for viewer in self.viewers)
 
     def teardown(self):
@@ -50,7 +49,6 @@ def check_cut(viewer):
 
 
 def check_outcome(viewer):
-    """Check that the replay has the edges that the application was told of, and the Sender's own accounts."""
     viewer.sender.end_flight()
     flight, result, comparison = check_flight(viewer.rows)
     told = [(change.old.name, change.new.name, change.cause.value, change.value) for change in viewer.edges.changes]

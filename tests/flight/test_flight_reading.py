@@ -24,7 +24,6 @@ from flowctl.records.telemetry.schema import FLIGHT
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    """Return the rows of a viewer that was slow, and was closed in the end."""
     viewer = slow_history(seconds=8)
     viewer.sender.close(CloseReason.KICKED)
     return viewer.rows

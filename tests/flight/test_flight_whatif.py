@@ -38,7 +38,6 @@ EXTEND_S = 30.0
 
 
 def check_again(viewer):
-    """Check that the choice in force does to a recorded viewer what was done; return flight and outcome."""
     rows = viewer.rows.stored()
     flight = read_flights(rows)
     was = replay(flight)

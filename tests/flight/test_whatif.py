@@ -64,7 +64,6 @@ class ShowingRun(WhatifRun):
 
 
 def shown_everything(viewer, choice):
-    """Return the outcome of a choice that is served alone."""
     (outcome,) = ShowingRun(viewer, [choice], Work()).run()
     return outcome
 
@@ -74,7 +73,6 @@ LETTERS = {"K": KEY, "I": INTER, "D": DISPOSABLE, "A": AUDIO}
 
 @st.composite
 def recordings(draw):
-    """A random viewer: messages of all classes, writes that are taken, taken in part, or refused, and pauses."""
     events, at, queued = [], 0.0, 0
     for number in range(draw(st.integers(1, 60))):
         what = draw(st.sampled_from("KIDAAWWWWP")) if number else "K"
@@ -179,7 +177,6 @@ class Taped:
 
 
 def recorded_run(share, seconds, target_ms, *, kernel_told=False):
-    """Run a real viewer behind a link of `share` of its stream's rate; return it and what was recorded."""
     limits = replace(LIVE_LIMITS, target_delay_ms=target_ms)
     scene = Steady(share, settings=SenderSettings(soft_too_long_s=0), limits=limits)
     events: list = []
@@ -204,7 +201,6 @@ def recorded_run(share, seconds, target_ms, *, kernel_told=False):
 
 
 def tried_again(share, *, target_ms, kernel_told=False):
-    """Return (statistics of a real viewer, what the recorded choice does for its recording)."""
     scene, viewer = recorded_run(share, 20.0, target_ms, kernel_told=kernel_told)
     choice = Choice(limits=replace(LIVE_LIMITS, target_delay_ms=target_ms), soft_too_long_s=0, return_after_s=0)
     return scene.sender.statistics(), evaluate(viewer, [choice])[0]

@@ -20,7 +20,6 @@ Row = tuple[str, dict[str, Any]]
 
 
 def at(seconds: float) -> dt.datetime:
-    """Return a time in seconds since the epoch as a ban has it."""
     return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
@@ -45,7 +44,6 @@ def closed(address: str, reason: str, at_s: float = BEGIN_S, **columns: Any) -> 
 
 
 def there(address: str, since_s: float, until_s: float, **columns: Any) -> list[Row]:
-    """Return the rows of a connection that has played since then and is open, as a server writes them."""
     now_s, rows = since_s + OPENS_FIRST_S, []
     while now_s <= until_s:
         told = {"role": "play", "opened_at": at(since_s - 1), "duration_s": now_s - since_s + 1, "startup_ms": 1e3}
@@ -55,7 +53,6 @@ def there(address: str, since_s: float, until_s: float, **columns: Any) -> list[
 
 
 def write(root: Path, rows: Iterable[Row], name: str = "node-1-1-1", **metadata: str) -> list[Path]:
-    """Write files of records below `root`, one per table and hour, under a hidden name first, as a recorder does."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for table, columns in rows:
         groups.setdefault((table, f"date={columns['ts']:%Y-%m-%d}/hour={columns['ts']:%H}"), []).append(columns)

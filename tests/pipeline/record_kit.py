@@ -28,7 +28,6 @@ def schema_of(table: Table) -> pa.Schema:
 
 
 def at(seconds: float) -> dt.datetime:
-    """Return a time: seconds after noon of the day of the tests."""
     return NOON + dt.timedelta(seconds=seconds)
 
 
@@ -113,5 +112,4 @@ def read_hours(spark, listing, hours, *, now_us: int):
 
 
 def identities(read) -> dict[str, str]:
-    """Return what copies of the files that are read share, by path."""
     return {file.path: facts.identity for goods in read._good.values() for file, facts in goods}

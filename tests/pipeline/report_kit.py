@@ -22,7 +22,6 @@ JOBS = ("sessions", "experience", "fleet", "abuse", "whatif", "capacity")
 
 
 def session(number=0, text="", **values):
-    """A viewer who was content; every tenth was in trouble, and every twentieth cut for it."""
     troubled, cut = number % 10 == 0, number % 20 == 0
     row = {
         "node": f"edge-{number % 2}{text}",
@@ -93,7 +92,6 @@ def choice(number, **values):
 
 
 def publication(**values):
-    """A row of `ingest` of a publisher who does well."""
     row = {"node": "edge-0", "conn_id": 7, "app": "live", "stream": "s0", "duration_s": 600.0, "health": "steady"}
     row |= {"bit_rate": 2.5e6, "frames_per_s": 25.0, "key_interval_ms": 2000.0, "key_interval_max_ms": 2100.0}
     row |= {"gap_count": 0, "gap_ms": 0.0, "gap_max_ms": 0.0, "gap_share": 0.0, "jitter_ms": 4.0, "away_s": None}
@@ -118,7 +116,6 @@ def minute(number, **values):
 
 
 def tables_of(text="", viewers=400):
-    """All result tables of a run, with `text` wherever a peer had a say."""
     troubled = len(range(0, viewers, 10))
     bad = {"health": "gaps", "gap_count": 3, "gap_ms": 9000.0, "gap_max_ms": 5000.0, "gap_share": 0.015}
     bad |= {"stream": f"s1{text}"}
@@ -169,7 +166,6 @@ def accounts(aside=7, text=""):
 
 
 def lay(folder, tables, texts=None):
-    """Write results into a folder, as a run leaves them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.items():
         (folder / name).mkdir()
@@ -180,7 +176,6 @@ def lay(folder, tables, texts=None):
 
 
 def found_of(folder, tables=None, texts=None, jobs=None, text=""):
-    """Return what a report finds in results; all there may be if none are given."""
     lay(folder, tables_of(text) if tables is None else tables, texts_of(text) if texts is None else texts)
     shown = notes(text) if jobs is None else jobs
     return gather.gather(gather.Tables(RecordPlace(str(folder))), f"/data/events{text}", shown, [accounts(text=text)])
@@ -191,7 +186,6 @@ def empty():
 
 
 def run_in(folder, viewers=400, text="", *, tables=None, texts=None, choose=1, failed=None):
-    """Lay results with their summary, as a whole run leaves them, and return the folder."""
     laid = tables_of(text, viewers) if tables is None else tables
     for row in laid.get("whatif_choices", ()):
         row["in_force"] = row["choice_id"] == choose

@@ -39,12 +39,10 @@ class RecordedWorld(World):
         return [peer.connection for peer in self.peers if peer.connection not in self.gone]
 
     def told(self, event=None) -> list[dict]:
-        """Return the events so far, of one name if it is given."""
         self.seen += queued(self.recorder, FLOW_EVENTS)
         return [item for item in self.seen if event is None or item["event"] == event]
 
     def closes(self) -> list[dict]:
-        """Return the closes so far; takes a round of the sampler, which makes them."""
         self.sample()
         self.closed += queued(self.recorder, FLOW_CLOSES)
         return self.closed

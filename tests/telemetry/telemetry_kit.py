@@ -14,7 +14,6 @@ NAMES = tuple(name for name in FLOW_EVENTS.names if name not in {"node", "seq"})
 
 
 def options(folder, **values) -> EventsOptions:
-    """Return settings of a node "n1" with a key of their own."""
     return EventsOptions(**{"folder": str(folder), "node": "n1", "key": b"k" * 16, **values})
 
 
@@ -26,7 +25,6 @@ def recorder(folder, clock=lambda: 0.0, **values) -> Recorder:
 
 
 def queued(made: Recorder, table=FLOW_EVENTS) -> list[dict]:
-    """Take the records off a lane and return them by name of the column."""
     rows, _ = made.lane(table).drain()
     names = [name for name in table.names if name not in {"node", "seq"}]
     return [dict(zip(names, row, strict=True)) for row in rows]
@@ -41,6 +39,5 @@ def everything(folder) -> list:
 
 
 def read(folder, table="flow_events") -> list[dict]:
-    """Return all records of a table, in the order of `seq`."""
     tables = [parquet.read_table(path, partitioning=None) for path in files(folder, table)]
     return sorted(pa.concat_tables(tables).to_pylist(), key=lambda row: row["seq"]) if tables else []

@@ -693,7 +693,6 @@ STEPS = st.lists(
 
 
 def same_accounts(players):
-    """What a sampler asks of a Sender is what its statistics say."""
     for player in players:
         account, statistics = player.connection.sender.account(), player.connection.sender.statistics()
         assert account.accepted == statistics.accepted.figures

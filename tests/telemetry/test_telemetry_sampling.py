@@ -15,7 +15,6 @@ USE = ("play", "live", "room")
 
 
 def crowd(world, count=40):
-    """Return a publisher and viewers that have been sampled with their squads."""
     publisher = world.publisher()
     players = [world.player(address=f"192.0.2.{number + 10}") for number in range(count)]
     for _ in range(3):
@@ -31,7 +30,6 @@ def stream(world, publisher):
 
 
 def asked(monkeypatch):
-    """Return a list that grows by each connection that a sampler asks by itself."""
     seen = []
     ask = Round._ask
 

@@ -216,7 +216,6 @@ def test_disk_when_the_share_is_used_up_loses_the_oldest_files_of_this_node(tmp_
 
 
 def left_of(folder):
-    """Return the numbers of the files of node "n1" below a folder."""
     return sorted(int(path.stem.rsplit("-", 1)[1]) for path in files(folder) if path.name.startswith("n1-"))
 
 

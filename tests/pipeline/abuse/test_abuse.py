@@ -31,7 +31,6 @@ HOUR = {"duration_s": 3600.0}
 
 
 def judge(spark, tmp_path, rows, **given):
-    """Return the scores by address, the ban list, and what became of the job."""
     write(tmp_path / "events", rows)
     options = AbuseOptions(**{"now_s": NOW_S} | given)
     note = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"abuse": options}).jobs["abuse"]
@@ -45,7 +44,6 @@ PROOFS = ("amf_depth", "chunk_size_min_bytes", "control_messages_per_second")
 
 
 def attack(address, at_s=NOW_S, conn_id=900):
-    """Return the records of one hostile client: three kinds of proof, again and again."""
     return [event(address, "limit_hit", at_s, axis=axis, conn_id=conn_id) for axis in PROOFS for _ in range(20)]
 
 
@@ -71,7 +69,6 @@ LONG_AGO_S = NOW_S - 8 * 3600
 
 
 def ends_apart(address, reason, count, **columns):
-    """Return the ends of `count` connections, a minute between them."""
     return [closed(address, reason, NOW_S - 60 * n, conn_id=n, **columns) for n in range(1, count + 1)]
 
 

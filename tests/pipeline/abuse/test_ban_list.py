@@ -33,7 +33,6 @@ def add(tmp_path, *bans, anew=False, **judge):
 
 
 def others(tmp_path, *bans):
-    """Write a ban list as somebody else would: the whole file."""
     (tmp_path / "bans.jsonl").write_text(render(bans))
 
 
@@ -83,7 +82,6 @@ def test_list_when_it_is_a_link_is_locked_for_all_who_write_the_file(tmp_path):
     link.symlink_to(real)
 
     def change(there):
-        """Return what the list is to hold, while another wants to write to it."""
         with pytest.raises(BusyError, match="another program writes"), held(real, 0.0):
             pass
         return there + render([ban()])

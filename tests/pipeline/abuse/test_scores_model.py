@@ -52,7 +52,6 @@ class Model:
         self.harmful: set[int] = set()
 
     def add(self, random_: random.Random, address: str, conn_id: int) -> None:
-        """Let one connection live: it opens, may play, may do harm, and ends or stays."""
         at_s = NOW_S - random_.choice((100, 3000, 9000, 20_000)) - random_.random() * 900
         kind = random_.choice([*ENDS, None, None, "open", "open", "refused"])
         if kind == "refused":
@@ -86,8 +85,6 @@ class Model:
             self.plays[address].append((conn_id, begin_s, at_s, True))
 
     def verdict(self, address: str) -> tuple[str, float, int, float]:
-        """Return what is said of an address, its points, people there, and hours of standing."""
-
         def left(age_s: float) -> float:
             return 0.5 ** (max(0.0, age_s) / WEIGHTS.half_life_s)
 

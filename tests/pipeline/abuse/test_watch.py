@@ -83,7 +83,6 @@ def test_watch_when_all_records_are_there_bans_whom_abuse_bans(spark, look, tmp_
 
 
 def make_now(make, now):
-    """Return the records of one of `WORLD` as if they were of now."""
     from test_abuse import NOW_S
 
     address = next(address for _, address, other in WORLD.values() if other is make)

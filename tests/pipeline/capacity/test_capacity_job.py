@@ -37,7 +37,6 @@ def planted():
 
 
 def answered(spark, tmp_path, options):
-    """Return the summary of a run, and its tables by name."""
     result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"capacity": options})
     assert result.failed == [], result.jobs["capacity"].message
     tables = {}

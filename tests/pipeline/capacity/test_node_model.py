@@ -23,7 +23,6 @@ from flowctl.errors import ConfigError
 
 
 def crowd(viewers, bit_rate=2_500_000.0, *, idle_us=5_000.0, write_us=9.0, byte_us=BYTE_US, **more):
-    """Return what a node of known costs would have measured."""
     cpu = idle_us + viewers * (25 * write_us + bit_rate / 8 * byte_us)
     memory = 50_000_000 + 9_000 * viewers
     return Measurement(viewers=viewers, bit_rate=bit_rate, cpu_us_per_s=cpu, memory_bytes=memory, **more)
@@ -101,7 +100,6 @@ def test_fit_when_there_is_nothing_refuses():
 
 
 def busy_thread(viewers, busy):
-    """Return a crowd as records tell it: the busy share of a thread, no memory, no delay."""
     return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=busy * 1e6)
 
 

@@ -14,7 +14,6 @@ from flowctl.charts.words import apart, percent, sentences, share, span
 
 
 def found(jobs=None, totals=None, peaks=None, **tables):
-    """A report that found these tables; counts of viewers are what it takes."""
     whole = {"viewers": 400.0, "plays": 400.0, "troubled": 40.0, "people": 400, "span_s": 600.0} | (totals or {})
     named = [row for row in tables.get("network", ()) if row["key"]]
     links = [row | {"addresses": row["troubled"]} for row in named]
@@ -97,7 +96,6 @@ def test_limits_when_the_choice_in_force_is_best_are_left():
     ],
 )
 def test_limits_when_there_is_no_table_say_why(jobs, said):
-    """No answer is made up: it is unknown, and says which job would know."""
     answer = answer_about("limits", found(jobs))
     assert answer.kind == "unknown"
     assert said in answer.do
@@ -287,7 +285,6 @@ def test_calls_when_a_thread_had_no_room_name_its_node():
 
 
 def test_answers_when_nothing_is_known_are_all_unknown():
-    """Without any table each question has an answer, which is that it is not known, and how it would be."""
     said = answers.answers(empty())
     assert [item.about for item in said] == ["limits", "bans", "capacity", "calls"]
     assert {item.kind for item in said} == {"unknown"}

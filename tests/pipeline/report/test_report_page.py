@@ -160,7 +160,6 @@ def test_page_when_a_job_failed_shows_neither_its_old_tables_nor_hides_why(tmp_p
 
 
 def test_page_when_nothing_was_run_says_so_for_each_question():
-    """Without any table the page is whole, has no picture, and names the job that would answer each question."""
     shown = Page(render(empty()))
     assert (shown.crossed, shown.open) == ([], [])
     assert "svg" not in shown.tags

@@ -30,7 +30,6 @@ from flowctl.errors import ConfigError
 
 
 def flowctl(*arguments, **environment):
-    """Run the command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "flowctl", *map(str, arguments)],
         capture_output=True,
@@ -42,7 +41,6 @@ def flowctl(*arguments, **environment):
 
 
 def test_help_when_asked_for_lists_the_jobs_without_loading_spark():
-    """Every job is there with a line of help, and neither Spark nor pandas is loaded for it."""
     code = (
         "import sys; from flowctl.cli import main; status = main(['analyze', '--help']); "
         "print(status, sorted({'pyspark', 'pandas', 'numpy', 'pyarrow', 'matplotlib', 'py4j'} & set(sys.modules)))"
@@ -115,7 +113,6 @@ def test_sessions_when_run_as_a_command_prints_accounts_as_json_and_leaves_no_pr
 
 @contextlib.contextmanager
 def modes_of(folder, pattern):
-    """Give a set of the rights of all that is seen meanwhile."""
     seen, over = set(), threading.Event()
 
     def look():
@@ -168,7 +165,6 @@ def test_progress_when_no_task_runs_tells_of_none(monkeypatch):
 
 
 def environment_of(process):
-    """Return the environment of a process; empty where it has ended, or is not ours."""
     try:
         return (process / "environ").read_bytes()
     except OSError:

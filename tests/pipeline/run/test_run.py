@@ -57,7 +57,6 @@ def made(records, options):
 
 
 def answered(parts, options):
-    """Count events by name, on Spark and in this process, and write both tables and a text."""
     if options.broken == "answer":
         parts.write_text("note.txt", "half")
         raise ValueError("no\nanswer")
@@ -90,8 +89,6 @@ def events_of(root, *moments, name="a", event_name="returned"):
 
 @pytest.fixture
 def go(spark, tmp_path):
-    """Give a function that runs the toy job, or others, on ``events`` into ``out``."""
-
     def call(*jobs, options=None, window=None, out="out"):
         given = None if options is None else {"seen": options}
         return run(spark, str(tmp_path / "events"), str(tmp_path / out), jobs or [JOB], given, window)
@@ -268,7 +265,6 @@ def test_run_when_nothing_changed_keeps_answers_and_starts_no_spark(go, spark, t
     teller = AnalysisJob(name="told", parts=(), results=(), answer=told)
 
     def again(options=None, window=None, out="out"):
-        """Run both, and return how often the answer was made and Spark was asked for."""
         before = len(asked), len(started)
         given = {"seen": options or {}}
 
@@ -425,7 +421,6 @@ def test_run_when_a_file_is_damaged_inside_puts_it_aside_and_reads_the_rest(go, 
     assert line.startswith(f"a damaged file is put aside: {path}: ")
 
     def books(result):
-        """Return what accounts and what is put aside say of files."""
         (item,) = result.accounts
         aside = pq.read_table(tmp_path / "out/quarantine/flow_events_files").to_pylist()
         counts = item["files_in"], item["rows_in"], item["rows_out"], item["rows_quarantined"]
@@ -547,7 +542,6 @@ def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(spark, 
     events, out = tmp_path / "events", tmp_path / "out"
 
     def viewers():
-        """Run `fleet` and return how many viewers each minute has, and what tells of it."""
         result = run(spark, str(events), str(out), ["fleet"])
         assert (result.failed, [*result.jobs["fleet"].warnings]) == ([], [])
         rows = spark.read.parquet(str(out / "fleet_streams")).collect()

@@ -40,8 +40,6 @@ JOB = AnalysisJob(
 
 @pytest.fixture
 def go(spark, tmp_path):
-    """Give a function that runs the job and returns how many rows it has seen, and how many files were put aside."""
-
     def call():
         result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
         assert result.failed == [], result.errors

@@ -63,7 +63,6 @@ OPTIONS: dict[str, Any] = {"whatif": WHATIF, "abuse": {"now_s": NOW_S}, "capacit
 
 
 def run_jobs(spark: Any, names: list[str], events: str, out: str) -> dict[str, Any]:
-    """Run jobs as the command line does, what-if on a small grid; return what became of them."""
     result = runner.run(spark, events, out, names, {name: OPTIONS[name] for name in names if name in OPTIONS})
     notes = {name: note.as_dict() for name, note in result.jobs.items()}
     assert not result.failed, {name: notes[name]["message"] for name in result.failed}
@@ -76,7 +75,6 @@ GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryM
 
 @contextlib.contextmanager
 def context(master: str, python: str, conf: dict[str, str]) -> Iterator[Any]:
-    """Open a session on `master` whose workers run `python`; all sessions share one Java, which outlives this."""
     os.environ["PYSPARK_PYTHON"] = python
     ours = {"spark.pyspark.python": python, "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "4"}
     session = open_session(SessionOptions(master=master, conf=ours | conf))
@@ -87,7 +85,6 @@ def context(master: str, python: str, conf: dict[str, str]) -> Iterator[Any]:
 
 
 def tables(spark: Any, events: str, flights: str, out: str) -> dict[str, Any]:
-    """Run all jobs of the runner in one run, what-if over `flights`, and the watch over all that is there."""
     done = {
         "all": run_jobs(spark, list(runner.JOBS), events, out),
         "flights": run_jobs(spark, ["whatif"], flights, f"{out}/flights"),
@@ -99,7 +96,6 @@ def tables(spark: Any, events: str, flights: str, out: str) -> dict[str, Any]:
 
 
 def shown(spark: Any, outputs: dict[str, str], out: str) -> None:
-    """Write what the sketches of ``experience`` and ``fleet_subnets`` are made of: by, key and the two values."""
     seen = [spark.read.parquet(outputs[name]) for name in ("sessions", "sessions_open")]
     once = seen[0].unionByName(seen[1], allowMissingColumns=True).where(experience.viewing())
     known = with_unit(once, "peer_ip").withColumn("digits", unit_digits(functions.col("address")))
@@ -134,7 +130,6 @@ def kill_worker(spark: Any, events: str, out: str, name: str, group: int) -> dic
 
 
 def where(spark: Any) -> dict[str, Any]:
-    """Return from where workers import flowctl, and what it says; or why they cannot."""
     from pyspark.sql.types import StringType
 
     def place(_: int) -> str:
@@ -153,7 +148,6 @@ def where(spark: Any) -> dict[str, Any]:
 
 
 def everything(master: str, *, folder: str, flights: str, archive: str, python: str, group: int) -> dict[str, Any]:
-    """Do all that the tests look at, in the order in which one Java and one cluster can."""
     events, done = f"{folder}/events", {}
     # The session that ships code is the first: it is the start of Java that takes it.
     with context(master, python, {**CONF, "spark.submit.pyFiles": archive}) as spark:
@@ -173,7 +167,6 @@ def everything(master: str, *, folder: str, flights: str, archive: str, python: 
 
 
 def main() -> None:
-    """Run with the arguments of the command line, and print the answer."""
     watch.time = job.time = CLOCK
     master, arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

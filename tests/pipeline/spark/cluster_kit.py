@@ -99,14 +99,12 @@ class Cluster:
 
 
 def spark_home() -> Path:
-    """Return the folder of the pyspark package, which is a whole distribution of Spark."""
     import pyspark
 
     return Path(pyspark.__file__).parent
 
 
 def java_options() -> str:
-    """Return options for Javas that live for a minute: the class archive if there is one, no threads for garbage."""
     before = os.environ.get("JDK_JAVA_OPTIONS", "")
     return f"{before} -XX:+UseSerialGC{java_option(find_java(), before)}"
 
@@ -129,7 +127,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def start(name: str, folder: Path, *arguments: str) -> Daemon:
-    """Start one class of Spark in the background, with its output in ``folder/name.log``."""
     log = folder / f"{name}.log"
     command = [str(spark_home() / "bin" / "spark-class"), *arguments]
     with log.open("wb") as output:
@@ -147,7 +144,6 @@ def start(name: str, folder: Path, *arguments: str) -> Daemon:
 
 @contextlib.contextmanager
 def open_cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
-    """Run a master and workers of one core and 1 GiB each for the time of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     daemons: list[Daemon] = []
     try:
@@ -169,7 +165,6 @@ def open_cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
 
 
 def drive(master: str, folder: Path, **arguments: Any) -> dict[str, Any]:
-    """Run cluster_driver.py in a process of its own and return what it says."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     log = folder / "driver.log"
     with log.open("wb") as output:
@@ -217,7 +212,6 @@ def without_sketches(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def difference(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> str:
-    """Return where two results of `rows_of` differ, in words; empty where they are the same."""
     if left == right or (repr(left) == repr(right)):  # repr: NaN equals NaN here
         return ""
     if left[0] != right[0]:

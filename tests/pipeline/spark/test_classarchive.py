@@ -16,7 +16,6 @@ from flowctl.analyze.spark.session import SessionOptions, settings_of
 
 @pytest.fixture
 def java(tmp_path, monkeypatch):
-    """Give a Java of which there is no archive, in an environment of its own."""
     monkeypatch.setattr(java_module.sys, "prefix", str(tmp_path / "venv"))
     (tmp_path / "java").mkdir()
     (tmp_path / "java" / "release").write_text("17.0.1")

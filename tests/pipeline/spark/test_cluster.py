@@ -60,7 +60,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare_python(folder):
-    """A Python of the workers that has all that flowctl needs, and not flowctl."""
     home = folder / "bare"
     venv.create(home, with_pip=False)
     (site,) = home.glob("lib/python*/site-packages")
@@ -74,7 +73,6 @@ def bare_python(folder):
 
 
 def archive_of(place: Path) -> str:
-    """Return an archive of the package as a wheel lays it out, named so that Spark takes it."""
     source = Path(__file__).resolve().parents[3]
     with zipfile.ZipFile(place, "w") as archive:
         for path in sorted((source / "flowctl").rglob("*.py")):

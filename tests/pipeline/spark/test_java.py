@@ -16,7 +16,6 @@ from flowctl.errors import ConfigError
 
 
 def fake(home, text):
-    """Make a program that prints what a Java of that version prints."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{text}' >&2\n")

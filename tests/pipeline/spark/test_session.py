@@ -145,7 +145,6 @@ class Conf(dict):
 
 
 def fitted(size_bytes, chosen=None):
-    """Return the settings of a session that was opened with `chosen` and is to read records of this size."""
     conf = Conf(settings_of(SessionOptions(conf=chosen or {})))
     fit(SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(defaultParallelism=2)), size_bytes)
     return {name.removeprefix("spark.sql."): value for name, value in conf.items()}

@@ -13,7 +13,6 @@ REQUEST = 3
 
 
 def answer(port, body):
-    """Return what a port says to a request of somebody who knows no secret."""
     message = struct.pack(">bqi", REQUEST, 7, len(body)) + body
     with socket.create_connection(("127.0.0.1", port), 20) as peer:
         peer.sendall(struct.pack(">q", len(message) + 8) + message)

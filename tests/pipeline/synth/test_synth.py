@@ -24,14 +24,12 @@ CLASSES = ("key", "inter", "audio")
 
 @pytest.fixture(scope="module")
 def made(spark, tmp_path_factory):
-    """Give a small set of all worlds, and what was said of it."""
     out = str(tmp_path_factory.mktemp("synth"))
     result = synth.run(spark, out, SMALL)
     return {name: spark.read.parquet(path) for name, path in result.outputs.items()}, out
 
 
 def checksum(frame):
-    """Return a number that depends on every value of every row and not on their order."""
     return frame.select(f.sum(f.xxhash64(*frame.columns) % 1_000_003).alias("sum"), f.count("*").alias("n")).first()
 
 

@@ -57,7 +57,6 @@ def quotient(part: float, whole: float) -> float | None:
 
 
 def rank(values: list[float | None], share: float) -> float | None:
-    """Return the smallest value that at least that share of them is not above."""
     known = sorted(value for value in values if value is not None)
     return known[max(0, math.ceil(share * len(known)) - 1)] if known else None
 

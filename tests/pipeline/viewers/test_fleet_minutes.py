@@ -10,7 +10,6 @@ from tests.pipeline.viewers.viewer_kit import NOON, Held, HeldParts, at, close
 
 @pytest.fixture(scope="module")
 def told(spark):
-    """Give the results of a world in which two viewers were sampled, one was not, and one is open."""
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     def one(second: float, conn_id: int, **columns) -> dict:

@@ -22,7 +22,6 @@ def quotient(part, whole, most=math.inf):
 
 
 def modelled(row: dict) -> dict:
-    """Return the session of a close as the documentation has it, in plain Python."""
     zero = {name: value or 0 for name, value in row.items()}
     peer = row["reason"] in {"peer closed", "peer reset"}
     asked, startup = row["asked_ms"], row["startup_ms"]
@@ -60,7 +59,6 @@ def modelled(row: dict) -> dict:
 
 
 def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[str]) -> dict:
-    """Return whose fault it was, by the rules of `flowctl.analyze.viewers.sessions`."""
     troubled = (
         set(worst) & {"hard", "soft"}
         or max(trouble_ms, zero["stall_ms"]) > max(1000.0, 10 * row["duration_s"])
@@ -89,7 +87,6 @@ def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[s
 
 @pytest.fixture(scope="module")
 def many(spark):
-    """Give six hundred random closes, and their sessions by connection."""
     from flowctl.analyze.viewers.sessions import OPEN_COLUMNS, seen_sessions
 
     rng = random.Random(7)

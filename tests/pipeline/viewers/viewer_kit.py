@@ -19,7 +19,6 @@ PICTURES = tuple(item.name.lower() for item in MessageClass if item.name in {"KE
 
 
 def close(seconds: float, conn_id: int, **columns: Any) -> dict[str, Any]:
-    """Return the close of a viewer of node n1 that was there for a minute; columns left out are null."""
     row = dict.fromkeys(FLOW_CLOSES.names)
     who = {
         "ts": at(seconds),
@@ -64,7 +63,6 @@ class Held:
     rows: dict[str, list[dict[str, Any]]]
 
     def table(self, name: str):
-        """Return the rows of a table, with the hour that their `ts` lies in."""
         from pyspark.sql import functions as f
 
         table, rows = TABLES[name], self.rows.get(name, [])
@@ -97,7 +95,6 @@ class HeldParts:
         self._parts = {part.name: (part, part.make(records, None)) for job in jobs for part in job.parts}
 
     def table(self, name: str):
-        """Return the rows of a part in the window, its columns alone."""
         from pyspark.sql import functions as f
 
         part, frame = self._parts[name]
@@ -108,7 +105,6 @@ class HeldParts:
         return frame.select(*part.columns)
 
     def arrow(self, name: str, columns: Sequence[str] | None = None):
-        """Return the same, or some of its columns, as a table of pyarrow."""
         found = self.table(name)
         return found.select(*(columns or found.columns)).toArrow()
 
@@ -125,7 +121,6 @@ class HeldParts:
         return self.results[name]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return what was kept as rows, times as seconds after noon."""
         from pyspark.sql import functions as f
 
         frame = self.results[name]

@@ -19,7 +19,6 @@ from flowctl.errors import ConfigError
 
 
 def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):
-    """Return a row of whatif_choices with the columns that a recommendation needs."""
     figures = {
         "choice_id": number,
         "in_force": number == 0,

@@ -14,7 +14,6 @@ COST_S = 40.0
 
 
 def crowd(calm, cut, troubled, seed=0):
-    """Return heads of viewers in an order of hashes that tells nothing, and by connection what it is."""
     chance = random.Random(seed)
     kinds = ["calm"] * calm + ["cut"] * cut + ["slow"] * troubled
     chance.shuffle(kinds)

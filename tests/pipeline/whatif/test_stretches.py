@@ -63,7 +63,6 @@ EMPTY = dict.fromkeys(STRETCH_COLUMNS) | {"ended_us": 0}
 
 
 def rows_of(events, reason=None, trouble_s=1e6):
-    """Return the rows of the part that a recording makes, as the answer reads them."""
     found = StreamAndLink(events, 0, 64, events[-1][0], reason)
     return [EMPTY | row for row in of_events(found, trouble_s)]
 

@@ -27,7 +27,6 @@ GRID = 'soft = ["64KiB,0", "2MiB,2048,4s"]\nhard = ["2x"]\ntarget_delay = ["auto
 
 
 def second(number, conn_id, *, sent, state="READY", queued=0):
-    """Return a sample of one second of a stream of 2.1 Mbit/s: a key frame, 24 others, 25 sounds."""
     columns = {"accepted_messages_key": 1, "accepted_bytes_key": 50_000, "accepted_messages_inter": 24}
     columns |= {"accepted_bytes_inter": 200_000, "accepted_messages_audio": 25, "accepted_bytes_audio": 10_000}
     return sample(number, conn_id, sent_bytes=sent, state=state, queued_bytes=queued, **columns)
@@ -53,7 +52,6 @@ def crowd(events, seconds=20):
 
 
 def job(spark, tmp_path, options, out="out"):
-    """Return (summary, warnings, choices by number, limits file) of a run."""
     result = run(spark, str(tmp_path / "events"), str(tmp_path / out), [JOB], {"whatif": options})
     assert result.failed == [], result.jobs["whatif"].message
     note = result.jobs["whatif"]
@@ -177,7 +175,6 @@ def test_run_when_another_hour_has_flights_keeps_the_samples_of_this_one(spark, 
 
 
 def said(target_delay_ms, **more):
-    """Return what a server says of its limits: the defaults with that target delay."""
     limits = replace(DEFAULT_IN_FORCE.limits, target_delay_ms=target_delay_ms)
     return json.dumps({"marks": limits_as_dict(limits), "policy": "live", **more})
 
