@@ -54,9 +54,6 @@ _NAME_CHARS: Final = 28
 MOST_BARS: Final = 16
 """More bars than that are a table."""
 
-MOST_BANDS: Final = 200
-"""Places along x of a stack: each is three pixels wide on a wide screen."""
-
 _NEAR: Final = 34.0
 """Labels of dots that are closer than this on the paper are put on different sides."""
 

@@ -117,10 +117,6 @@ def plural(found: Any, one: str, many: str | None = None) -> str:
     return f"{figure(found)} {one if number(found) == 1 else many or one + 's'}"
 
 
-def joined(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
-
-
 def sentences(facts: Mapping[str, Any], text: str) -> str:
     """Return the lines of a text with facts in them (``{name}``), those that lack one left out."""
 

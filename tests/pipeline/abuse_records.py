@@ -61,9 +61,7 @@ def write(root: Path, rows: Iterable[Row], name: str = "node-1-1-1", **metadata:
         folder = root / table / hour
         folder.mkdir(parents=True, exist_ok=True)
         words = {"table": table, "format": str(FORMAT), "uid": f"{name} {table} {hour}"} | metadata
-        data = pa.Table.from_pylist(
-            [dict.fromkeys(TABLES[table].names) | item for item in found], schema_of(TABLES[table])
-        )
+        data = pa.Table.from_pylist(found, schema_of(TABLES[table]))
         data = data.replace_schema_metadata({f"{METADATA_PREFIX}{key}": value for key, value in words.items()})
         pq.write_table(data, folder / f".{name}.tmp", compression="zstd")
         (folder / f".{name}.tmp").rename(folder / f"{name}.parquet")
