@@ -25,10 +25,12 @@ COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "scheduler", "sender
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
-def test_benchmark_when_listed_has_a_run_without_necessary_arguments(path):
+def test_benchmark_when_listed_is_a_program_whose_run_needs_no_arguments(path):
     body = tree_of(path).body
     run = next((item for item in body if isinstance(item, ast.FunctionDef) and item.name == "run"), None)
     assert run is not None, f"{path.name} has no run()"
+    assert any(item.name == "main" for item in functions_of(tree_of(path)))
+    assert "__main__" in path.read_text("utf-8")
     assert len(run.args.posonlyargs + run.args.args) == len(run.args.defaults)
     assert None not in run.args.kw_defaults
     assert run.returns is not None
@@ -36,12 +38,6 @@ def test_benchmark_when_listed_has_a_run_without_necessary_arguments(path):
     quick = next(item.value for item in body if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == "QUICK")
     names = {argument.arg for argument in run.args.args + run.args.kwonlyargs}
     assert {key.value for key in quick.keys} <= names
-
-
-@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
-def test_benchmark_when_run_by_itself_is_a_program(path):
-    assert "__main__" in path.read_text("utf-8")
-    assert any(item.name == "main" for item in functions_of(tree_of(path)))
 
 
 @pytest.mark.parametrize("name", COMPUTING)

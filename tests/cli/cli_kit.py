@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -91,3 +92,16 @@ def served(*arguments):
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def connected(server, count):
+    """Connections that have begun their handshake."""
+    with contextlib.ExitStack() as stack:
+        peers = []
+        for _ in range(count):
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.ready["port"]), 20))
+            with contextlib.suppress(ConnectionError):  # refused already
+                peer.sendall(b"\3" + bytes(1536))
+            peers.append(peer)
+        yield peers

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 
 import httpx
 import pytest
-from cli_kit import served
+from cli_kit import connected, served
 from e2e_kit import wait_until
-
-
-@contextlib.contextmanager
-def connected(server, count):
-    """Connections that have begun their handshake."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(count):
-            peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.ready["port"]), 20))
-            peer.sendall(b"\3" + bytes(1536))
-            assert peer.recv(1) == b"\3"
-        yield
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
@@ -36,7 +23,8 @@ def test_admin_when_there_are_workers_stands_for_all_of_them(tmp_path_factory, m
         served("live", "--workers", "2", "--control", "off", "--admin", "127.0.0.1:0") as server,
         httpx.Client(base_url=server.ready["control"][0], timeout=20.0) as http,
     ):
-        with connected(server, 12):
+        with connected(server, 12) as peers:
+            assert [peer.recv(1) for peer in peers] == [b"\3"] * 12
             rows = http.get("/api/v1/connections?sort=number").json()["connections"]
             assert len(rows) == 12
             numbers = [row["connection"] for row in rows]

@@ -52,7 +52,7 @@ def test_help_when_commands_are_listed_in_80_columns_cuts_no_sentence(monkeypatc
     for words, group in commands():
         if not hasattr(group, "list_commands"):
             continue
-        run_app(app, [*words, "--help"])
+        run_app(app, [*words, "-h"])
         listed = " ".join(capsys.readouterr().out.split())
         for name in group.list_commands(None):
             sentence = group.get_command(None, name).get_short_help_str(200)

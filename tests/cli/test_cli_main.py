@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import typer
@@ -14,22 +12,6 @@ from flowctl.cli import app, errors, main
 from flowctl.cli import serve as serve_module
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
 from flowctl.live.config import LiveConfig
-
-COMMANDS = ("serve", "edge", "publish", "play", "load", "demo", "version")
-
-
-def test_help_when_no_command_is_named():
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    assert [name for name in COMMANDS if name not in result.output] == []
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_when_a_command_is_named(command):
-    for option in ("--help", "-h"):
-        result = CliRunner().invoke(app, [command, option])
-        assert result.exit_code == 0
-        assert "Usage" in result.output
 
 
 def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_with(monkeypatch, tmp_path):
@@ -190,19 +172,3 @@ def test_errors_when_debugging(error):
 def test_errors_when_they_hold_an_address(capsys):
     run_raising(FlowctlError("no rtmp://h/a?key=S3CRET", hint="try rtmp://u:S3CRET@h/a"))
     assert "S3CRET" not in capsys.readouterr().err
-
-
-def test_imports_when_only_help_is_wanted():
-    """The help needs none of what a server or client needs, so that it is there at once."""
-    heavy = (
-        "structlog",
-        "uvloop",
-        "rich.live",
-        "flowctl.connection",
-        "flowctl.core.server.server",
-        "flowctl.wire.rtmp",
-        "flowctl.live",
-    )
-    program = f"import sys, flowctl.cli; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

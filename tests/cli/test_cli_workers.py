@@ -17,8 +17,8 @@ from types import SimpleNamespace
 
 import pytest
 from certificate_kit import Pair
-from cli_kit import PATIENCE_S, run, served
-from e2e_kit import Clients, frames_of, wait_for_end
+from cli_kit import PATIENCE_S, connected, run, served
+from e2e_kit import Clients, frames_of, wait_for_end, wait_until
 
 from flowctl.cli.servers import load_server
 from flowctl.control.client import call_operation
@@ -45,11 +45,7 @@ def own_folder(monkeypatch, tmp_path_factory):
 
 
 def until(true):
-    """Wait until something is true."""
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end, "it has not come true in time"
-        time.sleep(0.02)
+    wait_until(true, "it has come true", PATIENCE_S)
 
 
 def alive(pid):
@@ -57,19 +53,6 @@ def alive(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-@contextlib.contextmanager
-def connected(server, count):
-    """Connections that have begun their handshake."""
-    with contextlib.ExitStack() as stack:
-        peers = []
-        for _ in range(count):
-            peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.ready["port"]), 20))
-            with contextlib.suppress(ConnectionError):  # refused already
-                peer.sendall(b"\3" + bytes(1536))
-            peers.append(peer)
-        yield peers
 
 
 def test_workers_when_one_is_killed_serve_on_and_it_is_started_again(own_folder):

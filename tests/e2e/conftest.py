@@ -7,6 +7,7 @@ when its test is over, whatever happened in it. Marker ``e2e``: ``pytest -m e2e`
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from e2e_kit import Clients, open_live_server
@@ -75,6 +76,13 @@ def clients():
     """Return a thread for players and publishers of ours."""
     with Clients() as clients:
         yield clients
+
+
+@pytest.fixture
+def background():
+    """Return an executor for PyAV, whose calls block. Ask for it first: it can end only after the server has."""
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
 
 
 @pytest.fixture

@@ -45,6 +45,13 @@ def wait_until(condition, what, timeout_s=PATIENCE_S):
         time.sleep(0.005)
 
 
+def put(path, text):
+    """Write beside and rename, as writers should."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text, "utf-8")
+    beside.replace(path)
+
+
 # -- the server
 
 

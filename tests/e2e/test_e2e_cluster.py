@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
-from e2e_kit import PATIENCE_S
+from e2e_kit import wait_until
 
 from flowctl.demo.cluster.frames import Encoder, FrameViewer, judge
 from flowctl.demo.line import ProxyLine
@@ -16,14 +15,6 @@ from flowctl.pollgroup import PollGroup
 STREAM = "live/cluster"
 SECONDS = 5.0
 KILL_S = 2.5
-
-
-def wait_until(wanted, what):
-    """Wait for something to become true."""
-    end = time.monotonic() + PATIENCE_S
-    while not wanted():
-        assert time.monotonic() < end, what
-        threading.Event().wait(0.02)
 
 
 @pytest.fixture

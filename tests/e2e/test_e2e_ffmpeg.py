@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from e2e_kit import (
     CLOCK,
@@ -31,13 +29,6 @@ CASES = {
     "audio_only": ("plain", ("-vn",)),
     "video_only": ("plain", ("-an",)),
 }
-
-
-@pytest.fixture
-def background():
-    """Return an executor for PyAV, whose calls block. Ask for it first: it can end only after the server has."""
-    with ThreadPoolExecutor(2) as executor:
-        yield executor
 
 
 @pytest.mark.parametrize("case", CASES)

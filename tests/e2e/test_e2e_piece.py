@@ -154,19 +154,6 @@ def test_piece_when_the_peer_has_gone_reports_the_error(piece):
         sock.close()
 
 
-def test_piece_when_a_member_has_tls_is_encrypted_for_it(piece):
-    ours, theirs = tcp_pair()
-    server, reader = tls_pair(ours, theirs)
-    slow = []
-    writer = threading.Thread(target=lambda: slow.extend(squad_of(piece, server).write(piece, as_file=True)))
-    writer.start()
-    got = read(reader, 50_000)
-    assert got == piece.data[:50_000]
-    reader.close()
-    writer.join(10)
-    server.close()
-
-
 def test_piece_when_a_member_with_tls_does_not_read_is_slow_and_not_broken(piece):
     """A TLS socket that would block says so in its own way: the member is written to again later, and gets all."""
     server, reader = tls_pair(*(end for end in socket.socketpair()))

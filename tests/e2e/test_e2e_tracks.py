@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import av
 import pytest
 from e2e_kit import PATIENCE_S, address_of, wait_for_end, wait_for_keys
@@ -14,13 +12,6 @@ from flowctl.wire.rtmp.media.media import inspect
 
 TRACKS = (0, 1)
 OUTPUT = ("-map", "0:v", "-map", "1:v", "-map", "0:a", "-c", "copy", "-f", "flv", "-flvflags", "no_duration_filesize")
-
-
-@pytest.fixture
-def background():
-    """Return an executor for PyAV, whose calls block. Ask for it first: it can end only after the server has."""
-    with ThreadPoolExecutor(1) as executor:
-        yield executor
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -182,3 +183,14 @@ def moved_on(arena, before):
 def difference(after, before):
     """Return what was added to counters."""
     return {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
+
+
+@contextlib.contextmanager
+def opened_arena(folder):
+    """Give an arena; fail if a handler of the server raised."""
+    arena = Arena(folder)
+    try:
+        yield arena
+        assert arena.server.ask()["failures"] == []
+    finally:
+        arena.close()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from hostile_defences import DEFENCES
-from hostile_kit import APP, Arena, Program
+from hostile_kit import APP, Arena, Program, opened_arena
 
 from flowctl.load.hostile.attacks import HOSTILE, NOT_POSSIBLE
 from flowctl.load.hostile.attacks.session import CANARY
@@ -31,13 +31,8 @@ LEAVES = {"PEER_CLOSED", "PEER_RESET"}
 
 @pytest.fixture(scope="module")
 def arena(tmp_path_factory):
-    """Return the server and its crowd; fail if a handler of the server raised."""
-    arena = Arena(tmp_path_factory.mktemp("arena"))
-    try:
+    with opened_arena(tmp_path_factory.mktemp("arena")) as arena:
         yield arena
-        assert arena.server.ask()["failures"] == []
-    finally:
-        arena.close()
 
 
 def check_crowd(bout):

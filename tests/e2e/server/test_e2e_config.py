@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
+from e2e_kit import NAME, connection_to, put, wait_for_viewers, wait_until
 
 from flowctl.analyze.whatif.grid import in_force as choice_in_force
 from flowctl.core.flow.limits import Limits
@@ -23,13 +23,6 @@ from flowctl.wire.media.synthetic import SyntheticSource
 
 LIVE = ServerProgram(name="live", summary="", default_port=0, build=build_live_server)
 FIRST = 'soft = "1MiB,1000,4s"\nstuck = "15s"\nmemory_budget = "1GiB"\ncontrol = "off"\n'
-
-
-def put(path, text):
-    """Write beside and rename, as writers should."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(text, "utf-8")
-    beside.replace(path)
 
 
 @pytest.fixture

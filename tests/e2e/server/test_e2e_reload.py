@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
+from e2e_kit import NAME, connection_to, put, wait_for_viewers, wait_until
 
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import Limits
@@ -22,13 +22,6 @@ from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
 
 FAR = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-
-
-def put(path, text):
-    """Write beside and rename, as writers should."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(text, "utf-8")
-    beside.replace(path)
 
 
 def limits_text(soft, **fields):
