@@ -36,8 +36,8 @@ from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.settings.model import settings_of
 from flowctl.live.settings.showing import sample
-from flowctl.load.catalogue import as_dicts
 from flowctl.load.hostile.attacks import HOSTILE, NOT_POSSIBLE
+from flowctl.load.profiles import as_dicts
 from flowctl.load.results.figures import FIGURES
 from flowctl.load.results.parquet import column_types
 from flowctl.load.results.result import PeerResult

@@ -93,7 +93,12 @@ def load(
 
     set_up_log()
     if list_profiles:
-        _list_profiles(as_json=as_json)
+        from flowctl.load.profiles import as_dicts, as_lines
+
+        if as_json:
+            print_json(as_dicts())
+        else:
+            say("\n".join(as_lines()))
         return
     plan = _plan(**given)
     _load(
@@ -109,6 +114,7 @@ def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: s
     from flowctl.load.plan import MAX_PEERS, LoadPlan
     from flowctl.load.profiles import parse_crowd, parse_profile
     from flowctl.load.target import SCHEMES
+    from flowctl.log import redact_text
     from flowctl.wire.client.connect import parse_address
 
     if url is None:
@@ -138,7 +144,7 @@ def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: s
         key_frame_bytes=None if key_frame_size is None else _key_frame_bytes(key_frame_size),
         measure_every=_measure_every(given["measure"]),
         connect_timeout_s=parse_duration(given["connect_timeout"], "--connect-timeout"),
-        command=_command_line(),
+        command=redact_text(shlex.join(["flowctl", *sys.argv[1:]])),  # as it can be given again, without secrets
         **{name: given[name] for name in _AS_GIVEN},
     )
 
@@ -169,13 +175,6 @@ def _measure_every(text: str) -> int | None:
     return int(text)
 
 
-def _command_line() -> str:
-    """Return the command line as it can be given again, without secrets."""
-    from flowctl.log import redact_text
-
-    return redact_text(shlex.join(["flowctl", *sys.argv[1:]]))
-
-
 def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[FailCondition]:
     from flowctl.load.profiles import parse_profile
     from flowctl.load.results.failon import parse_conditions
@@ -191,8 +190,8 @@ def _load(
     plan: LoadPlan, conditions: list[FailCondition], files: dict[str, Path | None], *, as_json: bool, table: bool
 ) -> None:
     from flowctl.core.text.files import check_target
+    from flowctl.load.results import summary
     from flowctl.load.results.figures import RunFigures
-    from flowctl.load.results.summary import what_failed
     from flowctl.load.results.table import RunDisplay
     from flowctl.load.run import run_load
 
@@ -207,21 +206,15 @@ def _load(
         result = run_load(plan, display.sampled)
     figures = RunFigures(result)
     verdicts = [condition.judge(figures) for condition in conditions]
-    _show(result, verdicts, as_json=as_json)
-    _write(result, verdicts, files)
-    if result.interrupted:
-        raise typer.Exit(INTERRUPTED if result.interrupted_by == signal.SIGINT else TERMINATED)
-    if what_failed(result) is not None or any(verdict.failed for verdict in verdicts):
-        raise typer.Exit(FAILED)
-
-
-def _show(result: RunResult, verdicts: list[ConditionResult], *, as_json: bool) -> None:
-    from flowctl.load.results import summary
-
     if as_json:
         print_json(summary.summarize(result, verdicts))
     else:
         say("\n".join(summary.lines(result, verdicts)))
+    _write(result, verdicts, files)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED if result.interrupted_by == signal.SIGINT else TERMINATED)
+    if summary.what_failed(result) is not None or any(verdict.failed for verdict in verdicts):
+        raise typer.Exit(FAILED)
 
 
 def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, Path | None]) -> None:
@@ -242,15 +235,6 @@ def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, 
     for path in files.values():
         if path is not None:
             say(f"written: {path}", to_stderr=True)
-
-
-def _list_profiles(*, as_json: bool) -> None:
-    from flowctl.load.catalogue import as_dicts, as_lines
-
-    if as_json:
-        print_json(as_dicts())
-    else:
-        say("\n".join(as_lines()))
 
 
 def add_to(app: typer.Typer) -> None:

@@ -117,16 +117,11 @@ def _play(
             file.flush()
         except OSError as error:
             unwritten = error
-    _show(player, as_json=as_json, to_stderr=to_stderr)
+    text = json.dumps(summary(player), ensure_ascii=False) if as_json else "\n".join(describe(player))
+    say(text, to_stderr=to_stderr)
     if unwritten is not None:
         raise unwritten
     check_end(player, signalled, "played")
-
-
-def _show(player: RtmpPlayer, *, as_json: bool, to_stderr: bool) -> None:
-    """Write the summary to standard output, or to standard error where the media went there."""
-    text = json.dumps(summary(player), ensure_ascii=False) if as_json else "\n".join(describe(player))
-    say(text, to_stderr=to_stderr)
 
 
 def summary(player: RtmpPlayer) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from flowctl.errors import ConfigError
 from flowctl.load.profiles import HEALTHY, MAX_SECONDS, parse_profile
@@ -173,6 +173,3 @@ class PeerOrder:
     join_s: float
     parsed: bool
     index: int
-
-    def as_list(self) -> list[Any]:
-        return [self.number, self.profile, self.stream, self.join_s, self.parsed, self.index]

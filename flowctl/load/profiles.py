@@ -7,8 +7,10 @@ filled with healthy viewers.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -382,3 +384,40 @@ def _trace(text: str, whole: str) -> Trace:
         return parse_trace(octets.decode("utf-8-sig"))
     except ValueError as error:
         raise ConfigError(f"profile {whole!r}: {path}: {error}", hint='lines are "seconds,bit_rate"') from error
+
+
+_TITLES: Final = {
+    PeerKind.HEALTHY: "Healthy viewers",
+    PeerKind.SLOW: "Slow viewers",
+    PeerKind.HOSTILE: "Hostile peers",
+}
+_WIDTH: Final = 100
+
+
+def as_dicts() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": profile.name,
+            "alias": profile.alias or None,
+            "kind": profile.kind.value,
+            "usage": profile.usage,
+            "example": profile.example or profile.name,
+            "summary": profile.summary,
+            "explanation": profile.explanation,
+            "expectation": profile.expectation,
+        }
+        for profile in sorted(profiles().values(), key=lambda item: list(_TITLES).index(item.kind))
+    ]
+
+
+def as_lines() -> list[str]:
+    found: list[str] = []
+    for kind, group in itertools.groupby(as_dicts(), key=lambda profile: PeerKind(profile["kind"])):
+        found += [_TITLES[kind], ""]
+        for profile in group:
+            alias = f", or {profile['alias']}" if profile["alias"] else ""
+            found.append(f"  {profile['usage']}{alias}: {profile['summary']}")
+            for text in (profile["explanation"], f"a sound server: {profile['expectation']}"):
+                found += textwrap.wrap(text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+            found += [f"      for example --profile {profile['example']}", ""]
+    return found[:-1]

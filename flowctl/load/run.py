@@ -140,7 +140,9 @@ class _Run:
         workers = plan.worker_count(cores)
         # Each worker gets its share of every profile and of the ramp.
         self._viewing += (
-            WorkerProcess(self._orders("viewers", [order.as_list() for order in orders[index::workers]]), self._inbox)
+            WorkerProcess(
+                self._orders("viewers", [dataclasses.astuple(order) for order in orders[index::workers]]), self._inbox
+            )
             for index in range(workers)
         )
         self._wait(lambda: all(worker.ready or worker.over for worker in self._all), _START_S)

@@ -53,7 +53,7 @@ class Orders:
     family: int
     address: list[Any]
     urls: list[str]  # of the streams; they may hold secrets, which is why orders come by a pipe
-    peers: list[Any]  # viewers: as `PeerOrder.as_list`. Publishers: indices of streams.
+    peers: list[Any]  # viewers: the fields of a `PeerOrder`. Publishers: indices of streams.
     plan: LoadPlan
 
 

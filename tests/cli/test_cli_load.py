@@ -13,8 +13,7 @@ import pytest
 from cli_kit import finish, run, served, start
 
 from flowctl.cli import main
-from flowctl.load.catalogue import as_dicts
-from flowctl.load.profiles import profiles
+from flowctl.load.profiles import as_dicts, profiles
 
 STREAM = ["--publishers", "1", "--bit-rate", "600k", "--key-interval", "500ms", "--ramp", "200ms"]
 

@@ -43,14 +43,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def add_operation(app: typer.Typer, name: str, operation: Operation) -> None:
-    app.command(name, help=_help(operation))(_command(operation))
-
-
-def _help(operation: Operation) -> str:
     level = operation.permission.name.lower()
-    return (
-        f"{operation.summary}\n\nAsks a server that runs; takes the level {level}, which its user has on its machine."
-    )
+    who = f"Asks a server that runs; takes the level {level}, which its user has on its machine."
+    app.command(name, help=f"{operation.summary}\n\n{who}")(_command(operation))
 
 
 def _command(operation: Operation) -> Callable[..., None]:

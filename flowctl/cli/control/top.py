@@ -71,7 +71,7 @@ def top(
         while True:
             found = look(address)
             if as_json:
-                _say_json(found)
+                say(json.dumps(found))
             else:
                 size = shutil.get_terminal_size()
                 lines = screen(found, size.columns, size.lines if drawing else 10_000)
@@ -80,10 +80,6 @@ def top(
             if looks == count:
                 break
             time.sleep(every_s)
-
-
-def _say_json(found: Mapping[str, Any]) -> None:
-    say(json.dumps(found))
 
 
 def _drawing(stack: Any) -> Callable[[str], None]:

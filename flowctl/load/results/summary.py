@@ -290,8 +290,9 @@ def reading_notes(figures: RunFigures) -> list[str]:
         shown = foreign(name, 40)
         deaf = [peer for peer in peers if peer.stopped_reading_s is not None]
         if deaf:
-            since = quantile(sorted(peer.stopped_reading_s or 0.0 for peer in deaf), 0.5) or 0.0
-            lasted = quantile(sorted(_deaf_s(peer) for peer in deaf), 0.5) or 0.0
+            times = [(peer.stopped_reading_s or 0.0, peer.ended_s or 0.0) for peer in deaf]
+            since = quantile(sorted(stopped for stopped, _ in times), 0.5) or 0.0
+            lasted = quantile(sorted(max(ended - stopped, 0.0) for stopped, ended in times), 0.5) or 0.0
             notes.append(
                 f"* {shown}: {len(deaf)} of {len(peers)} not reading since {format_duration(round(since, 1))}, for "
                 f"{format_duration(round(lasted, 1))} (medians); figures with a star are of the time before"
@@ -300,12 +301,6 @@ def reading_notes(figures: RunFigures) -> list[str]:
         if blind:
             notes.append(f"{shown}: {blind} of {len(peers)} cannot see whether they were cut; only the server can tell")
     return notes
-
-
-def _deaf_s(peer: PeerResult) -> float:
-    """Return how long a peer that stopped reading had not read when it ended."""
-    since = peer.stopped_reading_s or 0.0
-    return max((since if peer.ended_s is None else peer.ended_s) - since, 0.0)
 
 
 def _cut_lines(groups: Sequence[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from flowctl.load.hostile.attacks import amf, chunk, control, http, publisher, reader, session, work
+from flowctl.load.hostile.attacks import amf, chunk, control, http, publisher, session, work
 
 HOSTILE: Final = MappingProxyType(
     {
@@ -18,7 +18,6 @@ HOSTILE: Final = MappingProxyType(
                 *chunk.PROFILES,
                 *amf.PROFILES,
                 *session.PROFILES,
-                *reader.PROFILES,
                 *publisher.PROFILES,
                 *control.PROFILES,
                 *work.PROFILES,
