@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch, JobResult, TaggedThread
+from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch, TaggedThread
 from flowctl.nodes.rpc.jobs.slots import Slots
 
 
@@ -29,32 +29,17 @@ def test_results_when_jobs_end_in_any_order_are_in_the_order_of_the_jobs():
     assert repr(got) == "[JobResult(0), JobResult(error=ValueError('no 1s')), JobResult(2)]"
 
 
-def test_get_when_the_job_returned_an_exception_returns_it():
-    error = ValueError("a value")
-    assert JobResult(error, None).get() is error
-
-
-def test_batch_when_it_has_no_jobs_is_refused():
+def test_batch_when_it_could_not_be_run_is_refused():
+    """No jobs, a second completion, which could replace one unnoticed, or a job on the node's own thread (OX-78)."""
     batch: Batch[int] = Batch()
-    batch.completion(lambda _: None)
     with pytest.raises(LocalProtocolError, match="no jobs"):
         batch.start()
-
-
-def test_completion_when_set_twice_is_refused():
-    """There is one completion, and it cannot be replaced unnoticed (OX-78)."""
-    batch: Batch[int] = Batch()
-    batch.completion(lambda _: None)
-    with pytest.raises(LocalProtocolError, match="one completion"):
-        batch.completion(lambda _: None)
-
-
-def test_job_when_for_the_nodes_own_thread_is_refused():
-    batch: Batch[int] = Batch()
     with pytest.raises(ConfigError, match="the node's own"):
         batch.add_job(lambda: 1, NODE_THREAD)
     batch.add_job(lambda: 1)
     batch.completion(lambda _: None, NODE_THREAD)
+    with pytest.raises(LocalProtocolError, match="one completion"):
+        batch.completion(lambda _: None)
     batch.start()
     assert batch.ended(0, 1, None)
     assert batch.complete()[1] is NODE_THREAD
@@ -76,14 +61,3 @@ def test_batch_when_no_completion_is_set_ends_silently():
     assert not batch.has_completion
     assert batch.ended(0, None, None)
     assert batch.complete() is None
-
-
-def test_ended_when_told_twice_of_a_job_is_refused():
-    """Each job has one outcome: a second would complete the batch too early."""
-    batch: Batch[int] = Batch()
-    batch.add_job(lambda: 1)
-    batch.add_job(lambda: 2)
-    batch.start()
-    batch.ended(0, 1, None)
-    with pytest.raises(LocalProtocolError, match="twice"):
-        batch.ended(0, 1, None)

@@ -136,14 +136,14 @@ class Delivery:
     _core: FlowCore = field(init=False)
     _unacknowledged: dict[int, Outgoing] = field(default_factory=dict)  #: by message id, in order of sequence
     _timers: Pending[int, Outgoing] = field(default_factory=Pending)  #: next attempt, or deadline
-    _ready: deque[Outgoing] = field(default_factory=deque)
+    ready: deque[Outgoing] = field(default_factory=deque)  #: what `take` looks at
     _refused: dict[int, Outgoing] = field(default_factory=dict)  #: ZeroMQ did not take them at their last attempt
     _waiting: deque[Outgoing] = field(default_factory=deque)  #: ordered ones, for the end of `_plain_ordered`
     _plain_ordered: Outgoing | None = None  #: the ordered one that is under way without the extension
     _decided: list[Outgoing] = field(default_factory=list)  #: see `take_decided`
     _last_ordered: int = 0
     _ordered: dict[int, None] = field(default_factory=dict)  #: sequences of unacknowledged ordered ones, ascending
-    _edges: list[StateChange] = field(default_factory=list)
+    edges: list[StateChange] = field(default_factory=list)  #: see `take_edges`
     _heard: bool = False  #: since the last attempts that a timer made
     _turn: int = 0  #: counts attempts, of all messages
     _acknowledged_turn: int = 0  #: the latest attempt of those whose message was acknowledged
@@ -170,7 +170,7 @@ class Delivery:
             message.after, self._last_ordered = self._last_ordered or message.sequence, message.sequence
         self._enter(message, now)
         if not self.durable:
-            self._ready.append(message)
+            self.ready.append(message)
         core, count = self._core, len(self._unacknowledged)
         reaches = core.reaches_soft if core.state < SendState.SOFT_LIMIT else core.reaches_hard
         if core.state < SendState.HARD_LIMIT and reaches(self.size_bytes, count):
@@ -182,16 +182,16 @@ class Delivery:
         if message.ordered:
             self._last_ordered = sequence
         self._enter(message, now)
-        self._ready.append(message)
+        self.ready.append(message)
 
     def release(self, message: Outgoing) -> None:
         if not message.settled:
-            self._ready.append(message)
+            self.ready.append(message)
 
     def take(self, now: float, most: int) -> list[Outgoing]:
         """Return up to `most` messages that are to be handed to ZeroMQ now; each counts as an attempt."""
         taken: list[Outgoing] = []
-        ready = self._ready
+        ready = self.ready
         retry, rng, timers = self._settings.retry, self._rng, self._timers
         while ready and len(taken) < most:
             message = ready.popleft()
@@ -246,7 +246,7 @@ class Delivery:
         if self._heard or not self._refused:
             return False
         self._heard = True
-        self._ready.extend(self._refused.values())
+        self.ready.extend(self._refused.values())
         return True
 
     def acknowledged(self, first: int, last: int, now: float) -> list[Outgoing]:
@@ -283,7 +283,7 @@ class Delivery:
             elif most is not None and message.attempts >= most:
                 given_up.append((message, Outcome.REJECTED))
             else:
-                self._ready.append(message)
+                self.ready.append(message)
         for message, _ in given_up:
             self._settle(message)
         if any(message.ordered for message, _ in given_up):
@@ -330,12 +330,8 @@ class Delivery:
         return self._timers.next_deadline()
 
     def take_edges(self) -> list[StateChange]:
-        edges, self._edges = self._edges, []
+        edges, self.edges = self.edges, []
         return edges
-
-    @property
-    def has_edges(self) -> bool:
-        return bool(self._edges)
 
     def __len__(self) -> int:
         return len(self._unacknowledged)
@@ -343,10 +339,6 @@ class Delivery:
     def __iter__(self) -> Iterator[Outgoing]:
         """Yield the unacknowledged messages, oldest first; they may be withdrawn meanwhile."""
         return iter(list(self._unacknowledged.values()))
-
-    @property
-    def is_ready(self) -> bool:
-        return bool(self._ready)
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
@@ -416,16 +408,16 @@ class Delivery:
             if message.settled:
                 continue
             if not self._goes_plain(message):  # nor do those behind it
-                self._ready.extendleft(reversed(self._waiting))
+                self.ready.extendleft(reversed(self._waiting))
                 self._waiting.clear()
-            self._ready.appendleft(message)
+            self.ready.appendleft(message)
             return
 
     def _nudge(self) -> None:
         """An ordered message was given up: send the next one again, which says so, for it is held back at the peer."""
         for message in self._unacknowledged.values():
             if message.ordered and message.attempts:
-                self._ready.append(message)
+                self.ready.append(message)
                 return
 
     def _load(self, now: float) -> Load:
@@ -444,7 +436,7 @@ class Delivery:
 
     def _note(self, change: StateChange | None) -> None:
         if change is not None:
-            self._edges.append(change)
+            self.edges.append(change)
 
 
 def _within(numbers: Collection[int], ranges: Sequence[tuple[int, int]]) -> list[int]:

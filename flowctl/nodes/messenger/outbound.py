@@ -413,9 +413,9 @@ class MessengerOutbound:
             ticket = message.ticket
             if isinstance(ticket, Ticket) and ticket.on_ack is not None:
                 self._handlers.call("an acknowledgement handler", ticket.on_ack, message.message_id)
-        if peer.delivery.is_ready:
+        if peer.delivery.ready:
             self.wake(peer)
-        if peer.delivery.has_edges:
+        if peer.delivery.edges:
             self._look_after(peer)
         self.heard_from(peer)
 

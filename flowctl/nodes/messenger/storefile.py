@@ -31,6 +31,7 @@ from typing import Any, Final
 from flowctl.core.text.printable import short
 from flowctl.core.text.sqlitefile import SqliteForm, open_sqlite, sqlite_code, store_error
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
+from flowctl.nodes.messenger.wire import runs_of
 
 Done = Callable[[Exception | None], object]
 """Told None once something is on the disk, else why it is not."""
@@ -268,7 +269,7 @@ class StoreFile:
             execute(_RAISE_ID, (next_id, next_id))
         executemany(_REMOVE, removed)
         for (peer, incarnation), numbers in marked.items():
-            self._merge(peer, incarnation, _runs_of(numbers))
+            self._merge(peer, incarnation, runs_of(numbers))
         spare = self._number("PRAGMA freelist_count")
         execute("COMMIT")
         if spare > _SPARE_PAGES:
@@ -342,17 +343,6 @@ class StoreFile:
             yield from self._connection.execute(statement)
         except sqlite3.Error as error:
             raise _translated(self.path, error) from error
-
-
-def _runs_of(numbers: set[int]) -> list[tuple[int, int]]:
-    """Return the first and last of each run without a gap, in order."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
 
 
 def _lock(path: Path) -> int:

@@ -108,6 +108,17 @@ def parse_message(frame: bytes) -> Header:
     )
 
 
+def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and last of each run without a gap, in order."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and number <= runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return runs
+
+
 def encode_ack(message_id: int) -> bytes:
     """Return the acknowledgement of one message, which every peer understands."""
     return b"%d-0-2-" % message_id
@@ -115,12 +126,7 @@ def encode_ack(message_id: int) -> bytes:
 
 def encode_acks(incarnation: int, message_ids: Iterable[int]) -> list[bytes]:
     """Return acknowledgements of many messages, for a peer that announced the extension."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(message_ids):
-        if ranges and number <= ranges[-1][1] + 1:
-            ranges[-1] = ranges[-1][0], number
-        else:
-            ranges.append((number, number))
+    ranges = runs_of(message_ids)
     return [
         b"%d-0-2-%x:%b" % (part[0][0], incarnation, b",".join(b"%x-%x" % item for item in part))
         for part in (ranges[at : at + MAX_RANGES] for at in range(0, len(ranges), MAX_RANGES))

@@ -138,8 +138,6 @@ class Batch(Generic[R]):
 
     def ended(self, index: int, value: R | None, error: BaseException | None) -> bool:
         """Take the outcome of a job; True if it was the last, and `complete` is to be called."""
-        if self._results[index] is not None:
-            raise LocalProtocolError(f"job {index} of a batch ended twice")
         self._results[index] = JobResult(value, error)
         self._left -= 1
         return not self._left

@@ -26,7 +26,7 @@ from typing import Any, Final, NewType
 from flowctl.core.loop.deadlines import Deadlines
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.errors import BusyError, ClosedError, ConfigError, InternalError
+from flowctl.errors import BusyError, ClosedError, ConfigError
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.slots import (
     CategoryLane,
@@ -98,19 +98,15 @@ class Timer:
         self._when = 0.0
         self._deadlines: Deadlines | None = None  # from `begin` on
 
-    @property
-    def cancelled(self) -> bool:
-        return self._job is None
-
     def begin(self, deadlines: Deadlines, now: float) -> None:
         """Be due after one interval; no effect once it is cancelled."""
-        if not self.cancelled:
+        if self._job is not None:
             self._deadlines = deadlines
             self._when = now + self._interval_s
             deadlines.set(self, self._when)
 
     def deadline_due(self, now: float) -> None:
-        if self.cancelled or self._deadlines is None:
+        if self._job is None or self._deadlines is None:
             return
         missed = int((now - self._when) / self._interval_s)
         self._when += (missed + 1) * self._interval_s
@@ -180,8 +176,6 @@ class Dispatcher:
 
     def close(self, closed: Callable[[], object]) -> None:
         """Start nothing any more; what waits is told `NotStartedError`, what runs goes on."""
-        if self._closed is not None:
-            raise InternalError("a dispatcher is closed once")
         self._closed = closed
         for timer_id in list(self._timers):
             self.cancel_timer(timer_id)

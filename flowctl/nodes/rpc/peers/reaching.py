@@ -395,7 +395,7 @@ class Reaching:
             self._listens_to_itself = True
             self.listen(SELF.zmq_address, AuthLevel.ADMIN, None, curve=False)
         raw = self._new_socket(zmq.DEALER, address.zmq_address)
-        if address.curve:
+        if address.pubkey:
             dial_curve(raw, self._keys, address.pubkey)
         now = self._clock()
         self._lingering = {other: until for other, until in self._lingering.items() if until > now}

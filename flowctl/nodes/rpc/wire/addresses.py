@@ -121,11 +121,6 @@ class Address:
         raise ConfigError(f"there is no /KEY behind the path, in {_ALLOWED}")
 
     @property
-    def curve(self) -> bool:
-        """Whether the connection is encrypted and the peer proves its key."""
-        return bool(self.pubkey)
-
-    @property
     def zmq_address(self) -> str:
         """The address as ZeroMQ takes it, which knows no keys."""
         if self.transport is AddressTransport.TCP:
