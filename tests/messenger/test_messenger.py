@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
 import pytest
@@ -247,7 +248,7 @@ def test_message_when_nobody_listens_yet_is_delivered_when_somebody_does(make, r
 
 def test_send_when_from_many_threads_loses_and_doubles_nothing(make, address):
     """Each gets an id of its own at once, and all arrive (ME-32)."""
-    got, done, ids = [], threading.Event(), []
+    got, done = [], threading.Event()
 
     def received(_: Messenger, message: ReceivedMessage) -> None:
         got.append(message.message)
@@ -258,14 +259,8 @@ def test_send_when_from_many_threads_loses_and_doubles_nothing(make, address):
     server.listen_for_connection(at(address), "server", received)
     connection = client.make_connection(at(address))
 
-    def send(worker: int) -> None:
-        ids.extend(client.send_message(connection, b"%d.%d" % (worker, number)) for number in range(100))
-
-    workers = [threading.Thread(target=send, args=(worker,)) for worker in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(WAIT_S)
+    with ThreadPoolExecutor(8) as workers:
+        ids = list(workers.map(lambda number: client.send_message(connection, b"%d" % number), range(800)))
     assert done.wait(WAIT_S)
     assert sorted(ids) == list(range(800))
     assert len(set(got)) == 800

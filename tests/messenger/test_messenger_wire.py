@@ -36,26 +36,12 @@ def test_message_when_encoded_and_parsed_is_the_same(message_id, source, destina
     assert parse_message(frame) == (message_id, source, destination, body)
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        *(
-            b"x-1-2-3",
-            b"1-2-3",
-            b"",
-            b"-",
-            b"---",
-            b"1-2-x-",
-            b"1--2-",
-            b" 1-2-3-",
-            b"+1-2-3-",
-            b"1_0-2-3-",
-            b"0x1-2-3-",
-        ),
-        *(b"%d-0-0-" % (MAX_ID + 1), b"0-%d-0-" % (MAX_ID + 1), b"0-0-%d-" % (MAX_ID + 1)),
-        *(b"0" * 10_000 + b"1-0-0-", "²-0-0-".encode(), "\u0661-0-0-".encode()),
-    ],
-)
+NO_HEADERS = b"x-1-2-3 1-2-3 - --- 1-2-x- 1--2- +1-2-3- 1_0-2-3- 0x1-2-3-".split()
+TOO_LARGE = [b"%d-0-0-" % (MAX_ID + 1), b"0-%d-0-" % (MAX_ID + 1), b"0-0-%d-" % (MAX_ID + 1)]
+NO_DIGITS = [b"", b" 1-2-3-", "²-0-0-".encode(), "\u0661-0-0-".encode()]
+
+
+@pytest.mark.parametrize("frame", [*NO_HEADERS, *TOO_LARGE, *NO_DIGITS, b"0" * 10_000 + b"1-0-0-"])
 def test_header_when_malformed_is_refused(frame):
     """Three plain decimal numbers of at most 2^64 - 1 are asked for, nothing that Python's int takes beside (ME-07)."""
     with pytest.raises(RemoteProtocolError, match="three ids") as caught:

@@ -99,20 +99,15 @@ def test_password_when_shown_is_hidden():
         assert secret not in shown
 
 
+REST = "$" + "A" * 22 + "$" + "A" * 43
+COSTS = ("ln=99,r=8,p=5", "ln=20,r=32,p=1", "ln=0,r=8,p=5")
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "",
-            "password",
-            "$scrypt$ln=99,r=8,p=5$" + "A" * 22 + "$" + "A" * 43,
-            "$scrypt$ln=20,r=32,p=1$" + "A" * 22 + "$" + "A" * 43,
-        ),
-        *(
-            "$scrypt$ln=0,r=8,p=5$" + "A" * 22 + "$" + "A" * 43,
-            "$scrypt$ln=14,r=8,p=5$" + "A" * 22 + "$" + "A" * 43 + "\n",
-        ),
-        "$argon2id$v=19$m=65536,t=3,p=4$c2FsdA$aGFzaA",
+        *(f"$scrypt${cost}{REST}" for cost in COSTS),
+        *("", "password", f"$scrypt$ln=14,r=8,p=5{REST}\n", "$argon2id$v=19$m=65536,t=3,p=4$c2FsdA$aGFzaA"),
     ],
 )
 def test_password_when_its_text_is_of_another_form_or_cost_is_refused(text):

@@ -79,45 +79,18 @@ def test_address_when_printed_has_the_key_in_base32z():
     assert str(Address.parse(f"ipc+curve://./s/{B64}")) == f"ipc+curve://./s/{B32Z}"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "tcp", "tcp://", "://a:1", "tcpz://localhost:123", "tcp://abc", "tcp://1:1:1", "tcp://localhost:0"),
-        *("tcp://[::1:1080", "tcp://[::1]1080", "tcp://[]:1", "tcp://[::g]:1", "tcp://:1", "tcp://a:65536", "tcp://a:"),
-        *(
-            "tcp://a:+1",
-            "tcp://a:1 ",
-            "tcp://a:\u0661",
-            "tcp://a b:1",
-            "tcp://a\n:1",
-            "tcp://é:1",
-            "tcp://a:1/",
-            "tcp://*:1",
-        ),
-        *(f"tcp://a:1/{HEX}", "curve://a:1", "curve://a:1/", f"curve://a:1/{HEX}0", f"curve://a:1/{HEX}/x"),
-        *(f"ipc+curve://my.sock/{HEX[:63]}", f"ipc+curve://my.sock/{B32Z[:51]}", f"ipc+curve://my.sock/{B64[:42]}"),
-        *(
-            "ipc+curve://my.sock",
-            "ipc+curve://my.sock/",
-            f"ipc+curve:///{HEX}",
-            f"ipc+curve://{HEX}",
-            "ipc://",
-            "ipc://a\0b",
-        ),
-        *(f"CURVE://A:1/{B32Z.upper()}", f"CURVE://A:1/{B32Z}", "TCP://[::1]:1", "tcp://[::1]:", "tcp://[::1]x:1"),
-        *(
-            "Tcp://a:1",
-            "tcp://$::1$:1",
-            "IPC://A",
-        ),
-        *(
-            "inproc://",
-            "ipc://" + "a" * (MOST_PATH_BYTES + 1),
-            "tcp://" + "a" * MOST_CHARS,
-            "tcp://" + "a" * 254 + ":1",
-        ),
-    ],
-)
+NO_ADDRESSES = f"""
+tcp  tcp://  ://a:1  tcpz://a:1  Tcp://a:1  TCP://[::1]:1  IPC://A  CURVE://A:1/{B32Z}  inproc://  ipc://
+tcp://abc  tcp://1:1:1  tcp://a:0  tcp://a:65536  tcp://a:  tcp://a:+1  tcp://a:\u0661  tcp://:1  tcp://a:1/  tcp://*:1
+tcp://[::1:1080  tcp://[::1]1080  tcp://[]:1  tcp://[::g]:1  tcp://[::1]:  tcp://[::1]x:1  tcp://$::1$:1  tcp://é:1
+tcp://a:1/{HEX}  curve://a:1  curve://a:1/  curve://a:1/{HEX}0  curve://a:1/{HEX}/x
+ipc+curve://s  ipc+curve://s/  ipc+curve:///{HEX}  ipc+curve://{HEX}
+ipc+curve://s/{HEX[:63]}  ipc+curve://s/{B32Z[:51]}  ipc+curve://s/{B64[:42]}
+""".split()
+LONG = ("ipc://" + "a" * (MOST_PATH_BYTES + 1), "tcp://" + "a" * MOST_CHARS, "tcp://" + "a" * 254 + ":1")
+
+
+@pytest.mark.parametrize("text", [*NO_ADDRESSES, *LONG, "", "tcp://a:1 ", "tcp://a b:1", "tcp://a\n:1", "ipc://a\0b"])
 def test_text_when_no_address_is_refused_with_a_short_line(text):
     with pytest.raises(ConfigError) as caught:
         Address.parse(text)

@@ -287,20 +287,9 @@ def test_unread_replies_when_they_are_many_cost_bounded_memory(server, connect):
 
 
 WORDS = (
-    *(
-        b"REPLY",
-        b"HI",
-        b"BYE",
-        b"HELLO",
-        b"ITEM",
-        b"CREDIT",
-        b"CANCEL",
-        b"FORBIDDEN",
-        b"UNKNOWNCOMMAND",
-        b"NO_REPLY_TAG",
-    ),
-    *(b"a.echo", b"a.pong", b"a.none", b"a.thread", b"a.stream", b"a.", b".", b"", b"\0", b"\xff" * 15, b"5", b"-1"),
-    *(make_tag(1, 0.0), make_tag(2, 1e9, 3), make_tag(3, 0.01, 255)),
+    *b"REPLY HI BYE HELLO ITEM CREDIT CANCEL FORBIDDEN UNKNOWNCOMMAND NO_REPLY_TAG".split(),
+    *b"a.echo a.pong a.none a.thread a.stream a. . 5 -1".split(),
+    *(b"", b"\0", b"\xff" * 15, make_tag(1, 0.0), make_tag(2, 1e9, 3), make_tag(3, 0.01, 255)),
 )
 
 
