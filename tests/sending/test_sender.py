@@ -39,25 +39,25 @@ from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, would_bl
 
 SCRIPTS = """
 in deferred mode writing is left to the owning thread
-    say:XXX=aaa writes=0 run heard=0,1,2 writes=1
+    say:AAA=aaa writes=0 run heard=0,1,2 writes=1
 in immediate mode a message goes out at once
     now say:XX=aa state=R heard=0,1 run writes=2
 in immediate mode what is sent after EAGAIN waits behind the rest
     now room:5 say:X=a state=O queued=1 say:XX=aa run watched=True give heard=0,1,2 watched=False states=OR
 OVERLOADED lasts until the last byte is taken
-    room:0 say:XXX run give:11 states=O give:11 states=O give:11 states=OR
+    room:0 say:AAA run give:11 states=O give:11 states=O give:11 states=OR
 control messages go first at the boundary of a message
     room:4 say:XX run say:CXC give heard=0,2,4,1,3
 the policy refuses a class and keeps the rest
     policy:live room:0 say:X run say:XDA=ada keep:D=a drain classes=XXAD lost:REFUSED=1
 a final hard limit ends the connection
-    limits:2,4 room:0 say:XXXX=aaac states=SH ended=HARD_LIMIT lost:CLOSED=4
+    limits:2,4 room:0 say:AAAA=aaac states=SH ended=HARD_LIMIT lost:CLOSED=4
 a held hard limit refuses all but control messages and headers until the low mark
-    hold limits:4,4,2 room:0 say:XXXX run state=H keep:X=d say:CH=aa give:44 state=O say:X=a drain lost:HELD=1
+    hold limits:4,4,2 room:0 say:AAAA run state=H keep:X=d say:CH=aa give:44 state=O say:X=a drain lost:HELD=1
 a held hard limit that is made final ends the connection
     hold limits:2,2 room:0 say:XX set:2,2 ended=HARD_LIMIT
 before the hard limit is judged the kernel is asked once more as a handler that sends much keeps its loop from hearing
-    limits:4,8 room:0 say:XXXXXXX room say:X=a state=R run heard=0,1,2,3,4,5,6,7 ended=
+    limits:4,8 room:0 say:AAAAAAA room say:X=a state=R run heard=0,1,2,3,4,5,6,7 ended=
 an answer in flight is finished whatever is thrown away
     room:16 say:X*1000 run say:XX thin drain heard=0
 a peer that takes nothing for its time is stuck once
@@ -65,14 +65,14 @@ a peer that takes nothing for its time is stuck once
 a peer that takes a byte is not stuck yet
     room:0 say:X run:10 give:1 run:10 give:1 run:10 give:1 ended= stalled=10.0 run:15 ended=STUCK
 the time at the soft limit begins anew after a break
-    stuck:0 soft:60 limits:4,100 room:0 say:XXXX run:59 give:22 state=O say:XX run:59.9 ended= run:0.2
+    stuck:0 soft:60 limits:4,100 room:0 say:AAAA run:59 give:22 state=O say:XX run:59.9 ended= run:0.2
     ended=SOFT_TOO_LONG
 a peer that does not take the rest is given up after the deadline
     room:0 say:X end run:4.9 ended= run:0.2 ended=STUCK
 a closing peer whose queue was thrown away and whose kernel is full is given up
     stuck:0 close:5 room:0 say:X run thin end run:6 ended=STUCK
 times that are off end nothing
-    stuck:0 soft:0 close:0 limits:2,100 room:0 say:XXX end run:100000 ended= state=S drain heard=0,1,2 ended=FINISHED
+    stuck:0 soft:0 close:0 limits:2,100 room:0 say:AAA end run:100000 ended= state=S drain heard=0,1,2 ended=FINISHED
 clocks start with the first message behind EAGAIN
     stuck:10 marks:0,0,1s room:0 say:XX run:0.01 thin run:60 ended= say:C run:1.9 ended= run:0.2 ended=HARD_LIMIT
 closing with nothing queued finishes
@@ -80,9 +80,9 @@ closing with nothing queued finishes
 closing in immediate mode with nothing queued finishes
     now end end say:X=c run ended=FINISHED
 closing sends what is queued
-    room:0 say:XXX end say:X=c run drain heard=0,1,2 ended=FINISHED
+    room:0 say:AAA end say:X=c run drain heard=0,1,2 ended=FINISHED
 closing in immediate mode sends what is queued
-    now room:0 say:XXX end say:X=c run drain heard=0,1,2 ended=FINISHED
+    now room:0 say:AAA end say:X=c run drain heard=0,1,2 ended=FINISHED
 who waits is told once when the last byte is taken
     room:5 say:XX drained=False wait run give:11 told= drain told=T drained=True say:X drain told=T
 who waits for nothing is told at once and a send that writes ends a wait
