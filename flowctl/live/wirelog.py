@@ -217,7 +217,7 @@ class WireLog:
                 self.log.append(written, entry.message_class, entry.enqueued_at, restart=restart, leading=entry.leading)
             entry = entry.next
         self._ahead = list(rewritten(tuple(other._ahead)))
-        self.log.headers = self.headers.values  # for who goes on without a key frame, as after a new one
+        self.log.headers = self.headers.values  # for viewers that go on without a key frame
 
     def begin(self, timestamp: int, now: float) -> None:
         """Tell the players, who wait, that the stream is published: behind the word that it had ended."""

@@ -1,3 +1,5 @@
+"""What tests of live share: a live server without sockets."""
+
 from __future__ import annotations
 
 import pytest
