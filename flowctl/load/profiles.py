@@ -68,7 +68,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="slow",
-        kind=PeerKind.SLOW,
         summary="reads at a constant rate",
         explanation="Reads at RATE bits per second and no faster, a packet or 5 ms at a time, with a receive buffer of "
         "a few packets, like a viewer behind a thin line.",
@@ -79,7 +78,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="sawtooth",
-        kind=PeerKind.SLOW,
         summary="reads at a rate that rises and falls",
         explanation="The rate rises from LOW to HIGH within PERIOD, falls back at once, and rises again: a mobile link "
         "that is sometimes good.",
@@ -90,7 +88,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="trace",
-        kind=PeerKind.SLOW,
         summary="reads at rates from a file",
         explanation='FILE has lines "seconds,bit_rate", seconds rising from 0; each rate holds until the next, and the '
         "whole begins again at its end. Recordings of real links can be replayed.",
@@ -101,7 +98,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="pause",
-        kind=PeerKind.SLOW,
         summary="reads for a while, then not, again and again",
         explanation="Reads everything for ON, nothing for OFF, and so on: a player whose application is suspended. "
         "BUFFER (default 64KiB) is its receive buffer: that of the kernel takes seconds of the stream, and the server "
@@ -113,7 +109,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="stall",
-        kind=PeerKind.SLOW,
         summary="stops reading for good",
         explanation="Reads like a healthy viewer for AFTER (default 2s) from its first frame, then never again; the "
         "connection stays open. BUFFER is its receive buffer; unless given it is the kernel's affair, and takes "
@@ -125,7 +120,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="never-read",
-        kind=PeerKind.SLOW,
         summary="asks to play and reads nothing",
         explanation="Connects, asks to play, and does not read a single byte after that.",
         example="never-read:1%",
@@ -134,7 +128,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="ack-only",
-        kind=PeerKind.SLOW,
         summary="acknowledges what it does not read",
         explanation="As never-read, but acknowledges twice a second as if it had read at RATE (default 2.5M): a server "
         "that trusts acknowledgements takes it for healthy.",
@@ -145,7 +138,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="tiny-window",
-        kind=PeerKind.SLOW,
         summary="reads at once, but offers a tiny TCP window",
         explanation="Receive buffer and window clamp of SIZE (default 4KiB) with Ethernet segments, so that every "
         "write of the server meets a full window.",
@@ -156,7 +148,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="half-close",
-        kind=PeerKind.SLOW,
         summary="closes its sending half and keeps reading",
         explanation="Sends FIN after its first frame and reads on, as some proxies do.",
         example="half-close:2%",
@@ -165,7 +156,6 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         name="vanish",
-        kind=PeerKind.SLOW,
         summary="is gone without a word, AFTER its first frame",
         explanation="Drops every packet that comes in, by a filter on its socket, and sends nothing: no FIN, no reset, "
         "no acknowledgement of TCP, like a phone that left its network. Where the system has no such filter it only "

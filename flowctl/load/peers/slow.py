@@ -42,7 +42,7 @@ class Profile:
     """One kind of peer."""
 
     name: str  # as written on the command line, without parameters
-    kind: PeerKind
+    kind: PeerKind = PeerKind.SLOW
     summary: str
     explanation: str
     parameters: str = ""  # how the parameters are written, "" for none; in brackets when they may be left out
