@@ -46,6 +46,19 @@ def test_limits_when_a_publication_is_over_are_no_longer_those_of_its_applicatio
     assert (sender.limits, sender.settings) == (expected, settings.sender)
 
 
+def test_limits_when_a_play_ends_beside_a_publication_are_those_of_the_publication_again():
+    marks = {Role.PUBLISHER: "8MiB,9000,9s", Role.VIEWER: "2MiB,200,2s"}
+    levels = tuple(Level(role=role, values={"limits.soft": text}) for role, text in marks.items())
+    world = World(config(levels=levels))
+    peer = world.publisher("big/room")
+    sender = peer.connection.sender
+    peer.command("createStream", None, stream_id=0, transaction_id=9)
+    peer.reads = False  # our client knows one message stream
+    for command, role in ((("play", "other"), Role.VIEWER), (("closeStream",), Role.PUBLISHER)):
+        peer.command(command[0], None, *command[1:], stream_id=2)
+        assert sender.limits == Limits.parse(marks[role])
+
+
 def test_streams_when_too_many_are_refused_to_publishers_and_players(monkeypatch):
     monkeypatch.setattr("flowctl.live.hub.MOST_STREAMS", 2)
     world = World()
