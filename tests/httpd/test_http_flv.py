@@ -53,7 +53,7 @@ class Socket:
                 if message.message_finished:
                     break
             tags = reader.feed(whole)
-            assert len(tags) == 1 or reader.position == flv.HEADER_BYTES + flv.BACK_POINTER_BYTES
+            assert len(tags) == 1 or (not found and len(whole) == flv.HEADER_BYTES + flv.BACK_POINTER_BYTES)
             found += tags
         return reader.header, found
 
