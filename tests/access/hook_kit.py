@@ -15,6 +15,14 @@ def http(body, status="200 OK", *more):
     return head.encode() + b"\r\n\r\n" + body
 
 
+def answer_of(ask, *asked):
+    """Ask, wait, and return the refusal."""
+    found, done = [], threading.Event()
+    ask(*asked, lambda _, refusal: (found.append(refusal), done.set()))
+    assert done.wait(20)
+    return found[0]
+
+
 class HookServer:
     """Takes POSTs, keeps their bodies, and answers with what `answer` makes of each.
 

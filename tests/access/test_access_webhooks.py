@@ -11,7 +11,7 @@ import time
 
 import pytest
 import structlog
-from hook_kit import HookServer, http
+from hook_kit import HookServer, answer_of, http
 
 from flowctl.errors import LimitExceededError
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Why
@@ -47,15 +47,7 @@ def request_of(kind="publish", text=f"rtmp://media.example/live/room?key={SECRET
 
 
 def ask(hooks, access, request=None):
-    found, done = [], threading.Event()
-
-    def take(_question, refusal):
-        found.append(refusal)
-        done.set()
-
-    hooks.ask(access, request or request_of(), take)
-    assert done.wait(WAIT_S)
-    return found[0]
+    return answer_of(hooks.ask, access, request or request_of())
 
 
 def asks(*urls, **more):

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 
 import pytest
 import structlog
-from hook_kit import HookServer, http
+from hook_kit import HookServer, answer_of, http
 from live_kit import World, config
 
 from flowctl.live import gate as module
@@ -49,14 +49,10 @@ def test_hooks_of_an_application_hear_of_who_connects_to_another_one():
     gate = AccessGate(lambda: LiveConfig(levels=(Level(application="vip", values=values),)))
 
     def ask(connected):
-        told, found = threading.Event(), []
-        request = request_of("play", "rtmp://h/vip/room", connected=connected)
-        question = gate.ask(request, lambda _, refusal: (found.append(refusal), told.set()))
-        assert question is not None
-        assert told.wait(20.0)
+        refusal = answer_of(gate.ask, request_of("play", "rtmp://h/vip/room", connected=connected))
         actions[:] = server.actions()
         server.bodies.clear()
-        return found[0]
+        return refusal
 
     try:
         assert ask("live").why is Why.FORBIDDEN

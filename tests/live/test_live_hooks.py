@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from hook_kit import answer_of
 from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
 
 from flowctl.core.flow.state import MessageClass
@@ -248,19 +249,6 @@ def run():
         runner.stop(WAIT_S)
 
 
-def answer_of(runner, kind="publish"):
-    """Ask, wait, and return the refusal."""
-    found, done = [], threading.Event()
-
-    def take(_question, refusal):
-        found.append(refusal)
-        done.set()
-
-    runner.ask(request_of(kind), take)
-    assert done.wait(WAIT_S)
-    return found[0]
-
-
 def hooks_that(decide):
     return type("Hooks", (LiveHooks,), {"may_publish": decide, "may_play": decide})()
 
@@ -283,7 +271,7 @@ async def _says_later(_self, _request):
 )
 def test_hook_may_be_plain_or_a_coroutine_function(run, kind, decide, refusal):
     runner, failures = run(hooks_that(decide))
-    assert answer_of(runner, kind) == (refusal and Refusal(refusal.format(kind=kind)))
+    assert answer_of(runner.ask, request_of(kind)) == (refusal and Refusal(refusal.format(kind=kind)))
     assert failures == []
 
 
@@ -310,7 +298,7 @@ def test_hook_that_fails_refuses_and_is_reported(run, decide):
     """Whatever it raises, and an answer that is none: closed, contained, told; the next question is answered."""
     runner, failures = run(hooks_that(decide))
     for count in (1, 2):
-        assert answer_of(runner) == UNDECIDED
+        assert answer_of(runner.ask, request_of()) == UNDECIDED
         assert len(failures) == count
         assert failures[0][0] == "hook may_publish"
 
@@ -328,7 +316,7 @@ def test_slow_plain_hooks_do_not_wait_for_each_other(run):
     answers = []
     runner.ask(request_of(), lambda _question, refusal: answers.append(refusal))
     assert first.wait(WAIT_S)
-    assert answer_of(runner) is None
+    assert answer_of(runner.ask, request_of()) is None
     assert answers == []
     release.set()
 
@@ -413,8 +401,8 @@ def test_answer_that_cannot_be_given_is_reported_and_the_next_one_is(run):
         raise RuntimeError("stopped")
 
     runner.ask(request_of(), gone)
-    assert answer_of(runner) is None
-    assert answer_of(runner) is None
+    assert answer_of(runner.ask, request_of()) is None
+    assert answer_of(runner.ask, request_of()) is None
     assert [where for where, _ in failures] == ["the answer of a hook"]
 
 
@@ -437,7 +425,7 @@ def test_coroutines_run_on_the_loop_of_the_application(loop_factory):
     loop.run_until_complete(ask())
     loop.close()
     assert where == [loop]
-    assert answer_of(runner) == UNDECIDED
+    assert answer_of(runner.ask, request_of()) == UNDECIDED
     runner.stop(WAIT_S)
 
 
