@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from flowctl.analyze.job import Records
 
 MOST_TRIED_S: Final = 400.0
 """Seconds around trouble, and assumed after cuts, that are tried: of a busy stream each costs 50 choices 25 ms."""
@@ -98,13 +97,6 @@ CHOICE_COLUMNS: Final[dict[str, str]] = {
 """Contract of ``whatif_choices``. Grain: one choice over all viewers. `disconnected_error`: standard error of
 `disconnected_share`; `change_error`: that of its difference to the choice in force, for other viewers like these.
 `..._low`, `..._high`: of the repeats, for the choice in force and the one that was best; null for others."""
-
-
-# -- parts
-
-
-def _stretches(records: Records, options: WhatifOptions) -> DataFrame:
-    return stretches(records, source=options.source, trouble_s=options.cut_s, most=options.most)
 
 
 # -- the sample
@@ -489,7 +481,7 @@ JOB: Final = AnalysisJob(
         JobPart(
             name=STRETCHES,
             columns=STRETCH_COLUMNS,
-            make=_stretches,
+            make=stretches,
             reads=("flight", "flow_samples", "flow_closes", "flow_opens", "flow_events"),
             depends=lambda options: f"{options.source} {options.cut_s:g} {options.most}",
         ),

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from flowctl.analyze.job import Records
+    from flowctl.analyze.options import WhatifOptions
     from flowctl.analyze.records.window import Hour
     from flowctl.records.flight.whatif.viewing import StreamAndLink
 
@@ -116,7 +117,8 @@ _SAMPLE_COLUMNS: Final = (
 # -- on Spark
 
 
-def stretches(records: Records, *, source: str, trouble_s: float, most: int) -> DataFrame:
+def stretches(records: Records, options: WhatifOptions) -> DataFrame:
+    source, trouble_s, most = options.source, options.cut_s, options.most
     flown: set[Hour] = set(records.hours("flight")) if source == "auto" else set()
     frames = []
     if source == "flights" or (source == "auto" and records.has("flight")):

@@ -30,15 +30,15 @@ from report_kit import (
 )
 
 from flowctl.analyze.records.place import RecordPlace, Storage
-from flowctl.analyze.report import evidence, gather, job, page
-from flowctl.analyze.report.page import render
+from flowctl.analyze.report import evidence, gather, job
+from flowctl.analyze.report.job import render
 from flowctl.core.server.bans import BanList
 
 
 def test_page_when_made_answers_first_and_keeps_books_last(tmp_path):
     shown = render(found_of(tmp_path / "r"))
     assert re.findall(r"<h2>(.*?)</h2>", shown) == [
-        title.replace("'", "&#x27;") for title in (section.title for section in page.SECTIONS.values())
+        title.replace("'", "&#39;") for title in (section.title for section in job.SECTIONS.values())
     ]
     assert shown.index("Set the limits of limits.toml") < shown.index("What viewers felt</h2>")
     assert shown.count("How sure?") == 5
