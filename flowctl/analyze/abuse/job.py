@@ -75,11 +75,7 @@ def merge_lists(there: str, made: str, options: AbuseOptions, warn: Callable[[st
 
 
 def found_of(scores: DataFrame, truth: str) -> dict[str, Any]:
-    """Return how many of the planted abusers were found, and what honest ones got.
-
-    An address may have both behind it. Found is an abuser whose address is banned or limited. Honest are addresses with
-    anybody honest behind them: planted ones who look bad, those beside an abuser, and all others.
-    """
+    """Return how many planted abusers were banned or limited, and what honest ones got; an address may have both."""
     planted = scores.sparkSession.read.parquet(truth).withColumnRenamed("kind", "who")
     judged = scores.where(f.col("kind") == "address").join(planted, "address", "full_outer")
     others: dict[str, Any] = {"who": "ordinary", "abuser": False, "honest": True}

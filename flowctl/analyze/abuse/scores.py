@@ -317,9 +317,7 @@ def _kinds(found: pd.DataFrame, weights: Weights) -> list[str]:
 def _place(address: str) -> tuple[Network | None, str | None]:
     """Return what a ban of an address would name, and its subnet; (None, None) of what is no address.
 
-    What no peer can have is no address to ban: the unspecified one (of IPv6 its /64, where loopback is), groups, and
-    broadcast; nor is that of a translator, behind which are all others. A network that was recorded in place of an
-    address (``events_addresses=truncated``) is its own subnet.
+    None as well of what no peer can have, or what stands for all others: unspecified, groups, broadcast, a translator.
     """
     try:
         unit = ipaddress.ip_network(address)

@@ -55,11 +55,10 @@ def _digits6(address: Column) -> Column:
 
 
 def with_unit(frame: DataFrame, name: str) -> DataFrame:
-    """Add ``address``: who an address stands for, as text.
+    """Add ``address``: who the address in column `name` stands for, as text.
 
-    An IPv4 address stands for itself, also one within an IPv6 address (`EMBEDDED`). Another IPv6 address stands for its
-    /64, the smallest network that a holder of IPv6 has: a holder of one address of it has 2^64. Other text stays as it
-    is. `name` is the column with the address as recorded.
+    An IPv4 address stands for itself, also within an IPv6 address; another IPv6 address for its /64, the smallest
+    network that a holder of IPv6 has; other text stays as it is.
     """
     text, six = f.col(name), f.col("_six")
     # In steps: the digits are a long expression, which Spark would compile once per use.

@@ -61,9 +61,7 @@ def literal(address: str) -> str:
 def s3_options(settings: Mapping[str, str]) -> dict[str, str]:
     """Return where an S3 store is, as pyarrow's `S3FileSystem` takes it; empty: Amazon's, the region asked for.
 
-    pyarrow does not know the settings of Hadoop, and takes no endpoint from the environment: `settings` are of both,
-    and Spark's count first. Credentials are never among these: both sides find them in the environment, in ``~/.aws``,
-    or in the role of the machine.
+    pyarrow knows neither the settings of Hadoop nor an endpoint in the environment. Credentials are never among these.
     """
     named = ("spark.hadoop.fs.s3a.endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     endpoint = next((settings[name] for name in named if settings.get(name)), "")
@@ -124,11 +122,7 @@ class Storage:
         return bool(self._info(self.path(name)).type != fs.FileType.NotFound)
 
     def walk(self, name: str) -> Iterator[tuple[str, Any]]:
-        """Yield all files below a folder: path below it, and what the file system says of it.
-
-        Links of folders below it are not followed: one that leads back to its own folder would never end. What is no
-        file is there too, on this machine, and `strange`.
-        """
+        """Yield all files below a folder, not behind links of folders: path below it, what the file system says."""
         folder = self.path(name)
         for info in self._info(fs.FileSelector(folder, recursive=True)) if self.prefix else self._local(folder):
             if info.type == fs.FileType.File or not self.prefix:

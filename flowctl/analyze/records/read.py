@@ -253,11 +253,10 @@ def look(read: Read, files: Sequence[File], *, whole: bool = False) -> list[tupl
 
 
 def meeting(files: Sequence[Facts]) -> bool:
-    """Return whether one of the files may hold a record that another one holds as well.
+    """Return whether one of the files may hold a record (node, seq) that another one holds as well.
 
-    (`node`, `seq`) names a record of a table. A recorder's files follow each other, so the ranges of `seq` of a node's
-    files do not meet; where they do, somebody rewrote files and left the old ones, or two servers have the same name.
-    Files that no recorder wrote mix nodes, meet everywhere and hold nothing twice: alone they are no reason to look.
+    The ranges of `seq` of a recorder's files do not meet; files that no recorder wrote meet everywhere, and hold
+    nothing twice.
     """
     if len(files) < 2 or not any(facts.recorded for facts in files):
         return False

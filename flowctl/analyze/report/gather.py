@@ -319,9 +319,8 @@ def _networks_of(address: str) -> tuple[str, str]:
 def _measure(name: str, whole: Row, viewers: pd.DataFrame, stayed: pd.DataFrame) -> Row | None:
     """Return a figure over viewers (see `flowctl.analyze.report.found.measured`); None: there is none.
 
-    Between which bounds a quantile lies follows from the ranks that chance gives it, whatever the distribution is, and
-    where viewers are too few for a rank there is no bound; those of a ratio of sums are of the jackknife and of
-    Student's t, with as many degrees of freedom as there are viewers of equal weight (Kish, 1965).
+    Bounds of a quantile follow from the ranks that chance gives it; those of a ratio of sums are of the jackknife and
+    of Student's t, with as many degrees of freedom as there are viewers of equal weight (Kish, 1965).
     """
     known, value, part = MEASURES[name], number(whole.get(name)), None
     if value is None:

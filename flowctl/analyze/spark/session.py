@@ -302,8 +302,8 @@ _PYTHON: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|
 def one_line(error: BaseException) -> str:
     """Return what an error of Spark says in one line of at most 400 characters, without a stack trace.
 
-    The first line says what was being done ("error while reading file ..."), the innermost cause what happened; of an
-    error in Python of a worker, the last line of its traceback does. An error that is not Spark's says so itself.
+    The first line says what was being done, the innermost cause, or the last line of a worker's traceback, what
+    happened.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -205,9 +205,8 @@ def among(rows: DataFrame, wanted: DataFrame) -> DataFrame:
 def still_open(parts: Parts) -> DataFrame:
     """Return the connections of the window that were open when last heard of, one row each: `OPEN_COLUMNS`.
 
-    Few are open at the end of an hour, so of all that have closed those that were are looked for first: these few are
-    what is sorted and joined. The answers of several jobs begin with them, so they are kept; and where data are small,
-    they are found here and handed to Spark as rows: to plan the search in each of these queries takes longer.
+    Of all that have closed those that were open at the end of an hour, which are few, are looked for first. Where data
+    are small they are found here: to plan the search in each query takes longer.
     """
     if parts.small:
         return parts.spark.createDataFrame(_still_open(parts))

@@ -136,9 +136,8 @@ class Events:
     def conn_refused(self, at: float, peer: tuple[str, int], reason: str, value: float, limit: float) -> None:
         """Record that a connection was refused at accept. The listener's thread.
 
-        A flood must not fill the recorder's queue: of one address and reason, the first 20 of a second have a record
-        each, and the others are summed up in the next one (`count`), or, if none follows, in one that has the
-        time of the last of them (`tell_refused`).
+        Of one address and reason the first 20 of a second have a record each; the others are summed up in the next one,
+        or in one that `tell_refused` makes: a flood must not fill the recorder's queue.
         """
         key, second = (address_key(peer[0]), reason), int(at)
         with self._lock:

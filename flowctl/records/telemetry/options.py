@@ -21,16 +21,11 @@ _MOST_S: Final = 3600.0
 
 
 class Addresses(enum.Enum):
-    """How the address of a peer is stored.
+    """How the address of a peer is stored."""
 
-    PLAIN: as it is; scores per address and ban lists need that. TRUNCATED: its network, /24 of IPv4 and /48 of IPv6,
-    which is what the law of several countries calls anonymised. HASHED: a keyed hash of it, with which one address
-    can be told from another and no more.
-    """
-
-    PLAIN = "plain"
-    TRUNCATED = "truncated"
-    HASHED = "hashed"
+    PLAIN = "plain"  # as it is: scores per address and ban lists need that
+    TRUNCATED = "truncated"  # its network, /24 of IPv4 and /48 of IPv6
+    HASHED = "hashed"  # a keyed hash of it
 
 
 class RecordedStreams(enum.Enum):

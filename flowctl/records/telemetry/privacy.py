@@ -91,12 +91,7 @@ class Privacy:
         return str(ipaddress.ip_network(f"{plain}/{bits}", strict=False))  # with its length: x.y.z.0 is an address too
 
     def network(self, cidr: str) -> str | None:
-        """Return what is stored of a network such as ``192.0.2.7/32``.
-
-        None: nothing, addresses are hashed, or it is one of tunnels, whose prefix may be an address of IPv4.
-
-        A network of one address tells the address, so it is widened to what `address` shows of its members.
-        """
+        """Return what is stored of a network, widened to what `address` shows of its members; None: nothing."""
         if self._addresses is Addresses.PLAIN:
             return cidr
         if self._addresses is Addresses.HASHED:

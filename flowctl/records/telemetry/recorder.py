@@ -161,8 +161,7 @@ class Lane:
 class WallClock:
     """Turns monotonic seconds into microseconds since the epoch. Any thread.
 
-    Edges and drops are known by the monotonic clock of their connection, which never jumps; a record says when that
-    was for everybody. The distance between the clocks is measured again now and then, since the wall clock is set.
+    The distance between the clocks is measured again now and then, since the wall clock is set.
     """
 
     __slots__ = ("_clock", "_offset_us", "_wall_ns")

@@ -156,9 +156,8 @@ class SharedRows:
 class SampleBlock:
     """Rounds of samples. Made on the sampler's thread, turned into columns on the recorder's.
 
-    What a run shares is one row of a small table; the columns are that table, picked from by a list of its row numbers,
-    which is a loop of Arrow's that holds no interpreter. So columns cost by run and not by viewer, and blocks of
-    several rounds (`absorb`) cost little more than one.
+    What a run shares is one row of a small table; columns are picked from it by row numbers, in a loop of Arrow's that
+    holds no interpreter: they cost by run and not by viewer.
     """
 
     ts_us: int

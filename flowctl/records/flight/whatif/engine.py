@@ -113,10 +113,9 @@ def extended(
 ) -> RecordedViewer:
     """Return `viewer` with `seconds` more, in which the last `window_s` of stream and link come again and again.
 
-    For a viewer that the server closed: what would have become of it under another choice is not recorded. A stall that
-    the close cut short goes on for as long again as it had lasted, and only then does the window come; a window of
-    which nothing was taken stays so. A dead link stays dead: one of which the kernel tells that it carried nothing for
-    2.5 s, or for longer than it ever carried anything.
+    What would have become of a viewer that the server closed is not recorded. A stall that the close cut short goes on
+    for as long again; a line of which the kernel tells that it carried nothing for 2.5 s, or for longer than it ever
+    carried anything, stays dead.
     """
     if seconds <= 0 or not viewer.events:
         return viewer

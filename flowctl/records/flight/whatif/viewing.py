@@ -40,9 +40,7 @@ class StreamAndLink(NamedTuple):
 def stream_and_link(flight: Flight) -> StreamAndLink:
     """Return the events of the first log that is followed, and of the link meanwhile.
 
-    What comes after that log was left (a pause, another stream) is not used: a cache that is joined later counts
-    against other limits than the first one. What was sent to this peer alone (replies of its session) is no part of the
-    stream; its writes are in, by their sizes, from the first message of the log on.
+    What comes after that log was left is not used: a cache that is joined later counts against other limits.
     """
     reader = _FlightReader(flight.settings.turn_bytes)
     ended_us, reason = round(flight.duration_s * 1e6), None
