@@ -43,6 +43,13 @@ def sample(seconds: float, conn_id: int, **columns) -> dict:
     return who | state | counts | {"peer_ip": "192.0.2.1", "app": "live", "stream": "s"} | columns
 
 
+def second(number: int, conn_id: int, *, sent: int, state: str = "READY", queued: int = 0, **more) -> dict:
+    """Return a sample of one second of a stream of 2.1 Mbit/s: a key frame, 24 others, 25 sounds."""
+    columns = {"accepted_messages_key": 1, "accepted_bytes_key": 50_000, "accepted_messages_inter": 24}
+    columns |= {"accepted_bytes_inter": 200_000, "accepted_messages_audio": 25, "accepted_bytes_audio": 10_000}
+    return sample(number, conn_id, sent_bytes=sent, state=state, queued_bytes=queued, **columns, **more)
+
+
 def folder(root: Path, table: Table = FLOW_EVENTS, date: str = "2026-03-01", hour: str = "12") -> Path:
     path = root / table.name / f"date={date}" / f"hour={hour}"
     path.mkdir(parents=True, exist_ok=True)

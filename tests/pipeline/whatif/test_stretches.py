@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_kit import sample
+from record_kit import second
 
 from flowctl.analyze.whatif.job import choice_rows
 from flowctl.analyze.whatif.recommend import recommend
@@ -163,15 +165,11 @@ def test_cuts_when_trouble_is_anywhere_are_whole_and_in_order(bad, step, trouble
         )
 
 
-def second(number, *, sent, state="READY", queued=0):
-    """Return a sample of one second of a stream of 2.1 Mbit/s: a key frame, 24 others, 25 sounds."""
-    columns = {"accepted_messages_key": 1, "accepted_bytes_key": 50_000, "accepted_messages_inter": 24}
-    columns |= {"accepted_bytes_inter": 200_000, "accepted_messages_audio": 25, "accepted_bytes_audio": 10_000}
-    return sample(number, 7, sent_bytes=sent, state=state, queued_bytes=queued, close_reason=None, **columns)
+of_seven = partial(second, conn_id=7, close_reason=None)
 
 
 def test_samples_when_made_up_have_all_messages_and_bytes():
-    rows = [second(number, sent=130_000, state="OVERLOADED", queued=130_000 * (number + 1)) for number in range(5)]
+    rows = [of_seven(number, sent=130_000, state="OVERLOADED", queued=130_000 * (number + 1)) for number in range(5)]
     (found,) = of_samples(rows, 120.0)
     sizes = list(zip(found["what"], found["bytes"], strict=True))
     assert sum(what >= 0 for what, _ in sizes) == 5 * 50
@@ -180,8 +178,8 @@ def test_samples_when_made_up_have_all_messages_and_bytes():
 
 
 def test_samples_when_most_are_calm_keep_messages_of_trouble_only():
-    rows = [second(number, sent=260_000) for number in range(3600)]
-    rows[1800] = second(1800, sent=100_000, state="SOFT_LIMIT", queued=160_000)
+    rows = [of_seven(number, sent=260_000) for number in range(3600)]
+    rows[1800] = of_seven(1800, sent=100_000, state="SOFT_LIMIT", queued=160_000)
     found = list(of_samples(rows, 120.0))
     assert [bool(row.get("at_us")) for row in found] == [False, True, False]
     assert found[1]["ended_us"] <= (BEFORE_S + AFTER_S + 3) * 1e6
@@ -193,7 +191,7 @@ def test_samples_when_most_are_calm_keep_messages_of_trouble_only():
 
 
 def test_tally_when_a_viewer_was_cut_has_the_delay_of_its_line_in_what_is_assumed():
-    rows = [second(number, sent=130_000, state="SOFT_LIMIT") | {"close_reason": "hard limit"} for number in range(6)]
+    rows = [of_seven(number, sent=130_000, state="SOFT_LIMIT") | {"close_reason": "hard limit"} for number in range(6)]
     (found,) = of_samples(rows, 120.0)
     sums = tally([[EMPTY | found]], CHOICES[:2], 30.0)
     late = {
@@ -209,7 +207,7 @@ def test_tally_when_a_viewer_was_cut_has_the_delay_of_its_line_in_what_is_assume
 @pytest.mark.parametrize(("column", "value"), [("sent_bytes", 1 << 47), ("accepted_bytes_key", 1 << 47)])
 def test_stretches_when_a_count_is_huge_are_tried_like_others(column, value):
     pa = pytest.importorskip("pyarrow")
-    rows = [second(number, sent=130_000, state="SOFT_LIMIT") for number in range(60)]
+    rows = [of_seven(number, sent=130_000, state="SOFT_LIMIT") for number in range(60)]
     rows[2] |= {column: value}
     head = {"picked": 1, "address": "192.0.2.1", "date": "2026-03-01", "hour": "12"}
     found = of_viewer(pa.Table.from_pylist([row | head for row in rows]), "samples", 120.0).to_pylist()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from record_kit import at, close, event, opened, sample, write, write_closes, write_opens, write_samples
+from record_kit import at, close, event, opened, sample, second, write, write_closes, write_opens, write_samples
 
 from flowctl.analyze.options import WhatifOptions
 from flowctl.analyze.records.window import Window
@@ -24,12 +24,6 @@ from tests.pipeline.flight_files import write_flights
 pytestmark = pytest.mark.timeout(600)
 
 GRID = 'soft = ["64KiB,0", "2MiB,2048,4s"]\nhard = ["2x"]\ntarget_delay = ["auto", "off"]\n'
-
-
-def second(number, conn_id, *, sent, state="READY", queued=0):
-    columns = {"accepted_messages_key": 1, "accepted_bytes_key": 50_000, "accepted_messages_inter": 24}
-    columns |= {"accepted_bytes_inter": 200_000, "accepted_messages_audio": 25, "accepted_bytes_audio": 10_000}
-    return sample(number, conn_id, sent_bytes=sent, state=state, queued_bytes=queued, **columns)
 
 
 def crowd(events, seconds=20):
