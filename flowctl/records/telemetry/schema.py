@@ -91,7 +91,6 @@ class Table:
     """One table."""
 
     name: str
-    grain: str
     columns: tuple[Column, ...]
     names: tuple[str, ...] = field(init=False)  # of the columns, in order
     row_names: tuple[str, ...] = field(init=False)  # those of a `Row`
@@ -207,7 +206,6 @@ _LINE: Final = (
 
 FLOW_EVENTS: Final = Table(
     "flow_events",
-    "one event of one connection, or of the server",
     (
         *_IDENTITY,
         *_PEER,
@@ -329,12 +327,11 @@ _WHOLE: Final = (
     ),
 )
 
-FLOW_CLOSES: Final = Table("flow_closes", "one connection, at its end", _WHOLE)
-FLOW_OPENS: Final = Table("flow_opens", "one connection that is open, at one moment", _WHOLE)
+FLOW_CLOSES: Final = Table("flow_closes", _WHOLE)
+FLOW_OPENS: Final = Table("flow_opens", _WHOLE)
 
 FLOW_SAMPLES: Final = Table(
     "flow_samples",
-    "one connection and sampling interval",
     (
         *_IDENTITY,
         *_PEER,
@@ -381,7 +378,6 @@ class FlightKind(enum.Enum):
 
 FLIGHT: Final = Table(
     "flight",
-    "one input of the flow core of a recorded connection, or one change that came out of it",
     (
         *_IDENTITY,
         *_PEER,
