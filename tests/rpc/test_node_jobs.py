@@ -268,29 +268,24 @@ def test_stop_when_a_handler_never_ends_names_it_and_leaves_it_behind(node, tmp_
     assert pair.server.stop(WAIT_S) is True
 
 
-def test_node_when_on_a_loop_runs_plain_handlers_on_threads(loop_factory, tmp_path):
-    names = []
+async def test_node_when_on_a_loop_runs_plain_handlers_on_threads(loop_factory, tmp_path):
+    names, server = [], RpcNode(name="loop")
 
     def block(message):
         names.append(threading.current_thread().name)
         return b"done"
 
-    async def main():
-        server = RpcNode(name="loop")
-        server.add_category("a")
-        server.add_request_command("a", "block", block)
-        address = server.listen_plain(f"ipc://{tmp_path}/loop")
-        async with server, RpcNode(name="caller") as client:
-            conn = await client.connect(address)
-            return await asyncio.gather(*(client.call(conn, "a.block") for _ in range(3)))
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        assert runner.run(main()) == [[b"done"]] * 3
+    server.add_category("a")
+    server.add_request_command("a", "block", block)
+    address = server.listen_plain(f"ipc://{tmp_path}/loop")
+    async with server, RpcNode(name="caller") as client:
+        conn = await client.connect(address)
+        assert await asyncio.gather(*(client.call(conn, "a.block") for _ in range(3))) == [[b"done"]] * 3
     assert {name.partition(" worker")[0] for name in names} == {"loop"}
     deadline = time.monotonic() + 5  # one that has said it is done may still be on its way out
     while [item for item in threading.enumerate() if item.name.startswith("loop")]:
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        await asyncio.sleep(0.01)
 
 
 def test_requests_when_made_while_the_node_stops_all_have_their_outcome(node, tmp_path):

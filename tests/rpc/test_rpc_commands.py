@@ -91,6 +91,8 @@ MISTAKES = {
     "command twice": lambda node: node.add_request_command("a", "b", plain),
     "unknown category": lambda node: node.add_command("z", "b", plain),
     "alias without a dot": lambda node: node.add_command_alias("ab", "a.b"),
+    "alias without a category": lambda node: node.add_command_alias(".b", "a.b"),
+    "long alias": lambda node: node.add_command_alias("a." + "x" * 250, "a.b"),
     "alias of the name of a command": lambda node: node.add_command_alias("a.b", "a.c"),
     "command of the name of an alias": lambda node: [
         node.add_command_alias("a.c", "a.b"),

@@ -216,7 +216,7 @@ OpenStore = Callable[[Post], MessageStore]
 def open_store(
     path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_STORE_BYTES, prepare: Effect | None = None
 ) -> OpenStore:
-    """Return what a messenger opens its store with: ``Messenger(..., store=open_store("outbox.db"))``.
+    """Return what a messenger opens its store with: ``Messenger(..., open_store=open_store("outbox.db"))``.
 
     Arguments as for `MessageStore`, which raises when the messenger starts.
     """

@@ -199,8 +199,8 @@ class RpcNode:
             LocalProtocolError: `alias` has no dot, is an alias or a command already, or the node was started.
         """
         self._check_not_started("add_command_alias")
-        source = alias.encode()
-        if wire.split_name(source) is None:
+        source, (category, dot, _) = alias.encode(), alias.partition(".")
+        if not (category and dot) or len(source) > wire.MAX_NAME_BYTES:
             raise LocalProtocolError(f"alias {alias!r} must be category.command, at most {wire.MAX_NAME_BYTES} bytes")
         if source in self._aliases:
             raise LocalProtocolError(f"alias {alias!r} was added before")

@@ -48,37 +48,6 @@ def test_tag_when_one_bit_is_flipped_is_foreign(number, bit):
     assert read_tag(bytes(tag)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        (b"a.b", (b"a", b"b")),
-        (b"a.b.c", (b"a", b"b.c")),
-        (b"a.", (b"a", b"")),
-        (b".b", None),
-        (b"ab", None),
-        (b"", None),
-        (b"a." + b"b" * 249, (b"a", b"b" * 249)),
-        (b"a." + b"b" * 250, None),
-    ],
-)
-def test_name_when_split_ends_its_category_at_the_first_dot(name, parts):
-    """A category is never empty; 251 octets are the most (OX-67)."""
-    assert wire.split_name(name) == parts
-
-
-@pytest.mark.parametrize(
-    ("code", "tag", "frames"),
-    [
-        (wire.FORBIDDEN, None, [b"FORBIDDEN", b"a.b"]),
-        (wire.FORBIDDEN, b"t", [b"FORBIDDEN", b"REPLY", b"t"]),
-        (wire.UNKNOWN_COMMAND, b"t", [b"UNKNOWNCOMMAND", b"a.b"]),
-        (wire.NO_REPLY_TAG, None, [b"NO_REPLY_TAG", b"a.b"]),
-    ],
-)
-def test_refusal_when_made_has_the_frames_of_oxenmq(code, tag, frames):
-    assert wire.refusal(code, b"a.b", tag) == frames
-
-
 @given(code=st.binary(min_size=1).filter(lambda octets: b"." not in octets), tag=st.binary(), text=st.binary())
 def test_failure_when_read_is_what_was_made(code, tag, text):
     assert wire.failed_request(wire.failure(code, tag, text)) == (code, tag, [text] if text else [])

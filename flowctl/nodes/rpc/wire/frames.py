@@ -83,17 +83,6 @@ _TAG_BODY: Final = Struct(">HIBI")
 _TAG: Final = Struct(">HIBII")
 
 
-def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Return category and command of ``category.command``; None: it is not of that form, or too long.
-
-    The first dot parts them, so a command may have dots and a category may not.
-    """
-    if len(name) > MAX_NAME_BYTES:
-        return None
-    category, dot, command = name.partition(b".")
-    return (category, command) if category and dot else None
-
-
 def refusal(code: bytes, name: bytes, tag: bytes | None) -> list[bytes]:
     """Return the frames that refuse a command, or the request with that tag."""
     if tag is None or code in {UNKNOWN_COMMAND, NO_REPLY_TAG}:
