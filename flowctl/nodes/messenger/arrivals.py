@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from flowctl.nodes.messenger.seen import AtMost, NumberVerdict, SeenNumbers
 from flowctl.nodes.messenger.wire import Extension
@@ -49,7 +49,7 @@ class Arrived:
     message_id: int
     extension: Extension | None
     size_bytes: int
-    item: object
+    item: Any  #: what the owner hands on
 
     @property
     def number(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -166,17 +167,14 @@ class MessengerInbound:
     # --- handling ------------------------------------------------------------------------------------------------
 
     def _handle(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        message = arrived.item
-        if not isinstance(message, ReceivedMessage):
-            return
-        number = message.destination_callback_id
+        number = arrived.item.destination_callback_id
         echo_bytes = self._outbound.echo_bytes + arrived.size_bytes
         echoes_too_much = number == ECHO and (peer.delivery.full(arrived.size_bytes) or echo_bytes > MAX_ECHO_BYTES)
         if echoes_too_much or self._handles_too_much(peer):
             self.refused_count += 1
             peer.arrivals.failed(arrived)
             return
-        steps: list[tuple[Handler, bool]] = []
+        steps: deque[tuple[Handler, bool]] = deque()
         if number >= FIRST_CALLBACK:
             found = self._outbound.take_callback(peer, number, arrived.extension)
             if found is not None:
@@ -187,7 +185,7 @@ class MessengerInbound:
             steps.append((partial(self._echo, peer), True))  # at last: if a handler fails, all of this comes again
         if self._ack_on_receipt:
             self._take_receipt(peer, arrived)
-        self._run(peer, arrived, message, steps)
+        self._run(peer, arrived, steps)
 
     def _handles_too_much(self, peer: MessengerPeer) -> bool:
         """Return whether nothing of a peer can be handled now: too much is, for all or for it."""
@@ -197,14 +195,9 @@ class MessengerInbound:
         )
 
     def _wait_for(
-        self,
-        peer: MessengerPeer,
-        message: ReceivedMessage,
-        work: Coroutine[Any, Any, None],
-        waits_for: Awaitable[object],
+        self, peer: MessengerPeer, size_bytes: int, work: Coroutine[Any, Any, None], waits_for: Awaitable[object]
     ) -> None:
         """Run what goes on with the handlers of a message, and count it while it runs."""
-        size_bytes = len(message.message) + sum(map(len, message.payload))
         peer.handling_count += 1
         peer.handling_bytes += size_bytes
         self._handling_bytes += size_bytes
@@ -225,25 +218,19 @@ class MessengerInbound:
         self._outbound.echo_bytes += answer.size_bytes + _ECHO_COST_BYTES
         peer.echo_count += 1
 
-    def _run(
-        self,
-        peer: MessengerPeer,
-        arrived: Arrived,
-        message: ReceivedMessage,
-        steps: list[tuple[Handler, bool]],
-        first: int = 0,
-    ) -> None:
+    def _run(self, peer: MessengerPeer, arrived: Arrived, steps: deque[tuple[Handler, bool]]) -> None:
         """Call the handlers of a message one after the other; the one that waits goes on as a task."""
-        for index in range(first, len(steps)):
-            handler, decides = steps[index]
+        while steps:
+            handler, decides = steps.popleft()
             try:
-                result = handler(self._messenger, message)
+                result = handler(self._messenger, arrived.item)
             except BaseException as error:  # noqa: BLE001  (a handler's fault is its message's)
                 if self._handler_failed(peer, arrived, error, decides=decides):
                     return
                 continue
             if inspect.isawaitable(result):
-                self._wait_for(peer, message, self._go_on(peer, arrived, message, steps, index, result), result)
+                work = self._go_on(peer, arrived, steps, result, decides=decides)
+                self._wait_for(peer, arrived.size_bytes, work, result)
                 return
         self.received_count += 1
         self._applied(peer, arrived)
@@ -252,17 +239,17 @@ class MessengerInbound:
         self,
         peer: MessengerPeer,
         arrived: Arrived,
-        message: ReceivedMessage,
-        steps: list[tuple[Handler, bool]],
-        index: int,
+        steps: deque[tuple[Handler, bool]],
         result: Awaitable[object],
+        *,
+        decides: bool,
     ) -> None:
         try:
             await result
         except BaseException as error:  # noqa: BLE001  (the same)
-            if self._handler_failed(peer, arrived, error, decides=steps[index][1]):
+            if self._handler_failed(peer, arrived, error, decides=decides):
                 return
-        self._run(peer, arrived, message, steps, index + 1)
+        self._run(peer, arrived, steps)
 
     def _handler_failed(self, peer: MessengerPeer, arrived: Arrived, error: BaseException, *, decides: bool) -> bool:
         """Report what a handler raised; True: the message counts as not received, unless that was acknowledged."""
@@ -282,11 +269,10 @@ class MessengerInbound:
         if self._outbound.store is None or self._ack_on_receipt:
             self._seen(peer, arrived)
             return
-        message = arrived.item
-        effects = message.effects if isinstance(message, ReceivedMessage) else None
+        effects = arrived.item.effects
 
         def effect(connection: Any) -> None:
-            for item in effects or ():
+            for item in effects:
                 item(connection)
 
         def marked(error: Exception | None) -> None:
