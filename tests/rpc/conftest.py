@@ -25,9 +25,11 @@ def node(loop_factory, errors) -> Iterator[Callable[..., RpcNode]]:
     """Make nodes."""
     made: list[RpcNode] = []
 
+    def note(where: str, error: BaseException) -> None:
+        errors.append((where, error))
+
     def make(name: str = "rpc", **settings) -> RpcNode:
-        told = lambda where, error: errors.append((where, error))  # noqa: E731
-        made.append(RpcNode(name=name, loop_factory=loop_factory, on_error=told, **settings))
+        made.append(RpcNode(name=name, loop_factory=loop_factory, on_error=note, **settings))
         return made[-1]
 
     yield make

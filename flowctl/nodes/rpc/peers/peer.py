@@ -1,4 +1,4 @@
-"""The other end of a connection, whoever opened it: how it is reached, what waits because of it, what happens to it."""
+"""The other end of a connection: how it is reached, what waits because of it, and what happens to it."""
 
 from __future__ import annotations
 
