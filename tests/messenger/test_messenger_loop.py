@@ -81,7 +81,8 @@ async def test_request_when_the_callbacks_are_used_up_waits_for_one(loop_factory
 async def test_listener_in_process_when_closed_leaves_its_name_at_once(loop_factory):
     for _ in range(50):
         async with Messenger(identity="server") as server:
-            server.listen_for_connection(Destination.inproc("server", "again"), "server", None)
+            number = server.listen_for_connection(Destination.inproc("server", "again"), "server", None)
+            assert server.endpoints(number) == ["inproc://again"]
 
 
 async def test_request_when_its_connection_is_closed_after_the_acknowledgement_is_withdrawn(loop_factory):
