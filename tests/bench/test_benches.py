@@ -215,7 +215,6 @@ SECONDS = [float(second) for second in range(600)]
 
 
 def swinging(second: float) -> float:
-    """Return a figure that swings by a tenth around 50."""
     return 50 + 5 * (-1) ** int(second / 7)
 
 

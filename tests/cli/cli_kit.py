@@ -35,7 +35,6 @@ def finish(process):
 
 
 def run(*arguments, **settings):
-    """Run ``flowctl arguments`` to its end."""
     return finish(start(*arguments, **settings))
 
 
@@ -66,7 +65,6 @@ class Served:
             time.sleep(0.01)
 
     def stop(self, number=signal.SIGTERM):
-        """Send a signal and wait for the end."""
         if self.status is None:
             self.process.send_signal(number)
             self.status = self.process.wait(PATIENCE_S)
@@ -78,7 +76,6 @@ class Served:
 
 @contextlib.contextmanager
 def served(*arguments):
-    """``flowctl serve`` on a free port, stopped at the end."""
     process = start("serve", *arguments, "--port", "0", "--json")
     try:
         server = Served(process)
@@ -96,7 +93,6 @@ def served(*arguments):
 
 @contextlib.contextmanager
 def connected(server, count):
-    """Connections that have begun their handshake."""
     with contextlib.ExitStack() as stack:
         peers = []
         for _ in range(count):

@@ -16,7 +16,6 @@ from flowctl_servers.live import SERVER
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Return what runs the command in a folder with files; the environment has no settings."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FLOWCTL_CONFIG", raising=False)
 

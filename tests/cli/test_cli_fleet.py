@@ -17,8 +17,6 @@ ONE, TWO, THREE = "203.0.113.1/32", "203.0.113.0/24", "2001:db8::/64"
 
 
 class Fleet:
-    """Servers by the name of their member."""
-
     def __init__(self, folder: Path, names: str) -> None:
         self.folder = folder
         self.running: dict[str, Served] = {}
@@ -35,7 +33,6 @@ class Fleet:
         return f"ipc://{self.folder}/{name}.sock"
 
     def begin(self, names: str) -> None:
-        """Start servers, all at once; return when they are ready."""
         started = {}
         for name in names:
             own = ("--fleet", str(self.folder / f"{name}.toml"), "--ban-store", str(self.folder / f"{name}.sqlite"))
@@ -44,7 +41,6 @@ class Fleet:
         self.running |= {name: Served(process) for name, process in started.items()}
 
     def kill(self, name: str) -> None:
-        """End a server as a failure of power would."""
         process = self.running.pop(name).process
         process.kill()
         process.wait()
@@ -52,7 +48,6 @@ class Fleet:
         process.stderr.close()
 
     def end(self) -> list[int]:
-        """End all in order; return their exit statuses."""
         for served in self.running.values():
             served.process.terminate()
         for served in self.running.values():

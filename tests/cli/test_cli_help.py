@@ -13,7 +13,6 @@ from flowctl.cli.app import app
 
 
 def commands():
-    """Return every command with the words that lead to it."""
     found = []
     top = typer.main.get_command(app)
     open_ = [((), top)]

@@ -24,7 +24,6 @@ OFF = ("--soft", "0,0,0", "--hard", "0,0,0", "--stuck", "0")
 
 @pytest.fixture
 def runtime(tmp_path, monkeypatch):
-    """Return the folder of sockets, which has none yet."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path / "flowctl"
 
@@ -60,12 +59,10 @@ def asked(here):
 
 
 def quickly(name, **given):
-    """Ask the only server here without a process of its own; for waiting."""
     return call_operation(place.find_server(None), name, given)
 
 
 def viewers(count):
-    """Wait for so many viewers; return their numbers."""
     found = wait_until(
         lambda: (shown := quickly("stats", viewers="all"))["found"]["viewers"] == count and (shown,), f"{count} viewers"
     )[0]

@@ -22,7 +22,6 @@ HOSTILE = "\x1b]0;title\x07\x9b2J\u202e\u2028\udc80"
 
 
 def shell(command: str) -> subprocess.CompletedProcess:
-    """Run a command line, in which ``flowctl`` is ours."""
     return subprocess.run(
         ["sh", "-c", command.replace("flowctl", FLOWCTL, 1)],
         capture_output=True,

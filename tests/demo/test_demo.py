@@ -155,7 +155,6 @@ def test_plan_when_asked_for_viewers():
 
 
 def end(watch, number, host, reason, details=""):
-    """Have a viewer play and end."""
     sender = SimpleNamespace(statistics=lambda: dataclasses.replace(IDLE, state=SendState.HARD_LIMIT))
     made = SimpleNamespace(number=number, peer=(host, 5000 + number), sender=sender, now=lambda: 2.5, opened_at=1.0)
     watch.asked(made, "play", "demo/sample", 1.0)

@@ -49,7 +49,6 @@ def fetched():
 
 
 def report(**values):
-    """A demonstration in which all was as it should be."""
     one = ClusterReport(
         watched=[replace(VIEWER, node=edge, label=f"viewer {n}") for edge in EDGES for n in (1, 2)],
         fetched=fetched(),

@@ -32,7 +32,6 @@ BETTER = dataclasses.replace(SIDE, slow_cut=3, abusers_refused=4, refusals=9)
 
 
 def compared(after, before=SIDE, *, same_process=True):
-    """Return the comparison of two runs."""
     return LoopComparison(before=before, after=after, same_process=same_process, files={"log": "x"})
 
 

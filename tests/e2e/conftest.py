@@ -42,7 +42,6 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def ffmpeg_path():
-    """Return the FFmpeg program, or skip."""
     try:
         return find_ffmpeg()
     except FlowctlError as error:
@@ -73,7 +72,6 @@ def live():
 
 @pytest.fixture
 def clients():
-    """Return a thread for players and publishers of ours."""
     with Clients() as clients:
         yield clients
 
@@ -87,6 +85,5 @@ def background():
 
 @pytest.fixture
 def programs(ffmpeg_path, tmp_path):
-    """Return a starter of FFmpeg processes that are ended with the test."""
     with Programs(ffmpeg_path, tmp_path) as programs:
         yield programs

@@ -57,7 +57,6 @@ def put(path, text):
 
 @contextlib.contextmanager
 def open_live_server(*, limits=None, wire=None, rtmp=None, make=LiveServer, **options):
-    """Run a live server; fail if one of its handlers raised."""
     failures = []
     if limits is not None:
         options["limits"] = limits
@@ -85,7 +84,6 @@ def address_of(server, name=NAME):
 
 
 def figures(server, name=NAME):
-    """Return a stream. None: there is no such stream."""
     return server.hub.find_stream(name)
 
 
@@ -115,7 +113,6 @@ def viewer_of(server, number, name=NAME):
 
 
 def ended_viewer(server, number):
-    """Return how a viewer has ended. None: it has not."""
     return next((item for item in ends_of(server) if item.number == number), None)
 
 
@@ -128,7 +125,6 @@ def connection_to(server, client):
 
 
 def resident_bytes():
-    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
@@ -162,12 +158,10 @@ class Play:
 
     @property
     def codes(self):
-        """Codes of what the server said."""
         return [status.code for status in self.player.statuses]
 
     @property
     def end(self):
-        """How the connection ended. None: it has not."""
         return self.player.end
 
 
@@ -188,7 +182,6 @@ class Publish:
 
     @property
     def end(self):
-        """How the connection ended. None: it has not."""
         return self.publisher.end
 
 
@@ -208,16 +201,13 @@ class Clients:
         assert self.failures == []
 
     def play(self, server, profile=HEALTHY, *, name=NAME, keep=None, **settings):
-        """Play; returns when connected."""
         return Play(self.group, address_of(server, name), profile, keep, **settings)
 
     def publish(self, server, source, *, name=NAME, **settings):
-        """Publish; returns when connected."""
         return Publish(self.group, address_of(server, name), source, **settings)
 
 
 def wait_for_end(*clients):
-    """Wait until the clients' connections are over."""
     wait_until(lambda: all(client.end is not None for client in clients), "the clients' connections over")
 
 
@@ -236,5 +226,4 @@ def frames_of(messages, type_id):
 
 
 def read_flv(path):
-    """Return (type, timestamp, payload) of the audio and video tags of a file."""
     return [tuple(tag) for tag in FlvReader().feed(Path(path).read_bytes()) if tag.type_id in MEDIA]

@@ -37,7 +37,6 @@ class Programs:
             program.process.wait(10)
 
     def start(self, *arguments):
-        """Start FFmpeg."""
         program = Program(
             [str(self.path), "-hide_banner", "-nostdin", "-loglevel", "warning", *map(str, arguments)],
             self.folder / f"ffmpeg-{len(self._running)}.log",
@@ -81,11 +80,9 @@ class Program:
         return _LATE_READER.sub("", words)
 
     def wait(self):
-        """Return its exit status."""
         return self.process.wait(PATIENCE_S)
 
     def kill(self):
-        """End it as a crash would."""
         self.process.kill()
         self.process.wait(PATIENCE_S)
 
@@ -119,12 +116,10 @@ class Watched:
     sounds: int = 0
 
     def of(self, kind):
-        """Return the packets of one track."""
         return [packet for packet in self.packets if packet.kind == kind]
 
 
 def watch(source):
-    """Read and decode a file or URL to its end; a decoding error raises."""
     watched = Watched()
     with av.open(str(source), timeout=(PATIENCE_S, PATIENCE_S)) as container:
         for stream in container.streams:
@@ -145,7 +140,6 @@ def watch(source):
 
 
 def write_flv(path, messages):
-    """Write (type, timestamp, payload) to a file."""
     with Path(path).open("wb") as file:
         writer = FlvWriter(file)
         for message in messages:

@@ -41,7 +41,6 @@ class RawPlayer:
         self.sock.close()
 
     def read(self):
-        """Read once and answer; return whether anything came."""
         self.flush()
         data = self.sock.recv(65536)
         for event in self.session.receive(data, time.monotonic()) if data else ():
@@ -68,13 +67,10 @@ class RawPlayer:
             pass
 
     def flush(self):
-        """Send what the protocol has to say."""
         self.sock.sendall(self.session.data_to_send())
 
     def send_control(self, value):
-        """Send a protocol or user control message."""
         self.sock.sendall(self.session.send_message(encode_control(value)))
 
     def send_acknowledgement(self, count):
-        """Acknowledge any number of octets."""
         self.sock.sendall(self.session.send_message(encode_control(Acknowledgement(count))))

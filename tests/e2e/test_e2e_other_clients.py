@@ -16,7 +16,6 @@ USER = {"bob": "hunter2"}
 
 
 def has_element(name):
-    """Return whether GStreamer is there and has the element."""
     if shutil.which("gst-inspect-1.0") is None:
         return False
     found = subprocess.run(["gst-inspect-1.0", "--exists", name], check=False, timeout=PATIENCE_S)
@@ -25,8 +24,6 @@ def has_element(name):
 
 @pytest.fixture
 def run_program(tmp_path):
-    """Return a function that runs a program to its end: (status, what it said)."""
-
     def run(*command):
         program = Program([str(part) for part in command], tmp_path / f"{command[0]}.log")
         try:
@@ -38,7 +35,6 @@ def run_program(tmp_path):
 
 
 def pipeline(source, element, location):
-    """Return the command that publishes an FLV file without coding it anew."""
     tracks = "d.video ! queue ! h264parse ! m.video d.audio ! queue ! aacparse ! m.audio"
     text = f"filesrc location={source} ! flvdemux name=d {tracks} flvmux name=m streamable=true ! {element}"
     return ["gst-launch-1.0", "-q", *text.split(" "), f'location="{location}"']

@@ -31,7 +31,6 @@ BEGUN = "NetStream.Play.PublishNotify"
 
 
 def assert_no_jump_back(messages):
-    """Fail if a track's clock goes back anywhere."""
     for track in (TAG_VIDEO, TAG_AUDIO):
         times = [timestamp for timestamp, _ in frames_of(messages, track)]
         for before, after in itertools.pairwise(times):

@@ -39,7 +39,6 @@ def recording(server, folder, *arguments, names=("live/stream",)):
 
 
 def finished(process, number=None):
-    """Wait for its end; return the status, the files it told, the summary and the log."""
     if number is not None:
         process.send_signal(number)
     output, log = process.communicate(timeout=20)

@@ -61,7 +61,6 @@ class PacedPublisher(RtmpClient):
             self.pump()
 
     def pump(self):
-        """Send until the window is full or everything is sent."""
         protocol, sender = self._protocol, self.connection.sender
         while self.pumping and self.frames - min(viewer.frames for viewer in self.viewers) < WINDOW:
             tag = next(self.tags, None)
@@ -87,7 +86,6 @@ class Checker:
         self.publisher = None
 
     def take(self, message, message_class):
-        """Check number and timestamp of one frame."""
         found = read_stamp(message.payload)
         if found is None:
             return

@@ -14,7 +14,6 @@ ASKED = {"healthy": 40, "slow@200k": 6, "stall": 4, "B04": 2, "publisher": 1}
 
 
 def viewer(number, profile, kind, **values):
-    """One viewer that got everything, unless `values` say otherwise."""
     fields = {
         "url": "rtmp://127.0.0.1:1935/live/room",
         "address": f"127.0.0.1:{40000 + number}",
@@ -96,7 +95,6 @@ def some_samples(seconds=30):
 
 
 def some_run(**values):
-    """A whole run of 30 s; `values` replace its fields."""
     rng = random.Random(7)
     delays = {
         name: sorted(math.exp(rng.gauss(math.log(middle), 0.4)) for _ in range(2000))

@@ -39,7 +39,6 @@ def test_load_when_the_server_is_another_measures_it(name):
 
 
 def load(port: int, pid: int) -> dict:
-    """Run ``flowctl load`` for three seconds and return its summary."""
     command = [sys.executable, "-m", "flowctl", "load", f"rtmp://127.0.0.1:{port}/live/test", "--json"]
     command += ["--viewers", "20", "--publishers", "1", "--bit-rate", "600k", "--ramp", "0.2s", "--duration", "4s"]
     command += ["--server-pid", str(pid), "--measure", "all"]

@@ -17,7 +17,6 @@ HIJACKED = "import pathlib; pathlib.Path('hijacked').touch(); raise SystemExit('
 
 
 def nobody():
-    """Orders for a worker that has no peers."""
     url = "rtmp://127.0.0.1:9/live/room"
     return Orders(role="viewers", family=2, address=["127.0.0.1", 9], urls=[url], peers=[], plan=LoadPlan(url=url))
 

@@ -32,7 +32,6 @@ COLOURS = "const s = getComputedStyle(arguments[0]); return [s.color, s.backgrou
 
 @contextlib.contextmanager
 def open_dashboard(**options):
-    """Run a live server as ``flowctl serve live`` puts it together; return it, and where its dashboard is."""
     options.setdefault("admin", "127.0.0.1:0")
     with open_live_server(make=SERVER.build, **options) as server:
         (admin,) = [item for item in server.companions if isinstance(item, AdminListener)]
@@ -54,12 +53,10 @@ class Browser:
         self._log = []
 
     def close(self):
-        """End it."""
         with contextlib.suppress(WebDriverException):
             self.driver.quit()
 
     def open(self, address, *, size=WIDE, scheme="light"):
-        """Open a page in a tab that remembers nothing of others."""
         self.emulate(size, scheme)
         self.driver.get("about:blank")
         self._log.clear()
@@ -83,16 +80,12 @@ class Browser:
         return next(iter(self.driver.find_elements(By.CSS_SELECTOR, css)), None)
 
     def text(self, css):
-        """Return what an element says, also where it is scrolled out of sight."""
         return self.run("return document.querySelector(arguments[0])?.textContent ?? ''", css)
 
     def texts(self, css):
-        """Return what all that fit say."""
         return self.run("return [...document.querySelectorAll(arguments[0])].map((item) => item.textContent)", css)
 
     def click(self, css):
-        """Click, once it is there and can be clicked."""
-
         def clicked():
             try:
                 element = self.find(css)
@@ -107,7 +100,6 @@ class Browser:
         self.wait(clicked, f"{css} to click")
 
     def fill(self, css, text):
-        """Write into a field, instead of what it has."""
         field = self.wait(lambda: self.find(css), css)
         field.clear()
         field.send_keys(text)

@@ -26,8 +26,6 @@ AT_ONCE, PAUSE_S = 30, 0.06
 
 
 class Viewer:
-    """A healthy viewer, and which frames it got."""
-
     def __init__(self, group: PollGroup, url: str) -> None:
         self.first = self.last = -1
         self.count = 0
@@ -37,7 +35,6 @@ class Viewer:
         start_client(group, self.player)
 
     def take(self, message, _class) -> None:
-        """Count a frame."""
         if message.type_id != TYPE_VIDEO or (found := read_stamp(message.payload)) is None:
             return
         number, made_us = found
@@ -49,12 +46,10 @@ class Viewer:
 
     @property
     def missing(self) -> int:
-        """Frames between the first and the last that never came."""
         return self.last - self.first + 1 - self.count if self.count else 0
 
 
 def figures(viewers: list[Viewer], publisher: RtmpPublisher) -> dict:
-    """Return what everybody has got."""
     ends = [str(viewer.player.end) for viewer in viewers if viewer.player.end is not None]
     if publisher.end is not None:
         ends.append(f"publisher: {publisher.end}")
@@ -71,13 +66,11 @@ def figures(viewers: list[Viewer], publisher: RtmpPublisher) -> dict:
 
 
 def say(line: str) -> None:
-    """Write a line for whoever started us."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Play until the end of input."""
     url, count = sys.argv[1], int(sys.argv[2])
     group = PollGroup("crowd")
     group.start()

@@ -49,13 +49,11 @@ class Program:
         return json.loads(line)
 
     def ask(self, word=""):
-        """Return the program's figures."""
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
         return self._read()
 
     def close(self):
-        """End the program, by the end of its input."""
         self._process.stdin.close()
         try:
             self._process.wait(10)
@@ -70,7 +68,6 @@ class Program:
 
     @property
     def rss_bytes(self):
-        """Resident memory."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def forget_peak(self):
@@ -85,13 +82,11 @@ class Program:
 
     @property
     def cpu_s(self):
-        """Processor time so far, user and system."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def descriptors(self):
-        """Open descriptors."""
         return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
 
 
@@ -110,7 +105,6 @@ class Arena:
         self.viewers = viewers
 
     def close(self):
-        """End both."""
         if self.crowd is not None:
             self.crowd.close()
         self.server.close()
@@ -120,7 +114,6 @@ class Arena:
         return Bout(self, profile_id, duration_s=duration_s, forms=forms, watch_s=watch_s)
 
     def log_text(self):
-        """Return the server's log."""
         return self.server.log.read_text()
 
 
@@ -181,7 +174,6 @@ def moved_on(arena, before):
 
 
 def difference(after, before):
-    """Return what was added to counters."""
     return {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
 
 

@@ -37,7 +37,6 @@ Silence takes longer to be noticed than a kernel that takes nothing (`stuck_s` b
 
 
 def build(failures: list[str]) -> LiveServer:
-    """Return the server, not started."""
     return LiveServer(
         LiveConfig(
             rtmp=ServerSessionConfig(limits=WireLimits(**TIMES)),
@@ -54,7 +53,6 @@ def build(failures: list[str]) -> LiveServer:
 
 
 def figures(server: LiveServer, failures: list[str]) -> dict:
-    """Return what the server knows of itself."""
     streams = {
         stream.name: {"published": stream.publisher is not None, "viewers": count, "trouble": 0}
         for stream, count in server.hub.streams().items()
@@ -73,13 +71,11 @@ def figures(server: LiveServer, failures: list[str]) -> dict:
 
 
 def say(line: str) -> None:
-    """Write a line for whoever started us."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Serve until the end of input."""
     configure("debug")
     failures: list[str] = []
     server = build(failures)

@@ -64,7 +64,6 @@ def relaying(push="", pull="", **options):
 
 @contextlib.contextmanager
 def nginx(folder):
-    """Run nginx-rtmp; yield its address with the stream's name."""
     if not (NGINX.exists() and NGINX_RTMP.exists()):
         pytest.skip("nginx-rtmp is not installed")
     with socket.socket() as sock:
@@ -155,7 +154,6 @@ def test_push_when_the_target_is_slow_is_a_slow_viewer(clients):
 
 @contextlib.contextmanager
 def deaf_server(listener):
-    """A server that lets a publisher in, and reads nothing from then on."""
     import threading
 
     from flowctl.wire.rtmp.events import ConnectRequested, PublishRequested
@@ -272,5 +270,4 @@ def test_nginx_when_it_is_pulled_from_is_an_origin(clients, tmp_path, sample):
 
 
 def wait_for_play(clients, url):
-    """Return a player at another server, once it is given media there."""
     return Play(clients.group, url, HEALTHY, None)

@@ -182,7 +182,6 @@ def through_admin(address, mark):
 
 
 def records_of(folder):
-    """Return all that the records say, as bytes."""
     found = [repr(item.read_bytes()) for item in sorted(Path(folder).rglob("*")) if item.is_file()]
     for path in sorted(Path(folder).rglob("*.parquet")):
         table = parquet.read_table(path)
@@ -191,7 +190,6 @@ def records_of(folder):
 
 
 def free_port():
-    """Return a port that nobody has."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]

@@ -28,7 +28,6 @@ def hook():
 
 @pytest.fixture
 def server(hook):
-    """A live server that asks for a key, a token and a web server."""
     names = ("on_connect", "on_publish", "on_play", "on_end")
     access = StreamAccess(
         publish_auth=(Proof.KEY,),

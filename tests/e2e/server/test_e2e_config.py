@@ -27,7 +27,6 @@ FIRST = 'soft = "1MiB,1000,4s"\nstuck = "15s"\nmemory_budget = "1GiB"\ncontrol =
 
 @pytest.fixture
 def configured(live, tmp_path):
-    """Return what starts a server by the text of a file of settings, and the file."""
     path = tmp_path / "flowctl.toml"
 
     def start(text=FIRST, **sources):
@@ -42,7 +41,6 @@ def configured(live, tmp_path):
 
 
 def reload(server, path, text):
-    """Write the file and have it read; return what was noted of it."""
     before = server.changes.version
     put(path, text)
     server.reload.do(server.reload.read_now)

@@ -40,7 +40,6 @@ class Hooks(LiveHooks):
 
 @pytest.fixture
 def server():
-    """A live server with hooks; a handler that raised fails the test."""
     failures = []
     hooks = Hooks()
     with LiveServer(LiveConfig(on_error=lambda *failure: failures.append(failure)), hooks) as server:

@@ -19,7 +19,6 @@ CASES = {
 
 @pytest.fixture
 def web(live):
-    """Return a live server, and the address of its stream over HTTP."""
     addresses = []
 
     def make(*arguments, **options):

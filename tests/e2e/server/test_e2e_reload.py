@@ -25,18 +25,15 @@ FAR = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 def limits_text(soft, **fields):
-    """Return a limits file."""
     return render_limits(LimitsFile(limits=Limits.parse(soft), **fields))
 
 
 def bans_text(*cidrs):
-    """Return a ban file."""
     return render([Ban(cidr=cidr, expires=FAR, score=1.0) for cidr in cidrs])
 
 
 @contextlib.contextmanager
 def visitor(server, source):
-    """Connect from an address of the loopback network."""
     with socket.create_connection(server.address, timeout=20, source_address=(source, 0)) as sock:
         yield sock
 

@@ -27,7 +27,6 @@ def operated(config):
 
 @pytest.fixture
 def runtime(monkeypatch):
-    """A folder for sockets with a short path."""
     with tempfile.TemporaryDirectory(prefix="f-") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield folder

@@ -37,12 +37,10 @@ SECONDS = 1.0
 
 @pytest.fixture(autouse=True)
 def quick_probe(monkeypatch):
-    """Do not wait long for newcomers that are not let in."""
     monkeypatch.setattr(base, "PROBE_S", 0.6)
 
 
 def profile_of(run, **options):
-    """Return a profile with one form."""
     return hostile("T01 test", "s", "e", AttackForm(name="", run=run, **options))
 
 
@@ -93,7 +91,6 @@ async def sound(reader, writer, _count):
 
 
 async def deaf(reader, _writer, _count):
-    """Take everything, say nothing."""
     while await reader.read(65536):
         pass
 
@@ -103,14 +100,12 @@ async def rude(_reader, _writer, _count):
 
 
 async def broken(reader, writer, _count):
-    """Speak something else."""
     await reader.read(100)
     writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     await reader.read(65536)
 
 
 async def knock(attack):
-    """Do nothing but connect."""
     await attack.connected()
 
 

@@ -28,7 +28,6 @@ FOREIGN = "192.0.2.77"
 
 @contextlib.contextmanager
 def no_descriptors():
-    """Let this process open nothing more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as probe:
         lowest = probe.fileno()
@@ -40,7 +39,6 @@ def no_descriptors():
 
 
 def verdict_of(run, *, probe=False, **options):
-    """Run an attack of one form against a port that accepts; return its verdict."""
     profile = hostile("T01 test", "s", "e", AttackForm(name="", run=run, allowed=STAYS))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -71,7 +69,6 @@ def test_attack_when_its_source_address_is_not_ours_is_the_testers_fault(monkeyp
 
 
 def clumsy(session):
-    """Make a mistake of ours."""
     del session
     raise ZeroDivisionError("a mistake of ours")
 

@@ -13,7 +13,6 @@ PACKET = 1400
 
 
 def lump(rate):
-    """Return what a line of so many bit/s delivers at once: 5 ms, or a packet."""
     return max(rate / 8 * 0.005, PACKET)
 
 

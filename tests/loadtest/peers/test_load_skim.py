@@ -41,7 +41,6 @@ BASE_US = 1_700_000_000_000_000
 
 
 def messages(seconds=4.0, *, stamped=True, start=0, lose=lambda index: False):
-    """Return the messages of a synthetic stream, with a ping among them."""
     source = SyntheticSource(video_bit_rate=900_000, key_interval_s=1.0, start_timestamp=start)
     numbers = {TAG_VIDEO: itertools.count(), TAG_AUDIO: itertools.count()}
     made = []
@@ -102,7 +101,6 @@ def parsed(octets):
 
 
 def skimmed(pieces):
-    """Return the same by skimming."""
     skimmer = Skimmer(FrameBook(), LIMITS)
     media, other = [], []
     for piece in pieces:
