@@ -109,6 +109,7 @@ def test_report_when_all_is_well_says_so():
     words = Page(render(run, [parse_condition("missing>0").judge(RunFigures(run))])).words
     assert "Nobody: no viewer missed a frame" in words
     assert "Passed" in words
+    assert "40 healthy, 6 slow@200k, 4 stall" in words
 
 
 def test_report_when_there_are_many_profiles_shares_lines():

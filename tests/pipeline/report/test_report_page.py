@@ -144,11 +144,13 @@ def test_listed_when_asked_says_what_a_server_does(address, unit):
 
 def test_report_when_results_lie_in_a_place_reads_them_as_that_does(tmp_path, monkeypatch):
     place, written = RecordPlace(str(lay(tmp_path / "r", tables_of(), texts_of()))), {}
-    given = {"since": None, "until": None, "events": "/data/events", "accounts": [], "notes": {}}
+    since = BEGAN - timedelta(days=1)
+    given = {"since": since, "until": None, "events": "/data/events", "accounts": [], "notes": {}}
     parts = SimpleNamespace(place=place, staging=place, write_text=written.__setitem__, **given)
     monkeypatch.setattr(Storage, "of", lambda *_: pytest.fail("a place is opened by its address"))
     assert job.answer(parts).summary["figures"]["totals"]["viewers"] == 400
-    assert "Records of <code>/data/events</code>" in written["report.html"]
+    window = f"from {since:%Y-%m-%d %H:%M} UTC"
+    assert f"Records of <code>/data/events</code>, {window}, analyzed at" in written["report.html"]
 
 
 def test_page_when_a_job_failed_shows_neither_its_old_tables_nor_hides_why(tmp_path):
