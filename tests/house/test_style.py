@@ -28,7 +28,9 @@ TEXTS = [
 CHECKS = {"exec", "fail", "hears", "hears_nothing", "hears_the_end", "raises", "warns"}
 """Calls that make a test one that can fail: those of pytest, running code that asserts (the documents'),
 and the peers of diffusion, who hear the octets that they were told to or fail."""
-UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
+HOMES = {path.stem: path for path in TESTS if not path.stem.startswith("test_")}
+"""Kits of tests, by the name under which they are imported."""
+UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|HA" + r"CK)\b|#\s*X" + r"XX\b")
 FOREIGN_PATHS = re.compile(r"(?<![\w.])/(home|Users|root|work)/\w")
 
 
@@ -83,7 +85,8 @@ def all_tests() -> list[tuple[Path, ast.FunctionDef]]:
 
 
 def checks_something(path: Path, node: ast.FunctionDef) -> bool:
-    helpers = {item.name: item for item in functions_of(tree_of(path))}
+    kits = [HOMES[item.module] for item in imports_of(path) if item.module in HOMES]
+    helpers = {item.name: item for file in (*kits, path) for item in functions_of(tree_of(file))}
     seen: set[str] = set()
     open_ = [node]
     while open_:
