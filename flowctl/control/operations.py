@@ -310,6 +310,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 BY_NAME: Final[Mapping[str, Operation]] = {item.name: item for item in OPERATIONS}
 
 
+def perform(server: LiveServer, name: str, given: Mapping[str, object], permission: Permission) -> dict[str, Any]:
+    operation = allowed(name, permission)
+    return operation.effect(server, read_arguments(name, operation.arguments, given))
+
+
 def allowed(name: str, permission: Permission) -> Operation:
     found = BY_NAME.get(name)
     if found is None:

@@ -11,8 +11,7 @@ import errno
 from types import SimpleNamespace
 
 from flowctl.connection import Connection
-from flowctl.control.arguments import read_arguments
-from flowctl.control.operations import BY_NAME
+from flowctl.control import operations
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.sending.settings import SenderSettings
@@ -57,8 +56,7 @@ def audio(tag: bytes = b"") -> bytes:
 
 
 def perform(server, name: str, given: dict) -> dict:
-    operation = BY_NAME[name]
-    return operation.effect(server, read_arguments(name, operation.arguments, given))
+    return operations.perform(server, name, given, operations.Permission.ADMIN)
 
 
 def config(*, wire: dict | None = None, rtmp: dict | None = None, **fields) -> LiveConfig:
