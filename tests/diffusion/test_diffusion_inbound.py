@@ -9,18 +9,16 @@ from random import Random
 import pytest
 from octets_kit import RawPeer, by_name, clock, converse, named, octets_of, pool_of, until, virtual
 
-from flowctl.errors import BrokenError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.errors import BrokenError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.diffusion.decision import CentralPlanner, PeerDecision
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.errors import (
     NoReplyError,
-    ObjectIdAlreadyKnownError,
     ObjectIdsNotRequestedError,
     ObjectInvalidError,
     ObjectMissingError,
     ObjectNotRequestedError,
     ObjectRejectedError,
-    ObjectSizeWrongError,
 )
 from flowctl.nodes.diffusion.gate import RequestEnd
 from flowctl.nodes.diffusion.inbound import Inbound
@@ -144,38 +142,19 @@ async def test_peer_when_it_ends_with_nothing_open_is_no_error():
 
 
 BEGUN = f"< {START}\n"
-B_KNOWN = f"""{ANNOUNCED}
-    < 82 03 9F 41 61 FF | 84 01 F4 00 0A
-    > 82 04 9F =a FF"""
 ONE_ASKED = f"""< {START}
     > 82 02 9F #a FF
     < 82 03 9F 41 61 FF
 """
 TOO_MANY = " ".join(f"41 {number:02X}" for number in range(0x61, 0x6C))
 
-FAULTS = {
+FAULTS = {  # what else may be wrong with ids and objects is for the state
     "more ids than asked for (OD-24)": (f"{BEGUN} > 82 02 9F {TOO_MANY} FF", ObjectIdsNotRequestedError),
-    "an id twice in one reply (OD-26)": (f"{BEGUN} > 82 02 9F 41 61 41 61 FF", ObjectIdAlreadyKnownError),
     "no id in a reply that may block": (f"{BEGUN} > 82 02 9F FF", RemoteProtocolError),
     "objects for ids": (f"{BEGUN} > 82 04 9F FF", RemoteProtocolError),
     "done by the wrong side": (f"{BEGUN} > 81 05", RemoteProtocolError),
-    "a list of a definite length": (f"{BEGUN} > 82 02 80", RemoteProtocolError),
-    "replies that nobody asked for": (
-        f"{BEGUN} > " + "82 02 9F 41 61 FF 82 02 9F 41 62 FF 82 02 9F 41 63 FF",
-        RemoteProtocolError,
-    ),
-    "an id that is too long": (f"{BEGUN} > 82 02 9F 58 41 {'61 ' * 65} FF", LimitExceededError),
-    "an object that is too large": (f"{BEGUN} > 82 02 9F 82 41 61 1A 00 1E 84 81 FF", LimitExceededError),
-    "an id again that is open (OD-26)": (f"{B_KNOWN}\n > 82 02 9F 41 62 FF", ObjectIdAlreadyKnownError),
-    "an id again whose object came (OD-26)": (f"{B_KNOWN} | 82 02 9F 41 61 FF", ObjectIdAlreadyKnownError),
+    "replies that nobody asked for": (f"{BEGUN} > " + "82 02 9F 'a FF " * 3, RemoteProtocolError),
     "one object is missing (OD-28)": (f"{ASKED} > 82 04 9F =a FF", ObjectMissingError),
-    "all objects are missing (OD-28)": (f"{ASKED} > 82 04 9F FF", ObjectMissingError),
-    "an object too many (OD-28)": (
-        f"{ASKED} > 82 04 9F =a =b =c FF",
-        ObjectNotRequestedError,
-    ),
-    "an object twice (OD-28)": (f"{ASKED} > 82 04 9F =a =a =b FF", ObjectNotRequestedError),
-    "an object of another size": (f"{ASKED} > 82 04 9F =a 44 62 2F 00 00 FF", ObjectSizeWrongError),
     "no object at all": (f"{ASKED} > 82 04 9F =a 43 62 00 00 FF", ObjectInvalidError),
     "a reply much larger than announced, by its head": (f"{ONE_ASKED} > 82 04 9F 5A 00 20 00 00", LimitExceededError),
 }
@@ -184,12 +163,12 @@ FAULTS = {
 @pytest.mark.parametrize(("script", "fault"), FAULTS.values(), ids=FAULTS)
 @virtual
 async def test_reply_when_wrong_ends_the_peer_and_leaves_nothing(script, fault):
-    node = Fetching(*([b"b"] if script.startswith(B_KNOWN) else []))
+    node = Fetching()
     await converse(node.peer(), script)
     with pytest.raises(fault) as caught:
         await node.ends()
     assert caught.type is fault
-    assert len(node.pool) == (2 if script.startswith(B_KNOWN) else 0)
+    assert len(node.pool) == 0
 
 
 class Scripted:
@@ -512,16 +491,15 @@ async def test_ids_when_a_peer_has_no_new_ones_are_asked_for_again_after_a_while
     assert 9 <= asked <= 12
 
 
-@pytest.mark.parametrize(("says", "state"), [("82 02 9F 82 41 61 03 FF", "Objects"), ("82 02 9F 41 61 FF", "Objects")])
 @virtual
-async def test_reply_when_it_takes_longer_than_ten_seconds_ends_the_peer(says, state):
+async def test_reply_when_it_takes_longer_than_ten_seconds_ends_the_peer():
     node = Fetching(policy=Policy(inflight_timeout_s=0))
     peer = node.peer()
     await peer.hears(START)
     await asyncio.sleep(100)
-    await peer.says(says)
+    await peer.says("82 02 9F 'a FF")
     began = clock()
-    with pytest.raises(NoReplyError, match=f"10 s in state {state}"):
+    with pytest.raises(NoReplyError, match="10 s in state Objects"):
         await node.tasks["p"]
     assert 9.9 < clock() - began < 10.2
 
@@ -586,21 +564,6 @@ async def test_objects_of_two_peers_when_they_come_at_once_are_added_one_after_t
     await asyncio.sleep(1)
     assert [set(state.owt) for state in states.values()] == [set(), set()]
     assert most == 1
-
-
-@virtual
-async def test_pool_when_it_fails_ends_the_peer_with_what_happened():
-    node = Fetching()
-
-    async def fail(objects):
-        raise OSError("no such disk")
-
-    node.pool.add_objects = fail
-    peer = (await node.announced())["p"]
-    await peer.hears("82 03 9F 41 61 FF")
-    await peer.says("82 04 9F =a FF")
-    with pytest.raises(InternalError, match="no such disk"):
-        await node.ends()
 
 
 @virtual

@@ -72,6 +72,14 @@ class Made:
 SOURCE = [*HEADERS, *movie(6)]
 
 
+def followed(frames):
+    """Return a copy whose followed source has sent some messages."""
+    made = Made(follows=True)
+    made.copy.begin(made.clock())
+    made.follow(frames)
+    return made
+
+
 def test_copy_when_segments_are_announced_begins_with_the_newest():
     """They come oldest first, so it listens for a moment; older ones are not wanted then."""
     made, found = Made(), cut(SOURCE)
@@ -94,9 +102,7 @@ def test_headers_when_they_do_not_change_go_out_once():
 
 
 def test_segments_when_their_frames_are_followed_are_held_and_not_fetched():
-    made, found = Made(follows=True), cut(SOURCE)
-    made.copy.begin(made.clock())
-    made.follow(SOURCE[:10])
+    made, found = followed(SOURCE[:10]), cut(SOURCE)
     assert made.hear(found[0].id)
     assert not made.copy.ready(found[0].id)
     made.follow(SOURCE[10:20])
@@ -110,9 +116,7 @@ def test_segments_when_their_frames_are_followed_are_held_and_not_fetched():
 )
 def test_id_when_only_its_hash_is_true_of_what_was_followed_is_not_offered_under_it(change):
     """Whoever fetched it would find a lie, and take this node for the liar."""
-    made, found = Made(follows=True), cut(SOURCE)
-    made.copy.begin(made.clock())
-    made.follow(SOURCE[:30])
+    made, found = followed(SOURCE[:30]), cut(SOURCE)
     lie = dataclasses.replace(found[1].id, **change)
     assert made.hear(lie)
     assert made.pool.streams == {}
@@ -121,9 +125,7 @@ def test_id_when_only_its_hash_is_true_of_what_was_followed_is_not_offered_under
 
 
 def test_segments_when_the_followed_source_is_silent_are_fetched():
-    made, found = Made(follows=True), cut(SOURCE)
-    made.copy.begin(made.clock())
-    made.follow(SOURCE[:14])
+    made, found = followed(SOURCE[:14]), cut(SOURCE)
     assert made.hear(found[1].id)
     assert not made.copy.ready(found[1].id)
     made.pass_time(LIVE_S + 0.01)
@@ -134,9 +136,7 @@ def test_segments_when_the_followed_source_is_silent_are_fetched():
 
 def test_segments_when_the_followed_source_is_lost_are_fetched_at_once():
     """A connection that broke is no silence to wait for."""
-    made, found = Made(follows=True), cut(SOURCE)
-    made.copy.begin(made.clock())
-    made.follow(SOURCE[:14])
+    made, found = followed(SOURCE[:14]), cut(SOURCE)
     made.copy.lost()
     made.fetch(found[1])
     assert made.got() == [tuple(frame) for frame in movie(2)]
@@ -144,9 +144,7 @@ def test_segments_when_the_followed_source_is_lost_are_fetched_at_once():
 
 def test_segments_when_they_are_of_another_encoder_are_held_for_a_while_only():
     """What is followed never becomes them, so they do not stay unacknowledged for ever."""
-    made, others = Made(follows=True), cut(movie(9, step_ms=125))
-    made.copy.begin(made.clock())
-    made.follow(SOURCE[:14])
+    made, others = followed(SOURCE[:14]), cut(movie(9, step_ms=125))
     assert made.hear(others[5].id)
     made.clock.advance(HOLD_S + 0.1)
     made.follow(SOURCE[14:15])
@@ -156,9 +154,7 @@ def test_segments_when_they_are_of_another_encoder_are_held_for_a_while_only():
 @pytest.mark.parametrize("shift_ms", [0, 37, -12])
 def test_source_when_another_one_is_followed_goes_on_where_it_stands(shift_ms):
     """Its server may have moved the stream on its timeline; its first picture shows by how much."""
-    made = Made(follows=True)
-    made.copy.begin(made.clock())
-    made.follow([frame._replace(timestamp=frame.timestamp + 50_000) for frame in SOURCE[:14]])
+    made = followed([frame._replace(timestamp=frame.timestamp + 50_000) for frame in SOURCE[:14]])
     made.copy.lost()
     made.copy.begin(made.clock())
     made.follow([frame._replace(timestamp=frame.timestamp + 50_000 + shift_ms) for frame in [*HEADERS, *movie(6)[8:]]])
@@ -245,9 +241,7 @@ def test_source_when_its_frames_are_not_what_was_announced_is_flawed(change, fla
 
 def test_source_when_it_falls_silent_and_others_go_on_is_overtaken():
     """Also where what it does not bring is fetched: that comes later than frames would."""
-    made, found = Made(follows=True), cut(SOURCE)
-    made.copy.begin(made.clock())
-    made.follow(SOURCE[:14])
+    made, found = followed(SOURCE[:14]), cut(SOURCE)
     assert not made.copy.overtaken(made.clock())
     for item in found[:3]:
         made.pass_time(1.0)
