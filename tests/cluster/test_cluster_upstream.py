@@ -36,7 +36,7 @@ def test_origin_when_it_does_not_answer_in_time_is_tried_again_soon_and_not_bann
             return ours
 
         async with ObjectDiffusion(MemoryPool(), gate=gate) as diffusion:
-            upstream = Upstream(OriginAddress("origin"), connect, diffusion, gate, time.monotonic, Random(1))
+            upstream = Upstream(OriginAddress("origin"), connect, diffusion, gate, time.monotonic, Random(1), id)
             waits = [await upstream._once() for _ in range(3)]
             found = upstream.statistics()
             assert (found.state, found.faults, found.connections) == (UpstreamState.RESTING.value, 0, 3)

@@ -1,16 +1,9 @@
 """Decisions: what each peer is to ask for next (pure).
 
-Theory of operation. `make_decisions` reads the state and writes nothing. For each peer that is not busy it decides
-about ids: acknowledge the longest prefix of the FIFO that needs no more, and ask for as many as the window allows. A
-peer without any object to fetch gets that decision too; without it none would ever start.
-
-Then objects, in the order of their ids (or rarest first): each is given to the peers that have it and the fewest
-objects in flight, until as many copies are under way as wanted. Between equal peers chance decides. Peers that have
-been late, and those in `DecisionContext.last`, are asked only for what nobody else can give.
-
-Copies under way are those in flight or on the way to the pool, and those that busy peers have decided to ask for. An
-object in flight for longer than the timeout is not counted any more, neither as a copy nor for the total: another peer
-may be asked. It still counts for the limits of its own peer, which gets less work for being slow.
+Theory of operation. `make_decisions` reads the state and writes nothing; what it decides about ids, and in which order
+it gives objects to peers, is in docs/diffusion.md. Copies under way are those in flight or on the way to the pool, and
+those that busy peers have decided to ask for. An object in flight for longer than the timeout is neither a copy any
+more, nor counted in the total; it still counts for the limits of its own peer, which gets less work for being slow.
 
 Order is kept: where an object does not fit into the octets left for a peer, that peer gets nothing after it in this
 round, and where the total does not have the room, the round ends. Large objects would otherwise wait for ever behind
@@ -178,7 +171,7 @@ class PlannedCopies:
 
         Where there is none, the peer, or with the total everybody, gets nothing more in this round.
         """
-        size_bytes = self.policy.room_for(self._state(slot).available[object_id])
+        size_bytes = self.policy.room_for(self.pending[self.context.state.by_slot[slot]].available[object_id])
         if size_bytes > self._room_bytes[slot]:
             self.eligible &= ~(1 << slot)
             return False
@@ -230,10 +223,6 @@ class PlannedCopies:
                 self._copies[object_id] = self._copies.get(object_id, 0) + 1
                 self._held_bytes += self.policy.room_for(state.available[object_id])
                 self._count += 1
-
-    def _state(self, slot: int) -> PeerState:
-        peer = self.context.state.by_slot[slot]
-        return self.pending[peer]
 
     def _least_loaded(self, able: int) -> int:
         """Return the slot of the peer with the least to do among some; chance decides between equal ones."""

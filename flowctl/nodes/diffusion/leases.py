@@ -1,13 +1,8 @@
 """Leases: the other way to decide, in which each peer helps itself (pure).
 
-Theory of operation. A peer that asks for an object takes a *lease* on it. There are as many leases on an object as
-copies are wanted, and one that is older than the in-flight timeout makes room for another. Peers claim in a random
-order, each the oldest of its FIFO that it may, and a few at a time: a peer that delivers fast comes back soon and
-claims more, so work goes where it is done. One that was late lately has to wait before it may claim a new object;
-others are faster then, and what nobody else has it gets all the same, a little later.
-
-Beside `make_decisions`, nothing is compared over all peers: a round costs less, and work is spread less evenly when a
-crowd of objects comes at once.
+Theory of operation. Peers claim in a random order, each the oldest of its FIFO that it may, and a few at a time: a peer
+that delivers fast comes back soon and claims more, so work goes where it is done. Beside `make_decisions` nothing is
+compared over all peers: a round costs less, and work is spread less evenly when a crowd of objects comes at once.
 """
 
 from __future__ import annotations

@@ -2,14 +2,9 @@
 
 Theory of operation. Each peer has a *decision channel*: COMPLETED (the last decision was carried out), UNREAD (there is
 a new one) or ACTING (it is being carried out). A round of decisions covers all peers but those that are acting: theirs
-stand, an unread one is replaced. A decision with nothing to do is not written.
-
-A round comes soon after something changed, and `MIN_INTERVAL_S` after the one before, or four times what that took:
-rounds take a fifth of the thread at most. Nothing changes while nothing happens, so an idle node decides nothing. What
-changes with time alone (an object in flight for too long, ids to be asked for again) sets a timer.
-
-The registry alone writes the states, and adds to the pool: one call after the other, in the order in which objects
-came.
+stand, an unread one is replaced, and one with nothing to do is not written. A round comes soon after something changed,
+or when time alone changes something; an idle node decides nothing. The registry alone writes the states, and adds to
+the pool: one call after the other, in the order in which objects came.
 """
 
 from __future__ import annotations

@@ -451,7 +451,7 @@ class Edge:
         self._prefer(now)
         viewed = {stream.name for stream, viewers in self._hub.streams().items() if viewers}
         for name in viewed:
-            if name not in self._wanted and self._free(name):
+            if name not in self._wanted and self._hub.publisher_of(name) is None:
                 self._want(name)
         unannounced = 0
         for name, wanted in tuple(self._wanted.items()):
@@ -470,9 +470,6 @@ class Edge:
         self._ticks += 1
         if self._ticks % _EXPIRE_TICKS == 0:
             self.pool.expire()
-
-    def _free(self, name: str) -> bool:
-        return self._hub.publisher_of(name) is None
 
     def _let_go(self, name: str, why: str) -> None:
         wanted = self._wanted.pop(name)

@@ -89,10 +89,6 @@ class _Request:
         self._gate.ended(self, how)
 
 
-def _nobody(peer_id: str) -> None:
-    del peer_id
-
-
 class SchedulerGate:
     """A `RequestGate` with the one scheduler of a node; on the thread of its loop."""
 
@@ -103,7 +99,8 @@ class SchedulerGate:
             ejection=OutlierEjection(rng, _EJECTION),
         )
         self.scheduler: Final = MessageScheduler(clock, rng, policy)
-        self.opened: Callable[[str], None] = _nobody  #: called when a peer that was not let through may be tried again
+        #: Called when a peer that was not let through may be tried again.
+        self.opened: Callable[[str], None] = lambda _: None
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
         self._held: dict[str, None] = {}

@@ -118,10 +118,6 @@ class UpstreamStatistics:
     latency_ms: float | None
 
 
-def _nobody(peer: PeerId) -> None:
-    """Nobody is told."""
-
-
 _HUNG_UP: Final = "it hung up at once"
 _HUNG_UP_HINT: Final = (
     "give the port of its --origin, not that of RTMP, with rtmps:// where that speaks TLS; or its log says that "
@@ -148,7 +144,7 @@ class Upstream:
         gate: SchedulerGate,
         clock: Callable[[], float],
         rng: Random,
-        gone: Callable[[PeerId], object] = _nobody,
+        gone: Callable[[PeerId], object],
     ) -> None:
         self._gone = gone
         self.address: Final = address
