@@ -140,7 +140,7 @@ def octets_of(text):
     return re.sub(r"['#=][a-z]", spelled, text).replace("|", " ")
 
 
-async def converse(peer, script, **steps):
+async def check_conversation(peer, script, **steps):
     """Play a conversation: of each line, octets behind > are said to our side, those behind < are heard from it.
 
     A dot is a time that passes, a dash that nothing is heard, ``end`` the end of the stream; else it is one of `steps`.

@@ -7,7 +7,7 @@ import contextlib
 from random import Random
 
 import pytest
-from octets_kit import RawPeer, by_name, clock, converse, named, octets_of, pool_of, until, virtual
+from octets_kit import RawPeer, by_name, check_conversation, clock, named, octets_of, pool_of, until, virtual
 
 from flowctl.errors import BrokenError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.diffusion.decision import CentralPlanner, PeerDecision
@@ -126,7 +126,7 @@ EXCHANGES = {
 async def test_exchange_when_played_has_these_octets(pool, script):
     node = Fetching(*(name.encode() for name in pool))
     peer = node.peer()
-    await converse(peer, script)
+    await check_conversation(peer, script)
     sent = {name for name, data in ((b"a", "=a"), (b"b", "=b")) if data in script}
     await until(node.pool, len(pool) + len(sent))
     assert all(node.pool.get(name) == name + b"/\0" for name in sent)
@@ -136,7 +136,7 @@ async def test_exchange_when_played_has_these_octets(pool, script):
 async def test_peer_when_it_ends_with_nothing_open_is_no_error():
     node = Fetching()
     peer = node.peer()
-    await converse(peer, f"{ASKED} > 82 04 9F =a =b FF | 82 02 9F FF\n < 84 01 F5 02 0A")
+    await check_conversation(peer, f"{ASKED} > 82 04 9F =a =b FF | 82 02 9F FF\n < 84 01 F5 02 0A")
     peer.stream.close()
     assert await node.ends() is None
 
@@ -164,7 +164,7 @@ FAULTS = {  # what else may be wrong with ids and objects is for the state
 @virtual
 async def test_reply_when_wrong_ends_the_peer_and_leaves_nothing(script, fault):
     node = Fetching()
-    await converse(node.peer(), script)
+    await check_conversation(node.peer(), script)
     with pytest.raises(fault) as caught:
         await node.ends()
     assert caught.type is fault
@@ -314,7 +314,7 @@ SCRIPTED = {
 @virtual
 async def test_decisions_when_scripted_have_these_octets(pool, script):
     async with Scripted(*(name.encode() for name in pool)) as it:
-        await converse(
+        await check_conversation(
             it.peer, script, decide=it.decides, pool=lambda count: until(it.pool, int(count)), leave=it.inbound.leave,
             ended=it.ended,
         )  # fmt: skip
@@ -325,7 +325,7 @@ async def test_decision_when_acted_on_is_carried_out_in_the_order_of_the_protoco
     """What has come is collected, then objects are requested, then ids, then the decision is complete (OD-53)."""
     async with Scripted() as it:
         it.decides("req=2")
-        await converse(it.peer, "< 81 00  84 01 F5 00 02\n > 82 02 9F #a #b FF\n . 1")
+        await check_conversation(it.peer, "< 81 00  84 01 F5 00 02\n > 82 02 9F #a #b FF\n . 1")
         steps = []
         for name in ("on_receive_objects", "on_request_objects", "on_request_ids", "on_decision_completed"):
             method = getattr(it.api, name)
@@ -335,11 +335,11 @@ async def test_decision_when_acted_on_is_carried_out_in_the_order_of_the_protoco
                 lambda *args, _name=name, _method=method, **named: (steps.append(_name), _method(*args, **named)),
             )
         it.decides("a")
-        await converse(it.peer, "< 82 03 9F 'a FF")
+        await check_conversation(it.peer, "< 82 03 9F 'a FF")
         steps.clear()
         it.inbound._inbox.decoder.feed(bytes.fromhex(octets_of("82 04 9F =a FF")))  # has come, and nobody was told yet
         it.decides("req=1", "ack=1", "b")
-        await converse(it.peer, "< 82 03 9F 'b FF  84 01 F4 01 01")
+        await check_conversation(it.peer, "< 82 03 9F 'b FF  84 01 F4 01 01")
         assert steps == ["on_receive_objects", "on_request_objects", "on_request_ids", "on_decision_completed"]
 
 

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 
 import pytest
-from octets_kit import RawPeer, by_name, converse, named, pool_of, virtual
+from octets_kit import RawPeer, by_name, check_conversation, named, pool_of, virtual
 
 from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
 from flowctl.nodes.diffusion import errors as faults
@@ -46,8 +46,8 @@ class Served:
     def serves(self):
         assert not self.task.done()
 
-    async def play(self, script):
-        await converse(
+    async def check(self, script):
+        await check_conversation(
             self.peer,
             script,
             add=lambda *names: self.add(*(name.encode() for name in names)),
@@ -178,7 +178,7 @@ FAULTS = [
 @virtual
 async def test_server_when_talked_to_answers_with_these_octets(script):
     served = Served(b"a", b"b", b"c", most=5)
-    await served.play(script)
+    await served.check(script)
     if script.rstrip().endswith("over"):
         assert served.pool._shelf._watchers == {}
 
@@ -186,20 +186,20 @@ async def test_server_when_talked_to_answers_with_these_octets(script):
 @pytest.mark.parametrize("script", FULL.values(), ids=FULL)
 @virtual
 async def test_server_of_a_full_pool_when_talked_to_answers_with_these_octets(script):
-    await Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2)).play(script)
+    await Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2)).check(script)
 
 
 @pytest.mark.parametrize(("octets", "fault"), FAULTS)
 @virtual
 async def test_server_when_a_request_breaks_a_rule_ends_with_the_fault(octets, fault):
     """Two ids are open and four may be: every fault has its name, and ends the stream (OD-17, OD-18, OD-19, OD-21)."""
-    await Served(b"a", b"b", b"c", most=5).play(f"{TWO_OPEN}\n> {octets}\nover {fault}\nend")
+    await Served(b"a", b"b", b"c", most=5).check(f"{TWO_OPEN}\n> {octets}\nover {fault}\nend")
 
 
 @virtual
 async def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_part(monkeypatch):
     monkeypatch.setattr(outbound_module, "MOST_KEPT_BYTES", 5)
-    await Served(b"a", b"b", b"c").play("""
+    await Served(b"a", b"b", b"c").check("""
         > 81 00  84 01 F5 00 03
         < 82 02 9F #a #b FF
         > 84 01 F4 00 01

@@ -162,7 +162,7 @@ class Script:
         self.world = world
         self.senders = {}
 
-    def play(self, script):
+    def check(self, script):
         for line in filter(None, map(str.strip, script.splitlines())):
             steps, _, expected = line.partition("->")
             for step in steps.split("|"):

@@ -133,7 +133,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("script", SCENARIOS.values(), ids=SCENARIOS)
 def test_scenario_when_played_goes_as_written(script):
-    Script(World()).play(script)
+    Script(World()).check(script)
 
 
 @pytest.mark.parametrize(

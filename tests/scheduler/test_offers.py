@@ -85,7 +85,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("script", SCENARIOS.values(), ids=SCENARIOS)
 def test_scenario_when_played_goes_as_written(script):
-    Script(World()).play(script)
+    Script(World()).check(script)
 
 
 def test_send_when_the_peer_object_is_gone_closes_nothing():

@@ -183,7 +183,7 @@ WITH_HEDGING = {
     ids=[*SCENARIOS, *WITH_HEDGING],
 )
 def test_scenario_when_played_goes_as_written(made, script):
-    Asking(*made()).play(script)
+    Asking(*made()).check(script)
 
 
 def test_requester_when_all_were_tried_begins_anew_with_tries_of_a_second():
@@ -254,7 +254,7 @@ def test_requester_when_no_peer_takes_the_message_tries_each_once_an_offer():
 
 def test_hedging_when_answers_are_of_no_use_does_not_learn_from_them():
     made = Asking(Hedging(), None)
-    made.play("connect 1 2 3 | hedge q | last | last answer | ended q -> answer")
+    made.check("connect 1 2 3 | hedge q | last | last answer | ended q -> answer")
     assert made.hedging.latencies._total == 1
 
 
