@@ -122,10 +122,10 @@ class RtmpChunks(WireFormat):
         return deserialise(wire, self.chunk_size)
 
     def begin(self, timestamp: int) -> bytes:
-        return commands.start_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
+        return commands.stream_notice_bytes(self.msid, published=True, chunk_size=self.chunk_size, timestamp=timestamp)
 
     def end(self, timestamp: int) -> bytes:
-        return commands.end_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
+        return commands.stream_notice_bytes(self.msid, published=False, chunk_size=self.chunk_size, timestamp=timestamp)
 
 
 class WireLog:

@@ -22,15 +22,13 @@ from flowctl.live.stream import Stream
 from flowctl.live.wirelog import RtmpChunks, WireFormat
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.commands import ON_METADATA, SET_DATA_FRAME
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, Rejected, StreamEnded
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
-from flowctl.wire.rtmp.wire import Message
+from flowctl.wire.rtmp.wire import TYPE_DATA_AMF0, Message
 
 _log: Final = structlog.get_logger("flowctl.relay")
-_SET_DATA_FRAME: Final = b"\x02\x00\x0d@setDataFrame"
-_ON_METADATA: Final = b"\x02\x00\x0aonMetaData"
-_DATA_AMF0: Final = 18
 
 
 class PushChunks(RtmpChunks):
@@ -43,13 +41,13 @@ class PushChunks(RtmpChunks):
         return f"push-{self.msid}"
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        if type_id == _DATA_AMF0 and payload.startswith(_ON_METADATA):
-            payload = _SET_DATA_FRAME + payload
+        if type_id == TYPE_DATA_AMF0 and payload.startswith(ON_METADATA):
+            payload = SET_DATA_FRAME + payload
         return super().serialise(type_id, timestamp, payload)
 
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
         type_id, timestamp, payload = super().deserialise(wire)
-        return type_id, timestamp, payload.removeprefix(_SET_DATA_FRAME) if type_id == _DATA_AMF0 else payload
+        return type_id, timestamp, payload.removeprefix(SET_DATA_FRAME) if type_id == TYPE_DATA_AMF0 else payload
 
     begin, end = WireFormat.begin, WireFormat.end  # the connection ends
 

@@ -61,11 +61,9 @@ CAPS_RECONNECT: Final = 1
 CAN_FORWARD: Final = 4
 """Bit of a FourCcInfoMap entry: passes the codec on; with key ``*``, any codec."""
 
-_SET_DATA_FRAME: Final = "@setDataFrame"
-_ON_METADATA: Final = "onMetaData"
-# An AMF0 string on the wire: marker, 16-bit length, octets.
-_SET_DATA_FRAME_OCTETS: Final = amf0.encode(_SET_DATA_FRAME)
-_ON_METADATA_OCTETS: Final = amf0.encode(_ON_METADATA)
+SET_DATA_FRAME: Final = amf0.encode("@setDataFrame")
+"""What stands before metadata and other script data that a server is to keep and pass on."""
+ON_METADATA: Final = amf0.encode("onMetaData")
 
 REWRITTEN_VALUES: Final = 1024
 """Most values in metadata that has to be written anew: 5 us each, and no message may hold a thread for more than a few
@@ -111,48 +109,24 @@ def on_status(stream_id: int, level: str, code: str, description: str, **more: A
     return command("onStatus", 0, None, status(level, code, description, **more), stream_id=stream_id)
 
 
-def limit_description(limit: str, value: float, maximum: float) -> str:
-    return f"limit {limit}: {value:g}, allowed is {maximum:g}"
+def stream_notice(stream_id: int, *, published: bool) -> tuple[Message, Message]:
+    """Return what tells a player that its stream begins or has ended: Stream Begin or EOF, and a status."""
+    event, code = (EVENT_STREAM_BEGIN, PLAY_PUBLISH_NOTIFY) if published else (EVENT_STREAM_EOF, PLAY_UNPUBLISH_NOTIFY)
+    description = f"Stream is now {'published' if published else 'unpublished'}."
+    control = encode_control(UserControl(event, stream_id=stream_id))
+    return control, on_status(stream_id, "status", code, description)
 
 
-def sample_access(stream_id: int) -> Message:
-    return Message(STREAM_CSID, 0, TYPE_DATA_AMF0, stream_id, amf0.encode("|RtmpSampleAccess", True, True))
-
-
-def stream_ended(stream_id: int, description: str = "Stream is now unpublished.") -> tuple[Message, Message]:
-    """Return what tells a player that its stream has ended: Stream EOF and ``NetStream.Play.UnpublishNotify``."""
-    eof = encode_control(UserControl(EVENT_STREAM_EOF, stream_id=stream_id))
-    return eof, on_status(stream_id, "status", PLAY_UNPUBLISH_NOTIFY, description)
-
-
-def stream_started(stream_id: int, description: str = "Stream is now published.") -> tuple[Message, Message]:
-    """Return what tells a waiting player that its stream begins: Stream Begin and ``NetStream.Play.PublishNotify``."""
-    begin = encode_control(UserControl(EVENT_STREAM_BEGIN, stream_id=stream_id))
-    return begin, on_status(stream_id, "status", PLAY_PUBLISH_NOTIFY, description)
-
-
-def end_of_stream_bytes(
-    stream_id: int, description: str = "Stream is now unpublished.", *, chunk_size: int, timestamp: int = 0
-) -> bytes:
-    """Return the octets of `stream_ended`.
+def stream_notice_bytes(stream_id: int, *, published: bool, chunk_size: int, timestamp: int = 0) -> bytes:
+    """Return the octets of `stream_notice`.
 
     Both messages have full (type 0) headers, so the octets fit behind any message and can stand in a log that many
     players share.
     """
-    return _in_full(stream_ended(stream_id, description), chunk_size, timestamp)
-
-
-def start_of_stream_bytes(
-    stream_id: int, description: str = "Stream is now published.", *, chunk_size: int, timestamp: int = 0
-) -> bytes:
-    """Return the octets of `stream_started`; arguments and form as for `end_of_stream_bytes`."""
-    return _in_full(stream_started(stream_id, description), chunk_size, timestamp)
-
-
-def _in_full(messages: tuple[Message, Message], chunk_size: int, timestamp: int) -> bytes:
+    messages = zip(stream_notice(stream_id, published=published), (0, timestamp), strict=True)
     return b"".join(
         serialise(message.type_id, message.msid, when, message.payload, message.csid, chunk_size)
-        for message, when in zip(messages, (0, timestamp), strict=True)
+        for message, when in messages
     )
 
 
@@ -235,8 +209,8 @@ def read_metadata(message: Message, limits: WireLimits) -> Message | None:
     It keeps its octets, less the ``@setDataFrame`` in front, and is not decoded, only walked. What has AMF3 values in
     it is encoded anew as AMF0, which every player reads.
     """
-    payload = amf0_body(message).removeprefix(_SET_DATA_FRAME_OCTETS)
-    if not payload.startswith(_ON_METADATA_OCTETS):
+    payload = amf0_body(message).removeprefix(SET_DATA_FRAME)
+    if not payload.startswith(ON_METADATA):
         return None
     try:
         if not amf0.walk(payload, limits.amf.for_data(len(payload))):

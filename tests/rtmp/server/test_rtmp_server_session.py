@@ -369,7 +369,7 @@ def test_end_of_stream_bytes_are_the_same_as_the_notification(client):
     client.play()
     client.session.unpublish_notify(1)
     expected = client.messages()
-    octets = commands.end_of_stream_bytes(1, chunk_size=65536)
+    octets = commands.stream_notice_bytes(1, published=False, chunk_size=65536)
     reader = ChunkReader(WireLimits())
     assert reader.feed(octets + octets) == expected + expected
     assert octets[0] >> 6 == 0

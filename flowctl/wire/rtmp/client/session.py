@@ -26,7 +26,6 @@ from typing import Any, Final, Literal, NamedTuple
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.adobe_auth import client_parameters
-from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter
 from flowctl.wire.rtmp.endpoint import CONTROL_TYPES, NO_LIMIT, Endpoint
 from flowctl.wire.rtmp.events import (
@@ -78,10 +77,6 @@ _CAN_ALL: Final = 7.0
 _AUDIO_CODECS: Final = 4071.0
 _VIDEO_CODECS: Final = 252.0
 _CAPABILITIES: Final = 15.0
-
-
-SET_DATA_FRAME: Final = amf0.encode("@setDataFrame")
-"""What stands before metadata and other script data that a server is to keep and pass on."""
 
 
 def _connect_object(flash_version: str, url: RtmpUrl, *, parameters: str, playing: bool) -> dict[str, Any]:
@@ -240,8 +235,8 @@ class ClientSession(Endpoint):
 
         A file holds ``onMetaData`` bare; a server wants it wrapped, as OBS and FFmpeg send it.
         """
-        if type_id == TYPE_DATA_AMF0 and not payload.startswith(SET_DATA_FRAME):
-            payload = SET_DATA_FRAME + payload
+        if type_id == TYPE_DATA_AMF0 and not payload.startswith(commands.SET_DATA_FRAME):
+            payload = commands.SET_DATA_FRAME + payload
         return self._media(type_id, timestamp, payload)
 
     def send_message(self, message: Message) -> bytes:

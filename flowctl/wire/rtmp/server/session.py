@@ -538,7 +538,7 @@ class ServerSession(Endpoint):
             self._status(stream, commands.PLAY_RESET, "Playing and resetting stream.")
         self._status(stream, commands.PLAY_START, "Started playing stream.")
         if self._config.sample_access:
-            self._send(commands.sample_access(stream.stream_id))
+            self.send_data(stream.stream_id, "|RtmpSampleAccess", True, True)  # lets Flash read samples (SRS 49)
 
     def reject_play(
         self, stream_id: int, code: str = commands.PLAY_NOT_FOUND, description: str = "There is no such stream."
@@ -561,14 +561,13 @@ class ServerSession(Endpoint):
     def repeat_notify(self, stream_id: int) -> None:
         """Tell a player again whether the stream is published: what a shared log had for it was lost."""
         stream = self._find_stream(stream_id)
-        waits = stream.state is StreamState.WAITING
-        for message in commands.stream_ended(stream_id) if waits else commands.stream_started(stream_id):
+        for message in commands.stream_notice(stream_id, published=stream.state is not StreamState.WAITING):
             self._send(message)
 
     def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
         """Tell the client which limit it went over; the state does not change, so close or reject afterwards."""
         stream = self._find_stream(stream_id)
-        self._status(stream, _failure_code(stream), commands.limit_description(limit, value, maximum), "error")
+        self._status(stream, _failure_code(stream), f"limit {limit}: {value:g}, allowed is {maximum:g}", "error")
 
     def send_data(self, stream_id: int, *values: Any) -> None:
         """Send a data message (AMF0) to a client that publishes and has asked for it."""
