@@ -19,6 +19,8 @@ from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
 METADATA = encode("onMetaData") + encode({"width": 640.0})
 HOST = "Host: example.test\r\n"
+KEY = "dGhlIHNhbXBsZSBub25jZQ=="
+UPGRADE = f"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n"
 
 
 class Publisher:

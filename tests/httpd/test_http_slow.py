@@ -7,7 +7,7 @@ import socket
 import struct
 
 import pytest
-from http_kit import HOST, Client, wait_for
+from http_kit import HOST, UPGRADE, Client, wait_for
 from live_kit import key
 
 from flowctl.core.flow.limits import AxisLimits, Limits
@@ -18,11 +18,8 @@ from flowctl.live.httpd.formats import frame
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
-UPGRADE = (
-    f"GET /live/room.flv HTTP/1.1\r\n{HOST}Connection: Upgrade\r\nUpgrade: websocket\r\n"
-    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
 PLAIN = f"GET /live/room.flv HTTP/1.1\r\n{HOST}\r\n"
+SOCKET = f"GET /live/room.flv HTTP/1.1\r\n{HOST}{UPGRADE}\r\n"
 TIGHT = Limits(size=AxisLimits(low=20_000, soft=100_000, hard=40_000_000))
 SMALL = SocketOptions(send_buffer_bytes=16_384)
 
@@ -31,7 +28,7 @@ def masked(first: int, payload: bytes = b"") -> bytes:
     return bytes((first, 0x80 | len(payload))) + b"\0\0\0\0" + payload
 
 
-def player(web, octets=UPGRADE) -> Client:
+def player(web, octets=SOCKET) -> Client:
     """Return a client that plays."""
     client = web.client()
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -40,7 +37,7 @@ def player(web, octets=UPGRADE) -> Client:
     return client
 
 
-@pytest.mark.parametrize("octets", [PLAIN, UPGRADE])
+@pytest.mark.parametrize("octets", [PLAIN, SOCKET])
 def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, octets):
     web = web(socket_options=SMALL, limits_of=TIGHT)
     publisher = web.publisher()

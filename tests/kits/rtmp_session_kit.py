@@ -18,11 +18,23 @@ from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
 from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.limits import WireLimits
-from flowctl.wire.rtmp.messages import Command, decode_message
+from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, Command, UserControl, decode_message, encode_control
 from flowctl.wire.rtmp.server.session import ServerSession
 from flowctl.wire.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 TC_URL = "rtmp://example.com/live"
+
+
+AUDIO, VIDEO, DATA = 8, 9, 18
+
+
+def video(timestamp=0, payload=b"\x17\x01\0\0\0frame", msid=1):
+    return Message(6, timestamp, VIDEO, msid, payload)
+
+
+def ping(timestamp=7):
+    return encode_control(UserControl(EVENT_PING_REQUEST, timestamp=timestamp))
 
 
 def whole(data):

@@ -3,7 +3,7 @@
 import tracemalloc
 
 import pytest
-from rtmp_session_kit import SPLITS, ScriptedClient, metadata_of, single, whole
+from rtmp_session_kit import ScriptedClient, metadata_of, single, video, whole
 
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.wire.rtmp import commands
@@ -17,11 +17,6 @@ from flowctl.wire.rtmp.wire import Message
 AUDIO, VIDEO, DATA_AMF3, COMMAND_AMF3, DATA = 8, 9, 15, 17, 18
 
 
-@pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
-def client(request):
-    return ScriptedClient(split=request.param)
-
-
 def connect_with(client, values, *more):
     """Send a connect with any command object and return the event."""
     (event,) = client.call("connect", 1, values, *more)
@@ -29,10 +24,6 @@ def connect_with(client, values, *more):
     client.session.accept_connect()
     client.replies()
     return event
-
-
-def video(msid=1):
-    return Message(6, 0, VIDEO, msid, b"\x17\1\0\0\0x")
 
 
 def test_obs_sets_its_chunk_size_before_connect(client):

@@ -1,69 +1,18 @@
 """AMF data recorded from other projects' tests and fuzz corpora, compared exactly with what they say it is."""
 
 import json
-import math
-from pathlib import Path
 
 import pytest
+from vector_kit import tagged, vectors
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.wire.rtmp.amf import amf0, amf3
-from flowctl.wire.rtmp.amf.values import UNDEFINED, Date, EcmaArray, TypedObject, Xml
 
-VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
-FILES = ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json")
 DECODERS = {"amf0": amf0, "amf3": amf3}
 
 
 def well_formed(vector):
     return "outcome" not in vector["expected"]
-
-
-def load(*kinds, only=lambda _vector: True):
-    """Return the recorded vectors of `kinds` as pytest parameters; one that skips visibly where there are none."""
-    found = []
-    for name in FILES:
-        path = VECTORS / name
-        if path.exists():
-            vectors = json.loads(path.read_text("utf-8"))["vectors"]
-            found += [vector for vector in vectors if vector["kind"] in kinds and only(vector)]
-    if not found:
-        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no recorded vectors in {VECTORS}"))]
-    return [pytest.param(vector, id=vector["id"]) for vector in found]
-
-
-def tagged(value, codec):
-    """Return `value` in the notation of the vector files: JSON scalars, and objects tagged with "$"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$": "double", "v": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
-    if isinstance(value, bool | str | float) or value is None:
-        return value
-    if isinstance(value, int):
-        return {"$": "int", "v": value}
-    if value is UNDEFINED:
-        return {"$": "undefined"}
-    if isinstance(value, Date):
-        return {"$": "date", "ms": value.ms} | ({"tz": value.tz} if codec == "amf0" else {})
-    if isinstance(value, Xml):
-        return {"$": "xml", "v": value.text}
-    return tagged_container(value, codec)
-
-
-def tagged_container(value, codec):
-    """Return a container in the notation of the vector files."""
-
-    def props(members):
-        return [[name, tagged(item, codec)] for name, item in members.items()]
-
-    if isinstance(value, EcmaArray):
-        return {"$": "ecma", "count": value.count, "props": props(value)}
-    if isinstance(value, TypedObject):
-        return {"$": "typed", "class": value.class_name, "props": props(value.properties)}
-    if isinstance(value, dict):
-        return {"$": "object", "props": props(value)}
-    if isinstance(value, list):
-        return {"$": "strict", "items": [tagged(item, codec) for item in value]}
-    raise AssertionError(f"no notation for {value!r}")
 
 
 def read_plainly(value):
@@ -121,7 +70,7 @@ def outcome(decode, *arguments):
 AMF_KINDS = ("amf0_value", "amf0_sequence", "amf3_value", "amf3_sequence")
 
 
-@pytest.mark.parametrize("vector", load(*AMF_KINDS))
+@pytest.mark.parametrize("vector", vectors(*AMF_KINDS))
 def test_recorded_amf_has_its_recorded_outcome(vector):
     expected = vector["expected"]
     codec = vector["kind"].partition("_")[0]
@@ -142,7 +91,7 @@ def test_recorded_amf_has_its_recorded_outcome(vector):
         assert code is None or code.startswith("amf-")
 
 
-@pytest.mark.parametrize("vector", load(*AMF_KINDS, only=well_formed))
+@pytest.mark.parametrize("vector", vectors(*AMF_KINDS, only=well_formed))
 def test_recorded_amf_cut_anywhere_is_shorter_or_truncated(vector):
     codec = vector["kind"].partition("_")[0]
     data = bytes.fromhex(vector["input_hex"])
@@ -160,13 +109,13 @@ def without_references(vector):
     return well_formed(vector) and vector["id"] not in {"amf0-sile-ref-test", "amf0-sile-avmplus-object"}
 
 
-@pytest.mark.parametrize("vector", load("amf0_value", "amf0_sequence", only=without_references))
+@pytest.mark.parametrize("vector", vectors("amf0_value", "amf0_sequence", only=without_references))
 def test_recorded_amf0_is_encoded_to_the_same_octets(vector):
     data = bytes.fromhex(vector["input_hex"])
     assert data == amf0.encode(*amf0.decode(data))
 
 
-@pytest.mark.parametrize("vector", load("amf3_u29_list"))
+@pytest.mark.parametrize("vector", vectors("amf3_u29_list"))
 def test_recorded_u29_list_is_decoded(vector):
     data = bytes.fromhex(vector["input_hex"])
     numbers = []
@@ -177,6 +126,6 @@ def test_recorded_u29_list_is_decoded(vector):
     assert vector["expected"]["values"] == numbers
 
 
-@pytest.mark.parametrize("vector", load("amf3_value", only=lambda vector: "externalizable" in vector["id"]))
+@pytest.mark.parametrize("vector", vectors("amf3_value", only=lambda vector: "externalizable" in vector["id"]))
 def test_recorded_externalizable_object_is_refused(vector):
     assert outcome(decode_vector, vector) == (None, "amf-externalizable")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
+from vector_kit import vectors
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import RemoteProtocolError
@@ -13,37 +11,20 @@ from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.media.media import inspect
 
-VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
-FILES = ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json")
-
 MEDIA_TYPES = (8, 9)
 CLASSIC_CODECS = {("audio", 10): "mp4a", ("video", 7): "avc1"}
 PACKETS = {"sequence_start": "sequence_header", "coded_frames": "coded", "metadata": "metadata"}
 
 
-def load(kinds):
-    """Return the vectors of some kinds, or one parameter that skips when there are no recordings."""
-    vectors = []
-    for name in FILES:
-        if (VECTORS / name).is_file():
-            vectors += json.loads((VECTORS / name).read_text())["vectors"]
-    found = [pytest.param(vector, id=vector["id"]) for vector in vectors if vector["kind"] in kinds]
-    return found or [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=f"no recordings in {VECTORS}"))]
-
-
-def media_vectors():
-    return [
-        parameter
-        for parameter in load(("message", "ertmp_message"))
-        if parameter.values[0] is None or parameter.values[0]["expected"]["type"] in MEDIA_TYPES
-    ]
+def is_media(vector):
+    return vector["expected"]["type"] in MEDIA_TYPES
 
 
 def read_messages(vector):
     return ChunkReader(WireLimits(trusted=True)).feed(bytes.fromhex(vector["input_hex"]))
 
 
-@pytest.mark.parametrize("vector", media_vectors())
+@pytest.mark.parametrize("vector", vectors("message", "ertmp_message", only=is_media))
 def test_recorded_message_is_classified_as_its_origin_reads_it(vector):
     expected, body = vector["expected"], vector["expected"]["body"]
     (message,) = read_messages(vector)
@@ -60,7 +41,7 @@ def test_recorded_message_is_classified_as_its_origin_reads_it(vector):
     assert expected["type"] == message.type_id
 
 
-@pytest.mark.parametrize("vector", media_vectors())
+@pytest.mark.parametrize("vector", vectors("message", "ertmp_message", only=is_media))
 def test_recorded_message_has_the_class_of_its_marks(vector):
     body = vector["expected"]["body"]
     (message,) = read_messages(vector)
@@ -73,7 +54,7 @@ def test_recorded_message_has_the_class_of_its_marks(vector):
     assert inspect(message.type_id, message.payload).message_class is expected
 
 
-@pytest.mark.parametrize("vector", media_vectors())
+@pytest.mark.parametrize("vector", vectors("message", "ertmp_message", only=is_media))
 def test_recorded_header_cut_anywhere_is_never_a_key_frame(vector):
     (message,) = read_messages(vector)
     whole = inspect(message.type_id, message.payload)
@@ -85,7 +66,7 @@ def test_recorded_header_cut_anywhere_is_never_a_key_frame(vector):
             assert part.message_class is not MessageClass.HEADER
 
 
-@pytest.mark.parametrize("vector", load(("chunk_stream",)))
+@pytest.mark.parametrize("vector", vectors("chunk_stream"))
 def test_recorded_chunk_streams_are_classified(vector):
     reader, messages = ChunkReader(WireLimits(trusted=True)), []
     try:
@@ -99,7 +80,7 @@ def test_recorded_chunk_streams_are_classified(vector):
         assert inspect(message.type_id, message.payload).kind == kinds.get(message.type_id, "data")
 
 
-@pytest.mark.parametrize("vector", load(("amf0_sequence", "amf0_value", "amf3_value", "chunk_stream")))
+@pytest.mark.parametrize("vector", vectors("amf0_sequence", "amf0_value", "amf3_value", "chunk_stream"))
 def test_recorded_octets_of_any_kind_are_classified_as_bodies(vector):
     octets = bytes.fromhex(vector["input_hex"])
     for type_id, kind in ((8, "audio"), (9, "video"), (18, "data")):

@@ -1,34 +1,20 @@
 """Recorded commands, metadata and fuzz inputs of other projects, played to a server session."""
 
-import json
-from pathlib import Path
-
 import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient, metadata_of
+from vector_kit import RECORDED, VECTORS
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.wire import Message
 
-VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
-
-
-def recorded():
-    found = {}
-    for name in ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json"):
-        path = VECTORS / name
-        if path.exists():
-            found |= {vector["id"]: vector for vector in json.loads(path.read_text("utf-8"))["vectors"]}
-    return found
-
-
-RECORDED = recorded()
+BY_ID = {vector["id"]: vector for vector in RECORDED}
 
 
 def octets_of(vector_id):
-    if vector_id not in RECORDED:
+    if vector_id not in BY_ID:
         pytest.skip(f"no recorded vector {vector_id} in {VECTORS}")
-    return bytes.fromhex(RECORDED[vector_id]["input_hex"])
+    return bytes.fromhex(BY_ID[vector_id]["input_hex"])
 
 
 @pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
@@ -81,7 +67,7 @@ def test_recorded_metadata_is_unwrapped(vector_id):
     assert metadata_of(event)["videocodecid"] == 7.0
 
 
-@pytest.mark.parametrize("vector_id", [name for name in RECORDED if name.startswith("seed-")] or ["seed-none"])
+@pytest.mark.parametrize("vector_id", [name for name in BY_ID if name.startswith("seed-")] or ["seed-none"])
 @pytest.mark.parametrize("state", ["connecting", "publish", "play"])
 def test_recorded_fuzz_input_ends_in_a_remote_error_at_most(vector_id, state):
     octets = octets_of(vector_id)

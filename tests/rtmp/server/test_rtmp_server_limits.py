@@ -4,7 +4,7 @@ import dataclasses
 import sys
 
 import pytest
-from rtmp_session_kit import SPLITS, ScriptedClient
+from rtmp_session_kit import DATA, ScriptedClient, ping, video
 
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.wire.rtmp import commands
@@ -29,22 +29,6 @@ from flowctl.wire.rtmp.messages import (
 )
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
 from flowctl.wire.rtmp.wire import Message
-
-AUDIO, VIDEO, DATA = 8, 9, 18
-
-
-def video(timestamp=0, payload=b"\x17\x01\0\0\0frame", msid=1):
-    return Message(6, timestamp, VIDEO, msid, payload)
-
-
-def ping(timestamp=7):
-    return encode_control(UserControl(EVENT_PING_REQUEST, timestamp=timestamp))
-
-
-@pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
-def client(request):
-    return ScriptedClient(split=request.param)
-
 
 # -------------------------------------------------------------------------- holding back, control_only, resume
 

@@ -1,7 +1,7 @@
 """The server session: what it answers to each command, what it tells its caller, and what it refuses."""
 
 import pytest
-from rtmp_session_kit import SPLITS, ScriptedClient, metadata_of
+from rtmp_session_kit import AUDIO, DATA, SPLITS, VIDEO, ScriptedClient, metadata_of, video
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
 from flowctl.wire.rtmp import commands
@@ -23,7 +23,6 @@ from flowctl.wire.rtmp.events import (
 )
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.messages import (
-    EVENT_PING_REQUEST,
     EVENT_STREAM_BEGIN,
     EVENT_STREAM_EOF,
     PeerBandwidth,
@@ -31,27 +30,10 @@ from flowctl.wire.rtmp.messages import (
     UserControl,
     WindowAckSize,
     decode_message,
-    encode_control,
 )
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
 from flowctl.wire.rtmp.states import ConnectionState, StreamState
 from flowctl.wire.rtmp.wire import Message
-
-AUDIO, VIDEO, DATA = 8, 9, 18
-
-
-def video(timestamp=0, payload=b"\x17\x01\0\0\0frame", msid=1):
-    return Message(6, timestamp, VIDEO, msid, payload)
-
-
-def ping(timestamp=7):
-    return encode_control(UserControl(EVENT_PING_REQUEST, timestamp=timestamp))
-
-
-@pytest.fixture(params=SPLITS, ids=lambda split: split.__name__)
-def client(request):
-    return ScriptedClient(split=request.param)
-
 
 # ------------------------------------------------------------------------------------------------- connect
 
