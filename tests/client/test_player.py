@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 
+import pytest
 from client_kit import address, client_group, live_server, small_source, start_player, wait_until
 from live_kit import ends_of, viewer_figures
 
@@ -14,6 +15,7 @@ from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.flv import FlvReader, FlvWriter
 from flowctl.reasons import CloseReason
+from flowctl.wire.client.base import Status
 from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
@@ -230,3 +232,15 @@ def test_play_when_the_server_stops():
         wait_until(lambda: player.ended, "the player's end")
     assert player.end.reason in {CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.FINISHED}
     assert str(player.end)
+
+
+@pytest.mark.parametrize(
+    ("level", "code", "explains"),
+    [
+        ("status", "NetStream.Play.UnpublishNotify", True),
+        ("error", "NetStream.Play.StreamNotFound", True),
+        ("status", "NetStream.Play.Reset", False),
+    ],
+)
+def test_status_when_it_ends_something_explains_the_end(level, code, explains):
+    assert Status(level, code, "").explains_end is explains

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.backoff import STEADY_S, Backoff, Redial
 from flowctl.core.outcomes.pending import QUANTUM_S, Pending
 from flowctl.errors import ConfigError, LocalProtocolError
 
@@ -94,3 +94,12 @@ def test_backoff_when_tries_go_on_doubles_up_to_its_limit_with_jitter():
 def test_backoff_when_a_value_is_out_of_range_names_it(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Backoff(**wrong)
+
+
+def test_redial_when_a_connection_lasted_starts_over_from_the_shortest_wait():
+    redial = Redial(Backoff(first_s=1, factor=2, most_s=10, jitter=0))
+    waits = []
+    for lasted_s in [0, STEADY_S - 1, 0, STEADY_S, 0]:
+        redial.begin()
+        waits.append(redial.delay_s(lasted_s))
+    assert waits == [1, 2, 4, 1, 2]
