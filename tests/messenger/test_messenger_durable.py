@@ -368,13 +368,13 @@ def test_messages_when_over_ipv6_arrive(start, tmp_path):
     told.until(lambda items: items == [b"six"])
 
 
-def test_messages_when_sent_just_before_the_end_are_kept(start, tmp_path):
+async def test_messages_when_sent_just_before_the_end_are_kept(loop_factory, start, tmp_path):
+    """Though the loop has not got to them, that they were taken was a promise."""
     here, opens = Destination.ipc("server", f"{tmp_path}/s"), open_store(tmp_path / "client")
-    first = start("client", open_store=opens)
-    connection = first.make_connection(here)
-    for number in range(300):
-        first.send_message(connection, b"%d" % number)
-    first.stop()
+    async with Messenger(identity="client", open_store=opens) as first:
+        connection = first.make_connection(here)
+        for number in range(300):
+            first.send_message(connection, b"%d" % number)
     told = Told()
     listen(start("server"), told, here.endpoint)
     start("client", open_store=opens).make_connection(here)

@@ -85,9 +85,7 @@ _TAG: Final = Struct(">HIBII")
 
 def refusal(code: bytes, name: bytes, tag: bytes | None) -> list[bytes]:
     """Return the frames that refuse a command, or the request with that tag."""
-    if tag is None or code in {UNKNOWN_COMMAND, NO_REPLY_TAG}:
-        return [code, name]
-    return [code, REPLY, tag]
+    return [code, name] if tag is None else [code, REPLY, tag]
 
 
 def failure(code: bytes, tag: bytes, text: bytes = b"") -> list[bytes]:
