@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from http_kit import HOST, wait_for
+from http_kit import HOST, KEY, UPGRADE, wait_for
 from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key, perform
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Pong, Request
@@ -179,7 +179,7 @@ def test_websocket_when_it_pings_is_answered_and_when_it_closes_the_play_ends(we
 def test_websocket_when_the_handshake_is_wrong_is_refused(web, headers, status):
     web = web()
     web.publisher()
-    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    upgrade = UPGRADE.replace("Sec-WebSocket-Version: 13\r\n", "")
     found, answer, _ = web.get(headers=upgrade + headers)
     assert (found, answer["sec-websocket-version"]) == (status, "13")
 
@@ -187,11 +187,11 @@ def test_websocket_when_the_handshake_is_wrong_is_refused(web, headers, status):
 @pytest.mark.parametrize(
     ("upgrade", "key", "version", "status"),
     [
-        ("foo, WebSocket", "dGhlIHNhbXBsZSBub25jZQ==", "1.1", 101),
-        ("websocket", "dGhlIHNhbXBsZSBub25jZQ==", "1.0", 200),
+        ("foo, WebSocket", KEY, "1.1", 101),
+        ("websocket", KEY, "1.0", 200),
         ("websocket", "dGhlIHNhbXBsZQ==", "1.1", 400),
         ("websocket", "not base64", "1.1", 400),
-        ("h2c", "dGhlIHNhbXBsZSBub25jZQ==", "1.1", 200),
+        ("h2c", KEY, "1.1", 200),
     ],
 )
 def test_handshake_when_it_is_at_the_edge_is_taken_as_the_rfcs_say(web, upgrade, key, version, status):
@@ -281,16 +281,7 @@ def test_response_that_has_not_begun_when_its_publisher_goes_costs_no_turn_of_th
     assert len(calls) - before < 20
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        "",
-        (
-            "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-        ),
-    ],
-)
+@pytest.mark.parametrize("headers", ["", UPGRADE])
 def test_player_that_leaves_while_it_waits_is_gone_at_once(web, headers):
     """Its connection would count for its address, and its stream be kept, for as long as it might have waited."""
     made = web()
