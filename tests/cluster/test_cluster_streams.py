@@ -304,11 +304,11 @@ def test_link_when_its_reader_stands_still_is_cut_and_goes_on_with_the_cache(wor
         source.put(*large)
         number += 50
     link.call_soon(link.receiver.resume, "test")
-    until(lambda: follow.statistics().connections == 2)
+    until(lambda: follow.statistics().connections >= 2)
     source.put(*pictures(number, number + 20))
     until(lambda: numbers(viewer.media)[-1:] == [number + 19])
     statistics = follow.statistics()
-    # Faster than any clock: it looks like another timeline.
-    assert (statistics.connections, statistics.gaps + statistics.restarts) == (2, 1)
+    # Faster than any clock: it looks like another timeline. What is still under way may cut the next link as well.
+    assert 1 <= statistics.gaps + statistics.restarts <= statistics.connections - 1
     found = numbers(viewer.media)
     assert found == sorted(set(found))
