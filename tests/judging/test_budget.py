@@ -145,6 +145,20 @@ def test_budget_when_back_at_the_low_mark_begins_anew():
     assert [item.action for item in budget.judge({"a": 0}, [viewer(1, 1500)], 3.0)] == [BudgetAction.THIN]
 
 
+def test_budget_when_its_limit_is_set_while_it_looks_keeps_the_new_one():
+    """A reload sets it on another thread than the one that looks: here in the middle, whenever a key is looked up."""
+    budget, limits = MemoryBudget(1000), iter(range(2000, 9000))
+
+    class Meddler:
+        def __hash__(self):
+            budget.set_limit(next(limits))
+            return 1
+
+    (victim,) = budget.judge({"a": 0}, [viewer(Meddler(), 1500)], 0.0)
+    assert victim.action is BudgetAction.THIN
+    assert budget.statistics().limit_bytes == next(limits) - 1 > 1000
+
+
 def test_budget_when_off_counts_and_never_acts():
     budget = MemoryBudget(0)
     assert budget.judge({"a": 5}, [viewer(1, 1 << 40)], 0.0) == []

@@ -178,27 +178,31 @@ def _without_ties(chosen: list[tuple[Holding, int]]) -> list[tuple[Holding, int]
     return chosen
 
 
+def _low_mark(limit_bytes: int) -> int:
+    return int(limit_bytes * _LOW_SHARE)
+
+
 class MemoryBudget:
-    """Watches what is held and says which viewers give way. Not thread-safe: one thread looks."""
+    """Watches what is held and says which viewers give way. One thread looks; any thread may set the limit."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._figures = BudgetStatistics()  # replaced as a whole
+        self._limit_bytes = limit_bytes
+        self._figures = BudgetStatistics()  # but for the limit; replaced as a whole, by the thread that looks
         self._thinned_at: dict[Hashable, float] = {}  # of the present episode
-        self.set_limit(limit_bytes)
 
     def statistics(self) -> BudgetStatistics:
-        return self._figures
+        limit_bytes = self._limit_bytes
+        return replace(self._figures, limit_bytes=limit_bytes, low_bytes=_low_mark(limit_bytes))
 
     def set_limit(self, limit_bytes: int) -> None:
         """Take another budget; 0: none. An episode goes on by it."""
-        low_bytes = int(limit_bytes * _LOW_SHARE)
-        self._figures = replace(self._figures, limit_bytes=limit_bytes, low_bytes=low_bytes)
+        self._limit_bytes = limit_bytes
 
     def caches_to_empty(
         self, caches: Mapping[_Key, int], logs: Mapping[Hashable, int], holdings: Iterable[Holding]
     ) -> list[_Key]:
         """Return the streams whose GOP caches give way before any viewer does; none below the limit."""
-        left, limit_bytes = sum(caches.values()), self._figures.limit_bytes
+        left, limit_bytes = sum(caches.values()), self._limit_bytes
         most = limit_bytes // 2
         if not limit_bytes or left <= most or held_by(logs, holdings).total_bytes <= limit_bytes:
             return []
@@ -214,17 +218,17 @@ class MemoryBudget:
     def judge(self, logs: Mapping[Hashable, int], holdings: Iterable[Holding], now: float) -> list[Victim]:
         """Look at what is held; return the viewers that give way now, and how. O(viewers that lag), and sorting."""
         items = list(holdings)
-        held, figures = held_by(logs, items), self._figures
-        active, episodes = figures.active, figures.episodes
-        if not active and figures.limit_bytes and held.total_bytes > figures.limit_bytes:
+        held, limit_bytes = held_by(logs, items), self._limit_bytes
+        active, episodes = self._figures.active, self._figures.episodes
+        if not active and limit_bytes and held.total_bytes > limit_bytes:
             active, episodes = True, episodes + 1
-        elif active and held.total_bytes <= figures.low_bytes:
+        elif active and held.total_bytes <= _low_mark(limit_bytes):
             active = False
             self._thinned_at.clear()
-        self._figures = replace(figures, held=held, active=active, episodes=episodes)
+        self._figures = replace(self._figures, held=held, active=active, episodes=episodes)
         if not active:
             return []
-        chosen = choose(logs, items, held.total_bytes - figures.low_bytes)
+        chosen = choose(logs, items, held.total_bytes - _low_mark(limit_bytes))
         return [victim for item, freed in chosen if (victim := self._sentence(item, freed, held, now)) is not None]
 
     def _sentence(self, item: Holding, freed: int, held: Held, now: float) -> Victim | None:
@@ -240,7 +244,7 @@ class MemoryBudget:
             del self._thinned_at[item.key]
             action, self._figures = BudgetAction.CLOSE, replace(figures, closed=figures.closed + 1)
         why = (
-            f"memory budget: {format_size(held.total_bytes)} held, the limit is {format_size(figures.limit_bytes)}; "
+            f"memory budget: {format_size(held.total_bytes)} held, the limit is {format_size(self._limit_bytes)}; "
             f"{format_size(item.behind_bytes)} of a stream wait for this viewer, "
             f"{format_size(freed)} of it for nobody else"
         )
