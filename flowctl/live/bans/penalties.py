@@ -273,14 +273,14 @@ class PenaltyWatch(Observer):
         whose single wrong key was the one too many, nor only one of sixteen that shared the work.
         """
         within = [item for item in self._connections() if item.ended is None and _is_of(item.peer[0], overflow)]
-        most = self._penalties.allowances[overflow.offence].count
+        now, allowance = self._clock(), self._penalties.allowances[overflow.offence]
         with self._lock:
             done = {
-                item.number: most - bucket.tokens
+                item.number: allowance.count - allowance.fill(bucket, now)  # what is long ago counts no more
                 for item in within
                 if (part := self._parts.get(item.number)) and (bucket := part.buckets.get(overflow.offence))
             }
-        least = max(most * _GUILTY_SHARE, max(done.values(), default=0.0) / 2)
+        least = max(allowance.count * _GUILTY_SHARE, max(done.values(), default=0.0) / 2)
         guilty = [item for item in within if done.get(item.number, 0.0) >= least]
         numbers = {item.number for item in guilty}
         return sum(item.session.behaves() for item in within if item.number not in numbers), guilty

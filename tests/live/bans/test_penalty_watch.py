@@ -29,7 +29,7 @@ class World:
 
     def connect(self, *, address=ONE, http=False, harmless=True):
         self._count += 1
-        session = SimpleNamespace(asked_count=None if http else (0, 0), harmless=harmless)
+        session = SimpleNamespace(asked_count=None if http else (0, 0), harmless=harmless, behaves=lambda: True)
         made = SimpleNamespace(number=self._count, peer=(address, 1), ended=None, session=session)
         self.open.append(made)
         return made
@@ -96,6 +96,18 @@ def test_connections_when_each_floods_a_little_sum_up():
     world.run(20, lambda: [world.asks(item, commands=90) for item in world.open])
     (verdict, *_) = world.verdicts
     assert (verdict.cidr, verdict.offence) == (f"{ONE}/32", Offence.COMMANDS)
+
+
+def test_guilty_when_an_address_is_shared_are_those_who_do_the_most_of_it_now():
+    world = World()
+    flooder, helper, before, neighbour = (world.connect() for _ in range(4))
+    world.run(20, lambda: world.asks(before, commands=500))
+    world.run(3600, lambda: world.asks(before, control=80))  # long after that, it does other things
+    world.asks(neighbour, commands=400)
+    world.run(20, lambda: [world.asks(item, commands=count) for item, count in ((flooder, 500), (helper, 300))])
+    (verdict,) = {item.offence: item for item in world.verdicts}.values()
+    assert verdict.offence is Offence.COMMANDS
+    assert world.watch.behaving_and_guilty(verdict) == (2, [flooder, helper])
 
 
 @pytest.mark.parametrize("http", [False, True])
