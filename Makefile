@@ -84,7 +84,7 @@ browser: $(READY)  ## install Chromium and its driver, for the tests of the dash
 	$(BIN)/python tests/install_browser.py
 
 fuzz: $(READY)  ## the fuzz target for 5 minutes, then the property tests with 50 times their examples
-	$(BIN)/python tests/rtmp/fuzz_rtmp.py --seconds 300
+	$(BIN)/python tests/wire/rtmp/fuzz_rtmp.py --seconds 300
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 -m fuzz --examples-factor=50 --timeout=3600 $(ARGS)
 
 clean:  ## remove everything that was made here, the environment too

@@ -98,10 +98,9 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     factor = config.getoption("--examples-factor")
     for item in items:
-        folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
-        if folders[:1] and folders[0] in REALTIME:
+        if any(item.path.is_relative_to(HERE / name) for name in REALTIME):
             item.add_marker("realtime")
-        if PIPELINE in folders:
+        if item.path.is_relative_to(HERE / PIPELINE):
             item.add_marker("pipeline")
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")

@@ -182,7 +182,7 @@ HTTP_ACTS = {
     "H07": ("frames_per_second",),
     "H08": ("frames_per_second",),
 }
-"""Limits of HTTP that act; tests/httpd/test_http_attacks.py runs each attack."""
+"""Limits of HTTP that act; tests/live/httpd/test_http_attacks.py runs each attack."""
 
 
 def http_attacks_table() -> str:

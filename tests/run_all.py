@@ -26,9 +26,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
-PIPELINE = "pipeline"
+PIPELINE = "analyze"
 """Folder whose tests are on Spark, marked so by conftest.py."""
-REALTIME = ("cli", "client", "demo", "e2e", "servers")
+REALTIME = ("cli", "demo", "e2e", "servers", "wire/client")
 """Folders whose tests run servers and clients in real time, marked so by conftest.py."""
 OTHERS = sorted(
     path.name

@@ -17,9 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def room_of(path: Path) -> str:
-    """Return the room of a file: up to two folders deep in flowctl, one in tests."""
-    parts = path.relative_to(ROOT).parts[:-1]
-    return "/".join(parts[: 3 if parts[0] == "flowctl" else 2])
+    """Return the room of a file, up to two folders deep."""
+    return "/".join(path.relative_to(ROOT).parts[:-1][:3])
 
 
 def python_files(folder: str) -> list[Path]:

@@ -19,7 +19,7 @@ from flowctl.core.flow.limits import target_marks
 from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file, render
 from flowctl.records.flight.words import limits_as_dict
 from flowctl.records.telemetry.schema import FLIGHT
-from tests.pipeline.flight_files import write_flights
+from tests.analyze.flight_files import write_flights
 
 pytestmark = pytest.mark.timeout(600)
 

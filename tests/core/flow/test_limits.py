@@ -363,7 +363,7 @@ def test_render_when_a_value_could_not_be_read_refuses():
 
 
 def test_documents_when_they_show_a_limits_file_show_a_valid_one():
-    text = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "how-to.md").read_text("utf-8")
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     files = [parse_limits_file(example, "docs/how-to.md") for example in examples if "[limits]" in example]
     assert len(files) == 1

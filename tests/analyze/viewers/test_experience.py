@@ -10,8 +10,8 @@ import pytest
 
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES
-from tests.pipeline.viewers.test_viewer_sessions import modelled
-from tests.pipeline.viewers.viewer_kit import Held, HeldParts, at, close, random_close
+from tests.analyze.viewers.test_viewer_sessions import modelled
+from tests.analyze.viewers.viewer_kit import Held, HeldParts, at, close, random_close
 
 CAPTIONS = {None: "", "192.0.2.1": "192.0.2.0/24", "2001:db8::7": "2001:db8::/48", "not an address": ""}
 

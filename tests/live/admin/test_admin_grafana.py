@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flowctl.live.admin.metrics import COUNTERS, DELAY, GAUGES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BOARD = json.loads((ROOT / "packaging" / "grafana" / "flowctl.json").read_text("utf-8"))
 SAMPLES = {
     **{f"{name}_total": labels for name, (_, labels) in COUNTERS.items()},

@@ -32,7 +32,7 @@ from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice
 from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.flight.words import TablePolicy
 from flowctl.records.telemetry.schema import FlightKind
-from tests.pipeline.flight_files import flight_viewer
+from tests.analyze.flight_files import flight_viewer
 
 EXTEND_S = 30.0
 

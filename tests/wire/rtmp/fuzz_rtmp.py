@@ -6,9 +6,9 @@ and never beyond what was received; what was read can be written and is read bac
 
 On its own it makes inputs by itself (a model peer's chunks and recorded ones, mutated) with a seeded generator::
 
-    python tests/rtmp/fuzz_rtmp.py --seconds 60 --seed 1
-    python tests/rtmp/fuzz_rtmp.py --atheris -max_total_time=60     # coverage-guided, where atheris is installed
-    python tests/rtmp/fuzz_rtmp.py --input 0601...                  # one input again, in hex
+    python tests/wire/rtmp/fuzz_rtmp.py --seconds 60 --seed 1
+    python tests/wire/rtmp/fuzz_rtmp.py --atheris -max_total_time=60     # coverage-guided, where atheris is installed
+    python tests/wire/rtmp/fuzz_rtmp.py --input 0601...                  # one input again, in hex
 
 An input that fails is printed in hex; it belongs into `FOUND` below, which `test_rtmp_fuzz.py` runs first.
 """
@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kits"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kits"))
 
 from rtmp_chunk_peer import ChunkPeer, header0, interleave, pieces, random_messages, set_chunk_size
 
@@ -38,7 +38,7 @@ from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.messages import split_aggregate
 from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, TYPE_DATA_AMF0, TYPE_DATA_AMF3, Message
 
-VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
+VECTORS = Path(__file__).resolve().parents[3].parent / "shared" / "vectors"
 
 # The account of unfinished octets depends on how the input is cut (a message within one piece is never unfinished),
 # so the comparison of cuts needs a limit that this input cannot reach, and a third reader is held to a small one.

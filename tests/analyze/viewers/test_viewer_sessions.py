@@ -9,7 +9,7 @@ import pytest
 
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import CLASS_NAMES
-from tests.pipeline.viewers.viewer_kit import Held, at, close, random_close
+from tests.analyze.viewers.viewer_kit import Held, at, close, random_close
 
 RENAMED = {
     "close_reason": "reason", "closed_at": "ts", "episodes_late": "late_episodes", "returns_to_live": "returns",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pipeline.record_kit import sample
-from tests.pipeline.viewers.viewer_kit import NOON, Held, HeldParts, at, close
+from tests.analyze.record_kit import sample
+from tests.analyze.viewers.viewer_kit import NOON, Held, HeldParts, at, close
 
 
 @pytest.fixture(scope="module")
