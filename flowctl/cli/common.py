@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
 from flowctl.core.text.output import say
-from flowctl.errors import FlowctlError
+from flowctl.errors import ConfigError, FlowctlError
 from flowctl.units import parse_bit_rate, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from flowctl.wire.client.base import RtmpClient
     from flowctl.wire.client.connect import ClientT
@@ -24,6 +26,15 @@ CaFile = Annotated[
     Path | None,
     typer.Option("--ca-file", metavar="PEM", help="For rtmps: trust these authorities instead of the system's."),
 ]
+SYNTHETIC_OPTIONS: Final = {
+    "video_bit_rate": "--bit-rate",
+    "fps": "--fps",
+    "key_interval_s": "--key-interval",
+    "key_frame_bytes": "--key-frame-size",
+    "key_frame_ratio": "--key-frame-size",
+    "disposable_every": "--disposable-every",
+}
+"""Setting of `SyntheticSource` and the option that sets it."""
 Insecure = Annotated[bool, typer.Option("--insecure", help="For rtmps: take any certificate. For tests alone.")]
 
 
@@ -53,6 +64,19 @@ def set_up_log(*, as_json: bool = False, level: str | None = None) -> None:
 def print_json(value: Any) -> None:
     """Write one line of JSON to standard output, at once, for programs that read along."""
     say(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
+
+
+@contextlib.contextmanager
+def named_by_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Have errors name the options of a command, and not the settings that these become."""
+
+    def named(text: str) -> str:
+        return re.sub(rf"\b({'|'.join(options)})\b", lambda match: options[match[0]], text)
+
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(named(str(error)), hint=error.hint and named(error.hint)) from error
 
 
 def optional_duration(text: str | None, field: str) -> float | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowctl.cli.common import optional_duration, print_json, set_up_log
+from flowctl.cli.common import SYNTHETIC_OPTIONS, named_by_options, optional_duration, print_json, set_up_log
 from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError
@@ -132,7 +132,7 @@ def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: s
     for choice in map(parse_profile, profile or []):
         if choice.text not in crowd:
             say(f"warning: of {viewers} viewers nobody is left for --profile {choice.text}", to_stderr=True)
-    return LoadPlan(
+    values = dict(
         url=url,
         profiles=crowd,
         source=source,
@@ -147,6 +147,11 @@ def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: s
         command=redact_text(shlex.join(["flowctl", *sys.argv[1:]])),  # as it can be given again, without secrets
         **{name: given[name] for name in _AS_GIVEN},
     )
+    with named_by_options(_OPTIONS):
+        plan = LoadPlan(**values)
+        if plan.publishers and source is None:
+            plan.synthetic(0)
+        return plan
 
 
 _AS_GIVEN: Final = (
@@ -154,6 +159,17 @@ _AS_GIVEN: Final = (
     "allow_remote",
 )  # fmt: skip
 """Options that are fields of a plan as they are."""
+_OPTIONS: Final = SYNTHETIC_OPTIONS | {
+    "bit_rate": "--bit-rate",
+    "publishers": "--publishers",
+    "streams": "--streams",
+    "ramp_s": "--ramp",
+    "duration_s": "--duration",
+    "workers": "--workers",
+    "measure_every": "--measure",
+    "connect_timeout_s": "--connect-timeout",
+}
+"""Field of a plan, or of its synthetic source, and the option that sets it."""
 
 
 def _key_frame_bytes(text: str) -> int:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure, check_end, given, optional_duration, print_json, run_client, set_up_log
+from flowctl.cli.common import (
+    SYNTHETIC_OPTIONS,
+    CaFile,
+    Insecure,
+    check_end,
+    given,
+    named_by_options,
+    optional_duration,
+    print_json,
+    run_client,
+    set_up_log,
+)
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError
 from flowctl.units import format_count, format_duration, format_size, parse_bit_rate, parse_duration, parse_size
@@ -18,16 +29,6 @@ if TYPE_CHECKING:
     from flowctl.flv import FlvTag
     from flowctl.wire.client.publisher import RtmpPublisher
     from flowctl.wire.rtmp.url import RtmpUrl
-
-
-_SYNTHETIC_OPTIONS: Final = {
-    "video_bit_rate": "--bit-rate",
-    "fps": "--fps",
-    "key_interval_s": "--key-interval",
-    "key_frame_bytes": "--key-frame-size",
-    "disposable_every": "--disposable-every",
-}
-"""Setting of `SyntheticSource` and the option that sets it."""
 
 
 def publish(
@@ -82,18 +83,12 @@ def publish(
 def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterable[FlvTag]:
     from flowctl.wire.media.synthetic import SyntheticSource
 
-    try:
+    with named_by_options(SYNTHETIC_OPTIONS):
         return SyntheticSource(**settings, audio=audio, video=video)
-    except ConfigError as error:
-        text = str(error)
-        for name, option in _SYNTHETIC_OPTIONS.items():
-            text = text.replace(name, option)
-        hint = "raise --bit-rate, or lower --fps or --key-frame-size" if error.hint else None
-        raise ConfigError(text, hint=hint) from error
 
 
 def _refuse_ignored(context: typer.Context, source: str) -> None:
-    for option in _SYNTHETIC_OPTIONS.values():
+    for option in SYNTHETIC_OPTIONS.values():
         if given(context, option[2:].replace("-", "_")):
             raise ConfigError(
                 f"{option} is for the synthetic source, and {source} is a file",

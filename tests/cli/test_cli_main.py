@@ -105,6 +105,12 @@ def test_version_when_asked_for_text(capsys):
         (["publish", "a.flv", "rtmp://host/live/room", "--fps", "30"], "--fps is for the synthetic", "leave it out"),
         (["publish", "synthetic", "rtmp://host/live/room", "--no-audio", "--no-video"], "nothing to send", ""),
         (["demo", "--duration", "1s"], "duration_s is 1", ""),
+        (["load", "rtmp://127.0.0.1:1/live/x", "--duration", "0"], "--duration is 0, allowed is 0.1", ""),
+        (
+            ["load", "rtmp://127.0.0.1:1/live/x", "--publishers", "1", "--bit-rate", "0"],
+            "--bit-rate 0 leaves 0 bytes",
+            "--key-frame-size",
+        ),
     ],
 )
 def test_errors_when_use_or_settings_are_wrong(arguments, error, hint, capsys):

@@ -220,7 +220,7 @@ class SyntheticSource:
         if frames > 1 and other < least_other:
             raise ConfigError(
                 f"video_bit_rate {self.video_bit_rate} leaves {other:.0f} bytes a frame, {least_other:.0f} are needed",
-                hint="raise video_bit_rate, or lower fps, key_frame_bytes or key_frame_ratio",
+                hint="raise video_bit_rate, or lower fps or key_frame_bytes",
             )
         _check("key_frame_bytes", key, least_key, MAX_FRAME_SIZE_BYTES)
         return (round(key), other)
