@@ -16,6 +16,8 @@ from pyarrow import parquet
 from flowctl.control.client import call_operation
 from flowctl.errors import FlowctlError
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.wire import TYPE_DATA_AMF0, Message
 
 MARK = "kanarie7d1f"
 """In every secret, with a number behind it that tells by which door it went in."""
@@ -97,7 +99,8 @@ async def through_rtmp(port, mark):
         await tried(peer.command("FCPublish", None, f"room?key={mark('FCPublish')}"))
         await tried(peer.command("releaseStream", None, f"room?key={mark('releaseStream')}"))
         await tried(peer.publish("fine2"))
-        await tried(peer.send(peer.data_message("@setDataFrame", "onMetaData", {"key": mark("metadata")})))
+        metadata = amf0.encode("@setDataFrame", "onMetaData", {"key": mark("metadata")})
+        await tried(peer.send(Message(5, 0, TYPE_DATA_AMF0, peer.stream_id, metadata)))
         await tried(peer.check_alive())
     for peer in peers:
         peer.close()
