@@ -19,7 +19,7 @@ from flowctl.errors import ConfigError, FlowctlError
 from flowctl.units import format_count, format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from flowctl.live.cluster.follow import Follow, FollowStatistics
+    from flowctl.live.cluster.follow import FollowStatistics, StreamFollower
     from flowctl.live.remux.hls import HlsWriter
     from flowctl.live.remux.recorder import FinishedFile, Form, StreamRecorder
     from flowctl.wire.rtmp.url import RtmpUrl
@@ -187,7 +187,7 @@ def _tell(file: FinishedFile, *, as_json: bool) -> None:
 
 def _run(
     addresses: list[RtmpUrl], recorders: Sequence[StreamRecorder | HlsWriter], *, duration_s: float | None, once: bool
-) -> list[Follow]:
+) -> list[StreamFollower]:
     """Record until it is to end; then finish the files."""
     from flowctl.live.remux.intake import pull
     from flowctl.pollgroup import PollGroup
@@ -249,7 +249,11 @@ def _progress(recorders: Sequence[StreamRecorder | HlsWriter]) -> None:
 
 
 def _summarise(
-    addresses: list[RtmpUrl], recorders: Sequence[StreamRecorder | HlsWriter], follows: list[Follow], *, as_json: bool
+    addresses: list[RtmpUrl],
+    recorders: Sequence[StreamRecorder | HlsWriter],
+    follows: list[StreamFollower],
+    *,
+    as_json: bool,
 ) -> None:
     rows: list[dict[str, Any]] = []
     for url, recorder, follow in zip(addresses, recorders, follows, strict=True):

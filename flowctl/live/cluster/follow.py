@@ -1,6 +1,6 @@
 """Follows one stream of another server: plays it there over RTMP, and hands each message on, untouched and once.
 
-How it works. A `Follow` has one client connection at a time, on a poll group, to a TCP address or to a Unix socket.
+How it works. A `StreamFollower` has one client connection at a time, on a poll group, to a TCP address or Unix socket.
 What comes goes through a `Seam`, which leaves out what another connection brought already, to a `Sink`; `HubSink` is
 the one that publishes it in the local hub. When the connection is lost, the sink keeps the stream for `hold_s`, so that
 viewers see a pause, and the source is tried again, sooner at first. Everything runs on the group's thread, but for
@@ -27,7 +27,7 @@ import structlog
 
 from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.errors import BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
-from flowctl.live.cluster.seam import Joint, Seam
+from flowctl.live.cluster.seam import Seam, SeamVerdict
 from flowctl.live.observer import Observer
 from flowctl.live.records.ingest import Ingest
 from flowctl.pollgroup import PollGroup
@@ -43,18 +43,18 @@ from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 FOLLOW_BACKOFF: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
-"""A source that has gone is looked for often: viewers wait for it."""
-_LOOK_S: Final = 5.0
-"""A source that has sent nothing for so long is sent a ping; one that sends nothing for as long again is given up."""
+"""Pause between tries to reach a source: short, for viewers wait for it."""
+_SILENCE_S: Final = 5.0
+"""Silence after which a source is sent a ping; after as much silence again it is given up."""
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
-_FOREIGN: Final = (b"\x02\x00\x11|RtmpSampleAccess", b"\x02\x00\x08onStatus")
-"""Beginnings of data messages that servers put before a stream and that are not of it (nginx-rtmp, SRS)."""
+_FOREIGN_PREFIXES: Final = (b"\x02\x00\x11|RtmpSampleAccess", b"\x02\x00\x08onStatus")
+"""First octets of data messages that servers put before a stream, and that are not part of it (nginx-rtmp, SRS)."""
 _CONFIG: Final = ClientSessionConfig(flash_version="flowctl follow", buffer_ms=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Inflow:
-    """Who is told of the connections of a follow that bring something, as of those of publishers."""
+    """The observer of a follow's connections that bring something, which are reported like those of publishers."""
 
     observer: Observer
     name: str
@@ -97,26 +97,31 @@ class FollowStatistics:
 
 
 class Sink(Protocol):
-    """Takes a stream that is followed. The follow's thread."""
+    """Receives a stream that is followed. The follow's thread."""
 
     def begin(self, now: float) -> None:
-        """A timeline begins, perhaps behind another one. A BusyError says that the stream is not wanted."""
+        """Begin a timeline, perhaps behind another one. A BusyError says that the stream is not wanted."""
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
-        """Take one message."""
+        """Accept one message."""
 
     def end(self, why: str) -> None:
-        """The stream has ended, or stayed away for too long."""
+        """End the stream, which has ended, or stayed away for too long."""
 
 
-class _Link(RtmpClient):
-    """The connection of a follow."""
+class _FollowClient(RtmpClient):
+    """The RTMP client connection of a follow."""
 
     __slots__ = ("_follow", "_inflow", "_looked_bytes", "_pinged", "_told", "ingest")
     pinned = True  # to the thread of its follow
 
     def __init__(
-        self, follow: Follow, url: RtmpUrl, parameters: str, on_end: Callable[[Any], None], inflow: Inflow | None
+        self,
+        follow: StreamFollower,
+        url: RtmpUrl,
+        parameters: str,
+        on_end: Callable[[Any], None],
+        inflow: Inflow | None,
     ) -> None:
         super().__init__(url, config=_CONFIG, parameters=parameters, on_end=on_end)
         self._protocol.play()
@@ -130,7 +135,7 @@ class _Link(RtmpClient):
     def opened(self) -> None:
         super().opened()
         self.connection.gather_input(wanted=True)  # as that of a publisher
-        self.wake_at(self.connection.clock() + _LOOK_S)
+        self.wake_at(self.connection.clock() + _SILENCE_S)
 
     def media(self, message: Message, now: float) -> None:
         if self._inflow is not None and message.type_id in _MEDIA:
@@ -142,7 +147,7 @@ class _Link(RtmpClient):
         self._follow.received(self, message, now)
 
     def _tell(self, inflow: Inflow, now: float) -> None:
-        """Tell that it brings the stream: not before, for one that never does is no publisher."""
+        """Report that it brings the stream: not before, for a connection that never does is not a publisher's."""
         self._told = True
         inflow.observer.asked(self.connection, "publish", inflow.name, now)
         inflow.observer.publish_started(self.connection, inflow.name, now, standby=False)
@@ -165,16 +170,16 @@ class _Link(RtmpClient):
         if received != self._looked_bytes:
             self._looked_bytes, self._pinged = received, False
         elif self._pinged:
-            self.connection.close(CloseReason.IDLE, f"nothing came for {2 * _LOOK_S:g} s")
+            self.connection.close(CloseReason.IDLE, f"nothing came for {2 * _SILENCE_S:g} s")
             return
         else:
             self._pinged = True
             ping = UserControl(EVENT_PING_REQUEST, timestamp=round(now * 1000) & 0xFFFFFFFF)
             self.connection.sender.send(self._protocol.send_message(encode_control(ping)), droppable=False)
-        self.wake_at(now + _LOOK_S)
+        self.wake_at(now + _SILENCE_S)
 
 
-class Follow:
+class StreamFollower:
     def __init__(
         self,
         source: Source,
@@ -196,8 +201,8 @@ class Follow:
         self._state = FollowState.RESTING
         self._why = "not begun"
         self._told = ""  # why connections end that bring nothing, as the log said it last
-        self._link: _Link | None = None
-        self._before: _Link | None = None  # to the source before, whose last pictures may be under way
+        self._link: _FollowClient | None = None
+        self._before: _FollowClient | None = None  # to the source before, whose last pictures may be under way
         self._number = 0  # of the present try: what belongs to an earlier one is not for us any more
         self._begun = False  # the sink has the stream
         self._refused = False  # the sink does not want what this connection brings
@@ -286,7 +291,7 @@ class Follow:
             sock.close()
             return
         ended = partial(self._post, self._link_ended)
-        link = _Link(self, self._source.url, parameters, ended, self._inflow)
+        link = _FollowClient(self, self._source.url, parameters, ended, self._inflow)
         try:
             place_client(self._group, link, sock)
         except (ClosedError, OSError) as error:
@@ -307,7 +312,7 @@ class Follow:
             self._later("again", self._redial.delay_s(lasted_s), self._try)
         self._hold()
 
-    def _link_ended(self, link: _Link) -> None:
+    def _link_ended(self, link: _FollowClient) -> None:
         if link is not self._link or self._state is FollowState.ENDED:
             return
         self._link = None
@@ -355,12 +360,12 @@ class Follow:
             self._set(FollowState.RESTING, why)
             self._hold()
         elif self._state is FollowState.RUNNING:  # the last pictures are under way, and behind them it says itself
-            self._later("last", _LOOK_S, partial(self._leave, why))
+            self._later("last", _SILENCE_S, partial(self._leave, why))
         else:
             self._leave(why)
 
     def _leave(self, why: str) -> None:
-        """End the stream for viewers, and have nothing to do with its source."""
+        """End the stream for viewers, and drop the source."""
         self._cancel("last")
         self._cancel("hold")
         self._drop_link(why)
@@ -392,17 +397,17 @@ class Follow:
 
     # -- the stream; the connection's thread
 
-    def received(self, link: _Link, message: Message, now: float) -> None:
+    def received(self, link: _FollowClient, message: Message, now: float) -> None:
         if link not in (self._link, self._before) or self._refused:
             return
         type_id, timestamp, payload = message.type_id, message.timestamp, message.payload
-        if type_id not in _MEDIA and payload.startswith(_FOREIGN):
+        if type_id not in _MEDIA and payload.startswith(_FOREIGN_PREFIXES):
             return
         if link is self._link and self._state is not FollowState.RUNNING:
             self._runs()
-        joined = self._seam.take(type_id, timestamp, payload, now)
-        if joined.pieces:
-            self._pass_on(joined.joint, joined.pieces, now)
+        result = self._seam.join(type_id, timestamp, payload, now)
+        if result.pieces:
+            self._pass_on(result.verdict, result.pieces, now)
 
     def _runs(self) -> None:
         self._told = ""
@@ -412,9 +417,9 @@ class Follow:
         self._seam.reconnected()
         self._set(FollowState.RUNNING, "")
 
-    def _pass_on(self, joint: Joint, pieces: tuple[tuple[int, int, bytes], ...], now: float) -> None:
-        restart = joint is Joint.RESTART
-        self._gaps += joint is Joint.GAP
+    def _pass_on(self, verdict: SeamVerdict, pieces: tuple[tuple[int, int, bytes], ...], now: float) -> None:
+        restart = verdict is SeamVerdict.RESTART
+        self._gaps += verdict is SeamVerdict.GAP
         self._restarts += restart
         if not self._begun or restart:
             try:
@@ -431,7 +436,7 @@ class Follow:
             self._payload_bytes += len(payload)
             self._sink.take(type_id, timestamp, payload, now)
 
-    def stream_ended(self, link: _Link, reason: str, now: float) -> None:
+    def stream_ended(self, link: _FollowClient, reason: str, now: float) -> None:
         del now
         if link is self._link:
             reason = self._source.url.masked(reason)

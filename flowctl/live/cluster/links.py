@@ -39,10 +39,10 @@ _MIB: Final = 1024 * 1024
 LINK_LIMITS: Final = Limits(
     size=AxisLimits(soft=16 * _MIB, hard=32 * _MIB, name="bytes"), messages=AxisLimits(hard=65536), target_delay_ms=0
 )
-"""What may wait for a worker that follows a stream."""
+"""Limits of what may wait for a worker that follows a stream."""
 _POLICY: Final = KeepAll()
 _MSID: Final = 1
-"""The only message stream id of a link: the first that createStream gives."""
+"""Message stream id of a link: the first that createStream gives."""
 _BACKLOG: Final = 1024
 
 

@@ -37,7 +37,7 @@ from flowctl.errors import (
 )
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.access.rules import KEY_PARAMETERS
-from flowctl.live.cluster.segments.cutter import Cut, Cutter, timeline_at
+from flowctl.live.cluster.segments.cutter import CutSegment, Cutter, timeline_at
 from flowctl.live.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.live.publishing import HubSink
@@ -58,10 +58,10 @@ POLICY: Final = Policy(
     max_object_id_bytes=ID_BYTES,
     max_object_size_bytes=OBJECT_BYTES,
 )
-"""Of all nodes: what one side announces the other has to take. Windows are by what a round trip of 0.3 s brings of a
-thousand streams, whose ids take 100 octets each. How many segments a peer is asked for at a time is for its channels
-(`live.cluster.edge.gate`), which grow with what it answers in a round trip: one that is slow has few, and they can
-be had elsewhere."""
+"""Limits of all nodes: what one side announces the other has to accept. Windows are by what a round trip of 0.3 s
+brings of a thousand streams, whose ids take 100 octets each. How many segments a peer is asked for at a time is decided
+by its channels (`live.cluster.edge.gate`), which grow with what it answers in a round trip: a slow one has few, and
+segments come from others."""
 TLS: Final = "tls://"
 _REFUSED_HINT: Final = (
     "limits per address (--per-address, --new-per-address) are for edges too, unless one has proven that it is one"
@@ -70,20 +70,20 @@ _KEY_HINT: Final = (
     "make a key: flowctl key make FILE --for edge; give it behind the origin: flowctl edge 'HOST?key=KEY'"
 )
 _PENDING_BYTES: Final = 64 << 20
-"""Complete segments that wait for the origin's thread: more means that it does not run."""
+"""Octets of complete segments that may wait for the origin's thread: more means that it does not run."""
 _SMALL_BYTES: Final = 131_072
 _SMALL_PER_S: Final = 10.0
 _SMALL_AT_ONCE: Final = 100
-"""Segments of less than `_SMALL_BYTES` that are kept of one stream. Each costs every edge work, be it wanted or
-not, and the clock by which streams are cut is the publisher's: one whose clock leaps would fill the announcements of
-all streams. Encoders make two a second; ten minutes that are sent at ten times their speed are no leap."""
-_TIMELINES: Final = 10_000
+"""Segments of less than `_SMALL_BYTES` that are kept of one stream at once. Each costs every edge work, be it wanted or
+not, and streams are cut by the publisher's clock: one that leaps would fill the announcements of all streams. Encoders
+make two a second; ten minutes that are sent at ten times their speed are no leap."""
+_MOST_TIMELINES: Final = 10_000
 """Streams whose last timeline is remembered."""
 _FAREWELL_S: Final = 0.2
-_LAST_S: Final = 2.0
-"""How long the end of a node is waited for: nothing that is under way is worth more."""
-_STUCK_S: Final = 10.0
-"""An edge whose connection takes nothing for so long is cut."""
+_END_WAIT_S: Final = 2.0
+"""Time for which the end of a node is waited for: nothing that is under way is worth more."""
+_STALLED_EDGE_S: Final = 10.0
+"""Time after which an edge whose connection takes nothing is cut."""
 
 
 def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSession], None]) -> Server:
@@ -102,7 +102,7 @@ def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSess
         host.removeprefix("[").removesuffix("]"),
         int(port),
         limits=NO_LIMITS,
-        settings=SenderSettings(stuck_s=_STUCK_S),
+        settings=SenderSettings(stuck_s=_STALLED_EDGE_S),
         group_count=1,
         on_error=server.hub.oversight.report,
         rebalance=False,
@@ -121,7 +121,7 @@ def finish(work: Coroutine[Any, Any, None], group: PollGroup, deadline_s: float)
         work.close()
         return
     with contextlib.suppress(TimeoutError, CancelledError, FlowctlError):
-        future.result(min(max(deadline_s, _FAREWELL_S), _LAST_S))
+        future.result(min(max(deadline_s, _FAREWELL_S), _END_WAIT_S))
 
 
 class EdgeGuard:
@@ -282,7 +282,7 @@ class Origin:
             self._offering = Offering(ObjectDiffusion(self.pool, policy=POLICY), self._server)
         self._offering.serve(session)
 
-    def _hand_over(self, cut: Cut) -> None:
+    def _hand_over(self, cut: CutSegment) -> None:
         """Have a segment kept by our thread. Any thread; the stream's lock is held."""
         size = sum(len(frame.payload) for frame in cut.frames)
         if self._pending_bytes + size > _PENDING_BYTES:
@@ -292,7 +292,7 @@ class Origin:
         with contextlib.suppress(ClosedError, LocalProtocolError):  # it has stopped, or not begun
             self._group.call_soon(self._keep, cut, size)
 
-    def _keep(self, cut: Cut, size: int) -> None:
+    def _keep(self, cut: CutSegment, size: int) -> None:
         self._pending_bytes -= size
         keep(self.pool, cut)
         if not self._sweeps:
@@ -300,14 +300,14 @@ class Origin:
             self._group.call_later(self._window.stream_s / 4, self._sweep)
 
     def _sweep(self) -> None:
-        """Let go what is too old, also when nothing is published any more: what is over is offered to no edge."""
+        """Remove segments that are too old, also after the last publication: what is over is offered to no edge."""
         self.pool.expire()
         self._sweeps = len(self.pool) > 0
         if self._sweeps:
             self._group.call_later(self._window.stream_s / 4, self._sweep)
 
 
-def keep(pool: SegmentPool, cut: Cut) -> None:
+def keep(pool: SegmentPool, cut: CutSegment) -> None:
     try:
         pool.put(*cut.write())
     except (LimitExceededError, LocalProtocolError) as error:
@@ -315,11 +315,11 @@ def keep(pool: SegmentPool, cut: Cut) -> None:
 
 
 class Cutting:
-    """Cuts what is published at a live server: the taker of its hub. Copies of other servers' streams are left out."""
+    """Cuts what is published at a live server; attached to its hub. Copies of other servers' streams are left out."""
 
     def __init__(
         self,
-        hand_over: Callable[[Cut], None],
+        hand_over: Callable[[CutSegment], None],
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -337,7 +337,7 @@ class Cutting:
             self._complete(ended, ended.cutter.close())
             if ended.cutter.timeline:
                 self._timelines[name] = ended.cutter.timeline
-                if len(self._timelines) > _TIMELINES:
+                if len(self._timelines) > _MOST_TIMELINES:
                     self._timelines.popitem(last=False)
         if publisher is not None and not isinstance(publisher, HubSink):
             pace = TokenBucket(_SMALL_AT_ONCE, self._clock())
@@ -359,7 +359,7 @@ class Cutting:
             if not refused:
                 _log.warning("message too large for a segment", stream=name, size_bytes=len(payload))
 
-    def _complete(self, publication: _Publication, cuts: list[Cut]) -> None:
+    def _complete(self, publication: _Publication, cuts: list[CutSegment]) -> None:
         for cut in cuts:
             small = sum(len(frame.payload) for frame in cut.frames) < _SMALL_BYTES
             if not small or publication.pace.take_tokens(_SMALL_PER_S, _SMALL_AT_ONCE, self._clock()):
@@ -374,7 +374,7 @@ class Cutting:
 
 @dataclass(slots=True)
 class _Publication:
-    """A stream that is cut."""
+    """A publication that is being cut."""
 
     cutter: Cutter
     before: int | None

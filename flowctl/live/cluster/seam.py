@@ -17,18 +17,18 @@ from typing import Final, NamedTuple
 from flowctl.core.flow.state import MessageClass
 from flowctl.wire.rtmp.media.media import inspect
 
-REMEMBERED: Final = 4096
-"""Messages that are remembered: a minute of 25 pictures and 43 audio frames a second, longer than groups of pictures
-are, in some 300 kB."""
-_HEADERS: Final = 64
-"""Headers that are remembered, as many as a stream keeps of its publisher."""
+MOST_REMEMBERED: Final = 4096
+"""Messages whose fingerprints are remembered: a minute of 25 pictures and 43 audio frames a second, longer than groups
+of pictures are, in some 300 kB."""
+_MOST_HEADERS: Final = 64
+"""Headers that are remembered: as many as a stream keeps of its publisher."""
 _SLACK_MS: Final = 2000
-"""How far timestamps may be ahead of the clock and still be of the same timeline: encoders come in bursts."""
+"""Lead of timestamps over the clock that is still the same timeline: encoders send in bursts."""
 _HALF: Final = 0x80000000
 _CLOCK: Final = 0xFFFFFFFF
 
 
-class Joint(enum.Enum):
+class SeamVerdict(enum.Enum):
     NEXT = "next"  #: it goes on
     REPEATED = "repeated"  #: it came before
     HELD = "held"  #: a header; what follows it decides
@@ -42,10 +42,10 @@ class SeamPiece(NamedTuple):
     payload: bytes
 
 
-class Joined(NamedTuple):
-    """What becomes of a message."""
+class SeamResult(NamedTuple):
+    """What becomes of a message of a new connection."""
 
-    joint: Joint
+    verdict: SeamVerdict
     pieces: tuple[SeamPiece, ...] = ()  #: what is to be passed on now, in order
 
 
@@ -58,7 +58,7 @@ class Seam:
     __slots__ = ("_again", "_headers", "_held", "_last_at", "_last_timestamp", "_recent", "_repeats", "repeated_count")
 
     def __init__(self) -> None:
-        self._recent: deque[int] = deque(maxlen=REMEMBERED)
+        self._recent: deque[int] = deque(maxlen=MOST_REMEMBERED)
         self._headers: dict[object, tuple[int, int]] = {}  # by sticky key: type and checksum
         self._again: frozenset[int] | None = None  # what may be repeated. None: the connection has shown where it is
         self._repeats: int | None = None  # fingerprint of the last message that was repeated
@@ -78,44 +78,44 @@ class Seam:
         self._held.clear()
         self._again = self._repeats = None
 
-    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> Joined:
+    def join(self, type_id: int, timestamp: int, payload: bytes, now: float) -> SeamResult:
         piece = SeamPiece(type_id, timestamp, payload)
         info = inspect(type_id, payload)
         if info.message_class is MessageClass.HEADER:
             if self._again is not None:
-                self._held = [*self._held[1 - _HEADERS :], (info.sticky_key, piece)]
-                return Joined(Joint.HELD)
+                self._held = [*self._held[1 - _MOST_HEADERS :], (info.sticky_key, piece)]
+                return SeamResult(SeamVerdict.HELD)
             self._keep(info.sticky_key, piece)
-            return Joined(Joint.NEXT, (piece,))
+            return SeamResult(SeamVerdict.NEXT, (piece,))
         mark = timestamp << 40 | type_id << 32 | zlib.crc32(payload)
         if self._again is None:
             self._note(mark, timestamp, now)
-            return Joined(Joint.NEXT, (piece,))
+            return SeamResult(SeamVerdict.NEXT, (piece,))
         if mark in self._again:
             self._repeats = mark
             self.repeated_count += 1
-            return Joined(Joint.REPEATED)
+            return SeamResult(SeamVerdict.REPEATED)
         return self._go_on(piece, mark, now)
 
-    def _go_on(self, piece: SeamPiece, mark: int, now: float) -> Joined:
-        joint = self._joint(piece.timestamp, now)
-        if joint is Joint.RESTART:
+    def _go_on(self, piece: SeamPiece, mark: int, now: float) -> SeamResult:
+        verdict = self._verdict_of(piece.timestamp, now)
+        if verdict is SeamVerdict.RESTART:
             self._recent.clear()
             self._headers.clear()
         held, self._held, self._again = self._held, [], None
         news = [header for key, header in held if self._keep(key, header)]
         self._note(mark, piece.timestamp, now)
-        return Joined(joint, (*news, piece))
+        return SeamResult(verdict, (*news, piece))
 
-    def _joint(self, timestamp: int, now: float) -> Joint:
+    def _verdict_of(self, timestamp: int, now: float) -> SeamVerdict:
         if self._repeats is not None:
-            return Joint.NEXT if self._repeats == self._recent[-1] else Joint.GAP
+            return SeamVerdict.NEXT if self._repeats == self._recent[-1] else SeamVerdict.GAP
         if not self._recent:
-            return Joint.NEXT  # nothing but headers came so far
+            return SeamVerdict.NEXT  # nothing but headers came so far
         ahead_ms = timestamp - self._last_timestamp & _CLOCK
         elapsed_ms = (now - self._last_at) * 1000
         # Serial arithmetic: half of the clock is behind.
-        return Joint.GAP if ahead_ms < _HALF and ahead_ms <= elapsed_ms + _SLACK_MS else Joint.RESTART
+        return SeamVerdict.GAP if ahead_ms < _HALF and ahead_ms <= elapsed_ms + _SLACK_MS else SeamVerdict.RESTART
 
     def _note(self, mark: int, timestamp: int, now: float) -> None:
         self._recent.append(mark)
@@ -123,8 +123,8 @@ class Seam:
 
     def _keep(self, key: object, header: SeamPiece) -> bool:
         value = header.type_id, zlib.crc32(header.payload)
-        known = self._headers.pop(key, None)
-        if len(self._headers) >= _HEADERS:
+        previous = self._headers.pop(key, None)
+        if len(self._headers) >= _MOST_HEADERS:
             del self._headers[next(iter(self._headers))]
         self._headers[key] = value
-        return known != value
+        return previous != value

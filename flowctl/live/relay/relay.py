@@ -21,7 +21,7 @@ import structlog
 from flowctl.connection import Connection
 from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError, RemoteProtocolError
-from flowctl.live.cluster.follow import Follow, FollowStatistics, Inflow, Source
+from flowctl.live.cluster.follow import FollowStatistics, Inflow, Source, StreamFollower
 from flowctl.live.cluster.names.following import Following
 from flowctl.live.observer import Observer
 from flowctl.live.publishing import HubSink
@@ -164,7 +164,7 @@ class Relays:
         self._observer: Final = None if server.recording is None else server.recording.sessions
         self._following: Final = Following(server.hub, self._group, self._find, observer=self._observer)
         self._wanted: set[str] = set()  # the group's thread
-        self._always: dict[str, Follow] = {}
+        self._always: dict[str, StreamFollower] = {}
         self._refused_loops = 0
         self._stopped = False
         if self._pull:
@@ -177,7 +177,7 @@ class Relays:
                 source = _source(rule, rule.streams)
                 inflow = None if self._observer is None else Inflow(self._observer, rule.streams)
                 sink = HubSink(self._server.hub, rule.streams, source)
-                follow = Follow(source, sink, self._group, inflow=inflow)
+                follow = StreamFollower(source, sink, self._group, inflow=inflow)
                 self._always[rule.streams] = follow
                 follow.start()
         if self._pull:

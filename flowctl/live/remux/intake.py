@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import LimitExceededError
-from flowctl.live.cluster.follow import Follow, Sink, Source
+from flowctl.live.cluster.follow import Sink, Source, StreamFollower
 from flowctl.live.wirelog import KeptHeaders
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.rtmp.media.media import inspect
@@ -161,6 +161,6 @@ HOLD_S: Final = 10.0
 """How long a stream whose server is lost may be away and still go on in the same file, if its clock does."""
 
 
-def pull(url: RtmpUrl, sink: Sink, group: PollGroup) -> Follow:
+def pull(url: RtmpUrl, sink: Sink, group: PollGroup) -> StreamFollower:
     """Return what plays `url` into `sink` on the thread of `group`; start it."""
-    return Follow(Source(url), sink, group, backoff=_BACKOFF, hold_s=HOLD_S)
+    return StreamFollower(Source(url), sink, group, backoff=_BACKOFF, hold_s=HOLD_S)

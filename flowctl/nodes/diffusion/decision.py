@@ -26,9 +26,9 @@ from flowctl.nodes.diffusion.objects import HasObject, ObjectId, PeerId
 from flowctl.nodes.diffusion.policy import Policy
 from flowctl.nodes.diffusion.state import DecisionGlobalState, PeerState
 
-_LAST: Final = 1 << 32
-"""Added to the load of a peer that is asked last: more than any count of objects in flight."""
-_LATE: Final = 1.0
+_LOAD_OF_LAST: Final = 1 << 32
+"""Load added to a peer that is asked last: more than any count of objects in flight."""
+_LATE_PENALTY: Final = 1.0
 """Penalty from which on a peer is asked last: one reply that came late."""
 
 
@@ -76,7 +76,7 @@ class DecisionContext:
 
     def is_last(self, peer: PeerId, state: PeerState) -> bool:
         """Return whether a peer is asked last: it is said to be, objects of it are overdue, or it was late lately."""
-        return peer in self.last or state.penalty_now(self.now) >= _LATE or bool(self.overdue(state))
+        return peer in self.last or state.penalty_now(self.now) >= _LATE_PENALTY or bool(self.overdue(state))
 
 
 Decisions: TypeAlias = dict[PeerId, PeerDecision]
@@ -112,15 +112,15 @@ def make_decisions(context: DecisionContext) -> Decisions:
 
 def _in_order(accounts: PlannedCopies) -> list[ObjectId]:
     objects, has_object = accounts.context.state.objects, accounts.context.has_object
-    found = [
+    ids = [
         object_id
         for object_id, known in objects.items()
         if known.providers & accounts.eligible and accounts.wanted(object_id) > 0 and not has_object(object_id)
     ]
-    found.sort()
+    ids.sort()
     if accounts.policy.rarest_first:
-        found.sort(key=lambda object_id: objects[object_id].providers.bit_count())
-    return found
+        ids.sort(key=lambda object_id: objects[object_id].providers.bit_count())
+    return ids
 
 
 def ids_request(state: PeerState, has_object: HasObject, policy: Policy) -> tuple[int, int, bool]:
@@ -215,7 +215,7 @@ class PlannedCopies:
             slot = state.slot
             self.eligible |= 1 << slot
             self._room_bytes[slot] = self.policy.max_bytes_inflight_per_peer - state.inflight_bytes - state.owt_bytes
-            self._put_at(slot, len(state.inflight) + (_LAST if self.context.is_last(peer, state) else 0))
+            self._put_at(slot, len(state.inflight) + (_LOAD_OF_LAST if self.context.is_last(peer, state) else 0))
 
     def _count_decided(self, state: PeerState, decision: PeerDecision) -> None:
         for object_id in decision.objects_to_req_ids:
@@ -239,7 +239,7 @@ class PlannedCopies:
             del self._peers_at[load]
             self._loads.remove(load)
         self._put_at(slot, load + 1)
-        if (load + 1) % _LAST >= self.policy.max_num_objects_inflight_per_peer:
+        if (load + 1) % _LOAD_OF_LAST >= self.policy.max_num_objects_inflight_per_peer:
             self.eligible &= ~(1 << slot)
 
     def _put_at(self, slot: int, load: int) -> None:

@@ -185,11 +185,11 @@ class ObjectDiffusion:
 
     def _begins(self, proof: bytes) -> list[Message]:
         """Return what a peer is told first: who we are, and what it is to tell of."""
-        found: list[Message] = [Init(), Prove(proof)] if proof else [Init()]
+        messages: list[Message] = [Init(), Prove(proof)] if proof else [Init()]
         if self._topics is not None:
-            found.append(Subscribe(wanted=False, topic=b"*"))  # which ends being told of everything
-            found += [Subscribe(wanted=True, topic=topic.encode()) for topic in self._topics]
-        return found
+            messages.append(Subscribe(wanted=False, topic=b"*"))  # which ends being told of everything
+            messages += [Subscribe(wanted=True, topic=topic.encode()) for topic in self._topics]
+        return messages
 
     async def _own(self, stream: PeerStream, conversation: Coroutine[Any, Any, None]) -> None:
         """Run a conversation as a task of ours, so that `close` can end it."""

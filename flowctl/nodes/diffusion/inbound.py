@@ -43,15 +43,15 @@ from flowctl.nodes.diffusion.wire.protocol import (
 )
 
 _REPLY_BYTES: Final = 256 * 1024
-"""What one reply should have, if it has more than one object. A reply is of use when it is there as a whole, and has
-10 s: so it is far smaller than the largest, which would take a link of 1 Mbit/s 20 s."""
+"""Size that a reply of several objects should have. A reply is of use only as a whole and has 10 s, so this is far
+below the largest one, which would take 20 s on a link of 1 Mbit/s."""
 _ID_OVERHEAD_BYTES: Final = 9
-"""Heads of an id of up to 64 KiB, of its size, and of both."""
+"""Octets of the three heads of an announcement: of an id of up to 64 KiB, of its size, and of both."""
 _SLACK_BYTES: Final = 64 * 1024
-"""By what a reply may exceed what was asked for and announced, so that an honest mistake is told by its name. A peer
-that announces little and sends much makes us keep no more than that."""
+"""Octets by which a reply may exceed what was asked for and announced, so that an honest mistake gets its own error. A
+peer that announces little and sends much cannot make us keep more than that."""
 _MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.OBJECTS]
-"""More than a reply is never kept: it is taken when it is complete, and what nobody asked for is an error."""
+"""Octets of input kept at most: one reply, which is taken when it is complete; more was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)

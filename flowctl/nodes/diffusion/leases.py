@@ -18,8 +18,8 @@ from flowctl.nodes.diffusion.decision import DecisionContext, Decisions, Planned
 from flowctl.nodes.diffusion.objects import ObjectId, PeerId
 from flowctl.nodes.diffusion.state import PeerState
 
-_MOST_POINTS: Final = 10.0
-"""Penalty above which the delay grows no more, and that of a peer that is overdue or asked last."""
+_MOST_PENALTY: Final = 10.0
+"""Largest penalty that lengthens the delay; a peer that is overdue or asked last always has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +58,18 @@ class LeasePlanner:
         return accounts.decisions()
 
     def next_round_at(self, context: DecisionContext) -> float | None:
-        found = [context.state.next_timeout(context.now)]
+        times_due = [context.state.next_timeout(context.now)]
         for peer, state in context.state.peers.items():
             delay_s = self._delay_s(context, peer, state)
             if delay_s:
                 times = (context.state.objects[key].since + delay_s for key in state.available)
-                found.append(min((when for when in times if when > context.now), default=None))
-        return min((when for when in found if when is not None), default=None)
+                times_due.append(min((when for when in times if when > context.now), default=None))
+        return min((when for when in times_due if when is not None), default=None)
 
     def _delay_s(self, context: DecisionContext, peer: PeerId, state: PeerState) -> float:
         held_back = peer in context.last or context.overdue(state)
-        points = _MOST_POINTS if held_back else state.penalty_now(context.now)
-        return min(points, _MOST_POINTS) * self.claim_delay_s
+        points = _MOST_PENALTY if held_back else state.penalty_now(context.now)
+        return min(points, _MOST_PENALTY) * self.claim_delay_s
 
 
 def _claimable(accounts: PlannedCopies, state: PeerState, free: set[ObjectId]) -> Iterator[ObjectId]:

@@ -56,30 +56,30 @@ from flowctl.nodes.diffusion.wire.protocol import (
 )
 
 MOST_KEPT_BYTES: Final = 64 << 20
-"""What the objects that were announced to one peer and not sent may take, beside the last of them."""
+"""Octets of objects announced to one peer and not sent yet that are kept for it, beside the last of them."""
 KEPT_FOR_S: Final = 30.0
-"""How long what was announced is kept for a peer when the pool has let it go: an honest one asks within seconds. Each
-connection may keep other objects, so without this many idle ones would hold many times what the pool may."""
+"""Time for which announced objects are kept for a peer after the pool has let them go: an honest peer asks within
+seconds. Each connection may keep other objects, so many idle ones would hold many times the limit of the pool."""
 _LOOK_S: Final = 5.0
 MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.IDLE]
-"""Requests that a client pipelines are read ahead by so much; then it has to wait."""
+"""Octets of pipelined requests that are read ahead from a client; then it has to wait."""
 MOST_TOPICS: Final = 4096
 """Topics that a client may want at a time: four times as many as a node has streams."""
 MOST_PATTERNS: Final = 64
-"""Of them those that stand for several, with ``*``, ``?`` or ``[``: each is tried with each topic of the pool."""
+"""Topics of a client that may have wildcards (``*``, ``?`` or ``[``): each is tried with each topic of the pool."""
 MOST_WILD: Final = 8
-"""Such signs of one pattern: one of 500 takes 50 ms to read, and none that anybody means has more than a few."""
+"""Wildcards in one pattern: a pattern of 500 takes 50 ms to read, and a useful one has only a few."""
 _TOPICS_KNOWN: Final = 16_384
 _WALK_REST_S: Final = 0.02
-"""After a walk through the pool for topics that are new to a client: 7000 objects take 2 ms, and it may ask for another
-with 30 octets."""
-_WALK_REST: Final = 3.0
-"""How long all clients of a node rest after a walk of one, in times of how long it took: a quarter of the thread is
-what they get, however many they are."""
+"""Least pause after a walk through the pool for topics that are new to a client: 7000 objects take 2 ms, and the client
+can cause the next walk with 30 octets."""
+_WALK_REST_FACTOR: Final = 3.0
+"""Pause of all clients of a node after a walk of one, as a multiple of its duration: walks get a quarter of the thread,
+however many clients there are."""
 _WORDS_PER_LOOK: Final = 512
-"""A client may choose or prove `MOST_TOPICS` times at once, and so often more each `_LOOK_S`."""
+"""Choices of topics and proofs that a client may send without a pause in each `_LOOK_S`; `MOST_TOPICS` at once."""
 _WORD_REST_S: Final = 0.01
-"""One more takes so long: each costs this node 10 us, and the client 4 octets."""
+"""Pause after each further one: it costs this node 10 us, and the client 4 octets."""
 _ESCAPED: Final = re.compile(r"\[([*?[])\]")
 
 
@@ -207,7 +207,7 @@ class Outbound:
                 self._guard.prove(message.proof)
                 self._changed_topics()
             if isinstance(message, (Subscribe, Prove)):
-                await self._rest()
+                await self._rest_after_word()
             if isinstance(message, RequestIds):
                 reply = await self._ids(message)
                 if reply is None:
@@ -260,7 +260,7 @@ class Outbound:
                 async with self._walking:
                     began = time.perf_counter()
                     self._walk()
-                    await asyncio.sleep(_WALK_REST * (time.perf_counter() - began))
+                    await asyncio.sleep(_WALK_REST_FACTOR * (time.perf_counter() - began))
                 await asyncio.sleep(_WALK_REST_S)
             announced = [] if self._stopping else self._announce(request.req_count)
             if announced or not request.blocking:
@@ -271,7 +271,7 @@ class Outbound:
             if isinstance(message, Subscribe):
                 self._inbox.used()
                 self._subscribe(message)
-                await self._rest()
+                await self._rest_after_word()
                 continue
             if message is not None:
                 raise RemoteProtocolError("a reply came from the side that asks", code="UnexpectedMessage")
@@ -346,8 +346,8 @@ class Outbound:
             self._patterns[topic] = re.compile(translate(topic))
         self._changed_topics()
 
-    async def _rest(self) -> None:
-        """Let others have a turn after a word that needs no answer; there may be 40,000 of them in the inbox."""
+    async def _rest_after_word(self) -> None:
+        """Let other tasks run after a word that needs no answer; there may be 40,000 of them in the inbox."""
         self._words_left = max(self._words_left - 1, 0)
         await asyncio.sleep(0 if self._words_left else _WORD_REST_S)
 
@@ -356,14 +356,14 @@ class Outbound:
         self._walks = self._ticket > ZERO_TICKET
 
     def _is_wanted(self, topic: str) -> bool:
-        found = self._wanted.get(topic)
-        if found is None:
+        is_wanted = self._wanted.get(topic)
+        if is_wanted is None:
             topics = self._topics
             asked = topics is None or topic in topics or any(item.match(topic) for item in self._patterns.values())
             if len(self._wanted) >= _TOPICS_KNOWN:
                 self._wanted.clear()
-            found = self._wanted[topic] = asked and (self._guard is None or self._guard.allows(topic))
-        return found
+            is_wanted = self._wanted[topic] = asked and (self._guard is None or self._guard.allows(topic))
+        return is_wanted
 
     def _walk(self) -> None:
         self._walks = False

@@ -21,7 +21,7 @@ _COUNTS: Final = {
     "max_bytes_inflight_per_peer": _MOST_BYTES,
     "max_bytes_inflight_total": _MOST_BYTES,
 }
-"""Fields that are 1 or more, and the most of each: counts must fit their field in a message."""
+"""Fields that must be 1 or more, with their maximum: counts must fit their field in a message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

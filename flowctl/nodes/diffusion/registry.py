@@ -29,12 +29,12 @@ from flowctl.nodes.diffusion.state import DecisionGlobalState, PeerState
 from flowctl.nodes.diffusion.wire.protocol import Announced
 
 MIN_INTERVAL_S: Final = 0.005
-"""Least time between two rounds: what the original sleeps before each."""
+"""Least time between two rounds: the original sleeps for it before each round."""
 _REST_FACTOR: Final = 4.0
 RETRY_IDS_S: Final = 0.1
-"""A peer that had fewer ids than it was asked for is not asked again for so long, unless there is something to
-acknowledge: while objects are under way, it would be asked every few milliseconds whether it has new ones. Nor is it
-asked while its answer to that is under way."""
+"""Pause before a peer that had fewer ids than it was asked for is asked again, unless there is something to
+acknowledge: while objects are under way, it would be asked every few milliseconds. It is not asked either while its
+answer is under way."""
 _NOTHING: Final = PeerDecision()
 
 

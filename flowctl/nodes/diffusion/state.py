@@ -75,12 +75,12 @@ class PeerState:
         return len(list(itertools.takewhile(needs_no_more, self.fifo)))
 
     def overdue(self, before: float) -> list[ObjectId]:
-        found = []
+        ids = []
         for object_id, item in self.inflight.items():
             if item.since > before:
                 break
-            found.append(object_id)
-        return found
+            ids.append(object_id)
+        return ids
 
     def penalty_now(self, now: float) -> float:
         """Return how late the peer has been of late: 0 for one that is on time, up to 60."""
@@ -318,19 +318,19 @@ class DecisionGlobalState:
             raise LimitExceededError("max_object_size_bytes", size_bytes, self.policy.max_object_size_bytes)
 
     def _known(self, object_id: ObjectId, now: float) -> KnownObject:
-        known = self.objects.get(object_id)
-        if known is None:
-            known = self.objects[object_id] = KnownObject(now)
-        return known
+        entry = self.objects.get(object_id)
+        if entry is None:
+            entry = self.objects[object_id] = KnownObject(now)
+        return entry
 
     def _unavailable(self, object_id: ObjectId, slot: int) -> None:
-        known = self.objects[object_id]
-        known.providers &= ~(1 << slot)
-        if not (known.providers or known.copies):
+        entry = self.objects[object_id]
+        entry.providers &= ~(1 << slot)
+        if not (entry.providers or entry.copies):
             del self.objects[object_id]
 
     def _copy_gone(self, object_id: ObjectId) -> None:
-        known = self.objects[object_id]
-        known.copies -= 1
-        if not (known.providers or known.copies):
+        entry = self.objects[object_id]
+        entry.copies -= 1
+        if not (entry.providers or entry.copies):
             del self.objects[object_id]

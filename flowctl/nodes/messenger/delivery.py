@@ -2,7 +2,7 @@
 
 Theory of operation. A message is *unacknowledged* from `submit` to its outcome: acknowledged, or given up because its
 deadline passed or its attempts are used up. In that time it is in one of three places: *ready* (to be handed to
-ZeroMQ by `take`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
+ZeroMQ by `take_ready`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
 
 Order. Where the peer understands the extension, each ordered message names the one before it, and the peer holds it
 back until that was handled. Without the extension one ordered message is under way at a time. Before the peer's first
@@ -122,7 +122,7 @@ class Outgoing:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """What is under way to one peer. Not locked: its owner sees to that."""
+    """The unacknowledged messages to one peer. Not locked: its owner does that."""
 
     _settings: DeliverySettings
     _rng: Random
@@ -136,7 +136,7 @@ class Delivery:
     _core: FlowCore = field(init=False)
     _unacknowledged: dict[int, Outgoing] = field(default_factory=dict)  #: by message id, in order of sequence
     _timers: Pending[int, Outgoing] = field(default_factory=Pending)  #: next attempt, or deadline
-    ready: deque[Outgoing] = field(default_factory=deque)  #: what `take` looks at
+    ready: deque[Outgoing] = field(default_factory=deque)  #: what `take_ready` looks at
     _refused: dict[int, Outgoing] = field(default_factory=dict)  #: ZeroMQ did not take them at their last attempt
     _waiting: deque[Outgoing] = field(default_factory=deque)  #: ordered ones, for the end of `_plain_ordered`
     _plain_ordered: Outgoing | None = None  #: the ordered one that is under way without the extension
@@ -144,7 +144,7 @@ class Delivery:
     _last_ordered: int = 0
     _ordered: dict[int, None] = field(default_factory=dict)  #: sequences of unacknowledged ordered ones, ascending
     edges: list[StateChange] = field(default_factory=list)  #: see `take_edges`
-    _heard: bool = False  #: since the last attempts that a timer made
+    _has_retried: bool = False  #: since the last attempts that a timer made
     _turn: int = 0  #: counts attempts, of all messages
     _acknowledged_turn: int = 0  #: the latest attempt of those whose message was acknowledged
     _progress_at: float = field(init=False)  #: when that was
@@ -188,7 +188,7 @@ class Delivery:
         if not message.settled:
             self.ready.append(message)
 
-    def take(self, now: float, most: int) -> list[Outgoing]:
+    def take_ready(self, now: float, most: int) -> list[Outgoing]:
         """Return up to `most` messages that are to be handed to ZeroMQ now; each counts as an attempt."""
         taken: list[Outgoing] = []
         ready = self.ready
@@ -215,46 +215,46 @@ class Delivery:
         return taken
 
     def take_decided(self) -> list[Outgoing]:
-        """Return messages that are on the disk as undecided, and go without the extension: after the next `release`.
+        """Return messages stored as undecided that go without the extension; send them after the next `release`.
 
         What went so in an earlier life has to go so in the next one, whatever the peer says by then.
         """
         decided, self._decided = self._decided, []
         return decided
 
-    def handed(self, messages: Iterable[Outgoing], now: float) -> None:
-        """ZeroMQ has taken these."""
+    def note_taken(self, messages: Iterable[Outgoing], now: float) -> None:
+        """Note that ZeroMQ has taken these messages."""
         if self._core.would_block:
             for message in messages:
                 self._refused.pop(message.message_id, None)
-            self._heard = False
+            self._has_retried = False
             self._unblock(now)
 
-    def refused(self, messages: Iterable[Outgoing], now: float) -> None:
-        """ZeroMQ has not taken these: nobody is there, or its queue is full. They wait for their next attempt."""
+    def note_refused(self, messages: Iterable[Outgoing], now: float) -> None:
+        """Note that ZeroMQ has refused these: no connection, or a full queue. They wait for their next attempt."""
         for message in messages:
             if not message.settled:
                 self._refused[message.message_id] = message
         if self._refused and not self._core.would_block:
             self._note(self._core.blocked(self._load(now), now))
 
-    def heard(self) -> bool:
-        """The peer showed life: what ZeroMQ refused is ready again. Return whether there is any.
+    def retry_refused(self) -> bool:
+        """Make ready what ZeroMQ refused, for the peer showed life; return whether there is any.
 
         Once between two attempts: a peer that speaks and cannot be reached must not make us try at each of its words.
         """
-        if self._heard or not self._refused:
+        if self._has_retried or not self._refused:
             return False
-        self._heard = True
+        self._has_retried = True
         self.ready.extend(self._refused.values())
         return True
 
-    def acknowledged(self, first: int, last: int, now: float) -> list[Outgoing]:
+    def note_acknowledged(self, first: int, last: int, now: float) -> list[Outgoing]:
         """Message ids `first` to `last` were received; return those that were unacknowledged until now."""
-        return self.acknowledged_ranges([(first, last)], now)
+        return self.note_acknowledged_ranges([(first, last)], now)
 
-    def acknowledged_ranges(self, ranges: Sequence[tuple[int, int]], now: float) -> list[Outgoing]:
-        """Note the same of several ranges; O(messages), however many and vast they are."""
+    def note_acknowledged_ranges(self, ranges: Sequence[tuple[int, int]], now: float) -> list[Outgoing]:
+        """Do the same for several ranges; O(messages), however many and vast the ranges are."""
         unacknowledged = self._unacknowledged
         messages = [unacknowledged[number] for number in _within(unacknowledged, ranges)]
         for message in messages:
@@ -267,14 +267,14 @@ class Delivery:
             self._settled(now)
         return messages
 
-    def due(self, now: float) -> list[tuple[Outgoing, Outcome]]:
+    def take_due(self, now: float) -> list[tuple[Outgoing, Outcome]]:
         """Make ready what is to be tried again, and return what is given up: TIMEOUT, or REJECTED after all attempts.
 
         To be called at `next_deadline`.
         """
         given_up: list[tuple[Outgoing, Outcome]] = []
         most = self._settings.max_attempts
-        self._heard = False
+        self._has_retried = False
         for _, message in self._timers.take_due(now):
             if message.deadline is not None and now >= message.deadline:
                 given_up.append((message, Outcome.TIMEOUT))

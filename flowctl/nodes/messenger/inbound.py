@@ -25,7 +25,7 @@ from typing import Any, Final
 import zmq
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.nodes.messenger.arrivals import Arrived, Fate
+from flowctl.nodes.messenger.arrivals import ArrivalVerdict, Arrived
 from flowctl.nodes.messenger.delivery import Outgoing
 from flowctl.nodes.messenger.message import Handler, Handlers, ReceivedMessage, To
 from flowctl.nodes.messenger.outbound import EchoTicket, MessengerOutbound, ignore
@@ -45,16 +45,16 @@ from flowctl.nodes.messenger.wire import (
 from flowctl.pollgroup import PollGroup
 
 MAX_HANDLING: Final = 1024
-"""Coroutines of handlers at a time; a message that finds so many is not taken, and comes again."""
+"""Handlers' coroutines that run at a time; a message beyond them is not accepted, and comes again."""
 MAX_HANDLING_BYTES: Final = 256 << 20
-"""Octets of their messages. Of both one peer gets no more than is left to all others: half, if it is alone."""
+"""Octets of running handlers' messages. Of both, one peer gets no more than is left to all others: half, if alone."""
 MAX_ECHO_BYTES: Final = 256 << 20
-"""Octets of echoes that are unacknowledged, with what each costs beside its own: who asks for echoes and acknowledges
-none must not keep the application from sending."""
+"""Octets of unacknowledged echoes, with `_ECHO_COST_BYTES` for each: a peer that asks for echoes and acknowledges none
+must not keep the application from sending."""
 _ECHO_COST_BYTES: Final = 1024
-"""What an echo costs beside its octets: it may have none."""
+"""Memory that an echo takes beside its octets: it may have none."""
 _MALFORMED_EVERY_S: Final = 1.0
-"""Malformed input is counted always and reported once in that time: a flood must not fill the log."""
+"""Time between two reports of malformed input, which is always counted: a flood must not fill the log."""
 
 
 @dataclass(eq=False)
@@ -100,11 +100,11 @@ class MessengerInbound:
             raise RemoteProtocolError(f"a message of {size_bytes} bytes, the most are {self._max_message_bytes}")
         extension = Extension.decode(rest[0]) if rest else None
         if extension is not None and extension.incarnation != peer.announced:
-            known = peer.endpoint.announcement(peer.envelope[0])
-            if known is not None and known != extension.incarnation:
+            announced = peer.endpoint.announcement(peer.envelope[0])
+            if announced is not None and announced != extension.incarnation:
                 extension = None  # payload that looks like it: the sender announced something else
             else:
-                self._outbound.learn(peer, extension.incarnation)
+                self._outbound.note_announcement(peer, extension.incarnation)
         if extension is None:
             incarnation = self._outbound.learn_by_handshake(peer)
         else:
@@ -123,20 +123,20 @@ class MessengerInbound:
         )
         arrived = Arrived(incarnation, header.message_id, extension, size_bytes, message)
         self._judge(peer, arrived)
-        self._outbound.heard_from(peer)
+        self._outbound.retry_peer(peer)
 
     def _judge(self, peer: MessengerPeer, arrived: Arrived) -> None:
         arrivals = peer.arrivals
         before = arrivals.incarnation, arrivals.floor
-        fate = arrivals.arrive(arrived)
+        verdict = arrivals.arrive(arrived)
         if self._outbound.store is not None and (arrivals.incarnation, arrivals.floor) != before:
             self._keep_floor(peer, before[0])
-        if fate is Fate.HANDLE:
+        if verdict is ArrivalVerdict.HANDLE:
             self._handle(peer, arrived)
-        elif fate is Fate.AGAIN:
+        elif verdict is ArrivalVerdict.SEEN:
             self.repeated_count += 1
             self._acknowledge(peer, arrived)
-        elif fate is not Fate.WAIT:
+        elif verdict is not ArrivalVerdict.WAIT:
             self.refused_count += 1
         self._handle_released(peer)
 
@@ -153,7 +153,7 @@ class MessengerInbound:
             store.mark_run(SEQUENCES + peer.key, arrivals.incarnation, 0, arrivals.floor - 1, ignore)
 
     def _handle_released(self, peer: MessengerPeer) -> None:
-        """Handle what waited for a message that was handled; one that this lets go is next in this same loop."""
+        """Handle what waited for a message that was handled; what this releases in turn follows in the same loop."""
         if peer.releasing:
             return
         peer.releasing = True
@@ -172,13 +172,13 @@ class MessengerInbound:
         echoes_too_much = number == ECHO and (peer.delivery.full(arrived.size_bytes) or echo_bytes > MAX_ECHO_BYTES)
         if echoes_too_much or self._handles_too_much(peer):
             self.refused_count += 1
-            peer.arrivals.failed(arrived)
+            peer.arrivals.note_failed(arrived)
             return
         steps: deque[tuple[Handler, bool]] = deque()
         if number >= FIRST_CALLBACK:
-            found = self._outbound.take_callback(peer, number, arrived.extension)
-            if found is not None:
-                steps.append((found, False))
+            callback = self._outbound.take_callback(peer, number, arrived.extension)
+            if callback is not None:
+                steps.append((callback, False))
         if peer.endpoint.callback is not None:
             steps.append((peer.endpoint.callback, True))
         if number == ECHO:
@@ -188,7 +188,7 @@ class MessengerInbound:
         self._run(peer, arrived, steps)
 
     def _handles_too_much(self, peer: MessengerPeer) -> bool:
-        """Return whether nothing of a peer can be handled now: too much is, for all or for it."""
+        """Return whether too much is being handled, for all or for this peer."""
         return (
             peer.handling_count >= MAX_HANDLING - len(self._handlers.tasks)
             or peer.handling_bytes >= MAX_HANDLING_BYTES - self._handling_bytes
@@ -197,7 +197,7 @@ class MessengerInbound:
     def _wait_for(
         self, peer: MessengerPeer, size_bytes: int, work: Coroutine[Any, Any, None], waits_for: Awaitable[object]
     ) -> None:
-        """Run what goes on with the handlers of a message, and count it while it runs."""
+        """Run the rest of a message's handlers as a task, and count it while it runs."""
         peer.handling_count += 1
         peer.handling_bytes += size_bytes
         self._handling_bytes += size_bytes
@@ -219,7 +219,7 @@ class MessengerInbound:
         peer.echo_count += 1
 
     def _run(self, peer: MessengerPeer, arrived: Arrived, steps: deque[tuple[Handler, bool]]) -> None:
-        """Call the handlers of a message one after the other; the one that waits goes on as a task."""
+        """Call the handlers of a message one after the other; one that awaits goes on as a task."""
         while steps:
             handler, decides = steps.popleft()
             try:
@@ -259,7 +259,7 @@ class MessengerInbound:
         if decides and self._ack_on_receipt:
             self._seen(peer, arrived)
         elif decides:
-            peer.arrivals.failed(arrived)
+            peer.arrivals.note_failed(arrived)
         return decides
 
     # --- acknowledging -------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class MessengerInbound:
                 self._handler_failed(peer, arrived, error, decides=True)
 
         if not self._mark(peer, arrived, marked, effect if effects else None):
-            peer.arrivals.failed(arrived)
+            peer.arrivals.note_failed(arrived)
 
     def _take_receipt(self, peer: MessengerPeer, arrived: Arrived) -> None:
         """Acknowledge a message before its handlers run; it counts as handled, for those in order behind it, after."""
@@ -299,7 +299,7 @@ class MessengerInbound:
             self._mark(peer, arrived, marked)
 
     def _mark(self, peer: MessengerPeer, arrived: Arrived, marked: Done, effect: Effect | None = None) -> bool:
-        """Have the store note a message; False: no store keeps such a number, and none of ours has one."""
+        """Have the store note a message; False: its number cannot be stored, so it is none of ours."""
         store = self._outbound.store
         if store is None or arrived.number >> 63 or not self._outbound.is_running():
             return False
@@ -309,7 +309,7 @@ class MessengerInbound:
 
     def _seen(self, peer: MessengerPeer, arrived: Arrived) -> None:
         old_below = peer.arrivals.old_below
-        if peer.arrivals.applied(arrived):
+        if peer.arrivals.note_handled(arrived):
             if not self._ack_on_receipt:
                 self._acknowledge(peer, arrived)
             if self._outbound.store is not None and peer.arrivals.old_below > old_below:

@@ -15,7 +15,7 @@ from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.endpoint import check_port
 
 MAX_IPC_PATH_BYTES = 107
-"""What a Unix socket's address holds on Linux."""
+"""Longest path that the address of a Unix socket holds on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Failure:
 
 
 Handler: TypeAlias = Callable[..., object]
-"""Called with the messenger, and with what it is about; may be a coroutine function."""
+"""Called with the messenger and the object of the event; may be a coroutine function."""
 
 
 @dataclass(eq=False)

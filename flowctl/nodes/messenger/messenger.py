@@ -32,7 +32,7 @@ from flowctl.nodes.messenger.message import Destination, Failure, Handler, Handl
 from flowctl.nodes.messenger.outbound import MessengerOutbound, Ticket, settle
 from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket, prepare
 from flowctl.nodes.messenger.store import MessageStore, OpenStore
-from flowctl.nodes.messenger.storefile import ANNOUNCES, IDS, OLD, SEQUENCES, Effect, Stored
+from flowctl.nodes.messenger.storefile import ANNOUNCES, IDS, OLD, SEQUENCES, Effect, StoredMessage
 from flowctl.nodes.messenger.wire import ACK, MAX_ID, MAX_IDENTITY_BYTES, NOOP, as_identity, parse_message
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
@@ -42,18 +42,18 @@ from flowctl.wire.zeromq.zap import ZapHandler, ZapRefusal, ZapRequest, bind_zap
 Callback = Callable[["Messenger", ReceivedMessage], object]
 """Handles a message; may be a coroutine function."""
 FailureHandler = Callable[["Messenger", Failure], object]
-"""Told of a message that was given up; may be a coroutine function."""
+"""Called with a message that was given up; may be a coroutine function."""
 StateHandler = Callable[["Messenger", To, StateChange], object]
-"""Told of each edge of the state of what is under way to a peer; may be a coroutine function."""
+"""Called at each change of a peer's send state; may be a coroutine function."""
 
 MAX_REMEMBERED: Final = 20_000
-"""Peers that are gone of which we know what they sent: some 40 MB. Those that went first are forgotten, on the disk
-too; what one of them sends again after that is handled again."""
+"""Peers that have left whose messages are remembered: some 40 MB. The earliest are forgotten first, on the disk too; a
+message that one of them sends again afterwards is handled again."""
 MAX_REMEMBERED_GAPS: Final = 1_000_000
-"""Gaps in what they sent, some 100 MB; one that would make them more is forgotten itself."""
+"""Gaps in the numbers of these peers, some 100 MB; a peer that would exceed them is forgotten itself."""
 
-_LOOKED_AT: Final = 64
-"""Peers of a listener that are looked at for one that can be forgotten; when the next one comes, those after them."""
+_PEERS_EXAMINED: Final = 64
+"""Peers of a listener that are examined for one to forget; the next newcomer continues after them."""
 _START_S: Final = 30.0
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class Messenger:
         self._connections: dict[int, MessengerSocket] = {}
         self._listener_count = self._connection_count = self._peer_count = 0
         # The group's thread only:
-        self._stored: dict[bytes, list[Stored]] = {}
+        self._stored: dict[bytes, list[StoredMessage]] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
         self._held_room: Final = HeldRoom()
         self._remembered: dict[bytes, tuple[Arrivals, str]] = {}  # of peers gone, and their pubkeys  # guarded by _lock
@@ -550,7 +550,7 @@ class Messenger:
             for peer in endpoint.peers.values():
                 self._running_group().deadlines.remove(peer)
                 self._outbound.withdraw_all(peer, Outcome.SHUTDOWN)
-        self._outbound.end()
+        self._outbound.end_waiting()
         if self._zap is not None:
             self._zap.close()
         if self._keys is not None:
@@ -628,7 +628,7 @@ class Messenger:
             self._running_group(),
             raw,
             partial(received, endpoint),
-            writable=None if endpoint.is_router else partial(self._outbound.heard, endpoint),
+            writable=None if endpoint.is_router else partial(self._outbound.retry_peers, endpoint),
         )
         endpoint.socket.start()
 
@@ -636,9 +636,9 @@ class Messenger:
         key = endpoint.key_of(route)
         now = self._running_group().now()
         with self._lock:
-            found = endpoint.peers.get(route)
-            if found is not None:
-                return found
+            known_peer = endpoint.peers.get(route)
+            if known_peer is not None:
+                return known_peer
             stored = self._stored.pop(key, [])
             peer = MessengerPeer(
                 self._outbound.peer_due,
@@ -698,7 +698,7 @@ class Messenger:
             return
         spare: tuple[MessengerSocket, bytes] | None = None
         for endpoint in self._listeners.values():
-            for route, peer in list(islice(endpoint.peers.items(), _LOOKED_AT)):
+            for route, peer in list(islice(endpoint.peers.items(), _PEERS_EXAMINED)):
                 if peer.arrivals.idle and not len(peer.delivery):
                     self._make_room(endpoint, route)
                     return

@@ -26,20 +26,20 @@ from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoin
 from flowctl.nodes.messenger.message import Failure, Handler, Handlers
 from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket
 from flowctl.nodes.messenger.store import MessageStore
-from flowctl.nodes.messenger.storefile import ANNOUNCES, Effect, Stored
+from flowctl.nodes.messenger.storefile import ANNOUNCES, Effect, StoredMessage
 from flowctl.nodes.messenger.wire import FIRST_CALLBACK, MAX_ID, Extension, Header, encode_message, parse_acks
 from flowctl.pollgroup import PollGroup
 
 MAX_CALLBACKS: Final = 65_536
-"""Message-specific callbacks that wait for their response."""
+"""Message-specific callbacks that may wait for their response at a time."""
 CALLBACK_S: Final = 3600.0
-"""After so long without a response, and without a deadline of its own, a callback is given up."""
+"""Time after which a callback without a deadline of its own, and without a response, is given up."""
 MAX_PENDING_BYTES: Final = 1 << 30
-"""Octets that are unacknowledged, to all peers together."""
-_BATCH: Final = 64
-"""Messages that are sent between two looks at the lock."""
-_BATCHES: Final = 16
-"""Batches to one peer before others get their turn."""
+"""Octets of unacknowledged messages to all peers together."""
+_MESSAGES_PER_BATCH: Final = 64
+"""Messages that are sent each time the lock is taken."""
+_BATCHES_PER_TURN: Final = 16
+"""Batches to one peer before the other peers get their turn."""
 
 T = TypeVar("T")
 
@@ -120,16 +120,16 @@ class MessengerOutbound:
             self._running = True
 
     def stop(self) -> None:
-        """Take no message any more, and keep those that were."""
+        """Accept no message any more, and write those that were accepted into the store."""
         with self._lock:
             self._running = False
             self._room.notify_all()
             to_keep, self._to_keep = self._to_keep, deque()
         for peer, message, effect in to_keep:  # sent a moment ago: that was a promise
-            self.keep(peer, message, effect)
+            self.persist(peer, message, effect)
 
-    def end(self) -> None:
-        """Tell those that still wait that nothing comes; after the peers were withdrawn from."""
+    def end_waiting(self) -> None:
+        """Tell waiting callers that nothing more comes; call it after all peers have been withdrawn."""
         self._group().deadlines.remove(self)
         with self._lock:
             waiting = self._callbacks.take_all()
@@ -149,14 +149,14 @@ class MessengerOutbound:
         # More than any number that a message to this peer has had, also if it was known before and forgotten.
         return Delivery(self._settings, self._rng, now, self._next_id + 1, durable=self.store is not None)
 
-    def restore_locked(self, peer: MessengerPeer, stored: Sequence[Stored], now: float) -> None:
+    def restore_locked(self, peer: MessengerPeer, stored: Sequence[StoredMessage], now: float) -> None:
         """Go on with the messages that an earlier life had for a peer."""
         self._lock.assert_owned()
-        for item in stored:
-            message, after, deadline_at = decode_record(item.message_id, item.record)
+        for entry in stored:
+            message, after, deadline_at = decode_record(entry.message_id, entry.record)
             if deadline_at is not None:
                 message.deadline = now + max(0.0, deadline_at - time.time())
-            peer.delivery.restore(message, item.sequence, after, now)
+            peer.delivery.restore(message, entry.sequence, after, now)
             self._pending_bytes += message.size_bytes
 
     def close_callbacks(self, endpoint: MessengerSocket) -> None:
@@ -164,7 +164,7 @@ class MessengerOutbound:
         with self._lock:  # the others have just had their outcome
             waiting = self._callbacks.take_where(lambda _, item: item.peer.endpoint is endpoint)
         for _, item in waiting:
-            self._unanswered(item, Outcome.WITHDRAWN)
+            self._report_unanswered(item, Outcome.WITHDRAWN)
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class MessengerOutbound:
         return message.message_id
 
     def wait_for_room(self) -> Future[None]:
-        """Return what is done once there may be room for a message."""
+        """Return a future that is done once there may be room for a message."""
         room: Future[None] = Future()
         with self._lock:
             self._room_waits.append(room)
@@ -216,7 +216,7 @@ class MessengerOutbound:
                 self._room_waits.remove(room)
 
     def note_delivering(self, done: Future[int], *, begins: bool) -> None:
-        """Note that somebody waits for an acknowledgement, or no more."""
+        """Note that a caller waits for an acknowledgement, or that it waits no more."""
         with self._lock:
             (self._delivering.add if begins else self._delivering.discard)(done)
 
@@ -286,14 +286,14 @@ class MessengerOutbound:
             to_keep, self._to_keep = self._to_keep, deque()
             callbacks_due = self._callbacks.next_deadline()
         for peer, message, effect in to_keep:
-            self.keep(peer, message, effect)
+            self.persist(peer, message, effect)
         for peer in peers:
             self._send_to(peer)
         if callbacks_due is not None and (self._callbacks_timer_at is None or callbacks_due < self._callbacks_timer_at):
             self._callbacks_timer_at = callbacks_due
             self._group().deadlines.set(self, callbacks_due)
 
-    def keep(self, peer: MessengerPeer, message: Outgoing, effect: Effect | None, *, again: bool = False) -> None:
+    def persist(self, peer: MessengerPeer, message: Outgoing, effect: Effect | None, *, again: bool = False) -> None:
         """Put a message into the outbox, and let it go once it is there; `again`: it is, and may go in any case."""
         store = self.store
         if store is None:
@@ -318,22 +318,22 @@ class MessengerOutbound:
         now = self._group().now()
         delivery, reachable = peer.delivery, not peer.endpoint.socket.closed
         if not delivery.announced and (incarnation := peer.endpoint.announced_within()):
-            self.learn(peer, incarnation)
-        for _ in range(_BATCHES):
+            self.note_announcement(peer, incarnation)
+        for _ in range(_BATCHES_PER_TURN):
             with self._lock:
-                batch = delivery.take(now, _BATCH)
+                batch = delivery.take_ready(now, _MESSAGES_PER_BATCH)
                 floor, decided = delivery.floor, delivery.take_decided()
             for message in decided:
-                self.keep(peer, message, None, again=True)
+                self.persist(peer, message, None, again=True)
             if not batch:
                 break
             count = self._hand_over(peer, batch, floor) if reachable else 0
             self.sent_count += count
             with self._lock:
-                delivery.handed(batch[:count], now)
+                delivery.note_taken(batch[:count], now)
                 if count < len(batch):
                     reachable = False
-                    delivery.refused(batch[count:], now)
+                    delivery.note_refused(batch[count:], now)
         else:
             self.wake(peer)
         self._look_after(peer)
@@ -374,9 +374,9 @@ class MessengerOutbound:
     def peer_due(self, peer: MessengerPeer, now: float) -> None:
         """Try again what is due, and give up what has no more time or attempts; called by the peer's timer."""
         with self._lock:
-            given_up = peer.delivery.due(now)
+            given_up = peer.delivery.take_due(now)
         for message, outcome in given_up:
-            self._given_up_with(peer, message, outcome)
+            self._report_given_up(peer, message, outcome)
         self._send_to(peer)
 
     def deadline_due(self, now: float) -> None:
@@ -389,9 +389,9 @@ class MessengerOutbound:
             with self._lock:
                 withdrawn = item.peer.delivery.withdraw(item.message, now)
             if withdrawn:
-                self._given_up_with(item.peer, item.message, Outcome.TIMEOUT)
+                self._report_given_up(item.peer, item.message, Outcome.TIMEOUT)
             else:
-                self._unanswered(item, Outcome.TIMEOUT)
+                self._report_unanswered(item, Outcome.TIMEOUT)
         if next_due is not None:
             self._callbacks_timer_at = next_due
             self._group().deadlines.set(self, next_due)
@@ -403,13 +403,13 @@ class MessengerOutbound:
         self.learn_by_handshake(peer)
         ranges = parse_acks(header, self.incarnation)
         with self._lock:
-            messages = peer.delivery.acknowledged_ranges(ranges, now)
+            messages = peer.delivery.note_acknowledged_ranges(ranges, now)
         self._settled(peer, messages)
 
     def _settled(self, peer: MessengerPeer, messages: list[Outgoing]) -> None:
         self.acknowledged_count += len(messages)
         for message in messages:
-            self._freed(message)
+            self._free_room(message)
             ticket = message.ticket
             if isinstance(ticket, Ticket) and ticket.on_ack is not None:
                 self._handlers.call("an acknowledgement handler", ticket.on_ack, message.message_id)
@@ -417,10 +417,10 @@ class MessengerOutbound:
             self.wake(peer)
         if peer.delivery.edges:
             self._look_after(peer)
-        self.heard_from(peer)
+        self.retry_peer(peer)
 
     def take_callback(self, peer: MessengerPeer, number: int, extension: Extension | None) -> Handler | None:
-        """Return the message-specific callback of a response, called once. None: there is none, or it is not his."""
+        """Return the callback of a response, once. None: it is unknown, or of another peer."""
         with self._lock:
             item = self._callbacks.get(number)
             foreign = item is not None and item.peer.to != peer.to
@@ -431,13 +431,13 @@ class MessengerOutbound:
             messages = []
             if not item.message.settled:  # the response says what an acknowledgement would
                 number = item.message.message_id
-                messages = peer.delivery.acknowledged(number, number, self._group().now())
+                messages = peer.delivery.note_acknowledged(number, number, self._group().now())
         self._settled(peer, messages)
         self._tell_room()
         return item.callback
 
-    def _unanswered(self, item: WaitingCallback, outcome: Outcome) -> None:
-        """Tell of a message that was acknowledged, and whose callback gets no response any more."""
+    def _report_unanswered(self, item: WaitingCallback, outcome: Outcome) -> None:
+        """Report a message that was acknowledged, and whose callback gets no response any more."""
         self.given_up_count += 1
         self._tell_failure(item.on_failure, Failure(item.message.message_id, item.peer.to, outcome, True))
         self._tell_room()
@@ -446,7 +446,7 @@ class MessengerOutbound:
         with self._lock:
             withdrawn = peer.delivery.withdraw(message, self._group().now())
         if withdrawn:
-            self._given_up_with(peer, message, outcome)
+            self._report_given_up(peer, message, outcome)
 
     def withdraw_all(self, peer: MessengerPeer, outcome: Outcome) -> None:
         with self._lock:
@@ -456,10 +456,10 @@ class MessengerOutbound:
         for message in messages:
             self._give_up(peer, message, outcome)
 
-    def _given_up_with(self, peer: MessengerPeer, message: Outgoing, outcome: Outcome) -> None:
-        """Tell of a message that has left the delivery without an acknowledgement."""
+    def _report_given_up(self, peer: MessengerPeer, message: Outgoing, outcome: Outcome) -> None:
+        """Report a message that has left the delivery without an acknowledgement."""
         self.given_up_count += 1
-        self._freed(message)
+        self._free_room(message)
         failure = Failure(message.message_id, peer.to, outcome, False, message.body, message.payload)
         ticket = message.ticket
         if isinstance(ticket, Ticket):
@@ -475,8 +475,8 @@ class MessengerOutbound:
         if handler is not None:
             self._handlers.call("a failure handler", handler, failure)
 
-    def _freed(self, message: Outgoing) -> None:
-        """A message has its outcome: its room is free."""
+    def _free_room(self, message: Outgoing) -> None:
+        """Free the room of a message that has its outcome."""
         if self.store is not None:
             self.store.remove(message.message_id)
         if isinstance(message.ticket, EchoTicket):
@@ -495,15 +495,15 @@ class MessengerOutbound:
 
     # --- what peers show -----------------------------------------------------------------------------------------
 
-    def heard(self, endpoint: MessengerSocket) -> None:
-        """The connection of a DEALER has room again."""
+    def retry_peers(self, endpoint: MessengerSocket) -> None:
+        """Retry the peers of a DEALER whose connection has room again."""
         for peer in endpoint.peers.values():
-            self.heard_from(peer)
+            self.retry_peer(peer)
 
-    def heard_from(self, peer: MessengerPeer) -> None:
-        """A peer shows life: what ZeroMQ refused is tried again."""
+    def retry_peer(self, peer: MessengerPeer) -> None:
+        """Send again what ZeroMQ refused, for the peer shows life."""
         with self._lock:
-            ready = peer.delivery.heard() and self.queue_locked(peer)
+            ready = peer.delivery.retry_refused() and self.queue_locked(peer)
         if ready:
             self._group().call_soon(self.pump)
 
@@ -513,10 +513,10 @@ class MessengerOutbound:
         if incarnation is None:  # left over by one that has closed: it is as it was
             return peer.arrivals.incarnation or 0
         if incarnation != peer.announced or peer.delivery.announced is None:
-            self.learn(peer, incarnation)
+            self.note_announcement(peer, incarnation)
         return incarnation
 
-    def learn(self, peer: MessengerPeer, incarnation: int) -> None:
+    def note_announcement(self, peer: MessengerPeer, incarnation: int) -> None:
         """Note that a peer announced the extension, or that it does not any more (0).
 
         With a store nothing goes with the extension before that is on the disk: the next life would send it without,
@@ -540,10 +540,10 @@ class MessengerOutbound:
 
 
 def settle(future: Future[T], value: T) -> None:
-    """Give a future its value, unless somebody has given it up meanwhile."""
+    """Give a future its value, unless its owner has cancelled it."""
     if future.set_running_or_notify_cancel():
         future.set_result(value)
 
 
 def ignore(_: Exception | None) -> None:
-    """Be told of what changes nothing if it fails."""
+    """Ignore the outcome of a call whose failure changes nothing."""

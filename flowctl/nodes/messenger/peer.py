@@ -20,16 +20,15 @@ from flowctl.nodes.messenger.wire import ANNOUNCEMENT, METADATA_OPTION, encode_a
 from flowctl.wire.zeromq.socket import ZmqSocket, notice_dead_peers
 
 _INPROC: Final[dict[tuple[int, str], int]] = {}
-"""Listeners of messengers of this process, by context and endpoint, and their incarnation: within a process there is no
-handshake that could say it."""
+"""Incarnation of each listener of this process, by context and endpoint: within a process no handshake could say it."""
 _INPROC_DIALLED: Final[dict[tuple[int, str, bytes], int]] = {}
-"""The same of those that have connected, by their identity too."""
+"""Incarnation of each messenger that has connected within this process; the identity is part of the key."""
 
 _RECONNECT_MS: Final = 50
-"""ZeroMQ's first wait before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
+"""Pause of ZeroMQ before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
 _RECONNECT_MOST_MS: Final = 2000
 _DEAD_AFTER_S: Final = 10
-"""A peer whose system does not answer for so long is gone without a word."""
+"""Time without an answer of its system after which a peer counts as gone."""
 
 
 @dataclass(slots=True, eq=False)

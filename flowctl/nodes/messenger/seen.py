@@ -4,11 +4,12 @@ Theory of operation. A sender counts its messages up, and most arrive; so the nu
 neighbours. They are kept as intervals: memory and time go with the gaps, not with the messages, and a jump of a million
 is one gap.
 
-There is a most of gaps, because a sender can make them as it likes. What happens there is the owner's choice:
+The number of gaps is limited, because a sender can make as many as it likes. What happens at the limit is the owner's
+choice:
 
-- `AtMost.REFUSE`, for a sender that numbers its messages to us one by one: what would open one gap more is not taken.
+- `WhenFull.REFUSE`, for a sender that numbers its messages to us one by one: what would open one gap more is not taken.
   It is not acknowledged either, so it comes again when gaps have closed. Nothing is lost, nothing is doubled.
-- `AtMost.FORGET`, for a sender that counts the messages to all its peers together, whose gaps never close: the lowest
+- `WhenFull.FORGET`, for a sender that counts the messages to all its peers together, whose gaps never close: the lowest
   gap is forgotten. What is below it may have been seen or not (`NumberVerdict.OLD`): it is not handed on, and it is not
   acknowledged, so that its sender learns that it has failed.
 """
@@ -22,11 +23,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_GAPS: Final = 1024
-"""Gaps of one sender: 16 KiB to 100 KiB of memory. A link that loses one message in five of a window of 4096 makes 650
-at a time."""
+"""Gaps remembered of one sender: 16 KiB to 100 KiB of memory. A link that loses one message in five of a window of 4096
+makes 650 at a time."""
 
 
-class AtMost(enum.Enum):
+class WhenFull(enum.Enum):
     """What is done with a number that would open one gap too many."""
 
     REFUSE = "refuse"
@@ -42,9 +43,9 @@ class NumberVerdict(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class SeenNumbers:
-    """The numbers that were seen of one sender."""
+    """The numbers of one sender that were seen."""
 
-    _at_most: AtMost = AtMost.REFUSE
+    _when_full: WhenFull = WhenFull.REFUSE
     _max_gaps: int = MAX_GAPS
     _firsts: list[int] = field(default_factory=list)  #: of each gap, ascending
     _lasts: list[int] = field(default_factory=list)
@@ -57,22 +58,22 @@ class SeenNumbers:
         """First and last number of each run that was not seen, ascending."""
         return list(zip(self._firsts, self._lasts, strict=True))
 
-    def look(self, number: int) -> NumberVerdict:
-        """Tell what `number` is; O(log gaps), nothing changes."""
+    def judge(self, number: int) -> NumberVerdict:
+        """Return what is known of `number`; O(log gaps), nothing changes."""
         if number > self.highest:
             opens = number > self.highest + 1 and number > self.floor
-            full = opens and len(self._firsts) >= self._max_gaps and self._at_most is AtMost.REFUSE
+            full = opens and len(self._firsts) >= self._max_gaps and self._when_full is WhenFull.REFUSE
             return NumberVerdict.FULL if full else NumberVerdict.NEW
         index = bisect_right(self._firsts, number) - 1
         if index >= 0 and number <= self._lasts[index]:
             splits = self._firsts[index] < number < self._lasts[index]
-            full = splits and len(self._firsts) >= self._max_gaps and self._at_most is AtMost.REFUSE
+            full = splits and len(self._firsts) >= self._max_gaps and self._when_full is WhenFull.REFUSE
             return NumberVerdict.FULL if full else NumberVerdict.NEW
         return NumberVerdict.OLD if number < self.floor and not self._old_is_seen else NumberVerdict.SEEN
 
     def first_time(self, number: int) -> bool:
         """Note that `number` was seen, and return whether that is the first time; O(gaps)."""
-        if self.look(number) is not NumberVerdict.NEW:
+        if self.judge(number) is not NumberVerdict.NEW:
             return False
         if number == self.highest + 1:
             self.highest = number
@@ -104,7 +105,7 @@ class SeenNumbers:
         return changed
 
     def restore(self, runs: Iterable[tuple[int, int]], old_below: int = 0) -> None:
-        """Begin with what was seen in an earlier life."""
+        """Start with the numbers that were seen in an earlier life."""
         if old_below:
             self.floor, self._old_is_seen = old_below, False
         for first, last in runs:

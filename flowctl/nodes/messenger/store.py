@@ -33,30 +33,30 @@ from typing import Final
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.nodes.messenger.storefile import (
     MAX_INTEGER,
-    Add,
+    AddMessage,
     Change,
     Done,
     Effect,
-    Forget,
+    ForgetSeen,
     MarkSeen,
-    Remove,
-    Stored,
+    RemoveMessage,
+    StoredMessage,
     StoreFile,
     Told,
 )
 
 Post = Callable[..., object]
-"""Calls its arguments on the messenger's thread, soon, in order (`PollGroup.call_soon`)."""
+"""Calls a function on the messenger's thread, soon and in order (`PollGroup.call_soon`)."""
 
 MIN_STORE_BYTES: Final = 1 << 20
-"""Smallest size that a store may be held to: SQLite's tables with a few hundred messages."""
+"""Smallest limit that a store may be given: SQLite's tables with a few hundred messages."""
 DEFAULT_STORE_BYTES: Final = 1 << 30
-"""1 GiB: an hour of 250 messages of 1 KiB a second, to peers that are gone."""
+"""Default limit of a store: an hour of 250 messages of 1 KiB a second to peers that are gone."""
 
 _COMMIT_CHANGES: Final = 2048
-"""Most changes of one transaction: some 10 ms, after which those who wait for them are told."""
+"""Changes in one transaction at most: some 10 ms, after which the waiting callers get their outcome."""
 _COMMIT_BYTES: Final = 4 << 20
-"""Most octets of one transaction, of which a copy stays in the log until the next checkpoint."""
+"""Octets in one transaction at most: a copy of them stays in the log until the next checkpoint."""
 
 
 class MessageStore:
@@ -92,7 +92,7 @@ class MessageStore:
         """Return the lowest message id that was never kept; before the first change only."""
         return self._file.next_message_id()
 
-    def pending(self) -> Iterator[Stored]:
+    def pending(self) -> Iterator[StoredMessage]:
         """Yield the messages of the outbox, oldest first; before the first change only."""
         return self._file.pending()
 
@@ -105,10 +105,10 @@ class MessageStore:
     def add(
         self, message_id: int, peer: bytes, sequence: int, record: bytes, done: Done, effect: Effect | None = None
     ) -> None:
-        self._change(Add(_checked(message_id), peer, _checked(sequence), record, done, effect))
+        self._change(AddMessage(_checked(message_id), peer, _checked(sequence), record, done, effect))
 
     def remove(self, message_id: int) -> None:
-        self._change(Remove(message_id))
+        self._change(RemoveMessage(message_id))
 
     def mark(self, peer: bytes, incarnation: int, sequence: int, done: Done, effect: Effect | None = None) -> None:
         """Note that a message was received; with an effect, run that in the same transaction."""
@@ -120,10 +120,10 @@ class MessageStore:
 
     def forget(self, peer: bytes, incarnation: int | None) -> None:
         """Forget what was seen of a peer's incarnations other than this one: it has begun anew. None: of all."""
-        self._change(Forget(peer, None if incarnation is None else _checked(incarnation)))
+        self._change(ForgetSeen(peer, None if incarnation is None else _checked(incarnation)))
 
     def close(self, deadline_s: float = 5.0) -> bool:
-        """Write what waits, then close the file; idempotent. Nobody is called back any more after it has returned."""
+        """Write what waits, then close the file; idempotent. After it has returned no callback is called any more."""
         if not self.closed:
             self.closed = True
             if not (self._started or self._waiting):
@@ -157,14 +157,14 @@ class MessageStore:
 
     def _take(self) -> list[Change]:
         waiting = self._waiting
-        taken = [waiting.popleft()]
+        changes = [waiting.popleft()]
         octets = 0
-        while waiting and len(taken) < _COMMIT_CHANGES and octets < _COMMIT_BYTES:
+        while waiting and len(changes) < _COMMIT_CHANGES and octets < _COMMIT_BYTES:
             change = waiting.popleft()
-            if type(change) is Add:
+            if type(change) is AddMessage:
                 octets += len(change.record)
-            taken.append(change)
-        return taken
+            changes.append(change)
+        return changes
 
     def _written(self, told: list[Told], undone: list[Change], count: int) -> None:
         """Hand over what has come meanwhile, then tell those who wait for what was written."""

@@ -34,17 +34,17 @@ from flowctl.errors import BusyError, LocalProtocolError, StoreError
 from flowctl.nodes.messenger.wire import runs_of
 
 Done = Callable[[Exception | None], object]
-"""Told None once something is on the disk, else why it is not."""
+"""Called with None once something is on the disk, else with the error."""
 Effect = Callable[["Transaction"], object]
 """Run inside the transaction, on the store's thread, which it must not block."""
 SEQUENCES: Final = b"s"
-"""Prefix of a sender's identity where what was seen of it is kept: numbers are sequences of this pair of peers."""
+"""Prefix of a sender's identity for numbers that are sequences of this pair of peers."""
 IDS: Final = b"i"
-"""The same where numbers are message ids: of messages that came before the sender knew that we understand more."""
+"""Prefix for numbers that are message ids: of messages sent before the sender knew that we understand the extension."""
 OLD: Final = b"o"
-"""The same where ids are marked that are too low to be told apart: seen or not, they are not taken any more."""
+"""Prefix for ids that are too low to be told apart: seen or not, they are not accepted any more."""
 ANNOUNCES: Final = b"a"
-"""Prefix of a destination that is marked once it is known to understand the extension."""
+"""Prefix of a destination that is known to understand the extension."""
 
 _TRANSACTIONAL: Final = ("BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE")
 
@@ -52,11 +52,11 @@ MAX_INTEGER: Final = 2**63 - 1
 """The largest integer that SQLite keeps."""
 
 _LOG_BYTES: Final = 8 << 20
-"""The log is cut to this when it begins anew: twice what there is between two checkpoints."""
+"""Size to which the log is cut when it begins anew: twice what is written between two checkpoints."""
 _SPARE_PAGES: Final = 2048
-"""Unused pages that stay for what comes next: 8 MiB, so that a queue that breathes does not move pages for nothing."""
+"""Unused pages that are kept for later messages: 8 MiB, so that a queue that grows and shrinks moves no pages."""
 _VACUUM_PAGES: Final = 256
-"""Pages given back with one commit: 1 MiB, a few milliseconds."""
+"""Pages that one commit gives back: 1 MiB, a few milliseconds."""
 
 _FORM: Final = SqliteForm(
     title="store",
@@ -124,17 +124,17 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredMessage:
     """A message of the outbox that was not acknowledged when the file was last closed."""
 
     message_id: int
     peer: bytes
     sequence: int
-    record: bytes  #: as it was given to `Add`
+    record: bytes  #: as it was given to `AddMessage`
 
 
 @dataclass(slots=True)
-class Add:
+class AddMessage:
     """Keep a message that is to be sent, and never give its id to another."""
 
     message_id: int
@@ -146,7 +146,7 @@ class Add:
 
 
 @dataclass(slots=True)
-class Remove:
+class RemoveMessage:
     message_id: int
 
 
@@ -166,7 +166,7 @@ class MarkSeen:
 
 
 @dataclass(slots=True)
-class Forget:
+class ForgetSeen:
     """Forget what was seen of a peer's incarnations other than this one. None: of all."""
 
     peer: bytes
@@ -179,7 +179,7 @@ class RunEffect:
     done: Done
 
 
-Change = Add | Remove | MarkSeen | Forget | RunEffect
+Change = AddMessage | RemoveMessage | MarkSeen | ForgetSeen | RunEffect
 Told = tuple[Done, Exception | None]
 _Marked = dict[tuple[bytes, int], set[int]]
 
@@ -209,9 +209,9 @@ class StoreFile:
     def next_message_id(self) -> int:
         return self._number("SELECT value FROM messenger_meta WHERE name = 'next_message_id'")
 
-    def pending(self) -> Iterator[Stored]:
+    def pending(self) -> Iterator[StoredMessage]:
         rows = self._rows("SELECT message_id, peer, sequence, record FROM messenger_outbox ORDER BY message_id")
-        return (Stored(*row) for row in rows)
+        return (StoredMessage(*row) for row in rows)
 
     def seen(self) -> list[tuple[bytes, int, int, int]]:
         return list(self._rows("SELECT peer, incarnation, first, last FROM messenger_seen ORDER BY 1, 2, 3"))
@@ -229,26 +229,26 @@ class StoreFile:
         except Exception as error:  # noqa: BLE001  (whatever it is, somebody waits to be told)
             refusal = _translated(self.path, error) if isinstance(error, sqlite3.Error) else error
             self._roll_back()
-        rest = [change for change in changes if not isinstance(change, Add)]
+        rest = [change for change in changes if not isinstance(change, AddMessage)]
         if getattr(refusal, "code", None) == "full" and 0 < len(rest) < len(changes):
             told, undone = self.write(rest)
-            return told + [(change.done, refusal) for change in changes if isinstance(change, Add)], undone
+            return told + [(change.done, refusal) for change in changes if isinstance(change, AddMessage)], undone
         return (
-            [(change.done, refusal) for change in changes if not isinstance(change, Remove | Forget)],
-            [change for change in changes if isinstance(change, Remove | Forget)],
+            [(change.done, refusal) for change in changes if not isinstance(change, RemoveMessage | ForgetSeen)],
+            [change for change in changes if isinstance(change, RemoveMessage | ForgetSeen)],
         )
 
     def _write_once(self, changes: Sequence[Change]) -> list[Told]:
         told: list[Told] = []
-        added: list[Add] = []
+        added: list[AddMessage] = []
         removed: list[tuple[int]] = []
         marked: _Marked = defaultdict(set)
         execute, executemany = self._connection.execute, self._connection.executemany
         execute("BEGIN IMMEDIATE")
         for change in changes:
-            if isinstance(change, Remove):
+            if isinstance(change, RemoveMessage):
                 removed.append((change.message_id,))
-            elif isinstance(change, Forget):
+            elif isinstance(change, ForgetSeen):
                 execute(_FORGET, (change.peer, change.incarnation))
                 for key in [key for key in marked if key[0] == change.peer and key[1] != change.incarnation]:
                     del marked[key]
@@ -256,7 +256,7 @@ class StoreFile:
                 told.append((change.done, error := self._run(change, marked)))
                 if error is not None:
                     continue
-                if isinstance(change, Add):
+                if isinstance(change, AddMessage):
                     added.append(change)
                 elif isinstance(change, MarkSeen):
                     if change.first == change.last:
@@ -287,7 +287,7 @@ class StoreFile:
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
-    def _run(self, change: Add | MarkSeen | RunEffect, marked: _Marked) -> Exception | None:
+    def _run(self, change: AddMessage | MarkSeen | RunEffect, marked: _Marked) -> Exception | None:
         """Run the effect of a change, if it has one and was not made before."""
         if change.effect is None or (isinstance(change, MarkSeen) and self._has(change, marked)):
             return None
@@ -315,8 +315,8 @@ class StoreFile:
         """Return whether a message is marked, on the disk or by what was already done of this transaction."""
         if mark.first in marked[mark.peer, mark.incarnation]:
             return True
-        found = self._connection.execute(_LATEST, (mark.peer, mark.incarnation, mark.first)).fetchone()
-        return found is not None and found[0] >= mark.first
+        row = self._connection.execute(_LATEST, (mark.peer, mark.incarnation, mark.first)).fetchone()
+        return row is not None and row[0] >= mark.first
 
     def _merge(self, peer: bytes, incarnation: int, runs: list[tuple[int, int]]) -> None:
         """Add runs to the intervals of a peer; those that touch become one row."""

@@ -34,15 +34,15 @@ FIRST_CALLBACK: Final = 4
 """The first id of a callback that is not built in; 3 is reserved."""
 MAX_ID: Final = 2**64 - 1
 MAX_NUMBER: Final = 2**63 - 1
-"""The largest incarnation or sequence: what a store keeps."""
+"""Largest incarnation or sequence: what a store can keep."""
 MAX_IDENTITY_BYTES: Final = 255
-"""ZeroMQ's limit on routing ids."""
+"""Longest routing id of ZeroMQ."""
 ANNOUNCEMENT: Final = "X-Flowctl-Messenger"
 """Property of the ZMTP handshake: ``1:{incarnation in hexadecimal}``."""
 METADATA_OPTION: Final = 95
 """``ZMQ_METADATA``, which pyzmq names only where libzmq was built with its drafts; libzmq has it since 4.3."""
 MAX_RANGES: Final = 4096
-"""Ranges of one acknowledgement: as many messages as are read before acknowledgements leave, and some."""
+"""Ranges in one acknowledgement: some more than the messages that are read before acknowledgements leave."""
 
 _HEADER_BYTES: Final = 3 * 20 + 3
 _EXTENSION: Final = struct.Struct(">8sQQQQQ")

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 Takes: TypeAlias = "int | tuple[int, int] | type[Any]"
-"""A number of parts, the least and the most, or the type of the one part."""
+"""What a command takes: a number of parts, the least and the most of them, or the type of its one part."""
 
 MOST_FAULTS: Final = 3
-"""Wrong fields that one text names."""
+"""Wrong fields that one error text names."""
 MOST_LISTED: Final = 1000
-"""Of more wrong fields only the number is told: Pydantic makes a list of all, 250,000 of one part take it a second."""
+"""With more wrong fields only their number is told: Pydantic lists all, which takes a second for 250,000 of them."""
 
 
 class Arguments:
-    """What one command takes."""
+    """Checks what one command takes."""
 
     def __init__(self, command: str, takes: Takes) -> None:
         self._command: Final = command
@@ -52,10 +52,8 @@ class Arguments:
             if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):  # what is Pydantic's decides itself
                 # All dataclasses in it as well; a dataclass alone is given no configuration.
                 self._adapter = TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))
-                schema = self.shown["json"]
-                schema = schema.get("$defs", {}).get(
-                    getattr(kind, "__name__", ""), schema
-                )  # where a field is of its own type
+                schema = self.shown["json"]  # where a field is of its own type, the type is among "$defs"
+                schema = schema.get("$defs", {}).get(getattr(kind, "__name__", ""), schema)
                 self._known = ", ".join(sorted({*schema.get("properties", ()), *(item.name for item in fields(kind))}))
             bounds: list[Any] = [1, 1]
         else:
@@ -69,7 +67,7 @@ class Arguments:
         self._least, self._most = bounds
 
     def read(self, parts: list[bytes]) -> tuple[Any, ...]:
-        """Return what the handler is given beside the message: of a type its value, else nothing."""
+        """Return the handler's arguments beside the message: the value where the command takes a type, else nothing."""
         if not self._least <= len(parts) <= self._most:
             allowed = str(self._least) if self._most == self._least else f"{self._least} to {self._most}"
             raise self._wrong(f"it takes {allowed} part{'' if self._most == 1 else 's'}, {len(parts)} came")
@@ -84,15 +82,15 @@ class Arguments:
             if error.error_count() > MOST_LISTED:
                 raise self._wrong(f"{error.error_count()} values are wrong") from None
             faults = error.errors(include_url=False, include_context=False)
-            told = [self._fault(fault) for fault in faults[:MOST_FAULTS]]
+            texts = [self._fault(fault) for fault in faults[:MOST_FAULTS]]
             more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-            raise self._wrong("; ".join(told) + more) from None
+            raise self._wrong("; ".join(texts) + more) from None
         if value is None:
             raise self._wrong("Input should be an object (it is None)")
         return value
 
     def _fault(self, fault: ErrorDetails) -> str:
-        """Return what is wrong with one field; what was given is told where it is short."""
+        """Return what is wrong with one field, with the given value where that is short."""
         place, kind, given = fault["loc"], fault["type"], fault["input"]
         name = printable(".".join(map(str, place)))  # keys of a mapping are in it
         if kind == "unexpected_keyword_argument":

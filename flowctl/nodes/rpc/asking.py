@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from flowctl.core.text.printable import short
 from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
-from flowctl.nodes.rpc.message import MOST_PARTS, SERVED, Part, octets
+from flowctl.nodes.rpc.message import MOST_PARTS, SERVED_MESSAGE, Part, octets
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import ConnectionID, PendingCall, PendingCalls, RpcPeer
 from flowctl.nodes.rpc.peers.reaching import NO_CONNECTION, Reaching, check_timeout
@@ -31,18 +31,18 @@ from flowctl.nodes.rpc.wire import frames as wire
 _log: Final = logging.getLogger("flowctl.rpc")
 
 LATE_EVERY_S: Final = 10.0
-"""Least time between two warnings of answers that come too late: a peer causes them."""
+"""Least time between two warnings of answers that come too late: a peer can cause any number of them."""
 MOST_CALLS: Final = 100_000
-"""Requests that wait for one peer; each is some 700 octets."""
+"""Requests that may wait for one peer; each takes some 700 octets."""
 NOT_ALLOWED: Final = b"CREDIT_EXCEEDED"
-"""Code of a stream whose server has sent more than it may."""
+"""Error code of a stream whose server has sent more items than it may."""
 
 Settle: TypeAlias = Callable[[bool, list[bytes]], object]
 
 
 @dataclass(eq=False)
 class Asking:
-    """Sends commands and requests, and tells what became of them; but for `ask`, on the node's thread only."""
+    """Sends commands and requests, and reports their outcome; on the node's thread, except `ask`."""
 
     _calls: NodeCalls
     _reaching: Reaching
@@ -51,7 +51,7 @@ class Asking:
     asked_count: int = 0
     late_count: int = 0  #: answers that nothing waited for
     malformed_count: int = 0  #: answers that no peer should send
-    _numbers: Iterator[int] = field(default_factory=lambda: count(SystemRandom().randrange(wire.NUMBERS)))
+    _numbers: Iterator[int] = field(default_factory=lambda: count(SystemRandom().randrange(wire.NUMBER_MODULUS)))
     _late_told_at: float = -inf
 
     def ask(
@@ -66,10 +66,10 @@ class Asking:
     ) -> PendingCall:
         """Send a request, on any thread; of a handler, with at most the time that its own caller still waits."""
         check_timeout(timeout_s)
-        served = SERVED.get()
+        served = SERVED_MESSAGE.get()
         if served is not None:
             timeout_s = min(timeout_s, served.left_s())
-        tag = wire.make_tag(next(self._numbers) % wire.NUMBERS, timeout_s, credit)
+        tag = wire.make_tag(next(self._numbers) % wire.NUMBER_MODULUS, timeout_s, credit)
         name, *checked = checked_frames(conn, command, parts)
         frames = [name, tag, *checked]
         call = PendingCall(tag, name, settle, item)
@@ -123,7 +123,7 @@ class Asking:
         if peer is not None and peer.calls is not None and peer.calls.take(call.tag) is not None:
             self._reaching.send_to(peer, [wire.CANCEL, call.tag])
 
-    def give_credit(self, call: PendingCall, count: int, incoming: Incoming) -> None:
+    def give_credit(self, call: PendingCall, count: int, incoming: IncomingStream) -> None:
         peer = call.peer
         if peer is not None and peer.calls is not None and call.tag in peer.calls:
             incoming.allow(count)
@@ -185,7 +185,7 @@ class Asking:
 
 
 @dataclass(eq=False)
-class Incoming:
+class IncomingStream:
     """What has come of a stream and was not taken yet; the taker is on the node's own loop (`here`), or on another one.
 
     `allow`, `put` and `end` on the node's thread, `take` on the taker's loop.

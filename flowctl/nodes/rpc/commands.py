@@ -18,7 +18,7 @@ Handler: TypeAlias = "Callable[..., Any]"
 """Called with a `Message`, and with the value where its command takes a type."""
 
 MOST_DESCRIBED_BYTES: Final = 900_000
-"""Of one description, which is to stay below the limit of a message; what is beyond is left out."""
+"""Size of one description at most: it must stay below the limit of a message, so the rest is left out."""
 _MOST_SUMMARY: Final = 120
 
 

@@ -13,12 +13,12 @@ from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.arguments import as_json
 from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID, RpcPeer
 
-SERVED: Final[ContextVar[RpcMessage | None]] = ContextVar("flowctl-rpc-served", default=None)
-"""What the handler was given that runs here, and whose deadline its own requests have."""
+SERVED_MESSAGE: Final[ContextVar[RpcMessage | None]] = ContextVar("flowctl-rpc-served", default=None)
+"""The message that the handler running here was given: its own requests have the deadline of that message."""
 FRAME_BYTES: Final = 64
-"""What a part takes beside its octets: it may have none, and there may be a thousand."""
+"""Memory that a part takes beside its octets: it may have none, and there may be a thousand parts."""
 MOST_PARTS: Final = 1000
-"""Parts of one message: a node does not take one of more than `flowctl.wire.zeromq.socket.MOST_FRAMES` frames."""
+"""Parts of one message: a node accepts at most `flowctl.wire.zeromq.socket.MOST_FRAMES` frames."""
 
 
 class Dataclass(Protocol):
@@ -74,8 +74,8 @@ def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
     return parts
 
 
-class Answering(Protocol):
-    """What a message needs of its node to be answered; any thread."""
+class Answerer(Protocol):
+    """What a message calls on its node to be answered; any thread."""
 
     def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None: ...
     def now(self) -> float: ...
@@ -95,7 +95,7 @@ class Answering(Protocol):
 class RpcMessage:
     """A command or request as its handler sees it; any thread."""
 
-    _node: Answering
+    _node: Answerer
     peer: RpcPeer
     command: bytes
     tag: bytes | None

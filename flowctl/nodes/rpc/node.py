@@ -28,15 +28,15 @@ from flowctl.nodes.rpc.access.access import Access, AuthLevel, checked_keys, ref
 from flowctl.nodes.rpc.access.admission import Allow
 from flowctl.nodes.rpc.access.logins import LoginDesk, Logins, PasswordHash
 from flowctl.nodes.rpc.arguments import Arguments, Takes
-from flowctl.nodes.rpc.asking import Asking, Incoming, RequestFuture, Settle, checked_frames, failure_of
+from flowctl.nodes.rpc.asking import Asking, IncomingStream, RequestFuture, Settle, checked_frames, failure_of
 from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of, described
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics, TimerID
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
-from flowctl.nodes.rpc.message import SERVED, Part, RpcMessage, parts_of
+from flowctl.nodes.rpc.message import SERVED_MESSAGE, Part, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.peer import ANY_WAY, CONNECT_KEEP_ALIVE_S, SERVICE_NODE, ConnectionID, Reach, RpcPeer
-from flowctl.nodes.rpc.peers.reaching import CONNECT_TIMEOUT_S, LINGER_S, SELF, Failed, Reaching, Ready
+from flowctl.nodes.rpc.peers.reaching import CONNECT_TIMEOUT_S, LINGER_S, SELF_ADDRESS, Failed, Reaching, Ready
 from flowctl.nodes.rpc.serving import Serving
 from flowctl.nodes.rpc.wire import frames as wire
 from flowctl.nodes.rpc.wire.addresses import Address
@@ -47,11 +47,11 @@ _log: Final = logging.getLogger("flowctl.rpc")
 
 REQUEST_TIMEOUT_S: Final = 15.0
 STREAM_CREDIT: Final = 32
-"""Items of a stream that may be on their way: enough for a network of some milliseconds, little enough to hold."""
+"""Items of a stream that may be on their way: enough for a network of some milliseconds, and little to hold."""
 STOP_GRACE_S: Final = 1.0
-"""What a stop gets beyond its deadline, to close sockets and to say which handlers it leaves behind."""
+"""Time beyond its deadline in which a stop closes sockets and names the handlers that it leaves behind."""
 _OWN_CATEGORY: Final = "rpc"
-"""Of `rpc.describe` and `rpc.login`."""
+"""Category of `rpc.describe` and `rpc.login`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -592,14 +592,14 @@ class RpcNode:
         """
         to = Address.parse(address)
         if on_connect is not None or on_failure is not None:
-            told = self._called_back(on_connect, on_failure)
-            return self._reaching.connect(to, timeout_s, auth, *told, ephemeral=ephemeral_routing_id)
+            callbacks = self._called_back(on_connect, on_failure)
+            return self._reaching.connect(to, timeout_s, auth, *callbacks, ephemeral=ephemeral_routing_id)
         if self._calls.group.in_thread():
             raise LocalProtocolError(
                 "connect_remote() would wait on the node's own thread", hint="await connect(), or give callbacks"
             )
         done: Future[ConnectionID] = Future()
-        self._reaching.connect(to, timeout_s, auth, *_told(done, address), ephemeral=ephemeral_routing_id)
+        self._reaching.connect(to, timeout_s, auth, *_connect_callbacks(done, address), ephemeral=ephemeral_routing_id)
         return done.result()
 
     def _called_back(self, *callbacks: Callable[..., object] | None) -> Iterable[Callable[..., object]]:
@@ -620,7 +620,7 @@ class RpcNode:
             RpcError: it has not answered in time.
         """
         done: Future[ConnectionID] = Future()
-        told, to = _told(done, address), Address.parse(address)
+        told, to = _connect_callbacks(done, address), Address.parse(address)
         conn = self._reaching.connect(to, timeout_s, auth, *told, ephemeral=ephemeral_routing_id)
         try:
             return await asyncio.wrap_future(done)
@@ -648,7 +648,7 @@ class RpcNode:
         Returns:
             The connection, at once and on any thread.
         """
-        return self._reaching.connect(SELF, timeout_s, auth, *self._called_back(on_connect, on_failure))
+        return self._reaching.connect(SELF_ADDRESS, timeout_s, auth, *self._called_back(on_connect, on_failure))
 
     def disconnect(self, conn: ConnectionID | bytes, linger_s: float = 1.0) -> None:
         """Close a connection; what was sent goes on being sent for `linger_s` seconds. Not there: nothing happens.
@@ -716,7 +716,7 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
-        settle = partial(self._asking.call_back, _served(on_reply))
+        settle = partial(self._asking.call_back, _with_served(on_reply))
         self._asking.ask(self._named(conn), command, parts, settle, timeout_s)
 
     def request_future(
@@ -795,7 +795,7 @@ class RpcNode:
         """
         if not 1 <= credit <= wire.MOST_TAG_CREDIT:
             raise LocalProtocolError(f"credit is {credit}, it must be 1 to {wire.MOST_TAG_CREDIT}")
-        incoming = Incoming(asyncio.get_running_loop(), here=self._calls.group.in_thread(), credit=credit)
+        incoming = IncomingStream(asyncio.get_running_loop(), here=self._calls.group.in_thread(), credit=credit)
         asked = self._asking.ask(self._named(conn), command, parts, incoming.end, timeout_s, credit, incoming.put)
         taken_count = 0
         try:
@@ -1012,8 +1012,8 @@ def _set_result(future: asyncio.Future[Any], value: object) -> None:
         future.set_result(value)
 
 
-def _told(done: Future[ConnectionID], address: str) -> tuple[Ready, Failed]:
-    """Return what is called with the outcome of a connect that somebody waits for, or has given up."""
+def _connect_callbacks(done: Future[ConnectionID], address: str) -> tuple[Ready, Failed]:
+    """Return the callback for the outcome of a connect whose caller waits for it, or has given it up."""
 
     def ready(conn: ConnectionID) -> None:
         if not done.cancelled():
@@ -1035,9 +1035,9 @@ def _settle(future: RequestFuture, command: str, ok: bool, data: list[bytes]) ->
         future.set_exception(failure_of(command, data))
 
 
-def _served(callback: Settle) -> Settle:
+def _with_served(callback: Settle) -> Settle:
     """Have a callback of a handler run for that one's caller too: what it asks in turn has no more time."""
-    if SERVED.get() is None:
+    if SERVED_MESSAGE.get() is None:
         return callback
     context = copy_context()
     return wraps(callback)(lambda ok, data: context.run(callback, ok, data))

@@ -25,21 +25,21 @@ from flowctl.nodes.rpc.commands import HandlerKind, RpcCommand
 from flowctl.nodes.rpc.jobs.begin import begin
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
 from flowctl.nodes.rpc.jobs.slots import NotStarted, NotStartedError, SlotVerdict, WorkerJob
-from flowctl.nodes.rpc.message import SERVED, RpcMessage, parts_of
+from flowctl.nodes.rpc.message import SERVED_MESSAGE, RpcMessage, parts_of
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 from flowctl.nodes.rpc.peers.reaching import Reaching
 from flowctl.nodes.rpc.wire import frames as wire
 
 MOST_RUNNING: Final = 10_000
-"""Handlers of one category that wait on the loop; each holds some kilobytes."""
+"""Handlers of one category that may wait on the loop; each holds some kilobytes."""
 MOST_RUNNING_BYTES: Final = 256 << 20
-"""Octets of the messages that they were given."""
+"""Octets of the messages that these handlers were given."""
 RETRY_S: Final = 0.1
-"""How often it is tried to send an item of a stream to a peer for which too much waits."""
+"""Time between two tries to send an item of a stream to a peer for which too much waits."""
 MOST_CODE_BYTES: Final = 200
-"""Of the code of a failure that a handler has chosen."""
+"""Longest error code that a handler may choose."""
 MOST_TEXT_BYTES: Final = 500
-"""Of the text of a failure."""
+"""Longest error text of a failure."""
 
 _CODES: Final = {
     NotStarted.STOPPED: wire.SHUTTING_DOWN,
@@ -54,11 +54,11 @@ _RESERVED_CODES: Final = frozenset(
         *(wire.REPLY, wire.HI, wire.HELLO, wire.BYE, wire.ITEM, wire.CREDIT, wire.CANCEL),
     }
 )
-"""Codes that say something of the node, and which a handler that fails cannot claim."""
+"""Codes by which the node speaks of itself, and which a handler that fails cannot claim."""
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningRequest:
     """A request that runs or waits, and can be cancelled."""
 
     message: RpcMessage
@@ -79,7 +79,7 @@ class Running:
 
 @dataclass(eq=False)
 class Serving:
-    """Runs handlers; on the node's thread only."""
+    """Runs the handlers of requests and commands; on the node's thread only."""
 
     _calls: NodeCalls
     _jobs: Dispatcher
@@ -89,7 +89,7 @@ class Serving:
     wrong_count: int = 0  #: requests and commands whose arguments were wrong, as their handlers say
     full_count: int = 0  #: requests and commands refused since too much runs or waits already
     cancelled_count: int = 0  #: requests that nobody wanted answered any more
-    _due: Pending[Running, None] = field(default_factory=Pending)
+    _due: Pending[RunningRequest, None] = field(default_factory=Pending)
     _stopping: bool = False
 
     def run(self, command: RpcCommand, message: RpcMessage, credit: int = 0) -> None:
@@ -108,11 +108,11 @@ class Serving:
         elif command.kind is HandlerKind.COROUTINE:
             task = begin(self._calls.group.loop, self._serve(command, message))
             if task is not None:
-                self._keep(command, Running(message), task)
+                self._keep(command, RunningRequest(message), task)
         elif not credit:
             self.fail(message, wire.HANDLER_FAILED, b"it streams: call it with stream()")
         else:
-            running = Running(message, credit)
+            running = RunningRequest(message, credit)
             task = begin(self._calls.group.loop, self._stream(command, running))
             if task is not None:
                 self._keep(command, running, task)
@@ -142,7 +142,7 @@ class Serving:
         self.fail(message, wire.QUEUE_FULL)
 
     def _submit(self, command: RpcCommand, message: RpcMessage) -> None:
-        running = Running(message)
+        running = RunningRequest(message)
         job = WorkerJob(
             command.category.lane,
             partial(_handle, command, message),
@@ -157,7 +157,7 @@ class Serving:
         else:
             self._enter(running)
 
-    def _handled(self, running: Running, parts: Any, error: BaseException | None) -> None:
+    def _handled(self, running: RunningRequest, parts: Any, error: BaseException | None) -> None:
         self._leave(running)
         message = running.message
         if error is None:
@@ -168,7 +168,7 @@ class Serving:
             self._failed(message, as_exception(error))
 
     async def _serve(self, command: RpcCommand, message: RpcMessage) -> None:
-        SERVED.set(message)  # in the context of this coroutine alone, see `begin`
+        SERVED_MESSAGE.set(message)  # in the context of this coroutine alone, see `begin`
         try:
             value = await command.handler(message)
             if value is not None and message.tag is not None:
@@ -176,10 +176,10 @@ class Serving:
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
             self._failed(message, error)
 
-    async def _stream(self, command: RpcCommand, running: Running) -> None:
+    async def _stream(self, command: RpcCommand, running: RunningRequest) -> None:
         """Send the items of a stream as its caller takes them; a reply without parts is its end."""
         message = running.message
-        SERVED.set(message)
+        SERVED_MESSAGE.set(message)
         items: AsyncIterator[Any] | None = None
         try:
             items = command.handler(message)
@@ -242,7 +242,7 @@ class Serving:
         self._calls.group.report(f"handler of {message.command.decode(errors='replace')}", error)
         self.fail(message, wire.HANDLER_FAILED)
 
-    def _keep(self, command: RpcCommand, running: Running, task: asyncio.Task[None]) -> None:
+    def _keep(self, command: RpcCommand, running: RunningRequest, task: asyncio.Task[None]) -> None:
         category, size_bytes = command.category, running.message.size_bytes
         category.running_count += 1
         category.running_bytes += size_bytes
@@ -262,7 +262,7 @@ class Serving:
 
         task.add_done_callback(ended)
 
-    def _enter(self, running: Running) -> None:
+    def _enter(self, running: RunningRequest) -> None:
         """Have a request cancelled at its deadline, by its caller, and by the end of its peer."""
         message = running.message
         if message.tag is None:
@@ -277,7 +277,7 @@ class Serving:
         if before is None or message.deadline < before:
             self._calls.group.deadlines.set(self, message.deadline)
 
-    def _leave(self, running: Running) -> None:
+    def _leave(self, running: RunningRequest) -> None:
         message = running.message
         if running in self._due:
             self._due.take(running)
@@ -290,11 +290,11 @@ def _handle(command: RpcCommand, message: RpcMessage) -> list[bytes] | None:
     """Run a plain handler, on a worker thread, and return the parts of the reply; None: there is none."""
     if message.cancelled:
         return None  # while it waited for the thread
-    before = SERVED.set(message)
+    before = SERVED_MESSAGE.set(message)
     try:
         value = command.handler(message)
     finally:
-        SERVED.reset(before)
+        SERVED_MESSAGE.reset(before)
     if iscoroutine(value):
         value.close()
         raise LocalProtocolError(

@@ -10,7 +10,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.errors import BusyError, ConfigError
 
 DURATION_S: Final = 1800.0
-"""Of a subscription that is not prolonged."""
+"""Duration of a subscription that is not prolonged."""
 MOST_SUBSCRIBERS: Final = 100_000
 
 C = TypeVar("C", bound=Hashable)

@@ -31,12 +31,12 @@ from flowctl.nodes.scheduler.offer import (
 )
 
 HOLD_S: Final = 60.0
-"""How long a coroutine may keep a channel without using it: longer than anything it should do in between."""
+"""Time for which a coroutine may keep a channel unused: longer than anything it should do in between."""
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What the scheduler does for coroutines; the last three with channels that are kept beyond an offer."""
+class SchedulerServices:
+    """The scheduler's methods that coroutines use; the last three act on channels kept beyond an offer."""
 
     schedule: Callable[..., bool]
     withdraw: Callable[[WaitingSender | int], bool]
@@ -48,7 +48,7 @@ class Desk:
     free: Callable[[SentMessage], None]
 
 
-class _Outcome:
+class _OutcomeFuture:
     """A future that may be set from any thread, once; what comes later, or to a closed loop, is dropped."""
 
     __slots__ = ("_loop", "_thread", "future")
@@ -87,12 +87,12 @@ class _Outcome:
             self.future.set_exception(error)
 
 
-class _Answer:
+class _AwaitedAnswer:
     """The receiver of a request that a coroutine awaits."""
 
     __slots__ = ("outcome", "peer_id", "request_id")
 
-    def __init__(self, outcome: _Outcome) -> None:
+    def __init__(self, outcome: _OutcomeFuture) -> None:
         self.outcome: Final = outcome
         self.request_id: int | None = None
         self.peer_id: PeerId = None
@@ -114,20 +114,20 @@ def _stopped() -> ClosedError:
     return ClosedError("the scheduler was stopped")
 
 
-class AwaitedRequest(_Answer):
+class AwaitedRequest(_AwaitedAnswer):
     """One message, sent on the first channel that suits, and its response; see `MessageScheduler.request`."""
 
     __slots__ = ("_deadline", "_desk", "_exclude", "_message", "_over", "_prefer", "_response_type")
 
     def __init__(
         self,
-        desk: Desk,
+        desk: SchedulerServices,
         message: Any,
         prefer: Iterable[PeerId],
         exclude: Collection[PeerId],
         response_type: ResponseType,
     ) -> None:
-        super().__init__(_Outcome())
+        super().__init__(_OutcomeFuture())
         self._desk: Final = desk
         self._message: Final = message
         self._prefer: Final = tuple(prefer)
@@ -194,7 +194,7 @@ class HeldChannel:
 
     __slots__ = ("_desk", "_held", "peer_id")
 
-    def __init__(self, desk: Desk, held: SentMessage) -> None:
+    def __init__(self, desk: SchedulerServices, held: SentMessage) -> None:
         self._desk: Final = desk
         self._held: SentMessage | None = held
         #: Which peer it leads to.
@@ -207,7 +207,7 @@ class HeldChannel:
         *,
         response_type: ResponseType = None,
     ) -> Any:
-        answer = _Answer(_Outcome())
+        answer = _AwaitedAnswer(_OutcomeFuture())
         answer.peer_id = self.peer_id
         answer.request_id = self._send(message, answer, timeout, response_type)
         try:
@@ -245,10 +245,10 @@ class ChannelWait:
 
     __slots__ = ("_desk", "_outcome", "_over", "_passed")
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: SchedulerServices) -> None:
         self._desk: Final = desk
         self._passed: Final[set[PeerId]] = set()  # peers with open channels that did not suit
-        self._outcome = _Outcome()
+        self._outcome = _OutcomeFuture()
         self._over = False
 
     async def run(self, size: int | None, priority: int) -> AsyncGenerator[HeldChannel, None]:
@@ -265,7 +265,7 @@ class ChannelWait:
             count += 1
 
     async def _next(self, priority: int) -> HeldChannel | None:
-        self._outcome = outcome = _Outcome()
+        self._outcome = outcome = _OutcomeFuture()
         self._over = False
         if not self._desk.schedule(self, priority):
             return None

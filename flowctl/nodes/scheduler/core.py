@@ -31,8 +31,8 @@ from flowctl.nodes.scheduler.offer import (
     Channel,
     ConnectedPeer,
     FailureCode,
-    Hands,
     Offer,
+    OfferActions,
     PeerId,
     QueuedSender,
     ResponseReceiver,
@@ -42,13 +42,14 @@ from flowctl.nodes.scheduler.offer import (
 from flowctl.nodes.scheduler.policy import MAX_PRIORITY, ById, FirstComeFirstServed, PeerChannels, SchedulerPolicy
 
 _T = TypeVar("_T")
-_MOST_STALE: Final = 64
-"""Peers that have gone may be in the pool as often as there are peers, and this often more, before it is cleared."""
+_MOST_STALE_PEERS: Final = 64
+"""Entries of disconnected peers in the pool, beyond the number of peers, before it is cleared."""
 ASKED_PER_JOB: Final = 1000
-"""How many senders are asked for each channel that opens, before others have their turn: some 3 ms. The rest of a
-longer queue is asked when the next channel opens, or when `expire` is called, which is asked for at once."""
+"""Senders that are asked for each channel that opens, before other jobs have their turn: some 3 ms. The rest of a
+longer queue is asked when the next channel opens, or when `expire` is called, which is requested at once."""
 PEERS_PER_WALK: Final = 64
-"""How many peers that became free meanwhile the next walk is about: a sender that wants none of them looks at all."""
+"""Peers that became free during a long walk and that the next walk is about: a sender that wants none of them looks at
+each."""
 
 
 class ResponseFault(enum.Enum):
@@ -77,7 +78,7 @@ class SentMessage:
 
 
 class PolicyFault:
-    """A call that raises what a policy has raised, so that it is reported as what callbacks raise is."""
+    """Raises the error of a policy when called, so that it is reported as the error of a callback is."""
 
     __slots__ = ("_error",)
 
@@ -90,10 +91,10 @@ class PolicyFault:
 
 Call: TypeAlias = Callable[[], None]
 Job: TypeAlias = SentMessage | PeerChannels | list[SentMessage] | list[QueuedSender] | Call
-"""What has happened: a request has ended, a peer has open channels, those of a list are to be told of their end, or it
-is time for a call."""
+"""An event to act on: a request has ended, a peer has open channels, requests or senders have ended, or a call is
+due."""
 Step: TypeAlias = Offer | SentMessage | QueuedSender | Call
-"""A callback that is to be made: an offer, the end of a request, the discarding of a sender, or a call at its time."""
+"""A callback to make: an offer, the end of a request, the discarding of a sender, or a call at its time."""
 
 
 class SenderLine:
@@ -123,7 +124,7 @@ class SenderLine:
             heappush(self._heap, (entry.place, entry.number, entry))
 
     def first(self) -> QueuedSender | None:
-        """Return the first, which stays; None: there is none. O(log n), for the places of those that have left."""
+        """Return the first sender, which stays in line; None: the line is empty. O(log n), for places left empty."""
         fifo, heap = self._fifo, self._heap
         while fifo and self not in fifo[0].lines:
             fifo.popleft()
@@ -140,7 +141,7 @@ class SenderLine:
             heappop(self._heap)
 
     def pop(self) -> QueuedSender | None:
-        """Take out the first of those that stand only here; None: there is none. O(log n)."""
+        """Take out the first of the senders that stand only here; None: there is none. O(log n)."""
         if self._heap:
             entry = self.first()
             if entry is None:
@@ -158,7 +159,7 @@ class SenderLine:
         self.live_count -= 1
         return entry
 
-    def left(self) -> None:
+    def note_withdrawn(self) -> None:
         self.live_count -= 1
         if len(self._fifo) + len(self._heap) > 2 * self.live_count + 64:
             # Who stands in several lines, is asked in one of them and declines, has a second place in the others.
@@ -178,7 +179,7 @@ def _is_before(entry: QueuedSender, other: QueuedSender) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Walk:
-    """A walk over those that wait: who is asked next, about what, and who has declined."""
+    """A walk over waiting senders: the one to ask next, the channels in question, and the senders that declined."""
 
     lines: tuple[SenderLine, ...]
     fresh: tuple[PeerChannels, ...] | None  # peers with channels that nobody has seen, by id; None: all that is open
@@ -186,7 +187,7 @@ class Walk:
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerCounters:
     scheduled: int = 0  #: senders taken up
     offers: int = 0  #: calls of `WaitingSender.on_offer`
     declined: int = 0  #: offers of which nothing was used
@@ -208,26 +209,17 @@ class Counters:
     ejections: int = 0
 
 
-class Core:
+class SchedulerCore:
+    """Decides which sender is offered which peer next; its owner holds the lock and makes the callbacks."""
+
     __slots__ = (
         *("_arrivals", "_budget", "_choice", "_ejected", "_ejection", "_fairness", "_freed", "_hands"),
         *("_last_id", "_later", "_learns", "_limits", "_notice_key", "_offer", "_peer_number", "_resuming", "_served"),
-        *(
-            "_spare",
-            "_stale_count",
-            "_untold",
-            "_walk",
-            "_wanting",
-            "bounded",
-            "calls",
-            "closed_count",
-            "counters",
-            "jobs",
-        ),
-        *("open_count", "peers", "queue", "stopped", "suspended", "table", "waiting"),
+        *("_spare", "_stale_count", "_untold", "_walk", "_wanting", "bounded", "calls", "closed_count", "counters"),
+        *("jobs", "open_count", "peers", "queue", "stopped", "suspended", "table", "waiting"),
     )
 
-    def __init__(self, policy: SchedulerPolicy, rng: Random, hands: Hands) -> None:
+    def __init__(self, policy: SchedulerPolicy, rng: Random, hands: OfferActions) -> None:
         self._hands: Final = hands
         self._fairness: Final = policy.fairness
         places_stay = type(policy.fairness) is FirstComeFirstServed  # a subclass may learn something
@@ -264,13 +256,13 @@ class Core:
         self._wanting: Final[dict[PeerId, SenderLine]] = {}  # senders that want certain peers only
         self._offer: Offer | None = None  # the one whose callback runs
         self.stopped = False
-        self.counters: Final = Counters()
+        self.counters: Final = SchedulerCounters()
 
     # --- peers ---------------------------------------------------------------------------------------------------
 
     def connect(self, peer: ConnectedPeer, peer_id: PeerId, channels: int, now: float) -> bool:
-        known = self.peers.get(peer_id)
-        if known is not None and known.reference() is not None:
+        previous = self.peers.get(peer_id)
+        if previous is not None and previous.reference() is not None:
             return False
         self._check_order(peer_id)
         try:
@@ -280,16 +272,16 @@ class Core:
                 f"peer {peer_id!r} of {type(peer).__name__} cannot be held weakly",
                 hint="a class with __slots__ names __weakref__ among them",
             ) from error
-        if known is not None:
+        if previous is not None:
             self.disconnect(peer_id, now)
         state = PeerChannels(peer_id, reference, self._peer_number, channels)
         self._peer_number += 1
         self.peers[peer_id] = state
         self.jobs.append(state)
         if self._limits is not None:
-            state.channel_count = max(1, self._asked(channels, self._limits.connected, state, now))
+            state.channel_count = max(1, self._ask_policy(channels, self._limits.connected, state, now))
         if self._ejection is not None:
-            self._asked(None, self._ejection.connected, state, now)
+            self._ask_policy(None, self._ejection.connected, state, now)
         return True
 
     def _check_order(self, peer_id: PeerId) -> None:
@@ -302,33 +294,33 @@ class Core:
                 hint="give all peers of a scheduler ids of one type",
             ) from error
 
-    def _asked(self, otherwise: _T, question: Callable[..., _T], *args: Any) -> _T:
+    def _ask_policy(self, otherwise: _T, question: Callable[..., _T], *args: Any) -> _T:
         """Ask a policy; where it raises, that is reported, and it goes on with another answer."""
         try:
             return question(*args)
         except Exception as error:  # noqa: BLE001  (a policy's)
-            self._fault(error)
+            self._report_fault(error)
             return otherwise
 
-    def _fault(self, error: Exception) -> None:
+    def _report_fault(self, error: Exception) -> None:
         self.jobs.append(PolicyFault(error))
 
-    def _pool(self, peer: PeerChannels) -> None:
+    def _pool_peer(self, peer: PeerChannels) -> None:
         peer.pooled = True
         try:
             self._choice.add(peer)
         except Exception as error:  # noqa: BLE001  (a policy's)
             peer.pooled = False
-            self._fault(error)
+            self._report_fault(error)
 
-    def _take(self) -> PeerChannels | None:
+    def _take_peer(self) -> PeerChannels | None:
         try:
             return self._choice.take()
         except Exception as error:  # noqa: BLE001  (a policy's)
-            self._fault(error)
+            self._report_fault(error)
             return None
 
-    def _open(self, peer: PeerChannels) -> bool:
+    def _open_channels(self, peer: PeerChannels) -> bool:
         """Count the channels of `peer` that are not closed as open. Returns whether there are any."""
         if peer.gone or peer.ejected:
             return False
@@ -336,32 +328,32 @@ class Core:
         self.open_count += count - peer.open_count
         peer.open_count = count
         if count and not peer.pooled and not peer.reserved:
-            self._pool(peer)
+            self._pool_peer(peer)
         return count > 0
 
-    def _shut(self, peer: PeerChannels) -> None:
+    def _shut_channels(self, peer: PeerChannels) -> None:
         self.open_count -= peer.open_count
         peer.open_count = 0
 
     def retire(self, peer: PeerChannels) -> None:
-        """Offer `peer`, whose object is no more, never again; its requests wait for their end."""
-        self._shut(peer)
+        """Never offer `peer` again, whose object is gone; its requests wait for their end."""
+        self._shut_channels(peer)
         if not peer.gone and peer.pooled:
             self._stale_count += 1
         peer.gone = True
-        if self._stale_count > len(self.peers) + _MOST_STALE:
+        if self._stale_count > len(self.peers) + _MOST_STALE_PEERS:
             self._clear_pool()
 
     def _clear_pool(self) -> None:
-        """Take those out of the pool that have gone: peers may come and go for days while none is asked for."""
+        """Take disconnected peers out of the pool: peers may come and go for days while none is offered."""
         self._stale_count = 0
         kept = []
-        while (peer := self._take()) is not None:
+        while (peer := self._take_peer()) is not None:
             peer.pooled = peer.open_count > 0
             if peer.pooled:
                 kept.append(peer)
         for peer in kept:
-            self._pool(peer)
+            self._pool_peer(peer)
 
     def disconnect(self, peer_id: PeerId, now: float) -> bool:
         peer = self.peers.pop(peer_id, None)
@@ -375,7 +367,7 @@ class Core:
             for request in claimed:
                 self._learn(request, Outcome.DISCONNECTED, now)
         if self._ejection is not None:
-            self._asked(None, self._ejection.left, peer)
+            self._ask_policy(None, self._ejection.left, peer)
         self.counters.disconnects += self._fail(claimed, FailureCode.DISCONNECT)
         return True
 
@@ -503,7 +495,7 @@ class Core:
             if job.receiver is not None:
                 self._untold.append(job)
         elif isinstance(job, PeerChannels):
-            self._freed = job if self._open(job) else None
+            self._freed = job if self._open_channels(job) else None
         elif isinstance(job, list):
             self._untold.extend(job)
         else:
@@ -537,7 +529,7 @@ class Core:
                     size = min(max(1, size), open_count)
             except Exception as error:  # noqa: BLE001  (a policy's)
                 size = 1
-                self._fault(error)
+                self._report_fault(error)
             offer = Offer(self._hands, entry, fresh, size)
             if fresh is None and self.pull(offer) is None:  # all that were open have died, or are shown to others first
                 walk.asked.append(entry)
@@ -567,13 +559,13 @@ class Core:
         return found, behind_count
 
     def _wanted_by(self, entry: QueuedSender, fresh: tuple[PeerChannels, ...] | None) -> tuple[PeerChannels, ...]:
-        wanted = entry.peers or ()
+        peer_ids = entry.peers or ()
         if fresh is not None:
-            return tuple(peer for peer in fresh if peer.peer_id in wanted and self._is_open(peer))
-        known = (self.peers.get(peer_id) for peer_id in wanted)
-        found = [peer for peer in known if peer is not None and not peer.reserved and self._is_open(peer)]
-        found.sort(key=lambda peer: peer.peer_id)
-        return tuple(found)
+            return tuple(peer for peer in fresh if peer.peer_id in peer_ids and self._is_open(peer))
+        peers = (self.peers.get(peer_id) for peer_id in peer_ids)
+        open_peers = [peer for peer in peers if peer is not None and not peer.reserved and self._is_open(peer)]
+        open_peers.sort(key=lambda peer: peer.peer_id)
+        return tuple(open_peers)
 
     def _stand(self, entry: QueuedSender) -> None:
         if entry.peers is None:
@@ -593,7 +585,7 @@ class Core:
     def _unstand(self, entry: QueuedSender) -> None:
         lines, entry.lines = entry.lines, ()
         for line in lines:
-            line.left()
+            line.note_withdrawn()
         if entry.peers is not None:
             for peer_id in entry.peers:
                 if peer_id in self._wanting and not self._wanting[peer_id].live_count:
@@ -604,7 +596,7 @@ class Core:
         offer.active = False
         for peer in offer.pulled:
             if peer.open_count > 0 and not peer.reserved:
-                self._pool(peer)
+                self._pool_peer(peer)
             else:
                 peer.pooled = False
         entry = offer.entry
@@ -619,7 +611,7 @@ class Core:
         if entry.done:
             return
         if self._served is not None and offer.sent_count:
-            self._asked(None, self._served, entry.sender, entry.place, offer.sent_count)
+            self._ask_policy(None, self._served, entry.sender, entry.place, offer.sent_count)
         self._leave(entry)
         successor = entry.successor
         if not self.stopped:
@@ -647,7 +639,7 @@ class Core:
         for peer in walk.fresh:
             if peer.reserved:
                 peer.reserved = False
-                self._open(peer)
+                self._open_channels(peer)
         if self._later:
             self._ask_about_later()
 
@@ -662,7 +654,7 @@ class Core:
             for peer in next_ones:
                 del self._later[peer.number]
                 peer.reserved = False
-                self._open(peer)
+                self._open_channels(peer)
             next_ones.sort(key=lambda peer: peer.peer_id)
             self._ask_about(tuple(peer for peer in next_ones if peer.open_count > 0))
         for peer in self._later.values():
@@ -670,7 +662,7 @@ class Core:
 
     def pull(self, offer: Offer) -> PeerChannels | None:
         while offer.active:
-            peer = self._take()
+            peer = self._take_peer()
             if peer is None:
                 break
             if peer.open_count > 0 and not peer.reserved:
@@ -743,7 +735,7 @@ class Core:
         self.closed_count += 1
         return request
 
-    def use(
+    def use_held(
         self,
         held: SentMessage,
         receiver: ResponseReceiver | None,
@@ -751,7 +743,7 @@ class Core:
         now: float,
         deadline: float,
     ) -> SentMessage | None:
-        """Keep the channel that `held` keeps closed closed for a message. None: it is not kept any more."""
+        """Use the channel that `held` keeps closed for a message. None: it is not kept any more."""
         if self._claim(held.key) is None:
             self.counters.refused += 1
             return None
@@ -769,7 +761,7 @@ class Core:
             held.ended_at = now
             self.jobs.append(held)
 
-    def undo(self, offer: Offer, channel: Channel, request: SentMessage, now: float) -> bool:
+    def reopen(self, offer: Offer, channel: Channel, request: SentMessage, now: float) -> bool:
         """Open the channel again: the peer did not take the message. False: it has ended meanwhile."""
         if self._claim(request.key) is None:
             return False
@@ -781,7 +773,7 @@ class Core:
         self._release(request, Outcome.REJECTED, now)
         return True
 
-    def answered(
+    def claim_answered(
         self, peer: ConnectedPeer, request_id: object, response: Any, outcome: Outcome, now: float
     ) -> SentMessage | ResponseFault:
         """Claim the request that `response` of `peer` ends, and enter its end, as `outcome` for the policies."""
@@ -822,7 +814,7 @@ class Core:
                 peer.ejected, peer.probation = False, True
                 self.jobs.append(peer)
                 if self._ejection is not None:
-                    self._asked(None, self._ejection.returned, peer, now)
+                    self._ask_policy(None, self._ejection.returned, peer, now)
         self.jobs.extend(callback for _, callback in self.calls.take_due(now))
         self._resuming = self.suspended is not None
 
@@ -851,7 +843,7 @@ class Core:
         self.closed_count -= 1
         if self._learns and not peer.gone and (request.key > 0 or outcome is Outcome.REJECTED):
             self._learn(request, outcome, now)
-        return peer if self._open(peer) else None
+        return peer if self._open_channels(peer) else None
 
     @property
     def learns(self) -> bool:
@@ -867,12 +859,12 @@ class Core:
             if self._limits is not None:
                 peer.channel_count = max(1, self._limits.ended(peer, outcome, latency_s, now))
         except Exception as error:  # noqa: BLE001  (a policy's)
-            self._fault(error)
+            self._report_fault(error)
         if self._ejection is not None:
-            seconds = self._asked(0.0, self._ejection.ended, peer, outcome, latency_s, now)
+            seconds = self._ask_policy(0.0, self._ejection.ended, peer, outcome, latency_s, now)
             if seconds > 0 and not peer.gone and not peer.ejected:
                 self.counters.ejections += 1
-                self._shut(peer)
+                self._shut_channels(peer)
                 peer.ejected = True
                 self._ejected.add(peer.number, peer, now + seconds)
 
@@ -880,7 +872,7 @@ class Core:
         return self.table.take(key) if key in self.table else None
 
     def withdraw_request(self, request_id: int) -> bool:
-        """Tell nobody how `request_id` ends; its channel stays closed until then. False: it does not wait."""
+        """Make no callback when `request_id` ends; its channel stays closed until then. False: it does not wait."""
         request = self.table.get(request_id) if request_id >= FIRST_ID else None
         if request is None or request.receiver is None:
             return False
@@ -891,7 +883,7 @@ class Core:
     # --- end -----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take up nothing any more, and enter the end of everything: of the requests, then of the senders."""
+        """Accept nothing any more, and enter the end of everything: of the requests, then of the senders."""
         self.stopped = True
         self.counters.shutdowns += self._fail([request for _, request in self.table.take_all()], FailureCode.SHUTDOWN)
         self._ejected.take_all()

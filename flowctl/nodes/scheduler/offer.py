@@ -19,18 +19,18 @@ from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policy import PeerChannels
 
 PeerId: TypeAlias = Any
-"""What a peer is known by: hashable, and ordered among those of one scheduler."""
+"""Name of a peer: hashable, and ordered among those of one scheduler."""
 
 ResponseType: TypeAlias = type | tuple[type, ...] | None
-"""What the answer to a request must be an instance of. None: anything."""
+"""Type that the response to a request must be an instance of. None: any type."""
 
 FIRST_ID: Final = 1 << 24
 LAST_ID: Final = (1 << 32) - 1
-"""Request ids are of this range, so that they fit 32 bits and small numbers are free for protocols that share the
-field with other uses."""
+"""Largest request id: ids fit 32 bits, and small numbers are free for protocols that share the field with other
+uses."""
 
 MAX_TIMEOUT_S: Final = 86_400.0
-"""One day: with ids that begin anew after 4.3e9 requests, no id comes round while its request waits."""
+"""Longest timeout, one day: ids begin anew after 4.3e9 requests, so none is used twice while its request waits."""
 
 
 def check_timeout(timeout: float) -> None:
@@ -108,8 +108,8 @@ class QueuedSender:
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
-    """What offers do, done by their scheduler, under its lock."""
+class OfferActions:
+    """The actions of an offer, done by its scheduler, under its lock."""
 
     #: sends a message, a notification if there is no receiver; returns its key, None if it was not sent
     post: Callable[[Offer, Channel, Any, ResponseReceiver | None, float, ResponseType], int | None]
@@ -155,7 +155,9 @@ class Offer:
 
     __slots__ = ("_hands", "active", "entry", "fresh", "pulled", "sent_count", "size")
 
-    def __init__(self, hands: Hands, entry: QueuedSender, fresh: tuple[PeerChannels, ...] | None, size: int) -> None:
+    def __init__(
+        self, hands: OfferActions, entry: QueuedSender, fresh: tuple[PeerChannels, ...] | None, size: int
+    ) -> None:
         self._hands: Final = hands
         #: The place in the queue of the sender that it is made to.
         self.entry: Final = entry

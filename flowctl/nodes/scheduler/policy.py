@@ -24,7 +24,7 @@ PLACES_PER_PRIORITY: Final = 64
 """How many senders that came before it a sender passes for each level of priority. It bounds how often anybody is
 overtaken, whatever comes: a sender waits for those before it and for 64 later ones for each level above its own."""
 MAX_PRIORITY: Final = 1_000
-"""Either way. Enough to pass 64,000 that wait; without a bound, the guarantee would have none."""
+"""Largest priority, up or down. It is enough to pass 64,000 that wait; without a bound there is no guarantee."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class Fairness(Protocol):
 
 
 class PeerChoice(Protocol):
-    """Holds the peers that have open channels, and gives them out, best first.
+    """Holds the peers that have open channels, and returns them, best first.
 
     A peer is added once and then taken once; those that lost their channels meanwhile are given out all the same, and
     passed over by the scheduler.

@@ -1,11 +1,11 @@
 """The scheduler: a message broker that decides who may ask which peer now.
 
-Theory of operation. The state and its rules are a `Core`, guarded by one lock, which is never held while a callback
-runs. A call changes the state at once (a response claims its request, a disconnected peer has gone), and enters what
-is to be told, and which walk is to be made, in a list of jobs. The first thread that finds nobody at it carries the
-jobs out, callbacks included, until the list is empty: it has the *turn*. Calls from other threads, and from callbacks,
-only enter theirs. So no two callbacks of one scheduler run at the same time, none within another, and any method may
-be called from any of them.
+Theory of operation. The state and its rules are a `SchedulerCore`, guarded by one lock that is never held while a
+callback runs. A call changes the state at once (a response claims its request, a disconnected peer has gone), and
+enters what is to be told, and which walk is to be made, in a list of jobs. The first thread that finds no other at it
+carries the jobs out, callbacks included, until the list is empty: it has the *turn*. Calls from other threads, and from
+callbacks, only enter theirs. So no two callbacks of one scheduler run at the same time, none within another, and any
+method may be called from any of them.
 
 A peer's, sender's or receiver's own ``__del__`` may call the scheduler too, and the garbage collector runs it wherever
 it likes: also on the thread that has the lock just then. Such a call is put off: entered as a job that is a call.
@@ -34,14 +34,14 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.pending import Outcome
 from flowctl.core.text.printable import short
 from flowctl.errors import ClosedError, ConfigError
-from flowctl.nodes.scheduler.awaited import AwaitedRequest, ChannelWait, Desk, HeldChannel
-from flowctl.nodes.scheduler.core import Call, Core, Job, PolicyFault, ResponseFault, SentMessage, Step
+from flowctl.nodes.scheduler.awaited import AwaitedRequest, ChannelWait, HeldChannel, SchedulerServices
+from flowctl.nodes.scheduler.core import Call, Job, PolicyFault, ResponseFault, SchedulerCore, SentMessage, Step
 from flowctl.nodes.scheduler.offer import (
     MAX_TIMEOUT_S,
     Channel,
     ConnectedPeer,
-    Hands,
     Offer,
+    OfferActions,
     PeerId,
     QueuedSender,
     ResponseReceiver,
@@ -57,7 +57,7 @@ _log: Final = logging.getLogger("flowctl.scheduler")
 
 WARNINGS_PER_PERIOD: Final = 10
 WARNING_PERIOD_S: Final = 10.0
-"""Peers cause these lines; what is beyond is counted in `statistics`."""
+"""Least time between two warnings that peers cause; the others are only counted in `statistics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +192,8 @@ class MessageScheduler:
         self._lock: Final = OwnedLock()  # a leaf: policies are asked under it, nothing else is called
         policy = SchedulerPolicy() if policy is None else policy
         self._useful: Final = policy.useful
-        hands = Hands(self._post, self._pull, self._choose, self._leave)
-        self._core: Final = Core(  # guarded by _lock
+        hands = OfferActions(self._post, self._pull, self._choose, self._leave)
+        self._core: Final = SchedulerCore(  # guarded by _lock
             policy, SystemRandom() if rng is None else rng, hands
         )
         self._jobs: Final[deque[Job]] = self._core.jobs  # anybody may append; taken from under the lock
@@ -207,8 +207,8 @@ class MessageScheduler:
         self._warning_count = 0  # in that period  # guarded by _lock
 
     @property
-    def _desk(self) -> Desk:
-        return Desk(
+    def _desk(self) -> SchedulerServices:
+        return SchedulerServices(
             self.schedule,
             self.withdraw,
             self.call_later,
@@ -260,12 +260,12 @@ class MessageScheduler:
             return self._put_off(self.disconnect, peer_id)
         now = self._clock()
         with self._lock:
-            known = self._core.disconnect(peer_id, now)
+            was_connected = self._core.disconnect(peer_id, now)
             step = self._take_turn_locked()
-        if not known:
+        if not was_connected:
             self._warn("peer %s, which is to be disconnected, is not connected", peer_id)
         self._run(step)
-        return known
+        return was_connected
 
     # --- senders and responses -----------------------------------------------------------------------------------
 
@@ -317,12 +317,12 @@ class MessageScheduler:
         outcome = Outcome.RESPONSE if self._useful is None or self._is_useful(response) else Outcome.REJECTED
         now = self._clock() if self._timed else 0.0
         with self._lock:
-            found = self._core.answered(peer, request_id, response, outcome, now)
+            request = self._core.claim_answered(peer, request_id, response, outcome, now)
             step = self._take_turn_locked()
-        if isinstance(found, ResponseFault):
-            self._warn(f"response of peer %s {found.value} (id %s)", peer.peer_id, request_id)
+        if isinstance(request, ResponseFault):
+            self._warn(f"response of peer %s {request.value} (id %s)", peer.peer_id, request_id)
         self._run(step)
-        return not isinstance(found, ResponseFault) and found.receiver is not None
+        return not isinstance(request, ResponseFault) and request.receiver is not None
 
     def withdraw(self, what: WaitingSender | int) -> bool:
         """Take back a sender, or a request by its id: it is not called any more.
@@ -336,9 +336,9 @@ class MessageScheduler:
             return not self._put_off(self.withdraw, what)
         with self._lock:
             core = self._core
-            found = core.withdraw_request(what) if isinstance(what, int) else core.withdraw_sender(what)
+            was_waiting = core.withdraw_request(what) if isinstance(what, int) else core.withdraw_sender(what)
         self._catch_up()
-        return found
+        return was_waiting
 
     def stop(self) -> None:
         """End everything: requests fail with SHUTDOWN, then waiting senders are discarded; idempotent."""
@@ -360,7 +360,7 @@ class MessageScheduler:
         with self._lock:
             core = self._core
             counters = core.counters
-            found = SchedulerStatistics(
+            snapshot = SchedulerStatistics(
                 peers=len(core.peers),
                 open_channels=core.open_count,
                 closed_channels=core.closed_count,
@@ -370,14 +370,14 @@ class MessageScheduler:
                 **{name: getattr(counters, name) for name in counters.__slots__},
             )
         self._catch_up()
-        return found
+        return snapshot
 
     def peers(self) -> list[PeerChannels]:
         """Return the connected peers, as policies see them: for looking at; O(n)."""
         with self._lock:
-            found = list(self._core.peers.values())
+            peers = list(self._core.peers.values())
         self._catch_up()
-        return found
+        return peers
 
     @property
     def peer_count(self) -> int:
@@ -392,9 +392,9 @@ class MessageScheduler:
             tried: such that ``in`` is quick; O(its length and the number of peers that are ejected or no more).
         """
         with self._lock:
-            found = self._core.has_other(tried)
+            has_other = self._core.has_other(tried)
         self._catch_up()
-        return found
+        return has_other
 
     # --- time ----------------------------------------------------------------------------------------------------
 
@@ -433,9 +433,9 @@ class MessageScheduler:
         if self._lock.owned():
             return not self._put_off(self.cancel_call, key)
         with self._lock:
-            found = key in self._core.calls and self._core.calls.take(key) is not None
+            was_waiting = key in self._core.calls and self._core.calls.take(key) is not None
         self._catch_up()
-        return found
+        return was_waiting
 
     def expire(self, now: float | None = None) -> None:
         """End what has come to its time: requests fail with TIMEOUT, channels open again.
@@ -589,7 +589,7 @@ class MessageScheduler:
             self._carry_out(step)
 
     def _take_turn_locked(self) -> Step | None:
-        """Take the turn if nobody has it and there is something to do: returns the first step, for `_run`."""
+        """Take the turn if it is free and there is something to do: returns the first step, for `_run`."""
         if self._turning:
             return None
         step = self._core.next_step()
@@ -597,7 +597,7 @@ class MessageScheduler:
         return step
 
     def _run(self, step: Step | None) -> None:
-        """Make callbacks, `step` first, until there are none; the caller has the turn. None: it has not."""
+        """Make callbacks, `step` first, until none is left; the caller has the turn. None: it has not."""
         if step is not None:
             self._carry_out(step)
         if self._jobs and not self._turning:
@@ -700,7 +700,7 @@ class MessageScheduler:
             return None
         if not self._send(peer, request, message):
             with self._lock:
-                if self._core.undo(offer, channel, request, now):
+                if self._core.reopen(offer, channel, request, now):
                     return None
         if early:
             self._rearm()
@@ -747,7 +747,7 @@ class MessageScheduler:
         with self._lock:
             request = None
             if peer is not None:
-                request = self._core.use(held, receiver, response_type, now, now + timeout)
+                request = self._core.use_held(held, receiver, response_type, now, now + timeout)
         if peer is None or request is None:
             return None
         if not self._send(peer, request, message):

@@ -187,7 +187,7 @@ def test_viewer_when_it_asks_for_any_name_keeps_no_stream_from_others(house):
 
 
 def test_names_when_no_origin_has_them_take_no_place_of_those_that_are_there(house, monkeypatch):
-    monkeypatch.setattr(edge_module, "STREAMS", 12)
+    monkeypatch.setattr(edge_module, "MOST_STREAMS", 12)
     monkeypatch.setattr(edge_module, "_LOOKED_FOR_S", 0.5)
     first = house.origin()
     encoder = Encoder(first)

@@ -1,21 +1,10 @@
 """Following a stream of another server, over TCP between two servers in one process."""
 
 import pytest
-from follow_kit import (
-    HEADERS,
-    Client,
-    close_clients,
-    numbers,
-    pictures,
-    player,
-    playing,
-    publisher,
-    server,
-    until,
-)
+from follow_kit import HEADERS, Client, close_clients, numbers, pictures, player, playing, publisher, server, until
 
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.live.cluster.follow import Follow, FollowState, Source
+from flowctl.live.cluster.follow import FollowState, Source, StreamFollower
 from flowctl.live.publishing import HubSink
 from flowctl.wire.rtmp.events import StreamEnded
 from flowctl.wire.rtmp.url import parse_url
@@ -35,7 +24,7 @@ class Pair:
     def make(self, address, **more):
         source = Source(parse_url(f"rtmp://{address[0]}:{address[1]}/live/room"))
         sink = HubSink(self.local.hub, "live/room", source)
-        return Follow(source, sink, self.local.groups.groups[0], **{"backoff": FAST, **more})
+        return StreamFollower(source, sink, self.local.groups.groups[0], **{"backoff": FAST, **more})
 
     def state(self):
         return self.follow.statistics().state

@@ -2,17 +2,17 @@
 
 from follow_kit import HEADERS, pictures
 
-from flowctl.live.cluster.seam import REMEMBERED, Joint, Seam
+from flowctl.live.cluster.seam import MOST_REMEMBERED, Seam, SeamVerdict
 
 
 def fed(seam, messages, now=0.0):
     """Return what is passed on of `messages`, and the joints that are neither next nor repeated nor held."""
     pieces, joints = [], []
     for message in messages:
-        joined = seam.take(*message, now)
-        pieces += joined.pieces
-        if joined.joint in (Joint.GAP, Joint.RESTART):
-            joints.append(joined.joint)
+        result = seam.join(*message, now)
+        pieces += result.pieces
+        if result.verdict in (SeamVerdict.GAP, SeamVerdict.RESTART):
+            joints.append(result.verdict)
     return [tuple(piece) for piece in pieces], joints
 
 
@@ -33,7 +33,7 @@ def test_stream_when_the_cache_begins_later_tells_of_the_gap():
     seam = Seam()
     fed(seam, HEADERS + pictures(0, 15), now=0.0)
     seam.reconnected()
-    assert fed(seam, HEADERS + pictures(30, 40), now=0.6) == (pictures(30, 40), [Joint.GAP])
+    assert fed(seam, HEADERS + pictures(30, 40), now=0.6) == (pictures(30, 40), [SeamVerdict.GAP])
 
 
 def test_stream_when_part_of_what_came_is_not_repeated_tells_of_the_gap():
@@ -41,21 +41,21 @@ def test_stream_when_part_of_what_came_is_not_repeated_tells_of_the_gap():
     seam = Seam()
     fed(seam, HEADERS + pictures(0, 15))
     seam.reconnected()
-    assert fed(seam, pictures(10, 12) + pictures(20, 22)) == (pictures(20, 22), [Joint.GAP])
+    assert fed(seam, pictures(10, 12) + pictures(20, 22)) == (pictures(20, 22), [SeamVerdict.GAP])
 
 
 def test_stream_when_timestamps_begin_anew_is_another_timeline():
     seam = Seam()
     fed(seam, HEADERS + pictures(50, 65))
     seam.reconnected()
-    assert fed(seam, HEADERS + pictures(0, 5), now=1.0) == (HEADERS + pictures(0, 5), [Joint.RESTART])
+    assert fed(seam, HEADERS + pictures(0, 5), now=1.0) == (HEADERS + pictures(0, 5), [SeamVerdict.RESTART])
 
 
 def test_stream_when_timestamps_are_far_ahead_is_another_timeline():
     seam = Seam()
     fed(seam, HEADERS + pictures(0, 5), now=0.0)
     seam.reconnected()
-    assert fed(seam, pictures(1000, 1001), now=1.0)[1] == [Joint.RESTART]
+    assert fed(seam, pictures(1000, 1001), now=1.0)[1] == [SeamVerdict.RESTART]
 
 
 def test_header_when_changed_meanwhile_is_passed_on_before_the_frames():
@@ -76,7 +76,7 @@ def test_stream_when_forgotten_begins_anew():
 
 def test_memory_when_the_stream_is_long_is_bounded():
     seam = Seam()
-    fed(seam, pictures(0, REMEMBERED))
+    fed(seam, pictures(0, MOST_REMEMBERED))
     seam.reconnected()
-    again = pictures(REMEMBERED // 2 - 1, REMEMBERED // 2 + 1)
+    again = pictures(MOST_REMEMBERED // 2 - 1, MOST_REMEMBERED // 2 + 1)
     assert fed(seam, again)[0][:1] == again[:1]

@@ -7,7 +7,7 @@ import time
 from random import Random
 
 from flowctl.live.cluster.edge.gate import SchedulerGate
-from flowctl.live.cluster.edge.upstream import STALLED, OriginAddress, Upstream, UpstreamState
+from flowctl.live.cluster.edge.upstream import STALL_BACKOFF, OriginAddress, Upstream, UpstreamState
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.pool.memory import MemoryPool
 from flowctl.nodes.diffusion.streams.memory import memory_pair
@@ -37,11 +37,11 @@ def test_origin_when_it_does_not_answer_in_time_is_tried_again_soon_and_not_bann
 
         async with ObjectDiffusion(MemoryPool(), gate=gate) as diffusion:
             upstream = Upstream(OriginAddress("origin"), connect, diffusion, gate, time.monotonic, Random(1), id)
-            waits = [await upstream._once() for _ in range(3)]
+            waits = [await upstream._fetch_once() for _ in range(3)]
             found = upstream.statistics()
             assert (found.state, found.faults, found.connections) == (UpstreamState.RESTING.value, 0, 3)
             assert "no reply within" in found.why
-            assert all(wait <= STALLED.first_s * 2**number for number, wait in enumerate(waits)), waits
+            assert all(wait <= STALL_BACKOFF.first_s * 2**number for number, wait in enumerate(waits)), waits
         gate.stop()
 
     asyncio.run(asyncio.wait_for(run(), 20))

@@ -49,7 +49,7 @@ def test_segments_when_many_are_late_are_asked_for_again_within_a_budget():
     assert [node.asked(0.5) for _ in range(3)] == [LATE_MOST] * 3
     for _ in range(round(1 / LATE_SHARE) + 1):
         assert node.asked(0.5) == LATE_MOST
-        node.planner.came()
+        node.planner.note_arrival()
     assert node.asked(0.5) == LATE_MOST + 1
     assert node.asked(ALL_AT_ONCE.inflight_timeout_s) == LATE_MOST + 5
 

@@ -13,7 +13,7 @@ from flowctl.core.flow.state import SendState
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import BusyError, ConfigError
-from flowctl.nodes.messenger.arrivals import MAX_HELD, Arrivals, Arrived, Fate
+from flowctl.nodes.messenger.arrivals import MAX_HELD, Arrivals, ArrivalVerdict, Arrived
 from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, _within, decode_record, encode_record
 from flowctl.nodes.messenger.wire import Extension
 
@@ -29,8 +29,8 @@ def outgoing(number: int, **options) -> Outgoing:
 
 
 def taken(delivery: Delivery, now: float) -> list[int]:
-    messages = delivery.take(now, 1000)
-    delivery.handed(messages, now)
+    messages = delivery.take_ready(now, 1000)
+    delivery.note_taken(messages, now)
     return [message.message_id for message in messages]
 
 
@@ -49,11 +49,11 @@ def test_message_when_not_acknowledged_is_tried_again_with_backoff_until_given_u
     for _ in range(3):
         now = delivery.next_deadline()
         times.append(now)
-        given_up = delivery.due(now)
+        given_up = delivery.take_due(now)
         taken(delivery, now)
     assert times == [1.0, 3.0, 7.0]
     assert [(message.message_id, outcome) for message, outcome in given_up] == [(7, Outcome.REJECTED)]
-    assert (len(delivery), delivery.next_deadline(), delivery.acknowledged(7, 7, now)) == (0, None, [])
+    assert (len(delivery), delivery.next_deadline(), delivery.note_acknowledged(7, 7, now)) == (0, None, [])
 
 
 def test_attempt_when_the_peer_works_through_what_went_before_is_put_off():
@@ -61,12 +61,12 @@ def test_attempt_when_the_peer_works_through_what_went_before_is_put_off():
     for number in range(4):
         delivery.submit(outgoing(number), 0.0)
     taken(delivery, 0.0)
-    delivery.acknowledged(0, 0, 0.9)
-    assert (delivery.due(1.0), taken(delivery, 1.0)) == ([], [])
-    delivery.acknowledged(2, 2, 1.5)  # past 1, which is lost
-    assert [message.message_id for message, _ in delivery.due(1.95)] == [1]
-    assert delivery.due(2.4) == []
-    assert [message.message_id for message, _ in delivery.due(delivery.next_deadline())] == [3]
+    delivery.note_acknowledged(0, 0, 0.9)
+    assert (delivery.take_due(1.0), taken(delivery, 1.0)) == ([], [])
+    delivery.note_acknowledged(2, 2, 1.5)  # past 1, which is lost
+    assert [message.message_id for message, _ in delivery.take_due(1.95)] == [1]
+    assert delivery.take_due(2.4) == []
+    assert [message.message_id for message, _ in delivery.take_due(delivery.next_deadline())] == [3]
 
 
 def test_acknowledgement_when_repeated_or_unknown_is_ignored_and_counted():
@@ -74,7 +74,7 @@ def test_acknowledgement_when_repeated_or_unknown_is_ignored_and_counted():
     delivery = delivery_of()
     delivery.submit(outgoing(0), 0.0)
     taken(delivery, 0.0)
-    assert [len(delivery.acknowledged(number, number, 0.1)) for number in (0, 0, 99)] == [1, 0, 0]
+    assert [len(delivery.note_acknowledged(number, number, 0.1)) for number in (0, 0, 99)] == [1, 0, 0]
     assert (len(delivery), delivery.late_count) == (0, 2)
 
 
@@ -82,7 +82,7 @@ def test_acknowledgement_when_of_a_vast_range_takes_what_is_there():
     delivery = delivery_of()
     for number in (3, 4, 9):
         delivery.submit(outgoing(number), 0.0)
-    assert [item.message_id for item in delivery.acknowledged(4, 2**64 - 1, 0.0)] == [4, 9]
+    assert [item.message_id for item in delivery.note_acknowledged(4, 2**64 - 1, 0.0)] == [4, 9]
 
 
 def test_deadline_when_it_passes_comes_before_the_next_attempt_and_once():
@@ -90,9 +90,9 @@ def test_deadline_when_it_passes_comes_before_the_next_attempt_and_once():
     delivery.submit(outgoing(1, deadline=0.5), 0.0)
     assert delivery.next_deadline() == 0.5
     taken(delivery, 0.0)
-    assert delivery.due(0.25) == []
-    assert [outcome for _, outcome in delivery.due(0.5)] == [Outcome.TIMEOUT]
-    assert delivery.due(9.0) == []
+    assert delivery.take_due(0.25) == []
+    assert [outcome for _, outcome in delivery.take_due(0.5)] == [Outcome.TIMEOUT]
+    assert delivery.take_due(9.0) == []
 
 
 def test_refused_messages_when_the_peer_is_heard_from_go_at_once():
@@ -100,10 +100,10 @@ def test_refused_messages_when_the_peer_is_heard_from_go_at_once():
     delivery = delivery_of()
     for number in range(3):
         delivery.submit(outgoing(number), 0.0)
-    delivery.refused(delivery.take(0.0, 10), 0.0)
+    delivery.note_refused(delivery.take_ready(0.0, 10), 0.0)
     assert delivery.state is SendState.OVERLOADED
     assert taken(delivery, 0.1) == []
-    assert delivery.heard()
+    assert delivery.retry_refused()
     assert taken(delivery, 0.2) == [0, 1, 2]
     assert delivery.state is SendState.READY
 
@@ -113,29 +113,29 @@ def test_peer_when_it_speaks_and_cannot_be_reached_costs_one_attempt_between_two
     delivery = delivery_of()
     for number in range(3):
         delivery.submit(outgoing(number), 0.0)
-    delivery.refused(delivery.take(0.0, 10), 0.0)
+    delivery.note_refused(delivery.take_ready(0.0, 10), 0.0)
     for _ in range(100):
-        delivery.heard()
-        delivery.refused(delivery.take(0.1, 10), 0.1)
+        delivery.retry_refused()
+        delivery.note_refused(delivery.take_ready(0.1, 10), 0.1)
     assert delivery.retry_count == 3
-    delivery.due(delivery.next_deadline())
-    delivery.refused(delivery.take(2.0, 10), 2.0)
-    assert delivery.heard()
+    delivery.take_due(delivery.next_deadline())
+    delivery.note_refused(delivery.take_ready(2.0, 10), 2.0)
+    assert delivery.retry_refused()
     assert taken(delivery, 2.1) == [0, 1, 2]
-    assert (delivery.heard(), delivery.state) == (False, SendState.READY)
+    assert (delivery.retry_refused(), delivery.state) == (False, SendState.READY)
 
 
 def test_state_when_the_window_fills_and_empties_goes_through_the_four_states():
     delivery = delivery_of(window=8)
     delivery.submit(outgoing(0), 0.0)
-    delivery.refused(delivery.take(0.0, 10), 0.0)
+    delivery.note_refused(delivery.take_ready(0.0, 10), 0.0)
     for number in range(1, 8):
         delivery.submit(outgoing(number), 0.0)
     with pytest.raises(BusyError, match="window is 8 messages"):
         delivery.submit(outgoing(8), 0.0)
-    delivery.heard()
+    delivery.retry_refused()
     taken(delivery, 0.1)
-    delivery.acknowledged(0, 5, 0.2)
+    delivery.note_acknowledged(0, 5, 0.2)
     edges = delivery.take_edges()
     assert [edge.new.name for edge in edges] == ["OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT", "READY"]
     assert [edge.sequence for edge in edges] == [1, 2, 3, 4]
@@ -150,7 +150,7 @@ def test_state_when_the_oldest_message_grows_old_is_at_its_soft_limit():
     while now < 5.0:
         taken(delivery, now)
         now = delivery.next_deadline()
-        delivery.due(now)
+        delivery.take_due(now)
     assert delivery.state is SendState.SOFT_LIMIT
 
 
@@ -170,9 +170,9 @@ def test_ordered_messages_when_the_peer_keeps_no_order_go_one_at_a_time(known):
         delivery.submit(outgoing(number, ordered=ordered), 0.0)
     assert taken(delivery, 0.0) == [0, 2]
     delivery.announced = False
-    delivery.acknowledged(0, 0, 0.1)
+    delivery.note_acknowledged(0, 0, 0.1)
     assert taken(delivery, 0.1) == [1]
-    delivery.due(1.2)  # 1 and 2 are given up
+    delivery.take_due(1.2)  # 1 and 2 are given up
     assert taken(delivery, 1.2) == [3]
 
 
@@ -183,8 +183,8 @@ def test_ordered_messages_when_sent_before_the_first_word_follow_it_at_once():
     assert taken(delivery, 0.0) == [0]
     delivery.announced = True
     assert taken(delivery, 0.05) == []  # in one form and in the other they would be in no order
-    delivery.acknowledged(0, 0, 0.1)
-    messages = delivery.take(0.1, 10)
+    delivery.note_acknowledged(0, 0, 0.1)
+    messages = delivery.take_ready(0.1, 10)
     assert [(message.plain, message.after) for message in messages] == [(False, 2), (False, 2), (False, 3), (False, 4)]
 
 
@@ -196,7 +196,7 @@ def test_ordered_message_when_it_goes_plain_after_all_is_kept_as_such_before():
         delivery.release(message)
     assert taken(delivery, 0.0) == [0]
     delivery.announced = False
-    delivery.acknowledged(0, 0, 0.1)
+    delivery.note_acknowledged(0, 0, 0.1)
     assert (taken(delivery, 0.1), [item.plain for item in delivery.take_decided()]) == ([], [True])
     delivery.release(message)
     assert (taken(delivery, 0.2), delivery.take_decided()) == ([1], [])
@@ -207,7 +207,7 @@ def test_ordered_messages_when_the_peer_keeps_the_order_go_at_once_and_name_the_
     delivery.announced = True
     for number, ordered in enumerate([True, False, True, True]):
         delivery.submit(outgoing(number, ordered=ordered), 0.0)
-    messages = delivery.take(0.0, 10)
+    messages = delivery.take_ready(0.0, 10)
     assert [(message.sequence, message.after) for message in messages] == [(1, 1), (2, 0), (3, 1), (4, 3)]
     assert delivery.floor == 1
 
@@ -233,11 +233,11 @@ def test_record_when_read_again_is_the_message():
 def test_arrival_when_it_is_being_handled_is_neither_handed_on_nor_acknowledged():
     arrivals = Arrivals()
     first = arrived(0)
-    assert [arrivals.arrive(first), arrivals.arrive(arrived(0))] == [Fate.HANDLE, Fate.WAIT]
-    arrivals.failed(first)
-    assert arrivals.arrive(first) is Fate.HANDLE
-    assert arrivals.applied(first)
-    assert arrivals.arrive(arrived(0)) is Fate.AGAIN
+    assert [arrivals.arrive(first), arrivals.arrive(arrived(0))] == [ArrivalVerdict.HANDLE, ArrivalVerdict.WAIT]
+    arrivals.note_failed(first)
+    assert arrivals.arrive(first) is ArrivalVerdict.HANDLE
+    assert arrivals.note_handled(first)
+    assert arrivals.arrive(arrived(0)) is ArrivalVerdict.SEEN
 
 
 def test_sender_when_it_begins_a_new_life_is_heard_and_its_old_life_is_not():
@@ -245,13 +245,13 @@ def test_sender_when_it_begins_a_new_life_is_heard_and_its_old_life_is_not():
     arrivals = Arrivals()
     for number in range(3):
         message = arrived(number, incarnation=1)
-        assert arrivals.arrive(message) is Fate.HANDLE
-        arrivals.applied(message)
+        assert arrivals.arrive(message) is ArrivalVerdict.HANDLE
+        arrivals.note_handled(message)
     slow = arrived(3, incarnation=1)
     arrivals.arrive(slow)
-    assert arrivals.arrive(arrived(0, incarnation=2)) is Fate.HANDLE
-    assert arrivals.arrive(arrived(4, incarnation=1)) is Fate.STALE
-    assert arrivals.applied(slow) is False
+    assert arrivals.arrive(arrived(0, incarnation=2)) is ArrivalVerdict.HANDLE
+    assert arrivals.arrive(arrived(4, incarnation=1)) is ArrivalVerdict.STALE
+    assert arrivals.note_handled(slow) is False
 
 
 def test_message_when_first_sent_without_its_sequence_stays_without_it():
@@ -260,7 +260,7 @@ def test_message_when_first_sent_without_its_sequence_stays_without_it():
     delivery.submit(outgoing(0), 0.0)
     delivery.announced = True
     delivery.submit(outgoing(1), 0.0)
-    assert [(message.plain, message.sequence) for message in delivery.take(0.0, 9)] == [(True, 1), (False, 2)]
+    assert [(message.plain, message.sequence) for message in delivery.take_ready(0.0, 9)] == [(True, 1), (False, 2)]
 
 
 def test_ordered_message_when_the_one_before_has_its_outcome_waits_for_nothing():
@@ -269,10 +269,10 @@ def test_ordered_message_when_the_one_before_has_its_outcome_waits_for_nothing()
     delivery.submit(outgoing(0), 0.0)
     delivery.submit(outgoing(1, ordered=True), 0.0)
     delivery.submit(outgoing(2, ordered=True), 0.0)
-    assert [message.after for message in delivery.take(0.0, 9)] == [0, 2, 2]
-    delivery.acknowledged(1, 1, 0.1)
-    delivery.due(1.2)
-    assert [(message.message_id, message.after) for message in delivery.take(1.2, 9)] == [(0, 0), (2, 3)]
+    assert [message.after for message in delivery.take_ready(0.0, 9)] == [0, 2, 2]
+    delivery.note_acknowledged(1, 1, 0.1)
+    delivery.take_due(1.2)
+    assert [(message.message_id, message.after) for message in delivery.take_ready(1.2, 9)] == [(0, 0), (2, 3)]
     assert delivery.floor == 1
 
 
@@ -281,28 +281,28 @@ def test_sequences_when_a_million_messages_go_to_others_leave_no_gap():
     arrivals = Arrivals()
     for number, sequence in ((0, 1), (1_000_001, 2)):
         message = arrived(number, sequence=sequence)
-        assert arrivals.arrive(message) is Fate.HANDLE
-        arrivals.applied(message)
+        assert arrivals.arrive(message) is ArrivalVerdict.HANDLE
+        arrivals.note_handled(message)
     assert arrivals.gap_count == 0
 
 
 def test_ordered_message_when_the_one_before_was_given_up_is_let_go():
     arrivals = Arrivals()
-    assert arrivals.arrive(arrived(1, sequence=2, after=1)) is Fate.WAIT
-    assert arrivals.arrive(arrived(2, sequence=3, after=2)) is Fate.WAIT
+    assert arrivals.arrive(arrived(1, sequence=2, after=1)) is ArrivalVerdict.WAIT
+    assert arrivals.arrive(arrived(2, sequence=3, after=2)) is ArrivalVerdict.WAIT
     assert arrivals.take_released() == []
-    assert arrivals.arrive(arrived(1, sequence=2, floor=2, after=1)) is Fate.WAIT  # it is being handled by now
+    assert arrivals.arrive(arrived(1, sequence=2, floor=2, after=1)) is ArrivalVerdict.WAIT  # it is being handled
     (let_go,) = arrivals.take_released()
     assert let_go.number == 2
-    arrivals.applied(let_go)
+    arrivals.note_handled(let_go)
     assert [item.number for item in arrivals.take_released()] == [3]
 
 
 def test_held_messages_when_as_many_as_are_kept_are_not_taken():
     arrivals = Arrivals()
     fates = [arrivals.arrive(arrived(n, sequence=n + 2, after=n + 1)) for n in range(1, MAX_HELD + 2)]
-    assert fates.count(Fate.WAIT) == MAX_HELD
-    assert fates[-1] is Fate.FULL
+    assert fates.count(ArrivalVerdict.WAIT) == MAX_HELD
+    assert fates[-1] is ArrivalVerdict.FULL
 
 
 class Outbox:
@@ -372,25 +372,25 @@ def test_messages_when_the_link_loses_and_the_sender_is_killed_are_each_handled_
             ordered_ones += [message.message_id] * message.ordered
             sent += 1
         outbox.write(rng.randint(0, 30))
-        for message in delivery.take(now, 5):
+        for message in delivery.take_ready(now, 5):
             extension = Extension(1, message.sequence, delivery.floor, message.after) if not message.plain else None
             packet = Arrived(1, message.message_id, extension, 4, None)
             to_peer += [packet] * rng.choice([0, 1, 1, 1, 2])
         rng.shuffle(to_peer)
         for packet in [to_peer.pop() for _ in range(rng.randint(0, len(to_peer)))]:
             fate = arrivals.arrive(packet)
-            if fate is Fate.HANDLE:
+            if fate is ArrivalVerdict.HANDLE:
                 handling.append(packet)
-            elif fate is Fate.AGAIN:
+            elif fate is ArrivalVerdict.SEEN:
                 to_us.append(packet.message_id)
             handling += arrivals.take_released()
         while handling and rng.random() < 0.8:
             packet = handling.pop(rng.randrange(len(handling)))
             if fails and rng.random() < 0.2:
-                arrivals.failed(packet)
+                arrivals.note_failed(packet)
                 continue
             handled.append(packet.message_id)
-            arrivals.applied(packet)
+            arrivals.note_handled(packet)
             to_us.append(packet.message_id)
             handling += arrivals.take_released()
         to_us = [number for number in to_us if rng.random() > 0.2]
@@ -402,9 +402,9 @@ def test_messages_when_the_link_loses_and_the_sender_is_killed_are_each_handled_
                 outbox.changes.append((None, None))  # it is learned with the first word, and counts once on the disk
             elif announced is False:
                 delivery.announced = False
-            outbox.changes += [(message, None) for message in delivery.acknowledged(number, number, now)]
+            outbox.changes += [(message, None) for message in delivery.note_acknowledged(number, number, now)]
         outbox.now = now = now + 0.3
-        assert delivery.due(now) == []
+        assert delivery.take_due(now) == []
     assert sorted(handled) == [number * 3 for number in range(count) if number * 3 not in lost]
     wanted = set(ordered_ones) - lost
     ordered_ones = [number for number in ordered_ones if number in wanted]
@@ -424,7 +424,7 @@ def test_acknowledgement_when_of_many_ranges_takes_each_message_in_one_of_them_o
         first = rng.randrange(1000)
         ranges.append((first, first + rng.choice((-3, -1, 0, 0, 1, 2, 20, 2**40 if seed % 3 == 0 else 3))))
     wanted = [number for number in numbers if any(first <= number <= last for first, last in ranges)]
-    assert sorted(item.message_id for item in delivery.acknowledged_ranges(ranges, 0.1)) == wanted
+    assert sorted(item.message_id for item in delivery.note_acknowledged_ranges(ranges, 0.1)) == wanted
     assert len(delivery) == 200 - len(wanted)
 
 
@@ -467,8 +467,8 @@ def test_ordered_messages_when_some_are_given_up_are_never_handled_after_later_o
         if number < 120 and not delivery.full(1):
             given_up_at = now + 6.0 * rng.random() if rng.random() < 0.3 else None
             delivery.submit(Outgoing(number, 0, 0, b"x", (), rng.random() < 0.6, given_up_at), now)
-        delivery.due(now)
-        for message in delivery.take(now, 64):
+        delivery.take_due(now)
+        for message in delivery.take_ready(now, 64):
             extension = Extension(7, message.sequence, delivery.floor, message.after)
             for _ in range(rng.choice((0, 1, 1, 1, 2))):
                 due = now + rng.choice((0.0, 0.0, 0.1, 1.0, 5.0))
@@ -476,19 +476,19 @@ def test_ordered_messages_when_some_are_given_up_are_never_handled_after_later_o
         for item in sorted((item for item in link if item[0] <= now), key=lambda item: item[0]):
             link.remove(item)
             fate = arrivals.arrive(item[1])
-            if fate is Fate.AGAIN:
-                delivery.acknowledged(item[1].message_id, item[1].message_id, now)
-            begin([item[1]] if fate is Fate.HANDLE else [])
+            if fate is ArrivalVerdict.SEEN:
+                delivery.note_acknowledged(item[1].message_id, item[1].message_id, now)
+            begin([item[1]] if fate is ArrivalVerdict.HANDLE else [])
             begin(arrivals.take_released())
         for item in [item for item in running if item[0] <= now]:
             running.remove(item)
             if rng.random() < 0.1:
-                arrivals.failed(item[1])
+                arrivals.note_failed(item[1])
                 continue
             handled.append(item[1])
-            arrivals.applied(item[1])
+            arrivals.note_handled(item[1])
             if rng.random() < 0.8:
-                delivery.acknowledged(item[1].message_id, item[1].message_id, now)
+                delivery.note_acknowledged(item[1].message_id, item[1].message_id, now)
             begin(arrivals.take_released())
         if number > 120 and not delivery:
             break

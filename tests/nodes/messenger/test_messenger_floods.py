@@ -15,7 +15,14 @@ import pytest
 import zmq
 
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.nodes.messenger.arrivals import HELD_COST_BYTES, MAX_HELD_BYTES, Arrivals, Arrived, Fate, HeldRoom
+from flowctl.nodes.messenger.arrivals import (
+    HELD_COST_BYTES,
+    MAX_HELD_BYTES,
+    Arrivals,
+    ArrivalVerdict,
+    Arrived,
+    HeldRoom,
+)
 from flowctl.nodes.messenger.message import Destination, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.wire import ACK, ECHO, Extension, encode_message
@@ -110,17 +117,17 @@ def test_held_messages_when_a_peer_has_many_names_are_bounded_over_all():
     room = HeldRoom()
     total = room.left_bytes
 
-    def hold(arrivals: Arrivals, number: int, size_bytes: int) -> Fate:
+    def hold(arrivals: Arrivals, number: int, size_bytes: int) -> ArrivalVerdict:
         extension = Extension(1, number + 1, 1, number)
         return arrivals.arrive(Arrived(1, number, extension, size_bytes, None))
 
     size_bytes = MAX_HELD_BYTES - HELD_COST_BYTES
     peers = [Arrivals(room) for _ in range(40)]
     fates = [hold(peer, 10, size_bytes) for peer in peers]
-    assert fates == [Fate.WAIT] * 16 + [Fate.FULL] * 24
+    assert fates == [ArrivalVerdict.WAIT] * 16 + [ArrivalVerdict.FULL] * 24
     assert room.left_bytes == 0
     peers[0].drop_held()
-    assert hold(peers[20], 10, 1000) is Fate.WAIT
+    assert hold(peers[20], 10, 1000) is ArrivalVerdict.WAIT
     for peer in peers:
         peer.drop_held()
     assert room.left_bytes == total

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.nodes.messenger.seen import AtMost, NumberVerdict, SeenNumbers
+from flowctl.nodes.messenger.seen import NumberVerdict, SeenNumbers, WhenFull
 
 
 def numbers_in(gaps: list[tuple[int, int]]) -> set[int]:
@@ -29,12 +29,12 @@ def test_numbers_when_out_of_order_are_each_new_once(numbers, first_times, highe
     assert (seen.highest, numbers_in(seen.gaps)) == (highest, complement)
 
 
-@given(st.lists(st.integers(0, 40), max_size=120), st.sampled_from(AtMost))
+@given(st.lists(st.integers(0, 40), max_size=120), st.sampled_from(WhenFull))
 def test_numbers_when_in_any_order_agree_with_a_plain_set(numbers, at_most):
     """The intervals say what a set of all numbers seen would say, and are as few as can be."""
     seen, model = SeenNumbers(at_most), set()
     for number in numbers:
-        assert seen.look(number) is (NumberVerdict.SEEN if number in model else NumberVerdict.NEW)
+        assert seen.judge(number) is (NumberVerdict.SEEN if number in model else NumberVerdict.NEW)
         assert seen.first_time(number) is (number not in model)
         model.add(number)
     assert seen.highest == max(model, default=-1)
@@ -58,22 +58,22 @@ def test_floor_when_raised_settles_all_below_it(steps):
 
 
 def test_gaps_when_as_many_as_are_kept_refuse_what_would_open_another():
-    seen = SeenNumbers(AtMost.REFUSE, 2)
+    seen = SeenNumbers(WhenFull.REFUSE, 2)
     assert [seen.first_time(number) for number in (1, 3)] == [True, True]
-    assert seen.look(5) is NumberVerdict.FULL
+    assert seen.judge(5) is NumberVerdict.FULL
     assert seen.first_time(5) is False
     assert [seen.first_time(number) for number in (4, 0, 6)] == [True, True, True]
     assert seen.gaps == [(2, 2), (5, 5)]
-    wide = SeenNumbers(AtMost.REFUSE, 1)
+    wide = SeenNumbers(WhenFull.REFUSE, 1)
     wide.first_time(10)
-    assert (wide.look(5), wide.look(0), wide.look(9)) == (NumberVerdict.FULL, NumberVerdict.NEW, NumberVerdict.NEW)
+    assert (wide.judge(5), wide.judge(0), wide.judge(9)) == (NumberVerdict.FULL, NumberVerdict.NEW, NumberVerdict.NEW)
 
 
 def test_gaps_when_as_many_as_are_kept_forget_the_lowest_and_say_so():
-    seen = SeenNumbers(AtMost.FORGET, 2)
+    seen = SeenNumbers(WhenFull.FORGET, 2)
     assert [seen.first_time(number) for number in (1, 3, 5)] == [True, True, True]
     assert seen.gaps == [(2, 2), (4, 4)]
-    assert [seen.look(number) for number in (0, 1, 2, 3)] == [
+    assert [seen.judge(number) for number in (0, 1, 2, 3)] == [
         NumberVerdict.OLD,
         NumberVerdict.SEEN,
         NumberVerdict.NEW,
@@ -84,7 +84,7 @@ def test_gaps_when_as_many_as_are_kept_forget_the_lowest_and_say_so():
 
 def test_numbers_when_a_million_are_for_others_cost_one_gap():
     """A jump is one interval, not a million numbers (ME-22)."""
-    seen = SeenNumbers(AtMost.FORGET)
+    seen = SeenNumbers(WhenFull.FORGET)
     assert seen.first_time(0)
     assert seen.first_time(1_000_001)
     assert seen.gaps == [(1, 1_000_000)]

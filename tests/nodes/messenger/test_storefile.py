@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
-from flowctl.nodes.messenger.storefile import Add, Forget, MarkSeen, Remove, RunEffect, Stored, StoreFile, Transaction
+from flowctl.nodes.messenger.storefile import (
+    AddMessage,
+    ForgetSeen,
+    MarkSeen,
+    RemoveMessage,
+    RunEffect,
+    StoredMessage,
+    StoreFile,
+    Transaction,
+)
 
 MAX_BYTES = 64 << 20
 Answers = list[Exception | None]
@@ -29,8 +38,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store.db"
 
 
-def add(number: int, answers: Answers, *, peer: bytes = b"peer", record: bytes = b"record") -> Add:
-    return Add(number, peer, number, record, answers.append)
+def add(number: int, answers: Answers, *, peer: bytes = b"peer", record: bytes = b"record") -> AddMessage:
+    return AddMessage(number, peer, number, record, answers.append)
 
 
 def write(file: StoreFile, *changes) -> None:
@@ -64,13 +73,13 @@ def effects(path: Path) -> list[int]:
 
 def test_outbox_when_opened_again_has_what_was_not_removed(path, answers):
     file = StoreFile(path, MAX_BYTES)
-    write(file, *(add(number, answers) for number in range(3)), Add(3, b"b", 0, b"\0-\xff", answers.append))
-    write(file, Remove(0), Remove(2), Remove(99))
+    write(file, *(add(number, answers) for number in range(3)), AddMessage(3, b"b", 0, b"\0-\xff", answers.append))
+    write(file, RemoveMessage(0), RemoveMessage(2), RemoveMessage(99))
     incarnation = file.incarnation
     file.close()
     again = StoreFile(path, MAX_BYTES)
     assert answers == [None] * 4
-    assert [Stored(1, b"peer", 1, b"record"), Stored(3, b"b", 0, b"\0-\xff")] == list(again.pending())
+    assert [StoredMessage(1, b"peer", 1, b"record"), StoredMessage(3, b"b", 0, b"\0-\xff")] == list(again.pending())
     assert (4, incarnation) == (again.next_message_id(), again.incarnation)
     again.close()
 
@@ -99,9 +108,9 @@ def test_seen_when_marked_in_any_order_and_batches_equals_the_set(tmp_path_facto
 def test_forget_when_a_peer_begins_anew_keeps_its_new_life_only(path):
     file = StoreFile(path, MAX_BYTES)
     marks = [MarkSeen(peer, life, 1, 1, lambda _: None) for peer in (b"a", b"b") for life in (1, 2)]
-    write(file, *marks, Forget(b"a", 2))
+    write(file, *marks, ForgetSeen(b"a", 2))
     assert file.seen() == [(b"a", 2, 1, 1), (b"b", 1, 1, 1), (b"b", 2, 1, 1)]
-    write(file, Forget(b"b", None))
+    write(file, ForgetSeen(b"b", None))
     assert file.seen() == [(b"a", 2, 1, 1)]
     file.close()
 
@@ -131,8 +140,8 @@ def test_effect_when_it_raises_leaves_nothing_and_others_alone(path, answers):
         file,
         MarkSeen(b"a", 1, 1, 1, answers.append, counting(1)),
         MarkSeen(b"a", 1, 2, 2, answers.append, fails),
-        Add(0, b"a", 0, b"", answers.append, fails),
-        Add(1, b"a", 1, b"", answers.append, counting(2)),
+        AddMessage(0, b"a", 0, b"", answers.append, fails),
+        AddMessage(1, b"a", 1, b"", answers.append, counting(2)),
     )
     assert [type(item).__name__ for item in answers] == ["NoneType", "ValueError", "ValueError", "NoneType"]
     assert (effects(path), file.seen()) == ([1, 2], [(b"a", 1, 1, 1)])
@@ -170,7 +179,7 @@ def test_file_when_full_refuses_what_is_to_be_sent_and_keeps_the_rest(path, answ
     assert marks == [None] * 200
     kept = [item.message_id for item in file.pending()]
     assert len(kept) == answers.count(None)
-    write(file, *(Remove(number) for number in kept))
+    write(file, *(RemoveMessage(number) for number in kept))
     assert list(file.pending()) == []
     write(file, add(200, answers, record=bytes(20_000)))
     assert answers[-1] is None
@@ -183,9 +192,9 @@ def test_disk_when_a_queue_comes_and_goes_is_given_back(path, answers):
     for number in range(30):
         write(file, add(number, answers, record=bytes(1 << 20)))
     most = size_of(path)
-    write(file, *(Remove(number) for number in range(30)))
+    write(file, *(RemoveMessage(number) for number in range(30)))
     for number in range(100, 140):
-        write(file, add(number, answers), Remove(number))
+        write(file, add(number, answers), RemoveMessage(number))
     file.close()
     assert most > 30 << 20
     assert path.stat().st_size < 12 << 20

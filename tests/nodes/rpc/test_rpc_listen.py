@@ -14,7 +14,7 @@ from zmq_kit import ask
 
 from flowctl.errors import ClosedError, ConfigError, RpcError
 from flowctl.nodes.rpc.access.access import Access, AuthLevel, key_route
-from flowctl.nodes.rpc.access.logins import TRIES_PER_CONNECTION, Cost, PasswordHash
+from flowctl.nodes.rpc.access.logins import TRIES_PER_CONNECTION, HashCost, PasswordHash
 from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import Reach
@@ -29,7 +29,7 @@ LOGIN = (b"rpc.login", TAG, b"ada", b"open sesame")
 GRANTED = [b"REPLY", TAG, b"admin"]
 WRONG = [b"FORBIDDEN", b"REPLY", TAG, b"wrong user or password"]
 FORBIDDEN = [b"FORBIDDEN", b"REPLY", TAG]
-ADA = PasswordHash.of("open sesame", Cost(log_n=1, r=1, p=1))
+ADA = PasswordHash.of("open sesame", HashCost(log_n=1, r=1, p=1))
 
 
 @pytest.fixture

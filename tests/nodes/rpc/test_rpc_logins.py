@@ -20,7 +20,7 @@ from flowctl.nodes.rpc.access.logins import (
     MOST_WAITING_PER_ADDRESS,
     TRIES_PER_ADDRESS_AND_S,
     TRIES_PER_CONNECTION,
-    Cost,
+    HashCost,
     LoginDesk,
     Logins,
     LoginTries,
@@ -29,7 +29,7 @@ from flowctl.nodes.rpc.access.logins import (
 from flowctl.pollgroup import PollGroup
 
 WAIT_S = 20.0
-CHEAP = Cost(log_n=1, r=1, p=1)
+CHEAP = HashCost(log_n=1, r=1, p=1)
 PASSWORD = "correct horse battery staple"
 
 
@@ -56,13 +56,13 @@ def test_login_when_checked_gives_the_level_of_the_user_or_nothing(user, passwor
 
 def test_login_when_the_user_is_unknown_costs_the_same(monkeypatch):
     logins, computed = users(), []
-    real = Cost.hash
+    real = HashCost.hash
 
-    def counted(self: Cost, password: bytes, salt: bytes) -> bytes:
+    def counted(self: HashCost, password: bytes, salt: bytes) -> bytes:
         computed.append(self)
         return real(self, password, salt)
 
-    monkeypatch.setattr(Cost, "hash", counted)
+    monkeypatch.setattr(HashCost, "hash", counted)
     tries = [(b"ada", b"x"), (b"eve", b"x"), (b"ada", PASSWORD.encode()), (b"e" * 999, b"x"), (b"ada", b"x" * 9999)]
     for user, password in tries:
         logins.level_of(user, password)
@@ -83,7 +83,7 @@ def test_password_when_stored_is_salted_and_read_again():
 
 def test_password_when_stored_by_default_costs_what_is_stated():
     assert PasswordHash.of("x").text().startswith("$scrypt$ln=14,r=8,p=5$")
-    assert Cost(log_n=14, r=8, p=5) == DEFAULT_COST
+    assert HashCost(log_n=14, r=8, p=5) == DEFAULT_COST
 
 
 def test_password_when_shown_is_hidden():
@@ -120,7 +120,7 @@ def test_password_when_its_text_is_of_another_form_or_cost_is_refused(text):
     [
         *(("ada", CHEAP, AuthLevel.BASIC, "before"), ("", CHEAP, AuthLevel.BASIC, "0 bytes")),
         *(("a" * 129, CHEAP, AuthLevel.BASIC, "129 bytes"), ("c", CHEAP, AuthLevel.NONE, "BASIC or AuthLevel.ADMIN")),
-        ("c", Cost(log_n=2, r=1, p=1), AuthLevel.BASIC, "another cost"),
+        ("c", HashCost(log_n=2, r=1, p=1), AuthLevel.BASIC, "another cost"),
     ],
 )
 def test_user_when_it_cannot_be_added_is_an_error(user, cost, level, match):

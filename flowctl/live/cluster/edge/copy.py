@@ -34,9 +34,9 @@ import structlog
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import LimitExceededError, LocalProtocolError
 from flowctl.live.cluster.edge.outlet import Outlet
-from flowctl.live.cluster.edge.publications import NOWHERE, Publications, Teller
+from flowctl.live.cluster.edge.publications import NOWHERE, Announcer, Publications
 from flowctl.live.cluster.follow import Sink
-from flowctl.live.cluster.segments.cutter import TIMELINE_S, Cut, Cutter
+from flowctl.live.cluster.segments.cutter import TIMELINE_S, CutSegment, Cutter
 from flowctl.live.cluster.segments.segment import (
     CLOCK,
     Frame,
@@ -44,52 +44,52 @@ from flowctl.live.cluster.segments.segment import (
     Position,
     Segment,
     SegmentId,
-    Then,
+    Sequel,
     decode_body,
     following,
     object_of,
     segment_of,
 )
-from flowctl.live.cluster.segments.splice import Begins, Gap, Splice, SplicedHeaders
+from flowctl.live.cluster.segments.splice import Gap, PublicationStart, Splice, SplicedHeaders
 from flowctl.live.cluster.segments.window import SegmentPool
 from flowctl.nodes.diffusion.objects import PeerId
 from flowctl.wire.rtmp.media.media import inspect
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 SETTLE_S: Final = 0.3
-"""After the first announcement of a stream, others are listened to for so long: they come oldest first, and the newest
+"""Time after the first announcement of a stream in which others are collected: they come oldest first, and the newest
 is where to begin."""
 WAIT_S: Final = 4.0
-"""How long what is missing is waited for: an origin that does not answer is asked in vain for up to 2 s."""
+"""Time for which a missing segment is waited for: an origin that does not answer takes up to 2 s of it."""
 LIVE_S: Final = 1.0
-"""A followed source that has sent nothing for so long may be dead: segments are fetched from then on."""
+"""Silence after which a followed source may be dead: segments are fetched from then on."""
 HOLD_S: Final = 5.0
-"""How long a segment is held while its frames are followed, or while another publication goes out; after that it is
-another encoder's, and not fetched."""
+"""Time for which a segment is held while its frames are followed, or while another publication goes out; after it the
+segment is another encoder's, and not fetched."""
 JOIN_S: Final = 5.0
-"""How much later than by another origin a segment may be announced, and show that the two have one publication though
-their clocks say otherwise. One that is published again, octet for octet, is later."""
+"""Most time between the announcements of one segment by two origins that proves that both have one publication although
+their clocks differ. A stream that is published again, octet for octet, comes later."""
 BACK_S: Final = 2.0
-"""A publication begins with what was announced of it so long before the one before it was over: origins tell that one
-after the other. Of an encoder that has been there for longer viewers would get all that was held at once."""
+"""Time before the end of the last publication from which announcements of the next one count: origins announce one
+after the other. Of an encoder that has been there for longer, viewers would get all that was held at once."""
 SECOND_S: Final = 1.0
-"""A segment that is known by two names, by origins whose clocks differ, is asked for by the first one for so long."""
+"""Time for which a segment known by two names, from origins whose clocks differ, is asked for by the first one."""
 ENDED_S: Final = 3.0
-"""How long the end of a publication is not told yet: one of its origins may have more, and a publisher may be back."""
+"""Time for which the end of a publication is kept back: an origin may have more, or the publisher may return."""
 GONE_S: Final = 10.0
-"""When nothing has come for so long, viewers are told that the stream has ended: twice as long as any segment takes.
-When something has come and nothing has gone out for so long, the copy begins anew."""
+"""Silence after which viewers are told that the stream has ended: twice as long as any segment takes. Where something
+came and nothing has gone out for this time, the copy begins anew."""
 HELD_BYTES: Final = 64 << 20
-"""What may wait behind a missing segment, of one stream."""
+"""Octets of one stream that may wait behind a missing segment."""
 APART_MS: Final = 200
-"""How far two servers may have moved a publication apart on their timelines: each measures the pause before it."""
-_ANNOUNCED: Final = 512
+"""Most distance between the timelines of one publication at two servers: each measures the pause before it."""
+_MOST_ANNOUNCED: Final = 512
 DOUBT_S: Final = 0.5
-"""How long the same as was followed may be announced later than something else at its place."""
-_OWN: Final = 32
-"""Segments of what was followed whose hashes are remembered, until they are announced."""
-_UNPLACED: Final = 8192
-"""Messages of a followed source that wait until it is known where they stand: a long group of pictures."""
+"""Time by which the announcement of a followed segment may come after another one at its place."""
+_MOST_OWN_SEGMENTS: Final = 32
+"""Followed segments whose hashes are remembered until they are announced."""
+_MOST_UNPLACED_MESSAGES: Final = 8192
+"""Messages of a followed source that wait until their place is known: a long group of pictures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class CopyStatistics:
 
 
 class _Mapping(NamedTuple):
-    """Where a followed source stands: what is added to the times of its segments, and their timeline."""
+    """Where a followed source stands: the shift of its segments' times, and their timeline."""
 
     timeline: int
     shift_ms: int
@@ -118,16 +118,16 @@ class _Mapping(NamedTuple):
         return Position(self.timeline, max(position.start_ms + self.shift_ms, 0), position.part)
 
 
-_Content = tuple[bytes, int, int, Then, int]
+_Content = tuple[bytes, int, int, Sequel, int]
 
 
 def _content_of(name: SegmentId) -> _Content:
-    """Return all that an id says but where it stands.
+    """Return all parts of an id except the place.
 
     What we offer under an id that somebody has announced has to be what the id says, and not only have its hash: others
     would take us for the liar.
     """
-    behind_ms = name.next_ms - name.position.start_ms if name.then is Then.KEY else 0
+    behind_ms = name.next_ms - name.position.start_ms if name.then is Sequel.KEY else 0
     return name.digest, name.size_bytes, name.count, name.then, behind_ms
 
 
@@ -136,7 +136,7 @@ _Key = tuple[Position, _Content]
 
 
 @dataclass(slots=True)
-class _Heard:
+class _AnnouncedSegment:
     """A segment that was announced."""
 
     name: SegmentId  #: by which it was announced first, and is known to others
@@ -145,7 +145,7 @@ class _Heard:
 
 
 class StreamCopy:
-    """One stream. A `Sink` of the follow."""
+    """One stream of an edge, put together from segments and followed frames. A `Sink` of the follow."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class StreamCopy:
         self._outlet: Final = Outlet(name, sink)
         self._clock = clock
         self._splice = Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
-        self._announced: OrderedDict[_Key, _Heard] = OrderedDict()
+        self._announced: OrderedDict[_Key, _AnnouncedSegment] = OrderedDict()
         self._publications: Final = Publications()
         self._successor: int | None = None  # the publication that is next, once this one has gone out
         self._warned = False  # clocks of origins differ, which was told
@@ -189,23 +189,23 @@ class StreamCopy:
 
     def announced(self, peer: PeerId, name: SegmentId) -> None:
         now = self._clock()
-        teller = self._publications.tellers.setdefault(peer, Teller())
+        announcer = self._publications.announcers.setdefault(peer, Announcer())
         key = self._key(name)
         if key not in self._announced:
-            self._join_same(name, teller, now)
+            self._join_same(name, announcer, now)
             key = self._key(name)
         number = key[0].timeline
-        self._publications.announced(teller, number, now, ended=name.then is Then.END)
+        self._publications.announced(announcer, number, now, ended=name.then is Sequel.END)
         if key not in self._announced:
             self._note(key, name, now)
             if self._behind(key[0], now) and self._is_stuck(now):
                 self._begin_anew(now)
                 self._note(key, name, now)
-        self._turn(now)
+        self._choose_successor(now)
 
     def gone(self, peer: PeerId) -> None:
-        if self._publications.tellers.pop(peer, None) is not None:
-            self._turn(self._clock())
+        if self._publications.announcers.pop(peer, None) is not None:
+            self._choose_successor(self._clock())
             self._flush()
 
     def _key(self, name: SegmentId) -> _Key:
@@ -213,7 +213,7 @@ class StreamCopy:
         return name.position._replace(timeline=number), _content_of(name)
 
     def known_as(self, name: SegmentId) -> SegmentId:
-        """Return the name by which a segment is kept and offered: that by which it was announced first."""
+        """Return the name under which a segment is kept and offered: that of its first announcement."""
         heard = self._announced.get(self._key(name))
         return name if heard is None else heard.name
 
@@ -222,7 +222,7 @@ class StreamCopy:
         place = self._start if self._splice.cursor is None else self._splice.cursor[0]
         return None if place is None else place.timeline
 
-    def _turn(self, now: float) -> None:
+    def _choose_successor(self, now: float) -> None:
         current = self._current
         if current is None or self._publications.lives(current, now):
             return
@@ -276,7 +276,7 @@ class StreamCopy:
         mapping = self._mapping
         if mapping is None or self._sound or self.flawed or not self._own:
             return None
-        if not self._proven and len({teller.number for teller in self._publications.tellers.values()}) > 1:
+        if not self._proven and len({announcer.number for announcer in self._publications.announcers.values()}) > 1:
             return None  # it may be of another encoder
         place, content = key
         return next((own for own in self._own if own[0] != content and mapping.of(own[1]) == place), None)
@@ -299,9 +299,9 @@ class StreamCopy:
         """Whether a segment comes too late, or stands before the beginning."""
         if self._is_apart(position.timeline) and self._publications.lives(position.timeline, now):
             return False
-        return self._splice.past(position) or (self._start is not None and position < self._start)
+        return self._splice.is_past(position) or (self._start is not None and position < self._start)
 
-    def _join_same(self, name: SegmentId, teller: Teller, now: float) -> None:
+    def _join_same(self, name: SegmentId, announcer: Announcer, now: float) -> None:
         """Learn from a segment that was announced with another timeline too that the two are one publication."""
         (timeline, *place), content = name.position, _content_of(name)
         number = self._publications.number_of(timeline)
@@ -310,7 +310,7 @@ class StreamCopy:
                 continue
             apart = abs(heard.name.position.timeline - timeline)
             live = now - heard.at <= JOIN_S and self._publications.lives(other.timeline, now)
-            if apart > 1 and (other.timeline in teller.numbers or not live):
+            if apart > 1 and (other.timeline in announcer.numbers or not live):
                 continue
             if apart > 1 and not self._warned:
                 self._warned = True
@@ -357,8 +357,8 @@ class StreamCopy:
         self.gap(now)
 
     def _note(self, key: _Key, name: SegmentId, now: float) -> None:
-        self._announced[key] = _Heard(name, now, here=self._pool.has(name))
-        if len(self._announced) > _ANNOUNCED:
+        self._announced[key] = _AnnouncedSegment(name, now, here=self._pool.has(name))
+        if len(self._announced) > _MOST_ANNOUNCED:
             self._announced.popitem(last=False)
         if self._first_at is None:
             self._first_at = now
@@ -370,11 +370,11 @@ class StreamCopy:
     def _look_for_own(self, key: _Key) -> None:
         """Look whether a segment that was announced is one that was followed; pictures may repeat, and so hashes."""
         place, content = key
-        found = [position for same, position in self._own if same == content]
+        positions = [position for same, position in self._own if same == content]
         mapping = self._mapping
-        here = [position for position in found if mapping is not None and mapping.of(position) == place]
+        here = [position for position in positions if mapping is not None and mapping.of(position) == place]
         if here or self._may_be(place):
-            for position in (here or found)[-1:]:
+            for position in (here or positions)[-1:]:
                 self._match(position, self._own[content, position][0], key)
 
     def _may_be(self, position: Position) -> bool:
@@ -402,7 +402,7 @@ class StreamCopy:
         cutter, mapping = self._cutter, self._mapping
         if mapping is None or cutter is None or self._is_apart(mapping.timeline) or now - self._live_at >= LIVE_S:
             return False
-        return cutter.position is None or not self._splice.past(mapping.of(cutter.position))
+        return cutter.position is None or not self._splice.is_past(mapping.of(cutter.position))
 
     # -- what comes
 
@@ -429,7 +429,7 @@ class StreamCopy:
         self._own.clear()
 
     def gap(self, now: float) -> None:
-        """Between two connections to followed sources something is missing: what follows has no place before a key."""
+        """Note that something is missing between two connections: what follows has no place before a key frame."""
         del now
         if self._cutter is not None:
             headers = self._cutter.known_headers
@@ -475,17 +475,17 @@ class StreamCopy:
             self._mapping = _Mapping(newest if best is None else best, 0)
             return
         shift_ms = 0 if self._before is None else self._before.shift_ms
-        known = [item for item in self._splice.beginning_with(frame) if self._may_be(item)]
-        pictured, most_ms = bool(known), CLOCK
-        if not known:  # begun since: where an announced segment says that the next one begins
+        places = [item for item in self._splice.beginning_with(frame) if self._may_be(item)]
+        pictured, most_ms = bool(places), CLOCK
+        if not places:  # begun since: where an announced segment says that the next one begins
             follow = (
                 following(place, heard.name.then, heard.name.next_ms) for (place, _), heard in self._announced.items()
             )
             # What has gone out may be another encoder's whose clock was the same: its hash will tell.
-            known = [item for item in follow if item and self._may_be(item) and not self._splice.past(item)]
+            places = [item for item in follow if item and self._may_be(item) and not self._splice.is_past(item)]
             most_ms = APART_MS
         # Pictures may be alike: the one where the source before it would have had it.
-        same = min(known, key=lambda item: abs(item.start_ms - position.start_ms - shift_ms), default=None)
+        same = min(places, key=lambda item: abs(item.start_ms - position.start_ms - shift_ms), default=None)
         if same is not None and abs(same.start_ms - position.start_ms - shift_ms) <= most_ms:
             self._settle_at(_Mapping(same.timeline, same.start_ms - position.start_ms))
             self._proven = pictured
@@ -513,7 +513,7 @@ class StreamCopy:
         self._place_held()
         if self._is_placed:
             step()
-        elif len(self._unplaced) < _UNPLACED:
+        elif len(self._unplaced) < _MOST_UNPLACED_MESSAGES:
             self._unplaced.append(step)
 
     def _place_held(self) -> None:
@@ -532,19 +532,19 @@ class StreamCopy:
             shifted = frame._replace(timestamp=frame.timestamp + mapping.shift_ms & CLOCK)
             self._splice.add(mapping.of(position), index, shifted, headers)
 
-    def _end_part(self, cut: Cut) -> None:
+    def _end_part(self, cut: CutSegment) -> None:
         mapping, behind = self._mapping, cut.next
         if mapping is not None:
             next_part = None if behind is None else mapping.of(behind)
             self._splice.end_part(mapping.of(cut.position), len(cut.frames), next_part)
 
-    def _own_segment(self, cut: Cut) -> None:
+    def _own_segment(self, cut: CutSegment) -> None:
         try:
             name, body = segment_of(cut.stream, cut.position, cut.headers, cut.frames, cut.then, cut.next_ms)
         except (LimitExceededError, LocalProtocolError):
             return
         self._own[_content_of(name), cut.position] = body, self._clock()
-        if len(self._own) > _OWN:
+        if len(self._own) > _MOST_OWN_SEGMENTS:
             self._own.popitem(last=False)
         same = [key for key in self._announced if key[1] == _content_of(name)]
         here = [key for key in same if self._mapping and key[0] == self._mapping.of(cut.position)]
@@ -556,7 +556,7 @@ class StreamCopy:
     def _repeats(self, position: Position) -> bool:
         """Whether what stands there may only look like what is followed: it has gone out, of the same publication."""
         last = self._over if self._mapping is None else self._mapping.timeline
-        return self._splice.past(position) and not (last and position.timeline > last)
+        return self._splice.is_past(position) and not (last and position.timeline > last)
 
     def _match_late(self, now: float) -> None:
         """Take what was announced before it was followed, where nothing that was announced since is the same."""
@@ -564,9 +564,9 @@ class StreamCopy:
             if self._proven or now - cut_at < LIVE_S:
                 return
             same = [key for key in self._announced if key[1] == content]
-            known = max((key for key in same if self._may_be(key[0])), default=None)
-            if known is not None:
-                self._match(position, body, known)
+            match = max((key for key in same if self._may_be(key[0])), default=None)
+            if match is not None:
+                self._match(position, body, match)
 
     def _match(self, position: Position, body: bytes, key: _Key) -> None:
         """Learn that what was followed at `position` is a segment that was announced."""
@@ -597,31 +597,31 @@ class StreamCopy:
         if self._mapping is not None and self._mapping.timeline != NOWHERE:
             self._over = self._mapping.timeline
 
-    def lost(self) -> None:
-        """The followed source is gone: fetch what is missing, until another one is followed."""
+    def lose_source(self) -> None:
+        """Fetch what is missing, for the followed source is gone, until another one is followed."""
         self._live_at, self._over, self._brought_at = float("-inf"), None, self._clock()
 
     def overtaken(self, now: float) -> bool:
         """Whether the followed source is silent while others have announced what it has not brought."""
         number, cursor = self._current, self._splice.cursor
         apart = number is not None and self._publications.lives(number, now)
-        told = [
+        announced = [
             (place, heard) for (place, _), heard in self._announced.items() if not (apart and place.timeline != number)
         ]
-        if self._flows(now) or not told:
+        if self._flows(now) or not announced:
             return False
         if apart and self._mapping is not None and not self._is_placed and now - self._live_at < LIVE_S:
             return True  # what comes is another encoder's
-        last = told[-1][1]
+        last = announced[-1][1]
         if last.name.next is not None and last.at - self._brought_at > LIVE_S:
             return True  # though it was fetched: others have what is new sooner
-        newest, heard = max(told, key=lambda item: item[0])
+        newest, heard = max(announced, key=lambda item: item[0])
         return now - heard.at > LIVE_S and (cursor is None or newest > cursor[0])
 
     # -- what goes out
 
     def tick(self, now: float) -> None:
-        self._turn(now)
+        self._choose_successor(now)
         self._match_late(now)
         due = self._splice.next_deadline()
         if due is not None and now >= due:
@@ -642,14 +642,14 @@ class StreamCopy:
                     self._outlet.publish(item, now)
                 case SplicedHeaders():
                     self._outlet.due = item.headers
-                case Begins():
+                case PublicationStart():
                     self._outlet.moved_ms = 0
                     self._outlet.begin(now)
                 case Gap():
                     _log.warning("messages missing", stream=self.name, at=str(item.position), to=str(item.to))
 
     def _is_hopeless(self, now: float) -> bool:
-        """Whether there is another publication, and all has come of this one that anybody has who is connected."""
+        """Whether there is another publication, and all that connected origins have of this one has come."""
         current, cursor = self._current, self._splice.cursor
         if (
             self._successor in (None, current)

@@ -38,9 +38,9 @@ from flowctl.live.cluster.edge.copy import CopyStatistics, StreamCopy
 from flowctl.live.cluster.edge.gate import SchedulerGate
 from flowctl.live.cluster.edge.planner import EdgePlanner
 from flowctl.live.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
-from flowctl.live.cluster.follow import Follow, FollowState, Inflow, Source
+from flowctl.live.cluster.follow import FollowState, Inflow, Source, StreamFollower
 from flowctl.live.cluster.origin import POLICY, Cutting, Offering, finish, keep, segment_server
-from flowctl.live.cluster.segments.cutter import Cut
+from flowctl.live.cluster.segments.cutter import CutSegment
 from flowctl.live.cluster.segments.segment import NAME_BYTES, Segment, SegmentId
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.live.publishing import HubSink
@@ -55,35 +55,35 @@ from flowctl.wire.rtmp.url import RtmpUrl
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 TICK_S: Final = 0.1
-"""How often it is looked who wants what, and whether a followed source has gone."""
+"""Time between two checks which streams are wanted, and whether a followed source has gone."""
 LINGER_S: Final = 10.0
-"""How long a stream is wanted when its last viewer has left: players that reconnect find it."""
-STREAMS: Final = 1000
-"""Streams copied at a time."""
-_UNANNOUNCED: Final = 8
+"""Time for which a stream is wanted after its last viewer has left: players that reconnect find it."""
+MOST_STREAMS: Final = 1000
+"""Streams that are copied at a time."""
+_MOST_UNANNOUNCED: Final = 8
 """Streams followed at a time that no origin has announced. One that has just begun is announced some seconds later, and
 each costs a connection to an origin, which lets one address have few: viewers can ask for any names."""
 _LOOKED_FOR_S: Final = 2.0
-"""A stream that no origin has announced for so long makes room for another one."""
+"""Time without an announcement by any origin after which a stream makes room for another one."""
 _NEVER: Final = Backoff(first_s=3600.0, most_s=3600.0)
-"""A follow of an edge is not tried again by itself: the edge goes on with the next source at once."""
+"""Pause of a follow before it tries its source again: never, for the edge goes on with the next source at once."""
 _SLOW_START_S: Final = 2.0
-"""A source that brings nothing for so long is given up for the next one, if others have the stream."""
-_ROUND: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
-"""Between two rounds through all sources of a stream."""
+"""Time in which a new source must bring something; then the next one is tried, if others have the stream."""
+_ROUND_BACKOFF: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
+"""Pause between two rounds through all sources of a stream."""
 HEAD_START_S: Final = 0.2
-"""How long others may take to announce a segment before a slow origin is asked for it."""
+"""Time that others have to announce a segment before a slow origin is asked for it."""
 _SLOWER_S: Final = 0.02
 _PROBE_S: Final = 30.0
-"""A slow origin that was not asked for so long is asked as the others: it may have become quick."""
+"""Time after which a slow origin that was not asked is asked like the others: it may have become quick."""
 FLAWED_S: Final = 60.0
-"""How long a source is not followed that sent something else than what origins have: as one that lies is banned."""
+"""Time for which a source is not followed whose frames differ from what origins have: as long as a liar is banned."""
 _EXPIRE_TICKS: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeConfig:
-    """What an edge is told beside the settings of its server."""
+    """Settings of an edge beside those of its server."""
 
     origins: tuple[OriginAddress, ...]
     follow: bool = False  #: whether frames come from one of them by RTMP; segments then only repair
@@ -140,32 +140,32 @@ class _Following:
         self._tries = 0  # since frames came last
         self._again_at = 0.0
         self._since = 0.0
-        self._follow: Follow | None = None
+        self._follow: StreamFollower | None = None
         self._told: set[tuple[str, str]] = set()  # sources and why they were lost, since frames came last
         self._flawed: dict[str, float] = {}  # when sources were found to send what is not the stream
         self.source = ""
 
     def tick(self, now: float) -> None:
         if self._follow is not None:
-            found = self._follow.statistics()
-            if found.state is FollowState.RUNNING:
+            statistics = self._follow.statistics()
+            if statistics.state is FollowState.RUNNING:
                 self._tries = 0
                 self._told.clear()
-            if self._goes_on(found.state, now):
+            if self._goes_on(statistics.state, now):
                 return
             if self._copy.flawed:
                 self._flawed[self.source] = now
                 hint = "its segments are looked at as ever; see what changes bytes on the way of RTMP"
                 why = "its frames are not what origins announce"
                 _log.error("followed origin is wrong", stream=self._copy.name, source=self.source, why=why, hint=hint)
-            elif (found.source, found.why) not in self._told:  # once: it is tried again every few seconds
-                self._told.add((found.source, found.why))
-                _log.warning("follow lost", stream=self._copy.name, source=found.source, why=found.why)
+            elif (statistics.source, statistics.why) not in self._told:  # once: it is tried again every few seconds
+                self._told.add((statistics.source, statistics.why))
+                _log.warning("follow lost", stream=self._copy.name, source=statistics.source, why=statistics.why)
             self.stop()
-            self._copy.lost()
+            self._copy.lose_source()
             self._tries += 1
             if self._tries >= len(self._upstreams):
-                self._again_at = now + _ROUND.delay_s(self._tries // len(self._upstreams), self._rng)
+                self._again_at = now + _ROUND_BACKOFF.delay_s(self._tries // len(self._upstreams), self._rng)
         if now >= self._again_at:
             self._begin(now)
 
@@ -192,7 +192,9 @@ class _Following:
         except RemoteProtocolError:
             return  # a name that this server's viewers may ask for, and we cannot
         self.source, self._since = str(origin), now
-        self._follow = Follow(Source(url), self._copy, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow)
+        self._follow = StreamFollower(
+            Source(url), self._copy, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow
+        )
         self._follow.start()
 
     @property
@@ -229,7 +231,7 @@ def _has_segments(stream: str) -> bool:
 
 
 class Edge:
-    """What makes a live server an edge; a companion of it."""
+    """Makes a live server an edge; a companion of it."""
 
     def __init__(self, server: LiveServer, config: EdgeConfig, *, offer: str = "", rng: Random | None = None) -> None:
         self._server = server
@@ -344,7 +346,7 @@ class Edge:
         if self._offering is not None:
             self._offering.serve(session)
 
-    def _hand_over(self, cut: Cut) -> None:
+    def _hand_over(self, cut: CutSegment) -> None:
         with contextlib.suppress(ClosedError, LocalProtocolError):
             self._group.call_soon(keep, self.pool, cut)
 
@@ -381,7 +383,7 @@ class Edge:
 
     def _want(self, stream: str) -> _Wanted | None:
         now = self._clock()
-        if self._stopping or (len(self._wanted) >= STREAMS and not self._make_room(now)):
+        if self._stopping or (len(self._wanted) >= MOST_STREAMS and not self._make_room(now)):
             return None
         source = Source(RtmpUrl(stream=stream), node="segments")
         copy = StreamCopy(
@@ -393,13 +395,13 @@ class Edge:
         )
         inflow = None if self._server.recording is None else Inflow(self._server.recording.sessions, stream)
         following = _Following(copy, self._upstreams, self._group, self._rng, inflow) if self._config.follow else None
-        found = self._wanted[stream] = _Wanted(copy, following, now)
+        wanted = self._wanted[stream] = _Wanted(copy, following, now)
         if self._diffusion is not None and not self._is_asked_for(stream) and _has_segments(stream):
             self._diffusion.subscribe(escape(stream))
-        return found
+        return wanted
 
     def _make_room(self, now: float) -> bool:
-        """Let a stream go that was looked for and that no origin has; return whether there was one."""
+        """Drop a stream that no origin has announced in time; return whether there was one."""
         for name, wanted in self._wanted.items():
             if not wanted.is_somewhere and now - wanted.since > _LOOKED_FOR_S:
                 self._let_go(name, "there are too many")
@@ -416,24 +418,24 @@ class Edge:
 
     def _best_s(self) -> float | None:
         """Return how long the best origin takes for a request, in seconds. None: not known."""
-        known = (item.meter.latency_s for item in self._upstreams if item.state is UpstreamState.FETCHING)
-        return min((found for found in known if found is not None), default=None)
+        latencies = (origin.meter.latency_s for origin in self._upstreams if origin.state is UpstreamState.FETCHING)
+        return min((latency_s for latency_s in latencies if latency_s is not None), default=None)
 
     def _prefer(self, now: float) -> None:
-        """Ask origins that take much longer than the best one only for what nobody else has; now and then, try them."""
-        measured = {item: item.meter.latency_s for item in self._upstreams if item.state is UpstreamState.FETCHING}
-        best_s = min((found for found in measured.values() if found is not None), default=0.0)
+        """Ask origins much slower than the best one only for what others do not have; now and then, try them."""
+        measured = {peer: peer.meter.latency_s for peer in self._upstreams if peer.state is UpstreamState.FETCHING}
+        best_s = min((latency_s for latency_s in measured.values() if latency_s is not None), default=0.0)
         self._slow = {
-            item.peer
-            for item, found in measured.items()
-            if found is not None and found > 2 * best_s + _SLOWER_S and now - item.meter.asked_at < _PROBE_S
+            origin.peer
+            for origin, latency_s in measured.items()
+            if latency_s is not None and latency_s > 2 * best_s + _SLOWER_S and now - origin.meter.asked_at < _PROBE_S
         }
         if self._diffusion is not None:
             self._diffusion.last.clear()
             self._diffusion.last.update(self._slow)
 
     def _came(self, segment: Segment) -> None:
-        self._planner.came()
+        self._planner.note_arrival()
         wanted = self._wanted.get(segment.id.stream)
         if wanted is not None:
             wanted.copy.segment(segment)
@@ -462,7 +464,7 @@ class Edge:
                 continue
             if wanted.following is not None:
                 unannounced += not wanted.is_somewhere
-                if unannounced <= _UNANNOUNCED or wanted.is_somewhere:
+                if unannounced <= _MOST_UNANNOUNCED or wanted.is_somewhere:
                     wanted.following.tick(now)
                 else:
                     wanted.following.stop()

@@ -21,18 +21,18 @@ from flowctl.nodes.scheduler.policy import SchedulerPolicy
 from flowctl.nodes.scheduler.scheduler import MessageScheduler
 
 REQUEST_S: Final = 4.0
-"""A request that has no answer by then counts as failed: another peer has been asked after 2 s at most."""
-CHANNELS: Final = 2
-"""With which a peer begins."""
+"""Time after which a request without answer has failed: another peer has been asked after 2 s at most."""
+FIRST_CHANNELS: Final = 2
+"""Channels with which a peer begins."""
 _MOST_CHANNELS: Final = 16
-_EJECTION: Final = EjectionSettings(consecutive=3, most_share=0.5)
-"""Nodes have few peers: three failures in a row are 12 s, and half of them may be left out."""
+_EJECTION_SETTINGS: Final = EjectionSettings(consecutive=3, most_share=0.5)
+"""Settings for the few peers of a node: three failures in a row take 12 s, and half of the peers may be left out."""
 _SMOOTHING: Final = 0.2
 
 
 @dataclass(slots=True)
 class PeerMeter:
-    """What was asked of one origin, over all of its connections."""
+    """Counts what was asked of one origin, over all of its connections."""
 
     requests: int = 0
     in_flight: int = 0
@@ -96,7 +96,7 @@ class SchedulerGate:
         rng = rng or Random()
         policy = SchedulerPolicy(
             limits=AdaptiveChannels(AdaptiveSettings(ceiling=_MOST_CHANNELS)),
-            ejection=OutlierEjection(rng, _EJECTION),
+            ejection=OutlierEjection(rng, _EJECTION_SETTINGS),
         )
         self.scheduler: Final = MessageScheduler(clock, rng, policy)
         #: Called when a peer that was not let through may be tried again.
@@ -107,7 +107,7 @@ class SchedulerGate:
 
     def connect(self, peer_id: str, meter: PeerMeter) -> None:
         peer = self._peers[peer_id] = _Peer(peer_id, meter)
-        self.scheduler.connect(peer, CHANNELS)
+        self.scheduler.connect(peer, FIRST_CHANNELS)
 
     def disconnect(self, peer_id: str) -> None:
         if self._peers.pop(peer_id, None) is not None:
@@ -124,16 +124,16 @@ class SchedulerGate:
     ) -> Callable[[RequestEnd], object] | None:
         """Send a request if its peer has a channel free; see `RequestGate`."""
         del object_ids
-        known = self._peers.get(peer)
-        if known is None:
+        peer_state = self._peers.get(peer)
+        if peer_state is None:
             return None
-        request = _Request(self, known, send, self._clock())
+        request = _Request(self, peer_state, send, self._clock())
         self.scheduler.schedule(request)
         if request.number is None:
             self.scheduler.withdraw(request)
             self._held[peer] = None
             return None
-        meter = known.meter
+        meter = peer_state.meter
         meter.requests += 1
         meter.asked_at = request.began_at
         meter.in_flight += 1

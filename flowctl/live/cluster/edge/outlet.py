@@ -15,7 +15,7 @@ from flowctl.wire.rtmp.media.media import inspect
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 REFUSED_S: Final = 1.0
-"""Between two tries to publish a name that a publisher of this server has."""
+"""Pause between two tries to publish a name that a publisher of this server has."""
 
 
 @dataclass(slots=True)

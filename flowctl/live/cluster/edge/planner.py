@@ -17,14 +17,15 @@ from flowctl.nodes.diffusion.objects import ObjectId, PeerId
 from flowctl.nodes.scheduler.policies.budget import RetryBudget
 
 LATE_S: Final = 0.6
-"""When a request is late while no origin has answered yet (as in the leases of Cardano's TxSubmission V2)."""
+"""Time after which a request is late while no origin has answered yet (as in the leases of TxSubmission V2)."""
 _LATE_LEAST_S: Final = 0.25
 _LATE_FACTOR: Final = 4.0
-"""Afterwards: four times what the best origin takes, for segments differ in size, and what a busy machine may lose."""
+"""Multiple of the best origin's time after which a request is late: segments differ, and machines may be busy."""
 LATE_SHARE: Final = 0.1
 LATE_MOST: Final = 10
-"""Of the segments that come, how many more may be asked for twice because they are late, and how many at once."""
-_PAID: Final = 1000
+"""Segments that may be asked for twice at once because they are late; in the long run, `LATE_SHARE` of those that come
+may."""
+_MOST_PAID: Final = 1000
 """Late segments that are remembered as paid for: far more than are under way."""
 _AGAIN_S: Final = 0.1
 
@@ -46,23 +47,23 @@ class EdgePlanner:
         self._budget = RetryBudget(share=LATE_SHARE, least_per_s=0.0, most=LATE_MOST)
         self._paid: OrderedDict[tuple[ObjectId, int], None] = OrderedDict()
 
-    def came(self) -> None:
-        """A segment has come: that pays for a part of one that may be asked for twice."""
+    def note_arrival(self) -> None:
+        """Note that a segment has come: it pays for a part of one that may be asked for twice."""
         self._budget.first_try()
 
     def decide(self, context: DecisionContext) -> Decisions:
         hastily = self._hastily(context)
-        found = make_decisions(hastily)
+        decisions = make_decisions(hastily)
         late = self._late(context, hastily)
-        for peer, decision in found.items():
+        for peer, decision in decisions.items():
             ready = frozenset(
                 item
                 for item in decision.objects_to_req_ids
                 if self._ready(peer, item) and (item not in late or self._pays(item, late[item], context.now))
             )
             if len(ready) != len(decision.objects_to_req_ids):
-                found[peer] = replace(decision, objects_to_req_ids=ready)
-        return found
+                decisions[peer] = replace(decision, objects_to_req_ids=ready)
+        return decisions
 
     def next_round_at(self, context: DecisionContext) -> float | None:
         due = context.state.next_timeout(context.now, self._late_s(context))
@@ -92,6 +93,6 @@ class EdgePlanner:
         if not self._budget.take(now):
             return False
         self._paid[key] = None
-        if len(self._paid) > _PAID:
+        if len(self._paid) > _MOST_PAID:
             self._paid.popitem(last=False)
         return True

@@ -13,16 +13,16 @@ from typing import Final
 from flowctl.nodes.diffusion.objects import PeerId
 
 NOWHERE: Final = 0
-"""Number of no publication; those of publications are larger."""
+"""Number that belongs to no publication; those of publications are larger."""
 SILENT_S: Final = 10.0
-"""A publication of which nothing was announced for so long is over: twice as long as any segment takes."""
-TIMELINES: Final = 64
+"""Time without an announcement after which a publication is over: twice as long as any segment takes."""
+MOST_TIMELINES: Final = 64
 """Timelines whose publications are remembered."""
 
 
 @dataclass(slots=True)
-class Teller:
-    """What one origin has announced."""
+class Announcer:
+    """An origin, with what it has announced."""
 
     number: int = NOWHERE
     ended: bool = False
@@ -31,18 +31,18 @@ class Teller:
 
 
 class Publications:
-    """All of one name. Not locked: its owner has one thread."""
+    """The publications of one name. Not locked: its owner has one thread."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}  # by timeline
         self._last = NOWHERE
-        self.tellers: dict[PeerId, Teller] = {}
+        self.announcers: dict[PeerId, Announcer] = {}
 
     def number_of(self, timeline: int, keep: Collection[int | None] = ()) -> int:
         number = self._numbers.get(timeline)
         if number is None:
-            if len(self._numbers) >= TIMELINES:
-                self._forget({*keep, *(teller.number for teller in self.tellers.values())})
+            if len(self._numbers) >= MOST_TIMELINES:
+                self._forget({*keep, *(announcer.number for announcer in self.announcers.values())})
             number = self._numbers[timeline] = self.next_number()
         return number
 
@@ -55,30 +55,30 @@ class Publications:
         old = next((timeline for timeline, number in self._numbers.items() if number not in keep), None)
         if old is not None:
             number = self._numbers.pop(old)
-            for teller in self.tellers.values():
-                teller.numbers.discard(number)
+            for announcer in self.announcers.values():
+                announcer.numbers.discard(number)
 
-    def announced(self, teller: Teller, number: int, now: float, *, ended: bool) -> None:
-        teller.number, teller.ended, teller.at = number, ended, now
-        teller.numbers.add(number)
+    def announced(self, announcer: Announcer, number: int, now: float, *, ended: bool) -> None:
+        announcer.number, announcer.ended, announcer.at = number, ended, now
+        announcer.numbers.add(number)
 
     def lives(self, number: int, now: float) -> bool:
         return any(
-            teller.number == number and not teller.ended and now - teller.at < SILENT_S
-            for teller in self.tellers.values()
+            announcer.number == number and not announcer.ended and now - announcer.at < SILENT_S
+            for announcer in self.announcers.values()
         )
 
     def best(self, now: float, *, but: int | None = None) -> int | None:
-        told = [teller.number for teller in self.tellers.values() if teller.number != but]
-        living = (number for number in told if self.lives(number, now))
-        return max(living, key=lambda number: (told.count(number), number), default=None)
+        numbers = [announcer.number for announcer in self.announcers.values() if announcer.number != but]
+        living = (number for number in numbers if self.lives(number, now))
+        return max(living, key=lambda number: (numbers.count(number), number), default=None)
 
     def is_had(self, number: int | None) -> bool:
-        return any(number in teller.numbers for teller in self.tellers.values())
+        return any(number in announcer.numbers for announcer in self.announcers.values())
 
     def rename(self, number: int, to: int) -> None:
         """Call a publication by another number from now on: by one that it has too, or by a later one."""
         self._numbers = {key: to if value == number else value for key, value in self._numbers.items()}
-        for teller in self.tellers.values():
-            teller.number = to if teller.number == number else teller.number
-            teller.numbers = {to if item == number else item for item in teller.numbers}
+        for announcer in self.announcers.values():
+            announcer.number = to if announcer.number == number else announcer.number
+            announcer.numbers = {to if known == number else known for known in announcer.numbers}

@@ -24,24 +24,24 @@ from flowctl.nodes.diffusion.wire.codec import MAX_ID_BYTES
 from flowctl.wire.rtmp.url import DEFAULT_PORTS, RtmpUrl, parse_query, url_of
 
 _log: Final = structlog.get_logger("flowctl.cluster")
-AGAIN: Final = Backoff(first_s=0.2, factor=2.0, most_s=5.0)
-"""Between tries to reach an origin that is not there: viewers wait for it."""
-BANNED: Final = Backoff(first_s=60.0, factor=2.0, most_s=3600.0, jitter=0.2)
-"""Between tries to use an origin that has broken a rule or lied: it would soon do so again."""
-STALLED: Final = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
-"""Between tries to use an origin that did not answer for the 10 s that it has: it, or the way to it, stood still, which
-is no fault as a lie is, but each time costs viewers some seconds."""
+RECONNECT_BACKOFF: Final = Backoff(first_s=0.2, factor=2.0, most_s=5.0)
+"""Pause between tries to reach an origin that is not there: short, for viewers wait for it."""
+BAN_BACKOFF: Final = Backoff(first_s=60.0, factor=2.0, most_s=3600.0, jitter=0.2)
+"""Pause before an origin that has broken a rule or lied is used again: it would soon do so again."""
+STALL_BACKOFF: Final = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
+"""Pause before an origin that did not answer within its 10 s is used again: it, or the way to it, stood still, which is
+no fault as a lie is, but each time costs viewers some seconds."""
 CONNECT_S: Final = 5.0
 _NO_ORIGIN_S: Final = 2.0
-"""What ends a connection sooner, without an answer, is perhaps no origin: a server of RTMP hangs up at once."""
+"""A peer that ends the connection sooner, without an answer, may be no origin: a server of RTMP hangs up at once."""
 RTMP_PORT: Final = 1935
 SEGMENT_PORT: Final = 1936
-"""Where an origin offers segments unless it says otherwise: beside the port of RTMP."""
+"""Port where an origin offers segments unless it says otherwise: beside that of RTMP."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginAddress:
-    """Where an origin, or an edge that is one for others, is."""
+    """The address of an origin, or of an edge that serves others as one."""
 
     host: str
     port: int = SEGMENT_PORT
@@ -75,9 +75,9 @@ class OriginAddress:
         return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
 
     def url(self, stream: str) -> RtmpUrl:
-        found = url_of(stream, self.host, self.rtmp_port)
-        scheme = "rtmps" if self.tls else found.scheme
-        return replace(found, scheme=scheme, raw_query=self.proof, query=parse_query(self.proof))
+        url = url_of(stream, self.host, self.rtmp_port)
+        scheme = "rtmps" if self.tls else url.scheme
+        return replace(url, scheme=scheme, raw_query=self.proof, query=parse_query(self.proof))
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -85,7 +85,7 @@ class OriginAddress:
 
 
 def _can_be_looked_up(host: str) -> bool:
-    """Return whether a host may be one: a label of it that is empty or too long is an error of each look-up."""
+    """Return whether a host name can be looked up: one with an empty or too long label always fails."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -155,7 +155,7 @@ class Upstream:
         self._gate = gate
         self._clock = clock
         self._rng = rng
-        self._redial = Redial(AGAIN, rng)
+        self._redial = Redial(RECONNECT_BACKOFF, rng)
         self._why = "not tried yet"
         self._told = ""  # what the log said last of why it is not fetched from; empty: that it is
         self._stalls = self._connections = self._faults = 0
@@ -166,10 +166,10 @@ class Upstream:
 
     async def run(self) -> None:
         while True:
-            wait_s = await self._once()
+            wait_s = await self._fetch_once()
             await asyncio.sleep(wait_s)
 
-    async def _once(self) -> float:
+    async def _fetch_once(self) -> float:
         self._redial.begin()
         self.state, began_at = UpstreamState.CONNECTING, self._clock()
         try:
@@ -177,7 +177,7 @@ class Upstream:
                 stream = await self._connect(self.address)
         except (FlowctlError, OSError) as error:
             cut = getattr(error, "errno", None) in _CUT
-            self._rest(f"cannot connect: {_reason(error)}", **({"hint": _HUNG_UP_HINT} if cut else {}))
+            self._note_failure(f"cannot connect: {_reason(error)}", **({"hint": _HUNG_UP_HINT} if cut else {}))
             return self._redial.delay_s()
         self._connections += 1
         peer, asked = self.peer, self.meter.requests
@@ -190,11 +190,11 @@ class Upstream:
             await self._diffusion.fetch_from(stream, peer, self.address.proof.encode())
             why = "it has ended"
         except RemoteProtocolError as error:
-            return self._ban(error)
+            return self._note_fault(error)
         except NoReplyError as error:
-            self._rest(str(error))
-            self._stalls = 1 if self._clock() - began_at > STALLED.most_s else self._stalls + 1
-            return STALLED.delay_s(self._stalls, self._rng)
+            self._note_failure(str(error))
+            self._stalls = 1 if self._clock() - began_at > STALL_BACKOFF.most_s else self._stalls + 1
+            return STALL_BACKOFF.delay_s(self._stalls, self._rng)
         except (FlowctlError, OSError) as error:
             why = str(error)
         finally:
@@ -203,24 +203,24 @@ class Upstream:
             self._gone(peer)
         lasted_s = self._clock() - began_at
         if lasted_s < _NO_ORIGIN_S and self.meter.requests == asked:
-            self._rest(f"{_HUNG_UP} ({why})", hint=_HUNG_UP_HINT)
+            self._note_failure(f"{_HUNG_UP} ({why})", hint=_HUNG_UP_HINT)
         else:
-            self._rest(why)
+            self._note_failure(why)
         return self._redial.delay_s(lasted_s)
 
     def _tell_connected(self) -> None:
         self._told = ""
         _log.info("origin connected", origin=str(self.address))
 
-    def _rest(self, why: str, **hint: str) -> None:
+    def _note_failure(self, why: str, **hint: str) -> None:
         self.state, self._why = UpstreamState.RESTING, why
         if why != self._told:
             self._told = why
             _log.warning("origin not reached", origin=str(self.address), why=why, **hint)
 
-    def _ban(self, error: RemoteProtocolError) -> float:
+    def _note_fault(self, error: RemoteProtocolError) -> float:
         self._faults += 1
-        wait_s = BANNED.delay_s(self._faults, self._rng)
+        wait_s = BAN_BACKOFF.delay_s(self._faults, self._rng)
         self.state, self._why = UpstreamState.BANNED, str(error)
         self._told = self._why
         _log.error(

@@ -68,7 +68,7 @@ class NameClaims:
         return claim
 
     def right(self, name: str, number: int) -> Right:
-        """Return what was decided, and note that it is being carried out."""
+        """Return the decision, and note that it is being carried out."""
         with self._lock:
             claim = self._claims.get((name, number))
             if claim is None or claim.right is None or claim.revoked:
@@ -115,8 +115,8 @@ class NameClaims:
 
     def _decided(self, values: Values) -> None:
         with self._lock:
-            found = (item for item in self._claims.values() if item.claim == values["claim"])
-            claim = next(found, None)
+            matching = (item for item in self._claims.values() if item.claim == values["claim"])
+            claim = next(matching, None)
             if claim is None:
                 return  # given back meanwhile
             claim.right = _RIGHTS.get(values["verdict"])

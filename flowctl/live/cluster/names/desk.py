@@ -21,12 +21,12 @@ from flowctl.live.settings.levels import Role
 Values = dict[str, Any]
 """A message between a worker and the desk."""
 REFUSED: Final = "refused"
-"""What becomes of a claim, beside what `ClaimVerdict` has."""
+"""Outcome of a claim beside those of `ClaimVerdict`."""
 _ASK_S: Final = 1.0
-"""How long a worker has to say whether a publisher has fallen silent: less than a publish waits for its name."""
+"""Time that a worker has to say whether a publisher has fallen silent: less than a publish waits for its name."""
 
 
-class _Held(NamedTuple):
+class _HeldClaim(NamedTuple):
     """A claim that waits for a worker's word on its rival."""
 
     worker: int
@@ -35,12 +35,12 @@ class _Held(NamedTuple):
 
 
 def _rules(config: LiveConfig, name: str) -> NameRules:
-    found = config.at(name, Role.PUBLISHER)
-    return NameRules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
+    settings = config.at(name, Role.PUBLISHER)
+    return NameRules(settings.second_publisher, settings.return_grace_s, settings.publishers_per_address)
 
 
 class NamesDesk:
-    """The directory, and what workers ask of it. One thread."""
+    """Answers what workers ask of the directory. One thread."""
 
     def __init__(
         self, config: LiveConfig, send: Callable[[int, Values], None], clock: Callable[[], float] = time.monotonic
@@ -48,7 +48,7 @@ class NamesDesk:
         self.directory: Final = Directory(lambda name: _rules(config, name))
         self._send: Final = send
         self._clock: Final = clock
-        self._held: Final[Pending[tuple[int, int], _Held]] = Pending()  # by worker and number of the claim
+        self._held: Final[Pending[tuple[int, int], _HeldClaim]] = Pending()  # by worker and number of the claim
 
     def asked(self, worker: int, values: Values) -> None:
         now, name = self._clock(), values["name"]
@@ -59,7 +59,7 @@ class NamesDesk:
             case "silent":
                 held = self._held.take((values["worker"], values["claim"]))
                 if held is not None:
-                    self._heard(held, silent=bool(values["silent"]))
+                    self._decide_held(held, silent=bool(values["silent"]))
             case "release":
                 self._held.take((worker, values["claim"]))
                 holder = Holder(worker, values["number"])
@@ -83,15 +83,15 @@ class NamesDesk:
             return
         holder = decision.holder
         if decision.verdict is ClaimVerdict.ASK and holder is not None:
-            self._held.add((worker, values["claim"]), _Held(worker, values, holder), self._clock() + _ASK_S)
+            self._held.add((worker, values["claim"]), _HeldClaim(worker, values, holder), self._clock() + _ASK_S)
             self._send(holder.worker, {"tell": "silent?", "name": name, "claim": values["claim"], "worker": worker})
             return
         # The claim's answer first: what is told of the name after that is about its new publisher.
         self._send(worker, answer | {"verdict": decision.verdict.value})
         self._tell(decision.notices)
 
-    def _heard(self, held: _Held, *, silent: bool) -> None:
-        """Decide a claim now that it is known about its rival, unless another one has the name meanwhile."""
+    def _decide_held(self, held: _HeldClaim, *, silent: bool) -> None:
+        """Decide a claim now that its rival's state is known, unless another one has the name meanwhile."""
         same = self.directory.holder_of(held.values["name"]) == held.rival
         self._claim(held.worker, held.values, silent if same else None)
 
@@ -103,10 +103,10 @@ class NamesDesk:
     def tick(self) -> None:
         now = self._clock()
         for _, held in self._held.take_due(now):
-            self._heard(held, silent=True)
+            self._decide_held(held, silent=True)
         self._tell(self.directory.expire(now))
 
     def _tell(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
-            told = {"tell": notice.told.value, "name": notice.name, "value": notice.value, "keep": notice.keep}
-            self._send(notice.worker, told)
+            message = {"tell": notice.told.value, "name": notice.name, "value": notice.value, "keep": notice.keep}
+            self._send(notice.worker, message)

@@ -15,7 +15,7 @@ from flowctl.errors import LimitExceededError
 from flowctl.live.namebook import ClaimVerdict, Freed, NameBook, NameRules, Owner
 
 MOST_NAMES: Final = 100_000
-"""Names that are published or kept, and names that are viewed, at a time: as many as ten workers have streams."""
+"""Names that may be published or kept, and names that may be viewed: as many as ten workers have streams."""
 
 
 class NoticeKind(enum.Enum):
@@ -30,7 +30,7 @@ class Holder(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """Something a worker is to be told."""
+    """A message for a worker."""
 
     worker: int
     told: NoticeKind
@@ -40,7 +40,7 @@ class Notice(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What becomes of a claim, and who is told; `holder` is to be asked about."""
+    """The outcome of a claim, with the notices that it causes; `holder` is the worker to ask first."""
 
     verdict: ClaimVerdict
     notices: tuple[Notice, ...] = ()

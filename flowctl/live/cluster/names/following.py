@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.live.cluster.follow import Follow, FollowStatistics, Inflow, Source
+from flowctl.live.cluster.follow import FollowStatistics, Inflow, Source, StreamFollower
 from flowctl.live.hub import Hub
 from flowctl.live.observer import Observer
 from flowctl.live.publishing import HubSink
@@ -24,14 +24,14 @@ from flowctl.pollgroup import PollGroup
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 LINGER_S: Final = 3.0
-"""How long a stream is followed without viewers."""
+"""Time for which a stream is followed after its last viewer has left."""
 
 
 @dataclass(slots=True)
 class _WantedStream:
     """A stream with viewers."""
 
-    follow: Follow | None = None
+    follow: StreamFollower | None = None
     linger: asyncio.TimerHandle | None = None  #: ends it, unless viewers come back. None: it has viewers.
 
 
@@ -79,22 +79,22 @@ class Following:
     # -- the group's thread
 
     def _look(self, name: str) -> None:
-        """Begin or end, as it has viewers or not: words about that may come in any order."""
-        wanted, viewed = self._wanted.get(name), self._hub.is_viewed(name)
-        if wanted is None and viewed:
+        """Begin or end a follow, as the stream has viewers or not: events about that may come in any order."""
+        entry, viewed = self._wanted.get(name), self._hub.is_viewed(name)
+        if entry is None and viewed:
             self._wanted[name] = _WantedStream()
             self._find(name, True)
-        elif wanted is not None and viewed and wanted.linger is not None:
-            wanted.linger.cancel()
-            wanted.linger = None
-        elif wanted is not None and not viewed and wanted.linger is None:
-            wanted.linger = self._group.call_later(self._linger_s, self._give_up, name)
+        elif entry is not None and viewed and entry.linger is not None:
+            entry.linger.cancel()
+            entry.linger = None
+        elif entry is not None and not viewed and entry.linger is None:
+            entry.linger = self._group.call_later(self._linger_s, self._give_up, name)
 
     def _give_up(self, name: str) -> None:
-        wanted = self._wanted.get(name)
-        if wanted is None:
+        entry = self._wanted.get(name)
+        if entry is None:
             return
-        wanted.linger = None
+        entry.linger = None
         if self._hub.is_viewed(name):
             return
         self._stop_following(name, "nobody views it any more")
@@ -102,25 +102,25 @@ class Following:
         self._find(name, False)
 
     def _follow(self, name: str, source: Source | None, keep: bool) -> None:  # noqa: FBT001 - called by the group
-        wanted = self._wanted.get(name)
-        if wanted is None:
+        entry = self._wanted.get(name)
+        if entry is None:
             return
         if source is None:
-            if wanted.follow is not None:
-                wanted.follow.park("nobody publishes it", keep=keep)
-        elif wanted.follow is not None:
-            wanted.follow.move(source)
+            if entry.follow is not None:
+                entry.follow.park("nobody publishes it", keep=keep)
+        elif entry.follow is not None:
+            entry.follow.move(source)
         else:
             sink = HubSink(self._hub, name, source)
             inflow = None if self._observer is None else Inflow(self._observer, name)
-            wanted.follow = Follow(source, sink, self._group, hold_s=self._hold_s, inflow=inflow)
+            entry.follow = StreamFollower(source, sink, self._group, hold_s=self._hold_s, inflow=inflow)
             _log.info("stream is followed", stream=name, source=str(source))
-            wanted.follow.start()
+            entry.follow.start()
 
     def _stop_following(self, name: str, why: str) -> None:
-        wanted = self._wanted.get(name)
-        if wanted is not None and wanted.follow is not None:
-            follow, wanted.follow = wanted.follow, None
+        entry = self._wanted.get(name)
+        if entry is not None and entry.follow is not None:
+            follow, entry.follow = entry.follow, None
             follow.stop(why)
             _log.info("stream is followed no more", stream=name, why=why)
 

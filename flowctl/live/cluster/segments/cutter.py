@@ -24,7 +24,7 @@ from flowctl.live.cluster.segments.segment import (
     Header,
     Position,
     SegmentId,
-    Then,
+    Sequel,
     following,
     object_of,
     segment_of,
@@ -33,24 +33,24 @@ from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 LEAST_MS: Final = 500
-"""Of key frames that are closer, only the first in each such time of the publisher's clock begins a segment: objects
-have a cost each."""
+"""Least time between two segments, by the publisher's clock: of closer key frames only the first begins one, since each
+object costs work."""
 GRID_MS: Final = 2000
-"""Length of segments without video: the time between key frames that encoders are usually set to."""
+"""Length of segments without video: the usual time between key frames of encoders."""
 PART_MS: Final = 5000
-"""Longest part between key frames. Nobody has a part before it is complete, and edges take a source that has brought
-nothing for twice as long for gone."""
+"""Longest part between key frames. A part is sent when it is complete, and edges give a source up that has brought
+nothing for twice as long."""
 BACK_MS: Final = 5000
-"""A clock that goes back by more is another one. Audio and video of one publisher are less apart."""
+"""Leap back of a clock that makes it another one. Audio and video of one publisher are less apart."""
 TIMELINE_S: Final = 10
 """Unit of timelines: origins whose clocks and links differ by less usually agree on one."""
-APART: Final = 3
+TIMELINE_DISTANCE: Final = 3
 """Least distance of the timelines of two publications: those of one are at most 1 apart, and the same stream may be
 published again, octet for octet."""
 _HEADERS_BYTES: Final = 262_144
-"""Headers stand in each segment. A hundred times what encoders send; those beyond are left to the messages."""
+"""Octets of headers that each segment repeats: a hundred times what encoders send; more stay messages only."""
 _ROOM_BYTES: Final = 1024
-"""In a body for counts and the sizes of headers."""
+"""Octets of a body kept free for counts and the sizes of headers."""
 _HALF: Final = 0x80000000
 _VIDEO_CLASSES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
@@ -60,18 +60,18 @@ def timeline_at(wall_s: float, timestamp: int, before: int | None) -> int:
 
     Origins of one encoder find the same one, or one next to it.
     """
-    found = max(int(wall_s - timestamp / 1000) // TIMELINE_S, 0)
-    return found if before is None else max(found, before + APART)
+    timeline = max(int(wall_s - timestamp / 1000) // TIMELINE_S, 0)
+    return timeline if before is None else max(timeline, before + TIMELINE_DISTANCE)
 
 
-class Cut(NamedTuple):
-    """A segment that is complete, and not written yet: that takes a while, and may be done elsewhere."""
+class CutSegment(NamedTuple):
+    """A complete segment that is not encoded yet: encoding takes a while, and may be done elsewhere."""
 
     stream: str
     position: Position
     headers: tuple[Header, ...]  #: what a decoder has to know first
     frames: list[Frame]
-    then: Then
+    then: Sequel
     next_ms: int  #: see `SegmentId`
 
     @property
@@ -100,26 +100,26 @@ class Cutter:
         self._bytes = 0
         self._video = False  # the publication has video
         self._video_frame = False  # the open segment has a picture
-        self.timeline = timeline  #: of the publication now; it grows by `APART` where its clock jumps back
+        self.timeline = timeline  #: of the publication now; it grows by `TIMELINE_DISTANCE` where its clock jumps back
         self.position: Position | None = None  #: where the open segment begins. None: none is open.
         self.frames: list[Frame] = []
         self.refused = 0  #: messages that no segment can hold, since they are too large
 
     @property
     def headers(self) -> tuple[Header, ...]:
-        """What a decoder had to know at the beginning of the open segment."""
+        """The headers that a decoder needs at the beginning of the open segment."""
         return self._opening
 
     @property
     def known_headers(self) -> tuple[Header, ...]:
-        """What a decoder that begins now has to know."""
+        """The headers that a decoder needs that begins now."""
         return tuple(self._headers.values())
 
     @property
     def has_video(self) -> bool:
         return self._video
 
-    def add(self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass) -> list[Cut]:
+    def add(self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass) -> list[CutSegment]:
         frame = Frame(type_id, timestamp, payload)
         if message_class is MessageClass.HEADER:
             self._video = self._video or type_id == TYPE_VIDEO
@@ -130,7 +130,7 @@ class Cutter:
         now_ms, done = self._unwrap(timestamp), []
         if now_ms is None:
             done = self.close()
-            self.timeline, self._last_ms = self.timeline + APART, timestamp
+            self.timeline, self._last_ms = self.timeline + TIMELINE_DISTANCE, timestamp
             now_ms = timestamp
         video = message_class in _VIDEO_CLASSES
         self._video = self._video or video
@@ -141,8 +141,8 @@ class Cutter:
         self._video_frame = self._video_frame or video
         return done
 
-    def close(self) -> list[Cut]:
-        return self._complete(Then.END)
+    def close(self) -> list[CutSegment]:
+        return self._complete(Sequel.END)
 
     def _unwrap(self, timestamp: int) -> int | None:
         """Return a time without wraps; None: the clock has jumped back."""
@@ -158,7 +158,7 @@ class Cutter:
         self._last_ms = max(last, last + step)
         return max(last + step, 0)  # sound may begin a little before the picture at 0
 
-    def _cut_before(self, now_ms: int, size_bytes: int, *, key: bool) -> list[Cut]:
+    def _cut_before(self, now_ms: int, size_bytes: int, *, key: bool) -> list[CutSegment]:
         position = self.position
         if position is None:
             return []
@@ -169,13 +169,13 @@ class Cutter:
             cut = not self._video and now_ms // GRID_MS > start_ms // GRID_MS
         # A key frame at the time of the beginning belongs to it: positions have to grow.
         if cut and now_ms > start_ms:
-            done = self._complete(Then.KEY, now_ms)
+            done = self._complete(Sequel.KEY, now_ms)
             self._open(Position(self.timeline, now_ms, 0), now_ms)
             return done
         # Headers are no places to cut at; some more have room.
         full = self._bytes + FRAME_BYTES + size_bytes > PART_BYTES or len(self.frames) >= MESSAGES - HEADERS
         if (full or now_ms - self._part_from_ms >= PART_MS) and position.part < 0xFFFF:
-            done = self._complete(Then.PART)
+            done = self._complete(Sequel.PART)
             self._open(position._replace(part=position.part + 1), now_ms)
             return done
         return []
@@ -196,13 +196,13 @@ class Cutter:
     def _keep(self, frame: Frame) -> None:
         key = inspect(frame.type_id, frame.payload).sticky_key
         self._headers.pop(key, None)
-        taken = sum(len(payload) for _, payload in self._headers.values())
-        if len(self._headers) < HEADERS and taken + len(frame.payload) <= _HEADERS_BYTES:
+        kept_bytes = sum(len(payload) for _, payload in self._headers.values())
+        if len(self._headers) < HEADERS and kept_bytes + len(frame.payload) <= _HEADERS_BYTES:
             self._headers[key] = (frame.type_id, frame.payload)
 
-    def _complete(self, then: Then, next_ms: int = 0) -> list[Cut]:
+    def _complete(self, then: Sequel, next_ms: int = 0) -> list[CutSegment]:
         position, frames = self.position, self.frames
         self.position, self.frames = None, []
         if position is None or not frames:
             return []
-        return [Cut(self._stream, position, self._opening, frames, then, next_ms)]
+        return [CutSegment(self._stream, position, self._opening, frames, then, next_ms)]

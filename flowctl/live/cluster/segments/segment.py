@@ -30,7 +30,7 @@ from flowctl.wire.rtmp.url import is_path
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_DATA_AMF3, TYPE_VIDEO
 
 CLOCK: Final = 0xFFFFFFFF
-"""RTMP's clock has 32 bits; arithmetic on it is modulo 2^32."""
+"""Mask of RTMP's clock of 32 bits; arithmetic on it is modulo 2^32."""
 NAME_BYTES: Final = 255
 """Longest name of a stream, ``app/stream``, that an id can hold."""
 OBJECT_BYTES: Final = 2_000_000
@@ -38,12 +38,12 @@ OBJECT_BYTES: Final = 2_000_000
 BODY_BYTES: Final = OBJECT_BYTES - 512
 """Largest body: the id stands before it."""
 PART_BYTES: Final = 1_048_576
-"""A segment is cut before it passes this, so that an origin that dies in the middle costs little that was fetched."""
+"""Size at which a segment is cut, so that an origin that dies in the middle costs little that was fetched."""
 HEADERS: Final = 64
-"""As many as a server keeps of a publisher."""
+"""Headers in one segment: as many as a server keeps of a publisher."""
 MESSAGES: Final = 4096
-"""In one segment. Encoders send 30 to 300 a second. A node passes on a whole segment at once, and with more messages
-in it all other streams would wait: of 65,535, as one publisher sends in seven seconds, for more than one."""
+"""Messages in one segment. Encoders send 30 to 300 a second. A node passes on a whole segment at once, and with more
+messages in it all other streams would wait: of 65,535, as one publisher sends in seven seconds, for more than one."""
 
 _TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _VERSION: Final = 1
@@ -68,7 +68,7 @@ class Frame(NamedTuple):
 
 
 Header = tuple[int, bytes]
-"""Type and payload of a message that a decoder has to know first."""
+"""Type and payload of a message that a decoder needs first."""
 
 
 class Position(NamedTuple):
@@ -79,8 +79,8 @@ class Position(NamedTuple):
     part: int  #: 0, and 1 and more for what was cut without a key frame, only because it was long
 
 
-class Then(enum.IntEnum):
-    """What comes behind a segment."""
+class Sequel(enum.IntEnum):
+    """What follows a segment."""
 
     KEY = 0
     """Another that a decoder can start with, at `SegmentId.next_ms`."""
@@ -90,11 +90,11 @@ class Then(enum.IntEnum):
     """Nothing: the publication has ended."""
 
 
-def following(position: Position, then: Then, next_ms: int) -> Position | None:
+def following(position: Position, then: Sequel, next_ms: int) -> Position | None:
     timeline, start_ms, part = position
-    if then is Then.END:
+    if then is Sequel.END:
         return None
-    return Position(timeline, next_ms, 0) if then is Then.KEY else Position(timeline, start_ms, part + 1)
+    return Position(timeline, next_ms, 0) if then is Sequel.KEY else Position(timeline, start_ms, part + 1)
 
 
 def _refuse(what: str) -> RemoteProtocolError:
@@ -103,10 +103,10 @@ def _refuse(what: str) -> RemoteProtocolError:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentId:
-    """What names a segment; ordered by time."""
+    """The name of a segment; ordered by time."""
 
     position: Position
-    then: Then
+    then: Sequel
     next_ms: int  #: start of the segment behind it, where that begins with a key frame; else 0
     count: int
     size_bytes: int
@@ -139,14 +139,14 @@ class SegmentId:
         if length != len(data) - _ID.size:
             raise _refuse(f"its name has {len(data) - _ID.size} bytes, the id says {length}")
         try:
-            stream, what = data[_ID.size :].decode(), Then(then)
+            stream, what = data[_ID.size :].decode(), Sequel(then)
         except ValueError as error:
             raise _refuse(str(error)) from error
         if not is_path(stream):
             raise _refuse("no stream can have its name")
-        if what is Then.KEY and next_ms <= start_ms:
+        if what is Sequel.KEY and next_ms <= start_ms:
             raise _refuse(f"it begins at {start_ms} ms, and what comes behind it at {next_ms} ms")
-        if what is not Then.KEY and next_ms:
+        if what is not Sequel.KEY and next_ms:
             raise _refuse(f"nothing begins behind it, but its id says at {next_ms} ms")
         if not 0 < count <= MESSAGES or not 0 < size_bytes <= BODY_BYTES:
             raise _refuse(f"it has {count} messages in {size_bytes} bytes, allowed are {MESSAGES} in {BODY_BYTES}")
@@ -159,7 +159,7 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment that was read, or is to be written."""
+    """A segment that was decoded, or is to be encoded."""
 
     id: SegmentId
     headers: tuple[Header, ...]  #: what a decoder has to know first, in the order in which they came
@@ -253,7 +253,7 @@ def _slice(body: bytes, at: int, size: int) -> bytes:
 
 
 def segment_of(
-    stream: str, position: Position, headers: Iterable[Header], frames: Iterable[Frame], then: Then, next_ms: int = 0
+    stream: str, position: Position, headers: Iterable[Header], frames: Iterable[Frame], then: Sequel, next_ms: int = 0
 ) -> tuple[SegmentId, bytes]:
     """Return id and body of a segment; arguments as of `SegmentId` and `encode_body`."""
     listed = tuple(frames)

@@ -18,14 +18,14 @@ from typing import Final, NamedTuple
 from flowctl.live.cluster.segments.segment import CLOCK, FRAME_BYTES, Frame, Header, Position, Segment
 
 
-class Begins(NamedTuple):
-    """A publication begins: its clock is another one."""
+class PublicationStart(NamedTuple):
+    """A publication begins, with a clock of its own."""
 
     timeline: int
 
 
 class SplicedHeaders(NamedTuple):
-    """What a decoder has to know from here on; nothing has changed where it knows it already."""
+    """The headers that a decoder needs from here on; it may know them already."""
 
     headers: tuple[Header, ...]
 
@@ -38,7 +38,7 @@ class Gap(NamedTuple):
     to: Position
 
 
-Output = Begins | SplicedHeaders | Frame | Gap
+Output = PublicationStart | SplicedHeaders | Frame | Gap
 
 
 class _SplicedPart:
@@ -55,12 +55,12 @@ class _SplicedPart:
         self.whole, self.last, self.next = following is not None, following is None, following
 
 
-_WAITING: Final = 64
+_PART_COST_BYTES: Final = 64
 """Octets that an empty part counts for."""
 
 
 class Splice:
-    """Puts one stream together. Not locked: its owner has one thread at a time."""
+    """Puts one stream together from its segments. Not locked: its owner has one thread at a time."""
 
     __slots__ = (
         *("_go_on_at", "_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
@@ -118,7 +118,7 @@ class Splice:
         for place in [place for place in self._parts if place.timeline == position.timeline and place < position]:
             self._drop_part(place, 0)
 
-    def past(self, position: Position) -> bool:
+    def is_past(self, position: Position) -> bool:
         """Return whether all of the part at `position` has gone out, or was given up."""
         begins = self._go_on_at
         before = begins is not None and position.timeline == begins.timeline and position < begins
@@ -126,11 +126,11 @@ class Splice:
 
     def lacks(self, position: Position) -> bool:
         part = self._parts.get(position)
-        return not self.past(position) and (part is None or not (part.whole or part.last))
+        return not self.is_past(position) and (part is None or not (part.whole or part.last))
 
     def add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> bool:
         """Take a message as it comes; return False where the ones before it in its part are missing."""
-        if self.past(position):
+        if self.is_past(position):
             self.repeated_count += 1
             return True
         part = self._part(position, headers)
@@ -152,7 +152,7 @@ class Splice:
 
     def add_segment(self, segment: Segment) -> None:
         position, frames = segment.id.position, segment.frames
-        if self.past(position):
+        if self.is_past(position):
             self.repeated_count += len(frames)
             return
         part = self._part(position, segment.headers)
@@ -191,7 +191,7 @@ class Splice:
         part = self._parts.get(position)
         if part is None:
             part = self._parts[position] = _SplicedPart(headers)
-            self.held_bytes += _WAITING
+            self.held_bytes += _PART_COST_BYTES
         return part
 
     def rename(self, timeline: int, to: int, shift_ms: int) -> bool:
@@ -216,8 +216,8 @@ class Splice:
             if position.timeline == timeline:
                 part.frames = [shifted(frame) for frame in part.frames]
                 part.next = None if part.next is None else moved(part.next)
-            known = self._parts.get(place)
-            if known is None or (part.whole and not known.whole) or len(part.frames) > len(known.frames):
+            other = self._parts.get(place)
+            if other is None or (part.whole and not other.whole) or len(part.frames) > len(other.frames):
                 self._parts[place] = part
         if self.cursor is not None:
             self.cursor = moved(self.cursor[0]), self.cursor[1]
@@ -226,7 +226,7 @@ class Splice:
             self._timeline = to
         self._go_on_at = None if self._go_on_at is None else moved(self._go_on_at)
         gone = {} if self.cursor is None else {self.cursor[0]: self.cursor[1]}
-        self.held_bytes = _WAITING * len(self._parts)
+        self.held_bytes = _PART_COST_BYTES * len(self._parts)
         for position, part in self._parts.items():
             self.held_bytes += sum(FRAME_BYTES + len(frame.payload) for frame in part.frames[gone.get(position, 0) :])
         return went_out
@@ -257,7 +257,7 @@ class Splice:
         if index == 0 and part.frames:
             if position.timeline != self._timeline:
                 self._timeline = position.timeline
-                out.append(Begins(position.timeline))
+                out.append(PublicationStart(position.timeline))
             out.append(SplicedHeaders(part.headers))
         fresh = part.frames[index:]
         out.extend(fresh)
@@ -280,8 +280,8 @@ class Splice:
 
     def _first_behind(self) -> Position | None:
         """Return the earliest part behind the cursor at which a decoder can start. None: there is none."""
-        found = [position for position in self._parts if self.cursor is None or position > self.cursor[0]]
-        return min((position for position in found if not position.part), default=min(found, default=None))
+        positions = [position for position in self._parts if self.cursor is None or position > self.cursor[0]]
+        return min((position for position in positions if not position.part), default=min(positions, default=None))
 
     def _give_up(self, now: float, out: list[Output], *, hopeless: bool) -> bool:
         """Tell a gap and go on behind it, where it was waited for long enough; return whether it was."""
@@ -303,10 +303,10 @@ class Splice:
 
     def _go_to(self, behind: Position) -> None:
         before, self.cursor, self._since = self.cursor, (behind, 0), None
-        for position in [position for position in self._parts if self.past(position)]:
+        for position in [position for position in self._parts if self.is_past(position)]:
             self._drop_part(position, before[1] if before is not None and before[0] == position else 0)
 
     def _drop_part(self, position: Position, gone: int) -> None:
         part = self._parts.pop(position)
-        self.held_bytes -= _WAITING
+        self.held_bytes -= _PART_COST_BYTES
         self._drop_frames(part.frames[gone:])

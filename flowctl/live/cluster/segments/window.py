@@ -23,13 +23,13 @@ from flowctl.nodes.diffusion.pool.memory import StoredObject
 from flowctl.nodes.diffusion.pool.pool import PoolEntry
 from flowctl.nodes.diffusion.pool.shelf import Shelf
 
-REMEMBERED: Final = 20_000
-"""Ids that were read, and those of segments that were here: more than all peers may announce at a time."""
+MOST_REMEMBERED: Final = 20_000
+"""Ids that are remembered, of objects that were read or were here: more than all peers may announce at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowLimits:
-    """How much is kept."""
+    """Limits of what is kept."""
 
     #: how long a segment of a stream is kept, in seconds: a node that was away for less loses nothing
     stream_s: float = 60.0
@@ -44,7 +44,7 @@ class WindowLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(StoredObject):
+class WindowEntry(StoredObject):
     """A segment of the window; an entry of a pool, whose topic is the stream."""
 
     id: SegmentId
@@ -68,10 +68,10 @@ class SegmentPool:
         self._wants = wants
         self._known_as = known_as
         self._on_segment = on_segment
-        self._shelf: Final[Shelf[Kept]] = Shelf(limits.total_bytes, REMEMBERED)
+        self._shelf: Final[Shelf[WindowEntry]] = Shelf(limits.total_bytes, MOST_REMEMBERED)
         self.watch: Final = self._shelf.watch
         self.objects_after: Final = self._shelf.after
-        self.streams: Final[dict[str, deque[Kept]]] = {}  #: what is here, by stream, in the order in which it came
+        self.streams: Final[dict[str, deque[WindowEntry]]] = {}  #: entries, by stream, in order of arrival
         self._stream_bytes: dict[str, int] = {}
         self._names: OrderedDict[bytes, SegmentId | None] = OrderedDict()  # ids that were read. None: cannot be
 
@@ -90,7 +90,7 @@ class SegmentPool:
         except RemoteProtocolError:
             name = None
         self._names[object_id] = name
-        if len(self._names) > REMEMBERED:
+        if len(self._names) > MOST_REMEMBERED:
             self._names.popitem(last=False)
         return name
 
@@ -113,7 +113,7 @@ class SegmentPool:
         return self._shelf.knows(name.encode())
 
     async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
-        """Keep segments that have come; return what is wrong with those that are none, by id.
+        """Keep segments that have come; return the faults of those that are malformed, by id.
 
         The loop has a turn after each: what is done with a segment may take its time.
         """
@@ -142,7 +142,7 @@ class SegmentPool:
         object_id, stream, shelf = name.encode(), name.stream, self._shelf
         if shelf.get(object_id) is not None:
             return False
-        kept = Kept(shelf.next_ticket, object_id, data, stream, id=name, at=self._clock())
+        kept = WindowEntry(shelf.next_ticket, object_id, data, stream, id=name, at=self._clock())
         shelf.put(kept)
         self.streams.setdefault(stream, deque()).append(kept)
         self._stream_bytes[stream] = self._stream_bytes.get(stream, 0) + len(data)

@@ -18,16 +18,16 @@ from typing import Final
 
 _ROWS: Final = 4
 _COLUMNS: Final = 1 << 16
-"""Of each row: the regions of a worker take a megabyte if all of it is used, and pages that nobody uses take none."""
+"""Cells of each row: a worker's region takes a megabyte if all of it is used, and unused pages take none."""
 _CELL: Final = 4
-_TOTAL: Final = 16
-"""Octets before the cells; the first cell of them is the total."""
-REGION: Final = (_TOTAL + _ROWS * _COLUMNS * _CELL + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+_HEAD_BYTES: Final = 16
+"""Octets before the cells, of which the first one is the total."""
+REGION_BYTES: Final = (_HEAD_BYTES + _ROWS * _COLUMNS * _CELL + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
 """Octets of one worker's region, whole pages."""
 
 
 class WorkerCounts:
-    """The counts as one worker sees them; the caller has a lock.
+    """The connection counts of all workers, as one worker sees them; the caller has a lock.
 
     Args:
         memory: the regions of all, one after the other.
@@ -39,7 +39,7 @@ class WorkerCounts:
     def __init__(self, memory: memoryview, own: int, count: int, key: bytes) -> None:
         self._key: Final = key
         self.processes: Final = count
-        regions = [memory[at * REGION : (at + 1) * REGION].cast("I") for at in range(count)]
+        regions = [memory[at * REGION_BYTES : (at + 1) * REGION_BYTES].cast("I") for at in range(count)]
         self._own: Final = regions.pop(own)
         self._others: Final = regions
 
@@ -65,11 +65,11 @@ class WorkerCounts:
 
     def _cells(self, address: str) -> tuple[int, ...]:
         digest = hashlib.blake2b(address.encode(), key=self._key, digest_size=2 * _ROWS).digest()
-        first = _TOTAL // _CELL
+        first = _HEAD_BYTES // _CELL
         return tuple(
             first + row * _COLUMNS + int.from_bytes(digest[2 * row : 2 * row + 2], "little") for row in range(_ROWS)
         )
 
 
 def clear(memory: memoryview, index: int) -> None:
-    memory[index * REGION : (index + 1) * REGION] = bytes(REGION)
+    memory[index * REGION_BYTES : (index + 1) * REGION_BYTES] = bytes(REGION_BYTES)

@@ -20,7 +20,7 @@ from flowctl.errors import ClosedError
 from flowctl.live.bans.penalties import overflow_line
 from flowctl.live.changes import Change
 from flowctl.live.cluster.workers.operating import behaving, carry_out, take_words
-from flowctl.live.cluster.workers.order import WORKER, WORKERS, Order
+from flowctl.live.cluster.workers.order import WORKER, WORKERS, WorkerConfig
 from flowctl.live.judging.penalties import Overflow
 from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.access.access import AuthLevel
@@ -33,12 +33,12 @@ FOR_EVER_S: Final = 10 * 365 * 86_400.0
 _TOLD_S: Final = 30.0
 
 
-class Link:
-    """The link of one worker."""
+class SupervisorLink:
+    """The link of one worker to its supervisor."""
 
     conn: ConnectionID  #: the supervisor, for `RpcNode.call` and `request`; once `start` has returned
 
-    def __init__(self, order: Order, server: LiveServer, lost: Callable[[], None]) -> None:
+    def __init__(self, order: WorkerConfig, server: LiveServer, lost: Callable[[], None]) -> None:
         self._order: Final = order
         self._server: Final = server
         self._lost: Final = lost
@@ -71,7 +71,7 @@ class Link:
             self._told.set()
         self._server.changes.listeners.append(self._changed)
         self._server.penalties.decide = self._tell_verdicts
-        self.node.request(self.conn, f"{WORKERS}.stay", on_reply=self._left, timeout_s=FOR_EVER_S)
+        self.node.request(self.conn, f"{WORKERS}.stay", on_reply=self._link_lost, timeout_s=FOR_EVER_S)
 
     def _take_what_is_in_force(self, said: dict[str, Any]) -> None:
         """Take bans, of which this is the first page, and limits that commands have put in force for all workers."""
@@ -99,8 +99,8 @@ class Link:
     def stop(self, deadline_s: float = 1.0) -> None:
         self.node.stop(deadline_s)
 
-    def _left(self, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001 - as called
-        """Act on the end of the request that the supervisor never answers."""
+    def _link_lost(self, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001 - as called
+        """Act on the end of the request that the supervisor never answers: the link is lost."""
         del ok
         if not self._server.stopping:
             _log.warning("the supervisor has gone, this worker ends", why=b" ".join(data).decode(errors="replace"))

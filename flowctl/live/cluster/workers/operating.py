@@ -39,20 +39,20 @@ from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 Json: TypeAlias = dict[str, Any]
 ASK_S: Final = 10.0
-"""How long a worker is waited for: less than callers wait, so that they are told which one did not answer."""
-MOST_PAGE: Final = 500
-"""Words told to a worker at a time, if they are short."""
+"""Time that a worker has to answer: less than callers wait, so that they learn which worker did not answer."""
+MOST_PAGE_WORDS: Final = 500
+"""Words sent to a worker in one message, if they are short."""
 MOST_PAGE_BYTES: Final = 256 * 1024
-"""Their lines: with a bucket more, and quotes in quotes, they are within the megabyte that a message may have."""
-_LOOKED_AT: Final = 100
-"""Bans looked at for the one to be lifted, which comes first."""
+"""Octets of their lines: with a bucket more, and quotes in quotes, they fit the megabyte of a message."""
+_BANS_SEARCHED: Final = 100
+"""Bans that are searched for the one to be lifted, which comes first."""
 _COMMANDS: Final = frozenset({"limits", "drain"})
 """Changes that a command makes at a worker; the others come from files."""
 _DOWN: Final = "being started"
 
 
-class Linked(Protocol):
-    """A process with a link, as this needs it."""
+class LinkedWorker(Protocol):
+    """What `WorkerOperations` needs of a worker's process that has a link."""
 
     @property
     def number(self) -> int:
@@ -68,20 +68,20 @@ class Linked(Protocol):
 
 
 class WorkerReply(NamedTuple):
-    """What a worker said: octets, or why it said nothing. Neither: it has ended, and has no part in it any more."""
+    """A worker's reply: octets, or the reason for none. Neither: the worker has ended, and takes no part any more."""
 
     worker: int
     octets: bytes | None = None
     missing: str = ""
 
 
-class Operating:
-    """Carries operations out on all workers."""
+class WorkerOperations:
+    """Carries out operations on all workers."""
 
     def __init__(
         self,
         node: RpcNode,
-        linked: Callable[[], Iterable[Linked]],
+        linked: Callable[[], Iterable[LinkedWorker]],
         expected: Callable[[], Iterable[int]],
         *,
         lock: OwnedLock,
@@ -122,7 +122,7 @@ class Operating:
                 totals[at] += count
         with self._lock:
             words = self.book.ban(bans_of(verdicts, totals, datetime.now(UTC)))
-        self._tell(words, PENALTY)
+        self._tell_workers(words, PENALTY)
 
     # -- bans
 
@@ -131,23 +131,23 @@ class Operating:
         with self._lock:
             words = self.book.ban([dataclasses.replace(ban, reason=redact_text(ban.reason))])
             stored, warning = self.book.stored, not_stored(self.book)
-        ended, missing = self._tell(words, origin)
+        ended, missing = self._tell_workers(words, origin)
         return BanOutcome(words[0].ban or ban, ended, stored, "; ".join(filter(None, [warning, missing])))
 
     def unban(self, cidr: str, *, origin: str = "") -> list[Ban]:
         """Let a network in again; as `LiveServer.unban`."""
-        asked = {"peer": cidr, "limit": _LOOKED_AT, "offset": 0}  # what a ban file says the workers know
+        asked = {"peer": cidr, "limit": _BANS_SEARCHED, "offset": 0}  # what a ban file says the workers know
         there = combine(BY_NAME["bans"].merge, asked, self._any("bans", asked))["bans"]
         with self._lock:
             lifted, word = self.book.lift(cidr, map(parse_ban, there), origin)
-        self._tell([word], origin)
+        self._tell_workers([word], origin)
         return lifted
 
     def take_words(self, words: Iterable[Word]) -> None:
-        """Take what another server of the fleet has said; not on the thread of the node."""
+        """Apply what another server of the fleet has said; not on the thread of the node."""
         with self._lock:
             entered = self.book.merge(words)
-        self._tell([word for word in entered if word.kind is not WordKind.LIMITS], None)
+        self._tell_workers([word for word in entered if word.kind is not WordKind.LIMITS], None)
         for word in entered:
             if word.kind is WordKind.LIMITS:
                 self.take_limits(word)
@@ -155,9 +155,9 @@ class Operating:
     def take_limits(self, word: Word) -> None:
         """Give all workers the limits of the fleet."""
         asked = {**word.value, "connection": None, "stream": None, "origin": f"fleet {word.stamp.node}"}
-        self._asked_all(BY_NAME["limits"], asked)
+        self._ask_all(BY_NAME["limits"], asked)
 
-    def _tell(self, words: Sequence[Word], origin: str | None) -> tuple[int, str]:
+    def _tell_workers(self, words: Sequence[Word], origin: str | None) -> tuple[int, str]:
         """Tell all workers, `origin` None: of the fleet; return how many connections that ended, and who is silent."""
         ended, silent = 0, dict[int, str]()
         for page in _pages(words):
@@ -170,11 +170,11 @@ class Operating:
         return ended, "; ".join(f"worker {number} {missing}" for number, missing in silent.items())
 
     def words_page(self, first: int) -> tuple[str, int]:
-        """Return words from a bucket on, for a worker that is started, and the bucket after them; 0: that is all."""
+        """Return words from a bucket on, for a new worker, and the bucket after them; 0: that is all."""
         self._lock.assert_owned()
         words: list[Word] = []
         size = 0
-        while first < BUCKETS and len(words) < MOST_PAGE and size < MOST_PAGE_BYTES:
+        while first < BUCKETS and len(words) < MOST_PAGE_WORDS and size < MOST_PAGE_BYTES:
             more = [word for word in self.book.words.bucket(first) if word.kind is not WordKind.LIMITS]
             words += more
             size += sum(len(word.line()) for word in more)
@@ -197,10 +197,10 @@ class Operating:
         if operation.name == "stats":
             return self._stats(operation, asked)
         if operation.looks and operation.who is Who.ALL:
-            return combine(operation.merge, asked, self._looked(operation, asked))
+            return combine(operation.merge, asked, self._ask_views(operation, asked))
         if operation.who is Who.ONE:
             return combine(operation.merge, asked, self._any(operation.name, asked))
-        result = self._asked_all(operation, asked)
+        result = self._ask_all(operation, asked)
         if operation.name == "limits" and self.fleet is not None and _sets_all(asked, result):
             with self._lock:
                 self.book.say_limits({name: result[name] for name in LIMITS})
@@ -208,7 +208,7 @@ class Operating:
 
     # -- who is asked
 
-    def _asked_all(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
+    def _ask_all(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
         """Ask all, those that come meanwhile too; note what is in force then, and what has changed."""
         done: set[int] = set()
         answers: list[WorkerAnswer] = []
@@ -237,31 +237,31 @@ class Operating:
                 return answers[-1:]
         return answers
 
-    def _now(self) -> list[Linked]:
+    def _now(self) -> list[LinkedWorker]:
         with self._lock:
             return sorted(self._linked(), key=lambda item: item.number)
 
     def _ask(
-        self, targets: list[Linked], name: str, asked: Mapping[str, Any]
+        self, targets: list[LinkedWorker], name: str, asked: Mapping[str, Any]
     ) -> list[tuple[WorkerAnswer, list[Mapping[str, Any]]]]:
         call = json.dumps({"name": name, "asked": dict(asked)})
-        found: list[tuple[WorkerAnswer, list[Mapping[str, Any]]]] = []
+        answers: list[tuple[WorkerAnswer, list[Mapping[str, Any]]]] = []
         for number, octets, missing in self.request(targets, f"{WORKER}.operate", call):
             if octets is None:
                 if missing:
-                    found.append((WorkerAnswer(number, missing=missing), []))
+                    answers.append((WorkerAnswer(number, missing=missing), []))
                 continue
             said = json.loads(octets)
             if "error" in said:
-                found.append((WorkerAnswer(number, error=error_of(said["error"])), []))
+                answers.append((WorkerAnswer(number, error=error_of(said["error"])), []))
             else:
-                found.append((WorkerAnswer(number, result=said["result"]), said["changes"]))
-        return found
+                answers.append((WorkerAnswer(number, result=said["result"]), said["changes"]))
+        return answers
 
     def request(
-        self, targets: Iterable[Linked], command: str, call: str = "", timeout_s: float = ASK_S
+        self, targets: Iterable[LinkedWorker], command: str, call: str = "", timeout_s: float = ASK_S
     ) -> Iterator[WorkerReply]:
-        """Ask processes side by side; yield what they say."""
+        """Ask processes side by side; yield their replies."""
         pending = []
         for item in targets:
             if item.conn is not None:
@@ -301,7 +301,7 @@ class Operating:
 
     def _stats(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
         """Ask all for figures, and whole lists up to the end of the page, page by page."""
-        answers = self._looked(operation, asked)
+        answers = self._ask_views(operation, asked)
         made = combine(operation.merge, asked, answers)
         # A worker that has said nothing has no link, or lost it while it was asked, or got it after that.
         down = sorted(set(self._expected()).difference(reply.worker for reply in answers))
@@ -322,7 +322,7 @@ class Operating:
             made["warning"] = "; ".join(filter(None, [made.get("warning"), names]))
         return made
 
-    def _looked(self, operation: Operation, asked: Mapping[str, Any]) -> list[WorkerAnswer]:
+    def _ask_views(self, operation: Operation, asked: Mapping[str, Any]) -> list[WorkerAnswer]:
         """Ask all, side by side, for what they only look at; lists page by page."""
         if operation.lists and asked.get("connection") is None:
             return self._pages(operation, asked)
@@ -343,17 +343,17 @@ class Operating:
             failed += [reply for reply in answers if reply.result is None]
             offset += operation.page
             more = set()
-            for number, found in ((reply.worker, reply.result) for reply in answers if reply.result is not None):
-                known = whole.setdefault(number, found)
-                if known is not found:
+            for number, result in ((reply.worker, reply.result) for reply in answers if reply.result is not None):
+                rows = whole.setdefault(number, result)
+                if rows is not result:
                     for name in lists:
-                        known[name] += found[name]
-                counts = known["found"]
+                        rows[name] += result[name]
+                counts = rows["found"]
                 if offset < max(counts[name] if name in to_end else min(need, counts[name]) for name in lists):
                     more.add(number)
-            targets = [item for item in targets if item.number in more]
+            targets = [target for target in targets if target.number in more]
         incomplete = {reply.worker for reply in failed}
-        return [*failed, *(WorkerAnswer(number, found) for number, found in whole.items() if number not in incomplete)]
+        return [*failed, *(WorkerAnswer(number, rows) for number, rows in whole.items() if number not in incomplete)]
 
 
 def _why(error: RpcError) -> str:
@@ -388,7 +388,7 @@ def _pages(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
     first = size = 0
     for at, word in enumerate(words):
         size += len(word.line())
-        if at > first and (size > MOST_PAGE_BYTES or at - first == MOST_PAGE):
+        if at > first and (size > MOST_PAGE_BYTES or at - first == MOST_PAGE_WORDS):
             yield words[first:at]
             first, size = at, len(word.line())
     if words:
@@ -396,7 +396,7 @@ def _pages(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
 
 
 def words_call(words: Iterable[Word], origin: str | None) -> str:
-    """Return words as a worker is told them."""
+    """Return words in the form in which a worker gets them."""
     return json.dumps({"words": [word.line() for word in words], "origin": origin})
 
 

@@ -23,17 +23,17 @@ BOOT: Final = (
     "import json,sys;f=open(int(sys.argv[1]),'rb');b=json.loads(f.readline());sys.path[:]=b['path'];"
     "from flowctl.live.cluster.workers.process import main;main(b['pid'],f)"
 )
-"""First lines of a worker: it finds its modules where the supervisor does."""
+"""First lines of a worker's program: it finds its modules where the supervisor does."""
 SOCKET: Final = "supervisor.sock"
 WORKERS: Final = "workers"
-"""Category of what workers ask of their supervisor."""
+"""Category of requests from workers to their supervisor."""
 WORKER: Final = "worker"
-"""Category of what the supervisor asks of a worker."""
+"""Category of requests from the supervisor to a worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """What a worker has to know."""
+class WorkerConfig:
+    """All that a worker's process needs to know to start."""
 
     number: int  #: of the worker, 1 to `count`; its successor has the same
     serial: int  #: of the process, 1 for the first: no two have the same
@@ -72,6 +72,6 @@ class Order:
         return number
 
 
-def read_order(file: BinaryIO) -> Order:
-    order: Order = pickle.load(file)  # noqa: S301 - from the process that started this one, in memory without a name
+def read_order(file: BinaryIO) -> WorkerConfig:
+    order: WorkerConfig = pickle.load(file)  # noqa: S301 - from the process that started this one, in memory without a name
     return order

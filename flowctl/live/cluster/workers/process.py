@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Final
 from flowctl import connection, log
 from flowctl.core.server.signals import EndSignals
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.live.cluster.workers.counts import REGION, WorkerCounts
-from flowctl.live.cluster.workers.link import Link
-from flowctl.live.cluster.workers.order import Order, read_order
+from flowctl.live.cluster.workers.counts import REGION_BYTES, WorkerCounts
+from flowctl.live.cluster.workers.link import SupervisorLink
+from flowctl.live.cluster.workers.order import WorkerConfig, read_order
 from flowctl.live.cluster.workers.streams import join_streams
 from flowctl.live.config import LiveConfig
 from flowctl.live.records.recording import usual_node
@@ -25,11 +25,11 @@ from flowctl.live.server import LiveServer
 
 _SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _SET_NAME: Final = 15
-ORPHANED: Final = 3
+ORPHANED_STATUS: Final = 3
 """Exit status of a worker whose supervisor had gone before it began."""
 _STOP_S: Final = 5.0
-_MOST_NODE: Final = 61
-"""Of the name of a server, so that with the number of a worker it has the 64 characters of a node's name."""
+_MOST_NAME_CHARS: Final = 61
+"""Characters of a server's name, so that with the number of a worker it has the 64 of a node's name."""
 
 
 def main(supervisor_pid: int, file: BinaryIO) -> None:
@@ -56,7 +56,7 @@ def die_with(supervisor_pid: int) -> None:
     """
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
-        os._exit(ORPHANED)
+        os._exit(ORPHANED_STATUS)
 
 
 def _said(error: BaseException) -> dict[str, Any]:
@@ -67,12 +67,12 @@ def _said(error: BaseException) -> dict[str, Any]:
     return {"error": f"{last} ({place[-1].filename}:{place[-1].lineno})" if place else last, "hint": None}
 
 
-def options_of(order: Order) -> LiveConfig:
+def options_of(order: WorkerConfig) -> LiveConfig:
     """Return the settings of one worker: those of the server, with its own place and its part of what is shared."""
     options, count = order.options, order.count
     events = options.events
     if events.folder:
-        node = f"{(events.node or usual_node(options.port))[:_MOST_NODE]}-{order.number}"
+        node = f"{(events.node or usual_node(options.port))[:_MOST_NAME_CHARS]}-{order.number}"
         events = dataclasses.replace(events, node=node, max_bytes=-(-events.max_bytes // count))
     flights = dataclasses.replace(options.flights, most_at_once=-(-options.flights.most_at_once // count))
     return dataclasses.replace(
@@ -89,13 +89,13 @@ def options_of(order: Order) -> LiveConfig:
     )
 
 
-def counts_of(order: Order) -> WorkerCounts:
-    memory = memoryview(mmap.mmap(order.counts_fd, order.count * REGION))
+def counts_of(order: WorkerConfig) -> WorkerCounts:
+    memory = memoryview(mmap.mmap(order.counts_fd, order.count * REGION_BYTES))
     os.close(order.counts_fd)
     return WorkerCounts(memory, order.number - 1, order.count, order.counts_key)
 
 
-def _serve(order: Order) -> None:
+def _serve(order: WorkerConfig) -> None:
     with EndSignals() as ended:
         log.configure(order.log_level, json=order.log_json, fields={"worker": order.number})
         connection.number_from(order.first_connection)
@@ -103,7 +103,7 @@ def _serve(order: Order) -> None:
         if not isinstance(server, LiveServer):
             raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")
         server.admission.elsewhere = counts_of(order)
-        link = Link(order, server, ended.end)
+        link = SupervisorLink(order, server, ended.end)
         streams = join_streams(server, link, order.serial, order.folder)
         link.followed = lambda: len(streams.statistics())
         server.on_stopped = ended.end

@@ -8,29 +8,29 @@ from typing import Final
 from flowctl.core.outcomes.backoff import Backoff
 
 STEADY_S: Final = 10.0
-"""A process that served for so long has begun well: its successor is started at once."""
-RESTARTS: Final = Backoff(first_s=0.5, factor=2.0, most_s=10.0, jitter=0.2)
-"""Of one that ends soon after its start. At the most a port is served by one worker less for ten seconds at a time,
-and starting takes a tenth of a core."""
+"""Life after which a process has begun well: its successor is started at once."""
+BACKOFF: Final = Backoff(first_s=0.5, factor=2.0, most_s=10.0, jitter=0.2)
+"""Pause before the successor of a process that ended soon. At the most a port is served by one worker less for ten
+seconds at a time, and starting takes a tenth of a core."""
 HUNG_S: Final = 30.0
-"""Without an answer for so long, a worker hangs: gunicorn's timeout. A busy one answers within milliseconds."""
+"""Time without an answer after which a worker hangs: gunicorn's timeout. A busy one answers within milliseconds."""
 START_S: Final = 60.0
-"""The same of one that has not begun to answer: it may load much, and so may all others at the same time."""
+"""The same time for a worker that has not answered yet: it may load much, as may all others at the same time."""
 ASKED_EVERY_S: Final = 2.0
-_LEAST_ASKED: Final = 4
-"""Questions without an answer before a worker counts as hung: a machine that slept has passed the time with one."""
+_LEAST_UNANSWERED: Final = 4
+"""Unanswered questions before a worker counts as hung: a machine that slept has passed the time with one."""
 
 
-class Restarts:
-    """The starts of one worker's processes."""
+class WorkerRestarts:
+    """Counts the starts of one worker's processes, and says when the next one may be."""
 
-    def __init__(self, rng: Random, backoff: Backoff = RESTARTS) -> None:
+    def __init__(self, rng: Random, backoff: Backoff = BACKOFF) -> None:
         self._rng: Final = rng
         self._backoff: Final = backoff
         self.soon_ended = 0
 
-    def ended(self, lived_s: float) -> float:
-        """Return after how many seconds to start the next process, now that one has ended that lived for so long."""
+    def pause_after(self, lived_s: float) -> float:
+        """Return the pause in seconds before the next process starts, given the life of the one that ended."""
         if lived_s >= STEADY_S:
             self.soon_ended = 0
             return 0.0
@@ -40,7 +40,7 @@ class Restarts:
 
 
 class WorkerPulse:
-    """The questions to one process whether it is there, and its answers."""
+    """Questions to one process whether it is alive, and its answers."""
 
     def __init__(self, now: float) -> None:
         self._heard_at = now
@@ -48,7 +48,7 @@ class WorkerPulse:
         self._unanswered = 0
         self._began = False
 
-    def asks(self, now: float) -> bool:
+    def should_ask(self, now: float) -> bool:
         """Return whether to ask now, and count the question if so."""
         if now - self._asked_at < ASKED_EVERY_S:
             return False
@@ -56,7 +56,7 @@ class WorkerPulse:
         self._unanswered += 1
         return True
 
-    def heard(self, now: float) -> None:
+    def note_answer(self, now: float) -> None:
         self._began = True
         self._heard_at = now
         self._unanswered = 0
@@ -64,7 +64,7 @@ class WorkerPulse:
     def silent_s(self, now: float) -> float:
         return now - self._heard_at
 
-    def hangs(self, now: float) -> bool:
+    def is_hung(self, now: float) -> bool:
         """Return whether it was silent for too long, to questions too."""
         patience_s = HUNG_S if self._began else START_S
-        return now - self._heard_at >= patience_s and self._unanswered >= _LEAST_ASKED
+        return now - self._heard_at >= patience_s and self._unanswered >= _LEAST_UNANSWERED

@@ -14,7 +14,7 @@ from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
 
 BACKLOG = 1024
-"""As that of a server alone, for each worker."""
+"""Backlog of each worker's socket: that of a server alone."""
 
 
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
@@ -51,7 +51,7 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def worker_sockets(options: LiveConfig, count: int) -> tuple[list[dict[str, list[socket.socket]]], int]:
-    """Return what each of `count` workers listens on, by what it is for, and the port of RTMP.
+    """Return the sockets of each of `count` workers, by their purpose, and the port of RTMP.
 
     A socket that was handed to this process is the same for all workers: they take turns at its one queue.
     """

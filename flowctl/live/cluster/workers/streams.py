@@ -20,7 +20,7 @@ from flowctl.live.cluster.names.claims import NameClaims
 from flowctl.live.cluster.names.desk import NamesDesk, Values
 from flowctl.live.cluster.names.directory import NoticeKind
 from flowctl.live.cluster.names.following import Following
-from flowctl.live.cluster.workers.link import Link
+from flowctl.live.cluster.workers.link import SupervisorLink
 from flowctl.live.cluster.workers.order import WORKER, WORKERS
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
@@ -31,9 +31,9 @@ from flowctl.nodes.rpc.peers.peer import ConnectionID
 from flowctl.wire.rtmp.url import url_of
 
 _TICK_S: Final = 0.25
-"""How often the supervisor looks at what is due, and at workers that have ended."""
-_MORE_S: Final = 2.0
-"""Beyond the grace time a followed stream is kept: it ends when the supervisor says so."""
+"""Time between two checks by the supervisor of what is due, and of workers that have ended."""
+_EXTRA_GRACE_S: Final = 2.0
+"""Time beyond the grace time for which a followed stream is kept: it ends when the supervisor says so."""
 
 
 def link_path(folder: Path, serial: int) -> Path:
@@ -41,7 +41,7 @@ def link_path(folder: Path, serial: int) -> Path:
 
 
 def _longest_grace_s(config: LiveConfig) -> float:
-    """Return how long the name of a stream may be kept, whichever it is."""
+    """Return the longest time for which the name of any stream may be kept."""
     of_levels = [float(level.values.get("return_grace_s", 0.0)) for level in config.levels]
     return max([config.return_grace_s, *of_levels])
 
@@ -55,7 +55,7 @@ class WorkerStreams:
         self._links: Final = Links(server, link_path(folder, serial))
         self._claims: Final = NameClaims(server.hub, send)
         self._following: Final = Following(
-            server.hub, server.groups.groups[0], self._find, hold_s=_longest_grace_s(server.config) + _MORE_S
+            server.hub, server.groups.groups[0], self._find, hold_s=_longest_grace_s(server.config) + _EXTRA_GRACE_S
         )
         server.hub.names = self._claims
         server.hub.demand = self._following.demand
@@ -63,7 +63,7 @@ class WorkerStreams:
         self.bound: list[str] = []  # what operators may reach: nothing
 
     def start(self) -> None:
-        """Let others follow; the server's groups run."""
+        """Let other workers follow; the server's groups run."""
         self._links.start()
 
     def stop(self, deadline_s: float) -> None:
@@ -72,7 +72,7 @@ class WorkerStreams:
         self._links.stop()
 
     def told(self, values: Values) -> None:
-        """Take a message of the desk. One thread."""
+        """Handle a message of the desk. One thread."""
         if values["tell"] != NoticeKind.WHERE.value:
             self._claims.told(values)
             return
@@ -93,7 +93,7 @@ class WorkerStreams:
         return Source(url_of(name, "worker"), str(link_path(self._folder, serial)), f"worker {serial}")
 
 
-def join_streams(server: LiveServer, link: Link, serial: int, folder: Path) -> WorkerStreams:
+def join_streams(server: LiveServer, link: SupervisorLink, serial: int, folder: Path) -> WorkerStreams:
     def send(values: Values) -> None:
         with contextlib.suppress(ClosedError):  # the worker ends
             link.node.send(link.conn, f"{WORKERS}.names", json.dumps(values))
@@ -120,12 +120,12 @@ class SupervisorNames:
         node.add_timer(self._tick, _TICK_S, thread=NODE_THREAD)
 
     def worker_came(self, serial: int, conn: ConnectionID) -> None:
-        """A process is linked. The node's thread."""
+        """Note that a process is linked. The node's thread."""
         self._conns[serial] = conn
         self._serials[conn] = serial
 
     def worker_gone(self, serial: int) -> None:
-        """A process has ended. Any thread."""
+        """Note that a process has ended. Any thread."""
         self._gone.put(serial)
 
     async def _asked(self, message: RpcMessage) -> None:

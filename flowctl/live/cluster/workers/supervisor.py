@@ -46,11 +46,11 @@ from flowctl.errors import ClosedError, ConfigError, FlowctlError
 from flowctl.live.bans.penalties import overflow_of
 from flowctl.live.bans.words import WordKind
 from flowctl.live.changes import Changes
-from flowctl.live.cluster.workers.counts import REGION, clear
+from flowctl.live.cluster.workers.counts import REGION_BYTES, clear
 from flowctl.live.cluster.workers.link import FOR_EVER_S
-from flowctl.live.cluster.workers.operating import Operating
-from flowctl.live.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
-from flowctl.live.cluster.workers.restarts import HUNG_S, START_S, Restarts, WorkerPulse
+from flowctl.live.cluster.workers.operating import WorkerOperations
+from flowctl.live.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, WorkerConfig
+from flowctl.live.cluster.workers.restarts import HUNG_S, START_S, WorkerPulse, WorkerRestarts
 from flowctl.live.cluster.workers.sockets import close_all, worker_sockets
 from flowctl.live.cluster.workers.streams import SupervisorNames
 from flowctl.live.config import LiveConfig
@@ -66,23 +66,23 @@ if TYPE_CHECKING:
 
 _log: Final = structlog.get_logger("flowctl.workers")
 _STOP_S: Final = 7.0
-"""How long workers may take to end: what they give their connections, and to write their records."""
+"""Time that workers have to end: the grace of their connections, and the writing of their records."""
 _LOOK_S: Final = 1.0
 _FIGURES_S: Final = 2.0
-"""How long a line of figures is waited for: the main thread does nothing else meanwhile."""
+"""Time for which a line of figures is waited for: the main thread does nothing else meanwhile."""
 _WORDS_S: Final = 0.5
-"""How long a worker that hangs is given to say where."""
-_MOST_WORDS: Final = 4000
-"""Longest last words that are told, characters."""
+"""Time that a worker that hangs has to say where."""
+_MOST_WORDS_CHARS: Final = 4000
+"""Characters of a worker's last words that are logged at most."""
 _FOLDER: Final = "workers-"
 _MOST_FOLDER_BYTES: Final = 80
-"""Of the folder's path, which leaves a socket in it some 25 octets of the 107 that its path may have (unix(7))."""
+"""Octets of the folder's path, which leaves a socket in it some 25 of the 107 that its path may have (unix(7))."""
 
 
 class Worker:
     """One process of a worker."""
 
-    def __init__(self, order: Order, process: subprocess.Popen[bytes], now: float) -> None:
+    def __init__(self, order: WorkerConfig, process: subprocess.Popen[bytes], now: float) -> None:
         self.number: Final = order.number
         self.serial: Final = order.serial
         self.words_fd: Final = order.words_fd
@@ -99,11 +99,11 @@ class Worker:
         with contextlib.suppress(OSError):
             text = os.pread(self.words_fd, 64 * 1024, 0).decode(errors="replace")
             with contextlib.suppress(ValueError):
-                found = json.loads(text)
-                if isinstance(found, dict):
-                    return found
+                words = json.loads(text)
+                if isinstance(words, dict):
+                    return words
             if text:
-                first, _, rest = printable(text[:_MOST_WORDS], lines=True).partition("\n")
+                first, _, rest = printable(text[:_MOST_WORDS_CHARS], lines=True).partition("\n")
                 return {"error": first, "stack": rest.strip("\n")}
         return {}
 
@@ -161,7 +161,7 @@ class Supervisor:
         self._book: Final = book  # guarded by _lock
         self._jobs: Final[queue.SimpleQueue[Callable[[], object] | None]] = queue.SimpleQueue()
         self._judge: Final = threading.Thread(target=self._do_jobs, name="flowctl-bans", daemon=True)
-        self.operating: Final = Operating(
+        self.operating: Final = WorkerOperations(
             self.node,
             self._linked_locked,
             self._expected,
@@ -190,12 +190,12 @@ class Supervisor:
             self._admin = AdminListener(options, self.operating.answer, self._report)
         self._workers: dict[int, Worker] = {}  # by serial; guarded by _lock
         self._serial = 0
-        self._restarts: Final = {number: Restarts(Random()) for number in range(1, count + 1)}
+        self._restarts: Final = {number: WorkerRestarts(Random()) for number in range(1, count + 1)}
         self._due: Final[dict[int, float]] = {}  # when the next process of a worker is started
         self._gone: Final[queue.SimpleQueue[Worker]] = queue.SimpleQueue()
         self._counts_fd: Final = os.memfd_create("flowctl-counts", os.MFD_CLOEXEC)
-        os.ftruncate(self._counts_fd, count * REGION)
-        self._counts: Final = memoryview(mmap.mmap(self._counts_fd, count * REGION))
+        os.ftruncate(self._counts_fd, count * REGION_BYTES)
+        self._counts: Final = memoryview(mmap.mmap(self._counts_fd, count * REGION_BYTES))
         self._counts_key: Final = secrets.token_bytes(16)
         self._started = False
         self._start_lock: Final = OwnedLock()
@@ -249,7 +249,7 @@ class Supervisor:
             raise FlowctlError(f"worker {worker.number} could not start: {error}", hint=words.get("hint"))
 
     def look(self) -> None:
-        """Start what is due, see who has ended, ask the others whether they are there; each second and when woken."""
+        """Start what is due, reap what has ended, and ask the others for a sign of life; each second and when woken."""
         now = self._clock()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -333,13 +333,13 @@ class Supervisor:
 
     def figures(self) -> dict[str, Any]:
         """Return a line of figures of all workers; those that do not answer at once are left out, and named."""
-        found, silent = [], []
+        answers, silent = [], []
         for reply in self.operating.request(self.workers(), f"{WORKER}.figures", timeout_s=_FIGURES_S):
             if reply.octets is None:
                 silent.append(reply.worker)
             else:
-                found.append(json.loads(reply.octets))
-        figures = shown(merged(found)) if found else {}
+                answers.append(json.loads(reply.octets))
+        figures = shown(merged(answers)) if answers else {}
         return figures | ({"no_answer_of": silent} if silent else {})
 
     # -- processes
@@ -366,7 +366,7 @@ class Supervisor:
         self._serial += 1
         mine = self._sockets[number - 1]
         words_fd = os.memfd_create("flowctl-words", os.MFD_CLOEXEC)
-        order = Order(
+        order = WorkerConfig(
             number=number,
             serial=self._serial,
             count=self._count,
@@ -409,16 +409,16 @@ class Supervisor:
         self._wake()
 
     def _bury(self, worker: Worker) -> None:
-        """Forget a process that has ended; harmless when it is forgotten."""
+        """Forget a process that has ended; a second call has no effect."""
         with self._lock:
-            known = self._workers.pop(worker.serial, None)
-        if known is not None:
+            buried = self._workers.pop(worker.serial, None)
+        if buried is not None:
             os.close(worker.words_fd)
             clear(self._counts, worker.number - 1)
             self._names.worker_gone(worker.serial)
 
     def _ended(self, worker: Worker, now: float) -> None:
-        """Tell of the end of a process, and say when the next is started."""
+        """Report the end of a process, and decide when the next one is started."""
         code, words = worker.process.wait(), worker.last_words()
         lived_s = now - worker.started_at
         self._bury(worker)
@@ -440,19 +440,19 @@ class Supervisor:
     def _feel_pulse(self, worker: Worker, now: float) -> None:
         if worker.hung:
             return
-        if worker.pulse.asks(now) and worker.conn is not None:
+        if worker.pulse.should_ask(now) and worker.conn is not None:
             with contextlib.suppress(ClosedError):
                 self.node.request(
                     worker.conn, f"{WORKER}.alive", on_reply=partial(self._answered, worker), timeout_s=HUNG_S
                 )
-        if worker.pulse.hangs(now):
+        if worker.pulse.is_hung(now):
             worker.hung = True
             threading.Thread(target=self._end_hung, args=(worker, now), name="flowctl-hung", daemon=True).start()
 
     def _answered(self, worker: Worker, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001 - as called
         del data
         if ok:
-            worker.pulse.heard(self._clock())
+            worker.pulse.note_answer(self._clock())
 
     def _end_hung(self, worker: Worker, now: float) -> None:
         """Have a worker that hangs say where, and kill it; a thread of its own."""
@@ -476,7 +476,7 @@ class Supervisor:
             if worker is not None:
                 worker.conn = message.conn
         if worker is not None:
-            worker.pulse.heard(self._clock())
+            worker.pulse.note_answer(self._clock())
             self._names.worker_came(serial, message.conn)
         return json.dumps({"words": words, "next": following, "limits": limits, "node": node, "ends": self._ends()})
 
@@ -490,7 +490,7 @@ class Supervisor:
         return json.dumps({"words": words, "next": following})
 
     async def _take_verdicts(self, message: RpcMessage) -> None:
-        """Have it decided what becomes of addresses that have done too much at a worker."""
+        """Have decided what becomes of addresses that have done too much at a worker."""
         verdicts = [overflow_of(item) for item in json.loads(message.data[0])]
         self._jobs.put(lambda: self.operating.punish(verdicts))
 
@@ -513,7 +513,7 @@ class Supervisor:
         if worker is not None:
             worker.ready = True
             self.limits = said["limits"]
-            worker.pulse.heard(self._clock())
+            worker.pulse.note_answer(self._clock())
             _log.info("worker serves", worker=worker.number, pid=worker.pid)
             self._wake()
         return "yes"

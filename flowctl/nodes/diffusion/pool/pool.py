@@ -14,7 +14,7 @@ from flowctl.errors import ConfigError
 from flowctl.nodes.diffusion.objects import short_id
 
 ZERO_TICKET = 0
-"""Before the first object."""
+"""Ticket below that of the first object."""
 
 
 class PoolEntry(Protocol):

@@ -9,10 +9,10 @@ from typing import Final
 from flowctl.errors import BrokenError, ClosedError
 
 CAPACITY_BYTES: Final = 64 * 1024
-"""What a writer may be ahead of its reader."""
+"""Octets by which a writer may be ahead of its reader."""
 
 
-class _Way:
+class _MemoryPipe:
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.pieces: deque[bytes] = deque()
@@ -36,7 +36,7 @@ class _Way:
 class MemoryStream:
     """One end of a pair; see `memory_pair`. A `Stream`."""
 
-    def __init__(self, incoming: _Way, outgoing: _Way) -> None:
+    def __init__(self, incoming: _MemoryPipe, outgoing: _MemoryPipe) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
 
@@ -82,5 +82,5 @@ class MemoryStream:
 
 def memory_pair(capacity_bytes: int = CAPACITY_BYTES) -> tuple[MemoryStream, MemoryStream]:
     """Return two ends that are connected; what is written to one is read from the other."""
-    there, back = _Way(capacity_bytes), _Way(capacity_bytes)
+    there, back = _MemoryPipe(capacity_bytes), _MemoryPipe(capacity_bytes)
     return MemoryStream(back, there), MemoryStream(there, back)

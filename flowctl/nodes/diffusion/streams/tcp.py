@@ -130,8 +130,8 @@ async def connect_stream(
     loop = asyncio.get_running_loop()
     places: list[tuple[socket.AddressFamily, Any]] = [(socket.AF_UNIX, address)]
     if not isinstance(address, str):
-        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        places = [(family, target) for family, _, _, _, target in found]
+        infos = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        places = [(family, target) for family, _, _, _, target in infos]
     for left, (family, target) in zip(range(len(places) - 1, -1, -1), places, strict=True):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:

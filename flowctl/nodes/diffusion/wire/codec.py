@@ -48,33 +48,33 @@ from flowctl.nodes.diffusion.wire.protocol import (
 )
 
 MAX_ID_BYTES: Final = 1024
-"""Longest id that can be said. How long they may be is for the policy of the side that takes them."""
+"""Longest id that the encoding allows; the policy of the receiving side may allow less."""
 
 MAX_ITEMS: Final = 4096
 """Most ids or objects in one message: 40 times what may be outstanding by default, and some milliseconds of work.
 By its bytes alone, a reply could hold 2.5 million."""
 
 MAX_OBJECT_BYTES: Final = SIZE_LIMIT_BYTES[State.OBJECTS] - 16
-"""Largest object that a reply has room for: 3 octets before its list, 5 before the object, 1 behind."""
+"""Largest object that fits in a reply: 3 octets come before its list, 5 before the object, 1 behind."""
 
 _OVERHEAD_BYTES: Final = 5
-"""Head of a byte string of 64 KiB or more."""
+"""Octets of the head of a byte string of 64 KiB or more."""
 _MAX_DEPTH: Final = 3
-"""The message, its list, and what is announced with its size."""
+"""Nesting of arrays: the message, its list, and an announcement with its size."""
 _LONGEST_ARRAY: Final = 4
 _COMPACT_BYTES: Final = 64 * 1024
-"""Octets that were used are cut off when they are so many: cutting after each message would be quadratic."""
+"""Used octets at which the buffer is cut: cutting it after each message would be quadratic."""
 _ARRAY_INDEFINITE: Final = 0x9F
 _BREAK: Final = 0xFF
 _BOOLEANS: Final = frozenset({0xF4, 0xF5})
 _WIDTHS: Final = {24: 1, 25: 2, 26: 4, 27: 8}
-_LEAST: Final = {24: 24, 25: 1 << 8, 26: 1 << 16, 27: 1 << 32}
-"""Least value that needs a head of that kind."""
+_LEAST_VALUES: Final = {24: 24, 25: 1 << 8, 26: 1 << 16, 27: 1 << 32}
+"""Least value that needs a head of each kind: a smaller one must use a shorter head."""
 
 _LENGTHS: Final = {0: 1, 1: 4, 2: 2, 3: 2, 4: 2, 5: 1, 6: 3, 7: 2}
-"""Length of a message's array, by its key."""
+"""Length of a message's array, by the message's key."""
 _LISTS: Final = frozenset({2, 3, 4})
-"""Keys of messages with a list of ids or objects."""
+"""Keys of messages that hold a list of ids or objects."""
 _ALLOWED: Final = {
     State.INIT: frozenset({0}),
     State.IDLE: frozenset({1, 3, 5, 6, 7}),
@@ -83,7 +83,7 @@ _ALLOWED: Final = {
     State.OBJECTS: frozenset({4}),
     State.DONE: frozenset[int](),
 }
-"""Keys that a state allows."""
+"""Keys of the messages that each state allows."""
 
 
 def encode(message: Message) -> bytes:
@@ -213,7 +213,7 @@ class Decoder:
                 yield from self._need(position + width, limit)
                 value = int.from_bytes(self._buffer[position : position + width], "big")
                 position += width
-                if value < _LEAST[kind]:
+                if value < _LEAST_VALUES[kind]:
                     raise _malformed(f"the value {value} is not in its shortest form")
             if major == 2 and kind < 28:
                 yield from self._need(position + value, limit)

@@ -140,7 +140,7 @@ SIZE_LIMIT_BYTES: Final = {
     State.OBJECTS: 2_500_000,
     State.DONE: 0,
 }
-"""Largest message, in bytes, that is taken in a state (Cardano `ObjectDiffusion/Codec.hs`)."""
+"""Largest message, in bytes, that is accepted in each state (Cardano `ObjectDiffusion/Codec.hs`)."""
 
 TIME_LIMIT_S: Final = {
     State.INIT: 10.0,
@@ -150,11 +150,11 @@ TIME_LIMIT_S: Final = {
     State.OBJECTS: 10.0,
     State.DONE: None,
 }
-"""How long the side with agency may take, in seconds (same source, but for Init, which is a client's first word: what
-connects and is none would keep its place for ever). None: for ever, its connection being alive."""
+"""Time that the side with agency has in each state, in seconds (same source, but for Init, the client's first word: a
+connection that never speaks would keep its place for ever). None: no limit while the connection is alive."""
 
 MAX_COUNT: Final = 0xFFFF
-"""Counts are 16 bits wide."""
+"""Largest count, whose field is 16 bits wide."""
 
 _KINDS: Final = {
     Init: Input.INIT,

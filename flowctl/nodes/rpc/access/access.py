@@ -14,7 +14,7 @@ from flowctl.nodes.rpc.wire.frames import FORBIDDEN, FORBIDDEN_SN, NO_REPLY_TAG,
 from flowctl.wire.zeromq.keytext import KEY_BYTES
 
 _KEY_ROUTE: Final = b"L"
-"""First octet of a routing id that is a public key: one that begins with a zero, as a key may, is ZeroMQ's own."""
+"""First octet of a routing id that is a public key: ids that begin with a zero, as a key may, are ZeroMQ's own."""
 
 
 class AuthLevel(enum.IntEnum):
@@ -28,7 +28,7 @@ class AuthLevel(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a category asks of its callers.
+    """What a category requires of its callers.
 
     Args:
         auth: least level of the connection.
@@ -51,7 +51,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """What is known of the other end of a connection, from its connection and not from what it says in messages."""
+    """What is known of a peer from its connection, and not from what it says in messages."""
 
     pubkey: bytes = b""  #: x25519 key that it has proven to hold, 32 octets; empty: none
     auth: AuthLevel = AuthLevel.NONE

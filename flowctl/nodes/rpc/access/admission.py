@@ -20,16 +20,16 @@ from flowctl.nodes.rpc.access.access import AuthLevel, ServiceNodes
 from flowctl.wire.zeromq.zap import ZapRefusal, ZapRequest
 
 AUTH_PROPERTY: Final = "X-AuthLevel"
-"""Metadata: the access level, by the name that OxenMQ gives it."""
+"""Metadata property with the access level, by the name that OxenMQ gives it."""
 CONNECTION_PROPERTY: Final = "X-Connection"
-"""Metadata: the number of the connection."""
+"""Metadata property with the number of the connection."""
 
 NEW_PER_ADDRESS_AND_S: Final = 200.0
-"""Connections that one address may open in the long run: a crowd behind one address is not kept out, a flood is."""
+"""Connections a second that one address may open in the long run: enough for many users, not for a flood."""
 BURST_PER_ADDRESS: Final = 4_096
-"""Connections that one address may open at once: every peer of a restarted server comes back within a moment."""
+"""Connections that one address may open at once: all peers of a restarted server come back within a moment."""
 MOST_ADDRESSES: Final = 65_536
-"""Addresses whose rate is remembered; beyond it those seen longest ago are forgotten."""
+"""Addresses whose rate is remembered; beyond it, those seen longest ago are forgotten."""
 
 #: Decides on a connection, given its address, its public key (empty: none) and whether that is an active service node:
 #: what it may call; None or `AuthLevel.DENIED`: it is not let in. Runs on the node's thread and must not wait.
@@ -37,7 +37,7 @@ Allow: TypeAlias = Callable[[str, bytes, bool], AuthLevel | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Door:
+class _ListenerDoor:
     curve: bool
     allow: Allow
 
@@ -77,7 +77,7 @@ class RpcAdmission:
     _service_nodes: ServiceNodes
     _clock: Callable[[], float]
     too_many_count: int = 0  #: connections put off since their address opened too many
-    _doors: dict[int, _Door] = field(default_factory=dict)
+    _doors: dict[int, _ListenerDoor] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _rates: AddressRates = field(default_factory=lambda: AddressRates(NEW_PER_ADDRESS_AND_S, BURST_PER_ADDRESS))
 
@@ -88,7 +88,7 @@ class RpcAdmission:
                 f"allow is {short(repr(allow))}, it must be an AuthLevel, or a function that returns one",
                 hint="AuthLevel.NONE lets everybody in, to call what asks for no level",
             )
-        self._doors[listener] = _Door(curve, (lambda *_: allow) if isinstance(allow, AuthLevel) else allow)
+        self._doors[listener] = _ListenerDoor(curve, (lambda *_: allow) if isinstance(allow, AuthLevel) else allow)
 
     def close(self, listener: int) -> None:
         self._doors.pop(listener, None)
@@ -106,7 +106,7 @@ class RpcAdmission:
         return {AUTH_PROPERTY: level.name.lower(), CONNECTION_PROPERTY: str(next(self._numbers))}
 
     def decide_inproc(self, listener: int) -> AuthLevel | None:
-        """Return the level of a peer within the process, whom ZeroMQ asks nobody about. None: it is not let in."""
+        """Return the level of a peer of this process, about which ZeroMQ does not ask. None: it is refused."""
         door = self._doors.get(listener)
         return None if door is None else _checked(door.allow("", b"", False))
 

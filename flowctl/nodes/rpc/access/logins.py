@@ -28,29 +28,29 @@ from flowctl.pollgroup import PollGroup
 
 MOST_USER_BYTES: Final = 128
 MOST_PASSWORD_BYTES: Final = 1024
-"""Of a login; what is longer is wrong, whatever it is."""
+"""Longest password of a login; a longer one is wrong without being checked."""
 SALT_BYTES: Final = 16
 HASH_BYTES: Final = 32
 
 TRIES_PER_CONNECTION: Final = 5
-"""Wrong passwords of one connection; then it is refused unheard, until it dials again."""
+"""Wrong passwords of one connection; after them its logins are refused unchecked, until it dials again."""
 TRIES_PER_ADDRESS_AND_S: Final = 0.2
-"""Tries of one address in the long run: 17,000 a day, of which no password of eight letters is found."""
+"""Tries a second of one address in the long run: 17,000 a day find no password of eight letters."""
 BURST_PER_ADDRESS: Final = 20
-"""Tries of one address at once: people behind one address who come to work."""
+"""Tries of one address at once: many users behind one address may start work at the same time."""
 MOST_WAITING: Final = 32
-"""Logins that wait for the thread: some seconds of work."""
+"""Logins that may wait for the thread: some seconds of work."""
 MOST_WAITING_PER_ADDRESS: Final = 8
-"""Of these, from one address: a flood from one leaves the others their places."""
+"""Logins of one address that may wait: a flood from one address leaves places for the others."""
 _MOST_CONNECTIONS: Final = 65_536
-"""Connections whose wrong tries are remembered; beyond it those that failed longest ago are forgotten."""
+"""Connections whose wrong tries are remembered; beyond it, those that failed longest ago are forgotten."""
 
 _STORED: Final = re.compile(r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]{22})\$([A-Za-z0-9+/]{43})")
 _MOST_MEMORY_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class HashCost:
     """What a hash costs (RFC 7914): time and memory grow with `log_n` and `r`, time alone with `p`.
 
     Args:
@@ -76,7 +76,7 @@ class Cost:
         )
 
 
-DEFAULT_COST: Final = Cost()
+DEFAULT_COST: Final = HashCost()
 """16 MiB and 0.2 s: one of the settings that OWASP's password storage cheat sheet names for scrypt."""
 
 
@@ -87,12 +87,12 @@ class PasswordHash:
     As text it has the form ``$scrypt$ln=14,r=8,p=5$SALT$HASH``, salt and hash in base64 without padding.
     """
 
-    cost: Cost
+    cost: HashCost
     salt: bytes = field(repr=False)
     hash: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, password: str, cost: Cost = DEFAULT_COST) -> Self:
+    def of(cls, password: str, cost: HashCost = DEFAULT_COST) -> Self:
         """Return the hash of a password, with a salt of its own; takes as long as a login."""
         octets = password.encode("utf-8", "surrogatepass")
         if not 1 <= len(octets) <= MOST_PASSWORD_BYTES:
@@ -104,14 +104,14 @@ class PasswordHash:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        found = _STORED.fullmatch(text)
-        if found is None:
+        match = _STORED.fullmatch(text)
+        if match is None:
             raise ConfigError(
                 f"a text of {len(text)} letters is no stored password",
                 hint="it looks like $scrypt$ln=14,r=8,p=5$...$...",
             )
-        cost = Cost(*map(int, found.groups()[:3]))
-        return cls(cost, base64.b64decode(found[4] + "=="), base64.b64decode(found[5] + "="))
+        cost = HashCost(*map(int, match.groups()[:3]))
+        return cls(cost, base64.b64decode(match[4] + "=="), base64.b64decode(match[5] + "="))
 
     def text(self) -> str:
         salt, octets = (base64.b64encode(part).decode().rstrip("=") for part in (self.salt, self.hash))

@@ -18,13 +18,13 @@ R = TypeVar("R")
 
 
 class NodeThread(enum.Enum):
-    """In the place of a tagged thread: the node's own thread, for what is done in a moment and never waits."""
+    """Stands for the node's own thread where a tagged thread could be given: for short jobs that never wait."""
 
     NODE = "node"
 
 
 NODE_THREAD: Final = NodeThread.NODE
-"""OxenMQ's ``run_in_proxy``."""
+"""The one `NodeThread`, as OxenMQ's ``run_in_proxy``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class TaggedThread:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class JobResult(Generic[R]):
-    """What a job came to."""
+    """The outcome of a job."""
 
     _value: R | None
     error: BaseException | None  #: what it raised; None if it returned
@@ -133,7 +133,7 @@ class Batch(Generic[R]):
 
     @property
     def has_completion(self) -> bool:
-        """Whether anybody wants the results."""
+        """Whether a completion was set."""
         return self._completion is not None
 
     def ended(self, index: int, value: R | None, error: BaseException | None) -> bool:

@@ -20,7 +20,7 @@ def begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None])
 
     It has a copy of the context, as a task has. Where a task runs already, it steps aside meanwhile.
     """
-    stand_in = _Begun()
+    stand_in = _TaskStandIn()
     task = cast("asyncio.Task[None]", stand_in)
     context = copy_context()
     before = asyncio.current_task(loop)
@@ -35,10 +35,10 @@ def begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None])
         _leave_task(loop, task)
         if before is not None:
             _enter_task(loop, before)
-    return stand_in.become(loop.create_task(_Rest(coroutine, waits_for), context=context))
+    return stand_in.become(loop.create_task(_StartedCoroutine(coroutine, waits_for), context=context))
 
 
-class _Rest(Coroutine[Any, Any, None]):
+class _StartedCoroutine(Coroutine[Any, Any, None]):
     """What is left of a coroutine that has begun: it waits for something already.
 
     A class and not a coroutine around it, because it has to be cancelled where it waits, even before the first step of
@@ -71,7 +71,7 @@ class _Rest(Coroutine[Any, Any, None]):
         raise TypeError("only a task goes on with a coroutine that has begun")
 
 
-class _Begun:
+class _TaskStandIn:
     """Stands for the task that a coroutine may become."""
 
     __slots__ = ("__weakref__", "_cancelled_count", "_task")

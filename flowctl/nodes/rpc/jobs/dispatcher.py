@@ -42,29 +42,29 @@ from flowctl.nodes.rpc.jobs.workers import Workers
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 
 MOST_JOBS: Final = 1_000_000
-"""Jobs of the program's own (batches, single ones, injected tasks) that have not ended: some 400 MB. A program that
-submits more than it can do would otherwise take all memory before anybody notices."""
+"""Unended jobs of the program's own (batches, single ones, injected tasks): some 400 MB. A program that submits more
+than it can do would otherwise use up the memory unnoticed."""
 
 MOST_TIMERS: Final = 100_000
-"""Timers of a node, each some 500 octets: more are a leak."""
+"""Timers of a node, each some 500 octets: a program that needs more probably leaks them."""
 
 MOST_TAGGED: Final = 1024
 """Tagged threads of a node: each is a thread of the system with its stack."""
 
 JOBS_PER_TURN: Final = 512
-"""Jobs taken in one turn of the loop: some 2 ms of work."""
+"""Jobs accepted in one turn of the loop: some 2 ms of work."""
 
 FULL_REPORT_S: Final = 10.0
-"""That commands of a category are dropped is reported this often at most: a flood must not flood the log too."""
+"""Time between two reports that commands of a category are dropped: a flood must not fill the log too."""
 
 EXPIRY_S: Final = 0.25
-"""How often queues are looked through for what is late, while they may hold such: OxenMQ's interval for connections."""
+"""Time between two searches of the queues for expired jobs, if they may hold any: OxenMQ's for connections."""
 
 SHORTEST_S: Final = 0.001
-"""The shortest interval, the resolution of the loop's own timers."""
+"""Shortest interval of a timer: the resolution of the loop's own timers."""
 
 LONGEST_S: Final = 366 * 86_400.0
-"""The longest interval, a year: no loop takes any number."""
+"""Longest interval of a timer, a year: a loop does not accept any number."""
 
 TimerID = NewType("TimerID", int)
 """Names a timer of one node; never used again."""

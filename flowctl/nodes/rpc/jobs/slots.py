@@ -40,16 +40,16 @@ from typing import Any, Final
 from flowctl.errors import ClosedError, ConfigError, InternalError
 
 DEFAULT_MAX_QUEUE: Final = 200
-"""Commands of one category that wait, as in OxenMQ."""
+"""Commands of one category that may wait, as in OxenMQ."""
 
 MOST_RESERVED: Final = 1024
-"""Threads that one lane may reserve, and general ones: each is a thread of the system with its stack."""
+"""Threads that one lane may reserve, and general threads: each is a thread of the system with its stack."""
 
 MOST_WAITING_BYTES: Final = 256 * 1024 * 1024
-"""Octets of all messages that wait in bounded lanes: 200 in each of many categories, of 1 MiB each, are too much."""
+"""Octets of all messages that wait in bounded lanes: 200 of 1 MiB in each of many categories are too much."""
 
 MOST_IN_LINE: Final = 4
-"""Of one sender. Each that a flood has in the line is one that others wait for: with 16, the 99th percentile of others'
+"""Jobs of one sender in line. Each one of a flood is one that others wait for: with 16, the 99th percentile of others'
 calls of plain functions was twice that with 4, and with 1 half of it; but then the order of arrival means nothing."""
 
 
@@ -247,7 +247,7 @@ class Slots:
         if lane.kind is not LaneKind.TAGGED:
             self.active -= 1
         jobs: list[WorkerJob] = []
-        while (job := self._head(lane)) is not None:
+        while (job := self._next_job(lane)) is not None:
             if job.deadline <= now:
                 self._forget_late(job)
             else:
@@ -303,7 +303,7 @@ class Slots:
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
-    def _head(self, freed: CategoryLane) -> WorkerJob | None:
+    def _next_job(self, freed: CategoryLane) -> WorkerJob | None:
         """Return the next to start after a job of `freed` has ended; it waits still."""
         if self.active < self.general and freed.kind is not LaneKind.TAGGED:
             for queue in (self.batch.waiting, self.reply.waiting, self._commands):

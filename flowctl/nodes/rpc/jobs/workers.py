@@ -29,7 +29,7 @@ from flowctl.nodes.rpc.jobs.slots import WorkerJob
 from flowctl.nodes.rpc.nodecalls import NodeCalls
 
 OUTCOMES_PER_TURN: Final = 256
-"""Outcomes taken in one turn of the loop: some 2 ms of work, as for messages of a socket."""
+"""Outcomes handled in one turn of the loop: some 2 ms of work, as for messages of a socket."""
 
 
 @dataclass(eq=False)

@@ -11,14 +11,14 @@ import zmq
 
 from flowctl.core.outcomes.backoff import Backoff, Redial
 from flowctl.nodes.rpc.access.access import PeerIdentity
-from flowctl.nodes.rpc.peers.peer import ConnectionID, Monitor, RpcPeer
+from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer, SocketMonitor
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.nodes.rpc.wire.frames import HI
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.socket import ZmqSocket
 
-_REDIAL: Final = Backoff(first_s=0.25, most_s=5.0, jitter=0.0)
-"""How long after its end a connection that ZeroMQ has given up is connected again."""
+_REDIAL_BACKOFF: Final = Backoff(first_s=0.25, most_s=5.0, jitter=0.0)
+"""Pause before a connection that ZeroMQ has given up is connected again."""
 
 _EVENTS: Final = (
     zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED
@@ -26,8 +26,8 @@ _EVENTS: Final = (
 
 
 @dataclass(eq=False)
-class Dialled:
-    """A DEALER; all methods on the node's thread.
+class DialledConnection:
+    """A DEALER socket that dials one listener; all methods on the node's thread.
 
     ZeroMQ connects it again when its connection is lost, but not when the other end has broken the protocol, as with a
     message over the limit: then we do. It says HI each time, so that the listener knows its route before anything else
@@ -48,15 +48,15 @@ class Dialled:
     _comes_again: bool = True  #: ZeroMQ has tried to connect since the connection ended
 
     def __post_init__(self, raw: zmq.Socket[bytes], conn: ConnectionID, identity: PeerIdentity) -> None:
-        self._redials = Redial(_REDIAL, tries=1)
+        self._redials = Redial(_REDIAL_BACKOFF, tries=1)
         socket = ZmqSocket(self._group, raw, self._message)
         self.peer = RpcPeer(conn, socket, identity)
-        self._monitor = Monitor(self._group, raw, self._happened, _EVENTS)
+        self._monitor = SocketMonitor(self._group, raw, self._happened, _EVENTS)
         socket.start()
         self._said_hi = self._say_hi()
 
-    def answered(self) -> Callable[[ConnectionID], object] | None:
-        """Note that the listener has answered; return whom to tell, the first time."""
+    def note_answered(self) -> Callable[[ConnectionID], object] | None:
+        """Note that the listener has answered; return the callbacks to call, the first time."""
         self._redials.tries = 1
         if self.ready:
             return None
@@ -64,7 +64,7 @@ class Dialled:
         return self._ready
 
     def close(self, linger_s: float) -> Callable[[ConnectionID, str], object] | None:
-        """Close it; return whom to tell, if it was never answered."""
+        """Close the socket; return the callbacks to call, if it was never answered."""
         self._monitor.close()
         self.peer.socket.close(linger_s)
         return None if self.ready else self._failed

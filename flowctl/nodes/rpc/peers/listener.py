@@ -22,14 +22,14 @@ import zmq
 from flowctl.errors import InternalError
 from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, is_claimed
 from flowctl.nodes.rpc.access.admission import AUTH_PROPERTY, CONNECTION_PROPERTY
-from flowctl.nodes.rpc.peers.peer import ConnectionID, Monitor, RpcPeer
+from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer, SocketMonitor
 from flowctl.nodes.rpc.wire.frames import BYE
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.socket import ZmqSocket
 from flowctl.wire.zeromq.zap import plain_address
 
 MOST_PEERS: Final = 100_000
-"""Peers of one listener; each is some 700 octets here, and more at ZeroMQ. What others send is not heard."""
+"""Peers of one listener; each takes some 700 octets here, and more in ZeroMQ. Messages of further ones are ignored."""
 
 _SOURCE: Final = int(zmq.SRCFD)
 _LEVELS: Final = {level.name.lower(): level for level in AuthLevel}
@@ -68,7 +68,7 @@ class RpcListener:
         #: Bound within the process, where no end of a connection is told: BYE says it.
         self.is_inproc = self._admit_inproc is not None
         self.socket = ZmqSocket(group, raw, self._message)
-        self._monitor = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
+        self._monitor = SocketMonitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
         self.socket.start()
 
     def __len__(self) -> int:

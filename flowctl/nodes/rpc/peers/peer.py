@@ -20,20 +20,20 @@ from flowctl.pollgroup import PollGroup
 from flowctl.wire.zeromq.socket import ZmqSocket
 
 LOOK_BYTES: Final = 1 << 20
-"""Octets after which it is looked whether a peer reads: less costs more looks, of a microsecond or two."""
+"""Octets sent to a peer between two checks whether it reads: fewer mean more checks, of a microsecond or two."""
 MOST_UNREAD_BYTES: Final = 16 << 20
-"""Octets that wait for one peer, beyond what the system holds for it."""
+"""Octets that may wait for one peer, beyond what the system holds for it."""
 
 MAX_PART_BYTES: Final = 1 << 20
-"""Octets of one part of a message: a peer that sends more is disconnected, as by OxenMQ."""
+"""Size of one part of a message at most: a peer that sends more is disconnected, as by OxenMQ."""
 CURVE_BYTES: Final = 33
-"""Of them, what encryption adds: ``MESSAGE`` and its length, a nonce of 8, flags, and an authenticator of 16."""
+"""Octets of a part that encryption adds: ``MESSAGE`` and its length, a nonce of 8, flags, an authenticator of 16."""
 
 _EVENT: Final = Struct("=Hi")
 _MONITORS: Final = count()
 
 SERVICE_NODE: Final = -1
-"""`ConnectionID.id` of a service node that is meant by its key, over whatever connection there is."""
+"""`ConnectionID.id` of a service node that is meant by its key, over any connection to it."""
 SEND_KEEP_ALIVE_S: Final = 30.0
 CONNECT_KEEP_ALIVE_S: Final = 300.0
 
@@ -56,7 +56,7 @@ class Reach:
 
 
 ANY_WAY: Final = Reach()
-"""Over what there is, or a new connection."""
+"""Over an existing connection, or a new one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +206,7 @@ class RpcPeer:
         self.socket.send([route, *frames] if route else frames)
 
     def _look(self) -> None:
-        """Find out whether the peer reads.
+        """Check whether the peer reads.
 
         What waits for it at ZeroMQ is not told. But while the system takes more for its connection, nothing waits long:
         what counts is what was sent since that was last so.
@@ -224,14 +224,14 @@ class RpcPeer:
 
 
 def takes_more(descriptor: int) -> bool:
-    """Return whether the system takes more for a connection. A descriptor that is none any more takes anything."""
+    """Return whether the system accepts more octets for a connection. A closed descriptor accepts anything."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(0))
 
 
-class Monitor:
-    """Tells of events of a socket, in their order; on the group's thread.
+class SocketMonitor:
+    """Reports the events of a socket, in their order; on the group's thread.
 
     ZeroMQ writes an event before anything that follows from it: before the number of a descriptor is free for another
     connection, the end of the one that had it can be read here.

@@ -29,7 +29,7 @@ from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity, ServiceNodes, key_route
 from flowctl.nodes.rpc.access.admission import Allow, RpcAdmission
 from flowctl.nodes.rpc.nodecalls import NodeCalls
-from flowctl.nodes.rpc.peers.dialled import Dialled
+from flowctl.nodes.rpc.peers.dialled import DialledConnection
 from flowctl.nodes.rpc.peers.listener import RpcListener
 from flowctl.nodes.rpc.peers.peer import ANY_WAY, MAX_PART_BYTES, SERVICE_NODE, ConnectionID, Reach, RpcPeer
 from flowctl.nodes.rpc.wire import frames as wire
@@ -43,14 +43,14 @@ _log: Final = logging.getLogger("flowctl.rpc")
 
 CONNECT_TIMEOUT_S: Final = 10.0
 SN_CHECK_S: Final = 0.25
-"""How often idle connections to service nodes are looked for: OxenMQ's CONN_CHECK_INTERVAL."""
+"""Time between two searches for idle connections to service nodes: OxenMQ's CONN_CHECK_INTERVAL."""
 DEAD_AFTER_S: Final = 30
-"""When a peer counts as dead whose system does not answer: as long as the heartbeats of OxenMQ wait."""
+"""Time without an answer of its system after which a peer counts as dead: as long as OxenMQ's heartbeats wait."""
 HANDSHAKE_MS: Final = 10_000
 RECONNECT_MS: Final = (250, 5_000)
 LINGER_S: Final = 5.0
-SELF: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
-"""Where a node listens for itself, in its own context of ZeroMQ: nobody else can connect to there."""
+SELF_ADDRESS: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
+"""Address at which a node listens for itself, in its own context of ZeroMQ: no other program can connect to it."""
 NO_CONNECTION: Final = wire.DISCONNECTED
 
 Ready: TypeAlias = Callable[[ConnectionID], object]
@@ -59,7 +59,7 @@ _Raw: TypeAlias = "zmq.Socket[bytes]"
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _KeptConnection:
     peer: RpcPeer
     keep_alive_s: float
     active_at: float
@@ -72,7 +72,7 @@ class OutgoingConnections:
     _incoming: Callable[[bytes], RpcPeer | None]
     _lookup: Callable[[bytes], str]
     _dial: Callable[[bytes, str], RpcPeer | None]
-    _kept: dict[bytes, _Kept] = field(default_factory=dict)
+    _kept: dict[bytes, _KeptConnection] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -93,7 +93,7 @@ class OutgoingConnections:
         address = reach.hint or self._lookup(pubkey)
         peer = self._dial(pubkey, address) if address else None
         if peer is not None:
-            self._kept[pubkey] = _Kept(peer, reach.keep_alive_s, now)
+            self._kept[pubkey] = _KeptConnection(peer, reach.keep_alive_s, now)
         return peer
 
     def get(self, pubkey: bytes) -> RpcPeer | None:
@@ -151,7 +151,7 @@ class Reaching:
         self.service_nodes: Final = ServiceNodes()
         self.admission: Final = RpcAdmission(self.service_nodes, clock)
         self.listeners: Final[dict[int, RpcListener]] = {}
-        self.dialled: Final[dict[int, Dialled]] = {}
+        self.dialled: Final[dict[int, DialledConnection]] = {}
         self.outgoing: Final = OutgoingConnections(self._sn_incoming, self._sn_address, self._sn_dial)
         self._sn_checking = False  # whether a timer for idle ones is set
         self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
@@ -195,7 +195,7 @@ class Reaching:
     def listen(
         self, address: str, allow: AuthLevel | Allow, on_bind: Callable[[bool], object] | None, *, curve: bool
     ) -> str:
-        """Bind a socket, and let in those whom `allow` lets in; return the address that was bound."""
+        """Bind a socket, and admit the peers that `allow` accepts; return the address that was bound."""
         check_port(address)
         number = next(self._ids)
         # Before it is bound: the first connection may come before the next line. One item of a dict is set at once.
@@ -234,23 +234,23 @@ class Reaching:
         return conn
 
     def forget_service_nodes(self, gone: frozenset[bytes]) -> None:
-        """Close the connections that we opened to those who are no service nodes any more."""
+        """Close the connections that we opened to nodes that are no service nodes any more."""
         if gone and self._calls.started:
             self._calls.do(self._sn_close, lambda: self.outgoing.take(gone))
 
     # --- sending -------------------------------------------------------------------------------------------------
 
     def find(self, conn: ConnectionID) -> RpcPeer | None:
-        """Return the peer that is meant, over a new connection if need be; None: there is no such connection."""
+        """Return the peer, over a new connection if need be; None: there is no such connection."""
         if conn.id == SERVICE_NODE:
             return self.outgoing.find(conn.pubkey, conn.reach, self._clock())
-        peer = self._there(conn)
+        peer = self._connected_peer(conn)
         if peer is None and (conn.service_node or (conn.route and conn.pubkey in self.service_nodes)):
             # Strong: by whatever connection there is, or a new one.
             peer = self.outgoing.find(conn.pubkey, ANY_WAY, self._clock())
         return peer
 
-    def _there(self, conn: ConnectionID) -> RpcPeer | None:
+    def _connected_peer(self, conn: ConnectionID) -> RpcPeer | None:
         """Return the peer that is meant, if it is connected; no connection is opened, and none stands for another."""
         if conn.id == SERVICE_NODE:
             peer = None if conn.reach.incoming else self.outgoing.get(conn.pubkey)
@@ -289,7 +289,7 @@ class Reaching:
 
     def received_hello(self, peer: RpcPeer) -> None:
         dialled = self.dialled.get(peer.conn.id)
-        ready = None if dialled is None else dialled.answered()
+        ready = None if dialled is None else dialled.note_answered()
         if ready is not None:
             self._calls.make(ready, peer.conn)
 
@@ -300,8 +300,8 @@ class Reaching:
         elif (listener := self.listeners.get(peer.conn.id)) is not None and listener.is_inproc:
             self.forget(peer, wire.DISCONNECTED)
 
-    def hang_up(self, dialled: Dialled, why: str, *, code: bytes, linger_s: float = 0.0) -> None:
-        """Close a connection that we opened; tell who waits for it, or because of it."""
+    def hang_up(self, dialled: DialledConnection, why: str, *, code: bytes, linger_s: float = 0.0) -> None:
+        """Close a connection that we opened, and report its end to all callers that wait for it."""
         peer = dialled.peer
         if self.dialled.pop(peer.conn.id, None) is None:
             return
@@ -314,7 +314,7 @@ class Reaching:
         if failed is not None:
             self._calls.make(failed, peer.conn, why)
 
-    def _not_answered(self, dialled: Dialled) -> None:
+    def _not_answered(self, dialled: DialledConnection) -> None:
         if not dialled.ready:
             self.hang_up(dialled, "connection attempt timed out", code=wire.DISCONNECTED)
 
@@ -326,7 +326,7 @@ class Reaching:
             self._give_up(peer, wire.DISCONNECTED)
 
     def disconnect(self, conn: ConnectionID, linger_s: float) -> None:
-        peer = self._there(conn)
+        peer = self._connected_peer(conn)
         dialled = None if peer is None else self.dialled.get(peer.conn.id)
         if dialled is not None:
             self.hang_up(dialled, "disconnected", code=wire.DISCONNECTED, linger_s=linger_s)
@@ -363,7 +363,7 @@ class Reaching:
     def _new_socket(self, kind: int, address: str) -> _Raw:
         if self._destroying.locked():
             raise ClosedError("the node was stopped")
-        shared = _is_inproc(address) and address != SELF.zmq_address
+        shared = _is_inproc(address) and address != SELF_ADDRESS.zmq_address
         raw = (shared_context() if shared else self._context).socket(kind)
         raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
         raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
@@ -391,9 +391,9 @@ class Reaching:
         if self._calls.stopping:
             failed(conn, "the node was stopped")
             return
-        if address is SELF and not self._listens_to_itself:
+        if address is SELF_ADDRESS and not self._listens_to_itself:
             self._listens_to_itself = True
-            self.listen(SELF.zmq_address, AuthLevel.ADMIN, None, curve=False)
+            self.listen(SELF_ADDRESS.zmq_address, AuthLevel.ADMIN, None, curve=False)
         raw = self._new_socket(zmq.DEALER, address.zmq_address)
         if address.pubkey:
             dial_curve(raw, self._keys, address.pubkey)
@@ -413,7 +413,7 @@ class Reaching:
             return
         identity, group = PeerIdentity(address.pubkey, auth), self._calls.group
         told = ready, failed, self._received, self._lost
-        dialled = self.dialled[conn.id] = Dialled(group, raw, conn, address, identity, *told)
+        dialled = self.dialled[conn.id] = DialledConnection(group, raw, conn, address, identity, *told)
         self._calls.group.call_later(timeout_s, self._not_answered, dialled)
 
     # --- service nodes -------------------------------------------------------------------------------------------
@@ -425,8 +425,8 @@ class Reaching:
                 self.hang_up(dialled, "not needed any more", code=wire.DISCONNECTED, linger_s=LINGER_S)
 
     def _sn_incoming(self, pubkey: bytes) -> RpcPeer | None:
-        found = (listener.by_pubkey.get(pubkey) for listener in self.listeners.values())
-        return next((peer for peer in found if peer is not None), None)
+        peers = (listener.by_pubkey.get(pubkey) for listener in self.listeners.values())
+        return next((peer for peer in peers if peer is not None), None)
 
     def _sn_address(self, pubkey: bytes) -> str:
         if self._sn_lookup is None:

@@ -22,13 +22,13 @@ from flowctl.errors import ConfigError
 from flowctl.wire.zeromq.keytext import KEY_BYTES, LETTERS, KeyEncoding, decode_key, encode_key
 
 MOST_CHARS: Final = 512
-"""Of an address: a host name has 253 at most, a key 64."""
+"""Longest address: a host name has 253 characters at most, a key 64."""
 MOST_HOST_CHARS: Final = 253
-"""Of a host name (RFC 1035, 2.3.4)."""
+"""Longest host name (RFC 1035, 2.3.4)."""
 MOST_PATH_BYTES: Final = 107
-"""Of the path of a unix socket: ``sun_path`` has 108, one of them for the end (unix(7))."""
+"""Longest path of a Unix socket: ``sun_path`` has 108 octets, one of them for the end (unix(7))."""
 MOST_NAME_BYTES: Final = 255
-"""Of an inproc name: ZeroMQ takes any, but this is what its manual promises."""
+"""Longest inproc name: ZeroMQ accepts any, but its manual promises this."""
 
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._\-]*[A-Za-z0-9._])?")
 _IPV6: Final = re.compile(r"[:.0-9a-fA-F]+")

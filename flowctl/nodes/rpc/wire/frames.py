@@ -69,14 +69,14 @@ MAX_COMMAND_BYTES: Final = 200
 MAX_NAME_BYTES: Final = MAX_CATEGORY_BYTES + 1 + MAX_COMMAND_BYTES
 
 MOST_CREDIT: Final = 1 << 20
-"""Most items that one `CREDIT` adds: a number of more digits is not even read."""
+"""Items that one `CREDIT` may add: a number of more digits is not even read."""
 
 TAG_BYTES: Final = 15
 MOST_TAG_CREDIT: Final = 255
-NUMBERS: Final = 1 << 48
-"""Requests are numbered modulo this."""
+NUMBER_MODULUS: Final = 1 << 48
+"""Modulus of the numbers of requests."""
 LONGEST_MS: Final = 0xFFFFFFFF
-"""Seven weeks; a longer deadline travels as this one."""
+"""Longest deadline that travels, seven weeks; a longer one travels as this one."""
 
 _CREDIT_DIGITS: Final = len(str(MOST_CREDIT))
 _TAG_BODY: Final = Struct(">HIBI")

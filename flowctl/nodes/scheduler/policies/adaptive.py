@@ -1,10 +1,10 @@
 """How many channels a peer should have: more while it answers as fast as when idle, fewer when it does not (pure).
 
-Theory of operation. Answers are looked at in *rounds* of at least `LEAST_ROUND`. A round whose mean latency is within
-`tolerance` of the baseline, and in which all channels were in use at once, earns channels: twice as many until the
-first cut, then the square root more. One beyond it loses as many as its latency says (the *gradient*), at most half; a
-message that fails loses half. So a peer that works on c messages at a time settles near ``tolerance * c``: always busy,
-its queue short. Sources: Netflix concurrency-limits (Gradient2), TCP Vegas.
+Theory of operation. Answers are counted in *rounds* of at least `ROUND_ANSWERS`. A round with a mean latency
+within `tolerance` of the baseline, and in which all channels were in use at once, earns channels: twice as many until
+the first cut, then the square root more. One beyond it loses as many as its latency says (the *gradient*), at most
+half; a message that fails loses half. So a peer that works on c messages at a time settles near ``tolerance * c``:
+always busy, its queue short. Sources: Netflix concurrency-limits (Gradient2), TCP Vegas.
 
 The baseline is what the peer takes when it is not pressed. It falls by itself when answers come faster; that it has
 risen for good can only be seen with less pressure, so every `PROBE_ROUNDS` rounds one is made with half the channels,
@@ -24,12 +24,12 @@ from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policy import PeerChannels
 
-LEAST_ROUND: Final = 16
-"""Answers in a round: with latencies as uneven as they come (exponential), its mean is right to within a quarter."""
+ROUND_ANSWERS: Final = 16
+"""Answers in a round: the mean of even the most uneven latencies (exponential) is right to within a quarter."""
 PROBE_ROUNDS: Final = 32
-"""Rounds between two probes, so that those cost less than a fiftieth of the throughput."""
+"""Rounds between two probes, which then cost less than a fiftieth of the throughput."""
 _BASELINE_STEP: Final = 0.25
-"""How far a faster round draws the baseline down: all the way would make the luckiest round the rule."""
+"""Share of the way that a faster round moves the baseline down: all of it would make the luckiest round the rule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class ChannelCount:
         self._answers += 1
         self._sum_s += latency_s
         self._full = self._full or in_flight >= self.count
-        if self._answers < max(LEAST_ROUND, self.count):
+        if self._answers < max(ROUND_ANSWERS, self.count):
             return False
         mean_s = self._sum_s / self._answers
         return self._round_ended(mean_s, in_flight - 1)

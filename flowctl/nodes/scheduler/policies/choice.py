@@ -17,7 +17,7 @@ from flowctl.nodes.scheduler.policy import PeerChannels
 DECAY_S: Final = 10.0
 """Time in which the weight of old latencies falls to 1/e; Finagle's default."""
 FAILURE_S: Final = 1.0
-"""A request that failed counts as a latency of this at least: the peer that fails fastest must not be liked most."""
+"""Least latency that a failed request counts as: the peer that fails fastest must not be preferred."""
 
 _TELLING: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED})
 
@@ -80,13 +80,13 @@ class TwoChoices:
         self._now = now
         if outcome not in _TELLING:
             return  # nothing the peer did, or it will not be asked again
-        known = peer.choice_state
-        if known is None:
-            known = peer.choice_state = PeakEwma()
-        known.observe(latency_s if outcome is Outcome.RESPONSE else max(latency_s, FAILURE_S), now)
+        average = peer.choice_state
+        if average is None:
+            average = peer.choice_state = PeakEwma()
+        average.observe(latency_s if outcome is Outcome.RESPONSE else max(latency_s, FAILURE_S), now)
 
     def _cost(self, peer: PeerChannels) -> float:
-        known: PeakEwma | None = peer.choice_state
-        if known is None:  # nothing yet: to be asked once, and then no more until that has ended
+        average: PeakEwma | None = peer.choice_state
+        if average is None:  # nothing yet: to be asked once, and then no more until that has ended
             return peer.closed_count * 1e9
-        return known.fading_s(self._now) * (peer.closed_count + 1)
+        return average.fading_s(self._now) * (peer.closed_count + 1)

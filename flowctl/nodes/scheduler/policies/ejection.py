@@ -22,11 +22,12 @@ from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policy import PeerChannels
 
-_AWAY: Final = Backoff(first_s=10.0, factor=2.0, most_s=300.0, jitter=0.2)
-"""A little less at first than Envoy's 30 s, since a probe here is a single message; the most is Envoy's."""
+_EJECTION_BACKOFF: Final = Backoff(first_s=10.0, factor=2.0, most_s=300.0, jitter=0.2)
+"""Time for which a peer is ejected: at first a little less than Envoy's 30 s, since a probe here is a single message;
+the most is Envoy's."""
 
-_TELLING: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED})
-"""Outcomes that say something about the peer."""
+_HEALTH_OUTCOMES: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED})
+"""Outcomes that say something about the peer's health."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +39,7 @@ class EjectionSettings:
     #: in a window before its success rate says anything, 1 or more. gRPC's is 50, for more traffic.
     least_outcomes: int = 20
     least_success: float = 0.5  #: success rate of a window below which a peer is ejected, 0 to 1; 0: never for that
-    away: Backoff = _AWAY
+    away: Backoff = _EJECTION_BACKOFF
     most_share: float = 0.3  #: of the peers that may be ejected at a time, 0 to 1. Envoy's is 0.1, and less forgiving.
 
     def __post_init__(self) -> None:
@@ -94,7 +95,7 @@ class OutlierEjection:
 
     def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> float:
         record: _PeerHistory = peer.ejection_state
-        if record.away or outcome not in _TELLING:
+        if record.away or outcome not in _HEALTH_OUTCOMES:
             return 0.0  # away: sent before that, and judged with it
         settings = self._settings
         if now - record.since >= settings.window_s:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from flowctl.errors import ConfigError
 
 _MOST_CLASSES: Final = 1024
-"""Classes remembered, those that queued last; the name of a class may come from a peer."""
+"""Classes that are remembered, those that queued last; the name of a class may come from a peer."""
 
 
 class WeightedFair:

@@ -6,7 +6,7 @@ from typing import Final
 
 BUCKET_S: Final = 5.0
 BUCKETS: Final = 12
-"""Twelve buckets of five seconds are the last minute, to within five seconds, in constant memory."""
+"""Number of buckets, of five seconds each: the last minute, to within five seconds, in constant memory."""
 
 
 class MinuteMeter:

@@ -13,15 +13,15 @@ from flowctl.errors import ConfigError
 from flowctl.nodes.scheduler.policies.budget import RetryBudget
 
 _LEAST_S: Final = 1 / 8192
-"""Latencies below this are taken as this: nothing is decided about less than an eighth of a millisecond."""
+"""Latencies below an eighth of a millisecond count as this: no decision depends on less."""
 _PER_OCTAVE: Final = 8
-"""Buckets per doubling: a quantile is at most 9 % too high."""
+"""Buckets per doubling of the latency: a quantile is at most 9 % too high."""
 _BUCKETS: Final = 22 * _PER_OCTAVE
-"""Up to nine minutes; later ones are in the last."""
-_WINDOW: Final = 2000
-"""When so many are counted, all counts are halved: half of what is known is of the last thousand."""
-_REUSED: Final = 32
-"""A quantile found is returned for so many more latencies before it is looked for again."""
+"""Number of buckets, up to nine minutes; longer latencies are in the last one."""
+_HALVED_AT_COUNT: Final = 2000
+"""Count at which all counts are halved: the last thousand latencies have half of the weight."""
+_REUSES_PER_QUANTILE: Final = 32
+"""Further latencies for which a quantile once computed is returned, before it is computed again."""
 
 
 class LatencyQuantile:
@@ -34,14 +34,14 @@ class LatencyQuantile:
         self._counts = [0] * _BUCKETS
         self._total = 0
         self._found: float | None = None
-        self._since = _REUSED
+        self._since = _REUSES_PER_QUANTILE
 
     def observe(self, latency_s: float) -> None:
         place = int(log2(latency_s / _LEAST_S) * _PER_OCTAVE) if latency_s > _LEAST_S else 0
         self._counts[min(place, _BUCKETS - 1)] += 1
         self._total += 1
         self._since += 1
-        if self._total >= _WINDOW:
+        if self._total >= _HALVED_AT_COUNT:
             self._counts = [count // 2 for count in self._counts]
             self._total = sum(self._counts)
 
@@ -49,7 +49,7 @@ class LatencyQuantile:
         """Return the upper edge of the bucket in which the quantile is, in seconds. None: too few are known."""
         if self._total < self._least_count:
             return None
-        if self._since >= _REUSED or self._found is None:
+        if self._since >= _REUSES_PER_QUANTILE or self._found is None:
             self._found, self._since = self._look(), 0
         return self._found
 

@@ -24,13 +24,13 @@ from flowctl.nodes.scheduler.scheduler import MessageScheduler
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 30.0
-"""For all tries together; rippled's."""
+"""Timeout of all tries together; rippled's."""
 LEAST_TRY_S: Final = 1.0
 MOST_TRY_S: Final = 4.0
-"""For one try: the time left, divided among the peers that were not tried, within these; rippled's."""
+"""Upper bound of the timeout of one try: the time left, divided among the peers not tried yet; rippled's."""
 LOOK_AGAIN_S: Final = 1.0
-"""How often one that waits for an untried peer that is busy looks whether that is still there: of a peer that leaves
-no sender is told, and the others, which were tried, may stay open, so that no offer comes."""
+"""Time between two checks whether a busy, untried peer is still there: a sender does not learn that a peer has left,
+and the peers that were tried may stay open, so that it gets no offer either."""
 
 
 class Requester(Generic[T]):
@@ -89,18 +89,18 @@ class Requester(Generic[T]):
         """Ask peers that were not tried; with none of those open, keep the place or begin anew with all."""
         if self._scheduler.now() >= self._deadline:
             self._time_up()
-        wanted = 0 if self.future.done() else self._level - len(self._asked)
-        if wanted <= 0:
+        missing = 0 if self.future.done() else self._level - len(self._asked)
+        if missing <= 0:
             offer.withdraw()
             return
         tried_before = bool(self._tried)
-        wanted = self._ask(offer, wanted)
-        if wanted and not self._asked and tried_before and not self._scheduler.has_other(self._tried):
+        missing = self._ask(offer, missing)
+        if missing and not self._asked and tried_before and not self._scheduler.has_other(self._tried):
             self._tried.clear()
-            wanted = self._ask(offer, wanted)
-        if wanted and offer.sent_count:
+            missing = self._ask(offer, missing)
+        if missing and offer.sent_count:
             self._wait()  # for the others
-        elif wanted and not self._asked:
+        elif missing and not self._asked:
             self._look_later()
 
     def on_discard(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flowctl.live.cluster.segments.cutter import Cut, Cutter
+from flowctl.live.cluster.segments.cutter import CutSegment, Cutter
 from flowctl.live.cluster.segments.segment import Frame, SegmentId
 from flowctl.wire.rtmp.media.media import inspect
 
@@ -48,5 +48,5 @@ def cut(frames: Iterable[Frame], *, timeline: int = 3, stream: str = "live/cam",
     return [Written(*item.write()) for item in found + (cutter.close() if close else [])]
 
 
-def feed(cutter: Cutter, frame: Frame) -> list[Cut]:
+def feed(cutter: Cutter, frame: Frame) -> list[CutSegment]:
     return cutter.add(*frame, inspect(frame.type_id, frame.payload).message_class)

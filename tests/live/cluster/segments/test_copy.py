@@ -9,9 +9,9 @@ from segment_kit import HEADERS, cut, key, movie
 
 from flowctl.errors import BusyError
 from flowctl.live.cluster.edge.copy import DOUBT_S, ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
-from flowctl.live.cluster.edge.publications import TIMELINES
+from flowctl.live.cluster.edge.publications import MOST_TIMELINES
 from flowctl.live.cluster.segments.cutter import PART_MS
-from flowctl.live.cluster.segments.segment import BODY_BYTES, Segment, Then
+from flowctl.live.cluster.segments.segment import BODY_BYTES, Segment, Sequel
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.testing import ManualClock
 
@@ -112,7 +112,7 @@ def test_segments_when_their_frames_are_followed_are_held_and_not_fetched():
 
 
 @pytest.mark.parametrize(
-    "change", [{"count": 9}, {"size_bytes": 7}, {"next_ms": 7_000_000}, {"then": Then.END, "next_ms": 0}]
+    "change", [{"count": 9}, {"size_bytes": 7}, {"next_ms": 7_000_000}, {"then": Sequel.END, "next_ms": 0}]
 )
 def test_id_when_only_its_hash_is_true_of_what_was_followed_is_not_offered_under_it(change):
     """Whoever fetched it would find a lie, and take this node for the liar."""
@@ -137,7 +137,7 @@ def test_segments_when_the_followed_source_is_silent_are_fetched():
 def test_segments_when_the_followed_source_is_lost_are_fetched_at_once():
     """A connection that broke is no silence to wait for."""
     made, found = followed(SOURCE[:14]), cut(SOURCE)
-    made.copy.lost()
+    made.copy.lose_source()
     made.fetch(found[1])
     assert made.got() == [tuple(frame) for frame in movie(2)]
 
@@ -155,7 +155,7 @@ def test_segments_when_they_are_of_another_encoder_are_held_for_a_while_only():
 def test_source_when_another_one_is_followed_goes_on_where_it_stands(shift_ms):
     """Its server may have moved the stream on its timeline; its first picture shows by how much."""
     made = followed([frame._replace(timestamp=frame.timestamp + 50_000) for frame in SOURCE[:14]])
-    made.copy.lost()
+    made.copy.lose_source()
     made.copy.begin(made.clock())
     made.follow([frame._replace(timestamp=frame.timestamp + 50_000 + shift_ms) for frame in [*HEADERS, *movie(6)[8:]]])
     assert made.got() == [(frame.type_id, frame.timestamp + 50_000, frame.payload) for frame in movie(6)]
@@ -248,7 +248,7 @@ def test_source_when_it_falls_silent_and_others_go_on_is_overtaken():
         if made.hear(item.id):
             made.fetch(item)
     assert made.copy.overtaken(made.clock())
-    made.copy.lost()
+    made.copy.lose_source()
     assert not made.copy.overtaken(made.clock())
 
 
@@ -406,8 +406,8 @@ def test_clock_when_it_leaps_at_another_origin_costs_the_stream_nothing():
     pump(made, live[3:])
     assert made.got() == [tuple(frame) for frame in movie(7)]
     publications = made.copy._publications
-    assert len(publications._numbers) <= TIMELINES
-    assert all(len(teller.numbers) <= TIMELINES for teller in publications.tellers.values())
+    assert len(publications._numbers) <= MOST_TIMELINES
+    assert all(len(announcer.numbers) <= MOST_TIMELINES for announcer in publications.announcers.values())
 
 
 def test_publication_when_its_origin_died_gives_way_to_the_next_at_once():

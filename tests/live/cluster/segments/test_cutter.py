@@ -6,7 +6,7 @@ import pytest
 from segment_kit import AUDIO_HEADER, HEADERS, METADATA, VIDEO_HEADER, audio, cut, feed, inter, key, movie
 
 from flowctl.live.cluster.segments.cutter import Cutter, timeline_at
-from flowctl.live.cluster.segments.segment import BODY_BYTES, MESSAGES, PART_BYTES, Frame, Position, Segment, Then
+from flowctl.live.cluster.segments.segment import BODY_BYTES, MESSAGES, PART_BYTES, Frame, Position, Segment, Sequel
 
 
 def read(cuts):
@@ -64,7 +64,7 @@ def test_group_when_it_is_long_is_cut_into_parts():
         *(Position(3, 0, part) for part in range(5)),
         Position(3, 25_000, 0),
     ]
-    assert [item.id.then for item in found] == [*[Then.PART] * 4, Then.KEY, Then.END]
+    assert [item.id.then for item in found] == [*[Sequel.PART] * 4, Sequel.KEY, Sequel.END]
 
 
 def test_group_when_it_is_large_is_cut_into_parts():
@@ -96,8 +96,8 @@ def test_clock_when_it_wraps_goes_on():
 def test_clock_when_it_jumps_back_begins_another_timeline():
     found = cut([key(60_000), inter(60_040), key(100), inter(140)])
     assert [(item.id.position, item.id.then) for item in found] == [
-        (Position(3, 60_000, 0), Then.END),
-        (Position(6, 100, 0), Then.END),
+        (Position(3, 60_000, 0), Sequel.END),
+        (Position(6, 100, 0), Sequel.END),
     ]
 
 

@@ -17,7 +17,7 @@ from flowctl.live.cluster.segments.segment import (
     Position,
     Segment,
     SegmentId,
-    Then,
+    Sequel,
     decode_body,
     encode_body,
     id_of,
@@ -31,7 +31,7 @@ HEADERS = st.lists(st.tuples(TYPES, st.binary(max_size=20)), max_size=4, unique=
 STARTS = st.integers(0, 1 << 40)
 
 
-def made(start_ms: int = 7000, then: Then = Then.KEY, next_ms: int = 9000) -> tuple[SegmentId, bytes]:
+def made(start_ms: int = 7000, then: Sequel = Sequel.KEY, next_ms: int = 9000) -> tuple[SegmentId, bytes]:
     frames = [Frame(9, start_ms, b"key"), Frame(8, start_ms + 20, b"sound")]
     return segment_of("live/cam", Position(5, start_ms, 0), [(9, b"config")], frames, then, next_ms)
 
@@ -88,16 +88,16 @@ def test_body_when_it_breaks_a_rule_is_refused(body):
     assert raised.value.code == "segment"
 
 
-@pytest.mark.parametrize(("then", "next_ms"), [(Then.KEY, 9000), (Then.PART, 0), (Then.END, 0)])
+@pytest.mark.parametrize(("then", "next_ms"), [(Sequel.KEY, 9000), (Sequel.PART, 0), (Sequel.END, 0)])
 def test_id_when_written_and_read_is_what_it_was(then, next_ms):
     name, _ = made(then=then, next_ms=next_ms)
     assert SegmentId.decode(name.encode()) == name
     assert (
         name.next
         == {
-            Then.KEY: Position(5, 9000, 0),
-            Then.PART: Position(5, 7000, 1),
-            Then.END: None,
+            Sequel.KEY: Position(5, 9000, 0),
+            Sequel.PART: Position(5, 7000, 1),
+            Sequel.END: None,
         }[then]
     )
     assert len(name.encode()) <= ID_BYTES
@@ -117,7 +117,7 @@ def test_id_when_octets_are_any_is_refused_or_written_the_same_way(octets):
     "change",
     [
         {"next_ms": 7000},
-        {"then": Then.END},
+        {"then": Sequel.END},
         {"count": 0},
         {"count": MESSAGES + 1},
         {"size_bytes": BODY_BYTES + 1},

@@ -8,7 +8,7 @@ from segment_kit import HEADERS, cut, feed, movie
 
 from flowctl.live.cluster.segments.cutter import Cutter
 from flowctl.live.cluster.segments.segment import Frame, Position, Segment
-from flowctl.live.cluster.segments.splice import Begins, Gap, Splice, SplicedHeaders
+from flowctl.live.cluster.segments.splice import Gap, PublicationStart, Splice, SplicedHeaders
 
 
 def splice() -> Splice:
@@ -39,7 +39,7 @@ def test_segments_when_they_come_in_order_go_out_at_once():
     target, found = splice(), segments([*HEADERS, *movie(2)])
     target.add_segment(found[0])
     out = target.take(0.0)
-    assert out[:2] == [Begins(3), SplicedHeaders(found[0].headers)]
+    assert out[:2] == [PublicationStart(3), SplicedHeaders(found[0].headers)]
     assert frames_of(out) == list(found[0].frames)
     target.add_segment(found[1])
     assert target.take(0.0) == [SplicedHeaders(found[1].headers), *found[1].frames]
@@ -109,7 +109,7 @@ def test_publication_when_it_ends_is_followed_by_the_next_without_a_gap():
     for item in (*before, *after):
         target.add_segment(item)
     out = target.take(0.0)
-    assert [item for item in out if isinstance(item, Begins)] == [Begins(3), Begins(7)]
+    assert [item for item in out if isinstance(item, PublicationStart)] == [PublicationStart(3), PublicationStart(7)]
     assert frames_of(out) == [*movie(1), *movie(1)]
     assert target.gap_count == 0
 
@@ -132,7 +132,7 @@ def test_publication_when_its_last_segment_is_lost_gives_way_to_the_next():
     target.add_segment(after[0])
     target.take(0.0)
     out = target.take(2.0)
-    assert out[:2] == [Gap(Position(3, 1000, 0), 0, Position(7, 0, 0)), Begins(7)]
+    assert out[:2] == [Gap(Position(3, 1000, 0), 0, Position(7, 0, 0)), PublicationStart(7)]
 
 
 def test_part_when_it_differs_from_what_went_out_goes_on_by_time():

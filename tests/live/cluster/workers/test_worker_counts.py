@@ -10,14 +10,14 @@ from hypothesis import given, settings
 
 from flowctl.core.server.admission import Admission, AdmissionLimits
 from flowctl.errors import LimitExceededError
-from flowctl.live.cluster.workers.counts import REGION, WorkerCounts, clear
+from flowctl.live.cluster.workers.counts import REGION_BYTES, WorkerCounts, clear
 
 KEY = bytes(16)
 ADDRESSES = [f"203.0.113.{number}" for number in range(12)]
 
 
 def counts_of(count):
-    memory = memoryview(bytearray(count * REGION))
+    memory = memoryview(bytearray(count * REGION_BYTES))
     return [WorkerCounts(memory, own, count, KEY) for own in range(count)], memory
 
 

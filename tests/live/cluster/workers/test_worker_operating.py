@@ -17,7 +17,7 @@ from flowctl.live.bans.book import BanBook
 from flowctl.live.bans.penalties import overflow_line, overflow_of
 from flowctl.live.bans.words import Stamp, Word
 from flowctl.live.changes import Changes
-from flowctl.live.cluster.workers.operating import MOST_PAGE, Operating, behaving, carry_out, take_words
+from flowctl.live.cluster.workers.operating import MOST_PAGE_WORDS, WorkerOperations, behaving, carry_out, take_words
 from flowctl.live.judging.penalties import Offence, Overflow
 from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.message import parts_of
@@ -58,7 +58,7 @@ class Crew:
         self.lock = OwnedLock()
         self.book = BanBook()
         self.changes = Changes(lambda where, error: None)
-        self.operating = Operating(
+        self.operating = WorkerOperations(
             self,
             lambda: self.workers,
             lambda: self.expected,
@@ -212,7 +212,7 @@ def test_limits_when_set_by_command_are_for_later_workers_until_the_file_changes
 
 
 def test_words_when_there_are_more_than_a_page_are_told_once_each(crew):
-    bans = [Ban(cidr=f"10.0.{at >> 8}.{at & 255}/32", expires=None) for at in range(3 * MOST_PAGE)]
+    bans = [Ban(cidr=f"10.0.{at >> 8}.{at & 255}/32", expires=None) for at in range(3 * MOST_PAGE_WORDS)]
     crew.book.ban(bans)
     following, pages = 0, []
     while not pages or following:

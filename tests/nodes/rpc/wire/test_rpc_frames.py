@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowctl.nodes.rpc.wire import frames as wire
-from flowctl.nodes.rpc.wire.frames import LONGEST_MS, MOST_TAG_CREDIT, NUMBERS, TAG_BYTES, make_tag, read_tag
+from flowctl.nodes.rpc.wire.frames import LONGEST_MS, MOST_TAG_CREDIT, NUMBER_MODULUS, TAG_BYTES, make_tag, read_tag
 
 
 @given(
-    number=st.integers(0, NUMBERS - 1),
+    number=st.integers(0, NUMBER_MODULUS - 1),
     left_s=st.floats(0, 4_000_000),
     credit=st.integers(0, MOST_TAG_CREDIT),
 )
@@ -41,7 +41,7 @@ def test_tag_when_foreign_says_nothing(octets):
     )
 
 
-@given(st.integers(0, NUMBERS - 1), st.integers(0, TAG_BYTES * 8 - 1))
+@given(st.integers(0, NUMBER_MODULUS - 1), st.integers(0, TAG_BYTES * 8 - 1))
 def test_tag_when_one_bit_is_flipped_is_foreign(number, bit):
     tag = bytearray(make_tag(number, 15.0, 7))
     tag[bit // 8] ^= 1 << bit % 8

@@ -13,7 +13,7 @@ from policy_kit import peer_of
 
 from flowctl.core.outcomes.pending import Outcome
 from flowctl.errors import ConfigError
-from flowctl.nodes.scheduler.policies.adaptive import LEAST_ROUND, AdaptiveChannels, AdaptiveSettings, ChannelCount
+from flowctl.nodes.scheduler.policies.adaptive import ROUND_ANSWERS, AdaptiveChannels, AdaptiveSettings, ChannelCount
 
 
 def settle(count: ChannelCount, capacity: int, answers: int, service_s=lambda: 0.1) -> list[int]:
@@ -68,17 +68,17 @@ def test_channels_when_messages_fail_are_halved_once_for_those_in_flight():
 
 def test_channels_when_they_are_not_all_used_do_not_grow():
     count = ChannelCount(AdaptiveSettings(), 4)
-    for _ in range(LEAST_ROUND * 5):
+    for _ in range(ROUND_ANSWERS * 5):
         count.answered(0.1, 3)
     assert (count.count, count.reason) == (4, "start")
 
 
 def test_channels_when_they_change_say_why():
     count = ChannelCount(AdaptiveSettings(), 4)
-    for _ in range(LEAST_ROUND):
+    for _ in range(ROUND_ANSWERS):
         count.answered(0.1, 4)
     assert (count.count, count.reason, count.baseline_s) == (8, "room", pytest.approx(0.1))
-    for _ in range(LEAST_ROUND + 3):  # three were in flight at the change
+    for _ in range(ROUND_ANSWERS + 3):  # three were in flight at the change
         count.answered(0.3, 8)
     assert (count.count, count.reason) == (4, "latency")
 
@@ -90,7 +90,7 @@ def test_channels_when_outcomes_come_count_answers_and_failures_only():
     assert limits.ended(peer, Outcome.DISCONNECTED, 0.1, 1.0) == 8
     assert limits.ended(peer, Outcome.TIMEOUT, 0.1, 1.0) == 4
     assert limits.ended(peer, Outcome.REJECTED, 0.1, 1.0) == 2
-    for _ in range(LEAST_ROUND):
+    for _ in range(ROUND_ANSWERS):
         count = limits.ended(peer_with(peer, 1), Outcome.RESPONSE, 0.1, 2.0)
     assert count == 3
 
