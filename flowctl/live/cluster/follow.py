@@ -73,7 +73,7 @@ class Source:
     """Where a stream is followed from."""
 
     url: RtmpUrl  #: its address; where `path` is given, only the name of the stream counts
-    path: str = ""  #: of a Unix socket. Empty: host and port of the address.
+    path: str = ""  #: path of a Unix socket. Empty: host and port of the address.
     node: str = ""  #: name of the server for logs and statistics. Empty: its host and port.
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class _FollowClient(RtmpClient):
         self._follow = follow
         self._inflow = inflow
         self._told = False
-        self.ingest: Final = Ingest()  #: counts what comes, where somebody is told of it
+        self.ingest: Final = Ingest()  #: counts what comes, for the observer
         self._looked_bytes = -1  # received when it was looked at last
         self._pinged = False
 

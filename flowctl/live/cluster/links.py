@@ -166,7 +166,7 @@ class Links:
         try:
             group.call_soon(group.unwatch_input, listener)
             group.call_soon(listener.close)
-        except (ClosedError, LocalProtocolError):  # nobody watches it any more
+        except (ClosedError, LocalProtocolError):  # its follower has gone
             listener.close()
         self.path.unlink(missing_ok=True)
 

@@ -55,10 +55,10 @@ class DecisionContext:
     #: peers that have read a decision and not completed it, with that decision. They get none, and what they decided
     #: counts as done.
     busy: Mapping[PeerId, PeerDecision] = field(default_factory=dict)
-    #: peers that are asked only for what nobody else can give: ejected for their failures, say
+    #: peers that are asked only for what no other peer has: ejected for their failures, say
     last: Collection[PeerId] = ()
     now: float = 0.0
-    seed: int = 0  #: of the choice between equal providers; another one each round
+    seed: int = 0  #: seed of the choice between equal providers; another one each round
     #: in place of the policy's, where it is known what requests take. None: the policy's.
     inflight_timeout_s: float | None = None
 
@@ -75,7 +75,7 @@ class DecisionContext:
         return state.overdue(self.now - timeout_s) if timeout_s else []
 
     def is_last(self, peer: PeerId, state: PeerState) -> bool:
-        """Return whether a peer is asked last: it is said to be, objects of it are overdue, or it was late lately."""
+        """Return whether a peer is asked last: it is in `last`, has overdue objects, or was late lately."""
         return peer in self.last or state.penalty_now(self.now) >= _LATE_PENALTY or bool(self.overdue(state))
 
 

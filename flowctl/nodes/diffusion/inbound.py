@@ -98,7 +98,7 @@ class Inbound:
             await self._act()
         except asyncio.CancelledError:
             if self._main is not None and self._main.uncancel() > 0:
-                raise  # by somebody else as well
+                raise  # cancelled from outside as well
             if self._error is not None:
                 raise self._error from None
             if not self._finished:

@@ -127,7 +127,7 @@ class Outbound:
         self._inbox = Inbox(stream, MOST_INPUT_BYTES, self._wake.set)
         self._fifo: dict[ObjectId, PoolEntry | None] = {}  # in order of announcement; None: was sent
         self._kept_bytes = 0
-        self._announced_at: dict[ObjectId, float] = {}  # of those that are kept
+        self._announced_at: dict[ObjectId, float] = {}  # when each kept object was announced
         self._main: asyncio.Task[None] | None = None
         self._too_old: ObjectId | None = None  # why the peer is being ended
         self._ticket = ZERO_TICKET

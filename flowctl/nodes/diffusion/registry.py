@@ -193,7 +193,7 @@ class Registry:
         self.pool: Final = pool
         self.clock: Final = clock
         self.state: Final = DecisionGlobalState(policy)
-        self.last: set[PeerId] = set()  #: peers that are asked only for what nobody else can give
+        self.last: set[PeerId] = set()  #: peers that are asked only for what no other peer has
         self._planner = planner
         self._rng = rng
         self._on_error = on_error
@@ -267,7 +267,7 @@ class Registry:
         try:
             decisions = self._planner.decide(context)
             again_at = self._planner.next_round_at(context)
-        except Exception as error:  # noqa: BLE001 - a planner of somebody else: the next round may do better
+        except Exception as error:  # noqa: BLE001 - a planner of the application: the next round may do better
             report(self._on_error, "planner", error)
         waits = [self._apis[peer].offer(decision, now) for peer, decision in decisions.items() if peer in self._apis]
         done = self.clock()
@@ -300,7 +300,7 @@ class Registry:
         failure: Exception | None = None
         try:
             rejected = await self.pool.add_objects(objects)
-        except (Exception, asyncio.CancelledError) as error:  # the pool is somebody else's: its fault must stop nobody
+        except (Exception, asyncio.CancelledError) as error:  # the pool is the application's: its fault stops no peer
             current = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling():
                 raise

@@ -318,7 +318,7 @@ class Delivery:
         return self.next_sequence
 
     def full(self, size_bytes: int) -> bool:
-        """Return whether a message of so many octets is refused."""
+        """Return whether a message of this size is refused."""
         count = len(self._unacknowledged)
         if not count:
             return False

@@ -299,7 +299,7 @@ class MessengerInbound:
             self._mark(peer, arrived, marked)
 
     def _mark(self, peer: MessengerPeer, arrived: Arrived, marked: Done, effect: Effect | None = None) -> bool:
-        """Have the store note a message; False: its number cannot be stored, so it is none of ours."""
+        """Have the store note a message; False: its number cannot be stored, so it is not ours."""
         store = self._outbound.store
         if store is None or arrived.number >> 63 or not self._outbound.is_running():
             return False

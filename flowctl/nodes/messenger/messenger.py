@@ -65,10 +65,10 @@ class MessengerStatistics:
 
     peers: int  #: known, whether connected or not
     pending: int  #: messages that are unacknowledged
-    pending_bytes: int  #: octets of them
+    pending_bytes: int  #: octets of unacknowledged messages
     callbacks: int  #: message-specific callbacks that wait for their response
     sent: int  #: messages handed to ZeroMQ, tries again included
-    retries: int  #: of them, tries again
+    retries: int  #: attempts after the first
     acknowledged: int  #: messages whose acknowledgement came
     given_up: int  #: messages that got another outcome
     received: int  #: messages handled
@@ -428,7 +428,7 @@ class Messenger:
 
     @property
     def incarnation(self) -> int:
-        """Of this life of it, or of its store."""
+        """The number of this life of the messenger, or of its store."""
         return self._outbound.incarnation
 
     @property
@@ -766,7 +766,7 @@ class Messenger:
                 self._inbound.refused_count += 1
                 return
             try:
-                parse_message(frames[2])  # who sends none makes us know nobody
+                parse_message(frames[2])  # a peer that sends none is not remembered
                 self._check_peer_count()
             except (RemoteProtocolError, BusyError) as error:
                 self._inbound.note_malformed(error)

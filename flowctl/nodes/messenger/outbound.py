@@ -90,7 +90,7 @@ class MessengerOutbound:
         self._dead_letter: Final = dead_letter
         self._send_state_changed: Final = send_state_changed
         self.store: MessageStore | None = None  #: None: messages do not outlive the process
-        self.incarnation = randbits(62) + 1  #: of this life of the messenger, or of its store
+        self.incarnation = randbits(62) + 1  #: number of this life of the messenger, or of its store
         self._lock: Final = lock
         self._room: Final = threading.Condition(self._lock)  # type: ignore[arg-type]  # it is an RLock
         self._room_waits: list[Future[None]] = []  # guarded by _lock
@@ -355,7 +355,7 @@ class MessengerOutbound:
                 frames = [*envelope, frame]
             try:
                 send(frames)
-            except zmq.ZMQError:  # nobody is there, or the queue is full: it is tried again
+            except zmq.ZMQError:  # no connection, or a full queue: it is tried again
                 return index
         return len(batch)
 

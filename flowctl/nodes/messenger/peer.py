@@ -47,7 +47,7 @@ class MessengerPeer:
     acks: list[int] = field(default_factory=list)  #: ids of messages to acknowledge in this turn
     handling_count: int = 0  #: coroutines of handlers that run for its messages
     handling_bytes: int = 0
-    echo_count: int = 0  #: of the unacknowledged messages to it, those that it has asked for itself
+    echo_count: int = 0  #: unacknowledged echoes that it has asked for
     pubkey: str = ""  #: public key that it came with first, hex, as ZeroMQ has it; "": not known, or it has none
     queued: bool = False  #: in the list of peers to send to; under the messenger's lock
     releasing: bool = False  #: messages that waited for another are being handled

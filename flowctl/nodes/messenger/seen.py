@@ -47,7 +47,7 @@ class SeenNumbers:
 
     _when_full: WhenFull = WhenFull.REFUSE
     _max_gaps: int = MAX_GAPS
-    _firsts: list[int] = field(default_factory=list)  #: of each gap, ascending
+    _firsts: list[int] = field(default_factory=list)  #: first number of each gap, ascending
     _lasts: list[int] = field(default_factory=list)
     _old_is_seen: bool = True  #: numbers below the floor were all seen, or declared so
     highest: int = -1

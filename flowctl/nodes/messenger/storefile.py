@@ -226,7 +226,7 @@ class StoreFile:
         """
         try:
             return self._write_once(changes), []
-        except Exception as error:  # noqa: BLE001  (whatever it is, somebody waits to be told)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the callers wait for the outcome)
             refusal = _translated(self.path, error) if isinstance(error, sqlite3.Error) else error
             self._roll_back()
         rest = [change for change in changes if not isinstance(change, AddMessage)]

@@ -102,7 +102,7 @@ class Arguments:
         return RpcError(f"{self._command}: {why}", code=WRONG_ARGUMENT.decode())
 
     def checked(self, handler: Handler) -> Handler:
-        """Return a handler of the same kind that is given a message, and runs `handler` with what was read of it."""
+        """Return a handler of the same kind that is given a message, and runs `handler` with what was read from it."""
         call, read = handler, self.read
 
         @wraps(handler)

@@ -33,7 +33,7 @@ class Category:
     name: str
     access: Access
     lane: CategoryLane
-    running_count: int = 0  #: handlers of it that wait on the loop
+    running_count: int = 0  #: its handlers that wait on the loop
     running_bytes: int = 0  #: octets of the messages that those were given
 
 

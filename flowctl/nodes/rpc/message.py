@@ -101,7 +101,7 @@ class RpcMessage:
     tag: bytes | None
     data: list[bytes]
     deadline: float | None
-    #: Whether nobody wants the answer any more: the caller has gone, has given up, or is out of time. A coroutine is
+    #: Whether the answer is not wanted any more: the caller has gone, has given up, or is out of time. A coroutine is
     #: cancelled then; a function on a worker thread may look.
     cancelled: bool = False
     _answered: bool = False
@@ -124,7 +124,7 @@ class RpcMessage:
 
     @property
     def size_bytes(self) -> int:
-        """Octets that it keeps: of its tag and its parts, and of what each of these is in."""
+        """Octets that it keeps: its tag, its parts, and the objects that hold them."""
         data = self.data
         tag_bytes = 0 if self.tag is None else len(self.tag)  # a foreign one may have as many as a part
         return tag_bytes + sum(map(len, data)) + FRAME_BYTES * len(data)

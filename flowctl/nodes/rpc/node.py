@@ -65,7 +65,7 @@ class RpcStatistics:
     called_count: Mapping[str, int]  #: times that each command ran or was queued
     refused_count: Mapping[str, int]  #: commands and requests of others that were refused, by code
     failed_count: int  #: handlers that raised
-    cancelled_count: int  #: handlers cancelled since nobody wanted their answer any more
+    cancelled_count: int  #: handlers cancelled since their answer was not wanted any more
     asked_count: int  #: requests that we have sent
     late_count: int  #: replies and failures to what waits no more
     malformed_count: int  #: messages that were none, or too long, or out of place
@@ -880,7 +880,7 @@ class RpcNode:
         elif b"." not in name and (failed := wire.failed_request(frames)) is not None:
             self._asking.received_failure(peer, *failed)
         elif name in {wire.FORBIDDEN, wire.FORBIDDEN_SN, wire.NOT_A_SERVICE_NODE, wire.NO_REPLY_TAG}:
-            pass  # a command of ours was refused; nobody waits for it
+            pass  # a command of ours was refused; no caller waits for it
         elif self._calls.stopping:
             pass
         else:

@@ -63,7 +63,7 @@ class RunningRequest:
 
     message: RpcMessage
     credit: int = 0  #: items of a stream that may go out
-    task: asyncio.Task[None] | None = None  #: of a coroutine that waits
+    task: asyncio.Task[None] | None = None  #: task of a coroutine that waits
     more: asyncio.Future[None] | None = None  #: what a stream waits for that has no credit
 
     def cancel(self) -> None:
@@ -88,7 +88,7 @@ class Serving:
     failed_count: int = 0
     wrong_count: int = 0  #: requests and commands whose arguments were wrong, as their handlers say
     full_count: int = 0  #: requests and commands refused since too much runs or waits already
-    cancelled_count: int = 0  #: requests that nobody wanted answered any more
+    cancelled_count: int = 0  #: requests whose answer was not wanted any more
     _due: Pending[RunningRequest, None] = field(default_factory=Pending)
     _stopping: bool = False
 
@@ -266,7 +266,7 @@ class Serving:
         """Have a request cancelled at its deadline, by its caller, and by the end of its peer."""
         message = running.message
         if message.tag is None:
-            return  # nobody waits for a command: it runs to its end
+            return  # no caller waits for a command: it runs to its end
         peer = message.peer
         # Of a tag that is used twice at once only the first can be named by its caller.
         peer.running[message if message.tag in peer.running else message.tag] = running

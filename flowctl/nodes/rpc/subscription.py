@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Subscription(Generic[C, T]):
-    """Those who want to be told of one thing, with what each of them wants; any thread.
+    """The subscribers of one thing, with what each of them wants; any thread.
 
     Args:
         description: of the thing, for errors.

@@ -75,7 +75,7 @@ class _OutcomeFuture:
         if threading.get_ident() == self._thread:
             call(value)
         else:
-            with suppress(RuntimeError):  # the loop is closed: nobody awaits it any more
+            with suppress(RuntimeError):  # the loop is closed: no coroutine awaits it any more
                 self._loop.call_soon_threadsafe(call, value)
 
     def _set(self, value: Any) -> None:

@@ -67,7 +67,7 @@ class SentMessage:
 
     key: int  # the request id; of notifications a negative number, which no peer can answer
     peer: PeerChannels
-    receiver: ResponseReceiver | None  # None: nobody is told
+    receiver: ResponseReceiver | None  # None: there is no callback
     response_type: ResponseType
     sent_at: float
     # Set when it is claimed:
@@ -162,7 +162,7 @@ class SenderLine:
     def note_withdrawn(self) -> None:
         self.live_count -= 1
         if len(self._fifo) + len(self._heap) > 2 * self.live_count + 64:
-            # Who stands in several lines, is asked in one of them and declines, has a second place in the others.
+            # A sender in several lines that was asked in one of them and declined has a second place in the others.
             standing = {entry for entry in self._fifo if self in entry.lines}
             standing.update(place[2] for place in self._heap if self in place[2].lines)
             self._heap = []
@@ -182,7 +182,7 @@ class Walk:
     """A walk over waiting senders: the one to ask next, the channels in question, and the senders that declined."""
 
     lines: tuple[SenderLine, ...]
-    fresh: tuple[PeerChannels, ...] | None  # peers with channels that nobody has seen, by id; None: all that is open
+    fresh: tuple[PeerChannels, ...] | None  # peers with channels not offered yet, by id; None: all that is open
     asked: list[QueuedSender] = field(default_factory=list)  # they have declined, and stand in no line
 
 
@@ -248,7 +248,7 @@ class SchedulerCore:
         self._freed: PeerChannels | None = None  # by that job: the queue is to be asked about it
         self._walk: Walk | None = None  # the one in progress
         self._budget = 0  # how many senders it may still ask
-        #: Whether somebody calls `expire` when it is time, so that long walks can be made in parts.
+        #: Whether `expire` is called when it is time, so that long walks can be made in parts.
         self.bounded = False
         self.suspended: Walk | None = None  # one that has asked enough for now; its peers are reserved
         self._resuming = False  # it is to go on

@@ -62,7 +62,7 @@ class Fairness(Protocol):
         """Return how many messages the next sender may send."""
 
     def served(self, sender: Any, place: float, sent_count: int) -> None:
-        """Learn that `sender`, which had `place`, has sent so many messages, 1 or more."""
+        """Learn that `sender`, which had `place`, has sent `sent_count` messages, 1 or more."""
 
 
 class PeerChoice(Protocol):
@@ -173,7 +173,7 @@ class SchedulerPolicy:
     fairness: Fairness = field(default_factory=FirstComeFirstServed)
     choice: PeerChoice = field(default_factory=ById)
     limits: ChannelLimits | None = None  #: None: as many channels as the peer was connected with
-    ejection: Ejection | None = None  #: None: nobody is left out
+    ejection: Ejection | None = None  #: None: no peer is left out
     #: Whether a response is of use; one that is not counts for the others as a request that was REJECTED. Called with
     #: no lock held, by the thread that brings the response. None: each is.
     useful: Callable[[Any], bool] | None = None

@@ -65,8 +65,8 @@ class SchedulerStatistics:
     """A scheduler at one moment, and what has happened since its start."""
 
     peers: int  #: connected
-    open_channels: int  #: of all peers
-    closed_channels: int  #: of all peers
+    open_channels: int  #: open channels of all peers
+    closed_channels: int  #: closed channels of all peers
     waiting_senders: int
     outstanding: int  #: messages whose channel is closed
     scheduled: int  #: senders taken up
@@ -196,10 +196,10 @@ class MessageScheduler:
         self._core: Final = SchedulerCore(  # guarded by _lock
             policy, SystemRandom() if rng is None else rng, hands
         )
-        self._jobs: Final[deque[Job]] = self._core.jobs  # anybody may append; taken from under the lock
+        self._jobs: Final[deque[Job]] = self._core.jobs  # appended to anywhere; taken from under the lock
         self._timed: Final = self._core.learns  # whether it matters when a response came
         self._call_keys: Final = count(1)
-        self._turning = False  # somebody carries out jobs  # guarded by _lock
+        self._turning = False  # a thread carries out jobs  # guarded by _lock
         self._driver: _Driver | None = None  # guarded by _lock
         self._wake_at = inf  # what the driver was last asked for  # guarded by _lock
         self._error_count = 0  # guarded by _lock

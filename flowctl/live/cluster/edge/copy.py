@@ -105,7 +105,7 @@ class CopyStatistics:
     adopted: int  #: segments that were followed and need not be fetched
     repeated: int  #: messages that came more than once
     gaps: int  #: times that something was missing for good
-    waiting_bytes: int  #: of messages behind something that is missing
+    waiting_bytes: int  #: octets of messages behind something that is missing
 
 
 class _Mapping(NamedTuple):
@@ -139,7 +139,7 @@ _Key = tuple[Position, _Content]
 class _AnnouncedSegment:
     """A segment that was announced."""
 
-    name: SegmentId  #: by which it was announced first, and is known to others
+    name: SegmentId  #: the name of its first announcement, known to others
     at: float
     here: bool = False
 

@@ -86,9 +86,9 @@ class EdgeConfig:
     """Settings of an edge beside those of its server."""
 
     origins: tuple[OriginAddress, ...]
-    follow: bool = False  #: whether frames come from one of them by RTMP; segments then only repair
+    follow: bool = False  #: whether frames come from one origin by RTMP; segments then only repair
     streams: tuple[str, ...] = ()  #: patterns of streams that are wanted without viewers, with ``*`` and ``?``
-    redundancy: int = 1  #: of how many origins each segment is fetched, 1 to 8
+    redundancy: int = 1  #: number of origins that each segment is fetched from, 1 to 8
     window: WindowLimits = dataclasses.field(default_factory=WindowLimits)
 
     def __post_init__(self) -> None:
@@ -119,8 +119,8 @@ class EdgeStatistics:
     edges: int
     known_streams: int
     kept_bytes: int
-    received_bytes: int  #: of all objects that came, copies and what was refused included
-    followed: dict[str, str]  #: by stream, the origin whose frames are followed
+    received_bytes: int  #: octets of all objects that came, copies and refused ones included
+    followed: dict[str, str]  #: the origin whose frames are followed, by stream
     origins: list[UpstreamStatistics]
     copies: list[CopyStatistics]
 

@@ -38,7 +38,7 @@ class PeerMeter:
     in_flight: int = 0
     requested_bytes: int = 0
     timeouts: int = 0  #: requests that had no answer in time
-    latency_s: float | None = None  #: of answers, smoothed. None: there was none.
+    latency_s: float | None = None  #: smoothed time of answers. None: there was no answer.
     asked_at: float = 0.0  #: when the last request was sent, seconds
 
 

@@ -86,7 +86,7 @@ class EdgePlanner:
         return late
 
     def _pays(self, object_id: ObjectId, late_count: int, now: float) -> bool:
-        """Return whether an object that so many peers are late with may be asked for once more; it is paid for once."""
+        """Return whether an object that this many peers are late with may be asked for again; it is paid for once."""
         key = object_id, late_count
         if key in self._paid:
             return True

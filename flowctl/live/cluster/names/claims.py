@@ -35,9 +35,9 @@ class NameClaim:
         self.number = number
         self.claim = claim
         self.answer = answer
-        self.right: Right | None = None  #: what was decided. None: nothing yet.
+        self.right: Right | None = None  #: the decision. None: not yet.
         self.revoked = False  #: another publisher has the name now
-        self.entered_as: Right | None = None  #: by what right it is in the books of the hub. None: it is not.
+        self.entered_as: Right | None = None  #: the right with which it is entered in the hub. None: it is not.
 
     def cancel(self) -> None:
         """Give the name back, or want it no more. Any thread."""

@@ -1,4 +1,4 @@
-"""The directory of published names over all workers (pure): who has a name, who views it, and who is told what.
+"""The directory of published names over all workers (pure): holders and viewers of names, and notices for workers.
 
 The rules are those of one hub (`flowctl.live.namebook`): a name is claimed before it is published, and what changes is
 told to the workers that it concerns. A worker that has gone has left all it had; its publishers may be back within the

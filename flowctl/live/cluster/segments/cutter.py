@@ -100,7 +100,9 @@ class Cutter:
         self._bytes = 0
         self._video = False  # the publication has video
         self._video_frame = False  # the open segment has a picture
-        self.timeline = timeline  #: of the publication now; it grows by `TIMELINE_DISTANCE` where its clock jumps back
+        self.timeline = (
+            timeline  #: timeline of the publication now; it grows by `TIMELINE_DISTANCE` where its clock jumps back
+        )
         self.position: Position | None = None  #: where the open segment begins. None: none is open.
         self.frames: list[Frame] = []
         self.refused = 0  #: messages that no segment can hold, since they are too large

@@ -74,7 +74,7 @@ Header = tuple[int, bytes]
 class Position(NamedTuple):
     """Where a segment begins; grows with time."""
 
-    timeline: int  #: of one publication; a later one has a larger number
+    timeline: int  #: number of its publication; a later one has a larger number
     start_ms: int  #: time of its first picture, or of its first message where there is none; does not wrap
     part: int  #: 0, and 1 and more for what was cut without a key frame, only because it was long
 

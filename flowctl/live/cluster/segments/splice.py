@@ -47,8 +47,8 @@ class _SplicedPart:
     def __init__(self, headers: tuple[Header, ...]) -> None:
         self.headers = headers
         self.frames: list[Frame] = []
-        self.whole = False  # all of it is there, and something follows
-        self.last = False  # all of it is there, and the publication ends
+        self.whole = False  # it is complete, and something follows
+        self.last = False  # it is complete, and the publication ends
         self.next: Position | None = None  # of a whole one: what follows
 
     def end(self, following: Position | None) -> None:
@@ -113,7 +113,7 @@ class Splice:
     # -- in
 
     def go_on_at(self, position: Position) -> None:
-        """Learn where the next publication begins; what there is of it before goes nowhere."""
+        """Set where the next publication begins; earlier parts of it are dropped."""
         self._go_on_at = position
         for place in [place for place in self._parts if place.timeline == position.timeline and place < position]:
             self._drop_part(place, 0)

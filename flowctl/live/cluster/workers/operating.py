@@ -97,7 +97,7 @@ class WorkerOperations:
         self._lock: Final = lock
         #: bans of the server
         self.book: Final = book  # guarded by _lock
-        self.fleet: Fleet | None = None  #: what it is part of. None: of none.
+        self.fleet: Fleet | None = None  #: the fleet that the server is part of. None: there is none.
         self.changes: Final = changes
         self._drains: Final = drains
         self._clock: Final = clock
@@ -111,7 +111,7 @@ class WorkerOperations:
         return answer_with(self._effect, name, call, permission, caller)
 
     def punish(self, verdicts: list[Overflow]) -> None:
-        """Decide about addresses that have done too much at a worker, by what behaves there at any of them.
+        """Decide about addresses that have done too much at a worker, by how they behave at all workers.
 
         Not on the thread of the node.
         """

@@ -35,10 +35,10 @@ WORKER: Final = "worker"
 class WorkerConfig:
     """All that a worker's process needs to know to start."""
 
-    number: int  #: of the worker, 1 to `count`; its successor has the same
-    serial: int  #: of the process, 1 for the first: no two have the same
+    number: int  #: number of the worker, 1 to `count`; its successor has the same
+    serial: int  #: number of the process, 1 for the first: no two have the same
     count: int
-    folder: Path  #: of the sockets between them and the supervisor, the user's alone
+    folder: Path  #: folder of the sockets to the supervisor, the user's alone
     listen_fds: dict[str, tuple[int, ...]]
     words_fd: int  #: where its last words go, should it end in disorder
     counts_fd: int  #: memory of `flowctl.live.cluster.workers.counts.WorkerCounts`

@@ -35,7 +35,7 @@ class WorkerRestarts:
             self.soon_ended = 0
             return 0.0
         self.soon_ended += 1
-        # Once may be chance, or somebody's kill.
+        # Once may be chance, or a user's kill.
         return 0.0 if self.soon_ended == 1 else self._backoff.delay_s(self.soon_ended - 1, self._rng)
 
 

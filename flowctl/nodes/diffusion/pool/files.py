@@ -118,7 +118,7 @@ class FilePool:
         self._shelf.tell()
 
     def _entry_of(self, path: Path) -> StoredFile | None:
-        """Return what a file holds; None: it is damaged, or none of ours."""
+        """Return what a file holds; None: it is damaged, or not ours."""
         try:
             ticket = int(path.stem, 16)
             with path.open("rb") as file:
@@ -153,7 +153,7 @@ class FilePool:
             if wrong is not None:
                 rejected[object_id] = wrong
                 continue
-            # Finished also where the caller is cancelled: a file that nobody knows of would stay.
+            # Finished also where the caller is cancelled: a file without an entry would stay.
             storing = self._storing = asyncio.ensure_future(self._store(object_id, data))
             await asyncio.shield(storing)
         return rejected

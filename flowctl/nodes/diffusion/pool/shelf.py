@@ -59,7 +59,7 @@ class Shelf(Generic[E]):
         return True
 
     def free(self, size_bytes: int) -> None:
-        """Evict the oldest until so much has gone, at least one."""
+        """Evict the oldest entries until so many octets are free, at least one entry."""
         while self._by_ticket and size_bytes > 0:
             size_bytes -= max(1, self.evict().size_bytes)
 

@@ -27,7 +27,7 @@ class Announced(NamedTuple):
     """What a server says about an object that it has: its id, and its size where it tells that."""
 
     object_id: bytes
-    size_bytes: int | None = None  #: of the object as it is sent. None: not told.
+    size_bytes: int | None = None  #: size of the object as it is sent. None: unknown.
 
 
 @dataclass(frozen=True, slots=True)

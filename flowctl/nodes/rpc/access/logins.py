@@ -152,7 +152,7 @@ class Logins:
         self._users[name] = (level, password)
 
     def level_of(self, user: bytes, password: bytes) -> AuthLevel | None:
-        """Return what a login gives; None: user or password is wrong, and which of them it is takes no other time."""
+        """Return the level of a login; None: user or password is wrong, and either case takes the same time."""
         if self._nobody is None:
             return None
         fits = len(user) <= MOST_USER_BYTES and len(password) <= MOST_PASSWORD_BYTES and b"\0" not in password

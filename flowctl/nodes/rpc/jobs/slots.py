@@ -86,7 +86,7 @@ class WorkerJob:
     lane: CategoryLane
     call: Callable[[], object]  #: does it, on that thread
     #: Told of the outcome on the node's thread, once: the value and None, or None and what was raised. A job that never
-    #: ran has failed with `NotStartedError`. None: nobody wants to know; what is raised is reported.
+    #: ran has failed with `NotStartedError`. None: no callback; what is raised is reported.
     done: Callable[[object, BaseException | None], object] | None = None
     name: str = "job"  #: for reports
     deadline: float = inf  #: seconds on the node's clock from when on it is not worth starting

@@ -108,7 +108,7 @@ class Workers:
         # A thread that finds it set has put its outcome there before it is unset, so before the mailbox is emptied.
         if not self._posted:
             self._posted = True
-            with suppress(ClosedError):  # the node did not wait for this job; nobody is there to be told
+            with suppress(ClosedError):  # the node did not wait for this job, and has gone
                 self._calls.group.call_soon(self._empty)
 
     def _empty(self) -> None:

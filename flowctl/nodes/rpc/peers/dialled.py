@@ -1,4 +1,4 @@
-"""A connection that we open: until it is answered, whom to tell; after that, that it is lost and found again."""
+"""A connection that we open: it reports the first answer, then each loss and each return of the listener."""
 
 from __future__ import annotations
 

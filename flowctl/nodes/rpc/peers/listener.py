@@ -113,7 +113,7 @@ class RpcListener:
         self._received(peer, frames, 1)
 
     def _accept(self, key: str | bytes, route: bytes, frame: zmq.Frame) -> RpcPeer | None:
-        """Return the peer of a connection that was not heard of before; None: nothing of it is heard."""
+        """Return the peer of a new connection; None: its messages are ignored."""
         self._monitor.read_all()  # what had this descriptor before is gone now
         before = self.routes.get(route)
         if before is not None:

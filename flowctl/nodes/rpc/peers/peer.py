@@ -186,9 +186,9 @@ class RpcPeer:
     conn: ConnectionID
     socket: ZmqSocket
     identity: PeerIdentity
-    key: str | bytes = b""  #: by which its listener finds it; the listener's own
+    key: str | bytes = b""  #: the key under which its listener keeps it; for the listener only
     closed: bool = False  #: nothing can be sent to it any more
-    descriptor: int = -1  #: of its connection; -1: there is none (inproc), or it is not known
+    descriptor: int = -1  #: descriptor of its connection; -1: there is none (inproc), or it is not known
     calls: PendingCalls | None = None  #: our requests to it; None: there has been none
     #: What runs for it here and may be cancelled, by the tags of its requests.
     running: dict[object, Cancellable] = field(default_factory=dict)

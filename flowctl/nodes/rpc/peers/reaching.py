@@ -1,4 +1,4 @@
-"""Whom a node is connected with: those that have come to its listeners, and those that it has dialled.
+"""The peers of a node: those that have connected to its listeners, and those that it has dialled.
 
 Theory of operation. A peer is found by its `ConnectionID`; a service node by its key, whichever side dialled: over the
 connections that it opened, then the one that we opened; else, unless told otherwise, it is looked up and dialled. A

@@ -65,7 +65,7 @@ class _PeerHistory:
     outcomes: int = 0  # in the window
     good_in_window: int = 0
     times: int = 0  # ejections in a row
-    away_s: float = 0.0  # the last ejection lasted so long
+    away_s: float = 0.0  # duration of the last ejection
     until: float = 0.0  # it begins anew when it was good until then
 
 
