@@ -180,6 +180,8 @@ class _FollowClient(RtmpClient):
 
 
 class StreamFollower:
+    """Plays one stream of another server into a `Sink`, from one source at a time."""
+
     def __init__(
         self,
         source: Source,

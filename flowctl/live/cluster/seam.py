@@ -29,6 +29,8 @@ _CLOCK: Final = 0xFFFFFFFF
 
 
 class SeamVerdict(enum.Enum):
+    """What a message of a new connection is to what came before."""
+
     NEXT = "next"  #: it goes on
     REPEATED = "repeated"  #: it came before
     HELD = "held"  #: a header; what follows it decides

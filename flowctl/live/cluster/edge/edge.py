@@ -207,7 +207,9 @@ class _Following:
         self._follow = None
 
 
-class _Wanted:
+class _WantedCopy:
+    """A stream that is wanted here: its copy, and the follow that brings frames."""
+
     def __init__(self, copy: StreamCopy, following: _Following | None, now: float) -> None:
         self.copy: Final = copy
         self.following: Final = following
@@ -245,7 +247,7 @@ class Edge:
             if self._listener is None
             else self._listener.groups.groups[0]
         )
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, _WantedCopy] = {}
         self.pool: Final = SegmentPool(
             config.window, server.clock, wants=self._wants, known_as=self._known_as, on_segment=self._came
         )
@@ -381,21 +383,16 @@ class Edge:
     def _is_asked_for(self, stream: str) -> bool:
         return any(fnmatchcase(stream, pattern) for pattern in self._config.streams)
 
-    def _want(self, stream: str) -> _Wanted | None:
+    def _want(self, stream: str) -> _WantedCopy | None:
         now = self._clock()
         if self._stopping or (len(self._wanted) >= MOST_STREAMS and not self._make_room(now)):
             return None
         source = Source(RtmpUrl(stream=stream), node="segments")
-        copy = StreamCopy(
-            stream,
-            self.pool,
-            HubSink(self._hub, stream, source),
-            self._clock,
-            follows=self._config.follow,
-        )
+        sink = HubSink(self._hub, stream, source)
+        copy = StreamCopy(stream, self.pool, sink, self._clock, follows=self._config.follow)
         inflow = None if self._server.recording is None else Inflow(self._server.recording.sessions, stream)
         following = _Following(copy, self._upstreams, self._group, self._rng, inflow) if self._config.follow else None
-        wanted = self._wanted[stream] = _Wanted(copy, following, now)
+        wanted = self._wanted[stream] = _WantedCopy(copy, following, now)
         if self._diffusion is not None and not self._is_asked_for(stream) and _has_segments(stream):
             self._diffusion.subscribe(escape(stream))
         return wanted

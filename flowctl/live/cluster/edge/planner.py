@@ -35,11 +35,10 @@ def late_after_s(best_s: float | None) -> float:
 
 
 class EdgePlanner:
+    """Asks a second origin for segments that are late, within a budget; else a `CentralPlanner`."""
+
     def __init__(
-        self,
-        ready: Callable[[PeerId, ObjectId], bool],
-        busy: Callable[[], bool],
-        best_s: Callable[[], float | None],
+        self, ready: Callable[[PeerId, ObjectId], bool], busy: Callable[[], bool], best_s: Callable[[], float | None]
     ) -> None:
         self._ready = ready
         self._busy = busy

@@ -136,6 +136,8 @@ def _reason(error: Exception) -> str:
 
 
 class Upstream:
+    """Keeps one origin connected, and fetches from it while it behaves."""
+
     def __init__(
         self,
         address: OriginAddress,

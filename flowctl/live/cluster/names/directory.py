@@ -25,6 +25,8 @@ class NoticeKind(enum.Enum):
 
 
 class Holder(NamedTuple):
+    """A publisher: its worker, and the number of its connection."""
+
     worker: int
     number: int
 

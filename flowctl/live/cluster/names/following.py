@@ -36,6 +36,8 @@ class _WantedStream:
 
 
 class Following:
+    """Follows from other workers what is viewed here and published there."""
+
     def __init__(
         self,
         hub: Hub,

@@ -33,8 +33,7 @@ from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 LEAST_MS: Final = 500
-"""Least time between two segments, by the publisher's clock: of closer key frames only the first begins one, since each
-object costs work."""
+"""Period of the publisher's clock in which only the first key frame begins a segment: each object costs work."""
 GRID_MS: Final = 2000
 """Length of segments without video: the usual time between key frames of encoders."""
 PART_MS: Final = 5000
@@ -100,9 +99,7 @@ class Cutter:
         self._bytes = 0
         self._video = False  # the publication has video
         self._video_frame = False  # the open segment has a picture
-        self.timeline = (
-            timeline  #: timeline of the publication now; it grows by `TIMELINE_DISTANCE` where its clock jumps back
-        )
+        self.timeline = timeline  #: of the publication; it grows by `TIMELINE_DISTANCE` where its clock jumps back
         self.position: Position | None = None  #: where the open segment begins. None: none is open.
         self.frames: list[Frame] = []
         self.refused = 0  #: messages that no segment can hold, since they are too large

@@ -42,6 +42,8 @@ Output = PublicationStart | SplicedHeaders | Frame | Gap
 
 
 class _SplicedPart:
+    """What has come of one segment."""
+
     __slots__ = ("frames", "headers", "last", "next", "whole")
 
     def __init__(self, headers: tuple[Header, ...]) -> None:

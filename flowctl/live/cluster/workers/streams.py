@@ -47,6 +47,8 @@ def _longest_grace_s(config: LiveConfig) -> float:
 
 
 class WorkerStreams:
+    """The claims, the links and the follows of one worker, on behalf of its hub."""
+
     def __init__(self, server: LiveServer, serial: int, folder: Path, send: Callable[[Values], None]) -> None:
         self._server: Final = server
         self._serial: Final = serial
