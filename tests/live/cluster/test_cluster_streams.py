@@ -53,7 +53,7 @@ class Workers:
 
     def send(self, serial, values):
         if serial in self.streams:
-            self.streams[serial].told(values)
+            self.streams[serial].handle_notice(values)
 
     def tick(self):
         self.desk.tick()
@@ -222,7 +222,7 @@ def test_viewers_when_the_publisher_leaves_for_good_are_told_in_all_workers(work
 def test_viewers_when_the_desk_tells_of_the_end_before_the_link_get_the_last_pictures(workers):
     """That nobody publishes any more is heard by another way than the pictures: those still under way are shown."""
     source, viewer = shown(workers, 2)
-    workers.streams[2].told({"tell": NoticeKind.WHERE.value, "name": "live/room", "value": 0, "keep": False})
+    workers.streams[2].handle_notice({"tell": NoticeKind.WHERE.value, "name": "live/room", "value": 0, "keep": False})
     until(lambda: workers.streams[2]._following._wanted["live/room"].follow._parked)
     source.put(*pictures(5, 30))
     ends(source)
@@ -236,7 +236,7 @@ def test_viewers_when_a_publisher_begins_elsewhere_get_the_last_pictures_of_the_
     source, viewer = shown(workers, 2)
     streams = workers.streams.pop(2)  # the desk tells it no more
     for value in told:
-        streams.told({"tell": NoticeKind.WHERE.value, "name": "live/room", "value": value, "keep": False})
+        streams.handle_notice({"tell": NoticeKind.WHERE.value, "name": "live/room", "value": value, "keep": False})
     until(lambda: streams.statistics()["live/room"].source == "worker 3")
     source.put(*pictures(5, 30))
     until(lambda: numbers(viewer.media) == list(range(30)))

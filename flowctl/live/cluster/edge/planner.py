@@ -23,8 +23,7 @@ _LATE_FACTOR: Final = 4.0
 """Multiple of the best origin's time after which a request is late: segments differ, and machines may be busy."""
 LATE_SHARE: Final = 0.1
 LATE_MOST: Final = 10
-"""Segments that may be asked for twice at once because they are late; in the long run, `LATE_SHARE` of those that come
-may."""
+"""Late segments that may be asked for twice at once; in the long run, `LATE_SHARE` of those that come may."""
 _MOST_PAID: Final = 1000
 """Late segments that are remembered as paid for: far more than are under way."""
 _AGAIN_S: Final = 0.1

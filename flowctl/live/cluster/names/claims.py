@@ -100,7 +100,7 @@ class NameClaims:
 
     # -- what the desk tells
 
-    def told(self, values: Values) -> None:
+    def handle_notice(self, values: Values) -> None:
         name = values["name"]
         match values["tell"]:
             case "claim":

@@ -73,10 +73,10 @@ class WorkerStreams:
         self._following.stop()
         self._links.stop()
 
-    def told(self, values: Values) -> None:
+    def handle_notice(self, values: Values) -> None:
         """Handle a message of the desk. One thread."""
         if values["tell"] != NoticeKind.WHERE.value:
-            self._claims.told(values)
+            self._claims.handle_notice(values)
             return
         name, where = values["name"], values["value"]
         if where == self._serial:
@@ -103,7 +103,7 @@ def join_streams(server: LiveServer, link: SupervisorLink, serial: int, folder: 
     streams = WorkerStreams(server, serial, folder, send)
 
     async def told(message: RpcMessage) -> None:
-        streams.told(json.loads(message.data[0]))
+        streams.handle_notice(json.loads(message.data[0]))
 
     link.node.add_command(WORKER, "names", told)
     return streams
