@@ -392,7 +392,7 @@ class Supervisor:
             os.close(words_fd)
             if not self._started:
                 raise ConfigError(f"cannot start worker {number}: {error.strerror or error}") from error
-            self._due[number] = self._clock() + self._restarts[number].ended(0.0) + _LOOK_S
+            self._due[number] = self._clock() + self._restarts[number].pause_after(0.0) + _LOOK_S
             _log.error("worker cannot be started", worker=number, fault=str(error))
             return
         finally:
@@ -424,7 +424,7 @@ class Supervisor:
         self._bury(worker)
         if self._ends():
             return
-        wait_s = self._restarts[worker.number].ended(lived_s)
+        wait_s = self._restarts[worker.number].pause_after(lived_s)
         self._due[worker.number] = now + wait_s
         said = {key: words[key] for key in ("error", "hint", "stack") if words.get(key)}
         _log.error(
