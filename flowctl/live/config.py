@@ -30,7 +30,7 @@ from flowctl.records.telemetry.options import EventsOptions
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 MOST_WORKERS: Final = 64
-"""Each costs some 50 MB, and each stream with viewers in all of them is sent to all of them."""
+"""Worker processes: each costs some 50 MB, and a stream with viewers in all of them is sent to all of them."""
 _POLICY_NAMES: Final = " or ".join(", ".join(LIVE_POLICIES).rsplit(", ", 1))
 
 

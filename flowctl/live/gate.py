@@ -34,18 +34,18 @@ _log: Final = structlog.get_logger("flowctl.live")
 _ROLES: Final[dict[RequestKind, Role | None]] = {"connect": None, "publish": Role.PUBLISHER, "play": Role.VIEWER}
 _LOG_IN: Final = Refusal("A user and a password are needed.", Why.UNAUTHORIZED)
 _SPARE_S: Final = 1.0
-"""Beyond the time of the hooks, so that their own word about it comes first."""
+"""Time beyond that of the hooks, so that their own refusal comes before the gate's timeout."""
 
 _Answer = Callable[[Question, Refusal | None], None]
 _Step = Callable[[_Answer], Question | Refusal | None]
-"""Asks one of those that decide: what it answers at once, or a question that it answers later."""
+"""Asks one of those that decide: returns its answer, or a question that is answered later."""
 
 IDLE_S: Final = 60.0
-"""After so long without a request a visit is over: players ask for the playlist once per segment, 30 s at most."""
+"""Time without a request after which a visit is over: players ask for the playlist once per segment, 30 s at most."""
 _VISIT_LOOK_S: Final = 5.0
 _MOST_VISITS: Final = 16_384
 _MOST_VISITS_OF_ADDRESS: Final = 256
-"""Beyond that each request is asked about on its own: who invents queries pays for it, and pushes nobody out."""
+"""Visits of one address. Beyond it each request is asked about on its own: who invents queries slows only itself."""
 
 _VisitKey = tuple[str, str, bytes]
 

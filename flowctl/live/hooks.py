@@ -34,29 +34,29 @@ from flowctl.live.access.turns import FairQueue, Turns
 
 _LEAST_STOP_S: Final = 0.1
 _MOST_WORKERS: Final = 32
-"""Threads for plain functions that decide. More questions than that wait for one, addresses in turn."""
+"""Threads for plain functions that decide. More questions wait for one, addresses in turn."""
 _MOST_COROUTINES: Final = 1000
-"""Coroutines that decide at a time. More questions than that wait, addresses in turn."""
+"""Coroutines that decide at a time. More questions wait, addresses in turn."""
 _MOST_ASKING: Final = 4096
 _MOST_ASKING_OF_ADDRESS: Final = 256
-"""Of those that wait for a coroutine, of all and of one address; more are refused at once."""
+"""Questions of all addresses, and of one, that wait for a coroutine; more are refused at once."""
 _QUEUE_BYTES: Final = 32 * 1024 * 1024
-"""What may wait for `frame`: half a minute of a stream of 8 Mbit/s, whose recorder meets a disk that stands still."""
+"""Frames that may wait for `frame`: half a minute of a stream of 8 Mbit/s, while its recorder's disk stands still."""
 _ITEM_BYTES: Final = 512
-"""Charged for each that waits on top of its payload."""
+"""Memory charged for each call that waits, beside its payload."""
 
 _MOST_NEWS: Final = 32
-"""Publications of one address that the application has not heard of yet: four times as many as it may have at once."""
+"""Publications of one address that wait to be told to the application: four times as many as it may have at once."""
 
 _MOST_WAITING: Final = 10_000
-"""News that wait while the application does not listen; of viewers and connections, more than that are left out."""
+"""Calls that wait while the application is busy; beyond it those about viewers and connections are left out."""
 
 _NEWS: Final[dict[RequestKind, tuple[str, str]]] = {
     "connect": ("", "closed"),
     "publish": ("published", "ended"),
     "play": ("played", "stopped"),
 }
-"""What tells that something has begun and is over, by kind."""
+"""Methods that tell that something has begun and that it has ended, by kind of request."""
 
 
 class LiveFrame(NamedTuple):

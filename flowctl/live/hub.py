@@ -28,16 +28,16 @@ from flowctl.live.stream import Stream, StreamMember, Taker
 
 _log: Final = structlog.get_logger("flowctl.live")
 _SILENT_S: Final = 1.0
-"""A publisher that sent neither sound nor picture for so long is not there, when its owner asks for the name again:
-encoders send both many times a second."""
+"""Silence after which a publisher counts as away when its owner asks for the name again: encoders send sound or picture
+many times a second."""
 _LEAST_TOLD_S: Final = 1.0
-"""Between two ends of a stream that are told to its viewers, and so between two beginnings: sooner, the name is kept as
-within the grace time, and a publisher that is back goes on where it stopped."""
+"""Shortest time between two ends of a stream that its viewers are told, and so between two beginnings: sooner, the name
+is kept as within the grace time, and a publisher that is back goes on where it stopped."""
 _TURN_S: Final = 0.5
-"""Where names are decided elsewhere: for the next publisher, here or at another server, before viewers are told."""
+"""Where names are decided elsewhere: time for the next publisher, here or there, before viewers are told of the end."""
 MOST_STREAMS: Final = 10_000
-"""Streams published or waited for at a time: far more than one process can serve. Names cost memory, and players may
-wait for any number of them."""
+"""Streams that are published or waited for at a time, far more than one process can serve. Names cost memory, and
+players may wait for any number of them."""
 
 
 class Viewer(StreamMember, Protocol):

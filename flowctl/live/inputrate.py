@@ -15,22 +15,23 @@ from flowctl.core.loop.work import Overrun
 from flowctl.errors import LimitExceededError
 
 BURST_S: Final = 2.0
-"""How much of the rate may come at once: encoders that reconnect, and players of files, send what they have."""
+"""Size of a burst, in seconds of the rate: encoders that reconnect, and players of files, send what they have."""
 
 LONGEST_PAUSE_S: Final = 1.0
-"""Longest pause, in seconds. While input is held nobody sees the peer's end, nor looks at its other limits; rates so
+"""Longest pause, in seconds. While input is held the server sees neither the peer's end nor its other limits; rates so
 low that one turn is worth more than that are exceeded instead."""
 
 SINGLE_MESSAGES: Final = 4
-"""Reads with no more than this need no count: they cost more than their messages do, and viewers, who never send more
-at a time, are spared the object."""
+"""Messages in a read up to which it is not counted: counting costs more than so few messages do, and viewers, who never
+send more at a time, are spared the object."""
 
 FULL_BYTES: Final = 120
-"""Octets, headers too, of the mean message of a read from which on a message counts once."""
+"""Mean size of the messages of a read, headers included, from which on each counts as one message."""
 
 _MOST_TIMES: Final = 10.0
-"""A smaller one counts in proportion more often, up to this: encoders send 50 a second at most, AAC's silence in 14
-octets, and a flood has megabytes, minutes of work, on the way in the kernels of both ends when its sender leaves."""
+"""Largest weight of a message; smaller ones than `FULL_BYTES` count in proportion more often: encoders send 50 a second
+at most, AAC's silence in 14 octets, and a flood has megabytes, minutes of work, on the way in the kernels of both ends
+when its sender leaves."""
 
 
 def weight_of(messages: int, size_bytes: int) -> float:

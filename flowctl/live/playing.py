@@ -38,11 +38,11 @@ from flowctl.reasons import CloseReason, DropReason
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"
 CONTROL_LANE: Final = "control_lane"
-"""The limits on what waits in the control lane of a Sender: `control_bytes` and `control_messages` of its settings.
-Who goes over them makes us answer, and does not read the answers."""
+"""Name of the limits on the control lane of a Sender, `control_bytes` and `control_messages` of its settings. A peer
+that exceeds them makes the server answer, and does not read the answers."""
 _CONTROL_BYTES_PER_S: Final = 16 * 1024
 """Input that a viewer at its soft limit or above may still send: far more than its acknowledgements, pongs and close
-take, so that they are seen, and too little to make us work."""
+take, so that they are seen, and too little to make the server work."""
 _VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 TEXT: Final = 100
-"""Longest name of a player or stream that is told, characters."""
+"""Longest name of a player or stream in a row, characters."""
 
 
 def address_of(peer: tuple[str, int]) -> str:

@@ -54,7 +54,7 @@ _MOST_REFUSED: Final = 1024
 _FLOODS: Final = 50
 """Bursts of new connections that may come to nothing before an address is punished for them."""
 _RECONNECT_HEAD_START_S: Final = 0.2
-"""Between asking clients to reconnect and closing their connections: time for the request to arrive first."""
+"""Time between asking clients to reconnect and closing their connections: the request arrives first."""
 _OF_NAMES: Final = {
     "second_publisher": "second_publisher",
     "return_grace_s": "return_grace",
@@ -62,7 +62,7 @@ _OF_NAMES: Final = {
 }
 """Settings that decide about names of streams, by place."""
 _DRAIN_LOOK_S: Final = 0.05
-"""Between two looks whether all have left a server that drains."""
+"""Time between two looks whether all clients have left a server that drains."""
 
 
 class BanOutcome(NamedTuple):

@@ -48,7 +48,7 @@ _log: Final = structlog.get_logger("flowctl.live")
 _RATE_LIMIT: Final = "messages_per_second"
 _NOTHING: Final = memoryview(b"")
 _REFUSED_S: Final = 2.0
-"""How long a client whose publish was refused may take to ask for another name. Most leave by themselves; librtmp, like
+"""Time in which a client whose publish was refused may ask for another name. Most leave by themselves; librtmp, like
 OBS, does not know the code for a bad name and waits for our close, which of SRS and nginx-rtmp comes at once."""
 MESSAGES_PER_TURN: Final = 256
 """Messages of one connection that are treated before the others on its thread get their turn: some 1.5 ms of work. A
@@ -58,10 +58,10 @@ _LARGEST_PIECE: Final = 4096
 """Octets parsed at a time. A message takes one octet at least and some 6 us, so the first piece of a flood costs 25 ms
 at most and the following ones 3 ms, while a publisher of 10 Mbit/s pays 300 calls per second, 0.3 % of a core."""
 _FEW: Final = 4
-"""A piece of input with no more than this share of a turn's messages lets the next one be twice as large."""
+"""Part of a turn's messages, one in this many, up to which a piece of input lets the next one be twice as large."""
 _FOREIGN: Final = frozenset({"not-rtmp", "tls-on-plain-port"})
 _BY_BROWSERS: Final = (b"\x16", b"\x80\x46\x01", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
-"""What a browser begins with, wherever a page sends it: TLS, the hello of SSL 2 (ICE over ``ssltcp``), or a request."""
+"""First bytes of a browser, wherever a page sends it: TLS, the hello of SSL 2 (ICE over ``ssltcp``), or a request."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
 _WATCHING: Final = frozenset({StreamState.PLAYING, StreamState.WAITING})
@@ -69,9 +69,9 @@ _StreamRequest = rtmp_events.PublishRequested | rtmp_events.PlayRequested
 _Request = rtmp_events.ConnectRequested | _StreamRequest
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
 _NO_PUBLISHING: Final[dict[int, Publishing]] = {}
-"""Of all who publish nothing, nearly all peers: never changed."""
+"""Publications of a peer that has none, as nearly all peers: shared, and never changed."""
 _NAME_S: Final = 3.0
-"""How long a publish waits for its name where that is decided elsewhere; then it is refused: two that publish under one
+"""Time that a publish waits for its name where that is decided elsewhere; then it is refused: two publishers under one
 name would be worse."""
 _GRACEFUL: Final = frozenset({CloseReason.FINISHED, CloseReason.KICKED, CloseReason.BANNED, CloseReason.SHUTDOWN})
 

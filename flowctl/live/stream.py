@@ -25,19 +25,19 @@ from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 _CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
 _CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
-"""What shows the publisher's clock. Encoders send headers and metadata with timestamp 0, whatever their clock says."""
+"""Messages that show the publisher's clock: headers and metadata have timestamp 0, whatever that clock says."""
 _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
 _LINKS: Final = -1
-"""Stands for message stream id 1 of the servers that follow this one; no player has it."""
+"""Key of the wire of servers that follow this one, whose message stream id is 1; no player has this id."""
 MOST_WIRES: Final = 8
 """Message stream ids on which a stream can be played at a time; as many as a connection may open."""
 _GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""
 KEY_WAIT_S: Final = 10.0
-"""How long frames of a stream that has not shown a key frame yet are held back, since nobody could decode them: the
-longest time between key frames that encoders are usually set to. Some refresh without any: theirs pass after that."""
+"""Longest time between key frames that encoders are usually set to. Frames before the first one are held back for so
+long, since no player could decode them; of encoders that refresh without key frames they pass then."""
 _LONGEST_GAP_MS: Final = 3_600_000
 
 

@@ -27,12 +27,12 @@ _DATA_CSID: Final = 7
 """Chunk streams of the log: others than those of the sessions' own replies (2, 3, 5), which stand between messages."""
 
 HEADER_BYTES: Final = 64 * 1024
-"""Largest header that is kept: parameter sets take less than 1 KiB, and metadata 2; what is longer is the key frame
-index of a file of hours, which a viewer of a live stream has no use for."""
+"""Largest header that is kept: parameter sets take less than 1 KiB, and metadata 2; a longer one is the key frame index
+of a file of hours, which a viewer of a live stream has no use for."""
 HEADERS_BYTES: Final = 1024 * 1024
-"""What all headers of a publisher may take: 64 tracks with parameter sets of 16 KiB."""
+"""Size of all headers of a publisher: 64 tracks with parameter sets of 16 KiB."""
 HEADERS: Final = 64
-"""Headers kept: one per track and kind; a publisher that invents tracks without end gets no further."""
+"""Headers kept of a publisher: one per track and kind, so that one that invents tracks gets no further."""
 
 _T = TypeVar("_T")
 

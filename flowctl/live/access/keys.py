@@ -22,13 +22,13 @@ from flowctl.errors import ConfigError
 from flowctl.live.access.request import RequestKind, Use
 
 LEAST_KEY_CHARS: Final = 16
-"""Shorter keys can be found by trying, where somebody has the file."""
+"""Shortest key, characters: a shorter one can be guessed by trial where somebody has the file."""
 _SALT_BYTES: Final = 16
 _KEY_BYTES: Final = 18
 """144 bits, 24 characters."""
 _MOST_KEYS: Final = 1000
 _MOST_SALTS: Final = 32
-"""A key that is tried is hashed with each of them, a microsecond; files that were put together have a few."""
+"""Most salts of one file: a key that is tried is hashed with each, a microsecond; files put together have a few."""
 _MOST_KEY_CHARS: Final = 1024
 _STORED: Final = re.compile(r"sha256:([0-9a-f]{8,64}):([0-9a-f]{64})")
 USES: Final[tuple[Use, ...]] = ("publish", "play", "edge")

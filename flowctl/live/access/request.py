@@ -11,9 +11,9 @@ from flowctl.core.text.fieldtypes import check_fields
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 
 RequestKind = Literal["connect", "publish", "play"]
-"""What is asked for. Who comes over HTTP is asked about "play" alone: there a connection is for nothing else."""
+"""What a client asks for. Over HTTP it is always "play": a connection is for nothing else there."""
 Use = Literal["publish", "play", "edge"]
-"""What a proof is for; one for an edge is one to play, too."""
+"""What a token or key allows; one for an edge allows playing, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Why(enum.Enum):
 
 
 NOT_GENUINE: Final = "The token is not one for this."
-"""What is said of a token that somebody may have made up; of others it is said in other words why they are not good."""
+"""Refusal of a token that may be made up; a genuine one that is not good is refused with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Refusal:
 
 
 UNDECIDED: Final = Refusal("The server could not decide whether to allow this.", Why.UNAVAILABLE)
-"""What a client is told when a hook raised something, or returned what is no answer."""
+"""Refusal of a client whose hook raised an exception or returned an invalid answer."""
 TOO_SLOW: Final = Refusal("The server did not decide in time.", Why.UNAVAILABLE)
 
 

@@ -23,7 +23,7 @@ from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.wire.rtmp.url import redact_url
 
 KEY_PARAMETERS: Final = ("key", "secret")
-"""Where clients put a key behind the name; ``secret`` is what SRS users write."""
+"""Query parameters of a stream name in which clients send a key; ``secret`` is that of SRS."""
 _MOST_LEEWAY_S: Final = 3600.0
 _MOST_HOOK_S: Final = 60.0
 _MOST_HOOKS: Final = 8
@@ -174,7 +174,7 @@ class StreamAccess:
 
 
 PROOF_SETTINGS: Final = {Proof.KEY: "keys_file", Proof.TOKEN: "token_secret_file", Proof.JWT: "jwt_key"}
-"""The setting that has what each proof is checked with."""
+"""Setting of the file with which each kind of proof is checked."""
 _NOTHING_TO_CHECK: Final = "The server has nothing to check this proof with."
 
 

@@ -38,32 +38,32 @@ if TYPE_CHECKING:
 
 _log: Final = structlog.get_logger("flowctl.access")
 _AT_ONCE: Final = 64
-"""Questions under way. A hook server that answers in 5 ms decides about ten thousand a second."""
+"""Questions under way at a time. A hook server that answers in 5 ms decides about ten thousand a second."""
 _MOST_WAITING: Final = 4096
 _MOST_PER_ADDRESS: Final = 256
-"""Of those that wait, and of news: that one address does not keep out, or push out, what others do."""
+"""Questions, and news, of one address that wait: it shall not keep out, or push out, those of others."""
 _MOST_ANSWER_BYTES: Final = 64 * 1024
-"""SRS's own servers answer with some 20."""
+"""Longest answer; SRS's own servers answer with some 20 bytes."""
 _TELLERS: Final = 4
-"""What one connection does is told in order; what several do, side by side."""
+"""Threads that send news: those of one connection in order, those of several side by side."""
 _MOST_NEWS: Final = 4096
 _LOG_EVERY_S: Final = 10.0
 _MOST_HOSTS: Final = 256
 _WIND_UP_S: Final = 1.0
-"""For what is being sent at the end to be given up in order; it takes milliseconds."""
+"""Time at the end in which requests under way are given up in order; it takes milliseconds."""
 _ACTIONS: Final[dict[RequestKind, tuple[str, str]]] = {
     "connect": ("on_connect", "on_close"),
     "publish": ("on_publish", "on_unpublish"),
     "play": ("on_play", "on_stop"),
 }
 _SAYS_NO: Final = {401: Why.UNAUTHORIZED, 403: Why.FORBIDDEN}
-"""Statuses that decide. Others, 404 among them, come of a wrong address or a server in trouble as well. 401 alone says
-that the client may have guessed: another no may be that the show is over, for a crowd whose tokens were all good."""
+"""Statuses that refuse. Others, 404 among them, come of a wrong address or a server in trouble as well. 401 alone says
+that the client may have guessed: another refusal may be the end of a show, for a crowd whose tokens were good."""
 _REFUSED: Final = "The server's hook does not allow this."
 _FAILED: Final = Refusal("The server could not ask whether to allow this.", Why.UNAVAILABLE)
 _SERVER_ID: Final = f"vid-{secrets.token_hex(4)}"
 _SERVICE_ID: Final = secrets.token_hex(4)
-"""Of this process: SRS keeps the first one across restarts where it has a file for it, and makes the second anew."""
+"""Identity of this process: SRS makes it anew at each start, and keeps `_SERVER_ID` where it has a file for it."""
 
 
 class _NoAnswerError(Exception):

@@ -17,7 +17,7 @@ from flowctl.live.access.request import NOT_GENUINE, RequestKind, Use
 from flowctl.live.access.tokens import read_private
 
 _LEAST_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
-"""Of a shared secret: as long as the hash (RFC 7518 section 3.2)."""
+"""Shortest shared secret of an algorithm: as long as its hash (RFC 7518 section 3.2)."""
 _PUBLIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _MOST_CHARS: Final = 8192
 _MOST_PATTERNS: Final = 100

@@ -31,9 +31,9 @@ _NOT_STATIC: Final = ("/api/", "/metrics", "/openapi.json", "/healthz", "/readyz
 _JSON: Final = "application/json"
 _Number: TypeAlias = Annotated[int, PathParameter(ge=1, le=10**18 - 1)]
 _APART: Final = frozenset({"events", "metrics"})
-"""Operations with a path of their own here."""
+"""Operations that have a path of their own."""
 _BOTH: Final = frozenset({"limits"})
-"""Operations that show where nothing is to be set."""
+"""Operations that show the state when they are called with nothing to set."""
 _SHOWN_BY: Final = frozenset({"connection", "stream"})
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": Problem, "description": what}

@@ -14,9 +14,9 @@ from flowctl.control.operations import ANSWERED, BY_NAME, Permission
 
 _log: Final = structlog.get_logger("flowctl.admin")
 CarryOut: TypeAlias = Callable[[str, bytes, Permission, str], bytes]
-"""Carries out an operation, given its name, the call, what the caller may do, and who that is; returns the answer."""
+"""Carries out an operation: takes its name, the call, the caller's permission and name; returns the answer."""
 MOST_WAITING: Final = 32
-"""Calls of a kind that are being carried out or wait for it: as of the other surface, half for want of names."""
+"""Calls of one kind, reading or changing, that are being carried out or wait for it."""
 _STATUS: Final = {
     "FORBIDDEN": 403,
     "WRONG_ARGUMENT": 422,

@@ -35,12 +35,12 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 REQUEST_S: Final = 30.0
-"""How long a request may take: twice what workers that hang are waited for, and more."""
+"""Longest time of a request: more than twice what the server waits for workers that hang."""
 HEAD_BYTES: Final = 16 * 1024
 EVENTS: Final = "/api/v1/events"
-"""The one request that goes on."""
+"""Path of the events: the one request that has no end."""
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
-"""What anybody may ask: whether the server is there, in a word."""
+"""Paths that need no token: whether the server is there, in a word."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
 _CHANGES: Final = frozenset({"POST", "PUT", "PATCH"})
 HEADERS: Final = (

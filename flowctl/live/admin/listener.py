@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _log: Final = structlog.get_logger("flowctl.admin")
 _GRACE_S: Final = 1.0
-"""How long requests that are cut are waited for."""
+"""Time in which requests that are cut may end."""
 
 
 def tokens_of(config: LiveConfig) -> Tokens | None:

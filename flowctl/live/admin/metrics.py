@@ -38,7 +38,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "flowctl_flush_rounds": ("Rounds in which streams were written to their viewers.", ()),
     "flowctl_handler_errors": ("Exceptions of handlers, which were contained.", ()),
 }
-"""Counters: what they count, and their labels; their samples are called so with ``_total`` behind."""
+"""Counters: what they count, and their labels; the names of their samples end in ``_total``."""
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "flowctl_connections": ("Open connections.", ("stream", "role", "state")),
     "flowctl_streams": ("Streams that are published.", ()),
@@ -50,7 +50,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "flowctl_workers": ("Processes that have answered.", ()),
 }
 DELAY: Final = "flowctl_viewer_delay_seconds"
-"""How far behind the viewers are that are there now, by stream: a histogram of the moment."""
+"""Histogram of how far the present viewers are behind, by stream."""
 
 
 class Metrics(Collector):

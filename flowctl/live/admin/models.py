@@ -232,4 +232,4 @@ ANSWERS: Final[dict[str, type[BaseModel]]] = {
     "reload": Anything,
     "changes": Changes,
 }
-"""By operation; one that is not here answers as it likes."""
+"""Model of the answer by operation; the answers of other operations have no fixed form."""

@@ -25,15 +25,15 @@ from flowctl.core.text.addresses import address_key
 from flowctl.live.admin.guard import HEAD_BYTES
 
 MOST_CONNECTIONS: Final = 128
-"""Open at a time, with those that listen to events: people, scrapers and their retries."""
+"""Connections open at a time, listeners to events included: people, scrapers and their retries."""
 MOST_STRANGERS: Final = MOST_CONNECTIONS // 2
-"""Of them such as have shown no token; one more has the oldest of them closed."""
+"""Of these, connections that have shown no token; one more closes the oldest of them."""
 MOST_PER_ADDRESS: Final = 8
-"""Of these of one address: a browser opens 6 for a page."""
+"""Connections of one address without a token: a browser opens 6 for a page."""
 HEAD_S: Final = 10.0
-"""How long a peer may take for the head of its first request; uvicorn itself waits for ever."""
+"""Time that a peer may take for the head of its first request; uvicorn itself waits for ever."""
 SEND_S: Final = 20.0
-"""How long a peer may take for `SENT_BYTES` of its answer, or what is left of it; also one that is closed already."""
+"""Time in which a peer must take `SENT_BYTES` of its answer, or what is left of it, even when it is being closed."""
 SENT_BYTES: Final = 16 * 1024
 KEEP_ALIVE_S: Final = 10
 BACKLOG: Final = 64
@@ -41,7 +41,7 @@ BACKLOG: Final = 64
 GRACE_S: Final = 1
 _WORK_S: Final = 0.001
 _REST: Final = 3.0
-"""How long the loop rests after a millisecond of work or more, as a multiple of it: a quarter of a core is some 250
+"""Rest of the loop after a millisecond of work or more, as a multiple of that work: a quarter of a core is some 250
 requests a second, which no operator needs, and a flood gets no more."""
 _MOST_REST_S: Final = 0.1
 

@@ -23,16 +23,16 @@ from flowctl.live.admin.guard import Receive, Scope, Send
 
 _log: Final = structlog.get_logger("flowctl.admin")
 POLL_S: Final = 0.25
-"""Between two questions: a page shows what happened within half a second."""
+"""Time between two reads of what has happened: a page shows it within half a second."""
 HEARTBEAT_S: Final = 15.0
-"""A comment goes out after so long without an event: proxies cut what is silent for a minute."""
+"""Silence after which a comment is sent: proxies cut a connection that is silent for a minute."""
 KEPT: Final = 1024
 MOST_QUEUED: Final = 256
 """Events that may wait for one listener."""
 MOST_LISTENERS: Final = 32
-"""Of all callers. One may have as many as it leaves free, half of them at most, so that another finds room."""
+"""Listeners of all callers. One caller may have as many as it leaves free, half of them at most: others find room."""
 CHANGE: Final = "change"
-"""What only those hear who may list changes: it has the addresses that were banned."""
+"""Name of the event of a change; only callers who may list changes get it: it has the addresses that were banned."""
 _ASKED: Final = 500
 
 

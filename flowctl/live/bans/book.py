@@ -35,10 +35,10 @@ _log: Final = structlog.get_logger("flowctl.live")
 PENALTY: Final = "penalty"
 """Source of a ban that a server has made by itself."""
 STEP_S: Final = 2.0
-"""Difference between two clocks that is no drift: a clock that is corrected little by little moves by 1 in 2000."""
+"""Difference between two clocks that is more than drift: a clock that is corrected smoothly moves by 1 in 2000."""
 _SEEN_S: Final = 300.0
-"""How often the store is told the time, when nothing else is written: so much longer may a ban last if the clock is set
-back while the server is not running."""
+"""Time after which the store gets the present time, when nothing else is written: if the clock is set back while the
+server is stopped, a ban lasts longer by this at most."""
 _RETRY_S: Final = 10.0
 
 

@@ -35,19 +35,19 @@ from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason
 
 POLL_S: Final = 2.0
-"""Between two looks at the counts of all connections: a microsecond for each, a thousandth of a thread for 2000."""
+"""Time between two reads of the counts of all connections: a microsecond each, a thousandth of a thread for 2000."""
 _GUILTY_SHARE: Final = 0.02
-"""Of an allowance: a connection whose own part is smaller is not guilty of an overflow."""
+"""Share of an allowance that makes a connection guilty of an overflow: one with a smaller part is not."""
 _TOO_FAST: Final = "new_per_address_and_s"
 _MOST_WAITING: Final = 1024
 """Overflows that wait to be carried out; an address whose overflow finds no place offends again."""
 _OTHER_POINTS: Final = 1.0
-"""Of a limit that is in no table."""
+"""Points of a limit that is not in `LIMIT_POINTS`."""
 _MOST_OFFENDERS: Final = 4096
-"""Addresses of which it is known that their last connection offended."""
+"""Addresses that are remembered because their last connection offended."""
 _MOST_TRIED: Final = 65_536
-"""Tries that are remembered, of all addresses, some 6 MB; beyond it those of the address are forgotten that began to
-try longest ago: what it tries again counts once more."""
+"""Tries that are remembered, of all addresses, some 6 MB; beyond it the address that began to try longest ago is
+forgotten: what it tries again counts once more."""
 
 
 class Spared:
@@ -289,7 +289,7 @@ class PenaltyWatch(Observer):
 _OURS: Final = frozenset(
     {CloseReason.SHUTDOWN, CloseReason.KICKED, CloseReason.BANNED, CloseReason.INTERNAL, CloseReason.MEMORY_BUDGET}
 )
-"""Ends that are our doing: a connection that came to nothing for these is not counted."""
+"""Ends that the server decides: a connection that came to nothing because of one is not counted."""
 
 
 def _over_http(connection: Connection) -> bool:

@@ -33,22 +33,22 @@ from flowctl.errors import ConfigError
 MEMORY_S: Final = 366 * 86_400.0
 """How long a lifting is remembered: longer than a server is away for repair, or between two yearly events."""
 MOST_WORDS: Final = 2 * MOST_BANS
-"""Words of a map: what one ban list holds, and as many liftings. The oldest go first."""
+"""Words of a map: the bans of a full list, and as many liftings. The oldest words are dropped first."""
 MOST_WORD_BYTES: Final = 4096
 """Longest word: a ban with 64 kinds of evidence fits."""
 LIMITS: Final = frozenset({"soft", "hard", "low", "target_delay"})
-"""Names of the values of limits, which are texts as ``flowctl limits`` takes them."""
+"""Keys of the limits, whose values are texts as ``flowctl limits`` takes them."""
 BUCKETS: Final = 512
 """Parts in which maps are compared: sums of 4 KiB, and 200 words of a full list in each."""
 ROOM: Final = 1024
-"""Stamps that are free after each: of the same ban, whose end is moved when its server's clock is set. What is said
-after the ban is after all of them, also where they have not been heard of."""
+"""Stamps left free after each, for the same ban, whose end moves when its server's clock is set. A later word has a
+stamp behind all of them, even at a server that has not got them."""
 _MOST_NAME: Final = 64
 """Longest name of a member of a fleet, characters."""
 _MOST_SOURCE: Final = 200
-"""Longest text of who lifted a ban, as of who made one."""
+"""Longest source of a ban or a lifting, characters."""
 _MOST_MS: Final = 2**53
-"""Largest time of a stamp: what each reader of JSON has exactly, and 285,000 years."""
+"""Latest time of a stamp: each reader of JSON has it exactly; it is 285,000 years."""
 
 
 class WordKind(enum.Enum):
@@ -69,7 +69,7 @@ class Stamp(NamedTuple):
 
 
 WordPlace = tuple[str, WordKind, str]
-"""Network ("" of the limits), kind, and of bans the server: for each, one word stays."""
+"""Network ("" for the limits), kind, and for a ban its server: a map keeps one word for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from flowctl.wire.zeromq.curve import KeyPair
 from flowctl.wire.zeromq.keytext import parse_key
 
 MOST_MEMBERS: Final = 32
-"""Members of one fleet: each speaks with each. Servers by the hundred want a tree, which this is not."""
+"""Members of one fleet: each speaks with each. Servers by the hundred need a tree, which a fleet is not."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TOP: Final = frozenset({"name", "listen", "key_file", "members"})
 _MEMBER: Final = frozenset({"address", "key"})

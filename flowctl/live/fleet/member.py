@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 _log: Final = structlog.get_logger("flowctl.fleet")
 COMPARE_S: Final = 5.0
-"""Between two comparisons: what was lost is found that soon, for 8 KiB per member."""
+"""Time between two comparisons: a lost message is made good within it, for 8 KiB per member."""
 _PASSING_S: Final = 2 * COMPARE_S
-"""How long a message is tried: after that, comparisons have said more."""
+"""Time for which sending a message is retried: after that, comparisons have carried more."""
 _WINDOW: Final = 64
-"""Messages under way to a member: of one that is away nothing more is kept."""
+"""Messages under way to a member: while it is away no more are kept for it."""
 PAGE_BYTES: Final = 256 * 1024
-"""Words in one message: what a member parses in some 20 ms, a little at a time."""
+"""Size of the words in one message: a member parses it in some 20 ms, a little at a time."""
 _MOST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-"""A bucket of a full list, 400 words, each as long as can be; a page is far smaller."""
+"""Longest message: a bucket of a full list, 400 words of the greatest length; a page is far smaller."""
 _MOST_WAITING_BYTES: Final = _WINDOW * PAGE_BYTES
-"""Messages of a member that are not read yet, where a disk or workers hold that up: a window of full pages."""
+"""Messages of a member that wait to be read while a disk or workers are slow: a window of full pages."""
 _MESSAGE_BYTES: Final = 1024
-"""What a message takes while it waits, however short it is."""
+"""Memory charged for a message that waits, however short it is."""
 _REST_EVERY: Final = 64
 """Words between two rests: a millisecond of work beside a server."""
 _REST_S: Final = 0.004

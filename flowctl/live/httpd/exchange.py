@@ -34,24 +34,24 @@ class HttpLimits:
     """Path and query, with room for a signed token of 4 KiB (nginx: 8 KiB). More is answered with 414."""
 
     body_bytes: int = 64 * 1024
-    """Body of a request; what is served here needs none. It is read and left. More is answered with 413."""
+    """Body of a request; no request here needs one, so it is read and dropped. More is answered with 413."""
 
     request_time_s: float = 10.0
-    """From accept, or the first octet of a request, to its end: headers and body (nginx: 60 s). Then comes 408."""
+    """Time from accept, or the first octet of a request, to its end: headers and body (nginx: 60 s). Then comes 408."""
 
     idle_s: float = 60.0
-    """Between two requests (nginx ``keepalive_timeout``: 75 s). The connection is closed then."""
+    """Time between two requests (nginx ``keepalive_timeout``: 75 s). The connection is closed then."""
 
     requests: int = 1000
     """Requests on one connection (nginx ``keepalive_requests``: 1000); the last answer says that it closes."""
 
     wait_s: float = 60.0
-    """How long a player may wait for a stream that nobody publishes, where it may at all, if `player_wait_s` of RTMP
+    """Longest wait of a player for a stream that is not published, where it may wait at all and `player_wait_s` of RTMP
     does not end it earlier: clients and proxies give up after about that. Then comes 404."""
 
     frames_per_second: float = 50.0
-    """WebSocket frames that a player may send, after a burst of two seconds' worth. More is read later;
-    who goes on for `cut_after_s` of `WorkLimits` is cut."""
+    """WebSocket frames that a player may send, after a burst of two seconds' worth. More is read later; a player that
+    goes on for `cut_after_s` of `WorkLimits` is cut."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -22,7 +22,7 @@ _CLOSE: Final = 0x88
 """First octets of WebSocket frames that are whole messages (RFC 6455 section 5.2)."""
 _SHORT: Final = 126
 _LONG: Final = 127
-"""Lengths that stand for two and for eight octets of length behind them."""
+"""Values of the length octet that announce a length of two and of eight octets behind it."""
 _GONE: Final = struct.pack(">H", 1000) + b"the publisher has gone"
 
 
@@ -37,7 +37,7 @@ def frame(payload: bytes, first: int = _BINARY) -> bytes:
 
 
 GOING_AWAY: Final = frame(struct.pack(">H", 1001) + b"the server stops", _CLOSE)
-"""What tells a player that the server goes away (RFC 6455 section 7.4.1): it may come again."""
+"""Frame that tells a player that the server stops (RFC 6455 section 7.4.1): it may come again."""
 
 
 class FlvTags(WireFormat):
@@ -109,8 +109,8 @@ FRAMES: Final = FlvFrames()
 
 
 SETTLE_S: Final = 1.0
-"""How long a stream that has just begun may take to show both sound and picture. The header of FLV says which there
-are, and mpegts.js waits for ever for one that was announced and does not come."""
+"""Time in which a stream that has just begun shows both sound and picture. The header of FLV says which there are, and
+mpegts.js waits for ever for one that was announced and does not come."""
 FLV_TYPE: Final = "video/x-flv"
 
 

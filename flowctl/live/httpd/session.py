@@ -43,15 +43,16 @@ from flowctl.wire.rtmp.url import Query, RtmpUrl
 _log: Final = structlog.get_logger("flowctl.live")
 ANY_ORIGIN: Final = "*"
 _PIECE_BYTES: Final = 4096
-"""Octets that h11 is given at a time: what is in it counts against `header_bytes` before it is parsed."""
+"""Octets that h11 is given at a time: they count against `header_bytes` before they are parsed."""
 _FRAMES_PIECE_BYTES: Final = 512
 """Octets of a WebSocket player parsed at a time: some 85 of the smallest frames, 2 ms of work."""
 _PIPELINED: Final = 16
 """Answers that may wait for a client before the next of its requests is looked at."""
 _PIPELINED_BYTES: Final = 64 * 1024
-"""What they may come to, but for the last: sixteen parts of files would be megabytes for a read of 2 kB."""
+"""Size of these answers, without the last one: sixteen parts of files would be megabytes for a read of 2 kB."""
 CONNECTION_COST: Final = 0.125
-"""Of its address's rate of new ones, what a connection takes: browsers and proxies open one for a request or two."""
+"""Part that a connection takes of its address's rate of new ones: browsers and proxies open one for a request or
+two."""
 _TLS: Final = b"\x16"
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _VERSIONS: Final = frozenset({b"1.0", b"1.1"})
@@ -91,7 +92,7 @@ class Phase(enum.Enum):
 
 
 _READY: Final = frozenset({Phase.IDLE, Phase.READING})
-"""In these the next part of a request is looked at."""
+"""Phases in which the next part of a request may be read."""
 
 
 class HttpSession(ViewerSession):

@@ -17,11 +17,11 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.live.httpd.exchange import HeaderFields, Request
 
 _HANDSHAKE: Final = frozenset({b"connection", b"sec-websocket-key", b"sec-websocket-version"})
-"""Headers of the request that say whether it may be accepted. Neither subprotocols nor extensions are offered: what is
-compressed for one player cannot be serialised once for all."""
+"""Request headers that decide whether the handshake is accepted. Neither subprotocols nor extensions are offered: what
+is compressed for one player cannot be serialised once for all."""
 VERSION: Final = "13"
 _KEY_BYTES: Final = 16
-"""RFC 6455 section 4.2.1: another one is no handshake."""
+"""Length of the decoded key; a handshake with another one is not valid (RFC 6455 section 4.2.1)."""
 
 
 class Taken(NamedTuple):

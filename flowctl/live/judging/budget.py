@@ -29,12 +29,12 @@ from flowctl.units import format_size
 _Key = TypeVar("_Key", bound=Hashable)
 
 ENTRY_OVERHEAD_BYTES: Final = 480
-"""What one message of a log costs beside its bytes: the entry, its two tuples of totals with their numbers, and the
+"""Memory of one message of a log beside its bytes: the entry, its two tuples of totals with their numbers, and the
 header of the bytes object. Measured with tracemalloc on CPython 3.11: 471 to 480 bytes."""
 MESSAGE_OVERHEAD_BYTES: Final = 130
-"""What one message of a viewer's own costs beside its bytes: a tuple, a time, the header of the bytes object."""
+"""Memory of one message of a viewer's own queue beside its bytes: a tuple, a time, the header of the bytes object."""
 _SETTLE_S: Final = 0.5
-"""A viewer that was told to thin is left alone for so long: its own thread does it, in its next flush."""
+"""Time for which a viewer that was told to thin is not judged again: its own thread does it, in its next flush."""
 _LOW_SHARE: Final = 0.8
 
 

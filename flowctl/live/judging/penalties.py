@@ -41,21 +41,22 @@ from flowctl.units import format_duration
 FIRST_S: Final = 600.0
 """Length of the first penalty, and of the first ban."""
 MOST_S: Final = 86_400.0
-"""Longest one."""
+"""Length of the longest penalty, and longest period of an allowance."""
 MILD_S: Final = 60.0
-"""Length of that of a mild offence, however often."""
+"""Length of the penalty of a mild offence, however often it is repeated."""
 HALF_LIFE_S: Final = 6 * 3600.0
 """Time in which half of a repeat is forgotten: an offence of the morning counts for little in the evening."""
 NETWORK_TIMES: Final = 8
-"""Allowance of a network in those of an address: as many offenders, as the pipeline wants for a ban of a subnet."""
+"""Allowance of a network as a multiple of that of an address. It is the number of abusive addresses from which the
+analysis may ban a /24 or /48 whole (`subnet_addresses` of `flowctl.analyze.abuse.weights`)."""
 MOST_RECORDS: Final = 16_384
 """Addresses, and networks, that are remembered: some 10 MB if all of them offend in every way."""
 _LOOKS: Final = 8
-"""Records among which the least guilty makes room for a new one."""
+"""Records that are compared when the book is full; the least guilty of them makes room for a new one."""
 _MOST_NAMES: Final = 16
-"""Kinds of evidence of one record."""
+"""Kinds of evidence that one record keeps."""
 _FORGIVEN: Final = 0.05
-"""A repeat of which so little is left is none."""
+"""Rest of a repeat below which it counts as forgotten."""
 
 
 class Offence(enum.Enum):
@@ -76,7 +77,7 @@ class Offence(enum.Enum):
 
 
 MILD: Final = frozenset({Offence.CONNECTIONS})
-"""Offences that cost little and may be somebody else's: they lead to a limit of `MILD_S`, however often."""
+"""Offences that cost little and may be other people's: they lead to a limit of `MILD_S`, however often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Allowance:
 USUAL: Final[Mapping[Offence, Allowance]] = MappingProxyType(
     {Offence.COMMANDS: Allowance(20, 40), Offence.CONTROL: Allowance(30, 3)}
 )
-"""What a well-behaved connection does, which is never charged: six commands to publish, three to play, then pauses;
+"""Rates of a well-behaved connection, which are never charged: six commands to publish, three to play, then pauses;
 librtmp acknowledges each 250 kB, ten times a second at 20 Mbit/s."""
 
 

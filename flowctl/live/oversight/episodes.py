@@ -20,7 +20,7 @@ from flowctl.core.flow.state import SendState
 from flowctl.reasons import DropReason
 
 _QUIET_S: Final = 2.0
-"""READY for so long ends an episode; shorter, a viewer at the edge of its link would begin one per key frame."""
+"""Time in state READY that ends an episode; with less, a viewer at its link's edge would begin one per key frame."""
 
 _log: Final = structlog.get_logger("flowctl.live")
 

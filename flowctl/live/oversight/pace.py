@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 _WORK_S: Final = 0.0003
-"""How long figures are gathered at a time: a few viewers."""
+"""Time of gathering figures between two rests: a few viewers."""
 _REST_S: Final = 0.001
-"""Long enough for a group to make some tens of system calls."""
+"""Length of a rest: a group makes some tens of system calls in it."""
 
 _MOST_REST_S: Final = 30.0
-"""A thread that keeps within a share is not silent for longer than that, whatever it has used."""
+"""Longest rest of a thread that keeps within its share, whatever it has used."""
 
 _T = TypeVar("_T")
 

@@ -33,11 +33,11 @@ from flowctl.wire.client.connect import connect_socket
 
 _log: Final = structlog.get_logger("flowctl.relay")
 MOST_HOPS: Final = 3
-"""Relays that a stream may come through by pushes."""
+"""Relays by which a stream may have come through pushes."""
 MOST_PUSHES: Final = 1000
 _BACKOFF: Final = Backoff(first_s=0.5, factor=2.0, most_s=30.0)
 _LOOK_S: Final = 2.0
-"""How often names that have viewers, and are neither published here nor followed, are looked for again."""
+"""Time between two searches for names that have viewers, and are neither published here nor followed."""
 _AGENT: Final = "FMLE/3.0 (compatible; flowctl relay; hops={})"
 _HOPS: Final = re.compile(r"flowctl relay; hops=(\d{1,2})\)")
 

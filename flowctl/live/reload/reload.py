@@ -35,12 +35,12 @@ from flowctl.live.reload.watchfile import FileStatus, WatchedFile
 
 _log: Final = structlog.get_logger("flowctl.live")
 _POLL_S: Final = 1.0
-"""Between two looks: a change is in force about a second after the rename, for two `stat` per second."""
+"""Time between two looks at the files: a change is in force a second after the rename, for two `stat` per second."""
 _REST_S: Final = 0.004
-"""Rest after a millisecond of parsing: leaves four fifths of the interpreter to the server."""
+"""Rest after a millisecond of parsing: it leaves four fifths of the interpreter to the server."""
 _JOIN_S: Final = 5.0
 DO_S: Final = 60.0
-"""How long a caller waits for what it asked for: the longest ban list is read and written in half of it."""
+"""Time that a caller waits for its job: the longest ban list is read and written in half of it."""
 
 _T = TypeVar("_T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]

@@ -24,8 +24,8 @@ from typing import Final
 from flowctl.errors import ConfigError, FlowctlError
 
 _FRESH_S: Final = 2.0
-"""A file that was changed so shortly before it was read is read again, although it looks the same: two changes within
-one tick of the file system's clock (4 ms, or 2 s on FAT) bear the same time."""
+"""Age of a change below which the file is read once more, even if it looks the same: two changes within one tick of the
+file system's clock (4 ms, or 2 s on FAT) have the same time."""
 
 _Look = tuple[int, int, int, int]
 

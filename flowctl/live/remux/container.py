@@ -22,7 +22,7 @@ from flowctl.live.remux.flvform import MP4, flv_of
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect
 
 _MARGIN_MS: Final = 60_000
-"""Sound may be a little earlier than the picture that begins a group; in FLV no time is less than 0."""
+"""Time of the first picture: sound may be a little earlier than it, and in FLV no time is less than 0."""
 _FRAGMENT: Final = {
     # `frag_discont` and no edit list: times in a fragment are those of its packets, and not counted from 0.
     "movflags": "empty_moov+default_base_moof+frag_custom+frag_discont+skip_trailer",
@@ -40,7 +40,7 @@ _LATEST_MS: Final = 0x7FFFFF  # that FLV can say
 _COMPOSED: Final = frozenset({"avc1", "hvc1", "vvc1"})  # in Enhanced RTMP: those whose pictures have such a time
 _CODED: Final = 1
 _CODED_X: Final = 3
-"""Packet types of Enhanced RTMP: a picture with its composition time, and one without, which stands for 0."""
+"""Packet types of Enhanced RTMP: a picture with its composition time, and one without, whose composition time is 0."""
 
 
 class Fragment(NamedTuple):

@@ -12,9 +12,9 @@ from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect
 
 FORWARD_MS: Final = 10_000
-"""A clock that goes on by more than this at once is another one: no file should claim hours that nobody filmed."""
+"""A clock that goes on by more than this at once is another one: no file should claim hours that were not filmed."""
 BACK_MS: Final = 5_000
-"""So is one that goes back by more. Audio and video of one publisher are less apart."""
+"""A clock that goes back by more than this is another one, too. Audio and video of one publisher are less apart."""
 HEADERS: Final = 32
 HEADERS_BYTES: Final = 1 << 20
 """Headers kept of a stream, a hundred times what encoders send; they stand at the beginning of each file."""

@@ -26,12 +26,12 @@ PART: Final = ".part"
 DEFAULT_NAME: Final = "{app}-{stream}-{time}"
 _FIELDS: Final = frozenset({"app", "stream", "time"})
 _NAME_BYTES: Final = 200
-"""Of one part of a path; file systems have 255, of which ``.flv.part`` and a number need some."""
+"""Length of one part of a path; file systems have 255, of which ``.flv.part`` and a number need some."""
 _TRIES: Final = 1000
 _YOUNG_S: Final = 60.0
 _AGAIN_SHARE: Final = 20
 _AGAIN_BYTES: Final = 64 << 20
-"""A disk that was full has room again when a 20th of it is free, or this."""
+"""Free space from which a disk that was full has room again, if it is less than a 20th of the disk."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ._=@+-]*\Z")
 
 

@@ -34,15 +34,15 @@ from flowctl.live.remux.writer import RecorderState, StreamWriter
 
 _log: Final = structlog.get_logger("flowctl.remux")
 _MOST_S: Final = 60.0
-"""A segment without a key frame is cut here: what is kept is memory, and players wait for it."""
+"""Longest segment where no key frame comes: what is kept is memory, and players wait for it."""
 _MOST_BYTES: Final = 64 << 20
 _ZERO_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
 _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
 _NAME_BYTES: Final = 230
-"""Of an application or a stream, encoded; file systems have 255, of which a number and the suffixes need some."""
+"""Longest encoded name of an application or stream; file systems have 255, of which number and suffixes need some."""
 AWAY_S: Final = 10.0
-"""How long a publisher may be away before the playlist ends: players that have read its end never look again."""
+"""Time that a publisher may be away before the playlist ends: players that have read its end never look again."""
 
 
 class SegmentForm(enum.Enum):

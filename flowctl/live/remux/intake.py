@@ -24,9 +24,9 @@ from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 QUEUE_BYTES: Final = 64 << 20
-"""What waits for the disk of one stream: 20 s at 25 Mbit/s."""
+"""Messages of one stream that wait for the disk: 20 s at 25 Mbit/s."""
 MESSAGE_BYTES: Final = 200
-"""Counted for each message beside its payload: objects have a size, and a million empty ones are no small queue."""
+"""Memory charged for each message beside its payload: a million empty messages are no small queue."""
 
 
 class Came(NamedTuple):
@@ -158,7 +158,7 @@ class Intake:
 
 _BACKOFF: Final = Backoff(first_s=0.25, factor=2.0, most_s=10.0)
 HOLD_S: Final = 10.0
-"""How long a stream whose server is lost may be away and still go on in the same file, if its clock does."""
+"""Time that a stream whose server is lost may be away and still go on in the same file, if its clock does."""
 
 
 def pull(url: RtmpUrl, sink: Sink, group: PollGroup) -> StreamFollower:

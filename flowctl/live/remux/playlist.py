@@ -19,7 +19,7 @@ CONTENT_TYPES: Final = {
     ".m4s": "video/iso.segment",
     ".mp4": "video/mp4",
 }
-"""Of what HLS has files of, by suffix."""
+"""Content types of the files of HLS, by suffix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from flowctl.live.remux.writer import RETRY_S, RecorderState, StreamWriter
 
 _log: Final = structlog.get_logger("flowctl.remux")
 PIECE_BYTES: Final = 32 << 20
-"""Most of a group of pictures that is kept; a longer one is written in parts."""
+"""Most of a group of pictures that is kept in memory; a longer one is written in parts."""
 PIECE_MS: Final = 10_000
-"""Longest, likewise: what is kept is lost when the process is killed."""
+"""Longest part of a group that is kept in memory: it is lost when the process is killed."""
 _NEED_KEY: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
 
 

@@ -30,11 +30,11 @@ from flowctl.wire.rtmp.url import RtmpUrl
 
 _SEGMENT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})-\d{1,20}(?:\.ts|\.m4s|-init\.mp4)")
 _PART_BYTES: Final = 64 * 1024
-"""What waits of a body for a client that does not read: 32 MiB for 512 of them."""
+"""Part of a body that waits for a client that does not read: 32 MiB for 512 of them."""
 _PLAYLIST_BYTES: Final = 256 * 1024
-"""A playlist of 100 segments has 10 KiB."""
+"""Largest playlist that is served; one of 100 segments has 10 KiB."""
 _SEGMENT_CACHE: Final = "max-age=3600"
-"""A segment never changes, and no other one ever has its name; who may have it may change."""
+"""How segments are cached: none changes, and no name is used twice; for an hour, since access to them may change."""
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z", re.IGNORECASE | re.ASCII)
 _NONE: Final = (0, 0)
 

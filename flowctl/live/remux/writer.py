@@ -25,7 +25,7 @@ from flowctl.live.remux.intake import Began, Came, Ended, Intake, Item
 _log: Final = structlog.get_logger("flowctl.remux")
 _LOOK_S: Final = 0.2
 RETRY_S: Final = 2.0
-"""Between looks for room on a disk that had none: each try costs the files of a recording one more beginning."""
+"""Time between looks for room on a disk that had none: each try costs the files of a recording one more beginning."""
 
 
 class RecorderState(enum.Enum):

@@ -133,7 +133,7 @@ def _commas(values: Iterable[object]) -> str:
 
 
 _STRICT: Final = Field(strict=True)
-"""A number is no text and no truth value."""
+"""Field that takes neither texts nor truth values for numbers."""
 _FINITE: Final = Field(strict=True, allow_inf_nan=False)
 Duration = Annotated[float, _text(parse_duration), _FINITE, SettingKind("duration", write_duration)]
 Size = Annotated[int, _text(parse_size), _STRICT, SettingKind("size", write_size)]

@@ -26,9 +26,9 @@ from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 
 MOST_LEVELS: Final = 1000
-"""Each new name is compared with all of them, once: some milliseconds."""
+"""Levels of a server: each new name is compared with all of them, once, in some milliseconds."""
 _MOST_REMEMBERED: Final = 4096
-"""Streams, by role, whose settings are remembered; one that is not there is looked up anew, in some 10 us per level."""
+"""Streams, by role, whose settings are remembered; those of another are looked up anew, in some 10 us per level."""
 _WILDCARDS: Final = frozenset("*?[")
 MARKS: Final[dict[str, Literal["soft", "hard"]]] = {"limits.soft": "soft", "limits.hard": "hard"}
 """Values of a level that are texts: they become limits only together."""

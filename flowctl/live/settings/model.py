@@ -70,7 +70,7 @@ _VIEWER: Final = frozenset({Role.VIEWER})
 _PUBLISHER: Final = frozenset({Role.PUBLISHER})
 _BOTH: Final = frozenset(Role)
 _STREAM: Final[frozenset[Role]] = frozenset()
-"""Of the stream itself: applications and streams may say it, roles may not."""
+"""Roles of a setting of the stream itself: applications and streams may say it, roles may not."""
 OF_CONNECTIONS: Final = frozenset({"on_connect"})
 """Settings that applications may say, streams not: over RTMP a connection names no stream, what follows it does."""
 
@@ -115,7 +115,7 @@ def value_at(settings: Any, path: str) -> Any:
 
 
 PART: Final = "part of"
-"""In the context of a validation: the settings are of a level, and stand for part of those in force."""
+"""Key in the context of a validation: the settings are of a level, and only a part of those in force."""
 
 
 class LiveSettings(BaseModel):

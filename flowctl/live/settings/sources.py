@@ -184,7 +184,7 @@ _GATES: Final = frozenset(
     | {f"{rule}_{what}" for rule in ("allow", "deny", "on") for what in ("publish", "play")}
     | {"on_connect"}
 )
-"""Settings that decide who may come in: a file that leaves one out would let in everybody whom it kept out."""
+"""Settings that decide who may come in: a file that leaves one out would let in every client that it kept out."""
 _PLACES: Final = {
     "soft": "limits",
     "hard": "limits",
@@ -192,7 +192,7 @@ _PLACES: Final = {
     "credentials_file": "rtmp.credentials",
     "events_key_file": "events.key",
 }
-"""Where settings are looked for that have no place of their own, or that go together."""
+"""Places of settings that have none of their own, or that go together."""
 
 
 def differences(before: LiveConfig, now: LiveConfig) -> list[Difference]:
