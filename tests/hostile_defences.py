@@ -13,7 +13,7 @@ from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import MOST_STREAMS
 from flowctl.live.session import MESSAGES_PER_TURN
-from flowctl.live.stream import KEY_WAIT_S
+from flowctl.live.stream import LONGEST_KEY_INTERVAL_S
 from flowctl.load.hostile.base import AttackOutcome
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.amf.limits import AmfLimits
@@ -23,7 +23,7 @@ from flowctl.wire.rtmp.session_config import ServerSessionConfig
 CUT, REFUSED, CONTAINED = AttackOutcome.CUT, AttackOutcome.REFUSED, AttackOutcome.CONTAINED
 OWNERS = (WireLimits, AmfLimits, ServerSessionConfig, AdmissionLimits, LiveConfig, SenderSettings, CacheLimits)
 """Where settings are looked up, for their defaults."""
-CONSTANTS = {"streams": MOST_STREAMS, "messages_per_turn": MESSAGES_PER_TURN, "key_wait_s": KEY_WAIT_S}
+CONSTANTS = {"streams": MOST_STREAMS, "messages_per_turn": MESSAGES_PER_TURN, "key_wait_s": LONGEST_KEY_INTERVAL_S}
 """Figures that are no settings."""
 COUNTED_ELSEWHERE = {"amf_depth": "depth", "ping_silence_s": "ping_after_s"}
 """Names of counters whose setting has another name."""

@@ -228,7 +228,7 @@ def _reload(server: Any, notifier: Notifier) -> None:
     """Have the files of settings read now; systemd is told when that begins and ends."""
     notifier.reloading()
     server.reload.look_now()
-    server.reload.soon(lambda: notifier.ready(_status(server)))
+    server.reload.run_later(lambda: notifier.ready(_status(server)))
 
 
 def _run_workers(

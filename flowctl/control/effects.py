@@ -247,7 +247,7 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         faults = [item["fault"] for item in files.values() if "fault" in item]
         return files | ({"faults": faults} if faults else {})
 
-    return server.reload.do(read)
+    return server.reload.run_job(read)
 
 
 def changes(server: LiveServer, asked: Mapping[str, Any]) -> Json:

@@ -33,7 +33,7 @@ from flowctl.live.settings.levels import Role
 _log: Final = structlog.get_logger("flowctl.live")
 _ROLES: Final[dict[RequestKind, Role | None]] = {"connect": None, "publish": Role.PUBLISHER, "play": Role.VIEWER}
 _LOG_IN: Final = Refusal("A user and a password are needed.", Why.UNAUTHORIZED)
-_SPARE_S: Final = 1.0
+_HOOK_SPARE_S: Final = 1.0
 """Time beyond that of the hooks, so that their own refusal comes before the gate's timeout."""
 
 _Answer = Callable[[Question, Refusal | None], None]
@@ -50,7 +50,7 @@ _MOST_VISITS_OF_ADDRESS: Final = 256
 _VisitKey = tuple[str, str, bytes]
 
 
-class _Known(NamedTuple):
+class _HookSummary(NamedTuple):
     """What all levels of a configuration come to: what is told of, and the longest time of HTTP hooks, 0 without."""
 
     config: LiveConfig
@@ -67,7 +67,7 @@ class AccessGate:
         self._lock = threading.Lock()
         self._web: WebHooks | None = None  # made for the first question or news; guarded by _lock
         self._stopped = False  # guarded by _lock
-        self._known: _Known | None = None  # replaced as a whole
+        self._cached_summary: _HookSummary | None = None  # replaced as a whole
         self.hooks: HookRunner | None = None  # set before the first connection
         self.on_error: ErrorHook = log_error  # told of faults of our own; set before the first connection
 
@@ -90,18 +90,18 @@ class AccessGate:
                 self._web.start()
             return self._web
 
-    def _summary(self) -> _Known:
-        config, known = self._config(), self._known
+    def _summary(self) -> _HookSummary:
+        config, known = self._config(), self._cached_summary
         if known is None or known.config is not config:
             levels = [level.values for level in config.levels]
             times = [float(values.get("access.hook_timeout_s", 0.0)) for values in levels]
 
-            def given(name: str) -> bool:
+            def is_set(name: str) -> bool:
                 return bool(getattr(config.access, name)) or any(values.get(f"access.{name}") for values in levels)
 
-            asks = any(map(given, ("on_connect", "on_publish", "on_play")))
-            timeout_s = max([config.access.hook_timeout_s, *times]) + _SPARE_S if asks else 0.0
-            known = self._known = _Known(config, given("on_end"), timeout_s)
+            asks = any(map(is_set, ("on_connect", "on_publish", "on_play")))
+            timeout_s = max([config.access.hook_timeout_s, *times]) + _HOOK_SPARE_S if asks else 0.0
+            known = self._cached_summary = _HookSummary(config, is_set("on_end"), timeout_s)
         return known
 
     def access(self, request: LiveRequest) -> StreamAccess:
@@ -136,14 +136,14 @@ class AccessGate:
         """Return the publisher that a token names; None: no token does. See `StreamAccess.identity`."""
         return self.access(request).identity(request, self._now())
 
-    def minds(self, request: LiveRequest) -> bool:
+    def needs_visit(self, request: LiveRequest) -> bool:
         access, hooks = self.access(request), self.hooks
         return bool(
             (request.kind == "play" and access.play_auth)
             or access.asked(request.kind)
             or self._config().rtmp.credentials is not None
             or (hooks is not None and hooks.decides[request.kind])
-            or self.hears(request.kind)
+            or self.tells_of(request.kind)
         )
 
     def _log_in(self, request: LiveRequest) -> Refusal | None:
@@ -151,26 +151,26 @@ class AccessGate:
         credentials = self._config().rtmp.credentials
         if credentials is None or request.protocol == "rtmp" or request.user is not None:
             return None
-        given = (request.url.password or "").encode("utf-8", "surrogatepass")
+        is_set = (request.url.password or "").encode("utf-8", "surrogatepass")
         known = credentials.get(request.url.user or "")
-        same = hmac.compare_digest((known or "").encode("utf-8", "surrogatepass"), given)
+        same = hmac.compare_digest((known or "").encode("utf-8", "surrogatepass"), is_set)
         return None if same and known else _LOG_IN
 
-    def hears(self, kind: RequestKind) -> bool:
-        return self._summary().told or (self.hooks is not None and kind in self.hooks.hears)
+    def tells_of(self, kind: RequestKind) -> bool:
+        return self._summary().told or (self.hooks is not None and kind in self.hooks.told_kinds)
 
     def check_news(self, request: LiveRequest) -> None:
         """See whether one more publication of this address can be told of; raises like `HookRunner.check_news`."""
         if self.hooks is not None:
             self.hooks.check_news(request)
 
-    def began(self, request: LiveRequest) -> None:
+    def note_begin(self, request: LiveRequest) -> None:
         if self.hooks is not None:
-            self.hooks.began(request)
+            self.hooks.note_begin(request)
 
-    def over(self, request: LiveRequest, why: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+    def note_end(self, request: LiveRequest, why: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         if self.hooks is not None:
-            self.hooks.over(request, why)
+            self.hooks.note_end(request, why)
         access = self.access(request)
         if access.on_end and (web := self._web_hooks()) is not None:
             figures = {"send_bytes": sent_bytes, "recv_bytes": received_bytes} if request.kind == "connect" else {}
@@ -180,7 +180,7 @@ class AccessGate:
 def _ask_each(question: Question, steps: Iterator[_Step]) -> Question | Refusal | None:
     """Take steps until one refuses, or has to be waited for: then it goes on from there, on the thread that answers."""
 
-    def go_on(_: Question, refusal: Refusal | None) -> None:
+    def resume(_: Question, refusal: Refusal | None) -> None:
         if refusal is None and not question.cancelled:
             found = _ask_each(question, steps)
             if found is question:
@@ -189,7 +189,7 @@ def _ask_each(question: Question, steps: Iterator[_Step]) -> Question | Refusal 
         question.tell(refusal)
 
     for step in steps:
-        found = step(go_on)
+        found = step(resume)
         if isinstance(found, Question):
             question.under = found
             return question
@@ -231,7 +231,7 @@ class Visits:
         with self._lock:
             return len(self._visits)
 
-    def goes_on(self, request: LiveRequest) -> bool:
+    def prolong(self, request: LiveRequest) -> bool:
         """Return whether a request belongs to a visit, which it prolongs; then the gate need not be asked."""
         key, now = _key(request), self._clock()
         with self._lock:
@@ -244,7 +244,7 @@ class Visits:
 
     def begin(self, request: LiveRequest) -> None:
         """A request was allowed: a visit begins with it, unless it belongs to one, or nobody decides or hears of it."""
-        if not self._gate.minds(request):
+        if not self._gate.needs_visit(request):
             return
         self._end_idle()
         key, network = _key(request), address_key(request.peer[0])
@@ -257,22 +257,22 @@ class Visits:
             self._visits[key] = _Visit(request, self._clock())
             look, self._looking = not self._looking, True
         _log.info("play started", **_fields(request), agent=request.user_agent)
-        self._gate.began(request)
+        self._gate.note_begin(request)
         if look:
-            self._call_later(_VISIT_LOOK_S, self._look)
+            self._call_later(_VISIT_LOOK_S, self._end_idle_in_turn)
 
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
             gone = [self._forget_locked(key) for key in tuple(self._visits)]
-        self._tell(gone, "the server stops")
+        self._note_ends(gone, "the server stops")
 
-    def _look(self) -> None:
+    def _end_idle_in_turn(self) -> None:
         self._end_idle()
         with self._lock:
             look = self._looking = bool(self._visits)
         if look:
-            self._call_later(_VISIT_LOOK_S, self._look)
+            self._call_later(_VISIT_LOOK_S, self._end_idle_in_turn)
 
     def _end_idle(self) -> None:
         now, gone = self._clock(), []
@@ -282,7 +282,7 @@ class Visits:
                 if now - visit.asked_at < IDLE_S:
                     break
                 gone.append(self._forget_locked(key))
-        self._tell(gone, f"it asked for nothing for {IDLE_S:g} s")
+        self._note_ends(gone, f"it asked for nothing for {IDLE_S:g} s")
 
     def _forget_locked(self, key: _VisitKey) -> LiveRequest:
         request = self._visits.pop(key).request
@@ -292,10 +292,10 @@ class Visits:
             self._counts[network] = count
         return request
 
-    def _tell(self, gone: list[LiveRequest], why: str) -> None:
+    def _note_ends(self, gone: list[LiveRequest], why: str) -> None:
         for request in gone:
             _log.info("play ended", **_fields(request), reason=why)
-            self._gate.over(request, why)
+            self._gate.note_end(request, why)
 
 
 def _fields(request: LiveRequest) -> dict[str, Any]:

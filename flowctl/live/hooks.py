@@ -81,13 +81,13 @@ class LiveHooks:
     """Derive from it and override what is needed; each method may be a coroutine function.
 
     `may_connect`, `may_publish` and `may_play` decide: None lets the client in, a text refuses it and is what the
-    client is told; a `Refusal` says as what, too. A hook that raises, returns anything else or takes longer than
-    `decide_s` refuses; a coroutine is cancelled then. One connection at a time waits for each call, calls for several
-    connections overlap.
+    client is told; a `Refusal` also says what kind of refusal it is. A hook that raises, returns anything else or takes
+    longer than `decide_s` refuses; a coroutine is cancelled then. Only the connection itself waits for its call, calls
+    for several connections overlap.
 
-    The others tell: one call after the other, in order, on a thread of their own, where they may block. They slow
-    nobody down. Who cannot keep up with the frames misses some, see `LiveFrame.lost_count`; with thousands of viewers
-    that come and go faster than that, some of `played`, `stopped` and `closed`.
+    The others tell: one call after the other, in order, on a thread of their own, where they may block without slowing
+    the server. Hooks that cannot keep up with the frames miss some, see `LiveFrame.lost_count`; where thousands of
+    viewers come and go faster than they are told of, some calls of `played`, `stopped` and `closed` are left out.
 
     Attributes:
         decide_s: time that a decision may take, in seconds; more than 0.
@@ -151,14 +151,14 @@ class HookRunner:
         self._untold: dict[str, int] = {}  # of `published` in _news, by address; guarded by _lock
         self._waiting_count = 0  # news in _news; guarded by _lock
         self._left_out = False  # whether some were since there were few; guarded by _lock
-        self._lost: dict[str, int] = {}  # by stream, since the last frame that was taken; guarded by _lock
+        self._lost_frames: dict[str, int] = {}  # by stream, since the last frame that was taken; guarded by _lock
         # whether there is a question to ask, by kind
         self.decides: Final = {kind: _overridden(hooks, f"may_{kind}") for kind in _NEWS}
         # takes (stream, class, type, timestamp, payload) of each message. None: nobody wants them.
-        self.tap: Final = self._take_frame if _overridden(hooks, "frame") else None
+        self.tap: Final = self._queue_frame if _overridden(hooks, "frame") else None
         self.decide_s: Final = hooks.decide_s
         # the kinds of which beginnings or ends are told
-        self.hears: Final = {
+        self.told_kinds: Final = {
             kind for kind, names in _NEWS.items() if any(_overridden(hooks, name) for name in names if name)
         }
 
@@ -191,18 +191,18 @@ class HookRunner:
         if inspect.iscoroutinefunction(hook):
             self._run(self._decide(lambda: hook(request), request, question), question)
         else:
-            self._work(address_key(request.peer[0]), lambda: self._decide_plainly(hook, request, question))
+            self._work(address_key(request.peer[0]), lambda: self._decide_by_function(hook, request, question))
         return question
 
     def _run(self, decision: Coroutine[Any, Any, None], question: Question) -> None:
         try:
-            self._soon(decision)
+            self._schedule(decision)
         except RuntimeError as error:  # the application's loop is closed
             decision.close()
             report(self._on_error, "a hook", error)
             question.tell(UNDECIDED)
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]:
+    def _schedule(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]:
         if self._loop is None:
             raise RuntimeError("the hooks have no loop before start")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -211,12 +211,12 @@ class HookRunner:
         refusal: Refusal | None = UNDECIDED
         try:
             async with asyncio.timeout(self.decide_s) as limit:
-                await self._turns.take(address_key(request.peer[0]))
+                await self._turns.acquire(address_key(request.peer[0]))
                 try:
                     if not question.cancelled:  # withdrawn while it waited
                         refusal = _refusal(await call(), request.kind)
                 finally:
-                    self._turns.give()
+                    self._turns.release()
         except asyncio.CancelledError:
             pass  # the loop ends
         except BaseException as error:  # noqa: BLE001 - whatever it is, the answer is no, and nobody else's matter
@@ -225,23 +225,25 @@ class HookRunner:
             report(self._on_error, f"hook may_{request.kind}", error)
         question.tell(refusal)
 
-    async def _decide_by(self, found: Awaitable[object], request: LiveRequest, question: Question) -> None:
-        """Decide by what a plain function has returned; it is closed where nobody waits for it any more."""
+    async def _decide_awaitable(self, decision: Awaitable[object], request: LiveRequest, question: Question) -> None:
+        """Decide by the awaitable that a plain function has returned; a coroutine is closed when the wait has ended."""
         try:
-            await self._decide(lambda: found, request, question)
+            await self._decide(lambda: decision, request, question)
         finally:
-            if inspect.iscoroutine(found):
-                found.close()
+            if inspect.iscoroutine(decision):
+                decision.close()
 
-    def _decide_plainly(self, hook: Callable[[LiveRequest], object], request: LiveRequest, question: Question) -> None:
+    def _decide_by_function(
+        self, hook: Callable[[LiveRequest], object], request: LiveRequest, question: Question
+    ) -> None:
         if question.cancelled:
             return  # withdrawn while it waited
         try:
-            found = hook(request)
-            if inspect.isawaitable(found):
-                self._run(self._decide_by(found, request, question), question)
+            decision = hook(request)
+            if inspect.isawaitable(decision):
+                self._run(self._decide_awaitable(decision, request, question), question)
                 return
-            refusal = _refusal(found, request.kind)
+            refusal = _refusal(decision, request.kind)
         except BaseException as error:  # noqa: BLE001 - as above
             report(self._on_error, f"hook may_{request.kind}", error)
             refusal = UNDECIDED
@@ -281,27 +283,27 @@ class HookRunner:
         if count >= _MOST_NEWS:
             raise LimitExceededError("hook_news", count + 1, _MOST_NEWS)
 
-    def began(self, request: LiveRequest) -> None:
+    def note_begin(self, request: LiveRequest) -> None:
         name = _NEWS[request.kind][0]
-        if name and request.kind in self.hears:
+        if name and request.kind in self.told_kinds:
             if request.kind == "publish":
                 with self._lock:
                     key = address_key(request.peer[0])
                     self._untold[key] = self._untold.get(key, 0) + 1
-            self._put(name, request)
+            self._queue_news(name, request)
 
-    def _heard(self, request: LiveRequest) -> None:
+    def _forget_untold(self, request: LiveRequest) -> None:
         with self._lock:
             key = address_key(request.peer[0])
             count = self._untold.pop(key) - 1
             if count:
                 self._untold[key] = count
 
-    def over(self, request: LiveRequest, why: str) -> None:
-        if request.kind in self.hears:
-            self._put(_NEWS[request.kind][1], request, why)
+    def note_end(self, request: LiveRequest, why: str) -> None:
+        if request.kind in self.told_kinds:
+            self._queue_news(_NEWS[request.kind][1], request, why)
 
-    def _put(self, name: str, request: LiveRequest, *more: Any) -> None:
+    def _queue_news(self, name: str, request: LiveRequest, *more: Any) -> None:
         with self._lock:
             # How many publications wait to be told of is limited already, see `check_news`.
             full = self._waiting_count >= _MOST_WAITING and request.kind != "publish"
@@ -315,16 +317,16 @@ class HookRunner:
             error = LimitExceededError("hook_news", _MOST_WAITING + 1, _MOST_WAITING)
             report(self._on_error, f"hook {name}, and others that are left out", error)
 
-    def _take_frame(
+    def _queue_frame(
         self, stream: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes
     ) -> None:
         size = len(payload) + _ITEM_BYTES
         with self._lock:
             if self._queued_bytes + size > _QUEUE_BYTES:
-                self._lost[stream] = self._lost.get(stream, 0) + 1
+                self._lost_frames[stream] = self._lost_frames.get(stream, 0) + 1
                 return
             self._queued_bytes += size
-            lost = self._lost.pop(stream, 0) if self._lost else 0
+            lost = self._lost_frames.pop(stream, 0) if self._lost_frames else 0
         self._news.put((size, "frame", (LiveFrame(stream, message_class, type_id, timestamp, payload, lost),)))
 
     def _tell_all(self) -> None:
@@ -336,13 +338,13 @@ class HookRunner:
                     self._waiting_count -= 1
                     self._left_out &= self._waiting_count > _MOST_WAITING // 2
             try:
-                found = getattr(self._hooks, name)(*args)
-                if inspect.isawaitable(found):
-                    self._soon(_awaited(found)).result()
+                told = getattr(self._hooks, name)(*args)
+                if inspect.isawaitable(told):
+                    self._schedule(_await_result(told)).result()
             except BaseException as error:  # noqa: BLE001 - the next one is told all the same
                 report(self._on_error, f"hook {name}", error)
             if name == "published":
-                self._heard(args[0])
+                self._forget_untold(args[0])
 
 
 def load_hooks(text: str) -> LiveHooks:
@@ -351,7 +353,7 @@ def load_hooks(text: str) -> LiveHooks:
     try:
         made = make()
     except Exception as error:
-        raise _unusable(text, error) from error
+        raise _unusable_error(text, error) from error
     if not isinstance(made, LiveHooks):
         raise ConfigError(f"hooks {text!r} are no LiveHooks", hint="derive the class from flowctl.live.LiveHooks")
     return made
@@ -361,23 +363,23 @@ def find_hooks(text: str) -> Callable[[], object]:
     module, _, name = text.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Callable[[], object] = getattr(import_module(module), name)
+        make: Callable[[], object] = getattr(import_module(module), name)
     except Exception as error:
-        raise _unusable(text, error) from error
+        raise _unusable_error(text, error) from error
     finally:
         sys.path.pop(0)
-    return found
+    return make
 
 
-def _unusable(text: str, error: Exception) -> ConfigError:
+def _unusable_error(text: str, error: Exception) -> ConfigError:
     return ConfigError(
         f"hooks {text!r} cannot be used: {type(error).__name__}: {error}",
         hint="write package.module:Name, of a class derived from flowctl.live.LiveHooks",
     )
 
 
-async def _awaited(found: Awaitable[object]) -> None:
-    await found
+async def _await_result(call: Awaitable[object]) -> None:
+    await call
 
 
 def _nothing() -> None:
@@ -388,11 +390,11 @@ def _overridden(hooks: LiveHooks, name: str) -> bool:
     return getattr(getattr(hooks, name), "__func__", None) is not getattr(LiveHooks, name)
 
 
-def _refusal(found: object, kind: RequestKind) -> Refusal | None:
-    if found is None or isinstance(found, Refusal):
-        return found
-    if isinstance(found, str) and found:
-        return Refusal(found)
+def _refusal(decision: object, kind: RequestKind) -> Refusal | None:
+    if decision is None or isinstance(decision, Refusal):
+        return decision
+    if isinstance(decision, str) and decision:
+        return Refusal(decision)
     raise LocalProtocolError(
-        f"hook may_{kind} returned {found!r}", hint="return None to let the client in, or a text to refuse it"
+        f"hook may_{kind} returned {decision!r}", hint="return None to let the client in, or a text to refuse it"
     )

@@ -271,7 +271,7 @@ class Hub:
         with self._lock:
             if stream.publisher is not None or stream.ended or stream.takeovers != takeovers:
                 return
-            self._book.let_go(stream.name)
+            self._book.free_name(stream.name)
             stream.ended, stream.ended_at = True, self._clock()
             stream.end(stream.ended_at)
             viewers = [self._viewers[item] for item in stream.viewers]

@@ -28,14 +28,14 @@ send more at a time, are spared the object."""
 FULL_BYTES: Final = 120
 """Mean size of the messages of a read, headers included, from which on each counts as one message."""
 
-_MOST_TIMES: Final = 10.0
+_MOST_WEIGHT: Final = 10.0
 """Largest weight of a message; smaller ones than `FULL_BYTES` count in proportion more often: encoders send 50 a second
 at most, AAC's silence in 14 octets, and a flood has megabytes, minutes of work, on the way in the kernels of both ends
 when its sender leaves."""
 
 
 def weight_of(messages: int, size_bytes: int) -> float:
-    return messages * min(_MOST_TIMES, max(1.0, FULL_BYTES * messages / max(1, size_bytes)))
+    return messages * min(_MOST_WEIGHT, max(1.0, FULL_BYTES * messages / max(1, size_bytes)))
 
 
 class InputRate:

@@ -36,7 +36,7 @@ class Owner:
         secrets = sorted((name, value) for name, value in query.items() if value and is_secret(name))
         return cls(address, user, hashlib.sha256(repr(secrets).encode()).digest() if secrets else b"")
 
-    def same(self, other: Owner) -> bool:
+    def is_same(self, other: Owner) -> bool:
         """Return whether `other` is this one: the same user where they log in, else the same key or the same address.
 
         Who gave a key is known by it alone: an address is shared with everybody behind the same router.
@@ -62,14 +62,14 @@ class NameRules(NamedTuple):
     per_address: int
 
 
-class Claimed(NamedTuple, Generic[_H]):
+class ClaimOutcome(NamedTuple, Generic[_H]):
     """What became of a claim; `rival` had the name, and has lost it or is to be asked about. None: nobody had."""
 
     verdict: ClaimVerdict
     rival: _H | None = None
 
 
-class Freed(NamedTuple, Generic[_H]):
+class ReleaseOutcome(NamedTuple, Generic[_H]):
     """What follows a publication: the next publisher, or a time in which the name is kept."""
 
     following: _H | None = None
@@ -107,7 +107,7 @@ class NameBook(Generic[_H]):
 
     def claim(
         self, name: str, holder: _H, owner: Owner, *, silent: bool | None = None, decided: ClaimVerdict | None = None
-    ) -> Claimed[_H]:
+    ) -> ClaimOutcome[_H]:
         """Enter a publisher, or refuse it with BusyError or LimitExceededError.
 
         `silent`: whether the publisher that there is has fallen silent; None: that would have to be asked. `decided`:
@@ -118,7 +118,7 @@ class NameBook(Generic[_H]):
             raise BusyError(f"this connection publishes stream {name} already", hint="close the other publication")
         verdict = decided or self._judge(name, entry, owner, silent=silent)
         if verdict is ClaimVerdict.ASK:
-            return Claimed(verdict, entry.holder)
+            return ClaimOutcome(verdict, entry.holder)
         rival = entry.holder if verdict is ClaimVerdict.GRANTED else None
         count, most = self._published_from.get(owner.address, 0), self._rules(name).per_address
         # The one that is replaced gives its place up: its owner may have no other.
@@ -132,11 +132,11 @@ class NameBook(Generic[_H]):
         if verdict is ClaimVerdict.STANDS_BY:
             entry.standby[holder] = owner
         else:
-            self._begin(name, entry, holder, owner)
-        return Claimed(verdict, rival)
+            self._enter_holder(name, entry, holder, owner)
+        return ClaimOutcome(verdict, rival)
 
     def _judge(self, name: str, entry: NameEntry[_H], owner: Owner, *, silent: bool | None) -> ClaimVerdict:
-        known, policy = entry.owner is not None and entry.owner.same(owner), self._rules(name).policy
+        known, policy = entry.owner is not None and entry.owner.is_same(owner), self._rules(name).policy
         if entry.holder is None:
             if entry.kept_until is not None and policy is SecondPublisher.REFUSE and not known:
                 raise BusyError(f"stream {name} is kept for its publisher, which may be back", hint=_TAKEN_HINT)
@@ -152,12 +152,12 @@ class NameBook(Generic[_H]):
     def promote(self, name: str, holder: _H) -> _H | None:
         entry = self.entries[name]
         rival = entry.holder
-        self._begin(name, entry, holder, entry.standby.pop(holder))
+        self._enter_holder(name, entry, holder, entry.standby.pop(holder))
         return rival
 
     def release(
         self, name: str, holder: _H, now: float, *, grace: bool, least_s: float = 0.0, turns: bool = True
-    ) -> Freed[_H] | None:
+    ) -> ReleaseOutcome[_H] | None:
         """Take a publication out; the next one has its turn, or the name is kept, or free. None: it did not count.
 
         `grace`: its owner may be back. `least_s`: how long the name is kept in any case, unless somebody has a turn.
@@ -177,19 +177,19 @@ class NameBook(Generic[_H]):
         entry.holder = None
         if entry.standby and turns:
             following = next(iter(entry.standby))
-            self._begin(name, entry, following, entry.standby.pop(following))
-            return Freed(following)
+            self._enter_holder(name, entry, following, entry.standby.pop(following))
+            return ReleaseOutcome(following)
         rules = self._rules(name)
         graced = grace and (not rules.per_address or self._kept_for.get(last.address, 0) < rules.per_address)
         kept_s = max(rules.grace_s if graced else 0.0, least_s)
         if kept_s > 0:
-            self._keep(name, entry, now + kept_s, last.address if graced else "")
+            self._keep_name(name, entry, now + kept_s, last.address if graced else "")
         else:
             entry.owner = None
             self._forget(name, entry)
-        return Freed(kept_s=kept_s)
+        return ReleaseOutcome(kept_s=kept_s)
 
-    def _keep(self, name: str, entry: NameEntry[_H], until: float, address: str) -> None:
+    def _keep_name(self, name: str, entry: NameEntry[_H], until: float, address: str) -> None:
         """Keep a name; those that are kept less long than others have their place before them."""
         entry.kept_until, entry.kept_for = until, address
         if address:
@@ -201,27 +201,27 @@ class NameBook(Generic[_H]):
             self._kept.clear()
             self._kept.update(ordered)
 
-    def _begin(self, name: str, entry: NameEntry[_H], holder: _H, owner: Owner) -> None:
+    def _enter_holder(self, name: str, entry: NameEntry[_H], holder: _H, owner: Owner) -> None:
         if entry.holder is not None and entry.owner is not None:
             _decrease(self._published_from, entry.owner.address)
-        self._keep_no_longer(name, entry)
+        self._end_keeping(name, entry)
         entry.holder, entry.owner = holder, owner
 
-    def _keep_no_longer(self, name: str, entry: NameEntry[_H]) -> None:
+    def _end_keeping(self, name: str, entry: NameEntry[_H]) -> None:
         if entry.kept_until is not None:
             self._kept.pop(name, None)
             if entry.kept_for:
                 _decrease(self._kept_for, entry.kept_for)
             entry.kept_until, entry.kept_for = None, ""
 
-    def let_go(self, name: str) -> None:
+    def free_name(self, name: str) -> None:
         entry = self.entries.get(name)
         if entry is not None and entry.holder is None:
-            self._keep_no_longer(name, entry)
+            self._end_keeping(name, entry)
             entry.owner = None
             self._forget(name, entry)
 
-    def due(self, now: float) -> list[str]:
+    def names_due(self, now: float) -> list[str]:
         return [name for name, until in self._kept.items() if until <= now]
 
     def next_deadline(self) -> float | None:

@@ -425,7 +425,7 @@ class ViewerSession(Session):
             self.put_settings()
         played, self._played = self._played, None
         if played is not None:
-            self._hub.gate.over(played, why)
+            self._hub.gate.note_end(played, why)
 
     def closed(self, reason: CloseReason, details: str) -> None:
         connection = self.connection

@@ -159,7 +159,7 @@ class Publishing:
         media = self.stream.media
         self._hub.unpublish(self.stream, self._publisher, grace=grace)
         if self.request is not None:
-            self._hub.gate.over(self.request, why)
+            self._hub.gate.note_end(self.request, why)
         _log.info(
             "publish ended",
             **line_fields(self._connection, self.stream.name),

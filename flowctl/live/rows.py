@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flowctl.live.stream import Stream
 
 Json = dict[str, Any]
-TEXT: Final = 100
+NAME_CHARS: Final = 100
 """Longest name of a player or stream in a row, characters."""
 
 
@@ -36,7 +36,7 @@ def identity_row(connection: Connection) -> Json:
         "connection": connection.number,
         "peer": address_of(connection.peer),
         "role": connection.session.role or "none",
-        "stream": foreign(streams[0], TEXT) if streams else None,
+        "stream": foreign(streams[0], NAME_CHARS) if streams else None,
     }
 
 
@@ -62,7 +62,7 @@ def connection_row(connection: Connection) -> Json:
         "dropped": found.dropped_messages,
         "drops": {reason.value: counts.by_name() for reason, counts in found.dropped.items() if counts.total_messages},
         "open_s": round(now - connection.opened_at, 1),
-        "agent": foreign(connection.session.user_agent, TEXT),
+        "agent": foreign(connection.session.user_agent, NAME_CHARS),
         "why": connection.why(),
     }
 
@@ -75,7 +75,7 @@ def _axis(value: int, marks: AxisLimits) -> Mapping[str, int]:
 def connection_in_full(connection: Connection) -> Json:
     found, now = connection.sender.statistics(), connection.now()
     return connection_row(connection) | {
-        "streams": [foreign(name, TEXT) for name in connection.session.streams()],
+        "streams": [foreign(name, NAME_CHARS) for name in connection.session.streams()],
         "limits": str(connection.sender.limits),
         "time_in_states_s": {state.name: round(found.time_in_states_s[state], 1) for state in SendState},
         "longest_stall_s": round(found.longest_stall_s, 1),
@@ -97,11 +97,11 @@ def stream_row(stream: Stream, viewers: int) -> Json:
     publisher = stream.publisher
     follows = publisher is not None and not publisher.peer[1]
     return {
-        "stream": foreign(stream.name, TEXT),
+        "stream": foreign(stream.name, NAME_CHARS),
         "publisher": None if publisher is None else address_of(publisher.peer),
         "connection": None if publisher is None or follows else publisher.number,
         "media": stream.media,
-        "codecs": {kind: foreign(codec, TEXT) for kind, codec in tuple(stream.codecs.items()) if codec},
+        "codecs": {kind: foreign(codec, NAME_CHARS) for kind, codec in tuple(stream.codecs.items()) if codec},
         "viewers": viewers,
         "states": {state.name: 0 for state in SendState},
         "slow": 0,

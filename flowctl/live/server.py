@@ -51,11 +51,11 @@ _log: Final = structlog.get_logger("flowctl.live")
 _REFUSAL_LOG_S: Final = 10.0
 """Refused connections of one address are logged at most once in this time; the next line says how many there were."""
 _MOST_REFUSED: Final = 1024
-_FLOODS: Final = 50
+_FLOOD_BURSTS: Final = 50
 """Bursts of new connections that may come to nothing before an address is punished for them."""
 _RECONNECT_HEAD_START_S: Final = 0.2
 """Time between asking clients to reconnect and closing their connections: the request arrives first."""
-_OF_NAMES: Final = {
+_NAME_SETTINGS: Final = {
     "second_publisher": "second_publisher",
     "return_grace_s": "return_grace",
     "publishers_per_address": "publishers_per_address",
@@ -182,7 +182,7 @@ class LiveServer(Server):
         self.meters: Final = Meters(self.hub.add_observer)
         self.companions: Final[list[Companion]] = []
         self.fleet: Fleet | None = None
-        self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.do(self.book.close)]
+        self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.run_job(self.book.close)]
         self.limits_from = "start"
         self.started_at = 0.0
         self._leaves_by: float | None = None  # when a server that drains ends, monotonic seconds; guarded by _lock
@@ -284,14 +284,14 @@ class LiveServer(Server):
         if self.hub.names is None:
             return found
         rest = [
-            item._replace(takes=Takes.RESTART) if item.path in _OF_NAMES else item
+            item._replace(takes=Takes.RESTART) if item.path in _NAME_SETTINGS else item
             for item in found
             if item.path != "levels"
         ]
-        levels_before, names_before = split(before.levels, _OF_NAMES)
-        levels_now, names_now = split(now.levels, _OF_NAMES)
+        levels_before, names_before = split(before.levels, _NAME_SETTINGS)
+        levels_now, names_now = split(now.levels, _NAME_SETTINGS)
         if levels_before != levels_now:
-            value = (*levels_now, *split(self._at_start.levels, _OF_NAMES)[1])
+            value = (*levels_now, *split(self._at_start.levels, _NAME_SETTINGS)[1])
             rest.append(Difference(differing(levels_before, levels_now), "levels", value, Takes.NOW))
         said_before, said_now = _said_of_names(names_before), _said_of_names(names_now)
         return rest + [
@@ -344,14 +344,14 @@ class LiveServer(Server):
         limits, admission = self.config.penalties, self.config.admission
         # Who lets an address open connections as fast as it likes is not to be protected from that, and who lets it
         # open more at once may have more of them come to nothing.
-        most = max(limits.connections.count, _FLOODS * admission.burst_per_address)
+        most = max(limits.connections.count, _FLOOD_BURSTS * admission.burst_per_address)
         count = most if admission.new_per_address_and_s and limits.connections.count else 0.0
         limits = dataclasses.replace(limits, connections=dataclasses.replace(limits.connections, count=count))
         return PenaltyWatch(
             Penalties(limits),
             self.connections,
             Spared(self.config.penalties_spare, self.trusted_proxies, self.nodes),
-            self.reload.soon,
+            self.reload.run_later,
             self._punish,
             self.clock,
         )
@@ -408,7 +408,7 @@ class LiveServer(Server):
 
     def _look_beside(self) -> None:
         """Look at what else may have changed: bans that others keep, and the certificate."""
-        if self.book.look():  # the list in force has bans that have ended, and knows one clock
+        if self.book.follow_clock():  # the list in force has bans that have ended, and knows one clock
             self.set_bans(self.book.in_force())
         self.penalties.look()
         if self.certificate is None:
@@ -427,7 +427,7 @@ class LiveServer(Server):
         """Take a ban list: refuse whom it names, and end their connections that take no part."""
         before = {ban.cidr for ban in self.admission.bans.bans}
         now = {ban.cidr for ban in bans.still(time.time()).bans}
-        let_in = self.book.take_file(bans)
+        let_in = self.book.replace_file_bans(bans)
         ended = self.set_bans(self.book.in_force())
         figures = {"bans": len(now), "added": len(now - before), "lifted": len(before - now)}
         figures |= {"expired": len(bans) - len(now), "ended": ended}
@@ -460,7 +460,7 @@ class LiveServer(Server):
                 self.book.say_limits(marks | {"target_delay": target_marks(limits)})
             return self._put_limits_in_force(limits, origin)
 
-        return self.reload.do(change)
+        return self.reload.run_job(change)
 
     def _put_limits_in_force(self, limits: Limits, origin: str) -> int:
         was = self.limits
@@ -499,7 +499,7 @@ class LiveServer(Server):
             ended = self._put_words_in_force(words, origin)
             return BanOutcome(words[0].ban or ban, ended, self.book.stored, not_stored(self.book))
 
-        return self.reload.do(change)
+        return self.reload.run_job(change)
 
     def unban(self, cidr: str, *, origin: str = "") -> list[Ban]:
         def change() -> list[Ban]:
@@ -507,7 +507,7 @@ class LiveServer(Server):
             self._put_words_in_force([word], origin)
             return lifted
 
-        return self.reload.do(change)
+        return self.reload.run_job(change)
 
     def drain(self, within_s: float, *, origin: str = "") -> float:
         """Take no new connections, ask clients to reconnect, and end when all have left, or when the time is over.
@@ -586,7 +586,7 @@ class LiveServer(Server):
             companion.start()
         limits = self.book.words.get("", WordKind.LIMITS)
         if self.fleet is not None and limits is not None:
-            self.reload.do(lambda: self._put_limits_of_fleet(limits, f"fleet {limits.stamp.node}"))
+            self.reload.run_job(lambda: self._put_limits_of_fleet(limits, f"fleet {limits.stamp.node}"))
         self._tell_what_is_open()
         others = [shown(*listener.address, listener.name) for listener in self.listeners[1:]]
         _log.info(
@@ -666,7 +666,7 @@ def not_stored(book: BanBook) -> str:
 
 def _said_of_names(levels: Iterable[Level]) -> dict[str, Any]:
     """Return what levels say about names of streams, by level and setting."""
-    return {f"{level}.{_OF_NAMES[path]}": value for level in levels for path, value in level.values.items()}
+    return {f"{level}.{_NAME_SETTINGS[path]}": value for level in levels for path, value in level.values.items()}
 
 
 def _without_names(detail: Mapping[str, Any]) -> dict[str, Any]:

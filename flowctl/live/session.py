@@ -57,10 +57,10 @@ _SMALLEST_PIECE: Final = 512
 _LARGEST_PIECE: Final = 4096
 """Octets parsed at a time. A message takes one octet at least and some 6 us, so the first piece of a flood costs 25 ms
 at most and the following ones 3 ms, while a publisher of 10 Mbit/s pays 300 calls per second, 0.3 % of a core."""
-_FEW: Final = 4
+_GROWTH_DIVISOR: Final = 4
 """Part of a turn's messages, one in this many, up to which a piece of input lets the next one be twice as large."""
 _FOREIGN: Final = frozenset({"not-rtmp", "tls-on-plain-port"})
-_BY_BROWSERS: Final = (b"\x16", b"\x80\x46\x01", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
+_BROWSER_OPENINGS: Final = (b"\x16", b"\x80\x46\x01", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
 """First bytes of a browser, wherever a page sends it: TLS, the hello of SSL 2 (ICE over ``ssltcp``), or a request."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
@@ -70,7 +70,7 @@ _Request = rtmp_events.ConnectRequested | _StreamRequest
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
 _NO_PUBLISHING: Final[dict[int, Publishing]] = {}
 """Publications of a peer that has none, as nearly all peers: shared, and never changed."""
-_NAME_S: Final = 3.0
+_NAME_WAIT_S: Final = 3.0
 """Time that a publish waits for its name where that is decided elsewhere; then it is refused: two publishers under one
 name would be worse."""
 _GRACEFUL: Final = frozenset({CloseReason.FINISHED, CloseReason.KICKED, CloseReason.BANNED, CloseReason.SHUTDOWN})
@@ -250,7 +250,7 @@ class LiveSession(ViewerSession):
             # Parts of an aggregate are events and no messages; what is sent to no publication is no event.
             found = max(self._take(rtmp.receive, data[done:end], lazy=True), rtmp.piece_messages)
             count += found
-            few = found * _FEW <= most
+            few = found * _GROWTH_DIVISOR <= most
             self._piece_bytes = min(self._piece_bytes * 2, _LARGEST_PIECE) if few else _SMALLEST_PIECE
             done = end
             if self.connection.ended is not None:
@@ -360,7 +360,9 @@ class LiveSession(ViewerSession):
         except RemoteProtocolError as error:
             if isinstance(error, LimitExceededError):
                 self._ended_by(error)
-            elif error.code in _FOREIGN and (bytes(data[:4]).startswith(_BY_BROWSERS) or is_stun(bytes(data[:10]))):
+            elif error.code in _FOREIGN and (
+                bytes(data[:4]).startswith(_BROWSER_OPENINGS) or is_stun(bytes(data[:10]))
+            ):
                 self.harmless = True
             raise
         finally:
@@ -503,9 +505,9 @@ class LiveSession(ViewerSession):
             self._rtmp.accept_connect()
             self.harmless = True
             self._application = request.stream.partition("/")[0]
-            if self._hub.gate.hears("connect"):
+            if self._hub.gate.tells_of("connect"):
                 self._connected = request
-            self._hub.gate.began(request)
+            self._hub.gate.note_begin(request)
             return
         if isinstance(event, rtmp_events.PlayRequested):
             self._start_playing(event, request)
@@ -526,7 +528,7 @@ class LiveSession(ViewerSession):
             self._owner(request),
             lambda refusal: self.on_thread(self._named, event, refusal and Refusal(refusal)),
         )
-        self._question = _Asked(claim, event, request, now + _NAME_S)
+        self._question = _Asked(claim, event, request, now + _NAME_WAIT_S)
         self.connection.receiver.pause(_HOOK, "a name is asked for")
 
     def _named(self, event: rtmp_events.PublishRequested, refusal: Refusal | None) -> None:
@@ -577,9 +579,9 @@ class LiveSession(ViewerSession):
         _log.info("publish started", **self._fields(name), kind=event.kind, standby=standby, agent=self.user_agent)
         for observer in self._hub.observers:
             observer.publish_started(self.connection, name, now, standby=standby)
-        if self._hub.gate.hears("publish"):
+        if self._hub.gate.tells_of("publish"):
             publishing.request = request
-            self._hub.gate.began(request)
+            self._hub.gate.note_begin(request)
         if names is not None:
             names.entered(name, self.number)
 
@@ -637,9 +639,9 @@ class LiveSession(ViewerSession):
         self._send_replies()  # they go first: the log follows behind them
         playing.follow(place)
         _log.info("play started", **self._fields(name), waiting=playing.waiting, agent=self.user_agent)
-        if self._hub.gate.hears("play"):
+        if self._hub.gate.tells_of("play"):
             self._played = request
-            self._hub.gate.began(request)
+            self._hub.gate.note_begin(request)
 
     def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
         super().put_settings(limits, changed=changed)
@@ -680,7 +682,7 @@ class LiveSession(ViewerSession):
             details = redact_text(details)
             why = f"{reason.value}: {details}" if details else reason.value
             sent, received = self.connection.sender.account(rows=False).bytes_sent, self._rtmp.bytes_received
-            self._hub.gate.over(self._connected, why, sent_bytes=sent, received_bytes=received)
+            self._hub.gate.note_end(self._connected, why, sent_bytes=sent, received_bytes=received)
 
     def _arm(self) -> None:
         connection = self.connection

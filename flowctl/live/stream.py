@@ -28,14 +28,14 @@ _CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """Messages that show the publisher's clock: headers and metadata have timestamp 0, whatever that clock says."""
 _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
-_LINKS: Final = -1
+_LINK_MSID: Final = -1
 """Key of the wire of servers that follow this one, whose message stream id is 1; no player has this id."""
 MOST_WIRES: Final = 8
 """Message stream ids on which a stream can be played at a time; as many as a connection may open."""
 _GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""
-KEY_WAIT_S: Final = 10.0
+LONGEST_KEY_INTERVAL_S: Final = 10.0
 """Longest time between key frames that encoders are usually set to. Frames before the first one are held back for so
 long, since no player could decode them; of encoders that refresh without key frames they pass then."""
 _LONGEST_GAP_MS: Final = 3_600_000
@@ -126,7 +126,7 @@ class Stream:
             self.config = config
             for msid, wire in self._wires.items():
                 wire.log.cache = config.cache
-                if msid != _LINKS:
+                if msid != _LINK_MSID:
                     wire.fanouts.set_interval(config.flush_interval_s)
 
     # -- publishing
@@ -221,7 +221,7 @@ class Stream:
             elif message_class is MessageClass.KEY:
                 self._key_seen = True
             elif message_class in _FRAMES and not self._key_seen:
-                if now - self._began_at < KEY_WAIT_S:
+                if now - self._began_at < LONGEST_KEY_INTERVAL_S:
                     self.before_key_count += 1  # nobody could decode it
                     return True
                 self._key_seen = True
@@ -268,7 +268,7 @@ class Stream:
         """
         self._lock.assert_owned()
         track = min(info.tracks)
-        if self._key_track is None or track <= self._key_track or now - self._key_at > KEY_WAIT_S:
+        if self._key_track is None or track <= self._key_track or now - self._key_at > LONGEST_KEY_INTERVAL_S:
             self._key_track, self._key_at = track, now
             return MessageClass.KEY
         return MessageClass.INTER
@@ -394,7 +394,7 @@ class Stream:
         as that of the viewers where there are many: there are about as many elsewhere, whose turn comes right then.
         """
         with self._lock:
-            wire = self._wire_locked(_LINKS)
+            wire = self._wire_locked(_LINK_MSID)
             wire.viewers += 1
             return wire
 
@@ -421,13 +421,13 @@ class Stream:
         self._lock.assert_owned()
         wire = self._wires.get(msid)
         if wire is None:
-            usual = _USUAL_MSID if msid == _LINKS else msid
+            usual = _USUAL_MSID if msid == _LINK_MSID else msid
             wire = self._made_locked(msid, RtmpChunks(usual, self.config.rtmp.out_chunk_size))
         return wire
 
     def _made_locked(self, key: int | str, wire_format: WireFormat) -> WireLog:
         self._lock.assert_owned()
-        links = key == _LINKS
+        links = key == _LINK_MSID
         wire = self._wires[key] = WireLog(
             self.name,
             wire_format,
@@ -441,7 +441,7 @@ class Stream:
         if usual is not None and usual is not wire:
             wire.seed(usual)
         if links:  # first, so that they need not wait for a round of the viewers
-            self._wires = {_LINKS: self._wires.pop(_LINKS), **self._wires}
+            self._wires = {_LINK_MSID: self._wires.pop(_LINK_MSID), **self._wires}
         return wire
 
     def start_place(self, wire: WireLog) -> StartPlace:

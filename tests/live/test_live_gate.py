@@ -226,11 +226,11 @@ def test_hooks_of_http_are_those_of_the_application_and_heard_kinds_of_all(hook)
     levels = (Level(application="vip", values={"access.on_end": (hook.url("/vip"),)}),)
     both = LiveConfig(levels=levels), LiveConfig()
     gate, plain = AccessGate(lambda: both[0]), AccessGate(lambda: both[1])
-    assert [gate.hears(kind) for kind in ("connect", "publish", "play")] == [True, True, True]
-    assert not any(plain.hears(kind) for kind in ("connect", "publish", "play"))
-    gate.over(request_of("play"), "deleteStream")
+    assert [gate.tells_of(kind) for kind in ("connect", "publish", "play")] == [True, True, True]
+    assert not any(plain.tells_of(kind) for kind in ("connect", "publish", "play"))
+    gate.note_end(request_of("play"), "deleteStream")
     assert gate._web is None
-    gate.over(request_of("play", "rtmp://h/vip/room"), "deleteStream")
+    gate.note_end(request_of("play", "rtmp://h/vip/room"), "deleteStream")
     gate.stop(20.0)
     assert (hook.actions(), hook.paths) == (["on_stop"], ["/vip"])
     assert plain.decide_s == 0.0
@@ -253,15 +253,15 @@ class Hearing:
     """Stands for the hooks of an application: decides about plays, and hears of them."""
 
     decides = dict.fromkeys(("connect", "publish", "play"), True)
-    hears = frozenset({"play"})
+    told_kinds = frozenset({"play"})
 
     def __init__(self):
         self.news = []
 
-    def began(self, request):
+    def note_begin(self, request):
         self.news.append(("began", request.connection))
 
-    def over(self, request, why):
+    def note_end(self, request, why):
         self.news.append(("over", request.connection, why))
 
 
@@ -283,18 +283,18 @@ class Room:
 
 def test_visit_when_it_has_begun_goes_on_for_as_long_as_it_asks():
     room = Room()
-    assert not room.visits.goes_on(VISIT)
+    assert not room.visits.prolong(VISIT)
     room.visits.begin(VISIT)
     for _ in range(20):
         room.now += IDLE_S / 2
         room.look()
         again = dataclasses.replace(VISIT, connection=8, peer=("192.0.2.7", 2))  # another connection
-        assert room.visits.goes_on(again)
+        assert room.visits.prolong(again)
         room.visits.begin(again)
     assert room.hooks.news == [("began", 7)]
     assert len(room.later) == 1
     room.now += IDLE_S
-    assert not room.visits.goes_on(VISIT)
+    assert not room.visits.prolong(VISIT)
     room.look()
     assert room.hooks.news == [("began", 7), ("over", 7, "it asked for nothing for 60 s")]
     assert (len(room.visits), room.later) == (0, [])
@@ -314,8 +314,8 @@ def test_visit_when_it_has_begun_goes_on_for_as_long_as_it_asks():
 def test_request_when_client_proof_or_stream_is_another_belongs_to_no_visit(other):
     room = Room()
     room.visits.begin(VISIT)
-    assert not room.visits.goes_on(dataclasses.replace(VISIT, **other))
-    assert room.visits.goes_on(VISIT)
+    assert not room.visits.prolong(dataclasses.replace(VISIT, **other))
+    assert room.visits.prolong(VISIT)
 
 
 def test_visits_when_one_address_has_many_are_bounded(monkeypatch):
@@ -324,14 +324,14 @@ def test_visits_when_one_address_has_many_are_bounded(monkeypatch):
     many = [dataclasses.replace(VISIT, user_agent=str(number)) for number in range(5)]
     for request in many:
         room.visits.begin(request)
-    assert [room.visits.goes_on(request) for request in many] == [True] * 3 + [False] * 2
+    assert [room.visits.prolong(request) for request in many] == [True] * 3 + [False] * 2
     other = dataclasses.replace(VISIT, peer=("192.0.2.8", 1))
     room.visits.begin(other)
-    assert room.visits.goes_on(other)
+    assert room.visits.prolong(other)
     room.now += IDLE_S
     room.look()
     room.visits.begin(many[4])
-    assert room.visits.goes_on(many[4])
+    assert room.visits.prolong(many[4])
 
 
 def test_visit_when_nobody_decides_or_hears_is_none():

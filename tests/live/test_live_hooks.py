@@ -33,7 +33,7 @@ class Asked:
 
     def __init__(self):
         self.decides = {"connect": False, "publish": True, "play": True}
-        self.hears = {"publish"}
+        self.told_kinds = {"publish"}
         self.tap = None
         self.questions, self.news = [], []
 
@@ -46,11 +46,11 @@ class Asked:
         if len(self.news) >= self.most_news:
             raise LimitExceededError("hook_news", len(self.news) + 1, self.most_news)
 
-    def began(self, request):
-        if request.kind in self.hears:
+    def note_begin(self, request):
+        if request.kind in self.told_kinds:
             self.news.append((f"{request.kind} began", request.stream))
 
-    def over(self, request, why):
+    def note_end(self, request, why):
         self.news.append((f"{request.kind} over", request.stream, why))
 
 
@@ -176,7 +176,7 @@ def test_refusal_has_the_code_that_rtmp_has_for_it(world, asked, ask, why, code)
 
 def test_connect_waits_for_the_answer_and_its_end_is_told(world, asked):
     asked.decides = {"connect": True, "publish": False, "play": False}
-    asked.hears = {"connect", "play"}
+    asked.told_kinds = {"connect", "play"}
     peer = world.connect().play()
     ((request, question),) = asked.questions
     assert (request.kind, request.stream) == ("connect", "live")
@@ -196,7 +196,7 @@ def test_connect_waits_for_the_answer_and_its_end_is_told(world, asked):
 
 def test_connect_that_is_refused_is_told_and_closed(world, asked):
     """The client reads the words, then the connection ends; nobody is told of the end of what was not let in."""
-    asked.decides["connect"], asked.hears = True, {"connect"}
+    asked.decides["connect"], asked.told_kinds = True, {"connect"}
     peer = world.connect().publish()
     asked.questions[0][1].tell(Refusal("Not from here."))
     world.run(0.1)
@@ -432,10 +432,10 @@ def test_coroutines_run_on_the_loop_of_the_application(loop_factory):
 def test_news_come_in_order_on_one_thread(run):
     recorder = Recorder()
     runner, failures = run(recorder)
-    runner.began(request_of())
+    runner.note_begin(request_of())
     for at in range(100):
         runner.tap("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"%d" % at)
-    runner.over(request_of(), "closeStream")
+    runner.note_end(request_of(), "closeStream")
     runner.stop(WAIT_S)
     frames = [LiveFrame("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"%d" % at) for at in range(100)]
     assert recorder.told == [("published", "live/room"), *frames, ("ended", "live/room", "closeStream")]
@@ -450,8 +450,8 @@ def test_publications_that_nobody_has_heard_of_are_limited_by_address(run):
     request, other = request_of(), request_of(address="192.0.2.2")
     for _ in range(32):
         runner.check_news(request)
-        runner.began(request)
-        runner.over(request, "closeStream")
+        runner.note_begin(request)
+        runner.note_end(request, "closeStream")
     with pytest.raises(LimitExceededError, match="hook_news is 33, the limit is 32"):
         runner.check_news(request)
     runner.check_news(other)
@@ -513,7 +513,7 @@ def test_hook_that_raises_on_news_is_reported_and_told_the_next(run):
 def test_hooks_that_nobody_overrides_cost_nothing():
     runner = HookRunner(LiveHooks(), lambda *_: None)
     assert (runner.decides, runner.tap) == ({"connect": False, "publish": False, "play": False}, None)
-    runner.began(request_of())
+    runner.note_begin(request_of())
     assert runner._news.empty()
 
 

@@ -42,9 +42,9 @@ class Script:
                 return str(self.book.promote("live/a", words[0]))
             case "after":
                 self.now += float(words[0])
-                due = self.book.due(self.now)
+                due = self.book.names_due(self.now)
                 for name in due:
-                    self.book.let_go(name)
+                    self.book.free_name(name)
                 return " ".join(due)
         raise AssertionError(verb)
 
@@ -167,8 +167,8 @@ def test_names_when_kept_for_different_times_are_due_in_order():
     for name in rules:
         book.claim(name, "1", ANN)
         book.release(name, "1", 0.0, grace=True)
-    assert (book.next_deadline(), book.due(0.9), book.due(1.0)) == (1.0, [], ["live/short"])
-    book.let_go("live/short")
+    assert (book.next_deadline(), book.names_due(0.9), book.names_due(1.0)) == (1.0, [], ["live/short"])
+    book.free_name("live/short")
     assert (book.next_deadline(), book.is_kept("live/long")) == (9.0, True)
 
 
@@ -189,7 +189,7 @@ def test_names_when_kept_for_different_times_are_due_in_order():
     ],
 )
 def test_owner_when_back_is_known_by_user_else_by_key_or_address(first, second, same):
-    assert first.same(second) is same
+    assert first.is_same(second) is same
 
 
 def test_owner_when_made_of_a_query_keeps_no_secret():

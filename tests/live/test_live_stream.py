@@ -286,7 +286,7 @@ def test_end_when_told_empties_the_cache_and_says_so_in_every_log(stream, publis
 
 
 def test_join_when_there_is_never_a_key_frame_gets_the_headers_after_the_wait(monkeypatch):
-    monkeypatch.setattr("flowctl.live.stream.KEY_WAIT_S", 1.0)
+    monkeypatch.setattr("flowctl.live.stream.LONGEST_KEY_INTERVAL_S", 1.0)
     world = World()
     publisher = world.publisher()
     publisher.video(0, AVC_HEADER)

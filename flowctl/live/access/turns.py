@@ -45,7 +45,7 @@ class Turns:
         self._waiting_count = 0
         self._queue: Final[FairQueue[asyncio.Future[None]]] = FairQueue()
 
-    async def take(self, key: str) -> None:
+    async def acquire(self, key: str) -> None:
         if self._free:
             self._free -= 1
             return
@@ -60,12 +60,12 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it was given while it was being cancelled
-                self.give()
+                self.release()
             raise
         finally:
             self._waiting_count -= 1
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Give a turn back: to the one whose turn is next."""
         while self._queue:
             turn = self._queue.pop()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import httpx
 
 _log: Final = structlog.get_logger("flowctl.access")
-_AT_ONCE: Final = 64
+_QUESTIONS_AT_ONCE: Final = 64
 """Questions under way at a time. A hook server that answers in 5 ms decides about ten thousand a second."""
 _MOST_WAITING: Final = 4096
 _MOST_PER_ADDRESS: Final = 256
@@ -56,7 +56,7 @@ _ACTIONS: Final[dict[RequestKind, tuple[str, str]]] = {
     "publish": ("on_publish", "on_unpublish"),
     "play": ("on_play", "on_stop"),
 }
-_SAYS_NO: Final = {401: Why.UNAUTHORIZED, 403: Why.FORBIDDEN}
+_REFUSING_STATUSES: Final = {401: Why.UNAUTHORIZED, 403: Why.FORBIDDEN}
 """Statuses that refuse. Others, 404 among them, come of a wrong address or a server in trouble as well. 401 alone says
 that the client may have guessed: another refusal may be the end of a show, for a crowd whose tokens were good."""
 _REFUSED: Final = "The server's hook does not allow this."
@@ -101,8 +101,8 @@ def body_of(action: str, request: LiveRequest) -> dict[str, Any]:
 
 
 def read_answer(status: int, body: bytes) -> Refusal | None:
-    if status in _SAYS_NO:
-        return Refusal(_REFUSED, _SAYS_NO[status], guess=_SAYS_NO[status] is Why.UNAUTHORIZED)
+    if status in _REFUSING_STATUSES:
+        return Refusal(_REFUSED, _REFUSING_STATUSES[status], guess=_REFUSING_STATUSES[status] is Why.UNAUTHORIZED)
     if status != 200:
         raise _NoAnswerError(f"status {status}")
     try:
@@ -128,16 +128,16 @@ class WebHooks:
         self._left_out = 0  # news that found no room since the last line about it; guarded by _lock
         # Of the loop's thread:
         self._client: httpx.AsyncClient | None = None
-        self._turns: Final = Turns(_AT_ONCE, _MOST_WAITING, _MOST_PER_ADDRESS)
+        self._turns: Final = Turns(_QUESTIONS_AT_ONCE, _MOST_WAITING, _MOST_PER_ADDRESS)
         self._news: Final[list[asyncio.Queue[_News]]] = [asyncio.Queue() for _ in range(_TELLERS)]
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._logged: Final[dict[str, tuple[float, int]]] = {}  # by host: last line, failures since
 
     def start(self) -> None:
         self._thread.start()
-        self._thread.loop.call_soon_threadsafe(self._begin)
+        self._thread.loop.call_soon_threadsafe(self._start_tellers)
 
-    def _begin(self) -> None:
+    def _start_tellers(self) -> None:
         self._client = _make_client()
         for queue in self._news:
             task = self._thread.loop.create_task(self._tell_all(queue))
@@ -149,13 +149,13 @@ class WebHooks:
         self._stopped = True
         end = time.monotonic() + deadline_s
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._drained(), self._thread.loop).result(max(0.0, deadline_s))
+            asyncio.run_coroutine_threadsafe(self._drain(), self._thread.loop).result(max(0.0, deadline_s))
         self._thread.end_at = time.monotonic() + _WIND_UP_S
         with suppress(RuntimeError):
             self._thread.loop.call_soon_threadsafe(self._thread.stop)
         self._thread.join(max(_WIND_UP_S, end - time.monotonic()))
 
-    async def _drained(self) -> None:
+    async def _drain(self) -> None:
         for queue in self._news:
             await queue.join()
         if self._client is not None:
@@ -167,10 +167,10 @@ class WebHooks:
         self, access: StreamAccess, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
     ) -> Question:
         question = Question(answer)
-        self._soon(self._decide(access, request, question), lambda: question.tell(UNDECIDED))
+        self._submit(self._decide(access, request, question), lambda: question.tell(UNDECIDED))
         return question
 
-    def _soon(self, work: Coroutine[Any, Any, None], otherwise: Callable[[], None]) -> None:
+    def _submit(self, work: Coroutine[Any, Any, None], otherwise: Callable[[], None]) -> None:
         try:
             asyncio.run_coroutine_threadsafe(work, self._thread.loop)
         except RuntimeError:  # the loop has ended
@@ -184,13 +184,13 @@ class WebHooks:
         until = asyncio.get_running_loop().time() + access.hook_timeout_s
         try:
             async with asyncio.timeout_at(until):
-                await self._turns.take(address_key(request.peer[0]))
+                await self._turns.acquire(address_key(request.peer[0]))
                 if question.cancelled:
-                    self._turns.give()
+                    self._turns.release()
                     return
             refusal = await self._ask_all(access, action, urls, body, until)
         except (TimeoutError, LimitExceededError):
-            self._failed(urls[0], action, "too many questions wait")
+            self._log_failure(urls[0], action, "too many questions wait")
             refusal = _FAILED if access.hook_failure is HookFailure.REFUSE else None
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):  # that is the end of the loop
@@ -208,7 +208,7 @@ class WebHooks:
             asked = [self._ask_one(access, action, url, body, until) for url in urls]
             found = [refusal for refusal in await asyncio.gather(*asked) if refusal is not None]
         finally:
-            self._turns.give()
+            self._turns.release()
         said = [refusal for refusal in found if refusal is not _FAILED]
         return next(iter(said or found), None)
 
@@ -216,7 +216,7 @@ class WebHooks:
         try:
             return read_answer(*await self._post(url, body, until))
         except _NoAnswerError as error:
-            self._failed(url, action, str(error))
+            self._log_failure(url, action, str(error))
             return _FAILED if access.hook_failure is HookFailure.REFUSE else None
 
     async def _post(self, url: str, body: bytes, until: float) -> tuple[int, bytes]:
@@ -224,7 +224,7 @@ class WebHooks:
         read = bytearray()
         try:
             # The limit is on all of it: one that sends an octet now and then would pass any limit on single reads.
-            async with asyncio.timeout_at(until), self._sending().stream("POST", url, content=body) as response:
+            async with asyncio.timeout_at(until), self._started_client().stream("POST", url, content=body) as response:
                 plain = response.headers.get("content-encoding", "identity") == "identity"
                 async for piece in response.aiter_raw():
                     read += piece
@@ -240,12 +240,12 @@ class WebHooks:
             raise _NoAnswerError("a compressed answer" if not plain else f"more than {_MOST_ANSWER_BYTES} bytes")
         return status, bytes(read)
 
-    def _sending(self) -> httpx.AsyncClient:
+    def _started_client(self) -> httpx.AsyncClient:
         if self._client is None:
             raise InternalError("HTTP hooks are asked before the start")
         return self._client
 
-    def _failed(self, url: str, action: str, why: str) -> None:
+    def _log_failure(self, url: str, action: str, why: str) -> None:
         """Log that a hook failed: each host once in a while, with how often it did."""
         parts, now = urlsplit(url), time.monotonic()
         host = f"{parts.scheme}://{parts.hostname}" + ("" if parts.port is None else f":{parts.port}")
@@ -285,7 +285,7 @@ class WebHooks:
                 try:
                     await self._post(url, body, asyncio.get_running_loop().time() + news.timeout_s)
                 except _NoAnswerError as error:
-                    self._failed(url, news.body["action"], str(error))
+                    self._log_failure(url, news.body["action"], str(error))
             with self._lock:
                 count = self._untold.pop(news.key) - 1
                 if count:

@@ -16,7 +16,7 @@ from flowctl.errors import ConfigError
 from flowctl.live.access.request import NOT_GENUINE, RequestKind, Use
 from flowctl.live.access.tokens import read_private
 
-_LEAST_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
+_SHORTEST_SECRET_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
 """Shortest shared secret of an algorithm: as long as its hash (RFC 7518 section 3.2)."""
 _PUBLIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _MOST_CHARS: Final = 8192
@@ -76,14 +76,14 @@ def _texts(claim: object) -> list[str]:
 
 def read_web_token_key(text: str) -> WebTokenKey:
     algorithm, colon, name = text.partition(":")
-    if not (colon and name) or (algorithm not in _LEAST_BYTES and algorithm not in _PUBLIC):
-        known = ", ".join((*_LEAST_BYTES, *_PUBLIC))
+    if not (colon and name) or (algorithm not in _SHORTEST_SECRET_BYTES and algorithm not in _PUBLIC):
+        known = ", ".join((*_SHORTEST_SECRET_BYTES, *_PUBLIC))
         raise ConfigError(f"{short(text)} is no algorithm and path; algorithms are {known}", hint=_HINT)
     path = Path(name)
-    if algorithm in _LEAST_BYTES:
+    if algorithm in _SHORTEST_SECRET_BYTES:
         octets = read_private(path, "jwt_key").strip()
-        if len(octets) < _LEAST_BYTES[algorithm]:
-            least = _LEAST_BYTES[algorithm]
+        if len(octets) < _SHORTEST_SECRET_BYTES[algorithm]:
+            least = _SHORTEST_SECRET_BYTES[algorithm]
             raise ConfigError(f"the secret in {path} has {len(octets)} bytes, {algorithm} takes {least} or more")
     else:
         try:

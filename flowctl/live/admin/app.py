@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from flowctl.control.arguments import Argument
 from flowctl.control.operations import OPERATIONS, Operation, Permission
-from flowctl.live.admin.asking import OperationAsker, Refused
+from flowctl.live.admin.asking import CallRefused, OperationAsker
 from flowctl.live.admin.guard import EVENTS, Guard, Receive, Scope, Send, Tokens
 from flowctl.live.admin.metrics import Metrics
 from flowctl.live.admin.models import ANSWERS, Anything, OneConnection, Problem
@@ -30,9 +30,9 @@ API: Final = "/api/v1"
 _NOT_STATIC: Final = ("/api/", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _JSON: Final = "application/json"
 _Number: TypeAlias = Annotated[int, PathParameter(ge=1, le=10**18 - 1)]
-_APART: Final = frozenset({"events", "metrics"})
+_OWN_PATH_OPERATIONS: Final = frozenset({"events", "metrics"})
 """Operations that have a path of their own."""
-_BOTH: Final = frozenset({"limits"})
+_SHOWING_OPERATIONS: Final = frozenset({"limits"})
 """Operations that show the state when they are called with nothing to set."""
 _SHOWN_BY: Final = frozenset({"connection", "stream"})
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -75,7 +75,7 @@ class AdminApp:
             redoc_url=None,
             openapi_url="/openapi.json",
         )
-        for kind in (Refused, HTTPException, RequestValidationError, Exception):
+        for kind in (CallRefused, HTTPException, RequestValidationError, Exception):
             app.add_exception_handler(kind, _answer_problem)
         self._add_operations(app)
         self._add_health(app)
@@ -96,9 +96,9 @@ class AdminApp:
 
     def _add_operations(self, app: FastAPI) -> None:
         for operation in OPERATIONS:
-            if operation.name in _APART:
+            if operation.name in _OWN_PATH_OPERATIONS:
                 continue
-            if operation.looks or operation.name in _BOTH:
+            if operation.looks or operation.name in _SHOWING_OPERATIONS:
                 self._add(app, "GET", operation, self._look(operation))
             if not operation.looks:
                 self._add(app, "POST", operation, self._change(operation))
@@ -106,10 +106,10 @@ class AdminApp:
         async def one(request: Request, connection: _Number) -> Response:
             try:
                 made = await self._asking.ask("connections", {"connection": connection}, _permission(request))
-            except Refused as error:
+            except CallRefused as error:
                 if error.said["code"] != "NOT_POSSIBLE":
                     raise
-                raise Refused("NOT_FOUND", str(error), error.said["hint"]) from error
+                raise CallRefused("NOT_FOUND", str(error), error.said["hint"]) from error
             return Response(made, media_type=_JSON)
 
         app.add_api_route(f"{API}/connections/{{connection}}", one, response_model=OneConnection, responses=_PROBLEMS)
@@ -153,10 +153,10 @@ class AdminApp:
     async def _events(self, request: Request) -> Response:
         """Send events as they come; ``Last-Event-ID`` goes on where one was."""
         if _permission(request) < Permission.BASIC:
-            raise Refused("FORBIDDEN", "events take the level basic")
+            raise CallRefused("FORBIDDEN", "events take the level basic")
         if not self.streams.has_room(request.state.caller):
             message = f"{self.streams.count} listen to events already, and the rest is for other callers"
-            raise Refused("BUSY", message, "end one of yours, or use a token of your own")
+            raise CallRefused("BUSY", message, "end one of yours, or use a token of your own")
         return _Stream(self.streams)
 
     def _add_health(self, app: FastAPI) -> None:
@@ -171,7 +171,7 @@ class AdminApp:
                     asked = self._asking.ask("stats", {"stream": "", "viewers": "none"})
                     self._look_ready = asyncio.get_running_loop().create_task(asked)
                 found = await asyncio.shield(self._look_ready)
-            except Refused as error:
+            except CallRefused as error:
                 return JSONResponse({"status": str(error.said["code"]).lower()}, 503)
             drains = "drains_for_s" in json.loads(found)["server"]
             return JSONResponse({"status": "draining" if drains else "ready"}, 503 if drains else 200)
@@ -221,7 +221,7 @@ def _query(request: Request) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         if name in given:
-            raise Refused("WRONG_ARGUMENT", f"{name[:80]!r} is given twice")
+            raise CallRefused("WRONG_ARGUMENT", f"{name[:80]!r} is given twice")
         given[name] = value
     return given
 
@@ -231,9 +231,9 @@ async def _arguments(request: Request) -> Mapping[str, Any]:
     try:
         value = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise Refused("WRONG_ARGUMENT", "the body is no JSON") from error
+        raise CallRefused("WRONG_ARGUMENT", "the body is no JSON") from error
     if not isinstance(value, dict):
-        raise Refused("WRONG_ARGUMENT", "the body is no JSON object")
+        raise CallRefused("WRONG_ARGUMENT", "the body is no JSON object")
     return value
 
 
@@ -269,12 +269,12 @@ async def _answer_problem(request: Request, error: Any) -> Response:
     if isinstance(error, HTTPException):
         code = {404: "NOT_FOUND", 405: "WRONG_METHOD", 413: "TOO_LONG"}.get(error.status_code, "FAILED")
         headers = error.headers
-        error = Refused(code, str(error.detail), status=error.status_code)
+        error = CallRefused(code, str(error.detail), status=error.status_code)
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        error = Refused("WRONG_ARGUMENT", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-    elif not isinstance(error, Refused):
-        error = Refused("FAILED", "the server has failed", "its log says how")
+        error = CallRefused("WRONG_ARGUMENT", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    elif not isinstance(error, CallRefused):
+        error = CallRefused("FAILED", "the server has failed", "its log says how")
     if error.status == 503:
         headers = {"retry-after": "1"}
     return JSONResponse(error.said, error.status, headers)

@@ -34,7 +34,7 @@ _STATUS: Final = {
 }
 
 
-class Refused(Exception):  # noqa: N818 - what is refused need not be anybody's error
+class CallRefused(Exception):  # noqa: N818 - what is refused need not be anybody's error
     """A request is not carried out."""
 
     def __init__(self, code: str, message: str, hint: str | None = None, status: int | None = None) -> None:
@@ -61,22 +61,24 @@ class OperationAsker:
     ) -> bytes:
         looks = BY_NAME[name].looks
         if self._waiting[looks] >= MOST_WAITING:
-            raise Refused("BUSY", "too many calls are waiting already", "try again")
+            raise CallRefused("BUSY", "too many calls are waiting already", "try again")
         self._waiting[looks] += 1
         call = json.dumps(dict(given or {})).encode()
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._pools[looks], self._carry_out, name, call, permission, "admin")
-        future.add_done_callback(lambda _: self._done(looks))  # not before: a caller may leave, its call goes on
-        made = await asyncio.shield(future)
-        done = made.startswith(ANSWERED)
+        future.add_done_callback(
+            lambda _: self._release_slot(looks)
+        )  # not before: a caller may leave, its call goes on
+        answer = await asyncio.shield(future)
+        done = answer.startswith(ANSWERED)
         if not looks:
             _log.info("operation", name=name, caller="admin", done=done)
         if not done:
-            error = json.loads(made)["error"]
-            raise Refused(error["code"], error["message"], error.get("hint"))
-        return made[len(ANSWERED) : -1]
+            error = json.loads(answer)["error"]
+            raise CallRefused(error["code"], error["message"], error.get("hint"))
+        return answer[len(ANSWERED) : -1]
 
-    def _done(self, looks: bool) -> None:  # noqa: FBT001 - which of two pools
+    def _release_slot(self, looks: bool) -> None:  # noqa: FBT001 - which of two pools
         self._waiting[looks] -= 1
 
     def stop(self) -> None:

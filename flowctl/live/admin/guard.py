@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from flowctl.control.operations import MOST_CALL, Permission
 from flowctl.core.text.addresses import address_key, is_loopback
 from flowctl.errors import ConfigError
-from flowctl.live.admin.asking import Refused
+from flowctl.live.admin.asking import CallRefused
 from flowctl.live.reload.watchfile import WatchedFile
 
 _log: Final = structlog.get_logger("flowctl.admin")
@@ -39,7 +39,7 @@ REQUEST_S: Final = 30.0
 HEAD_BYTES: Final = 16 * 1024
 EVENTS: Final = "/api/v1/events"
 """Path of the events: the one request that has no end."""
-_OPEN: Final = frozenset({"/healthz", "/readyz"})
+_OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """Paths that need no token: whether the server is there, in a word."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
 _CHANGES: Final = frozenset({"POST", "PUT", "PATCH"})
@@ -55,7 +55,7 @@ _POLICY: Final = (
     "worker-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
 )
 
-_LEAST: Final = 16
+_LEAST_CHARS: Final = 16
 """Shortest token, characters: one that is made at random has 80 bits with that."""
 _MOST_BYTES: Final = 64 * 1024
 _LEVELS: Final = {"basic": Permission.BASIC, "admin": Permission.ADMIN}
@@ -94,9 +94,9 @@ class Tokens:
             if not words:
                 continue
             level = _LEVELS.get(words[1] if len(words) > 1 else "admin")
-            if level is None or len(words) > 2 or len(words[0]) < _LEAST or not words[0].isascii():
+            if level is None or len(words) > 2 or len(words[0]) < _LEAST_CHARS or not words[0].isascii():
                 raise ConfigError(
-                    f"{path}, line {number}: not TOKEN [basic|admin] with a token of {_LEAST} characters or more",
+                    f"{path}, line {number}: not TOKEN [basic|admin] with a token of {_LEAST_CHARS} characters or more",
                     hint="python -c 'import secrets; print(secrets.token_urlsafe())' makes one",
                 )
             digests.append((digest_of(words[0]), level))
@@ -139,40 +139,40 @@ class Guard:
             state["caller"] = self._caller(scope, headers)
             async with asyncio.timeout(None if scope["path"] == EVENTS else REQUEST_S):
                 await self.app(scope, _Body(receive).receive, sending.send)
-        except Refused as refused:
+        except CallRefused as refused:
             await sending.answer(refused)
         except TimeoutError:
-            await sending.answer(Refused("TIMEOUT", "the request took too long"))
+            await sending.answer(CallRefused("TIMEOUT", "the request took too long"))
 
     def _check_place(self, headers: dict[bytes, bytes]) -> str:
         """See that the request is for us, and not sent by the page of another site; return our name."""
         host = headers.get(b"host", b"").decode("latin-1")
         found = _HOST.fullmatch(host)
         if found is None or (self.tokens is None and not is_loopback(found[1] or found[2])):
-            raise Refused("WRONG_HOST", "the Host is no name of this machine", "open it as 127.0.0.1")
+            raise CallRefused("WRONG_HOST", "the Host is no name of this machine", "open it as 127.0.0.1")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
-            raise Refused("WRONG_ORIGIN", "the page that asks is of another origin")
+            raise CallRefused("WRONG_ORIGIN", "the page that asks is of another origin")
         if headers.get(b"sec-fetch-site", b"none") not in {b"none", b"same-origin"}:
-            raise Refused("WRONG_ORIGIN", "the page that asks is of another site")
+            raise CallRefused("WRONG_ORIGIN", "the page that asks is of another site")
         return f"[{found[1]}]" if found[1] else found[2]
 
     def _check_form(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size) > MOST_CALL:
-            raise Refused("TOO_LONG", f"the body may have {MOST_CALL} bytes", status=413)
+            raise CallRefused("TOO_LONG", f"the body may have {MOST_CALL} bytes", status=413)
         if scope["method"] in _CHANGES:
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if kind != b"application/json":
-                raise Refused("WRONG_TYPE", "the body must be application/json")
+                raise CallRefused("WRONG_TYPE", "the body must be application/json")
 
     def _permission(self, path: str, headers: dict[bytes, bytes]) -> Permission:
         if self.tokens is None:
             return Permission.ADMIN
         token = _token(headers)
         found = self.tokens.permission(token) if token else Permission.NONE
-        if found is Permission.NONE and not (path in _OPEN or self.is_static(path)):
-            raise Refused("UNAUTHORIZED", "a token is missing or wrong", "Authorization: Bearer TOKEN")
+        if found is Permission.NONE and not (path in _OPEN_PATHS or self.is_static(path)):
+            raise CallRefused("UNAUTHORIZED", "a token is missing or wrong", "Authorization: Bearer TOKEN")
         return found
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
@@ -191,11 +191,11 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
     size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
     if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES:
         # Uvicorn sees to that only where a head comes in several pieces.
-        raise Refused("TOO_LONG", f"the head of a request may have {HEAD_BYTES} bytes", status=431)
+        raise CallRefused("TOO_LONG", f"the head of a request may have {HEAD_BYTES} bytes", status=431)
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in found and name in {b"host", b"origin", b"authorization", b"content-type", b"content-length"}:
-            raise Refused("WRONG_ARGUMENT", f"there are two headers {name.decode('latin-1')}", status=400)
+            raise CallRefused("WRONG_ARGUMENT", f"there are two headers {name.decode('latin-1')}", status=400)
         found[name] = value
     return found
 
@@ -229,7 +229,7 @@ class _Sending:
                 message["headers"].append((b"cache-control", b"no-store"))
         await self._send(message)
 
-    async def answer(self, refused: Refused) -> None:
+    async def answer(self, refused: CallRefused) -> None:
         if self._began:
             return  # what has begun can only end
         body = json.dumps(refused.said).encode()

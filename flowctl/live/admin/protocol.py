@@ -40,7 +40,7 @@ BACKLOG: Final = 64
 """Connections that wait to be accepted, and that one turn of the loop accepts."""
 GRACE_S: Final = 1
 _WORK_S: Final = 0.001
-_REST: Final = 3.0
+_REST_PER_WORK: Final = 3.0
 """Rest of the loop after a millisecond of work or more, as a multiple of that work: a quarter of a core is some 250
 requests a second, which no operator needs, and a flood gets no more."""
 _MOST_REST_S: Final = 0.1
@@ -179,7 +179,7 @@ class _Resting(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         worked_s = time.thread_time() - self._rested_at
         if worked_s >= _WORK_S:
-            time.sleep(min(worked_s * _REST, _MOST_REST_S))
+            time.sleep(min(worked_s * _REST_PER_WORK, _MOST_REST_S))
             self._rested_at = time.thread_time()
         return super().select(timeout)
 

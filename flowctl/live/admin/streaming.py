@@ -18,7 +18,7 @@ from typing import Any, Final
 import structlog
 
 from flowctl.control.operations import Permission
-from flowctl.live.admin.asking import OperationAsker, Refused
+from flowctl.live.admin.asking import CallRefused, OperationAsker
 from flowctl.live.admin.guard import Receive, Scope, Send
 
 _log: Final = structlog.get_logger("flowctl.admin")
@@ -46,7 +46,7 @@ class _Listener:
     lost: int = 0
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hears(self, what: str) -> bool:
+    def may_get(self, what: str) -> bool:
         return self.changes or what != CHANGE
 
     def put(self, data: bytes) -> None:
@@ -95,50 +95,50 @@ class EventStreams:
             try:
                 await self._read_events()
                 await self._read_changes()
-            except Refused as error:  # the server is busy or ends: ask again
+            except CallRefused as error:  # the server is busy or ends: ask again
                 _log.debug("no events", why=str(error))
             await asyncio.sleep(POLL_S)
         self._reader = None
 
     async def _read_events(self) -> None:
-        said = json.loads(await self._asking.ask("events", {"since": self._cursor, "limit": _ASKED}))
-        first, self._cursor = not self._cursor, said["cursor"]
-        if said["lost"] and not first:
-            self._tell("lost", {"count": said["lost"], "where": "server"})
-        for event in said["events"]:
-            self._tell(event["what"], event)
+        answer = json.loads(await self._asking.ask("events", {"since": self._cursor, "limit": _ASKED}))
+        first, self._cursor = not self._cursor, answer["cursor"]
+        if answer["lost"] and not first:
+            self._broadcast("lost", {"count": answer["lost"], "where": "server"})
+        for event in answer["events"]:
+            self._broadcast(event["what"], event)
 
     async def _read_changes(self) -> None:
         since = 0 if self._version is None else self._version[1]
-        said = json.loads(await self._asking.ask("changes", {"since": since, "limit": _ASKED}, Permission.ADMIN))
-        if self._version is not None and self._version[0] == said["run"]:
-            for change in said["changes"]:
-                self._tell(CHANGE, change)
-        told = said["changes"][-1]["version"] if said["changes"] and self._version else said["version"]
-        self._version = said["run"], told
+        answer = json.loads(await self._asking.ask("changes", {"since": since, "limit": _ASKED}, Permission.ADMIN))
+        if self._version is not None and self._version[0] == answer["run"]:
+            for change in answer["changes"]:
+                self._broadcast(CHANGE, change)
+        version = answer["changes"][-1]["version"] if answer["changes"] and self._version else answer["version"]
+        self._version = answer["run"], version
 
-    def _tell(self, what: str, event: MutableMapping[str, Any]) -> None:
+    def _broadcast(self, what: str, event: MutableMapping[str, Any]) -> None:
         self._count += 1
         # Where names are of peers, JSON writes what would end the line as an escape.
         data = f"id: {self._run}-{self._count}\nevent: {what}\ndata: {json.dumps(event)}\n\n".encode()
         self._kept.append((self._count, what, data))
         for listener in self._listeners:
-            if listener.hears(what):
+            if listener.may_get(what):
                 listener.put(data)
 
     # -- telling
 
-    def _join(self, last_id: str, caller: str, *, changes: bool) -> _Listener:
+    def _add_listener(self, last_id: str, caller: str, *, changes: bool) -> _Listener:
         """Return a new listener of a caller, with what it has missed since `last_id`."""
         listener = _Listener(caller=caller, changes=changes)
         run, _, number = last_id.partition("-")
         if last_id and (run != self._run or not number.isdecimal()):
-            listener.queue.append(_lost(None, "another run of the server"))
+            listener.queue.append(_lost_event(None, "another run of the server"))
         elif last_id:
-            missed = [data for count, what, data in self._kept if count > int(number) and listener.hears(what)]
+            missed = [data for count, what, data in self._kept if count > int(number) and listener.may_get(what)]
             gone = self._count - len(self._kept) - int(number)
             if gone > 0:
-                listener.queue.append(_lost(gone, "no longer kept"))
+                listener.queue.append(_lost_event(gone, "no longer kept"))
             listener.queue.extend(missed[-MOST_QUEUED:])
             listener.lost += max(0, len(missed) - MOST_QUEUED)
         self._listeners.add(listener)
@@ -147,7 +147,7 @@ class EventStreams:
         return listener
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
+        last_id = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
@@ -156,14 +156,14 @@ class EventStreams:
         state = scope.get("state", {})
         changes = state.get("permission", Permission.NONE) >= Permission.ADMIN
         # Before anything is awaited: `has_room` was asked just now.
-        listener = self._join(found[:40], state.get("caller", ""), changes=changes)
-        leaves = asyncio.get_running_loop().create_task(_left(receive, listener.woken.set))
+        listener = self._add_listener(last_id[:40], state.get("caller", ""), changes=changes)
+        leaves = asyncio.get_running_loop().create_task(_await_disconnect(receive, listener.woken.set))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send(_body(b"retry: 2000\n: flowctl\n\n"))
             while not (self._ends or leaves.done()):
                 if listener.queue or listener.lost:
-                    await send(_body(self._due(listener)))
+                    await send(_body(self._pop_queued(listener)))
                     continue
                 listener.woken.clear()
                 try:
@@ -177,23 +177,23 @@ class EventStreams:
             leaves.cancel()
             self._listeners.discard(listener)
 
-    def _due(self, listener: _Listener) -> bytes:
+    def _pop_queued(self, listener: _Listener) -> bytes:
         parts = []
         if listener.lost:
-            parts.append(_lost(listener.lost, "this listener is too slow"))
+            parts.append(_lost_event(listener.lost, "this listener is too slow"))
             listener.lost = 0
         parts += listener.queue
         listener.queue.clear()
         return b"".join(parts)
 
 
-async def _left(receive: Receive, then: Callable[[], None]) -> None:
+async def _await_disconnect(receive: Receive, then: Callable[[], None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     then()
 
 
-def _lost(count: int | None, why: str) -> bytes:
+def _lost_event(count: int | None, why: str) -> bytes:
     """Return the event, without an id, that tells that some were lost; None: nobody knows how many."""
     return f"event: lost\ndata: {json.dumps({'count': count, 'why': why})}\n\n".encode()
 

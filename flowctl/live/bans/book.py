@@ -36,7 +36,7 @@ PENALTY: Final = "penalty"
 """Source of a ban that a server has made by itself."""
 STEP_S: Final = 2.0
 """Difference between two clocks that is more than drift: a clock that is corrected smoothly moves by 1 in 2000."""
-_SEEN_S: Final = 300.0
+_NOTE_TIME_S: Final = 300.0
 """Time after which the store gets the present time, when nothing else is written: if the clock is set back while the
 server is stopped, a ban lasts longer by this at most."""
 _RETRY_S: Final = 10.0
@@ -63,7 +63,7 @@ class BanBook:
         self._apart_s = wall() - steady()  # how far the two clocks are apart
         self._set_back_s = 0.0  # by how much the clock was set back while the server was not running
         self._of_file = NO_BANS
-        self._left: frozenset[WordPlace] = frozenset()  # what a store has that was let go of
+        self._handed_over: frozenset[WordPlace] = frozenset()  # what a store has that was let go of
         self._written_at = steady()  # when the store was written last, or tried
         self.words: Final = Words()  # what commands, penalties and other servers have said
         self.fault = ""  # why the store does not have all of it; empty: it has
@@ -88,18 +88,18 @@ class BanBook:
 
     def in_force(self) -> BanList:
         now = self._wall()
-        said = [word.ban for word in self.words if word.ban is not None and word.ban.lasts(now)]
-        file = [ban for ban in self._of_file.bans if not self._let_in(ban)]
-        if not said and len(file) == len(self._of_file):
+        words_in_force = [word.ban for word in self.words if word.ban is not None and word.ban.lasts(now)]
+        file = [ban for ban in self._of_file.bans if not self._is_lifted(ban)]
+        if not words_in_force and len(file) == len(self._of_file):
             return self._of_file
-        return BanList([*said, *file][:MOST_BANS])
+        return BanList([*words_in_force, *file][:MOST_BANS])
 
-    def take_file(self, bans: BanList) -> int:
+    def replace_file_bans(self, bans: BanList) -> int:
         """Take what the ban file says, in place of what it said before; return how much of it commands have lifted."""
         self._of_file = bans
-        return sum(map(self._let_in, bans.bans))
+        return sum(map(self._is_lifted, bans.bans))
 
-    def _let_in(self, ban: Ban) -> bool:
+    def _is_lifted(self, ban: Ban) -> bool:
         lift = self.words.get(ban.cidr, WordKind.LIFT)
         return lift is not None and _ends_s(ban) <= lift.ends_s
 
@@ -107,7 +107,7 @@ class BanBook:
 
     def ban(self, bans: Iterable[Ban]) -> list[Word]:
         """Keep out, or limit, networks, each joined with what was said of it: of two ends the later one counts."""
-        self.look()
+        self.follow_clock()
         now = self._wall()
         words = []
         for ban in bans:
@@ -122,17 +122,17 @@ class BanBook:
             words.append(Word.of_ban(joined, self.words.next_stamp(now)))
         if len(self.words) + len(self._of_file) + len(words) > MOST_BANS:  # they may be, and then it raises
             BanList([*self.in_force().bans, *(word.ban for word in words if word.ban is not None)])
-        return self._say(words)
+        return self._spread_words(words)
 
     def lift(self, cidr: str, there: Iterable[Ban], source: str) -> tuple[list[Ban], Word]:
         """Let a network in again; return what was in force for it (of `there`, all that is), and what was said."""
-        self.look()
+        self.follow_clock()
         now = self._wall()
         there = [ban for ban in there if ban.lasts(now)]
         found = [ban for ban in there if ban.cidr == cidr]
         if not found:
-            raise _not_banned(cidr, there)
-        if any(word.place in self._left for word in self.words.of(cidr)):
+            raise _not_banned_error(cidr, there)
+        if any(word.place in self._handed_over for word in self.words.of(cidr)):
             raise LocalProtocolError(
                 "the ban store has been left to the server that takes this one's place",
                 hint="flowctl unban lifts it there, once that server has started",
@@ -142,11 +142,11 @@ class BanBook:
         if self._store is not None:
             self._write(self._store, self.words.touched | gone | {word.place: word})
             self.fault = ""
-        self._say([word])
+        self._spread_words([word])
         return found, word
 
     def say_limits(self, limits: Mapping[str, str]) -> None:
-        self._say([Word.of_limits(limits, self.words.next_stamp(self._wall()))])
+        self._spread_words([Word.of_limits(limits, self.words.next_stamp(self._wall()))])
 
     def merge(self, words: Iterable[Word]) -> list[Word]:
         """Enter what another server has said; return what of it was new."""
@@ -155,7 +155,7 @@ class BanBook:
             self._flush()
         return entered
 
-    def _say(self, words: list[Word]) -> list[Word]:
+    def _spread_words(self, words: list[Word]) -> list[Word]:
         self.merge(words)
         for listener in self.listeners:
             listener(words)
@@ -163,7 +163,7 @@ class BanBook:
 
     # -- clocks and the store
 
-    def look(self) -> bool:
+    def follow_clock(self) -> bool:
         """Follow the clock, forget what is over, write what could not be written; return whether the clock was set."""
         apart_s = self._wall() - self._steady()
         step_s, self._apart_s = apart_s - self._apart_s, apart_s
@@ -179,7 +179,7 @@ class BanBook:
         waited_s = self._steady() - self._written_at
         if self._store is not None and (waited_s >= _RETRY_S if self.fault else not self._store.whole()):
             self._flush(anew=True)
-        elif not self.fault and (self.words.touched or waited_s >= _SEEN_S):
+        elif not self.fault and (self.words.touched or waited_s >= _NOTE_TIME_S):
             self._flush()
         return was_set
 
@@ -189,7 +189,7 @@ class BanBook:
         if store is not None:
             self._flush()
             self._store, self.fault = None, ""
-            self._left = frozenset(word.place for word in self.words if word.ban is not None)
+            self._handed_over = frozenset(word.place for word in self.words if word.ban is not None)
             store.close()
 
     def _move_ends(self, by_s: float) -> int:
@@ -269,7 +269,7 @@ def _ends_s(ban: Ban) -> float:
     return inf if ban.expires is None else ban.expires.timestamp()
 
 
-def _not_banned(cidr: str, there: Iterable[Ban]) -> LocalProtocolError:
+def _not_banned_error(cidr: str, there: Iterable[Ban]) -> LocalProtocolError:
     wanted = Ban(cidr=cidr, expires=None).network
     for ban in there:
         if ban.network.version == wanted.version and ban.network.overlaps(wanted):

@@ -30,7 +30,7 @@ from flowctl.core.text.addresses import Network, address_key, meanings
 from flowctl.errors import LimitExceededError
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.bans.book import PENALTY
-from flowctl.live.judging.penalties import FIRST_S, USUAL, Offence, Overflow, Penalties, networks_of, sentence
+from flowctl.live.judging.penalties import FIRST_PENALTY_S, USUAL, Offence, Overflow, Penalties, networks_of, sentence
 from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason
 
@@ -41,7 +41,7 @@ _GUILTY_SHARE: Final = 0.02
 _TOO_FAST: Final = "new_per_address_and_s"
 _MOST_WAITING: Final = 1024
 """Overflows that wait to be carried out; an address whose overflow finds no place offends again."""
-_OTHER_POINTS: Final = 1.0
+_DEFAULT_POINTS: Final = 1.0
 """Points of a limit that is not in `LIMIT_POINTS`."""
 _MOST_OFFENDERS: Final = 4096
 """Addresses that are remembered because their last connection offended."""
@@ -133,7 +133,7 @@ class PenaltyWatch(Observer):
         self._lock: Final = OwnedLock()
         self._parts: dict[int, _Part] = {}  # by number of the connection; guarded by _lock
         refused = penalties.allowances.get(Offence.REFUSED)
-        self._tried: Final = _Tried(FIRST_S if refused is None else refused.period_s)  # guarded by _lock
+        self._tried: Final = _Tried(FIRST_PENALTY_S if refused is None else refused.period_s)  # guarded by _lock
         self._offenders: OrderedDict[str, None] = OrderedDict()  # of whom the last end was one; guarded by _lock
         self._overflows: deque[Overflow] = deque()  # guarded by _lock
 
@@ -163,7 +163,7 @@ class PenaltyWatch(Observer):
     ) -> None:
         """Count a limit that was broken, but for those that others can have it break, as all of HTTP."""
         del value, maximum
-        points = 0.0 if limit in MILD_LIMITS or _over_http(connection) else LIMIT_POINTS.get(limit, _OTHER_POINTS)
+        points = 0.0 if limit in MILD_LIMITS or _over_http(connection) else LIMIT_POINTS.get(limit, _DEFAULT_POINTS)
         if points:
             self._charge(connection, Offence.LIMITS, points, now, limit)
 
@@ -176,7 +176,7 @@ class PenaltyWatch(Observer):
             self._parts.pop(connection.number, None)
         if connection.session.harmless:
             self._let_in(connection)
-        elif reason not in _OURS:
+        elif reason not in _OWN_REASONS:
             with self._lock:
                 self._offenders[address_key(connection.peer[0])] = None
                 if len(self._offenders) > _MOST_OFFENDERS:
@@ -286,7 +286,7 @@ class PenaltyWatch(Observer):
         return sum(item.session.behaves() for item in within if item.number not in numbers), guilty
 
 
-_OURS: Final = frozenset(
+_OWN_REASONS: Final = frozenset(
     {CloseReason.SHUTDOWN, CloseReason.KICKED, CloseReason.BANNED, CloseReason.INTERNAL, CloseReason.MEMORY_BUDGET}
 )
 """Ends that the server decides: a connection that came to nothing because of one is not counted."""

@@ -43,13 +43,13 @@ COMPARE_S: Final = 5.0
 """Time between two comparisons: a lost message is made good within it, for 8 KiB per member."""
 _PASSING_S: Final = 2 * COMPARE_S
 """Time for which sending a message is retried: after that, comparisons have carried more."""
-_WINDOW: Final = 64
+_MESSAGE_WINDOW: Final = 64
 """Messages under way to a member: while it is away no more are kept for it."""
 PAGE_BYTES: Final = 256 * 1024
 """Size of the words in one message: a member parses it in some 20 ms, a little at a time."""
 _MOST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """Longest message: a bucket of a full list, 400 words of the greatest length; a page is far smaller."""
-_MOST_WAITING_BYTES: Final = _WINDOW * PAGE_BYTES
+_MOST_WAITING_BYTES: Final = _MESSAGE_WINDOW * PAGE_BYTES
 """Messages of a member that wait to be read while a disk or workers are slow: a window of full pages."""
 _MESSAGE_BYTES: Final = 1024
 """Memory charged for a message that waits, however short it is."""
@@ -200,7 +200,7 @@ class Member:
         self._messenger: Final = Messenger(
             identity=config.name,
             settings=DeliverySettings(
-                window=_WINDOW, max_attempts=None, retry=Backoff(first_s=0.25, factor=2.0, most_s=COMPARE_S)
+                window=_MESSAGE_WINDOW, max_attempts=None, retry=Backoff(first_s=0.25, factor=2.0, most_s=COMPARE_S)
             ),
             max_message_bytes=_MOST_MESSAGE_BYTES,
             keys=config.keys,
@@ -278,7 +278,7 @@ class Member:
 
 def join_fleet(server: LiveServer, file: Path) -> None:
     """Have a live server be a member of the fleet that a file names; before it is started."""
-    member = Member(read_config(file), server.book, server.reload.soon, server.take_words)
+    member = Member(read_config(file), server.book, server.reload.run_later, server.take_words)
     server.fleet = member
     server.companions.append(member)
     server.on_drain.append(member.stop)

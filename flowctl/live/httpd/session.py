@@ -91,7 +91,7 @@ class Phase(enum.Enum):
     OVER = "over"  #: nothing that comes is looked at any more
 
 
-_READY: Final = frozenset({Phase.IDLE, Phase.READING})
+_READABLE_PHASES: Final = frozenset({Phase.IDLE, Phase.READING})
 """Phases in which the next part of a request may be read."""
 
 
@@ -224,7 +224,7 @@ class HttpSession(ViewerSession):
 
     def _may_go_on(self) -> bool:
         connection = self.connection
-        if self._phase not in _READY or connection.ended is not None:
+        if self._phase not in _READABLE_PHASES or connection.ended is not None:
             return False
         if not self._half_closed and connection.turn_over():
             connection.receiver.trigger_input()
@@ -438,7 +438,7 @@ class HttpSession(ViewerSession):
 
     def _ask(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
         now, gate = self.connection.now(), self._hub.gate
-        if handler.in_files and self._hub.visits.goes_on(live):
+        if handler.in_files and self._hub.visits.prolong(live):
             refusal = gate.refuses_network(live)
             if refusal is None:
                 handler.handle(exchange)
@@ -501,7 +501,7 @@ class HttpSession(ViewerSession):
         settings = self._hub.config.at(name, Role.VIEWER)
         if not published and (request.method == "HEAD" or not settings.players_may_wait):
             self.refusal = "no stream"
-            exchange.respond(HTTPStatus.NOT_FOUND, "Nobody publishes this stream.")
+            _answer_unpublished(exchange)
             return
         if request.method == "HEAD":
             exchange.begin(HTTPStatus.OK, [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store")])
@@ -530,9 +530,9 @@ class HttpSession(ViewerSession):
         wire = stream.join_format(wire_format)
         self._playing = Playing(self, PlayWords(), self._hub, stream, wire)
         self._playing.begin()
-        if self._hub.gate.hears("play"):
+        if self._hub.gate.tells_of("play"):
             self._played = live
-            self._hub.gate.began(live)
+            self._hub.gate.note_begin(live)
         if self._playing.waiting:
             _log.info("play started", **self._fields(name), waiting=True, agent=self.user_agent)
         self._begin_if_settled(now)
@@ -605,7 +605,7 @@ class HttpSession(ViewerSession):
         self.refusal = "no stream"
         self._end_playing(f"nobody published it within {limit_s:g} s")
         if exchange is not None:
-            exchange.respond(HTTPStatus.NOT_FOUND, "Nobody publishes this stream.")
+            _answer_unpublished(exchange)
 
     # -- input of players
 
@@ -622,14 +622,14 @@ class HttpSession(ViewerSession):
             if connection.turn_over():
                 connection.receiver.trigger_input()
                 return InputResult(InputVerdict.BLOCK, at)
-            taken = flv.websocket.take(bytes(data[at : at + _FRAMES_PIECE_BYTES]))
+            received = flv.websocket.receive_frames(bytes(data[at : at + _FRAMES_PIECE_BYTES]))
             at += min(_FRAMES_PIECE_BYTES, size - at)
-            if taken.reply:
-                connection.sender.send(taken.reply, MessageClass.CONTROL)
-            if taken.closed is not None:
-                reason = CloseReason.PROTOCOL_ERROR if taken.broken else CloseReason.FINISHED
-                self._leave(f"the player closed: {taken.closed}", reason)
-            elif taken.frames and self._count_frames(taken.frames, now):
+            if received.reply:
+                connection.sender.send(received.reply, MessageClass.CONTROL)
+            if received.closed is not None:
+                reason = CloseReason.PROTOCOL_ERROR if received.broken else CloseReason.FINISHED
+                self._leave(f"the player closed: {received.closed}", reason)
+            elif received.frames and self._count_frames(received.frames, now):
                 connection.receiver.trigger_input()
                 return InputResult(InputVerdict.BLOCK, at)
         return DONE
@@ -751,3 +751,7 @@ def session_factory(
 ) -> Callable[[], HttpSession]:
     every = limits or HttpLimits()
     return lambda: HttpSession(hub, routes, every, origins)
+
+
+def _answer_unpublished(exchange: Exchange) -> None:
+    exchange.respond(HTTPStatus.NOT_FOUND, "Nobody publishes this stream.")

@@ -24,7 +24,9 @@ _KEY_BYTES: Final = 16
 """Length of the decoded key; a handshake with another one is not valid (RFC 6455 section 4.2.1)."""
 
 
-class Taken(NamedTuple):
+class ReceivedFrames(NamedTuple):
+    """What a piece of input of a player came to."""
+
     reply: bytes
     frames: int  # that have come, whole or in part
     closed: str | None  # why the player wants to end. None: it does not.
@@ -54,8 +56,8 @@ class WebSocketPeer:
         extra = [(name.encode(), value.encode("latin-1")) for name, value in headers]
         return self._connection.send(AcceptConnection(extra_headers=extra))
 
-    def take(self, data: bytes) -> Taken:
-        """Take input; what a player says beside control frames is neither kept nor listened to."""
+    def receive_frames(self, data: bytes) -> ReceivedFrames:
+        """Answer the control frames of a piece of input; what a player sends beside them is dropped."""
         reply, frames = b"", 0
         self._connection.receive_data(data)
         for event in self._connection.events():
@@ -65,8 +67,8 @@ class WebSocketPeer:
             elif isinstance(event, CloseConnection):
                 broken = self._connection.state is ConnectionState.OPEN
                 why = f"{int(event.code)} {event.reason or ''}".strip()
-                return Taken(reply + self._connection.send(event.response()), frames, why, broken)
-        return Taken(reply, frames, None, broken=False)
+                return ReceivedFrames(reply + self._connection.send(event.response()), frames, why, broken)
+        return ReceivedFrames(reply, frames, None, broken=False)
 
     def ping(self) -> bytes:
         return self._connection.send(Ping())

@@ -14,7 +14,7 @@ further one to one of twice the length. Repeats decay: half of each is forgotten
 above that:
 
 - Connections that came to nothing, and all that comes over HTTP, lead to a limit that ends with its cause (`MILD`,
-  `MILD_S`): it grows not, and makes nothing else a repeat.
+  `MILD_PENALTY_S`): it grows not, and makes nothing else a repeat.
 - Where others behave, there is no ban: the address or network is limited, for as long as the ban would have been.
 - Memory is bounded: of the addresses seen longest ago the least guilty is forgotten.
 
@@ -38,11 +38,11 @@ from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 from flowctl.units import format_duration
 
-FIRST_S: Final = 600.0
+FIRST_PENALTY_S: Final = 600.0
 """Length of the first penalty, and of the first ban."""
-MOST_S: Final = 86_400.0
+LONGEST_PENALTY_S: Final = 86_400.0
 """Length of the longest penalty, and longest period of an allowance."""
-MILD_S: Final = 60.0
+MILD_PENALTY_S: Final = 60.0
 """Length of the penalty of a mild offence, however often it is repeated."""
 HALF_LIFE_S: Final = 6 * 3600.0
 """Time in which half of a repeat is forgotten: an offence of the morning counts for little in the evening."""
@@ -51,11 +51,11 @@ NETWORK_TIMES: Final = 8
 analysis may ban a /24 or /48 whole (`subnet_addresses` of `flowctl.analyze.abuse.weights`)."""
 MOST_RECORDS: Final = 16_384
 """Addresses, and networks, that are remembered: some 10 MB if all of them offend in every way."""
-_LOOKS: Final = 8
+_COMPARED_RECORDS: Final = 8
 """Records that are compared when the book is full; the least guilty of them makes room for a new one."""
 _MOST_NAMES: Final = 16
 """Kinds of evidence that one record keeps."""
-_FORGIVEN: Final = 0.05
+_FORGOTTEN_REST: Final = 0.05
 """Rest of a repeat below which it counts as forgotten."""
 
 
@@ -77,7 +77,7 @@ class Offence(enum.Enum):
 
 
 MILD: Final = frozenset({Offence.CONNECTIONS})
-"""Offences that cost little and may be other people's: they lead to a limit of `MILD_S`, however often."""
+"""Offences that cost little and may be other people's: they lead to a limit of `MILD_PENALTY_S`, however often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Allowance:
         check_fields(self)
         if not 0 <= self.count <= 1e9:
             raise ConfigError(f"an allowance is {self.count} in {self.period_s} s, the number must be 0 to 1e9")
-        if not 1 <= self.period_s <= MOST_S:
+        if not 1 <= self.period_s <= LONGEST_PENALTY_S:
             raise ConfigError(f"an allowance is {self.count} in {self.period_s} s, the time must be 1s to 24h")
 
     def __str__(self) -> str:
@@ -126,9 +126,9 @@ class PenaltyLimits:
     control: Allowance = field(default=Allowance(24_000, 120))
     limits: Allowance = field(default=Allowance(600, 600))
 
-    def of(self) -> dict[Offence, Allowance]:
-        found: dict[Offence, Allowance] = {offence: getattr(self, offence.name.lower()) for offence in Offence}
-        return {offence: allowance for offence, allowance in found.items() if allowance.count}
+    def allowances_in_force(self) -> dict[Offence, Allowance]:
+        every: dict[Offence, Allowance] = {offence: getattr(self, offence.name.lower()) for offence in Offence}
+        return {offence: allowance for offence, allowance in every.items() if allowance.count}
 
 
 class Overflow(NamedTuple):
@@ -151,7 +151,7 @@ class Sentence(NamedTuple):
 
 
 def sentence(overflow: Overflow, behaving_count: int) -> Sentence:
-    length_s = MILD_S if overflow.offence in MILD else length_of(overflow.repeats)
+    length_s = MILD_PENALTY_S if overflow.offence in MILD else length_of(overflow.repeats)
     reason = f"{overflow.offence.value}: more than {overflow.allowance}"
     if overflow.repeats > 1:
         reason += f", repeat {overflow.repeats - 1}"
@@ -164,7 +164,7 @@ def sentence(overflow: Overflow, behaving_count: int) -> Sentence:
 
 def length_of(repeats: int) -> float:
     """Return the length of a penalty, seconds: the first two are as long, each further one twice as long."""
-    return min(MOST_S, FIRST_S * 2.0 ** min(max(repeats - 2, 0), 32))
+    return min(LONGEST_PENALTY_S, FIRST_PENALTY_S * 2.0 ** min(max(repeats - 2, 0), 32))
 
 
 @dataclass(slots=True)
@@ -177,13 +177,13 @@ class _Record:
     repeats: float = 0.0
     evidence: dict[str, float] = field(default_factory=dict)
 
-    def age(self, now: float, allowances: Mapping[Offence, Allowance]) -> None:
+    def decay(self, now: float, allowances: Mapping[Offence, Allowance]) -> None:
         passed_s, self.at = max(0.0, now - self.at), max(self.at, now)
         for offence, bucket in tuple(self.buckets.items()):
             if allowances[offence].fill(bucket, now) >= allowances[offence].count:
                 del self.buckets[offence]
         self.repeats *= 0.5 ** (passed_s / HALF_LIFE_S)
-        if self.repeats < _FORGIVEN:
+        if self.repeats < _FORGOTTEN_REST:
             self.repeats = 0.0
         if not self.buckets:
             self.evidence.clear()
@@ -195,7 +195,7 @@ class _Record:
         return self.repeats + 1.0 - fullest
 
 
-class _Book:
+class _RecordBook:
     """The records of addresses, or of networks."""
 
     def __init__(self, allowances: Mapping[Offence, Allowance], most: int, *, wide: bool) -> None:
@@ -204,13 +204,13 @@ class _Book:
         self._wide: Final = wide
         self._records: Final[OrderedDict[str, _Record]] = OrderedDict()  # charged longest ago first
 
-    def serves(self, cidr: str, now: float) -> bool:
-        found = self._records.get(cidr)
-        return found is not None and now < found.serves_until
+    def is_serving(self, cidr: str, now: float) -> bool:
+        record = self._records.get(cidr)
+        return record is not None and now < record.serves_until
 
     def charge(self, cidr: str, offence: Offence, amount: float, name: str, now: float) -> Overflow | None:
         record, allowance = self._record(cidr, now), self._allowances[offence]
-        record.age(now, self._allowances)
+        record.decay(now, self._allowances)
         bucket = record.buckets.setdefault(offence, allowance.full_bucket(now))
         bucket.tokens -= amount
         if name in record.evidence or len(record.evidence) < _MOST_NAMES:
@@ -220,7 +220,7 @@ class _Book:
         del record.buckets[offence]
         evidence, record.evidence = record.evidence, {}
         if offence in MILD:
-            repeats, length_s = 1, MILD_S
+            repeats, length_s = 1, MILD_PENALTY_S
         else:
             record.repeats += 1
             repeats = round(record.repeats)
@@ -231,39 +231,39 @@ class _Book:
 
     def _record(self, cidr: str, now: float) -> _Record:
         records = self._records
-        found = records.get(cidr)
-        if found is not None:
+        record = records.get(cidr)
+        if record is not None:
             records.move_to_end(cidr)
-            return found
+            return record
         if len(records) >= self._most:
-            oldest = list(itertools.islice(records, _LOOKS))
+            oldest = list(itertools.islice(records, _COMPARED_RECORDS))
             for item in oldest:
-                records[item].age(now, self._allowances)
+                records[item].decay(now, self._allowances)
             del records[min(oldest, key=lambda item: records[item].guilt(self._allowances))]
-        found = records[cidr] = _Record(now, now)
-        return found
+        record = records[cidr] = _Record(now, now)
+        return record
 
 
 class Penalties:
     """The buckets of all addresses and networks. One thread, or a lock around it."""
 
     def __init__(self, limits: PenaltyLimits, most: int = MOST_RECORDS) -> None:
-        self.allowances: Final = limits.of()
+        self.allowances: Final = limits.allowances_in_force()
         wide = {
             offence: Allowance(min(1e9, item.count * NETWORK_TIMES), item.period_s)
             for offence, item in self.allowances.items()
         }
-        self._addresses: Final = _Book(self.allowances, most, wide=False)
-        self._networks: Final = _Book(wide, most, wide=True)
+        self._addresses: Final = _RecordBook(self.allowances, most, wide=False)
+        self._networks: Final = _RecordBook(wide, most, wide=True)
 
     def charge(self, address: str, offence: Offence, amount: float, now: float, name: str = "") -> list[Overflow]:
         if offence not in self.allowances:
             return []
-        found = networks_of(address)
-        if found is None:
+        networks = networks_of(address)
+        if networks is None:
             return []
-        own, network = found
-        served = self._addresses.serves(own, now)
+        own, network = networks
+        served = self._addresses.is_serving(own, now)
         name = name or offence.value
         overflows = [self._addresses.charge(own, offence, amount, name, now)]
         if not served:
@@ -274,10 +274,10 @@ class Penalties:
 
 def networks_of(address: str) -> tuple[str, str] | None:
     """Return what counts as one address, and its network, as ban lists write them. None: it is no address."""
-    found = meanings(address)
-    if not found:
+    addresses = meanings(address)
+    if not addresses:
         return None
-    parsed = found[-1]
+    parsed = addresses[-1]
     own, wide = (32, 24) if parsed.version == 4 else (64, 48)
     return str(ipaddress.ip_network((parsed, own), strict=False)), str(
         ipaddress.ip_network((parsed, wide), strict=False)

@@ -2,8 +2,8 @@
 
 An episode begins with the first edge of the Sender's state and ends when the viewer has been READY for a while and
 nothing more is dropped for it. A viewer that merely meets EAGAIN and recovers, as every viewer does now and then, is
-logged at debug level only. Drops without an edge are no
-trouble: the viewer has muted a track, or waits for its first key frame.
+logged at debug level only. Drops without an edge are no trouble: the viewer has muted a track, or waits for its first
+key frame.
 """
 
 from __future__ import annotations
@@ -100,7 +100,14 @@ class Episode:
         if self._loud and entry.change is None:
             return  # further drops of an episode are summed up at its end
         self._loud = True
-        _log.info("viewer slow", **self.fields, state=self._worst.name, cause=entry.why, why=self.why(), **self._more())
+        _log.info(
+            "viewer slow",
+            **self.fields,
+            state=self._worst.name,
+            cause=entry.why,
+            why=self.why(),
+            **self._share_fields(),
+        )
 
     def check(self, now: float) -> None:
         if self.quiet_at is None or now < self.quiet_at:
@@ -126,10 +133,10 @@ class Episode:
             worst=self._worst.name,
             changes=self._edges,
             dropped=(self.dropped() - self._dropped_before).by_name() or 0,
-            **self._more(),
+            **self._share_fields(),
         )
 
-    def _more(self) -> dict[str, Any]:
+    def _share_fields(self) -> dict[str, Any]:
         """Return what is said of shares and returns to live, where there were any."""
         more = dict(self._shares)
         if self._returns:

@@ -52,7 +52,7 @@ _SLICE_S: Final = 0.003
 """Time after which a look lets its thread do something else: less than a turn of the fan-outs."""
 _SWEEP_S: Final = 2.0
 """Time in which each viewer's delay is sampled once, where it is the age axis."""
-_LINES: Final = 20
+_LINES_PER_LOOK: Final = 20
 """Victims that are logged one by one in one look; the rest is summed up in one more line."""
 
 
@@ -67,7 +67,7 @@ class OversightStatistics:
     looks: int = 0
 
 
-class _Seen(NamedTuple):
+class _LaggingViewer(NamedTuple):
     """A viewer that lags. It names no place in the log, which it would hold until the look has ended."""
 
     stream: Stream
@@ -116,13 +116,13 @@ class Oversight:
         self._budget.set_limit(config.memory_budget_bytes)
 
     def start(self) -> None:
-        self._call_later(LOOK_S, self._tick)
+        self._call_later(LOOK_S, self._begin_look)
 
-    def _tick(self) -> None:
-        self._steps, self._look_s = self._look(), 0.0
-        self._go_on()
+    def _begin_look(self) -> None:
+        self._steps, self._look_s = self._look_in_steps(), 0.0
+        self._do_slice()
 
-    def _go_on(self) -> None:
+    def _do_slice(self) -> None:
         """Do a slice of the look in progress, and see that the next one comes, or the next look."""
         began = now = self._clock()
         ended = True
@@ -136,29 +136,29 @@ class Oversight:
             self.report("look at slow viewers", as_exception(error))
         self._look_s += self._clock() - began
         if not ended:
-            self._call_later(0.0, self._go_on)
+            self._call_later(0.0, self._do_slice)
             return
         self._steps = iter(())
-        self._call_later(max(LOOK_S, self._look_s / _LOOK_SHARE), self._tick)
+        self._call_later(max(LOOK_S, self._look_s / _LOOK_SHARE), self._begin_look)
 
     def look(self) -> None:
-        for _ in self._look():
+        for _ in self._look_in_steps():
             pass
 
-    def _look(self) -> Generator[None, None, None]:
+    def _look_in_steps(self) -> Generator[None, None, None]:
         now = self._clock()
         streams = self._streams()
-        logs, caches, seen = yield from self._see(streams)
-        yield from self._judge_memory(logs, caches, seen, now)
-        yield from self._count_shares(streams, seen, now)
+        logs, caches, lagging = yield from self._measure_lagging(streams)
+        yield from self._judge_memory(logs, caches, lagging, now)
+        yield from self._count_shares(streams, lagging, now)
         if self.age_from is AgeSource.DELAY:
-            self._sweep(streams, now)
+            self._sample_delays(streams, now)
         self._looks += 1
 
     @staticmethod
-    def _see(
+    def _measure_lagging(
         streams: Iterable[Stream],
-    ) -> Generator[None, None, tuple[dict[Hashable, int], dict[Stream, dict[Hashable, int]], list[_Seen]]]:
+    ) -> Generator[None, None, tuple[dict[Hashable, int], dict[Stream, dict[Hashable, int]], list[_LaggingViewer]]]:
         """Return what the GOP cache and the headers of each log hold, the caches alone by stream, and who lags.
 
         Headers are there for any number of viewers, so all who follow a log hold them on top of what is between
@@ -166,7 +166,7 @@ class Oversight:
         """
         logs: dict[Hashable, int] = {}
         caches: dict[Stream, dict[Hashable, int]] = {}
-        seen = []
+        lagging = []
         for stream in streams:
             standby_bytes = stream.standby_bytes
             for wire in stream.wires:
@@ -177,25 +177,29 @@ class Oversight:
                 logs[wire.log] = cached_bytes + headers_bytes
                 for fanout in wire.fanouts.active if not wire.for_links else ():  # those have limits of their own
                     for sender in fanout.lagging():
-                        seen.append(_seen(stream, wire.log, sender, headers_bytes))
+                        lagging.append(_measure_viewer(stream, wire.log, sender, headers_bytes))
                         yield
                 yield
-        return logs, caches, seen
+        return logs, caches, lagging
 
     # -- memory
 
     def _judge_memory(
-        self, logs: dict[Hashable, int], caches: dict[Stream, dict[Hashable, int]], seen: list[_Seen], now: float
+        self,
+        logs: dict[Hashable, int],
+        caches: dict[Stream, dict[Hashable, int]],
+        lagging: list[_LaggingViewer],
+        now: float,
     ) -> Generator[None, None, None]:
         # One that is closed after a flush is shown too: until then it holds what it held. A closed one holds nothing.
-        holdings = [Holding(item.sender, item.log, item.behind_bytes, item.own_bytes) for item in seen]
+        holdings = [Holding(item.sender, item.log, item.behind_bytes, item.own_bytes) for item in lagging]
         yield
         sizes = {stream: sum(found.values()) for stream, found in caches.items()}
         for number, stream in enumerate(self._budget.caches_to_empty(sizes, logs, holdings)):
             stream.drop_caches()
             for log, size in caches[stream].items():
                 logs[log] -= size
-            if number < _LINES:
+            if number < _LINES_PER_LOOK:
                 _log.warning("memory budget: GOP cache emptied", stream=stream.name, bytes=sizes[stream])
             yield
         victims = self._budget.judge(logs, holdings, now)
@@ -208,10 +212,10 @@ class Oversight:
             self._held_by_stream = by_stream
         yield
         for number, victim in enumerate(victims):
-            self._relieve(victim, logged=number < _LINES)
+            self._relieve(victim, logged=number < _LINES_PER_LOOK)
             yield
-        if len(victims) > _LINES:
-            _log.warning("memory budget: further viewers gave way", viewers=len(victims) - _LINES)
+        if len(victims) > _LINES_PER_LOOK:
+            _log.warning("memory budget: further viewers gave way", viewers=len(victims) - _LINES_PER_LOOK)
 
     @staticmethod
     def _relieve(victim: Victim, *, logged: bool) -> None:
@@ -230,12 +234,14 @@ class Oversight:
 
     # -- shares
 
-    def _count_shares(self, streams: dict[Stream, int], seen: list[_Seen], now: float) -> Generator[None, None, None]:
+    def _count_shares(
+        self, streams: dict[Stream, int], lagging: list[_LaggingViewer], now: float
+    ) -> Generator[None, None, None]:
         """Count states and shares of the pictures by stream: a viewer that does not lag is READY and gets all."""
         states = {stream.name: [0] * STATE_COUNT for stream in streams}
         missing = {stream.name: [0, 0.0] for stream in streams}  # viewers, and the pictures they miss
         delays: dict[str, float] = {}
-        for item in seen:
+        for item in lagging:
             name = item.stream.name
             states[name][item.state] += 1
             missing[name][0] += item.picture_share < 1
@@ -264,7 +270,7 @@ class Oversight:
 
     # -- the delay as age
 
-    def _sweep(self, streams: Iterable[Stream], now: float) -> None:
+    def _sample_delays(self, streams: Iterable[Stream], now: float) -> None:
         """Have the delay of the next few viewers sampled, each on its own thread."""
         if not self._to_sample and now - self._filled_at >= _SWEEP_S:
             self._filled_at = now
@@ -302,9 +308,9 @@ def _bytes_from(entry: Entry | None, log: StreamLog) -> int:
     return 0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence)
 
 
-def _seen(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) -> _Seen:
+def _measure_viewer(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) -> _LaggingViewer:
     account = sender.account(rows=False)
-    return _Seen(
+    return _LaggingViewer(
         stream,
         log,
         sender,

@@ -103,7 +103,7 @@ class Push:
         try:
             sock = connect_socket(self._url)
         except (FlowctlError, OSError) as error:  # ConfigError: a file of authorities that cannot be read
-            self._post(self._rest, str(error))
+            self._call_on_group(self._retry_later, str(error))
             return
         session = PushSession(
             self._server.hub,
@@ -111,7 +111,7 @@ class Push:
             self._url,
             agent=self._agent,
             parameters=parameters,
-            on_end=lambda session, why: self._post(self._over, session, why),
+            on_end=lambda session, why: self._call_on_group(self._note_session_end, session, why),
         )
         self._session = session
         self._connections += 1
@@ -121,9 +121,9 @@ class Push:
             self._server.add_socket(sock, session)
         except (ClosedError, OSError) as error:  # the server stops, or the other one has gone again
             self._session = None
-            self._post(self._rest, str(error))
+            self._call_on_group(self._retry_later, str(error))
 
-    def _over(self, session: PushSession, why: str) -> None:
+    def _note_session_end(self, session: PushSession, why: str) -> None:
         if session is not self._session or self._ended:
             return
         self._session = None
@@ -131,9 +131,9 @@ class Push:
         if rejected is not None and rejected.retry_parameters is not None:
             self.begin(rejected.retry_parameters)
             return
-        self._rest(why, self._server.clock() - self._began_at if session.accepted else 0.0)
+        self._retry_later(why, self._server.clock() - self._began_at if session.accepted else 0.0)
 
-    def _rest(self, why: str, lasted_s: float = 0.0) -> None:
+    def _retry_later(self, why: str, lasted_s: float = 0.0) -> None:
         """Try again later, if there is something to push."""
         if self._ended:
             return
@@ -145,7 +145,7 @@ class Push:
         self.state, self.why = "waits", why
         self._group.call_later(self._redial.delay_s(lasted_s), self.begin)
 
-    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+    def _call_on_group(self, callback: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(ClosedError, LocalProtocolError):
             self._group.call_soon(callback, *args)
 
@@ -162,7 +162,7 @@ class Relays:
         self._group: Final = server.groups.groups[0]
         self._pushes: dict[tuple[str, RelayRule], Push] = {}  # the group's thread
         self._observer: Final = None if server.recording is None else server.recording.sessions
-        self._following: Final = Following(server.hub, self._group, self._find, observer=self._observer)
+        self._following: Final = Following(server.hub, self._group, self._note_demand, observer=self._observer)
         self._wanted: set[str] = set()  # the group's thread
         self._always: dict[str, StreamFollower] = {}
         self._refused_loops = 0
@@ -181,7 +181,7 @@ class Relays:
                 self._always[rule.streams] = follow
                 follow.start()
         if self._pull:
-            self._group.call_soon(self._look)
+            self._group.call_soon(self._pull_missing)
 
     def stop(self, deadline_s: float) -> None:
         del deadline_s
@@ -216,9 +216,9 @@ class Relays:
         """A client publishes a stream. Any thread."""
         if self._push or self._pull:
             with contextlib.suppress(ClosedError, LocalProtocolError):
-                self._group.call_soon(self._published, stream, hops_of(agent))
+                self._group.call_soon(self._push_published, stream, hops_of(agent))
 
-    def _published(self, stream: str, hops: int) -> None:
+    def _push_published(self, stream: str, hops: int) -> None:
         if stream in self._wanted:
             self._following.here(stream)
         for rule in self._push:
@@ -230,15 +230,15 @@ class Relays:
                 _log.warning("stream is not pushed", stream=stream, to=rule.place, why=why)
                 continue
             with contextlib.suppress(RemoteProtocolError):  # a name that cannot be part of that address
-                push = self._pushes[stream, rule] = Push(self._server, stream, rule, hops, self._over)
+                push = self._pushes[stream, rule] = Push(self._server, stream, rule, hops, self._forget_push)
                 push.begin()
 
-    def _over(self, push: Push) -> None:
+    def _forget_push(self, push: Push) -> None:
         self._pushes.pop((push.stream, push.rule), None)
 
     # -- pulls
 
-    def _find(self, name: str, wanted: bool) -> None:  # noqa: FBT001 - as `Following` calls it
+    def _note_demand(self, name: str, wanted: bool) -> None:  # noqa: FBT001 - as `Following` calls it
         """A stream has viewers, or has none any more. The group's thread."""
         if wanted:
             self._wanted.add(name)
@@ -254,7 +254,7 @@ class Relays:
             with contextlib.suppress(RemoteProtocolError):
                 self._following.found(name, _source(rule, name))
 
-    def _look(self) -> None:
+    def _pull_missing(self) -> None:
         """Follow what has viewers and lost its publisher here."""
         if self._stopped:
             return
@@ -263,7 +263,7 @@ class Relays:
             if name not in followed:
                 self._pull_if_absent(name)
         with contextlib.suppress(ClosedError):
-            self._group.call_later(_LOOK_S, self._look)
+            self._group.call_later(_LOOK_S, self._pull_missing)
 
 
 def _source(rule: RelayRule, name: str) -> Source:

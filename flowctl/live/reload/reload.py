@@ -7,7 +7,7 @@ one that comes back from a system call would wait up to 5 ms for it, a thousand 
 What is wrong with a file is told once per change, and stays visible in `Reload.status`. What was valid before stays in
 force.
 
-What operators change while the server runs is done on the same thread (`Reload.do`), one thing after the other: so
+What operators change while the server runs is done on the same thread (`Reload.run_job`), one thing after the other: so
 neither a file nor a command comes between another's reading and writing.
 """
 
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
-class _Wish(enum.Enum):
+class _Request(enum.Enum):
     LOOK = enum.auto()
     READ_ALL = enum.auto()  #: look though the file of settings is as it was: those that it names may have changed
     END = enum.auto()
@@ -77,16 +77,16 @@ class Reload:
         if config is not None:
             path, text, take = config
             self._files["config"] = WatchedFile(path, take, MOST_BYTES)
-            self._files["config"].known(text)
+            self._files["config"].count_as_taken(text)
         if limits is not None:
-            self._files["limits"] = WatchedFile(limits, self._take_limits, MOST_BYTES)
+            self._files["limits"] = WatchedFile(limits, self._apply_limits_text, MOST_BYTES)
         if bans is not None:
-            self._files["bans"] = WatchedFile(bans, self._take_bans, bans_format.MOST_BYTES)
+            self._files["bans"] = WatchedFile(bans, self._apply_bans_text, bans_format.MOST_BYTES)
         self._also: Final = also
         self._poll_s: Final = poll_s
         self._on_error = on_error
         # Of all that wakes a thread only this may be used in a signal handler: its `put` takes no lock of Python's.
-        self._wishes: Final[queue.SimpleQueue[_Wish | _Job]] = queue.SimpleQueue()
+        self._requests: Final[queue.SimpleQueue[_Request | _Job]] = queue.SimpleQueue()
         self._looked_at = time.monotonic()  # the thread's only, once it runs
         self._lock: Final = OwnedLock()
         self._thread: threading.Thread | None = None  # guarded by _lock
@@ -125,7 +125,7 @@ class Reload:
         with self._lock:
             thread, self._thread, self._stopped = self._thread, None, True
         if thread is not None and thread is not threading.current_thread():
-            self._wishes.put(_Wish.END)
+            self._requests.put(_Request.END)
             thread.join(_JOIN_S)
 
     def look_now(self) -> None:
@@ -133,9 +133,9 @@ class Reload:
 
         Any thread, and signal handlers.
         """
-        self._wishes.put(_Wish.READ_ALL)
+        self._requests.put(_Request.READ_ALL)
 
-    def do(self, job: Callable[[], _T], timeout_s: float = DO_S) -> _T:
+    def run_job(self, job: Callable[[], _T], timeout_s: float = DO_S) -> _T:
         """Run `job` on the thread of the files, after what was asked for before, and return what it returns.
 
         Any thread but those of the poll groups, which others would wait for.
@@ -144,7 +144,7 @@ class Reload:
             return job()
         outcome: Future[_T] = Future()
         self.start()
-        self._wishes.put((job, outcome))
+        self._requests.put((job, outcome))
         with self._lock:
             if self._stopped and self._thread is None:  # stopped meanwhile: perhaps nobody will look at it
                 outcome.cancel()
@@ -157,7 +157,7 @@ class Reload:
         except CancelledError as error:
             raise ClosedError("the server is ending, nothing of it is changed any more") from error
 
-    def soon(self, job: Callable[[], object]) -> None:
+    def run_later(self, job: Callable[[], object]) -> None:
         """Run `job` on the thread of the files, soon; not at all once the server is ending. Any thread; never waits.
 
         What it raises is reported.
@@ -172,53 +172,53 @@ class Reload:
 
         with contextlib.suppress(ClosedError):
             self.start()
-            self._wishes.put((run, Future()))
+            self._requests.put((run, Future()))
 
     def _in_thread(self) -> bool:
         with self._lock:
             return threading.current_thread() is self._thread
 
     def read_now(self) -> dict[str, bool]:
-        """Look at all files, and return of which there was something new that was taken. For code that `do` runs."""
+        """Look at all files, and return which of them had something new that was taken. For jobs of `run_job`."""
         before = {name: file.status.applied for name, file in self._files.items()}
-        self._look_again()
+        self._reread_all()
         if any(file.looks_empty for file in self._files.values()):
-            self._look()  # it is meant to be empty, since somebody says that it is to be read
+            self._look_at_files()  # it is meant to be empty, since somebody says that it is to be read
         return {name: file.status.applied > before[name] for name, file in self._files.items()}
 
     def _run(self) -> None:
-        for wish in iter(self._next, _Wish.END):
-            if isinstance(wish, tuple):
-                _do(*wish)
-            elif wish is _Wish.READ_ALL:
-                self._look_again()
+        for request in iter(self._next_request, _Request.END):
+            if isinstance(request, tuple):
+                _run_job(*request)
+            elif request is _Request.READ_ALL:
+                self._reread_all()
             else:
-                self._look()
+                self._look_at_files()
         while True:  # what was asked for too late
             try:
-                wish = self._wishes.get_nowait()
+                request = self._requests.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(wish, tuple):
-                wish[1].cancel()
+            if isinstance(request, tuple):
+                request[1].cancel()
 
-    def _look_again(self) -> None:
+    def _reread_all(self) -> None:
         if (config := self._files.get("config")) is not None:
-            config.forget()
-        self._look()
+            config.forget_contents()
+        self._look_at_files()
 
-    def _next(self) -> _Wish | _Job:
+    def _next_request(self) -> _Request | _Job:
         """Wait for the next thing to be done: a look when it is due, however many jobs come meanwhile."""
         looks = self._files or self._also
         left_s = self._looked_at + self._poll_s - time.monotonic() if looks else None
         if left_s is not None and left_s <= 0:
-            return _Wish.LOOK
+            return _Request.LOOK
         try:
-            return self._wishes.get(timeout=left_s)
+            return self._requests.get(timeout=left_s)
         except queue.Empty:
-            return _Wish.LOOK
+            return _Request.LOOK
 
-    def _look(self) -> None:
+    def _look_at_files(self) -> None:
         for name, file in self._files.items():
             there = file.status.there
             try:
@@ -239,19 +239,19 @@ class Reload:
                     self._on_error("a look beside the files", error)
         self._looked_at = time.monotonic()
 
-    def _take_limits(self, text: str, where: str) -> None:
+    def _apply_limits_text(self, text: str, where: str) -> None:
         file = parse_limits_file(text, where)
         try:
             self._apply_limits(file)
         except ConfigError as error:  # by itself it is valid, but not together with the server's other settings
             raise ConfigError(f"{where}: {error}", hint=error.hint) from error
 
-    def _take_bans(self, text: str, where: str) -> None:
+    def _apply_bans_text(self, text: str, where: str) -> None:
         # Before the start there is nobody to make room for.
         self._apply_bans(BanList.parse(text, where, rest=rest if self._in_thread() else None))
 
 
-def _do(job: Callable[[], _T], outcome: Future[_T]) -> None:
+def _run_job(job: Callable[[], _T], outcome: Future[_T]) -> None:
     """Run a job, unless its caller has given it up, and keep what it returns or raises."""
     if not outcome.set_running_or_notify_cancel():
         return

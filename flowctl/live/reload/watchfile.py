@@ -63,7 +63,7 @@ class WatchedFile:
         self._take = take
         self._most_bytes: Final = most_bytes
         self._wall = wall
-        self._seen: _Look | None = None  # what `stat` said before the last reading. None: read in any case
+        self._last_look: _Look | None = None  # what `stat` said before the last reading. None: read in any case
         self._digest = b""  # of the contents that were read last
         self._taken = False  # whether it ever said anything that is in force
         self._blank: _Look | None = None  # what `stat` said of a file that turned up empty and is not taken yet
@@ -72,20 +72,20 @@ class WatchedFile:
     def read(self) -> bool:
         """Look at the file, and hand on what it says if that is new; return whether it was taken."""
         try:
-            data = self._changed()
+            data = self._changed_contents()
         except OSError as error:
             fault = f"{self.path}: cannot be read: {error.strerror or error}"
             if fault == self.status.fault:
                 return False
-            self._seen, self._digest = None, b""  # once it can be read it counts as changed
-            self._failed(fault, "check owner and permissions")
+            self._last_look, self._digest = None, b""  # once it can be read it counts as changed
+            self._note_fault(fault, "check owner and permissions")
             raise ConfigError(fault, hint="check owner and permissions") from error
         if data is None:
             return False
         try:
-            self._take(self._text(data), str(self.path))
+            self._take(self._decoded(data), str(self.path))
         except Exception as error:
-            self._failed(str(error), (error.hint or "") if isinstance(error, FlowctlError) else "")
+            self._note_fault(str(error), (error.hint or "") if isinstance(error, FlowctlError) else "")
             raise
         self._taken = True
         self.status = replace(self.status, fault="", hint="", applied=self.status.applied + 1)
@@ -100,39 +100,39 @@ class WatchedFile:
         """Whether the file turned up empty at the last look, and is taken as such by the next one."""
         return self._blank is not None
 
-    def known(self, text: str) -> None:
+    def count_as_taken(self, text: str) -> None:
         """Count `text` as taken, which was read of the file by somebody else: only other contents are news."""
         self._digest, self._taken = hashlib.blake2b(text.encode()).digest(), True
         self.status = replace(self.status, there=True)
 
-    def forget(self) -> None:
+    def forget_contents(self) -> None:
         """Count what it says as news at the next reading: files that it names may have changed."""
-        self._seen, self._digest = None, b""
+        self._last_look, self._digest = None, b""
 
-    def _changed(self) -> bytes | None:
+    def _changed_contents(self) -> bytes | None:
         """Return the contents, if they are others than at the last reading."""
         try:
-            found = self.path.stat()
+            file_stat = self.path.stat()
         except FileNotFoundError:
             # One that vanished is not one that says nothing: what it said stays in force until it says something else.
-            self._seen, self._digest, self._blank = None, b"", None
+            self._last_look, self._digest, self._blank = None, b"", None
             self.status = replace(self.status, there=False, fault="", hint="")
             return None
         if not self.status.there:
             self.status = replace(self.status, there=True)
-        look = (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
-        if look == self._seen:
+        look = (file_stat.st_mtime_ns, file_stat.st_size, file_stat.st_ino, file_stat.st_dev)
+        if look == self._last_look:
             return None
         data = self._contents()
-        fresh = self._wall() - found.st_mtime < _FRESH_S
-        self._seen = None if fresh else look  # remembered only where a later change cannot look the same
+        fresh = self._wall() - file_stat.st_mtime < _FRESH_S
+        self._last_look = None if fresh else look  # remembered only where a later change cannot look the same
         digest = hashlib.blake2b(data).digest()
         blank, self._blank = self._blank, None
         if digest == self._digest:
             return None
         # Before anything was taken there is nothing that an empty file could undo.
         if self._taken and not data.strip() and blank != look:
-            self._seen, self._blank = None, look
+            self._last_look, self._blank = None, look
             return None
         self._digest = digest
         return data
@@ -146,7 +146,7 @@ class WatchedFile:
         with os.fdopen(descriptor, "rb") as file:
             return file.read(self._most_bytes + 1)
 
-    def _text(self, data: bytes) -> str:
+    def _decoded(self, data: bytes) -> str:
         if len(data) > self._most_bytes:
             raise ConfigError(f"{self.path}: it has more than {self._most_bytes} bytes")
         try:
@@ -155,5 +155,5 @@ class WatchedFile:
             line = data.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{self.path}, line {line}: not valid UTF-8") from error
 
-    def _failed(self, fault: str, hint: str) -> None:
+    def _note_fault(self, fault: str, hint: str) -> None:
         self.status = replace(self.status, fault=fault, hint=hint, invalid=self.status.invalid + 1)

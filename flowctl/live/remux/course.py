@@ -1,4 +1,4 @@
-"""What of a stream counts when it is written to files: its headers, its clock without wraps, where it can be cut.
+"""The timeline of a stream that is written to files: its headers, its clock without wraps, where it can be cut.
 
 No sockets, no files, no threads: messages in, `Unit` out.
 """
@@ -34,8 +34,8 @@ class Unit(NamedTuple):
     broken: str = ""  # why what follows does not belong to what came before. Empty: it does.
 
 
-class Course:
-    """Follows one stream. Not locked: its owner has one thread at a time."""
+class FileTimeline:
+    """The timeline of one stream. Not locked: its owner has one thread at a time."""
 
     __slots__ = ("_broken", "_headers", "_headers_bytes", "_last_ms", "_seen", "_video", "codecs")
 
@@ -44,7 +44,7 @@ class Course:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all: what comes is another publication."""
+        """Forget everything: another publication begins."""
         self._headers: dict[object, tuple[int, bytes]] = {}
         self._headers_bytes = 0
         self._last_ms: int | None = None
@@ -53,8 +53,8 @@ class Course:
         self._broken = ""
         self.codecs.clear()
 
-    def lost(self, why: str) -> None:
-        """Something is missing before what comes next: told with its first message."""
+    def note_gap(self, why: str) -> None:
+        """Note that messages are missing here: the next unit says why."""
         self._broken = self._broken or why
 
     @property
@@ -62,7 +62,7 @@ class Course:
         """Type and payload of each header, in the order in which the first of its kind came."""
         return tuple(self._headers.values())
 
-    def take(self, type_id: int, timestamp: int, payload: bytes) -> Unit | None:
+    def add_message(self, type_id: int, timestamp: int, payload: bytes) -> Unit | None:
         if type_id == 15 and payload[:1] == b"\0":  # AMF3 data, which begins with this octet and goes on in AMF0
             type_id, payload = TAG_SCRIPT, payload[1:]
         if type_id not in (TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT) or not payload:
@@ -72,16 +72,17 @@ class Course:
             self.codecs[info.kind] = info.codec
         self._video = self._video or info.kind == "video"
         if info.message_class is MessageClass.HEADER:
-            self._keep(info, type_id, payload)
-            return Unit(type_id, self._last_ms or 0, payload, info.message_class, broken=self._told())
+            self._keep_header(info, type_id, payload)
+            return Unit(type_id, self._last_ms or 0, payload, info.message_class, broken=self._take_break())
         at_ms = self._unwrap(timestamp)
-        broken = self._told()
+        broken = self._take_break()
         self._seen = True
         key = info.message_class is MessageClass.KEY
         cut = key or (not self._video and info.message_class is MessageClass.AUDIO)
         return Unit(type_id, at_ms, payload, info.message_class, cut, broken)
 
-    def _told(self) -> str:
+    def _take_break(self) -> str:
+        """Return why the next unit does not follow the one before, once; empty: it does, or it is the first frame."""
         broken, self._broken = self._broken if self._seen else "", ""
         return broken
 
@@ -100,15 +101,15 @@ class Course:
         self._last_ms = max(last, last + step)
         return max(last + step, 0)
 
-    def _keep(self, info: MediaInfo, type_id: int, payload: bytes) -> None:
+    def _keep_header(self, info: MediaInfo, type_id: int, payload: bytes) -> None:
         key = info.sticky_key
-        known = self._headers.get(key)
-        if known is not None and known[1] != payload and info.packet in _CONFIGURATIONS:
+        before = self._headers.get(key)
+        if before is not None and before[1] != payload and info.packet in _CONFIGURATIONS:
             self._broken = self._broken or f"its {info.kind} changed"
-        size_bytes = self._headers_bytes + len(payload) - (0 if known is None else len(known[1]))
-        if size_bytes > HEADERS_BYTES or (known is None and len(self._headers) >= HEADERS):
+        size_bytes = self._headers_bytes + len(payload) - (0 if before is None else len(before[1]))
+        if size_bytes > HEADERS_BYTES or (before is None and len(self._headers) >= HEADERS):
             self._headers.pop(key, None)  # none is better than one that does not hold any more
-            self._headers_bytes -= 0 if known is None else len(known[1])
+            self._headers_bytes -= 0 if before is None else len(before[1])
         else:
             self._headers[key] = (type_id, payload)  # where it stood: tracks of files stay in their order
             self._headers_bytes = size_bytes

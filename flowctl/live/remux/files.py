@@ -29,8 +29,8 @@ _NAME_BYTES: Final = 200
 """Length of one part of a path; file systems have 255, of which ``.flv.part`` and a number need some."""
 _TRIES: Final = 1000
 _YOUNG_S: Final = 60.0
-_AGAIN_SHARE: Final = 20
-_AGAIN_BYTES: Final = 64 << 20
+_ROOM_AGAIN_SHARE: Final = 20
+_ROOM_AGAIN_BYTES: Final = 64 << 20
 """Free space from which a disk that was full has room again, if it is less than a 20th of the disk."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ._=@+-]*\Z")
 
@@ -90,7 +90,7 @@ class DiskRoom:
         free_bytes, size_bytes = self._usage(self._folder)
         least_bytes = self._keep_free_bytes
         if again:
-            least_bytes += min(size_bytes // _AGAIN_SHARE, _AGAIN_BYTES)
+            least_bytes += min(size_bytes // _ROOM_AGAIN_SHARE, _ROOM_AGAIN_BYTES)
         if free_bytes < least_bytes:
             raise OSError(errno.ENOSPC, f"{free_bytes} bytes are free, less than {least_bytes}")
 

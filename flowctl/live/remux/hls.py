@@ -33,10 +33,10 @@ from flowctl.live.remux.playlist import PLAYLIST, HlsSegment, Playlist
 from flowctl.live.remux.writer import RecorderState, StreamWriter
 
 _log: Final = structlog.get_logger("flowctl.remux")
-_MOST_S: Final = 60.0
+_LONGEST_SEGMENT_S: Final = 60.0
 """Longest segment where no key frame comes: what is kept is memory, and players wait for it."""
 _MOST_BYTES: Final = 64 << 20
-_ZERO_MS: Final = 10_000
+_FIRST_SEGMENT_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
 _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
 _NAME_BYTES: Final = 230
@@ -99,7 +99,7 @@ class HlsWriter(StreamWriter):
         self._opening: tuple[tuple[int, bytes], ...] = ()  # headers at its beginning
         self._has_key = False  # it can be decoded
         self._zero_ms: int | None = None  # of the publisher's clock; None: not known yet
-        self._at_ms = _ZERO_MS  # where the next segment stands on our clock
+        self._at_ms = _FIRST_SEGMENT_MS  # where the next segment stands on our clock
         self._apart = False  # something is missing, or other, before the next segment
         self._init = b""
         self._init_name = ""
@@ -162,7 +162,7 @@ class HlsWriter(StreamWriter):
             return
         self._has_key = self._has_key or unit.cut
         if not self._units:
-            self._opening = self._course.headers
+            self._opening = self._timeline.headers
         self._units.append(unit)
         self._units_bytes += len(unit.payload) + MESSAGE_BYTES
 
@@ -171,7 +171,9 @@ class HlsWriter(StreamWriter):
 
     def _full(self, now_ms: int) -> bool:
         units = self._units
-        return bool(units) and (self._units_bytes >= _MOST_BYTES or now_ms - units[0].at_ms >= _MOST_S * 1000)
+        return bool(units) and (
+            self._units_bytes >= _MOST_BYTES or now_ms - units[0].at_ms >= _LONGEST_SEGMENT_S * 1000
+        )
 
     def _break(self) -> None:
         """End the open segment: what follows is of another timeline, or other tracks."""
@@ -212,7 +214,7 @@ class HlsWriter(StreamWriter):
         self._room.check(again=self._no_room_until is not None)
         form = self._settings.form
         if form is SegmentForm.AUTO:
-            codecs = set(self._course.codecs.values())
+            codecs = set(self._timeline.codecs.values())
             form = SegmentForm.TS if codecs <= _TS_CODECS else SegmentForm.FMP4
         playlist = self._playlist = self._playlist or self._begin_list()
         stem = f"{self._stem}-{playlist.next_number}"

@@ -29,28 +29,28 @@ MESSAGE_BYTES: Final = 200
 """Memory charged for each message beside its payload: a million empty messages are no small queue."""
 
 
-class Came(NamedTuple):
+class MessageTaken(NamedTuple):
     type_id: int
     timestamp: int
     payload: bytes
 
 
-class Began(NamedTuple):
+class PublicationBegan(NamedTuple):
     """A publication begins, perhaps behind another one."""
 
 
-class Ended(NamedTuple):
+class PublicationEnded(NamedTuple):
     why: str
 
 
-class Left(NamedTuple):
+class MessagesLost(NamedTuple):
     """Here something was left out, because the queue was full."""
 
     message_count: int
     size_bytes: int
 
 
-Item: TypeAlias = Came | Began | Ended | Left
+Item: TypeAlias = MessageTaken | PublicationBegan | PublicationEnded | MessagesLost
 
 
 class Intake:
@@ -77,7 +77,9 @@ class Intake:
         self._size_bytes = 0  # guarded by _lock
         self._left_count = 0  # guarded by _lock
         self._left_bytes = 0  # guarded by _lock
-        self._headers: KeptHeaders[Came] = KeptHeaders()  # guarded by _lock; that came while all else was left out
+        self._headers: KeptHeaders[MessageTaken] = (
+            KeptHeaders()
+        )  # guarded by _lock; that came while all else was left out
         self._video = False  # guarded by _lock; the publication has video
         self._closed = False  # guarded by _lock
 
@@ -87,7 +89,7 @@ class Intake:
         del now
         with self._lock:
             self._video = False
-        self._put(Began())
+        self._put(PublicationBegan())
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
         del now
@@ -99,7 +101,7 @@ class Intake:
                 info = inspect(type_id, payload)
                 if info.message_class is MessageClass.HEADER:
                     with suppress(LimitExceededError):
-                        self._headers.keep(info.sticky_key, len(payload), Came(type_id, timestamp, payload))
+                        self._headers.keep(info.sticky_key, len(payload), MessageTaken(type_id, timestamp, payload))
                     return
                 # Not at once where one message has room again: half of the queue, so that losses are few and whole.
                 cut = MessageClass.KEY if self._video else MessageClass.AUDIO
@@ -110,13 +112,13 @@ class Intake:
                 self._left_count += 1
                 self._left_bytes += len(payload)
                 return
-            self._tell_left_locked()
-            self._items.append(Came(type_id, timestamp, payload))
+            self._append_losses_locked()
+            self._items.append(MessageTaken(type_id, timestamp, payload))
             self._size_bytes += cost
             self._ready.notify()
 
     def end(self, why: str) -> None:
-        self._put(Ended(why))
+        self._put(PublicationEnded(why))
 
     def close(self) -> None:
         """Nothing comes any more. Any thread."""
@@ -132,7 +134,7 @@ class Intake:
             if not self._items and not self._closed:
                 self._ready.wait(timeout_s)
             if self._closed:
-                self._tell_left_locked()
+                self._append_losses_locked()
             if not self._items:
                 return None if self._closed else []
             items = list(self._items)
@@ -143,13 +145,13 @@ class Intake:
     def _put(self, item: Item) -> None:
         """Append a word of the stream; there are few of them."""
         with self._lock:
-            self._tell_left_locked()
+            self._append_losses_locked()
             self._items.append(item)
             self._ready.notify()
 
-    def _tell_left_locked(self) -> None:
+    def _append_losses_locked(self) -> None:
         if self._left_count:
-            self._items.append(Left(self._left_count, self._left_bytes))
+            self._items.append(MessagesLost(self._left_count, self._left_bytes))
             self._left_count = self._left_bytes = 0
             self._items.extend(self._headers.values)
             self._size_bytes += self._headers.size_bytes

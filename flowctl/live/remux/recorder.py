@@ -1,7 +1,7 @@
 """Writes one stream to files, on a thread of its own: begins and finishes them, and goes on after a full disk.
 
-How it works. What comes waits in an `Intake`. A `Course` says of each message where files can be cut; a piece, the
-messages that are written at once, is what has come (FLV) or a group of pictures (MP4). A new file begins
+How it works. Messages wait in an `Intake`. A `FileTimeline` says of each where files can be cut; a piece, the messages
+that are written at once, is what has come (FLV) or a group of pictures (MP4). A new file begins
 
 - with the first key frame of a publication, or sound before it, and of one that takes its place;
 - where the codec changes, the clock jumps, or something was left out because the disk was too slow;
@@ -164,7 +164,7 @@ class StreamRecorder(StreamWriter):
             self._lose([unit])
             return
         if not self._piece:
-            self._opening = self._course.headers
+            self._opening = self._timeline.headers
         self._piece.append(unit)
         self._piece_bytes += len(unit.payload) + MESSAGE_BYTES
 

@@ -18,9 +18,9 @@ from typing import ClassVar, Final
 
 import structlog
 
-from flowctl.live.remux.course import Course, Unit
+from flowctl.live.remux.course import FileTimeline, Unit
 from flowctl.live.remux.files import DiskRoom
-from flowctl.live.remux.intake import Began, Came, Ended, Intake, Item
+from flowctl.live.remux.intake import Intake, Item, MessageTaken, PublicationBegan, PublicationEnded
 
 _log: Final = structlog.get_logger("flowctl.remux")
 _LOOK_S: Final = 0.2
@@ -61,7 +61,7 @@ class StreamWriter(abc.ABC):
         self._name = name
         self._room = room
         self._clock, self._wall = clock, wall
-        self._course = Course()
+        self._timeline = FileTimeline()
         self._thread: threading.Thread | None = None
         self._written_all = False
         self._no_room_until: float | None = None
@@ -99,21 +99,21 @@ class StreamWriter(abc.ABC):
 
     def work(self, items: Sequence[Item]) -> None:
         for item in items:
-            if isinstance(item, Came):
-                unit = self._course.take(item.type_id, item.timestamp, item.payload)
+            if isinstance(item, MessageTaken):
+                unit = self._timeline.add_message(item.type_id, item.timestamp, item.payload)
                 if unit is not None:
                     self._write_unit(unit)
-            elif isinstance(item, Began):
+            elif isinstance(item, PublicationBegan):
                 self._end_publication("another publication begins", gone=False)
-                self._course.restart()
-            elif isinstance(item, Ended):
+                self._timeline.restart()
+            elif isinstance(item, PublicationEnded):
                 self._end_publication(item.why or "the stream ended", gone=True)
-                self._course.restart()
+                self._timeline.restart()
                 self.stream_ended.set()
             else:
                 self._lost_messages += item.message_count
                 self._lost_bytes += item.size_bytes
-                self._course.lost("the disk was too slow")
+                self._timeline.note_gap("the disk was too slow")
                 text = f"{self.what} lost a part: the disk is too slow"
                 _log.warning(text, stream=self._name, messages=item.message_count)
         self._write_out()

@@ -62,14 +62,14 @@ from flowctl.live.settings.levels import Level, Role, Takes, put, replaced
 from flowctl.records.telemetry.privacy import read_key
 
 _DEFAULTS: Final = LiveConfig()
-_OF_ALL: Final = frozenset(item.name for item in dataclasses.fields(ServeOptions))
+_COMMON_FIELDS: Final = frozenset(item.name for item in dataclasses.fields(ServeOptions))
 """Fields of `LiveConfig` that every server has."""
 
 
 _VIEWER: Final = frozenset({Role.VIEWER})
 _PUBLISHER: Final = frozenset({Role.PUBLISHER})
-_BOTH: Final = frozenset(Role)
-_STREAM: Final[frozenset[Role]] = frozenset()
+_BOTH_ROLES: Final = frozenset(Role)
+_NO_ROLE: Final[frozenset[Role]] = frozenset()
 """Roles of a setting of the stream itself: applications and streams may say it, roles may not."""
 OF_CONNECTIONS: Final = frozenset({"on_connect"})
 """Settings that applications may say, streams not: over RTMP a connection names no stream, what follows it does."""
@@ -88,7 +88,7 @@ class SettingRule(NamedTuple):
 
 
 def _at(path: str, what: str, *, streams: bool | None = None, takes: Takes | None = None, of: _Roles = None) -> Any:
-    streams = path.partition(".")[0] not in _OF_ALL if streams is None else streams
+    streams = path.partition(".")[0] not in _COMMON_FIELDS if streams is None else streams
     return _own(what, path=path, streams=streams, takes=takes, of=of, default=value_at(_DEFAULTS, path))
 
 
@@ -133,19 +133,19 @@ class LiveSettings(BaseModel):
         "trusted_proxies", "Proxies that say first whom they speak for (PROXY protocol v1, v2)."
     )
 
-    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False, of=_BOTH)
+    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False, of=_BOTH_ROLES)
     hard: Marks = _own(
-        "Hard limit; without it twice the soft one. The low mark is half the soft one.", streams=False, of=_BOTH
+        "Hard limit; without it twice the soft one. The low mark is half the soft one.", streams=False, of=_BOTH_ROLES
     )
     limits: File = _at("limits_file", "Read the limits from this TOML file, now and when it changes.")
     stuck: Duration = _at(
-        "settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.", of=_BOTH
+        "settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.", of=_BOTH_ROLES
     )
     target_delay: Target = _at(
         "limits.target_delay_ms",
         "How late pictures may reach a slow viewer; later ones are left out.",
         streams=True,
-        of=_BOTH,
+        of=_BOTH_ROLES,
     )
     policy: Policy = _at("policy", "What is left out for slow viewers.", of=_VIEWER)
     memory_budget: Size = _at(
@@ -180,28 +180,30 @@ class LiveSettings(BaseModel):
     )
     play_auth: Proofs = _at("access.play_auth", "The same for viewers.", of=_VIEWER)
     keys_file: Keys = _at(
-        "access.keys", "Hashes of stream keys, one per line, as flowctl key make writes them.", of=_BOTH
+        "access.keys", "Hashes of stream keys, one per line, as flowctl key make writes them.", of=_BOTH_ROLES
     )
-    token_secret_file: Secrets = _at("access.token_secrets", "Secrets of signed tokens, of flowctl key sign.", of=_BOTH)
-    jwt_key: WebTokens = _at("access.jwt_key", "Algorithm and key file of JSON web tokens.", of=_BOTH)
+    token_secret_file: Secrets = _at(
+        "access.token_secrets", "Secrets of signed tokens, of flowctl key sign.", of=_BOTH_ROLES
+    )
+    jwt_key: WebTokens = _at("access.jwt_key", "Algorithm and key file of JSON web tokens.", of=_BOTH_ROLES)
     allow_publish: Networks = _at(
         "access.allow_publish", "Networks that may publish, no others; empty: all.", of=_PUBLISHER
     )
     deny_publish: Networks = _at("access.deny_publish", "Networks that may not publish.", of=_PUBLISHER)
     allow_play: Networks = _at("access.allow_play", "Networks that may play, no others; empty: all.", of=_VIEWER)
     deny_play: Networks = _at("access.deny_play", "Networks that may not play.", of=_VIEWER)
-    on_connect: Hooks = _at("access.on_connect", "HTTP hooks (SRS) that are asked who may connect.", of=_STREAM)
+    on_connect: Hooks = _at("access.on_connect", "HTTP hooks (SRS) that are asked who may connect.", of=_NO_ROLE)
     on_publish: Hooks = _at("access.on_publish", "HTTP hooks that are asked who may publish.", of=_PUBLISHER)
     on_play: Hooks = _at("access.on_play", "HTTP hooks that are asked who may play.", of=_VIEWER)
     on_end: Hooks = _at(
-        "access.on_end", "HTTP hooks that are told of the end of a connection, a publication or a play.", of=_BOTH
+        "access.on_end", "HTTP hooks that are told of the end of a connection, a publication or a play.", of=_BOTH_ROLES
     )
     hook_failure: Failure = _at(
-        "access.hook_failure", "Who asks while HTTP hooks are dead or slow is refused or let in.", of=_BOTH
+        "access.hook_failure", "Who asks while HTTP hooks are dead or slow is refused or let in.", of=_BOTH_ROLES
     )
 
-    flush: Duration = _at("flush_interval_s", "Longest time between two flushes of a stream.", of=_STREAM)
-    gop_cache: Size = _at("cache.size_bytes", "GOP cache of a stream; 0: none.", of=_STREAM)
+    flush: Duration = _at("flush_interval_s", "Longest time between two flushes of a stream.", of=_NO_ROLE)
+    gop_cache: Size = _at("cache.size_bytes", "GOP cache of a stream; 0: none.", of=_NO_ROLE)
     second_publisher: Second = _at("second_publisher", "What happens when a name is published twice.", of=_PUBLISHER)
     return_grace: Duration = _at(
         "return_grace_s",

@@ -131,7 +131,7 @@ class FileSource:
             item.source.partition(": ")[2] or name
             for level, values in said.items()
             for name, item in values.items()
-            if name in _GATES and name not in says.get(level, {}) and name not in stronger.get(level, {})
+            if name in _ADMISSION_SETTINGS and name not in says.get(level, {}) and name not in stronger.get(level, {})
         ]
         if gone:
             raise ConfigError(
@@ -178,14 +178,14 @@ def check_hosts(now: ServeOptions, before: LiveConfig | None = None) -> None:
                     check_host(host, port, name)
 
 
-_GATES: Final = frozenset(
+_ADMISSION_SETTINGS: Final = frozenset(
     {"credentials_file"}
     | {f"{proof}_auth" for proof in ("publish", "play")}
     | {f"{rule}_{what}" for rule in ("allow", "deny", "on") for what in ("publish", "play")}
     | {"on_connect"}
 )
 """Settings that decide who may come in: a file that leaves one out would let in every client that it kept out."""
-_PLACES: Final = {
+_SEARCH_PLACES: Final = {
     "soft": "limits",
     "hard": "limits",
     "target_delay": "limits",
@@ -198,7 +198,7 @@ _PLACES: Final = {
 def differences(before: LiveConfig, now: LiveConfig) -> list[Difference]:
     names: dict[str, list[str]] = {}
     for name in LiveSettings.model_fields:
-        path = _PLACES.get(name) or rule_of(name).path
+        path = _SEARCH_PLACES.get(name) or rule_of(name).path
         if path is not None and path != "port":
             names.setdefault(path, []).append(name)
     found = []

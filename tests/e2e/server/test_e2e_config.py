@@ -43,7 +43,7 @@ def configured(live, tmp_path):
 def reload(server, path, text):
     before = server.changes.version
     put(path, text)
-    server.reload.do(server.reload.read_now)
+    server.reload.run_job(server.reload.read_now)
     return [change.detail for change in server.changes.since(before)[0] if change.what == "config file"]
 
 
@@ -96,12 +96,12 @@ def test_config_when_the_file_is_wrong_changes_nothing_and_says_where(configured
     server = start()
     before = server.hub.config
     put(path, 'soft = "2MiB,1000,4s"\n\nstuck = "soon"\n')
-    server.reload.do(server.reload.read_now)
+    server.reload.run_job(server.reload.read_now)
     assert server.reload.status["config"].fault == f"{path}, line 3: stuck: 'soon' is not a number with a unit"
     assert server.hub.config is before
     assert server.limits == Limits.parse("1MiB,1000,4s")
     put(path, 'soft = "1MiB,1000,4s"\n[role.viewer]\nhard = "1KiB,1,1ms"\n')  # wrong only together
-    server.reload.do(server.reload.read_now)
+    server.reload.run_job(server.reload.read_now)
     assert "line 3: role.viewer.hard: hard limit of bytes is 1024" in server.reload.status["config"].fault
     assert server.hub.config is before
     reload(server, path, FIRST.replace("15s", "16s"))
@@ -169,7 +169,7 @@ def test_config_when_there_is_a_limits_file_leaves_the_limits_to_it(configured, 
     assert server.limits == server.hub.config.limits == Limits.parse("5MiB,500,5s")
     assert (server.hub.config.settings.stuck_s, server.hub.config.return_grace_s) == (5.0, 7.0)
     put(limits, render_limits(LimitsFile(limits=Limits.parse("6MiB,600,6s"))))
-    server.reload.do(server.reload.read_now)
+    server.reload.run_job(server.reload.read_now)
     assert server.limits == Limits.parse("6MiB,600,6s")
     assert server.hub.config.settings.stuck_s == 1.0  # of the other file, now that this one says none
 
@@ -218,7 +218,7 @@ def test_limits_when_they_change_are_recorded_as_at_the_start(configured, tmp_pa
         server.recording.events, "config_changed", lambda now, what, detail: said.append((what, detail))
     )
     put(limits, render_limits(LimitsFile(limits=Limits.parse("6MiB,600,6s"), stuck_s=5.0)))
-    server.reload.do(server.reload.read_now)
+    server.reload.run_job(server.reload.read_now)
     server.change_limits(Limits.parse("8MiB,800,8s"))
     assert [what for what, _ in said] == ["limits file", "limits"]
     choices = [choice_in_force(json.dumps(detail)) for _, detail in said]

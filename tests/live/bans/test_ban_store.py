@@ -165,10 +165,10 @@ def test_store_when_its_file_is_taken_away_while_it_is_open_is_begun_anew_and_to
     book = BanBook(BanStore(path), wall=lambda: 1.8e9, steady=lambda: 7.0)
     book.ban([ONE, TWO])
     with structlog.testing.capture_logs() as lines:
-        book.look()
+        book.follow_clock()
         assert lines == []
         harm(path)
-        book.look()
+        book.follow_clock()
         book.ban([THREE])
         harm(path)
         book.lift(THREE.cidr, [THREE], "")
@@ -207,7 +207,7 @@ def test_store_when_its_folder_is_gone_is_not_told_to_be_durable_until_it_is_bac
     assert not book.stored
     path.parent.mkdir()
     now[0] += 60
-    book.look()
+    book.follow_clock()
     assert book.stored
     book.close()
     assert set(bans_of(path)) == {(ONE.cidr, ONE.action)}
@@ -250,17 +250,17 @@ def test_book_when_the_disk_was_full_has_all_in_force_and_writes_it_once_there_i
         book.ban(MANY)
         book.ban([TWO])
         now[0] += 60
-        book.look()
+        book.follow_clock()
         assert "full" in book.fault
         assert len(book.in_force()) == 2002
         with pytest.raises(OSError, match="full"):
             book.lift(ONE.cidr, [ONE], "")
         assert ONE in kept(book)
         store._database.execute("PRAGMA max_page_count = 1000000")
-        book.look()
+        book.follow_clock()
         assert book.fault  # not tried each second
         now[0] += 60
-        book.look()
+        book.follow_clock()
     assert book.stored
     assert [line["log_level"] for line in lines] == ["error", "info"]
     book.close()
@@ -338,7 +338,7 @@ def test_book_when_the_clock_is_set_has_bans_last_as_long_as_they_were_to(set_by
     clocks.steady_s += 600
     clocks.set_by_s = set_by_s
     with structlog.testing.capture_logs() as lines:
-        assert book.look()
+        assert book.follow_clock()
     assert (lines[0]["by_s"], lines[0]["bans"]) == (set_by_s, 1)
     clocks.steady_s += 2999
     assert len(book.in_force()) == 2
@@ -352,7 +352,7 @@ def test_book_when_the_clock_was_set_back_lifts_what_it_banned_before_that():
     book.ban([HOUR])
     for back_s in (600.0, 1200.0):
         clocks.set_by_s = -back_s
-        assert book.look()
+        assert book.follow_clock()
     book.lift(HOUR.cidr, book.in_force().bans, "ops")
     assert book.in_force().bans == []
 
@@ -364,7 +364,7 @@ def test_book_when_the_clock_is_corrected_little_by_little_leaves_bans_as_they_a
     for _ in range(100):
         clocks.steady_s += 1
         clocks.set_by_s -= 0.5
-        assert not book.look()
+        assert not book.follow_clock()
     assert kept(book) == [HOUR]
 
 
@@ -404,9 +404,9 @@ def test_ban_when_it_has_ended_does_not_come_back_with_a_clock_that_is_set_back(
     book = clocks.book()
     book.ban([HOUR])
     clocks.steady_s += 4000
-    book.look()
+    book.follow_clock()
     clocks.set_by_s = -4000.0
-    assert book.look()
+    assert book.follow_clock()
     assert book.in_force().match("192.0.2.1", clocks.wall()) is None
 
 
@@ -417,28 +417,28 @@ def test_ban_when_it_has_ended_does_not_come_back_with_a_clock_that_is_set_back(
 def test_ban_when_the_file_has_its_network_too_ends_by_itself(hours):
     book = Clocks().book()
     of_file = Ban(cidr=HOUR.cidr, expires=None if hours is None else NOON + timedelta(hours=hours))
-    book.take_file(BanList([of_file]))
+    book.replace_file_bans(BanList([of_file]))
     book.ban([HOUR])
     assert book.in_force().bans == [of_file]
-    book.take_file(BanList())
+    book.replace_file_bans(BanList())
     assert book.in_force().bans == [HOUR]
 
 
 def test_unban_when_the_file_names_the_network_holds_until_the_file_says_something_later(path):
     clocks = Clocks()
     book = clocks.book(BanStore(path))
-    assert book.take_file(BanList([HOUR, TWO])) == 0
+    assert book.replace_file_bans(BanList([HOUR, TWO])) == 0
     lifted, _ = book.lift(HOUR.cidr, book.in_force().bans, "ops")
     assert lifted == [HOUR]
     assert book.in_force().bans == [TWO]
     book.close()
     book = clocks.book(BanStore(path))
-    assert book.take_file(BanList([HOUR, TWO])) == 1
+    assert book.replace_file_bans(BanList([HOUR, TWO])) == 1
     assert book.in_force().bans == [TWO]
     later = Ban(cidr=HOUR.cidr, expires=NOON + timedelta(hours=2))
-    assert book.take_file(BanList([later])) == 0
+    assert book.replace_file_bans(BanList([later])) == 0
     assert book.in_force().bans == [later]
-    book.take_file(BanList([HOUR]))
+    book.replace_file_bans(BanList([HOUR]))
     book.ban([HOUR])
     assert len(book.in_force()) == 1
     book.close()

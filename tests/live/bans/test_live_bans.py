@@ -49,7 +49,7 @@ def attack(server, name, source=ABUSER):
 
 
 def decided(server):
-    server.reload.do(lambda: None)
+    server.reload.run_job(lambda: None)
 
 
 def of_limits(count):
@@ -130,7 +130,7 @@ def test_abuser_when_it_plays_is_ended_and_its_neighbour_goes_on(clients, monkey
             for _ in range(45):
                 await peer.command("_checkbw")
             await peer.check_alive()
-        wait_until(lambda: server.reload.do(server.penalties.look) or bans(server), "the penalty")
+        wait_until(lambda: server.reload.run_job(server.penalties.look) or bans(server), "the penalty")
         async with asyncio.timeout(20):
             await peer.read_to_end()
         peer.close()

@@ -9,7 +9,7 @@ import pytest
 from flowctl.errors import LimitExceededError
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.bans.penalties import POLL_S, PenaltyWatch
-from flowctl.live.judging.penalties import MILD_S, Allowance, Offence, Penalties, PenaltyLimits, sentence
+from flowctl.live.judging.penalties import MILD_PENALTY_S, Allowance, Offence, Penalties, PenaltyLimits, sentence
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.url import RtmpUrl
 
@@ -154,7 +154,7 @@ def test_refused_when_too_many_come_are_judged_as_who_was_let_in():
         world.watch.refused(flood.peer, TOO_FAST)
     (verdict,) = world.verdicts
     assert (verdict.cidr, verdict.evidence["refused"]) == ("198.51.100.1/32", 2000)
-    assert sentence(verdict, 0)[:2] == (False, MILD_S)
+    assert sentence(verdict, 0)[:2] == (False, MILD_PENALTY_S)
 
 
 def test_limits_when_broken_over_http_count_for_nothing():

@@ -188,7 +188,7 @@ def carry_out(fleet, step):
         case ("pass", seconds):
             fleet.now += seconds
             for book in fleet.books.values():
-                book.look()
+                book.follow_clock()
 
 
 @given(steps=steps, skews=st.lists(st.sampled_from([0.0, -SKEW_S, SKEW_S]), min_size=4, max_size=4), rng=st.randoms())
@@ -200,7 +200,7 @@ def test_fleet_when_anything_happens_comes_to_agree_on_what_was_said(steps, skew
     while any(abs(word.ends_s - fleet.now) < 2 * SKEW_S + 1 for word in fleet.said.values()):
         fleet.now += SKEW_S  # what is about to end is over at one clock and not at another
     for book in fleet.books.values():
-        book.look()
+        book.follow_clock()
     fleet.settle()
     expected = fleet.expected()
     assert {name: fleet.in_force(name) for name in NAMES} == dict.fromkeys(NAMES, expected)
@@ -248,7 +248,7 @@ def test_unban_when_others_were_away_is_not_undone_by_them():
     fleet.now += MEMORY_S - 86_400.0
     fleet.begin("c")
     for name in "abc":
-        fleet.books[name].look()
+        fleet.books[name].follow_clock()
     fleet.settle()
     assert [fleet.in_force(name) for name in "abc"] == [{(TWO, BanAction.BAN): None}] * 3
 
@@ -258,7 +258,7 @@ def test_fleet_when_a_clock_is_set_has_the_end_that_was_meant():
     fleet.ban("a", ONE, 600.0)
     fleet.skews["a"] = 0.0
     with structlog.testing.capture_logs():
-        fleet.books["a"].look()
+        fleet.books["a"].follow_clock()
     fleet.settle()
     end = datetime.fromtimestamp(NOW + 600, UTC)
     assert [fleet.in_force(name) for name in "ab"] == [{(ONE, BanAction.BAN): end}] * 2
@@ -276,7 +276,7 @@ def test_unban_when_the_clock_of_the_bans_maker_was_set_meanwhile_lifts_the_ban(
     with structlog.testing.capture_logs():
         for skew_s in (1800.0, 0.0):
             fleet.skews["b"] = skew_s
-            fleet.books["b"].look()
+            fleet.books["b"].follow_clock()
     fleet.settle()
     assert [fleet.in_force(name) for name in "ab"] == [{}, {}]
 

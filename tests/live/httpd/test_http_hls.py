@@ -22,7 +22,7 @@ from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.hooks import LiveHooks
 from flowctl.live.judging.penalties import Allowance, PenaltyLimits
 from flowctl.live.remux.hls import HlsSettings, HlsWriter
-from flowctl.live.remux.intake import Came, Ended
+from flowctl.live.remux.intake import MessageTaken, PublicationEnded
 from flowctl.live.remux.serving import HlsFiles, hls_handlers
 from kit.sample import SampleRecipe, ensure_sample, find_ffmpeg
 
@@ -197,8 +197,8 @@ def test_ffmpeg_when_it_plays_over_http_decodes_every_picture(web, tmp_path):
     except FlowctlError as error:
         pytest.skip(str(error))
     writer = HlsWriter("live", "a b", HlsSettings(folder=tmp_path / "hls", segment_s=1.0))
-    writer.work([Came(*tag) for tag in FlvReader().feed(path.read_bytes())])
-    writer.work([Ended("over")])
+    writer.work([MessageTaken(*tag) for tag in FlvReader().feed(path.read_bytes())])
+    writer.work([PublicationEnded("over")])
     writer.start()
     assert writer.stop(20.0)  # which ends the playlist
     found = web(handlers=hls_handlers(tmp_path / "hls"))
@@ -247,7 +247,7 @@ def test_viewers_of_hls_who_connect_for_each_file_are_not_punished(web, folder):
                 client.send(b"\x03no HTTP\r\n\r\n")
             client.to_end()
         wait_for(lambda: not made.server.connections())
-        made.server.reload.do(lambda: None)
+        made.server.reload.run_job(lambda: None)
         return [ban.cidr for ban in made.server.admission.bans.bans]
 
     assert fetch("/live/room-8.ts") == []

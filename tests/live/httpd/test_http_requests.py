@@ -213,7 +213,7 @@ def test_page_when_it_has_browsers_ask_for_anything_has_nobody_punished(web):
         client.to_end()
         web.client().close()
     wait_for(lambda: sum(web.server.closed_by_reason.values()) == 200)  # after the 404 they may ask again
-    web.server.reload.do(lambda: None)
+    web.server.reload.run_job(lambda: None)
     assert web.server.admission.bans.bans == []
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
 from flowctl.live.judging.penalties import (
-    FIRST_S,
+    FIRST_PENALTY_S,
     HALF_LIFE_S,
-    MILD_S,
-    MOST_S,
+    LONGEST_PENALTY_S,
+    MILD_PENALTY_S,
     NETWORK_TIMES,
     Allowance,
     Offence,
@@ -56,8 +56,13 @@ def test_sentence_when_it_goes_on_is_a_limit_then_bans_that_grow():
     penalties = Penalties(FEW)
     found = [sentence(overflow(penalties, ONE, float(n)), 0) for n in range(12)]
     assert [item.ban for item in found] == [False] + 11 * [True]
-    assert [item.length_s for item in found[:4]] == [FIRST_S, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
-    assert found[-1].length_s == MOST_S
+    assert [item.length_s for item in found[:4]] == [
+        FIRST_PENALTY_S,
+        FIRST_PENALTY_S,
+        2 * FIRST_PENALTY_S,
+        4 * FIRST_PENALTY_S,
+    ]
+    assert found[-1].length_s == LONGEST_PENALTY_S
     assert "repeat 2" in found[2].reason
 
 
@@ -83,10 +88,10 @@ def test_sentence_when_the_offence_is_mild_is_short_and_makes_nothing_a_repeat()
     penalties = Penalties(FEW)
     for n in range(20):
         found = sentence(overflow(penalties, ONE, float(n), Offence.CONNECTIONS), 0)
-        assert (found.ban, found.length_s) == (False, MILD_S)
+        assert (found.ban, found.length_s) == (False, MILD_PENALTY_S)
         assert "repeat" not in found.reason
     found = sentence(overflow(penalties, ONE, 30.0), 0)
-    assert (found.ban, found.length_s) == (False, FIRST_S)
+    assert (found.ban, found.length_s) == (False, FIRST_PENALTY_S)
 
 
 @pytest.mark.parametrize("block", ["203.0.113.{}", "2001:db8:1:{:x}::9"])
@@ -142,7 +147,7 @@ def test_allowance_when_it_is_out_of_range_is_refused(count, period_s):
 
 
 def test_penalties_when_they_are_off_count_nothing():
-    assert Offence.COMMANDS not in PenaltyLimits(commands=Allowance(0, 1)).of()
+    assert Offence.COMMANDS not in PenaltyLimits(commands=Allowance(0, 1)).allowances_in_force()
     off = PenaltyLimits(limits=Allowance(0, 1))
     assert Penalties(off).charge(ONE, Offence.LIMITS, 1e9, 0.0) == []
 
@@ -169,7 +174,7 @@ def test_penalties_when_anything_happens_punish_only_who_did_more_than_allowed(h
             most = 10 * (NETWORK_TIMES if overflow.wide else 1)
             assert done[overflow.cidr, offence] > most
             assert overflow.cidr in {own, network}
-            assert FIRST_S <= length_of(overflow.repeats) <= MOST_S
+            assert FIRST_PENALTY_S <= length_of(overflow.repeats) <= LONGEST_PENALTY_S
             assert sum(overflow.evidence.values()) > 0
             done[overflow.cidr, offence] = 0.0
 

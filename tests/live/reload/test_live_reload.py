@@ -78,10 +78,10 @@ def test_read_when_the_file_changes_takes_each_version_once(watched, steps):
             file.path.write_text(text)
             os.utime(file.path, (at, at))
             if what == "forget":
-                file.forget()
+                file.forget_contents()
         elif what == "known":
             write(file.path, text, at)
-            file.known(text)
+            file.count_as_taken(text)
         elif what == "gone":
             file.path.unlink()
         assert file.read() is not minus, step
@@ -180,7 +180,7 @@ class World:
     def look(self):
         """Look at the files; return what was logged."""
         with structlog.testing.capture_logs() as logs:
-            self.reload._look()
+            self.reload._look_at_files()
         return logs
 
 
@@ -295,13 +295,13 @@ def test_do_when_asked_runs_jobs_one_after_the_other_on_the_thread_of_the_files(
     """What a job returns or raises is its caller's; one that asks for another is not waited for in vain."""
     reload = World(tmp_path).reload
     try:
-        thread = reload.do(threading.current_thread)
+        thread = reload.run_job(threading.current_thread)
         assert thread is not threading.current_thread()
-        assert reload.do(lambda: reload.do(threading.current_thread)) is thread
+        assert reload.run_job(lambda: reload.run_job(threading.current_thread)) is thread
         with pytest.raises(ZeroDivisionError):
-            reload.do(lambda: 1 // 0)
+            reload.run_job(lambda: 1 // 0)
         order = []
-        callers = [threading.Thread(target=reload.do, args=(lambda at=at: order.append(at),)) for at in range(20)]
+        callers = [threading.Thread(target=reload.run_job, args=(lambda at=at: order.append(at),)) for at in range(20)]
         for caller in callers:
             caller.start()
             caller.join(20)
@@ -309,7 +309,7 @@ def test_do_when_asked_runs_jobs_one_after_the_other_on_the_thread_of_the_files(
     finally:
         reload.stop()
     with pytest.raises(ClosedError):
-        reload.do(list)
+        reload.run_job(list)
 
 
 def test_reload_when_jobs_come_all_the_time_looks_nevertheless():
@@ -319,10 +319,10 @@ def test_reload_when_jobs_come_all_the_time_looks_nevertheless():
 
     def again():
         if not ended.wait(0.02):
-            reload.soon(again)
+            reload.run_later(again)
 
     try:
-        reload.soon(again)
+        reload.run_later(again)
         assert looked.wait(10.0)
     finally:
         ended.set()
@@ -332,16 +332,16 @@ def test_reload_when_jobs_come_all_the_time_looks_nevertheless():
 def test_do_when_the_server_ends_or_is_busy_says_so(tmp_path):
     reload = World(tmp_path).reload
     begun, go = threading.Event(), threading.Event()
-    first = threading.Thread(target=reload.do, args=(lambda: begun.set() or go.wait(20),))
+    first = threading.Thread(target=reload.run_job, args=(lambda: begun.set() or go.wait(20),))
     first.start()
     assert begun.wait(20)
     with pytest.raises(BusyError, match="has not come to it within"):
-        reload.do(list, timeout_s=0.01)
+        reload.run_job(list, timeout_s=0.01)
     said = []
 
     def ask():
         try:
-            reload.do(list)
+            reload.run_job(list)
         except ClosedError as error:
             said.append(str(error))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from flowctl.flv import FlvReader
 from flowctl.live.remux.files import NameTemplate, PartFile
 from flowctl.live.remux.flvform import FlvForm
-from flowctl.live.remux.intake import Began, Came, Ended
+from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
 from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
 from flowctl.testing import ManualClock
 from flowctl.wire.media.synthetic import SyntheticSource
@@ -60,15 +60,15 @@ class Bench:
         )
 
     def feed(self, tags, *, at_once=10):
-        items = [Came(tag.type_id, tag.timestamp, tag.payload) for tag in tags]
+        items = [MessageTaken(tag.type_id, tag.timestamp, tag.payload) for tag in tags]
         for begin in range(0, len(items), at_once):
             self.recorder.work(items[begin : begin + at_once])
 
     def begin(self):
-        self.recorder.work([Began()])
+        self.recorder.work([PublicationBegan()])
 
     def end(self):
-        self.recorder.work([Ended("the stream ended")])
+        self.recorder.work([PublicationEnded("the stream ended")])
 
     @property
     def files(self):

@@ -15,7 +15,7 @@ from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flv import FlvReader
 from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
-from flowctl.live.remux.intake import Began, Came, Ended
+from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
 from flowctl.live.remux.writer import RecorderState
 from flowctl.testing import ManualClock
 from kit.sample import find_ffmpeg
@@ -38,7 +38,7 @@ class Writing:
 
     def feed(self, tags):
         for tag in tags:
-            self.writer.work([Came(tag.type_id, tag.timestamp, tag.payload)])
+            self.writer.work([MessageTaken(tag.type_id, tag.timestamp, tag.payload)])
 
     def say(self, *items):
         self.writer.work(items)
@@ -74,9 +74,9 @@ class Writing:
 def test_hls_when_decoded_has_every_frame(tmp_path, sample, recipe, form, suffix):
     path, tags = sample(recipe)
     writing = Writing(tmp_path, form=SegmentForm(form))
-    writing.say(Began())
+    writing.say(PublicationBegan())
     writing.feed(tags)
-    writing.say(Ended("over"))
+    writing.say(PublicationEnded("over"))
     assert len(writing.listed) == 3
     assert {Path(name).suffix for name in writing.listed} == {suffix}
     (media,) = writing.media()
@@ -103,7 +103,7 @@ def test_hls_of_av1_when_decoded_has_every_frame(tmp_path):
         pytest.skip(f"this FFmpeg cannot make the sample: {error}")
     writing = Writing(tmp_path / "hls")
     writing.feed(FlvReader().feed(path.read_bytes()))
-    writing.say(Ended("over"))
+    writing.say(PublicationEnded("over"))
     assert len(writing.listed) == 2
     (media,) = writing.media()
     assert len(pictures_of(media)["video"]) == 50
@@ -135,9 +135,9 @@ def test_hls_when_the_publisher_restarts_says_so(tmp_path, sample):
     (first, tags), (second, others) = sample("plain"), sample("larger")
     writing = Writing(tmp_path)
     for part in (tags, others):
-        writing.say(Began())
+        writing.say(PublicationBegan())
         writing.feed(part)
-    writing.say(Ended("over"))
+    writing.say(PublicationEnded("over"))
     assert [checksums(pictures_of(part))["video"] for part in writing.media()] == [
         checksums(pictures_of(path))["video"] for path in (first, second)
     ]
@@ -148,9 +148,9 @@ def test_hls_when_the_publisher_is_back_soon_goes_on_in_the_same_playlist(tmp_pa
     (_, tags), (_, others) = sample("plain"), sample("larger")
     writing = Writing(tmp_path)
     for part in (tags, others):
-        writing.say(Began())
+        writing.say(PublicationBegan())
         writing.feed(part)
-        writing.say(Ended("over"))
+        writing.say(PublicationEnded("over"))
         writing.clock.advance(AWAY_S - 1)
         writing.say()
         assert "ENDLIST" not in writing.text
@@ -164,9 +164,9 @@ def test_hls_when_codecs_change_and_change_back_names_files_that_are_there(tmp_p
     (_, hevc), (_, plain) = sample("hevc"), sample("plain")
     writing = Writing(tmp_path, listed=3)
     for part in (hevc, plain, plain, plain, hevc):
-        writing.say(Began())
+        writing.say(PublicationBegan())
         writing.feed(part)
-        writing.say(Ended("over"))
+        writing.say(PublicationEnded("over"))
         maps = re.findall(r'URI="(.*)"', writing.text)
         assert set(maps) <= set(writing.files)
     assert maps
@@ -177,7 +177,7 @@ def test_hls_when_the_clock_jumps_says_so_and_goes_on(tmp_path, sample):
     writing = Writing(tmp_path)
     writing.feed(moved(tags, 100_000))
     writing.feed(moved([tag for tag in tags if tag.timestamp], 900_000))
-    writing.say(Ended("over"))
+    writing.say(PublicationEnded("over"))
     assert writing.text.count("#EXT-X-DISCONTINUITY\n") == 1
     assert max(float(item) for item in re.findall(r"EXTINF:([\d.]+)", writing.text)) < 1.2
 

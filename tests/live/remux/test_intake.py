@@ -7,7 +7,7 @@ import threading
 from live_kit import audio, inter, key
 from remux_kit import source
 
-from flowctl.live.remux.intake import Began, Came, Ended, Intake, Left
+from flowctl.live.remux.intake import Intake, MessagesLost, MessageTaken, PublicationBegan, PublicationEnded
 
 TEN = b"x" * 800  # with what is counted beside it, ten of them are 10,000 bytes
 
@@ -17,7 +17,7 @@ def test_intake_when_there_is_room_gives_what_came_in_order():
     intake.begin(0.0)
     intake.take(9, 1, key(), 0.0)
     intake.end("over")
-    assert intake.get(0) == [Began(), Came(9, 1, key()), Ended("over")]
+    assert intake.get(0) == [PublicationBegan(), MessageTaken(9, 1, key()), PublicationEnded("over")]
     assert intake.get(0) == []
     intake.close()
     assert intake.get(0) is None
@@ -33,7 +33,10 @@ def test_intake_when_full_leaves_out_until_a_key_frame_fits():
     intake.take(9, 13, inter(), 0.0)
     intake.take(8, 14, audio(), 0.0)
     intake.take(9, 15, key(), 0.0)
-    assert intake.get(0) == [Left(5, 1600 + len(key()) + len(inter()) + len(audio())), Came(9, 15, key())]
+    assert intake.get(0) == [
+        MessagesLost(5, 1600 + len(key()) + len(inter()) + len(audio())),
+        MessageTaken(9, 15, key()),
+    ]
 
 
 def test_intake_when_it_ends_full_tells_what_was_left_out():
@@ -41,7 +44,7 @@ def test_intake_when_it_ends_full_tells_what_was_left_out():
     intake.take(9, 0, TEN, 0.0)
     intake.take(9, 1, TEN, 0.0)
     intake.close()
-    assert intake.get(0) == [Came(9, 0, TEN), Left(1, 800)]
+    assert intake.get(0) == [MessageTaken(9, 0, TEN), MessagesLost(1, 800)]
     assert intake.get(0) is None
 
 
@@ -60,7 +63,7 @@ def test_intake_when_somebody_waits_wakes_him():
     thread.start()
     intake.take(8, 0, audio(), 0.0)
     thread.join(20.0)
-    assert got == [[Came(8, 0, audio())]]
+    assert got == [[MessageTaken(8, 0, audio())]]
 
 
 def test_intake_when_full_of_nothing_but_sound_goes_on_with_sound():
@@ -71,7 +74,7 @@ def test_intake_when_full_of_nothing_but_sound_goes_on_with_sound():
         intake.take(8, time_ms, audio(), 0.0)
     intake.get(0)
     intake.take(8, 200, audio(), 0.0)
-    assert [type(item) for item in intake.get(0)] == [Left, Came]
+    assert [type(item) for item in intake.get(0)] == [MessagesLost, MessageTaken]
 
 
 def test_intake_when_full_keeps_the_last_headers():
@@ -85,4 +88,4 @@ def test_intake_when_full_keeps_the_last_headers():
     intake.take(9, 13, other, 0.0)
     intake.get(0)
     intake.take(9, 14, key(), 0.0)
-    assert intake.get(0) == [Left(2, 1600), Came(9, 13, other), Came(9, 14, key())]
+    assert intake.get(0) == [MessagesLost(2, 1600), MessageTaken(9, 13, other), MessageTaken(9, 14, key())]

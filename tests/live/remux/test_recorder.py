@@ -8,7 +8,7 @@ from remux_kit import Bench, Disk, moved, source, tags_of
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import FlvTag
 from flowctl.live.remux.files import NameTemplate
-from flowctl.live.remux.intake import Left
+from flowctl.live.remux.intake import MessagesLost
 from flowctl.live.remux.writer import RETRY_S, RecorderState
 from flowctl.wire.rtmp.media.media import inspect
 
@@ -107,7 +107,7 @@ def test_files_when_the_disk_is_too_slow_are_cut_and_the_loss_is_counted(tmp_pat
     half = next(i for i, tag in enumerate(tags) if tag.timestamp >= 1500)
     bench = Bench(tmp_path)
     bench.feed(tags[:half])
-    bench.recorder.work([Left(7, 700)])
+    bench.recorder.work([MessagesLost(7, 700)])
     bench.feed(tags[half:])
     bench.end()
     assert bench.finished[0].why == "the disk was too slow"

@@ -309,7 +309,7 @@ class Undecided:
 
     decide_s = 1.0
     tap = None
-    hears = frozenset()
+    told_kinds = frozenset()
 
     def __init__(self) -> None:
         self.decides = {"connect": False, "publish": False, "play": True}
@@ -321,10 +321,10 @@ class Undecided:
     def check_news(self, request) -> None:
         pass
 
-    def began(self, request) -> None:
+    def note_begin(self, request) -> None:
         pass
 
-    def over(self, request, why) -> None:
+    def note_end(self, request, why) -> None:
         pass
 
 

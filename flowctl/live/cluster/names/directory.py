@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from flowctl.errors import LimitExceededError
-from flowctl.live.namebook import ClaimVerdict, Freed, NameBook, NameRules, Owner
+from flowctl.live.namebook import ClaimVerdict, NameBook, NameRules, Owner, ReleaseOutcome
 
 MOST_NAMES: Final = 100_000
 """Names that may be published or kept, and names that may be viewed: as many as ten workers have streams."""
@@ -86,7 +86,7 @@ class Directory:
     def release(self, name: str, holder: Holder, now: float, *, grace: bool) -> list[Notice]:
         return self._follow_up(name, self._book.release(name, holder, now, grace=grace))
 
-    def _follow_up(self, name: str, freed: Freed[Holder] | None) -> list[Notice]:
+    def _follow_up(self, name: str, freed: ReleaseOutcome[Holder] | None) -> list[Notice]:
         if freed is None or freed.kept_s:
             return []
         following = freed.following
@@ -135,7 +135,7 @@ class Directory:
 
     def expire(self, now: float) -> list[Notice]:
         notices: list[Notice] = []
-        for name in self._book.due(now):
-            self._book.let_go(name)
+        for name in self._book.names_due(now):
+            self._book.free_name(name)
             notices += self._show(name, 0)
         return notices

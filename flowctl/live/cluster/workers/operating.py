@@ -403,4 +403,4 @@ def words_call(words: Iterable[Word], origin: str | None) -> str:
 def take_words(server: LiveServer, call: bytes, *, told: bool = True) -> int:
     said = json.loads(call)
     words = [Word.read(line) for line in said["words"]]
-    return server.reload.do(lambda: server.take_words(words, said["origin"], told=told))
+    return server.reload.run_job(lambda: server.take_words(words, said["origin"], told=told))

@@ -260,7 +260,7 @@ class Supervisor:
         for worker in self.workers():
             self._feel_pulse(worker, now)
         with self._lock:
-            self._book.look()
+            self._book.follow_clock()
 
     @property
     def next_look_s(self) -> float:

@@ -248,7 +248,7 @@ def test_words_when_they_are_long_are_told_in_messages_that_a_link_takes(crew):
 def test_unban_when_only_the_ban_file_has_it_lets_it_in_at_all_workers(crew):
     """The supervisor reads no ban file: what it says the workers know, and what is lifted is lifted in each."""
     for item in crew.workers:
-        item.server.book.take_file(BanList([Ban(cidr="192.0.2.1/32", expires=None)]))
+        item.server.book.replace_file_bans(BanList([Ban(cidr="192.0.2.1/32", expires=None)]))
         item.server.set_bans(item.server.book.in_force())
     assert [ban["cidr"] for ban in crew.call("unban", network="192.0.2.1")["result"]["lifted"]] == ["192.0.2.1/32"]
     assert [banned(item) for item in crew.workers] == [[], []]
