@@ -1,4 +1,4 @@
-"""What was changed in a running server: limits and bans, by files and by commands, in order, with who asked for it.
+"""Changes of a running server in order: limits and bans, by files and by commands, with who asked for them.
 
 Others follow these changes: the records, and operators who ask what happened.
 Each change has a version, one more than that of the one before. The last `KEPT` are kept; a reader that asks for the

@@ -35,7 +35,7 @@ _POLICY_NAMES: Final = " or ".join(", ".join(LIVE_POLICIES).rsplit(", ", 1))
 
 
 class SecondPublisher(enum.Enum):
-    """What happens when a name that is being published is published again.
+    """Policies for a second publisher of a name.
 
     REFUSE turns the newcomer away (SRS: "busy"), unless it is the owner of the name, see `return_grace_s`. REPLACE ends
     the first one (MediaMTX ``overridePublisher``). STANDBY takes the newcomer in but passes its media on only once the
@@ -50,7 +50,7 @@ class SecondPublisher(enum.Enum):
 class Difference(NamedTuple):
     """A setting that has another value than before."""
 
-    name: str  # of the setting, or of the levels that differ
+    name: str  # name of the setting, or of the levels that differ
     path: str  # its place in `LiveConfig`
     value: Any
     takes: Takes
@@ -65,7 +65,7 @@ class SettingSource(Protocol):
 
     @property
     def text(self) -> str:
-        """What it said."""
+        """The text of the file."""
 
     @property
     def settings(self) -> LiveConfig:
@@ -338,14 +338,14 @@ class LiveConfig(ServeOptions):
 
     @property
     def listening(self) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
-        """What the server listens for, with the addresses of each: ``rtmp``, ``rtmps``, ``http``, ``https``."""
+        """The addresses on which the server listens, by protocol: ``rtmp``, ``rtmps``, ``http``, ``https``."""
         rtmp = tuple((host, self.port) for host in listen_hosts(self.host))
         others = ("rtmps", "http", "https")
         return (("rtmp", rtmp), *((name, listen_addresses(getattr(self, name), name)) for name in others))
 
     @property
     def listening_all(self) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
-        """What `listening` has, and where operators and edges connect."""
+        """The addresses of `listening`, and those to which operators and edges connect."""
         found = [*self.listening]
         if self.admin != "off":
             found.append(("admin", (self.admin_address,)))
@@ -362,7 +362,7 @@ class LiveConfig(ServeOptions):
         return () if self.control == "off" else tuple(dict.fromkeys(item.strip() for item in self.control.split(",")))
 
     def with_limits(self, file: LimitsFile) -> LiveConfig:
-        """Return these settings with what a limits file says; what it does not say stays."""
+        """Return these settings with those of a limits file; settings that it leaves out stay."""
         times: dict[str, Any] = file.times
         return_after_s = times.pop("return_after_s", self.return_after_s)
         return replace(

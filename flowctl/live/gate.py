@@ -1,4 +1,4 @@
-"""The gate of a live server: what its settings and hooks say about who may connect, publish and play.
+"""The gate of a live server: its settings and hooks decide who may connect, publish and play.
 
 Plays that are fetched file by file, as HLS is, are visits: who was allowed one goes on with it for as long as it asks.
 A player of HLS makes a request for each segment and, every few seconds, for the playlist. Were each of them a play,
@@ -51,7 +51,7 @@ _VisitKey = tuple[str, str, bytes]
 
 
 class _HookSummary(NamedTuple):
-    """What all levels of a configuration come to: what is told of, and the longest time of HTTP hooks, 0 without."""
+    """The HTTP hooks of all levels of a configuration: whether ends are told, and the longest time, 0 without."""
 
     config: LiveConfig
     told: bool
@@ -59,7 +59,7 @@ class _HookSummary(NamedTuple):
 
 
 class AccessGate:
-    """Asked before anybody connects, publishes or plays, over RTMP and HTTP alike; any thread may call its methods."""
+    """Decides who may connect, publish or play, over RTMP and HTTP alike; any thread may call its methods."""
 
     def __init__(self, config: Callable[[], LiveConfig], now: Callable[[], float] = time.time) -> None:
         self._config: Final = config
@@ -73,11 +73,11 @@ class AccessGate:
 
     @property
     def decide_s(self) -> float:
-        """How long a question may be under way; who asks gives up then, with `TOO_SLOW`."""
+        """Time that a question may take; then the session gives up with `TOO_SLOW`."""
         return self._summary().timeout_s + (0.0 if self.hooks is None else self.hooks.decide_s)
 
     def stop(self, deadline_s: float) -> None:
-        """Tell the HTTP hooks what is still to be told, for at most `deadline_s` seconds; then end their thread."""
+        """Send the HTTP hooks the news that wait, for at most `deadline_s` seconds; then end their thread."""
         with self._lock:
             web, self._web, self._stopped = self._web, None, True
         if web is not None:
@@ -118,7 +118,7 @@ class AccessGate:
         return _ask_each(Question(answer), (step for item in asked for step in self._steps(item)))
 
     def _steps(self, request: LiveRequest) -> Iterator[_Step]:
-        """Yield what is asked, one after the other: each must allow it."""
+        """Yield the steps of the decision in order: each must allow the request."""
         yield lambda _: self.check(request)
         # The application first, which costs less; what a web server was asked about, it takes for begun.
         if (hooks := self.hooks) is not None and hooks.decides[request.kind]:
@@ -129,7 +129,7 @@ class AccessGate:
             yield lambda answer: UNDECIDED if web is None else web.ask(access, request, answer)
 
     def refuses_network(self, request: LiveRequest) -> Refusal | None:
-        """Refuse who comes from where this is not allowed; None: it is. For requests that go on with what was."""
+        """Refuse a client of a network that is not allowed; None: it is. For requests that continue something."""
         return self.access(request).check_network(request)
 
     def identity(self, request: LiveRequest) -> str | None:
@@ -147,7 +147,7 @@ class AccessGate:
         )
 
     def _log_in(self, request: LiveRequest) -> Refusal | None:
-        """Refuse who comes over HTTP without a password where RTMP, whose sessions see to that, asks for one."""
+        """Refuse a client of HTTP without a password where RTMP, whose sessions check it, asks for one."""
         credentials = self._config().rtmp.credentials
         if credentials is None or request.protocol == "rtmp" or request.user is not None:
             return None
@@ -160,7 +160,7 @@ class AccessGate:
         return self._summary().told or (self.hooks is not None and kind in self.hooks.told_kinds)
 
     def check_news(self, request: LiveRequest) -> None:
-        """See whether one more publication of this address can be told of; raises like `HookRunner.check_news`."""
+        """Check that one more publication of this address can be told of; raises like `HookRunner.check_news`."""
         if self.hooks is not None:
             self.hooks.check_news(request)
 
@@ -178,7 +178,7 @@ class AccessGate:
 
 
 def _ask_each(question: Question, steps: Iterator[_Step]) -> Question | Refusal | None:
-    """Take steps until one refuses, or has to be waited for: then it goes on from there, on the thread that answers."""
+    """Take steps until one refuses or asks a question; its answer goes on from there, on the thread that answers."""
 
     def resume(_: Question, refusal: Refusal | None) -> None:
         if refusal is None and not question.cancelled:
@@ -199,7 +199,7 @@ def _ask_each(question: Question, steps: Iterator[_Step]) -> Question | Refusal 
 
 
 def _missed_connect(request: LiveRequest) -> LiveRequest | None:
-    """Return the connection that nobody was asked about: to an application that is named with a stream alone.
+    """Return the connect that was not asked about: that to the application of a stream of another application.
 
     A client may connect to one application and then ask for ``/other/stream``, or give all of it as the stream's name.
     """
@@ -243,7 +243,7 @@ class Visits:
         return True
 
     def begin(self, request: LiveRequest) -> None:
-        """A request was allowed: a visit begins with it, unless it belongs to one, or nobody decides or hears of it."""
+        """Begin a visit with a request that was allowed, unless it belongs to one, or none is needed."""
         if not self._gate.needs_visit(request):
             return
         self._end_idle()

@@ -1,4 +1,4 @@
-"""What an application decides and hears about a live server: who may connect, publish and play, and the frames.
+"""Hooks of an application in a live server: they decide who may connect, publish and play, and get news and frames.
 
 How it works. None of it runs on a thread of the server. A question (`may_publish`, `may_play`...) goes to a loop of the
 hooks' own, or to the application's if it names one, when it is a coroutine function, and to a worker thread when it is
@@ -114,13 +114,13 @@ class LiveHooks:
         """A client publishes now (or stands by, where the server lets several do so)."""
 
     def ended(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
-        """What `published` told of is over; `why` is as in the log. Comes behind its last frame."""
+        """The publication has ended; `why` is as in the log. Comes behind its last frame."""
 
     def played(self, request: LiveRequest) -> Awaitable[None] | None:
         """A client plays now, or waits for the stream."""
 
     def stopped(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
-        """What `played` told of is over; `why` is as in the log."""
+        """The play has ended; `why` is as in the log."""
 
     def closed(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
         """A connection that was let in is over; `request` is what `may_connect` was asked."""
@@ -144,11 +144,11 @@ class HookRunner:
         self._teller = threading.Thread(target=self._tell_all, name="flowctl-hooks-news", daemon=True)
         self._lock = OwnedLock()
         self._waiting: FairQueue[Callable[[], None]] = FairQueue()  # questions, by address; guarded by _lock
-        self._turns: Final = Turns(_MOST_COROUTINES, _MOST_ASKING, _MOST_ASKING_OF_ADDRESS)  # of the loop's thread
+        self._turns: Final = Turns(_MOST_COROUTINES, _MOST_ASKING, _MOST_ASKING_OF_ADDRESS)  # the loop's thread
         self._workers = 0  # threads for plain functions; guarded by _lock
         self._asked = 0  # questions that are with them or wait for one; guarded by _lock
-        self._queued_bytes = 0  # of what waits in _news; guarded by _lock
-        self._untold: dict[str, int] = {}  # of `published` in _news, by address; guarded by _lock
+        self._queued_bytes = 0  # size of what waits in _news; guarded by _lock
+        self._untold: dict[str, int] = {}  # calls of `published` in _news, by address; guarded by _lock
         self._waiting_count = 0  # news in _news; guarded by _lock
         self._left_out = False  # whether some were since there were few; guarded by _lock
         self._lost_frames: dict[str, int] = {}  # by stream, since the last frame that was taken; guarded by _lock

@@ -90,7 +90,7 @@ class Claim(Protocol):
 
 
 class NameAuthority(Protocol):
-    """Decides who has a name where several servers serve as one. Any thread."""
+    """Decides which publisher has a name where several servers serve as one. Any thread."""
 
     def claim(self, name: str, number: int, owner: Owner, answer: Callable[[str | None], None]) -> Claim:
         """Ask for a name on behalf of connection `number`.
@@ -102,7 +102,7 @@ class NameAuthority(Protocol):
         """Return by what right the connection, which was not refused, publishes now."""
 
     def entered(self, name: str, number: int) -> None:
-        """The publication is in the books: what was decided about it meanwhile can be carried out."""
+        """The publication was entered: decisions made about it meanwhile can be carried out."""
 
     def left(self, name: str, number: int, *, grace: bool) -> None:
         """The publication has ended; `grace`: its connection broke, so that its owner may be back soon."""
@@ -125,7 +125,7 @@ class Hub:
         self._streams: dict[str, Stream] = {}  # guarded by _lock
         self._viewers: dict[StreamMember, Viewer] = {}  # guarded by _lock
         self._book: NameBook[Publisher] = NameBook(self._rules)  # guarded by _lock
-        self._copies: set[Publisher] = set()  # of streams of other servers; guarded by _lock
+        self._copies: set[Publisher] = set()  # publishers of other servers' streams; guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
         self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
@@ -180,7 +180,7 @@ class Hub:
         return stream
 
     def _begin_locked(self, stream: Stream, publisher: Publisher, now: float) -> list[Viewer]:
-        """Let `publisher`'s messages count from now on; return the viewers who were told that nobody publishes."""
+        """Let `publisher`'s messages count from now on; return the viewers who were told that the stream had ended."""
         announce = stream.ended
         waiting = [self._viewers[item] for item in stream.viewers] if announce else []
         stream.ended = False

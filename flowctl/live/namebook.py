@@ -47,7 +47,7 @@ class Owner:
 
 
 class ClaimVerdict(enum.Enum):
-    """What becomes of a claim that is not refused."""
+    """Verdicts on a claim that is not refused."""
 
     GRANTED = "granted"
     STANDS_BY = "stands by"
@@ -55,7 +55,7 @@ class ClaimVerdict(enum.Enum):
 
 
 class NameRules(NamedTuple):
-    """What holds between the publishers of a name: how long it is kept, and how many an address may have; 0: any."""
+    """Rules for the publishers of a name: how long it is kept, and how many an address may have; 0: any number."""
 
     policy: SecondPublisher
     grace_s: float
@@ -63,14 +63,14 @@ class NameRules(NamedTuple):
 
 
 class ClaimOutcome(NamedTuple, Generic[_H]):
-    """What became of a claim; `rival` had the name, and has lost it or is to be asked about. None: nobody had."""
+    """The outcome of a claim; `rival` had the name, and has lost it or is to be asked about. None: it was free."""
 
     verdict: ClaimVerdict
     rival: _H | None = None
 
 
 class ReleaseOutcome(NamedTuple, Generic[_H]):
-    """What follows a publication: the next publisher, or a time in which the name is kept."""
+    """The outcome of the end of a publication: the next publisher, or a time in which the name is kept."""
 
     following: _H | None = None
     kept_s: float = 0.0
@@ -80,8 +80,8 @@ class ReleaseOutcome(NamedTuple, Generic[_H]):
 class NameEntry(Generic[_H]):
     """One name."""
 
-    holder: _H | None = None  # publishes. None: nobody does.
-    owner: Owner | None = None  # of `holder`, or of the one for whom the name is kept
+    holder: _H | None = None  # the publisher. None: there is none.
+    owner: Owner | None = None  # owner of `holder`, or the owner for whom the name is kept
     kept_until: float | None = None
     kept_for: str = ""  # address that this is counted for; empty: none
     # publishers that wait for a turn, and whose they are, in order

@@ -1,4 +1,4 @@
-"""Who is told what happens to live sessions: records are one such observer, and a server may have several."""
+"""Observers of live sessions: records are one, and a server may have several."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Observer:
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
     ) -> None:
-        """It went over `limit`; None: how far, or what is allowed, is not known."""
+        """The connection exceeded `limit`; None: the figure, or the limit itself, is not known."""
 
     def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
-        """It was not allowed to do what it asked for."""
+        """The request of the connection was denied."""
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Note what its Sender did."""

@@ -1,4 +1,4 @@
-"""What a live connection does with the stream that it plays: it waits, follows the log, pauses and mutes.
+"""A play of a live connection: it waits for its stream, follows the log, pauses and mutes.
 
 A player follows the log of its stream (`Stream.join`) behind the replies of its session. It is told that the publisher
 went or came by the log, so that the notice stands at its place between the frames; a player that has left the log,
@@ -67,7 +67,7 @@ class Muted:
 
 
 class PlayWords:
-    """What a play tells its player, in the words of the protocol; here of one that has none."""
+    """Messages of a play to its player in its protocol; this base sends none."""
 
     __slots__ = ()
 
@@ -148,7 +148,7 @@ class Playing:
         self.waits_until = self._connection.now() + wait_s if wait_s else None
 
     def _note_end(self) -> None:
-        """Let it wait from now on; one that has left the log, paused, is told here, others by the log."""
+        """Let the viewer wait from now on; one that is paused is told here, others by the log."""
         if not self.waiting:
             self.waiting = True
             self._words.wait(send=self._connection.place is None)
@@ -168,7 +168,7 @@ class Playing:
 
     @property
     def quiet_at(self) -> float | None:
-        """When its episode of trouble ends if nothing happens until then. None: there is none, or it goes on."""
+        """Time at which its episode of trouble ends if nothing happens. None: there is none, or it goes on."""
         return None if self._episode is None else self._episode.quiet_at
 
     def check_quiet(self, now: float) -> None:
@@ -236,7 +236,7 @@ class Playing:
         self._episode.note_entry(entry, closed=self._connection.sender.closed)
 
     def _dropped(self) -> Counts:
-        """Return what was dropped for this viewer, for its episodes; not what it left itself."""
+        """Return the drops of this viewer, for its episodes; not those that it asked for itself."""
         dropped = self._connection.sender.statistics().dropped
         return total(counts for reason, counts in dropped.items() if reason is not DropReason.UNFOLLOWED)
 
@@ -297,7 +297,7 @@ class ViewerSession(Session):
         return "" if self._playing is None else "viewer"
 
     def behaves(self) -> bool:
-        """Return whether it plays: what has not begun to in time, or breaks a limit, is ended anyway."""
+        """Return whether it plays: a connection that does not begin in time, or breaks a limit, is ended anyway."""
         return self._playing is not None
 
     def streams(self) -> list[str]:
@@ -341,7 +341,7 @@ class ViewerSession(Session):
             self._playing.stream_published()
 
     def server_stops(self) -> None:
-        """The server stops, and what is queued goes out: the last moment to say so. RTMP has asked to reconnect."""
+        """The server stops, and the queue goes out: the last moment to say so. RTMP has asked to reconnect."""
 
     # -- limits and trouble
 
@@ -365,7 +365,7 @@ class ViewerSession(Session):
             observer.limit_hit(self.connection, limit, value, maximum, self.connection.now())
 
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
-        """Pause input at SOFT_LIMIT and above: who does not read is not to make us work. Under the Sender's lock."""
+        """Pause input at SOFT_LIMIT and above: a peer that does not read makes no work. Under the Sender's lock."""
         connection = self.connection
         if state >= SendState.SOFT_LIMIT and change.old < SendState.SOFT_LIMIT:
             connection.pause_input(_FLOW, "soft limit", control_bytes=_CONTROL_BYTES_PER_S)
@@ -382,7 +382,7 @@ class ViewerSession(Session):
 
     @property
     def _settings(self) -> LiveConfig:
-        """What is set for it: for its role in its stream, where it has one."""
+        """Return the settings of its role in its stream, where it has one."""
         return self._hub.config if self._playing is None else self._playing.settings
 
     def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
@@ -420,7 +420,7 @@ class ViewerSession(Session):
         playing, self._playing = self._playing, None
         if playing is not None:
             playing.end(why)
-            if not (playing.audio and playing.video):  # what is muted is so for this play alone
+            if not (playing.audio and playing.video):  # muting is for this play alone
                 self.put_policy()
             self.put_settings()
         played, self._played = self._played, None

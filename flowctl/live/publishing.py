@@ -1,4 +1,4 @@
-"""What a publisher does with its stream, whatever protocol it speaks: messages pass on, silence has a limit."""
+"""A publication, whatever its protocol: messages pass on to the stream, and silence has a limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log: Final = structlog.get_logger("flowctl.live")
 
 
 class PublishWords:
-    """What a publication tells its publisher, in the words of the protocol; here of one that has none."""
+    """Messages of a publication to its publisher in its protocol; this base sends none."""
 
     __slots__ = ()
 
@@ -34,11 +34,11 @@ class PublishWords:
         """Tell the publisher of a limit that is about to end the connection."""
 
     def data(self, name: str, values: dict[str, Any]) -> None:
-        """Tell the publisher what it has asked for."""
+        """Send the publisher the data that it has asked for."""
 
 
 class Publishing:
-    """What the peer publishes under one name. Its connection's thread."""
+    """A publication of the peer under one name. Its connection's thread."""
 
     __slots__ = (
         *("_began_at", "_connection", "_discarded", "_hub", "_ingest", "_limits_told", "_media_at", "_messages"),
@@ -63,7 +63,7 @@ class Publishing:
         self._began_at = now
         self._media_at: float | None = None  # when its last audio or video message came; None: none has come
         self._messages = 0
-        self._discarded = 0  # of these, not passed on because another publisher counts
+        self._discarded = 0  # messages not passed on because another publisher counts
         self._limits_told: frozenset[str] = frozenset()  # limits on what is kept of its headers that were logged
         self._signal: ShareSubscription | None = None  # tells it how its viewers are doing; None: it has not asked
         self.stream = stream
@@ -172,7 +172,7 @@ class Publishing:
 
 
 class HubSink:
-    """Publishes in the hub what comes from elsewhere, and gives way to a publisher of this server's own.
+    """Publishes in the hub a stream of another server, and gives way to a publisher of this one.
 
     Any ingest may use it: one that has a connection of its own for its publisher is a `Publishing`.
     """

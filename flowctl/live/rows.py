@@ -20,7 +20,7 @@ NAME_CHARS: Final = 100
 
 
 def address_of(peer: tuple[str, int]) -> str:
-    """Return address and port; a peer that is this server itself says whom it follows, and has no port."""
+    """Return address and port; for a connection of the server to another, the address it follows, and no port."""
     host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
     return f"{host}:{peer[1]}" if peer[1] else peer[0]
 

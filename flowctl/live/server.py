@@ -66,9 +66,9 @@ _DRAIN_LOOK_S: Final = 0.05
 
 
 class BanOutcome(NamedTuple):
-    """What came of a ban."""
+    """The outcome of a ban."""
 
-    ban: Ban  # as it is in force: joined with what there was for the network
+    ban: Ban  # the ban in force: joined with an earlier one of the network
     ended: int  # connections that were ended when it came into force
     in_store: bool  # whether it outlives the server
     warning: str = ""  # what was not done; empty: all was
@@ -82,7 +82,7 @@ class Fleet(Protocol):
 
 
 class Companion(Protocol):
-    """What runs beside a server: begins when it has started, ends after the connections."""
+    """A part that runs beside a server: it begins when the server has started, and ends after the connections."""
 
     bound: list[str]  # addresses that it listens on, once it has begun
 
@@ -216,7 +216,7 @@ class LiveServer(Server):
 
     def _call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         group = self.groups.groups[0]
-        with contextlib.suppress(ClosedError):  # the server stops: nobody is left to be told
+        with contextlib.suppress(ClosedError):  # the server stops: no client is left
             group.call_soon(lambda: group.call_later(delay_s, callback, *args))
 
     def _log_refusal(self, peer: tuple[str, int], error: LimitExceededError) -> None:
@@ -226,7 +226,7 @@ class LiveServer(Server):
         self._refusals.tell(peer, error)
 
     def set_limits(self, limits: Limits, settings: SenderSettings | None = None) -> None:
-        """Give all connections other limits, but for what is set for their application, stream and role."""
+        """Give all connections other limits, except those set for their application, stream and role."""
         config = self.hub.config
         if settings is not None:
             config = dataclasses.replace(config, settings=settings, return_after_s=settings.return_after_s)
@@ -244,7 +244,7 @@ class LiveServer(Server):
     def _apply_config(self, text: str, where: str) -> None:
         """Take other contents of the file of settings: what can change while the server runs is in force at once."""
         del where  # it is in the errors of the source
-        source = self._read.source or self.config.source  # of the last text, at first of the first
+        source = self._read.source or self.config.source  # source of the last text, at first of the first
         if source is None:
             return
         new = source.read(text)
@@ -384,7 +384,7 @@ class LiveServer(Server):
         return self._put_words_in_force(self.book.merge(words), origin, told=told)
 
     def _put_words_in_force(self, words: Sequence[Word], origin: str | None, *, told: bool = True) -> int:
-        """Put what was said in force and tell of it; `origin` None: the fleet."""
+        """Put words in force and tell of them; `origin` None: the fleet."""
         ended = self.set_bans(self.book.in_force()) if words else 0
         for word in words if told else ():
             by = f"fleet {word.stamp.node}" if origin is None else origin
@@ -401,7 +401,7 @@ class LiveServer(Server):
         return ended
 
     def _end_new(self, ban: Ban) -> int:
-        """End all whom a ban of a command names; those of penalties leave who behaves."""
+        """End all connections that a ban of a command names; a ban of a penalty leaves those that behave."""
         if ban.action is not BanAction.BAN or ban.source == PENALTY:
             return 0
         return sum(self._end_if_banned(item, new=True) for item in self.connections() if ban.covers(item.peer[0]))
@@ -424,7 +424,7 @@ class LiveServer(Server):
             )
 
     def _apply_bans(self, bans: BanList) -> None:
-        """Take a ban list: refuse whom it names, and end their connections that take no part."""
+        """Put a ban list in force: refuse its networks, and end their connections that take no part."""
         before = {ban.cidr for ban in self.admission.bans.bans}
         now = {ban.cidr for ban in bans.still(time.time()).bans}
         let_in = self.book.replace_file_bans(bans)

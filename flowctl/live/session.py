@@ -1,4 +1,4 @@
-"""One RTMP connection of the live server: reads, asks hooks, hands each message stream what is for it, and ends.
+"""One RTMP connection of the live server: reads, asks hooks, passes messages to its message streams, and ends.
 
 What is done on a message stream is the business of `Publishing` and `Playing`. Path of a frame: `received` ->
 `ServerSession.receive` -> the message itself in the list of events -> `Publishing.publish` -> `Stream.publish` ->
@@ -93,7 +93,7 @@ _KINDS: Final[dict[type[_Request], RequestKind]] = {
 
 
 class RtmpPlayWords(PlayWords):
-    """What a play tells its player in RTMP: a message stream that has been closed is told nothing more."""
+    """Messages of a play to its player in RTMP; none to a message stream that has been closed."""
 
     __slots__ = ("_rtmp", "stream_id")
 
@@ -124,7 +124,7 @@ class RtmpPlayWords(PlayWords):
 
 
 class RtmpPublishWords(PublishWords):
-    """What a publication tells its publisher in RTMP."""
+    """Messages of a publication to its publisher in RTMP."""
 
     __slots__ = ("_rtmp", "_stream_id")
 
@@ -170,10 +170,10 @@ class LiveSession(ViewerSession):
         self._message_bytes = 0  # read, of messages that are not counted yet: parts of an aggregate are later
         self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
-        self._words: RtmpPlayWords | None = None  # of what it plays, or has played last
+        self._words: RtmpPlayWords | None = None  # words of its play, or its last one
         self.ingest: Ingest | None = None  # how well its media comes in. None: it has never published.
         self._application = ""  # that it was let into
-        self._connected: LiveRequest | None = None  # as which it was let in. None: nobody is told of its end
+        self._connected: LiveRequest | None = None  # the request that let it in. None: no hook is told of its end
 
     def behaves(self) -> bool:
         return bool(self._publishing) or super().behaves()
@@ -414,7 +414,7 @@ class LiveSession(ViewerSession):
         return self._playing if words is not None and words.stream_id == stream_id else None
 
     def _ignored(self, event: rtmp_events.Ignored, now: float) -> None:
-        """Log what is not obeyed, once per kind and connection; no more than a hint, since real clients are odd."""
+        """Log messages that are ignored, once per kind and connection; at debug level, since real clients are odd."""
         if event.what == "bad-name":
             self._leaves_at = now + _REFUSED_S
         peer = self.connection.peer
@@ -468,7 +468,7 @@ class LiveSession(ViewerSession):
         return self._rtmp.stream_state(event.stream_id) in _DECIDING
 
     def _refuse(self, event: _Request, request: LiveRequest, refusal: Refusal, by: str) -> None:
-        """Refuse what was asked for, and log it; `by`: who forbids it, for records."""
+        """Refuse a request, and log it; `by`: the rule or hook that forbids it, for records."""
         self.refusal = refusal_word(refusal.why, by)
         kind, why = _KINDS[type(event)], refusal.why
         _log.info(f"{kind} refused", **self._fields(event.url.path), reason=refusal.text, why=why.name.lower())
@@ -652,7 +652,7 @@ class LiveSession(ViewerSession):
 
     @property
     def _settings(self) -> LiveConfig:
-        """Of several publications that of the first counts, and that of a play before it."""
+        """Return the settings of its play, or of its first publication."""
         first = next(iter(self._publishing.values()), None)
         if first is None or self._playing is not None:
             return super()._settings

@@ -65,13 +65,13 @@ class StreamMember(Protocol):
 
 
 class Taker(Protocol):
-    """Takes what is published in streams, at the times that its publishers gave it.
+    """Gets the messages of published streams, with the timestamps of their publishers.
 
     Called under the stream's lock: it must neither block nor call back.
     """
 
     def took_over(self, name: str, publisher: StreamMember | None) -> None:
-        """Another publisher counts from now on, or the same one's clock begins anew; None: nobody's messages do."""
+        """Another publisher counts from now on, or the same one's clock begins anew; None: no publisher."""
 
     def message(self, name: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes) -> None:
         """A message was passed on."""
@@ -149,7 +149,7 @@ class Stream:
     def take_over(
         self, publisher: StreamMember | None, now: float, *, announce: bool = False, batched: bool = False
     ) -> None:
-        """Make `publisher` the one whose messages count; None: those of none.
+        """Make `publisher` the one whose messages count; None: no publisher.
 
         With `batched` they have been gathered by another server, see `StreamLog`. With `announce` the players who wait
         are told through the logs, so that it reaches each of them behind what it was told before.
@@ -346,7 +346,7 @@ class Stream:
         self.codecs.clear()
 
     def end(self, now: float) -> None:
-        """Tell the viewers, through the logs, that nobody publishes any more, and forget what was cached."""
+        """Tell the viewers, through the logs, that the stream has ended, and empty the caches."""
         with self._lock:
             for key, wire in list(self._wires.items()):
                 wire.end(self._last_timestamp or 0, now)

@@ -48,7 +48,7 @@ class KeptHeaders(Generic[_T]):
         self.size_bytes = 0
 
     def keep(self, key: object, size_bytes: int, value: _T) -> None:
-        """Keep a header instead of the one with the same `key`, which is out of date in any case."""
+        """Keep a header in place of the one with the same `key`, which is out of date."""
         before = self._kept.pop(key, None)
         self.size_bytes -= 0 if before is None else before[0]
         self._values = None
@@ -62,12 +62,12 @@ class KeptHeaders(Generic[_T]):
         self.size_bytes += size_bytes
 
     def items(self) -> list[tuple[object, int, _T]]:
-        """Return (key, octets of the payload, what is kept) of each, oldest first."""
+        """Return (key, octets of the payload, header) of each, oldest first."""
         return [(key, size, value) for key, (size, value) in self._kept.items()]
 
     @property
     def values(self) -> tuple[_T, ...]:
-        """What is kept, oldest first; the same tuple until a header comes."""
+        """The headers, oldest first; the same tuple until a header comes."""
         if self._values is None:
             self._values = tuple(value for _, value in self._kept.values())
         return self._values
@@ -81,7 +81,7 @@ class WireFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the log's key."""
+        """Name of the form in the log's key."""
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         """Return one message (RTMP type, ms, body) as it goes to the players' sockets; empty: not in this format."""
@@ -148,7 +148,9 @@ class WireLog:
         self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.log = StreamLog(f"{name}#{wire_format.name}", cache=cache)
-        self.headers: KeptHeaders[bytes] = KeptHeaders()  # of the publisher that counts; guarded by the stream's lock
+        self.headers: KeptHeaders[bytes] = (
+            KeptHeaders()
+        )  # headers of the present publisher; guarded by the stream's lock
         self._ahead: list[bytes] = []  # what goes before the next key frame too; guarded by the stream's lock
         self.fanouts: Fanouts = Fanouts(
             self.log,

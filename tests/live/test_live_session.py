@@ -352,7 +352,7 @@ def test_play_when_playing_already_is_refused(world):
 
 
 def test_frames_when_before_the_first_key_frame_are_held_back_for_a_while(monkeypatch):
-    """No player could decode them; after `LONGEST_KEY_INTERVAL_S` they pass: some encoders refresh without key frames."""
+    """No player could decode them; after `LONGEST_KEY_INTERVAL_S` they pass: encoders may refresh without them."""
     monkeypatch.setattr("flowctl.live.stream.LONGEST_KEY_INTERVAL_S", 5.0)
     world = World()
     publisher = world.publisher()

@@ -36,7 +36,7 @@ _HINT: Final = "one sha256:SALT:DIGEST [publish|play|edge] [app/stream] per line
 
 
 def make_key() -> str:
-    """Return a new key, which nobody can guess and any address can hold."""
+    """Return a new key, which cannot be guessed and which any address can hold."""
     return secrets.token_urlsafe(_KEY_BYTES)
 
 
@@ -64,7 +64,7 @@ def _digest(salt: bytes, key: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """What is stored of a key, and what it is for."""
+    """A key as its file has it: hashed, with what it allows."""
 
     salt: bytes = field(repr=False)
     digest: bytes = field(repr=False)

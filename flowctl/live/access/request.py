@@ -1,4 +1,4 @@
-"""What is asked of a server before somebody connects, publishes or plays, and what it answers: RTMP and HTTP alike."""
+"""Requests to connect, publish or play, over RTMP and HTTP alike, and the server's answers to them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Why(enum.Enum):
 
     @property
     def denies(self) -> bool:
-        """Whether it is not allowed; not that there is no such thing, or that nobody could say."""
+        """Whether access was denied; not that there is no such thing, or that the question could not be decided."""
         return self in {Why.UNAUTHORIZED, Why.FORBIDDEN}
 
 

@@ -1,4 +1,4 @@
-"""What the settings say about who may connect, publish and play: networks, keys, tokens, and which hooks are asked.
+"""The rules of access in the settings: networks, keys and tokens that may connect, publish and play, and the hooks.
 
 In this order, and all of them must allow: the networks that are denied, those that are allowed (where any are named),
 a proof where one is asked for (a key, a signed token or a web token: one of those that count is enough), and then the
@@ -33,7 +33,7 @@ _UNCHECKED: Final = Refusal("The server cannot check this proof.", Why.UNAVAILAB
 
 
 class Proof(enum.Enum):
-    """What somebody may bring to be let in."""
+    """Kinds of proof that let a client in."""
 
     KEY = "key"  #: a stream key whose hash is in the keys file
     TOKEN = "token"  # noqa: S105 - no password but a word: a signed token in the address
@@ -41,7 +41,7 @@ class Proof(enum.Enum):
 
 
 class HookFailure(enum.Enum):
-    """What happens when no HTTP hook could be asked: it is dead, slow, or answers nothing that is an answer."""
+    """What happens to a request when an HTTP hook fails: it is dead, slow, or its answer is not valid."""
 
     REFUSE = "refuse"
     ALLOW = "allow"
@@ -49,12 +49,12 @@ class HookFailure(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamAccess:
-    """Who may connect, publish and play."""
+    """The rules of access of a server, an application or a stream."""
 
     # what counts as a proof for publishers, one is enough; empty: none is asked for
     publish_auth: tuple[Proof, ...] = ()
     play_auth: tuple[Proof, ...] = ()  # the same for viewers
-    keys: KeyFile | None = None  # of the keys file. None: there is none.
+    keys: KeyFile | None = None  # contents of the keys file. None: there is none.
     token_secrets: SecretFile | None = None  # sign tokens. None: there are none.
     jwt_key: WebTokenKey | None = None  # looks at web tokens. None: there is none.
     leeway_s: float = 10.0  # how far the clocks of those who make tokens may be apart from ours, seconds
@@ -145,7 +145,7 @@ class StreamAccess:
         return bool(token) and key is not None and key.fault(token, "edge", request.stream, self.leeway_s) is None
 
     def _prove(self, proofs: tuple[Proof, ...], request: LiveRequest, now_s: float) -> Refusal | None:
-        """Return why none of the proofs is there; what is said is of the last one that somebody tried."""
+        """Return why no proof is valid; the reason is that of the last proof that the client gave."""
         said = ""
         unchecked = False
         for proof in proofs:

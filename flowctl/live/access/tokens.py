@@ -93,7 +93,7 @@ def read_secrets(path: Path) -> SecretFile:
 
 
 def read_private(path: Path, what: str) -> bytes:
-    """Return what is in a file that nobody but its owner may use."""
+    """Return the contents of a file that only its owner may use."""
     try:
         check_private(path)
         return path.read_bytes()

@@ -1,4 +1,4 @@
-"""Fair turns: of those who wait each key in turn, so that one who asks much waits for itself."""
+"""Fair turns: waiting questions have their turn key by key, so that a client that asks much delays itself alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class FairQueue(Generic[_T]):
-    """What waits, by key (pure): the oldest of the key that waits longest comes first."""
+    """Waiting items by key (pure): the oldest item of the key that waits longest comes first."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[_T]] = OrderedDict()
@@ -27,7 +27,7 @@ class FairQueue(Generic[_T]):
         self._queues.setdefault(key, deque()).append(item)
 
     def pop(self) -> _T:
-        """Return what is next; the following item of its key comes after those of the others."""
+        """Return the next item; the following item of its key comes after those of the other keys."""
         key, queue = self._queues.popitem(last=False)
         item = queue.popleft()
         if queue:
@@ -66,7 +66,7 @@ class Turns:
             self._waiting_count -= 1
 
     def release(self) -> None:
-        """Give a turn back: to the one whose turn is next."""
+        """Give a turn back; it passes to the next question that waits."""
         while self._queue:
             turn = self._queue.pop()
             if not turn.done():

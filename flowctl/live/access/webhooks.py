@@ -1,4 +1,4 @@
-"""HTTP hooks: a web server of the operator's is asked who may connect, publish and play, and told what is over.
+"""HTTP hooks: the operator's web server decides who may connect, publish and play, and is told when each has ended.
 
 How it works. Names, bodies and answers are those of SRS: a POST with a JSON object; status 200 with ``0`` or
 ``{"code": 0}`` allows. All of it runs on one loop of its own, on which httpx sends; a poll group's thread only puts a
@@ -67,7 +67,7 @@ _SERVICE_ID: Final = secrets.token_hex(4)
 
 
 class _NoAnswerError(Exception):
-    """What came is no answer; the text is for the log."""
+    """The hook gave no valid answer; the text is for the log."""
 
 
 class _News(NamedTuple):
@@ -126,7 +126,7 @@ class WebHooks:
         self._lock = threading.Lock()
         self._untold: dict[str, int] = {}  # news that wait, by address; guarded by _lock
         self._left_out = 0  # news that found no room since the last line about it; guarded by _lock
-        # Of the loop's thread:
+        # The rest belongs to the loop's thread:
         self._client: httpx.AsyncClient | None = None
         self._turns: Final = Turns(_QUESTIONS_AT_ONCE, _MOST_WAITING, _MOST_PER_ADDRESS)
         self._news: Final[list[asyncio.Queue[_News]]] = [asyncio.Queue() for _ in range(_TELLERS)]
@@ -203,7 +203,7 @@ class WebHooks:
     async def _ask_all(
         self, access: StreamAccess, action: str, urls: tuple[str, ...], body: bytes, until: float
     ) -> Refusal | None:
-        """Ask all at once, so that one that hangs does not hide the word of another; give the turn back."""
+        """Ask all hooks at once, so that one that hangs does not hide the answer of another; give the turn back."""
         try:
             asked = [self._ask_one(access, action, url, body, until) for url in urls]
             found = [refusal for refusal in await asyncio.gather(*asked) if refusal is not None]
@@ -234,7 +234,7 @@ class WebHooks:
         except TimeoutError as error:
             raise _NoAnswerError("no answer in time") from error
         except Exception as error:
-            # Of any library below; its text may quote the address or the answer.
+            # It may be an error of any library below, whose text may quote the address or the answer.
             raise _NoAnswerError(type(error).__name__) from error
         if not plain or len(read) > _MOST_ANSWER_BYTES:
             raise _NoAnswerError("a compressed answer" if not plain else f"more than {_MOST_ANSWER_BYTES} bytes")
@@ -260,7 +260,7 @@ class WebHooks:
     # -- news
 
     def tell(self, access: StreamAccess, request: LiveRequest, **more: Any) -> None:
-        """Tell the hooks of `access` that what was let in is over; what they answer is of no account."""
+        """Tell the hooks of `access` that a connection, publication or play has ended; their answer is ignored."""
         key = address_key(request.peer[0])
         with self._lock:
             waiting = self._untold.get(key, 0)

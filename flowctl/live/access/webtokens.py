@@ -1,4 +1,4 @@
-"""JSON web tokens (RFC 7519), looked at by PyJWT: one algorithm, the one of the setting, and a token must expire.
+"""JSON web tokens (RFC 7519), checked by PyJWT: only the algorithm of the setting, and a token must expire.
 
 Claims: ``exp`` (seconds since 1970), ``actions`` (``"publish"``, ``"play"``, or a list of them) and ``streams`` (a
 pattern of ``app/stream``, or a list); ``nbf`` and ``iat`` are held to where they are there.
@@ -55,7 +55,7 @@ class WebTokenKey:
         return None
 
     def subject(self, token: str, leeway_s: float) -> str | None:
-        """Return whom a valid token says it is for (``sub``). None: it is not valid, or does not say."""
+        """Return the subject (``sub``) of a valid token. None: it is not valid, or has none."""
         try:
             found = self._claims(token, leeway_s).get("sub") if len(token) <= _MOST_CHARS else None
         except Exception:  # noqa: BLE001 - as above

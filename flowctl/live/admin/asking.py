@@ -1,4 +1,4 @@
-"""Asks the one table of operations on behalf of HTTP: on threads of its own, so many at a time."""
+"""Carries out operations for HTTP, from the one table of them: on threads of its own, a limited number at a time."""
 
 from __future__ import annotations
 

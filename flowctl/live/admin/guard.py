@@ -1,4 +1,4 @@
-"""What stands before the application: who calls, from where, with how much, and for how long.
+"""The guard before the application: it checks the caller, its address, the size of a request and the time it takes.
 
 A page of another site that its visitor's browser opens can send requests to this surface (CSRF), and with a name of its
 own that it has resolve to this machine it could read the answers too (DNS rebinding). So without tokens the Host has to
@@ -114,7 +114,7 @@ class Tokens:
 
 
 def digest_of(token: str) -> bytes:
-    """Return what is kept of a token: it tells tokens apart, and not what they are."""
+    """Return the digest that is kept of a token: it tells tokens apart without showing them."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -187,7 +187,7 @@ def _token(headers: dict[bytes, bytes]) -> str:
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """Return the headers by name; one that comes twice where only one makes sense is refused."""
+    """Return the headers by name; a request that repeats a header which may come only once is refused."""
     size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
     if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES:
         # Uvicorn sees to that only where a head comes in several pieces.

@@ -61,7 +61,7 @@ class Metrics(Collector):
         self._registry: Final = CollectorRegistry()
         self._parts: list[Json] = []
         self._last: dict[int, tuple[int, Counts]] = {}  # process and its counts, by worker
-        self._gone: Final[Counts] = Counter()  # of processes that have ended
+        self._gone: Final[Counts] = Counter()  # counts of processes that have ended
         self._registry.register(self)
 
     def text(self, said: Json) -> bytes:

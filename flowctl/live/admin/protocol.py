@@ -1,4 +1,4 @@
-"""Uvicorn as the admin surface runs it: who has a place, what is read ahead and kept, and how much of a core it takes.
+"""Uvicorn as the admin surface runs it, with limits on connections, on what is read ahead, and on its share of a core.
 
 A stranger needs no token to connect, so what one may hold is bounded here. Those who have shown no token have few
 places, of which the oldest is given up for the next connection: whatever they hold, an operator's connection is taken,
@@ -47,7 +47,7 @@ _MOST_REST_S: Final = 0.1
 
 
 class _Reading(FlowControl):
-    """Does not go on to read while a request waits behind the one that is answered.
+    """Flow control that reads no further while a request waits behind the one that is being answered.
 
     Uvicorn does for each request whose application asks whether its peer is there still: a thousand requests of one
     read would have a thousand more reads kept.
@@ -81,18 +81,18 @@ class _Timed(H11Protocol):
 
     @property
     def caller(self) -> str:
-        """Who has shown a token here, as `Guard` names them; empty: a stranger."""
+        """The caller whose token was shown on this connection, as `Guard` names it; empty: a stranger."""
         cycle: Any = self.cycle  # None at first, whatever its type says
         state = {} if cycle is None else cycle.scope["state"]
         return str(state["caller"]) if state.get("permission", Permission.NONE) > Permission.NONE else ""
 
     @property
     def holder(self) -> str:
-        """Whose it is: a caller's, or of the strangers of an address."""
+        """The owner of the connection: its caller, or the address of a stranger."""
         return self.caller or self.place
 
     def _make_room(self) -> None:
-        """Give up a connection of a holder of the most if there are too many: one that was heard, or the oldest."""
+        """Close a connection of the holder of most if there are too many: one that sent a request, or the oldest."""
         there = [item for item in self.connections if isinstance(item, _Timed) and not item.gone]
         strangers = [item for item in there if not item.caller]
         neighbours = [item for item in strangers if item.place == self.place]
@@ -106,7 +106,7 @@ class _Timed(H11Protocol):
         min(there, key=lambda item: (-held[item.holder], item.cycle is None, item.since)).cut()
 
     def cut(self) -> None:
-        """Close at once: what is not sent yet is not waited for."""
+        """Close at once, without waiting for unsent bytes."""
         self.gone = True
         self.transport.abort()
 
@@ -139,7 +139,7 @@ class _Timed(H11Protocol):
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        """See whether the peer goes on taking what is sent."""
+        """Begin to check whether the peer still takes the answer."""
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
         self._stall = self.loop.call_later(SEND_S, self._look_stalled)

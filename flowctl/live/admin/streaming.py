@@ -38,7 +38,7 @@ _ASKED: Final = 500
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Listener:
-    """One that listens: who that is, what waits for it, how much it has lost, and whether it may hear of changes."""
+    """A listener: its caller, the events that wait for it, how many it has lost, and whether it may get changes."""
 
     caller: str
     changes: bool
@@ -58,7 +58,7 @@ class _Listener:
 
 
 class EventStreams:
-    """All who listen to events."""
+    """The listeners to events of a server."""
 
     def __init__(self, asking: OperationAsker) -> None:
         self._asking: Final = asking
@@ -90,7 +90,7 @@ class EventStreams:
     # -- reading
 
     async def _read(self) -> None:
-        """Ask for events while anybody listens."""
+        """Ask for events while there are listeners."""
         while self._listeners:
             try:
                 await self._read_events()
@@ -194,7 +194,7 @@ async def _await_disconnect(receive: Receive, then: Callable[[], None]) -> None:
 
 
 def _lost_event(count: int | None, why: str) -> bytes:
-    """Return the event, without an id, that tells that some were lost; None: nobody knows how many."""
+    """Return the event, without an id, that tells how many events were lost; None: their number is not known."""
     return f"event: lost\ndata: {json.dumps({'count': count, 'why': why})}\n\n".encode()
 
 

@@ -43,7 +43,7 @@ _RETRY_S: Final = 10.0
 
 
 def steady_s() -> float:
-    """Return seconds that nobody can set, sleep of the machine included where the system says so."""
+    """Return seconds of a clock that cannot be set; it counts sleep of the machine where the system does."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
@@ -95,7 +95,7 @@ class BanBook:
         return BanList([*words_in_force, *file][:MOST_BANS])
 
     def replace_file_bans(self, bans: BanList) -> int:
-        """Take what the ban file says, in place of what it said before; return how much of it commands have lifted."""
+        """Replace the bans of the ban file; return how many of the new ones commands have lifted."""
         self._of_file = bans
         return sum(map(self._is_lifted, bans.bans))
 
@@ -125,7 +125,7 @@ class BanBook:
         return self._spread_words(words)
 
     def lift(self, cidr: str, there: Iterable[Ban], source: str) -> tuple[list[Ban], Word]:
-        """Let a network in again; return what was in force for it (of `there`, all that is), and what was said."""
+        """Lift the bans of a network; return those that were in force (`there` has all that are), and the lifting."""
         self.follow_clock()
         now = self._wall()
         there = [ban for ban in there if ban.lasts(now)]
@@ -164,7 +164,7 @@ class BanBook:
     # -- clocks and the store
 
     def follow_clock(self) -> bool:
-        """Follow the clock, forget what is over, write what could not be written; return whether the clock was set."""
+        """Follow the clock, forget bans that have ended, retry a failed write; return whether the clock was set."""
         apart_s = self._wall() - self._steady()
         step_s, self._apart_s = apart_s - self._apart_s, apart_s
         was_set = abs(step_s) >= STEP_S
@@ -209,7 +209,7 @@ class BanBook:
         return moved
 
     def _follow_set_back(self) -> None:
-        """Move the ends of what was said here before the clock was set back; again once the server has its name."""
+        """Move the ends of bans from before the clock was set back; again once the server has its name."""
         if self._set_back_s:
             _log.warning(
                 "the clock was set back while the server did not run, bans last as long as they had left",
@@ -233,7 +233,7 @@ class BanBook:
         _log.info("ban store read", file=str(store.path), bans=bans, ended_meanwhile=ended)
 
     def _flush(self, *, anew: bool = False) -> None:
-        """Have the store say what has changed, or all of it; note and tell whether that was done."""
+        """Write the changes to the store, or everything; note and log whether that was done."""
         store = self._store
         if store is None:
             self.words.touched.clear()

@@ -51,7 +51,7 @@ forgotten: what it tries again counts once more."""
 
 
 class Spared:
-    """Who is never punished."""
+    """Addresses and networks that are never punished."""
 
     def __init__(self, networks: Iterable[Network], *others: Container[str]) -> None:
         self._networks: Final = tuple(networks)
@@ -66,14 +66,16 @@ class Spared:
 
 
 class _Part:
-    """What one connection did: its own buckets, so that it is known who of an address is guilty."""
+    """The part of one connection: its own buckets, which show which connections of an address are guilty."""
 
     __slots__ = ("buckets", "commands", "control", "usual")
 
     def __init__(self) -> None:
         self.commands = self.control = 0  # counted so far
-        self.buckets: dict[Offence, TokenBucket] = {}  # of an address's allowance, as if it were this one's alone
-        self.usual: dict[Offence, TokenBucket] = {}  # of what counts for nobody
+        self.buckets: dict[
+            Offence, TokenBucket
+        ] = {}  # the allowance of an address, as if it were this connection's alone
+        self.usual: dict[Offence, TokenBucket] = {}  # rates that are never charged
 
     def beyond_usual(self, offence: Offence, amount: float, now: float) -> float:
         usual = USUAL[offence]
@@ -84,7 +86,7 @@ class _Part:
 
 
 class _Tried:
-    """What each address has tried and was not allowed, each thing once: who tries the same again does not guess."""
+    """Tries of each address that were refused, each different one once: to try the same again is not guessing."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s: Final = period_s
@@ -134,7 +136,9 @@ class PenaltyWatch(Observer):
         self._parts: dict[int, _Part] = {}  # by number of the connection; guarded by _lock
         refused = penalties.allowances.get(Offence.REFUSED)
         self._tried: Final = _Tried(FIRST_PENALTY_S if refused is None else refused.period_s)  # guarded by _lock
-        self._offenders: OrderedDict[str, None] = OrderedDict()  # of whom the last end was one; guarded by _lock
+        self._offenders: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # addresses whose last connection offended; guarded by _lock
         self._overflows: deque[Overflow] = deque()  # guarded by _lock
 
     # -- what is told
@@ -168,7 +172,7 @@ class PenaltyWatch(Observer):
             self._charge(connection, Offence.LIMITS, points, now, limit)
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
-        """Count what it did since it was looked at last, and a connection that came to nothing."""
+        """Count the connection's actions since the last look, and whether it ended without having been let in."""
         del details, limit
         now = self._clock()
         self._count(connection, now, last=True)

@@ -1,4 +1,4 @@
-"""What was said of networks, in an SQLite file: it outlives the server, also one that is killed while it writes.
+"""Bans and liftings in an SQLite file, which outlives the server, even one that is killed while it writes.
 
 One transaction for each change, in a write-ahead log that is synced: after a crash the file has all of a change or
 nothing of it. One process has the file at a time (an exclusive lock, which the kernel takes back from a process that
@@ -91,7 +91,7 @@ class BanStore:
             self._database.execute("UPDATE clock SET seen = ?", (seen,))
 
     def whole(self) -> bool:
-        """Return whether file and log are where and what they were after the last change; some calls of ``stat``."""
+        """Return whether file and log are unchanged since the last write; some calls of ``stat``."""
         return bool(self._left) and self._look() == self._left
 
     def close(self) -> None:

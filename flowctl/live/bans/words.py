@@ -1,4 +1,4 @@
-"""What was said of networks and limits, by which server and when (pure): a map that any two servers merge.
+"""Words on networks and limits, with their server and time (pure): a map that any two servers merge.
 
 Theory of operation. A word is a ban or a limit of a network, the lifting of all bans of a network, or the limits of the
 servers. Each has a stamp, and for each place the word with the greatest stamp stays: a server has a place of its own
@@ -52,7 +52,7 @@ _MOST_MS: Final = 2**53
 
 
 class WordKind(enum.Enum):
-    """What a word says."""
+    """Kinds of words."""
 
     BAN = "ban"
     LIMIT = "limit"
@@ -61,7 +61,7 @@ class WordKind(enum.Enum):
 
 
 class Stamp(NamedTuple):
-    """When a word was said, and by whom; later ones are greater."""
+    """Time and server of a word; later stamps are greater."""
 
     ms: int  #: since the epoch, by the latest wall clock that its giver knew of
     counter: int  #: tells those of the same `ms` apart
@@ -79,7 +79,7 @@ class Word:
     kind: WordKind
     key: str  # network, in its canonical form; "" of the limits
     stamp: Stamp
-    # as JSON has it: the ban, who lifted it and until when it would have lasted, or the limits
+    # the JSON object: the ban, who lifted it and until when it would have lasted, or the limits
     value: Mapping[str, Any]
     ban: Ban | None = field(init=False, compare=False)  # that it is. None: it is none.
     # when the ban ends, or the longest ban that was lifted would have, seconds since the epoch
@@ -138,7 +138,7 @@ class Word:
         return json.dumps([self.kind.value, self.key, *self.stamp, self.value], sort_keys=True, separators=(",", ":"))
 
     def detail(self) -> dict[str, Any]:
-        """Return what it says of a network, as JSON has it: the ban, or which is lifted and by whom."""
+        """Return the word in the form of the API: the ban, or the network that was lifted and by whom."""
         return {"cidr": self.key, "source": self.value.get("source", "")} if self.ban is None else self.ban.as_dict()
 
     @property
@@ -151,7 +151,7 @@ class Word:
         return self.stamp.ms / 1000 + MEMORY_S if self.kind is WordKind.LIFT else self.ends_s
 
     def is_after(self, other: Word) -> bool:
-        """Return whether it is the one that stays of two of a place.
+        """Return whether this word replaces another one of the same place.
 
         Two of one stamp are the work of a server that lost its memory; then any order does that is the same everywhere.
         """
@@ -194,7 +194,7 @@ class Words:
         return Stamp(*self._last, self.node)
 
     def merge(self, words: Iterable[Word], now_s: float) -> list[Word]:
-        """Enter what is later than what is here; return what was entered."""
+        """Enter the words that are later than those here; return them."""
         entered = []
         for word in words:
             self._last = max(self._last, word.stamp[:2])

@@ -1,4 +1,4 @@
-"""What a server is told of its fleet: a TOML file, the same for all members but for its first lines."""
+"""The file of a fleet: TOML, the same for all members but for its first lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server as a member of its fleet: tells the others what is said here, and takes what they say.
+"""A server as a member of its fleet: sends its words to the others, and enters theirs.
 
 Theory of operation. What is said at a member goes to all others at once. That alone would do, if nothing were ever lost
 and no member were ever away. So each member also sends all others the sums of its words every
@@ -60,7 +60,7 @@ _REST_S: Final = 0.004
 
 @dataclass(slots=True)
 class Other:
-    """What is known of another member."""
+    """The state of another member."""
 
     connection: int = 0  # to it, of the messenger
     heard_at: float | None = None  # when it was heard of last, monotonic seconds. None: not in this life.
@@ -71,7 +71,7 @@ class Other:
 
 
 class Gossip:
-    """What a member tells the others, and does with what they tell; no sockets here."""
+    """The messages between members and their effects; no sockets here."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Gossip:
         self._send(name, json.dumps(said))
 
     def received(self, sender: str, octets: bytes) -> None:
-        """Take a message of another member; one that cannot be read is counted, and changes nothing."""
+        """Enter the words of a message; a message that cannot be read is counted, and changes nothing."""
         other = self.others.get(sender)
         if other is None:
             self.strangers += 1
@@ -250,7 +250,7 @@ class Member:
         self._gossip.received(sender, octets)
 
     def _send(self, name: str, said: str) -> None:
-        """Send a message, or do without: what is in it is found by comparing."""
+        """Send a message; one that is lost is made good by the next comparison."""
         with suppress(BusyError, ClosedError):
             self._messenger.send_message(self._gossip.others[name].connection, said, deadline=_PASSING_S)
 

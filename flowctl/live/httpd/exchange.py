@@ -68,7 +68,7 @@ SERVER: Final = "flowctl"
 class Request:
     method: str  # in capitals, GET, HEAD or OPTIONS
     path: str
-    raw_query: str  # as it came, without the question mark
+    raw_query: str  # the query as it came, without the question mark
     headers: tuple[tuple[bytes, bytes], ...]
     version: str = "1.1"
     live: LiveRequest | None = None  # what is asked of the gate. None: the path belongs to no stream.
@@ -122,7 +122,7 @@ class Handler(Protocol):
 
 
 class Routes:
-    """Who answers which path, by the end of its name."""
+    """Handlers of paths, by the suffix of the path."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers: Final = dict(handlers)

@@ -73,7 +73,7 @@ class _AskedOverHttp(NamedTuple):
 
 
 def _basic(text: str) -> tuple[str | None, str | None]:
-    """Return user and password of what stands behind ``Basic`` in an Authorization header. None: it is none."""
+    """Return user and password of the text behind ``Basic`` in an Authorization header. None: it is not valid."""
     try:
         user, colon, password = base64.b64decode(text.strip(), validate=True).decode("utf-8").partition(":")
     except ValueError:
@@ -82,7 +82,7 @@ def _basic(text: str) -> tuple[str | None, str | None]:
 
 
 class Phase(enum.Enum):
-    """What a connection is at."""
+    """Phases of a connection."""
 
     IDLE = "idle"  #: nothing of the next request has come
     READING = "reading"  #: a part of a request has come
@@ -108,8 +108,8 @@ class HttpSession(ViewerSession):
         self._limits: Final = limits
         self._origins: Final = origins
         self._http: h11.Connection | None = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
-        self._head: h11.Request | None = None  # of the request whose body is read
-        self._body_bytes = 0  # of it, so far
+        self._head: h11.Request | None = None  # head of the request whose body is read
+        self._body_bytes = 0  # size of that body so far
         self._requests = 0
         self._answers = self._answer_bytes = 0  # that may wait for the client
         self._exchange: Exchange | None = None  # that is being answered
@@ -121,7 +121,7 @@ class HttpSession(ViewerSession):
         self._advancing = False
         self._half_closed = False  # the client has ended its side; h11 has requests that came before
         self._due: float | None = None  # when it has to be there
-        self._rate: InputRate | None = None  # of WebSocket frames
+        self._rate: InputRate | None = None  # rate of WebSocket frames
         self._ping_due: float | None = None  # when a WebSocket player is asked whether it is there
         self._pinged = False  # it was, and nothing has come since
 
@@ -177,13 +177,13 @@ class HttpSession(ViewerSession):
         return len(data) if result is DONE else result.consumed_bytes
 
     def ask_to_reconnect(self) -> None:
-        """Take no more requests than the one that has begun, if any; a play goes on."""
+        """Accept no request after the one that has begun, if any; a play goes on."""
         self._requests = self._limits.requests
         if self._phase is Phase.IDLE:
             self._leave("the server is going down", CloseReason.SHUTDOWN)
 
     def peer_ended(self) -> bool:
-        """Answer what has come whole, and leave; who ends its side while it plays has left, as others see it."""
+        """Answer the requests that are complete, and leave; a player that closes its side has left."""
         if self._playing is not None:
             return False
         self._half_closed = True
@@ -273,7 +273,7 @@ class HttpSession(ViewerSession):
     # -- what is wrong with a request
 
     def _malformed(self, error: h11.RemoteProtocolError) -> None:
-        """Answer what is no request, or longer than one may be."""
+        """Answer input that is not a valid request, or longer than one may be."""
         if error.error_status_hint == 431:
             whole_line = self._http is not None and b"\n" in self._http.trailing_data[0]
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if whole_line else HTTPStatus.REQUEST_URI_TOO_LONG
@@ -291,7 +291,7 @@ class HttpSession(ViewerSession):
         self._refuse_all(status, str(error), reason)
 
     def _refuse_all(self, status: int, why: str, reason: CloseReason) -> None:
-        """Answer, and end the connection: what comes behind cannot be made sense of."""
+        """Answer, and end the connection: the input behind cannot be parsed."""
         exchange, self._exchange = self._exchange, None
         if exchange is None:  # else it was answered, or is about to be
             request = Request(method="GET", path="/", raw_query="", headers=())
@@ -370,7 +370,7 @@ class HttpSession(ViewerSession):
 
     def _serve(self, head: h11.Request) -> None:
         target = head.target.decode("ascii")
-        if "://" in target.partition("?")[0]:  # as proxies are asked
+        if "://" in target.partition("?")[0]:  # a whole address, the form of requests to proxies
             target = "/" + target.partition("://")[2].partition("/")[2]
         raw_path, _, raw_query = target.partition("?")
         request = Request(
@@ -473,7 +473,7 @@ class HttpSession(ViewerSession):
         handler.handle(exchange)
 
     def _say_no(self, exchange: Exchange, refusal: Refusal, by: str) -> None:
-        """Refuse a play, and log it; `by`: who forbids it, for records."""
+        """Refuse a play, and log it; `by`: the rule or hook that forbids it, for records."""
         live = exchange.request.live
         self.refusal = refusal_word(refusal.why, by)
         if live is not None:
@@ -650,7 +650,7 @@ class HttpSession(ViewerSession):
         self._ping_due = now + after_s if after_s else None
 
     def _ping(self, now: float) -> None:
-        """Ask a silent player whether it is there, or end what was asked and has not answered."""
+        """Ping a silent player, or end one that has not answered the last ping."""
         flv, limits, connection = self._flv, self._config.rtmp.limits, self.connection
         if flv is None or flv.websocket is None or self._phase is not Phase.PLAYING:
             self._ping_due = None

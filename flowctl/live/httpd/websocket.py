@@ -25,7 +25,7 @@ _KEY_BYTES: Final = 16
 
 
 class ReceivedFrames(NamedTuple):
-    """What a piece of input of a player came to."""
+    """The result of a piece of a player's input."""
 
     reply: bytes
     frames: int  # that have come, whole or in part

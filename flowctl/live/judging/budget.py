@@ -39,7 +39,7 @@ _LOW_SHARE: Final = 0.8
 
 
 class BudgetAction(enum.Enum):
-    """What is done to a viewer whose queue has to give way: THIN it to a key frame, or CLOSE its connection."""
+    """How a viewer's queue gives way: THIN it to a key frame, or CLOSE its connection."""
 
     THIN = "thin"
     CLOSE = "close"
@@ -47,7 +47,7 @@ class BudgetAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one viewer keeps from being freed."""
+    """Memory that one viewer keeps from being freed."""
 
     key: Hashable
     log: Hashable | None
@@ -57,7 +57,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is held altogether."""
+    """Memory held for all viewers."""
 
     shared_bytes: int = 0
     own_bytes: int = 0
@@ -183,12 +183,12 @@ def _low_mark(limit_bytes: int) -> int:
 
 
 class MemoryBudget:
-    """Watches what is held and says which viewers give way. One thread looks; any thread may set the limit."""
+    """Keeps the memory held within a limit: chooses viewers to give way. One thread judges; any may set the limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._figures = BudgetStatistics()  # but for the limit; replaced as a whole, by the thread that looks
-        self._thinned_at: dict[Hashable, float] = {}  # of the present episode
+        self._thinned_at: dict[Hashable, float] = {}  # when viewers were thinned in the present episode
 
     def statistics(self) -> BudgetStatistics:
         limit_bytes = self._limit_bytes
@@ -232,7 +232,7 @@ class MemoryBudget:
         return [victim for item, freed in chosen if (victim := self._sentence(item, freed, held, now)) is not None]
 
     def _sentence(self, item: Holding, freed: int, held: Held, now: float) -> Victim | None:
-        """Decide between thinning and closing; None for one that was told to thin just now."""
+        """Decide between thinning and closing; None for a viewer that was told to thin just now."""
         thinned_at = self._thinned_at.get(item.key)
         if thinned_at is not None and now - thinned_at < _SETTLE_S:
             return None

@@ -60,7 +60,7 @@ _FORGOTTEN_REST: Final = 0.05
 
 
 class Offence(enum.Enum):
-    """What is counted.
+    """Kinds of offences that are counted.
 
     CONNECTIONS: those that end without having been let in, those of the same address that come too fast, and guesses
     over HTTP.
@@ -82,7 +82,7 @@ MILD: Final = frozenset({Offence.CONNECTIONS})
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """So many in so long: a token bucket of `count`, which is full again after `period_s`."""
+    """A rate as a token bucket of `count`, which is full again after `period_s`."""
 
     count: float
     period_s: float
@@ -121,7 +121,7 @@ class PenaltyLimits:
 
     connections: Allowance = field(default=Allowance(2000, 100))
     refused: Allowance = field(default=Allowance(600, 300))
-    # of RTMP, of all connections together, beyond what is usual of each
+    # messages of RTMP, of all connections together, beyond the usual rate of each
     commands: Allowance = field(default=Allowance(6000, 120))
     control: Allowance = field(default=Allowance(24_000, 120))
     limits: Allowance = field(default=Allowance(600, 600))
@@ -138,7 +138,7 @@ class Overflow(NamedTuple):
     offence: Offence  # the kind that the bucket counts
     repeats: int  # overflows so far, those that are forgotten left out; 1 for the first
     evidence: Mapping[str, float]  # what the address has done since the overflow before, by name
-    allowance: str  # of the bucket, in words
+    allowance: str  # the bucket's allowance, in words
     wide: bool  # whether it is a network of several addresses
 
 
@@ -169,7 +169,7 @@ def length_of(repeats: int) -> float:
 
 @dataclass(slots=True)
 class _Record:
-    """What one address or network has done."""
+    """The offences of one address or network."""
 
     at: float  # when repeats were true
     serves_until: float  # a penalty
@@ -273,7 +273,7 @@ class Penalties:
 
 
 def networks_of(address: str) -> tuple[str, str] | None:
-    """Return what counts as one address, and its network, as ban lists write them. None: it is no address."""
+    """Return the unit that counts as one address, and its network, as ban lists write them. None: it is no address."""
     addresses = meanings(address)
     if not addresses:
         return None

@@ -81,7 +81,7 @@ class ShareSettings:
 
 
 def is_worth_telling(shares: ViewerShares, told: ViewerShares | None, settings: ShareSettings) -> bool:
-    """Return whether a subscriber is to be told of `shares`; `told`: what it was told last, None: nothing yet."""
+    """Return whether a subscriber is to be told of `shares`; `told`: the shares it was told last, None: none yet."""
     if told is None:
         return shares.viewers > 0
     waited_s = shares.at - told.at

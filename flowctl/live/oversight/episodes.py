@@ -27,7 +27,7 @@ _log: Final = structlog.get_logger("flowctl.live")
 
 @dataclass(slots=True, eq=False)
 class Episode:
-    """Log of one viewer's troubles."""
+    """The log of one viewer's episodes of trouble."""
 
     fields: dict[str, Any]  # those of each line
     why: Callable[[], str]
@@ -137,7 +137,7 @@ class Episode:
         )
 
     def _share_fields(self) -> dict[str, Any]:
-        """Return what is said of shares and returns to live, where there were any."""
+        """Return the fields of shares and returns to live, where there were any."""
         more = dict(self._shares)
         if self._returns:
             more |= {"returns_to_live": self._returns, "delay_removed_s": round(self._removed_ms / 1000, 1)}

@@ -58,7 +58,7 @@ _LINES_PER_LOOK: Final = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OversightStatistics:
-    """A snapshot of what the looks have found."""
+    """A snapshot of the results of the looks."""
 
     budget: BudgetStatistics  # memory held for slow viewers, and who gave way
     held_by_stream: dict[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class OversightStatistics:
 
 
 class _LaggingViewer(NamedTuple):
-    """A viewer that lags. It names no place in the log, which it would hold until the look has ended."""
+    """A slow viewer. It has no entry of the log, which it would keep from being freed until the look has ended."""
 
     stream: Stream
     log: StreamLog
@@ -76,7 +76,7 @@ class _LaggingViewer(NamedTuple):
     state: SendState
     picture_share: float
     delay_ms: float  # how far behind it was at its last sample
-    behind_bytes: int  # of the log, from its place on, overhead and the log's headers included
+    behind_bytes: int  # bytes of the log from its place on, overhead and the log's headers included
     own_bytes: int  # queued for it alone, overhead included
 
 

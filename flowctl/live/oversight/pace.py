@@ -44,13 +44,13 @@ class RestingPace:
 class CpuShare:
     """Keeps what threads of observers use within a share of what the whole process uses (pure)."""
 
-    share: float  # of the processor time of the process, 0 to 1
+    share: float  # share of the processor time of the process, 0 to 1
     least: float  # share of a core that is allowed in any case
     credit_s: float  # for how long what was not used is saved up
     debt_s: float = 0.0  # processor time that was used beyond what was allowed, in seconds; below 0: saved up
 
     def rest_s(self, used_s: float, process_s: float, wall_s: float) -> float:
-        """Enter what was used since the last call, and return how long to rest before there is more, in seconds."""
+        """Enter the time used since the last call; return the seconds to rest before the share allows more."""
         allowed_s = max(self.share * process_s, self.least * wall_s)
         per_s = allowed_s / wall_s if wall_s > 0 else self.least
         self.debt_s = max(self.debt_s + used_s - allowed_s, -self.credit_s * per_s)

@@ -32,7 +32,7 @@ _log: Final = structlog.get_logger("flowctl.relay")
 
 
 class PushChunks(RtmpChunks):
-    """RTMP chunks of a publisher: metadata is set, and there is no word for beginning and end of a stream."""
+    """RTMP chunks of a publisher: metadata is set, and no message marks beginning and end of a stream."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ class PushSession(ViewerSession):
     # -- inner steps
 
     def masked(self, text: str) -> str:
-        """Return what may be shown: names of streams at other servers are keys."""
+        """Return a text with the names of streams masked: at other servers they are keys."""
         return self._url.masked(text, self._url.stream, self._url.instance)
 
     def _take(self, event: ClientEvent) -> None:

@@ -1,4 +1,4 @@
-"""The relays of one live server: what it pushes to others, and what it pulls from them; a companion of the server.
+"""The relays of one live server: streams pushed to others, and streams pulled from them; a companion of the server.
 
 How it works. An observer tells when a client begins to publish; each rule of `relay_push` that fits gets a `Push`. It
 connects, publishes there, and tries again, later each time, for as long as the stream is published here. What is pulled
@@ -255,7 +255,7 @@ class Relays:
                 self._following.found(name, _source(rule, name))
 
     def _pull_missing(self) -> None:
-        """Follow what has viewers and lost its publisher here."""
+        """Follow streams that have viewers and have lost their publisher here."""
         if self._stopped:
             return
         followed = self._following.statistics()
@@ -272,7 +272,7 @@ def _source(rule: RelayRule, name: str) -> Source:
 
 
 class _PublisherWatch(Observer):
-    """Tells relays who publishes."""
+    """Tells relays of new publishers."""
 
     def __init__(self, relays: Relays) -> None:
         self._relays = relays

@@ -85,7 +85,7 @@ class Reload:
         self._also: Final = also
         self._poll_s: Final = poll_s
         self._on_error = on_error
-        # Of all that wakes a thread only this may be used in a signal handler: its `put` takes no lock of Python's.
+        # The only way to wake a thread that is safe in a signal handler: its `put` takes no lock of Python's.
         self._requests: Final[queue.SimpleQueue[_Request | _Job]] = queue.SimpleQueue()
         self._looked_at = time.monotonic()  # the thread's only, once it runs
         self._lock: Final = OwnedLock()
@@ -121,7 +121,7 @@ class Reload:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer, and do nothing more; idempotent."""
+        """Stop watching the files, and run no more jobs; idempotent."""
         with self._lock:
             thread, self._thread, self._stopped = self._thread, None, True
         if thread is not None and thread is not threading.current_thread():
@@ -136,7 +136,7 @@ class Reload:
         self._requests.put(_Request.READ_ALL)
 
     def run_job(self, job: Callable[[], _T], timeout_s: float = DO_S) -> _T:
-        """Run `job` on the thread of the files, after what was asked for before, and return what it returns.
+        """Run `job` on the thread of the files, after earlier jobs, and return its result.
 
         Any thread but those of the poll groups, which others would wait for.
         """
@@ -146,7 +146,7 @@ class Reload:
         self.start()
         self._requests.put((job, outcome))
         with self._lock:
-            if self._stopped and self._thread is None:  # stopped meanwhile: perhaps nobody will look at it
+            if self._stopped and self._thread is None:  # stopped meanwhile: perhaps the thread will never get to it
                 outcome.cancel()
         try:
             return outcome.result(timeout_s)
@@ -166,7 +166,7 @@ class Reload:
         def run() -> None:
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 - nobody waits for it
+            except Exception as error:  # noqa: BLE001 - no caller waits for it
                 if self._on_error is not None:
                     self._on_error("a job on the thread of the files", error)
 

@@ -1,4 +1,4 @@
-"""One file that is looked at again and again: whether it changed, and what it says now.
+"""A file that is watched for changes of its contents.
 
 A look costs one ``stat`` as long as nothing changed. A file that changed is read (never more than its limit of bytes)
 and, if its contents are others than those read last, parsed. What cannot be read or parsed changes nothing: the last
@@ -50,7 +50,7 @@ class FileStatus:
 
 
 class WatchedFile:
-    """A file, and who takes what it says. One thread at a time; `status` may be read by any."""
+    """A watched file, and the function that takes its contents. One thread at a time; `status` may be read by any."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class WatchedFile:
         self._most_bytes: Final = most_bytes
         self._wall = wall
         self._last_look: _Look | None = None  # what `stat` said before the last reading. None: read in any case
-        self._digest = b""  # of the contents that were read last
+        self._digest = b""  # digest of the contents that were read last
         self._taken = False  # whether it ever said anything that is in force
         self._blank: _Look | None = None  # what `stat` said of a file that turned up empty and is not taken yet
         self.status = FileStatus(path=str(path))  # how it stands; replaced as a whole
 
     def read(self) -> bool:
-        """Look at the file, and hand on what it says if that is new; return whether it was taken."""
+        """Look at the file, and pass on its contents if they are new; return whether they were taken."""
         try:
             data = self._changed_contents()
         except OSError as error:
@@ -106,7 +106,7 @@ class WatchedFile:
         self.status = replace(self.status, there=True)
 
     def forget_contents(self) -> None:
-        """Count what it says as news at the next reading: files that it names may have changed."""
+        """Count the contents as new at the next reading: files that they name may have changed."""
         self._last_look, self._digest = None, b""
 
     def _changed_contents(self) -> bytes | None:

@@ -40,7 +40,7 @@ class FileTimeline:
     __slots__ = ("_broken", "_headers", "_headers_bytes", "_last_ms", "_seen", "_video", "codecs")
 
     def __init__(self) -> None:
-        self.codecs: dict[str, str] = {}  # of the tracks that have shown themselves, by kind
+        self.codecs: dict[str, str] = {}  # codecs of the tracks so far, by kind
         self.restart()
 
     def restart(self) -> None:

@@ -125,7 +125,7 @@ class PartFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._part, self._number = _made(path)
-        self.size_bytes = 0  # of what was appended
+        self.size_bytes = 0  # size of the content so far
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(self._number, fcntl.LOCK_EX)  # `recover` may be looking at it: it lets go of an empty file
 
@@ -177,7 +177,7 @@ def _names(path: Path) -> Iterator[Path]:
 
 
 def _renamed(part: Path, path: Path) -> Path:
-    """Give a file its name, or the next one that is free: nothing that is there is written over."""
+    """Give a file its name, or the next free one: no existing file is overwritten."""
     for final in _names(path):
         if not os.path.lexists(final):
             part.rename(final)

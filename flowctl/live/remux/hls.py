@@ -91,14 +91,14 @@ class HlsWriter(StreamWriter):
                 f" {_NAME_BYTES} letters each, and one that is no plain letter counts as 3 to 12",
                 hint="publish it under a shorter name",
             )
-        self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)  # of the playlist
+        self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)
         self._lock_number: int | None = None  # descriptor of the file that says that we write the stream
         self._playlist: Playlist | None = None
-        self._units: list[Unit] = []  # of the open segment
+        self._units: list[Unit] = []  # units of the open segment
         self._units_bytes = 0
         self._opening: tuple[tuple[int, bytes], ...] = ()  # headers at its beginning
         self._has_key = False  # it can be decoded
-        self._zero_ms: int | None = None  # of the publisher's clock; None: not known yet
+        self._zero_ms: int | None = None  # zero of the publisher's clock; None: not known yet
         self._at_ms = _FIRST_SEGMENT_MS  # where the next segment stands on our clock
         self._apart = False  # something is missing, or other, before the next segment
         self._init = b""

@@ -1,4 +1,4 @@
-"""Between the thread that receives a stream and the one that writes it: a queue with a limit in bytes.
+"""The queue between the thread that receives a stream and the one that writes it, with a limit in bytes.
 
 The receiving thread never waits. Where the disk takes less than comes, the queue fills, and from then on everything is
 left out until a key frame fits in again, or sound where there is no video: counted, and told to the writer at the
@@ -44,7 +44,7 @@ class PublicationEnded(NamedTuple):
 
 
 class MessagesLost(NamedTuple):
-    """Here something was left out, because the queue was full."""
+    """Messages were left out here, because the queue was full."""
 
     message_count: int
     size_bytes: int
@@ -121,7 +121,7 @@ class Intake:
         self._put(PublicationEnded(why))
 
     def close(self) -> None:
-        """Nothing comes any more. Any thread."""
+        """Close the queue: no item follows. Any thread."""
         with self._lock:
             self._closed = True
             self._ready.notify()
@@ -129,7 +129,7 @@ class Intake:
     # -- the thread that writes
 
     def get(self, timeout_s: float) -> list[Item] | None:
-        """Return what has come, waiting for it at most for `timeout_s`. None: all was given, and nothing comes."""
+        """Return the items that wait, or wait at most `timeout_s` for some. None: the queue is closed and empty."""
         with self._lock:
             if not self._items and not self._closed:
                 self._ready.wait(timeout_s)

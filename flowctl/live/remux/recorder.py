@@ -41,7 +41,7 @@ class Form(Protocol):
 
     @property
     def suffix(self) -> str:
-        """Of its name."""
+        """Suffix of the file's name."""
 
     @property
     def by_groups(self) -> bool:
@@ -104,7 +104,7 @@ class StreamRecorder(StreamWriter):
         self._groups = make_form().by_groups
         self._file: PartFile | None = None
         self._first_ms, self._last_ms = 0, 0  # media time of the file
-        self._written_ms = 0  # of the finished ones
+        self._written_ms = 0  # length of the finished files
         self._begun = False  # something of this publication was written
         self._has_key = False  # the file has a beginning for decoders
         self._running = False  # a key frame has come, and everything since is written
@@ -260,7 +260,7 @@ class StreamRecorder(StreamWriter):
             self._on_finished(FinishedFile(path=path, size_bytes=file.size_bytes, media_s=media_s, why=why))
 
     def _lose(self, units: Sequence[Unit]) -> None:
-        """Count messages that are in no file. What comes before the first key frame is of no use, and no loss."""
+        """Count messages that are in no file. Those before the first key frame are of no use, and no loss."""
         if not self._begun and self._no_room_until is None:
             return
         super()._lose(units)

@@ -38,7 +38,7 @@ class RecorderState(enum.Enum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamRecorderStatistics:
     state: RecorderState
-    path: Path | None  # of the file that is being written. None: there is none.
+    path: Path | None  # the file that is being written. None: there is none.
     why: str
     files: int
     written_bytes: int
@@ -146,7 +146,7 @@ class StreamWriter(abc.ABC):
         self._no_room_until, self._why, self._state = None, "", RecorderState.RECORDING
 
     def _note_unwritable(self, error: Exception, units: Sequence[Unit]) -> None:
-        """What came has no place in files of this form."""
+        """Note that a message has no place in files of this form."""
         _log.warning(f"{self.what} lost a part", stream=self._name, why=str(error), messages=len(units))
 
     def _lose(self, units: Sequence[Unit]) -> None:
@@ -157,7 +157,7 @@ class StreamWriter(abc.ABC):
 
     @abc.abstractmethod
     def _path(self) -> Path | None:
-        """Return what is being written. Any thread."""
+        """Return the path of the file that is being written. Any thread."""
 
     @abc.abstractmethod
     def _media_ms(self) -> int:

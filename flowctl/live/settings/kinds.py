@@ -46,7 +46,7 @@ class SettingKind(NamedTuple):
 
 
 def _text(parse: Callable[[str, str], Any]) -> BeforeValidator:
-    """Return what reads a text with `parse(text, name for errors)` and leaves what is no text as it is."""
+    """Return a validator that parses a text with `parse(text, name for errors)` and leaves other values as they are."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
         return parse(value, _source(info)) if isinstance(value, str) else value
@@ -118,7 +118,7 @@ def _urls(text: str, _source: str) -> tuple[str, ...]:
 
 
 def _items(value: Any) -> Any:
-    """Let a list of the file be written as such."""
+    """Accept a list of the file as a list."""
     texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
     return ",".join(value) if texts else value
 

@@ -45,7 +45,7 @@ class Takes(enum.Enum):
 
 
 class Role(enum.Enum):
-    """What a connection is to a stream."""
+    """Roles of a connection in a stream."""
 
     PUBLISHER = "publisher"
     VIEWER = "viewer"
@@ -53,7 +53,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """What differs from the server's settings for some streams, one role, or one role of some streams.
+    """Settings that differ from the server's for some streams, one role, or one role of some streams.
 
     Args:
         application: pattern of the application, the first part of a stream's name; empty: any.
@@ -90,7 +90,7 @@ class Level:
 
 
 class Levels(Generic[_T]):
-    """The levels of one configuration, and what they make of its settings. Any thread."""
+    """The levels of one configuration, and the settings that result for each stream. Any thread."""
 
     def __init__(self, levels: Iterable[Level]) -> None:
         numbered = sorted(enumerate(levels), key=lambda item: (item[1].nearness, -item[0]))

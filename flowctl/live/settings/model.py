@@ -79,7 +79,7 @@ _Roles: TypeAlias = frozenset[Role] | None
 
 
 class SettingRule(NamedTuple):
-    """What holds for a setting beside its values."""
+    """Properties of a setting beside its type."""
 
     path: str | None  # its place in `LiveConfig`. None: it takes more than putting somewhere.
     streams: bool  # whether it means nothing to a server without streams
@@ -309,7 +309,7 @@ def rule_of(name: str) -> SettingRule:
 class Setting(NamedTuple):
     """A setting, in words."""
 
-    name: str  # of it; ``--name`` with hyphens, ``FLOWCTL_NAME``, a key of the file
+    name: str  # name of the setting; ``--name`` with hyphens, ``FLOWCTL_NAME``, a key of the file
     kind: str
     default: str  # written so; empty: there is none
     what: str

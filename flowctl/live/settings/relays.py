@@ -1,4 +1,4 @@
-"""Which streams are pushed to other servers, and which are pulled from them, as settings say it (pure)."""
+"""Settings of the streams that are pushed to other servers and pulled from them (pure)."""
 
 from __future__ import annotations
 

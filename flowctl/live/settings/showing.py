@@ -1,4 +1,4 @@
-"""What settings come to, and where each came from: for the server, or for a role in a stream.
+"""The settings in force and the source of each: for the server, or for a role in a stream.
 
 Secrets are masked: passwords and secret parameters of addresses, and settings of one program alone whose name says that
 they are secret. Files of keys are shown by their paths.
@@ -125,7 +125,7 @@ def _masked(text: str) -> str:
 
 
 def sample() -> str:
-    """Return a file of all settings, each with what it does and its default, all of them commented out."""
+    """Return a file of all settings, each with its description and default, all of them commented out."""
     lines = [
         "# All settings of a live server. A line that begins with # and a name shows the default, or in <> how a value",
         "# is written; take the # away to change it. Sizes are like 2MiB, durations like 8s, shares like 10%.",

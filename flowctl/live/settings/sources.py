@@ -225,7 +225,7 @@ def _changed_marks(before: Limits, now: Limits) -> list[str]:
 
 
 def gather(program: ServerProgram, **sources: Unpack[Sources]) -> Settings:
-    """Return what was given of all sources, as `read_settings`, by level; the strongest source of each."""
+    """Return the settings of all sources, as for `read_settings`, by level; of each setting the strongest source."""
     found: Settings = {SERVER: {}}
     for source in (
         _of_file(sources.get("file"), sources.get("text")),
