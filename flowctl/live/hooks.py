@@ -164,7 +164,7 @@ class HookRunner:
 
     def start(self) -> None:
         if self._loop is None:
-            self._own = LoopThread("flowctl-hooks", asyncio.new_event_loop(), _nothing, self._on_error)
+            self._own = LoopThread("flowctl-hooks", asyncio.new_event_loop(), lambda: None, self._on_error)
             self._loop = self._own.loop
             self._own.start()
         self._teller.start()
@@ -191,7 +191,7 @@ class HookRunner:
         if inspect.iscoroutinefunction(hook):
             self._run(self._decide(lambda: hook(request), request, question), question)
         else:
-            self._work(address_key(request.peer[0]), lambda: self._decide_by_function(hook, request, question))
+            self._work(address_key(request.peer[0]), lambda: self._decide_plain(hook, request, question))
         return question
 
     def _run(self, decision: Coroutine[Any, Any, None], question: Question) -> None:
@@ -233,9 +233,7 @@ class HookRunner:
             if inspect.iscoroutine(decision):
                 decision.close()
 
-    def _decide_by_function(
-        self, hook: Callable[[LiveRequest], object], request: LiveRequest, question: Question
-    ) -> None:
+    def _decide_plain(self, hook: Callable[[LiveRequest], object], request: LiveRequest, question: Question) -> None:
         if question.cancelled:
             return  # withdrawn while it waited
         try:
@@ -380,10 +378,6 @@ def _unusable_error(text: str, error: Exception) -> ConfigError:
 
 async def _await_result(call: Awaitable[object]) -> None:
     await call
-
-
-def _nothing() -> None:
-    pass
 
 
 def _overridden(hooks: LiveHooks, name: str) -> bool:

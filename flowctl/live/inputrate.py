@@ -29,9 +29,8 @@ FULL_BYTES: Final = 120
 """Mean size of the messages of a read, headers included, from which on each counts as one message."""
 
 _MOST_WEIGHT: Final = 10.0
-"""Largest weight of a message; smaller ones than `FULL_BYTES` count in proportion more often: encoders send 50 a second
-at most, AAC's silence in 14 octets, and a flood has megabytes, minutes of work, on the way in the kernels of both ends
-when its sender leaves."""
+"""Largest weight of a message; one below `FULL_BYTES` weighs more in proportion: encoders send 50 a second at most,
+AAC's silence in 14 octets, and a flood leaves megabytes, minutes of work, in the kernels of both ends."""
 
 
 def weight_of(messages: int, size_bytes: int) -> float:

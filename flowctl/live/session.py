@@ -60,7 +60,7 @@ at most and the following ones 3 ms, while a publisher of 10 Mbit/s pays 300 cal
 _GROWTH_DIVISOR: Final = 4
 """Part of a turn's messages, one in this many, up to which a piece of input lets the next one be twice as large."""
 _FOREIGN: Final = frozenset({"not-rtmp", "tls-on-plain-port"})
-_BROWSER_OPENINGS: Final = (b"\x16", b"\x80\x46\x01", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
+_WEB_OPENINGS: Final = (b"\x16", b"\x80\x46\x01", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
 """First bytes of a browser, wherever a page sends it: TLS, the hello of SSL 2 (ICE over ``ssltcp``), or a request."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
@@ -360,9 +360,7 @@ class LiveSession(ViewerSession):
         except RemoteProtocolError as error:
             if isinstance(error, LimitExceededError):
                 self._ended_by(error)
-            elif error.code in _FOREIGN and (
-                bytes(data[:4]).startswith(_BROWSER_OPENINGS) or is_stun(bytes(data[:10]))
-            ):
+            elif error.code in _FOREIGN and (bytes(data[:4]).startswith(_WEB_OPENINGS) or is_stun(bytes(data[:10]))):
                 self.harmless = True
             raise
         finally:

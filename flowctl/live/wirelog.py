@@ -148,9 +148,7 @@ class WireLog:
         self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.log = StreamLog(f"{name}#{wire_format.name}", cache=cache)
-        self.headers: KeptHeaders[bytes] = (
-            KeptHeaders()
-        )  # headers of the present publisher; guarded by the stream's lock
+        self.headers: KeptHeaders[bytes] = KeptHeaders()  # the present publisher's; guarded by the stream's lock
         self._ahead: list[bytes] = []  # what goes before the next key frame too; guarded by the stream's lock
         self.fanouts: Fanouts = Fanouts(
             self.log,

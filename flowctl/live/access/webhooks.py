@@ -121,7 +121,7 @@ class WebHooks:
 
     def __init__(self, on_error: ErrorHook) -> None:
         self._on_error: Final = on_error
-        self._thread: Final = LoopThread("flowctl-web-hooks", asyncio.new_event_loop(), _nothing, on_error)
+        self._thread: Final = LoopThread("flowctl-web-hooks", asyncio.new_event_loop(), lambda: None, on_error)
         self._stopped = False
         self._lock = threading.Lock()
         self._untold: dict[str, int] = {}  # news that wait, by address; guarded by _lock
@@ -312,7 +312,3 @@ def _make_client() -> httpx.AsyncClient:
         limits=httpx.Limits(max_keepalive_connections=0),
         headers={"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "flowctl"},
     )
-
-
-def _nothing() -> None:
-    pass

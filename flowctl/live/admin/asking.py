@@ -66,9 +66,7 @@ class OperationAsker:
         call = json.dumps(dict(given or {})).encode()
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._pools[looks], self._carry_out, name, call, permission, "admin")
-        future.add_done_callback(
-            lambda _: self._release_slot(looks)
-        )  # not before: a caller may leave, its call goes on
+        future.add_done_callback(lambda _: self._release_slot(looks))  # a caller may leave, its call goes on
         answer = await asyncio.shield(future)
         done = answer.startswith(ANSWERED)
         if not looks:

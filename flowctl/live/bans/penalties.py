@@ -72,9 +72,7 @@ class _Part:
 
     def __init__(self) -> None:
         self.commands = self.control = 0  # counted so far
-        self.buckets: dict[
-            Offence, TokenBucket
-        ] = {}  # the allowance of an address, as if it were this connection's alone
+        self.buckets: dict[Offence, TokenBucket] = {}  # allowances of the address, as if for this connection alone
         self.usual: dict[Offence, TokenBucket] = {}  # rates that are never charged
 
     def beyond_usual(self, offence: Offence, amount: float, now: float) -> float:
@@ -136,9 +134,7 @@ class PenaltyWatch(Observer):
         self._parts: dict[int, _Part] = {}  # by number of the connection; guarded by _lock
         refused = penalties.allowances.get(Offence.REFUSED)
         self._tried: Final = _Tried(FIRST_PENALTY_S if refused is None else refused.period_s)  # guarded by _lock
-        self._offenders: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # addresses whose last connection offended; guarded by _lock
+        self._offenders: OrderedDict[str, None] = OrderedDict()  # the last connection offended; guarded by _lock
         self._overflows: deque[Overflow] = deque()  # guarded by _lock
 
     # -- what is told

@@ -51,8 +51,7 @@ _PIPELINED: Final = 16
 _PIPELINED_BYTES: Final = 64 * 1024
 """Size of these answers, without the last one: sixteen parts of files would be megabytes for a read of 2 kB."""
 CONNECTION_COST: Final = 0.125
-"""Part that a connection takes of its address's rate of new ones: browsers and proxies open one for a request or
-two."""
+"""Part of its address's rate of new ones that a connection takes: browsers and proxies open one per few requests."""
 _TLS: Final = b"\x16"
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _VERSIONS: Final = frozenset({b"1.0", b"1.1"})

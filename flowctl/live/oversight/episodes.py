@@ -100,14 +100,7 @@ class Episode:
         if self._loud and entry.change is None:
             return  # further drops of an episode are summed up at its end
         self._loud = True
-        _log.info(
-            "viewer slow",
-            **self.fields,
-            state=self._worst.name,
-            cause=entry.why,
-            why=self.why(),
-            **self._share_fields(),
-        )
+        _log.info("viewer slow", **self.fields, state=self._worst.name, cause=entry.why, why=self.why(), **self._more())
 
     def check(self, now: float) -> None:
         if self.quiet_at is None or now < self.quiet_at:
@@ -133,10 +126,10 @@ class Episode:
             worst=self._worst.name,
             changes=self._edges,
             dropped=(self.dropped() - self._dropped_before).by_name() or 0,
-            **self._share_fields(),
+            **self._more(),
         )
 
-    def _share_fields(self) -> dict[str, Any]:
+    def _more(self) -> dict[str, Any]:
         """Return the fields of shares and returns to live, where there were any."""
         more = dict(self._shares)
         if self._returns:

@@ -67,7 +67,7 @@ class OversightStatistics:
     looks: int = 0
 
 
-class _LaggingViewer(NamedTuple):
+class _Laggard(NamedTuple):
     """A slow viewer. It has no entry of the log, which it would keep from being freed until the look has ended."""
 
     stream: Stream
@@ -158,7 +158,7 @@ class Oversight:
     @staticmethod
     def _measure_lagging(
         streams: Iterable[Stream],
-    ) -> Generator[None, None, tuple[dict[Hashable, int], dict[Stream, dict[Hashable, int]], list[_LaggingViewer]]]:
+    ) -> Generator[None, None, tuple[dict[Hashable, int], dict[Stream, dict[Hashable, int]], list[_Laggard]]]:
         """Return what the GOP cache and the headers of each log hold, the caches alone by stream, and who lags.
 
         Headers are there for any number of viewers, so all who follow a log hold them on top of what is between
@@ -185,11 +185,7 @@ class Oversight:
     # -- memory
 
     def _judge_memory(
-        self,
-        logs: dict[Hashable, int],
-        caches: dict[Stream, dict[Hashable, int]],
-        lagging: list[_LaggingViewer],
-        now: float,
+        self, logs: dict[Hashable, int], caches: dict[Stream, dict[Hashable, int]], lagging: list[_Laggard], now: float
     ) -> Generator[None, None, None]:
         # One that is closed after a flush is shown too: until then it holds what it held. A closed one holds nothing.
         holdings = [Holding(item.sender, item.log, item.behind_bytes, item.own_bytes) for item in lagging]
@@ -235,7 +231,7 @@ class Oversight:
     # -- shares
 
     def _count_shares(
-        self, streams: dict[Stream, int], lagging: list[_LaggingViewer], now: float
+        self, streams: dict[Stream, int], lagging: list[_Laggard], now: float
     ) -> Generator[None, None, None]:
         """Count states and shares of the pictures by stream: a viewer that does not lag is READY and gets all."""
         states = {stream.name: [0] * STATE_COUNT for stream in streams}
@@ -308,9 +304,9 @@ def _bytes_from(entry: Entry | None, log: StreamLog) -> int:
     return 0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence)
 
 
-def _measure_viewer(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) -> _LaggingViewer:
+def _measure_viewer(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) -> _Laggard:
     account = sender.account(rows=False)
-    return _LaggingViewer(
+    return _Laggard(
         stream,
         log,
         sender,

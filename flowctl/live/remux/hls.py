@@ -33,7 +33,7 @@ from flowctl.live.remux.playlist import PLAYLIST, HlsSegment, Playlist
 from flowctl.live.remux.writer import RecorderState, StreamWriter
 
 _log: Final = structlog.get_logger("flowctl.remux")
-_LONGEST_SEGMENT_S: Final = 60.0
+_MOST_SEGMENT_S: Final = 60.0
 """Longest segment where no key frame comes: what is kept is memory, and players wait for it."""
 _MOST_BYTES: Final = 64 << 20
 _FIRST_SEGMENT_MS: Final = 10_000
@@ -171,9 +171,7 @@ class HlsWriter(StreamWriter):
 
     def _full(self, now_ms: int) -> bool:
         units = self._units
-        return bool(units) and (
-            self._units_bytes >= _MOST_BYTES or now_ms - units[0].at_ms >= _LONGEST_SEGMENT_S * 1000
-        )
+        return bool(units) and (self._units_bytes >= _MOST_BYTES or now_ms - units[0].at_ms >= _MOST_SEGMENT_S * 1000)
 
     def _break(self) -> None:
         """End the open segment: what follows is of another timeline, or other tracks."""

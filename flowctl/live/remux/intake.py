@@ -77,9 +77,7 @@ class Intake:
         self._size_bytes = 0  # guarded by _lock
         self._left_count = 0  # guarded by _lock
         self._left_bytes = 0  # guarded by _lock
-        self._headers: KeptHeaders[MessageTaken] = (
-            KeptHeaders()
-        )  # guarded by _lock; that came while all else was left out
+        self._headers: KeptHeaders[MessageTaken] = KeptHeaders()  # since messages are left out; guarded by _lock
         self._video = False  # guarded by _lock; the publication has video
         self._closed = False  # guarded by _lock
 

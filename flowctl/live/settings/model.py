@@ -68,7 +68,7 @@ _COMMON_FIELDS: Final = frozenset(item.name for item in dataclasses.fields(Serve
 
 _VIEWER: Final = frozenset({Role.VIEWER})
 _PUBLISHER: Final = frozenset({Role.PUBLISHER})
-_BOTH_ROLES: Final = frozenset(Role)
+_BOTH: Final = frozenset(Role)
 _NO_ROLE: Final[frozenset[Role]] = frozenset()
 """Roles of a setting of the stream itself: applications and streams may say it, roles may not."""
 OF_CONNECTIONS: Final = frozenset({"on_connect"})
@@ -133,19 +133,19 @@ class LiveSettings(BaseModel):
         "trusted_proxies", "Proxies that say first whom they speak for (PROXY protocol v1, v2)."
     )
 
-    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False, of=_BOTH_ROLES)
+    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False, of=_BOTH)
     hard: Marks = _own(
-        "Hard limit; without it twice the soft one. The low mark is half the soft one.", streams=False, of=_BOTH_ROLES
+        "Hard limit; without it twice the soft one. The low mark is half the soft one.", streams=False, of=_BOTH
     )
     limits: File = _at("limits_file", "Read the limits from this TOML file, now and when it changes.")
     stuck: Duration = _at(
-        "settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.", of=_BOTH_ROLES
+        "settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.", of=_BOTH
     )
     target_delay: Target = _at(
         "limits.target_delay_ms",
         "How late pictures may reach a slow viewer; later ones are left out.",
         streams=True,
-        of=_BOTH_ROLES,
+        of=_BOTH,
     )
     policy: Policy = _at("policy", "What is left out for slow viewers.", of=_VIEWER)
     memory_budget: Size = _at(
@@ -180,12 +180,10 @@ class LiveSettings(BaseModel):
     )
     play_auth: Proofs = _at("access.play_auth", "The same for viewers.", of=_VIEWER)
     keys_file: Keys = _at(
-        "access.keys", "Hashes of stream keys, one per line, as flowctl key make writes them.", of=_BOTH_ROLES
+        "access.keys", "Hashes of stream keys, one per line, as flowctl key make writes them.", of=_BOTH
     )
-    token_secret_file: Secrets = _at(
-        "access.token_secrets", "Secrets of signed tokens, of flowctl key sign.", of=_BOTH_ROLES
-    )
-    jwt_key: WebTokens = _at("access.jwt_key", "Algorithm and key file of JSON web tokens.", of=_BOTH_ROLES)
+    token_secret_file: Secrets = _at("access.token_secrets", "Secrets of signed tokens, of flowctl key sign.", of=_BOTH)
+    jwt_key: WebTokens = _at("access.jwt_key", "Algorithm and key file of JSON web tokens.", of=_BOTH)
     allow_publish: Networks = _at(
         "access.allow_publish", "Networks that may publish, no others; empty: all.", of=_PUBLISHER
     )
@@ -196,10 +194,10 @@ class LiveSettings(BaseModel):
     on_publish: Hooks = _at("access.on_publish", "HTTP hooks that are asked who may publish.", of=_PUBLISHER)
     on_play: Hooks = _at("access.on_play", "HTTP hooks that are asked who may play.", of=_VIEWER)
     on_end: Hooks = _at(
-        "access.on_end", "HTTP hooks that are told of the end of a connection, a publication or a play.", of=_BOTH_ROLES
+        "access.on_end", "HTTP hooks that are told of the end of a connection, a publication or a play.", of=_BOTH
     )
     hook_failure: Failure = _at(
-        "access.hook_failure", "Who asks while HTTP hooks are dead or slow is refused or let in.", of=_BOTH_ROLES
+        "access.hook_failure", "Who asks while HTTP hooks are dead or slow is refused or let in.", of=_BOTH
     )
 
     flush: Duration = _at("flush_interval_s", "Longest time between two flushes of a stream.", of=_NO_ROLE)

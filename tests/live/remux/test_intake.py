@@ -33,10 +33,8 @@ def test_intake_when_full_leaves_out_until_a_key_frame_fits():
     intake.take(9, 13, inter(), 0.0)
     intake.take(8, 14, audio(), 0.0)
     intake.take(9, 15, key(), 0.0)
-    assert intake.get(0) == [
-        MessagesLost(5, 1600 + len(key()) + len(inter()) + len(audio())),
-        MessageTaken(9, 15, key()),
-    ]
+    lost_bytes = 1600 + len(key()) + len(inter()) + len(audio())
+    assert intake.get(0) == [MessagesLost(5, lost_bytes), MessageTaken(9, 15, key())]
 
 
 def test_intake_when_it_ends_full_tells_what_was_left_out():
