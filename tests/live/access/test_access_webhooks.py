@@ -299,13 +299,13 @@ def run(loop_factory):
 def test_turns_when_one_key_has_its_share_are_there_for_others(run):
     async def main():
         turns = Turns(1, 100, 2)
-        await turns.take("first")
-        tasks = [asyncio.ensure_future(turns.take(key)) for key in "aab"]
+        await turns.acquire("first")
+        tasks = [asyncio.ensure_future(turns.acquire(key)) for key in "aab"]
         await asyncio.sleep(0)
         with pytest.raises(LimitExceededError, match="hook_questions"):
-            await turns.take("a")
+            await turns.acquire("a")
         for _ in tasks:
-            turns.give()
+            turns.release()
             await asyncio.sleep(0)
         await asyncio.gather(*tasks)
         assert turns._waiting_count == 0
@@ -318,22 +318,22 @@ def test_turns_when_one_key_asks_much_go_round(run):
         turns, order = Turns(1, 5, 5), []
 
         async def work(key):
-            await turns.take(key)
+            await turns.acquire(key)
             order.append(key)
             await asyncio.sleep(0)
-            turns.give()
+            turns.release()
 
-        await turns.take("first")
+        await turns.acquire("first")
         tasks = [asyncio.ensure_future(work(key)) for key in "aaabc"]
         await asyncio.sleep(0)
         with pytest.raises(LimitExceededError, match="hook_questions"):
-            await turns.take("d")
+            await turns.acquire("d")
         tasks[1].cancel()
         await asyncio.sleep(0)
-        turns.give()
+        turns.release()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert order == ["a", "b", "c", "a"]
-        await turns.take("again")
+        await turns.acquire("again")
         assert turns._waiting_count == 0
 
     run(main())
