@@ -16,21 +16,20 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
+from flowctl.control.together import KICKED_SHOWN
 from flowctl.core.flow.limits import Limits, parse_target_delay, target_marks, write_marks
 from flowctl.core.server.bans import Ban, BanAction, parse_utc, utc_text
 from flowctl.core.text.addresses import meanings
+from flowctl.core.text.fieldtypes import Json
 from flowctl.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection
     from flowctl.live.server import LiveServer
 
-Json = dict[str, Any]
 _MOST_DETAIL: Final = 512 * 1024
 """Details of changes in one answer, octets: half of what a message may have."""
 KEPT_IN_STORE: Final = "in the ban store, and after a restart too"
-_TOLD: Final = 100
-"""Numbers of connections told of a kick; there may be thousands."""
 
 
 def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
@@ -49,7 +48,7 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     kicked = server.kick(wanted, asked["reason"])
     if not kicked and number is not None:
         raise LocalProtocolError(f"there is no such connection {number}", hint="flowctl connections lists them")
-    return {"kicked": len(kicked), "connections": [item.number for item in kicked[:_TOLD]]}
+    return {"kicked": len(kicked), "connections": [item.number for item in kicked[:KICKED_SHOWN]]}
 
 
 def find_connection(server: LiveServer, number: int) -> Connection:

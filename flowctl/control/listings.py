@@ -13,6 +13,7 @@ from flowctl.control.effects import find_connection, lies_in
 from flowctl.control.summary import server_row
 from flowctl.control.together import CONNECTION_SORTS, STREAM_SORTS
 from flowctl.core.flow.state import CLASS_COUNT
+from flowctl.core.text.fieldtypes import Json
 from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.rows import add_viewer, address_of, connection_in_full, connection_row, is_slow, stream_row
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from flowctl.core.sending.figures import Account
     from flowctl.live.server import LiveServer
 
-Json = dict[str, Any]
 _COSTLY: Final = frozenset({"queued", "dropped"})
 """Orders for which the queues themselves are looked at."""
 _VIEWERS: Final = {"role": "viewer", "protocol": None, "peer": None, "sort": "worst", "reverse": False}

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from flowctl.core.flow.state import SendState
+from flowctl.core.text.fieldtypes import Json
 from flowctl.errors import BusyError, FlowctlError, LocalProtocolError
 
-Json: TypeAlias = dict[str, Any]
 Asked: TypeAlias = Mapping[str, Any]
 Rank: TypeAlias = Callable[[Asked], tuple[Any, ...]]
 Results: TypeAlias = Sequence[tuple[int, Json]]
@@ -26,8 +26,8 @@ MOST_ROWS: Final = 500
 """Longest page of connections: each has a kilobyte with its axes, drops and reasons."""
 MOST_PLACES: Final = 80
 """Processes that a cursor of events has a place for: more than there are workers."""
-_TOLD: Final = 100
-"""Numbers of connections told of a kick, as of one process."""
+KICKED_SHOWN: Final = 100
+"""Connections whose numbers the answer to a kick holds; there may be thousands, and it counts them all."""
 
 
 def worst_first(row: Asked) -> tuple[Any, ...]:
@@ -208,7 +208,7 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def merge_kick(asked: Asked, results: Results) -> Json:
     del asked
     numbers = [number for _, found in results for number in found["connections"]]
-    return {"kicked": sum(found["kicked"] for _, found in results), "connections": numbers[:_TOLD]}
+    return {"kicked": sum(found["kicked"] for _, found in results), "connections": numbers[:KICKED_SHOWN]}
 
 
 def merge_limits(asked: Asked, results: Results) -> Json:

@@ -23,7 +23,7 @@ from flowctl.core.flow.counts import NO_COUNTS, Counts, total
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
-from flowctl.core.flow.state import MessageClass, SendState, StateChange
+from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass, SendState, StateChange
 from flowctl.errors import LimitExceededError, LocalProtocolError
 from flowctl.live.access.request import LiveRequest, Why
 from flowctl.live.config import LiveConfig
@@ -43,7 +43,6 @@ that exceeds them makes the server answer, and does not read the answers."""
 _CONTROL_BYTES_PER_S: Final = 16 * 1024
 """Input that a viewer at its soft limit or above may still send: far more than its acknowledgements, pongs and close
 take, so that they are seen, and too little to make the server work."""
-_VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,9 @@ class Muted:
     video: bool
 
     def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
-        if (message_class is MessageClass.AUDIO and not self.audio) or (message_class in _VIDEO and not self.video):
+        if (message_class is MessageClass.AUDIO and not self.audio) or (
+            message_class in VIDEO_CLASSES and not self.video
+        ):
             return Verdict.DROP
         return self.policy.decide(state, message_class)
 

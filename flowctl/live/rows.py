@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flowctl.core.flow.limits import Axis, AxisLimits
 from flowctl.core.flow.state import SendState
+from flowctl.core.text.fieldtypes import Json
 from flowctl.core.text.printable import foreign
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from flowctl.core.sending.figures import Account
     from flowctl.live.stream import Stream
 
-Json = dict[str, Any]
 NAME_CHARS: Final = 100
 """Longest name of a player or stream in a row, characters."""
 

@@ -20,9 +20,8 @@ from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, KeptHeaders, RtmpChunks, WireFormat, WireLog
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect, refers_back
-from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO, signed_difference
 
-_CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
 _CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """Messages that show the publisher's clock: headers and metadata have timestamp 0, whatever that clock says."""
@@ -284,8 +283,7 @@ class Stream:
             self._open_from = shown_at if refers_back(info, payload) else None
             return self._open_from is not None
         if message_class in _FRAMES and self._open_from is not None and info.tracks == (self._key_track,):
-            behind_ms = timestamp + (info.composition_ms or 0) - self._open_from & _CLOCK
-            if behind_ms >= 0x80000000:  # serial arithmetic
+            if signed_difference(timestamp + (info.composition_ms or 0), self._open_from) < 0:
                 return True
             self._open_from = None
         return False
@@ -323,13 +321,13 @@ class Stream:
             shift = self._shift = 0
         elif shift is None:
             gap_ms = min(max(int((now - self._last_at) * 1000), 1), _LONGEST_GAP_MS)
-            resumed = (last + gap_ms) & _CLOCK
+            resumed = (last + gap_ms) & CLOCK_MASK
             if message_class not in _CLOCKED:
                 return resumed  # without moving the end of the timeline, so that the first frame is not behind it
-            shift = self._shift = (resumed - timestamp) & _CLOCK
-        rebased = (timestamp + (shift or 0)) & _CLOCK
-        # Audio may lag video by a little, so the latest one counts, in serial arithmetic.
-        if last is None or (rebased - last) & _CLOCK < 0x80000000:
+            shift = self._shift = (resumed - timestamp) & CLOCK_MASK
+        rebased = (timestamp + (shift or 0)) & CLOCK_MASK
+        # Audio may lag video by a little, so the latest one counts. `signed_difference` without the call, per message.
+        if last is None or (rebased - last) & CLOCK_MASK < CLOCK_HALF:
             self._last_timestamp = rebased
         self._last_at = now
         return rebased

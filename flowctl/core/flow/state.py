@@ -37,6 +37,8 @@ class MessageClass(enum.IntEnum):
 
 
 CLASS_COUNT: Final = len(MessageClass)
+VIDEO_CLASSES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
+"""The classes of messages that hold pictures."""
 
 
 class SendState(enum.IntEnum):

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from flowctl.core.flow.state import CLASS_COUNT, MessageClass
+from flowctl.core.flow.state import CLASS_COUNT, VIDEO_CLASSES, MessageClass
 from flowctl.core.flow.timing import fill_bytes
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError, LocalProtocolError
@@ -37,7 +37,6 @@ _ZEROS: Final = (0,) * CLASS_COUNT
 _MOST_LATELY: Final = 60
 """Notes, of a second each, after which a message no longer says how large the messages of a log are."""
 _KEY: Final = MessageClass.KEY
-_VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 NOTE_S: Final = 1.0
 """Time between two notes."""
@@ -295,7 +294,7 @@ class StreamLog:
         if now >= self.rates.due:
             self.rates.note(now, entry.counts, entry.sizes)
             self._note_largest()
-        if not self.has_video and message_class in _VIDEO:
+        if not self.has_video and message_class in VIDEO_CLASSES:
             self.has_video = True
         if size > self._largest_lately[-1]:
             self._largest_lately[-1] = size
@@ -378,7 +377,7 @@ class StreamLog:
 
 
 def _filed_under(message_class: MessageClass, *, droppable: bool) -> MessageClass:
-    if message_class in _VIDEO:
+    if message_class in VIDEO_CLASSES:
         if not droppable:
             raise LocalProtocolError(
                 f"a {message_class.name} of a log cannot be kept from being dropped",

@@ -12,10 +12,13 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
+
+Json: TypeAlias = dict[str, Any]
+"""A JSON object."""
 
 
 def check_fields(settings: Any) -> None:

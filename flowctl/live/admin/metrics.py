@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -21,9 +21,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from flowctl.core.text.fieldtypes import Json
 from flowctl.live.records.meters import DELAY_BOUNDS_S
 
-Json: TypeAlias = Mapping[str, Any]
 Counts: TypeAlias = Counter[tuple[str, tuple[str, ...]]]
 
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {

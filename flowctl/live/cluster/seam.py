@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.wire import signed_difference
 
 MOST_REMEMBERED: Final = 4096
 """Messages whose fingerprints are remembered: a minute of 25 pictures and 43 audio frames a second, longer than groups
@@ -24,8 +25,6 @@ _MOST_HEADERS: Final = 64
 """Headers that are remembered: as many as a stream keeps of its publisher."""
 _SLACK_MS: Final = 2000
 """Lead of timestamps over the clock that is still the same timeline: encoders send in bursts."""
-_HALF: Final = 0x80000000
-_CLOCK: Final = 0xFFFFFFFF
 
 
 class SeamVerdict(enum.Enum):
@@ -114,10 +113,9 @@ class Seam:
             return SeamVerdict.NEXT if self._repeats == self._recent[-1] else SeamVerdict.GAP
         if not self._recent:
             return SeamVerdict.NEXT  # nothing but headers came so far
-        ahead_ms = timestamp - self._last_timestamp & _CLOCK
+        ahead_ms = signed_difference(timestamp, self._last_timestamp)
         elapsed_ms = (now - self._last_at) * 1000
-        # Serial arithmetic: half of the clock is behind.
-        return SeamVerdict.GAP if ahead_ms < _HALF and ahead_ms <= elapsed_ms + _SLACK_MS else SeamVerdict.RESTART
+        return SeamVerdict.GAP if 0 <= ahead_ms <= elapsed_ms + _SLACK_MS else SeamVerdict.RESTART
 
     def _note(self, mark: int, timestamp: int, now: float) -> None:
         self._recent.append(mark)

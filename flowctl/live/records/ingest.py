@@ -9,19 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass
+from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, signed_difference
 
 GAP_S: Final = 1.0
 """A player has a second or so in store; where no media comes for longer, everybody who watches sees it."""
-_WRAP: Final = 1 << 32
-_BACK: Final = 1 << 31
 _SMOOTH: Final = 16
 """RFC 3550, 6.4.1: a sixteenth of each difference."""
 _JUMP_MS: Final = 10_000
 """A time stamp that jumps by more is another timeline, and says nothing of how evenly messages come."""
 _KEY: Final = MessageClass.KEY
 _AUDIO: Final = MessageClass.AUDIO
-_PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +48,7 @@ class Ingest:
         if self._media_at is not None and now - self._media_at > GAP_S:
             self._gap(now - self._media_at)
         self._media_at = now
-        if message_class in _PICTURES:
+        if message_class in VIDEO_CLASSES:
             if not self.pictures:
                 self._last = None  # sound went before
             self.pictures += 1
@@ -65,7 +63,9 @@ class Ingest:
         last, self._last = self._last, (now, timestamp_ms)
         if last is None:
             return
-        took_s, media_ms = now - last[0], (timestamp_ms - last[1] + _BACK) % _WRAP - _BACK
+        took_s = now - last[0]
+        # `signed_difference` without the call, per message.
+        media_ms = (timestamp_ms - last[1] + CLOCK_HALF & CLOCK_MASK) - CLOCK_HALF
         if abs(media_ms) <= _JUMP_MS:
             self._jitter_ms += (abs(took_s * 1000 - media_ms) - self._jitter_ms) / _SMOOTH
             self._jitter_ms_s += self._jitter_ms * took_s
@@ -79,8 +79,8 @@ class Ingest:
     def _key(self, timestamp_ms: int) -> None:
         self.key_frames += 1
         before, self._key_at_ms = self._key_at_ms, timestamp_ms
-        apart_ms = 0 if before is None else (timestamp_ms - before) % _WRAP
-        if 0 < apart_ms < _BACK:  # tracks have theirs at one time
+        apart_ms = 0 if before is None else signed_difference(timestamp_ms, before)
+        if apart_ms > 0:  # tracks have theirs at one time
             self._key_count += 1
             self._key_sum_ms += apart_ms
             self._key_max_ms = max(self._key_max_ms, apart_ms)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect
+from flowctl.wire.rtmp.wire import signed_difference
 
 FORWARD_MS: Final = 10_000
 """A clock that goes on by more than this at once is another one: no file should claim hours that were not filmed."""
@@ -18,8 +19,6 @@ BACK_MS: Final = 5_000
 HEADERS: Final = 32
 HEADERS_BYTES: Final = 1 << 20
 """Headers kept of a stream, a hundred times what encoders send; they stand at the beginning of each file."""
-_CLOCK: Final = 0xFFFFFFFF
-_HALF: Final = 0x80000000
 _CONFIGURATIONS: Final = frozenset({"sequence_header", "mpeg2ts_sequence_header"})
 
 
@@ -91,9 +90,7 @@ class FileTimeline:
         if last is None:
             self._last_ms = timestamp
             return timestamp
-        step = (timestamp - last) & _CLOCK
-        if step >= _HALF:
-            step -= _CLOCK + 1
+        step = signed_difference(timestamp, last)
         if not -BACK_MS <= step <= FORWARD_MS:
             self._broken = self._broken or f"its timestamps went {'on' if step > 0 else 'back'} by {abs(step)} ms"
             self._last_ms = timestamp

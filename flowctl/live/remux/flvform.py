@@ -9,9 +9,9 @@ from typing import Final
 
 from flowctl.flv import BACK_POINTER_BYTES, TAG_AUDIO, TAG_HEADER_BYTES, TAG_SCRIPT, TAG_VIDEO, header, tag
 from flowctl.live.remux.course import Unit
+from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 SUFFIX: Final = ".flv"
-_CLOCK: Final = 0xFFFFFFFF
 _FRONT_BYTES: Final = 13  # file header and the back pointer of no tag
 _TYPES: Final = frozenset({TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT})
 _READ_BYTES: Final = 1 << 20
@@ -24,7 +24,7 @@ def flv_of(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], base_ms:
 
 
 def tags_of(units: Sequence[Unit], base_ms: int) -> bytes:
-    return b"".join(tag(unit.type_id, max(unit.at_ms - base_ms, 0) & _CLOCK, unit.payload) for unit in units)
+    return b"".join(tag(unit.type_id, max(unit.at_ms - base_ms, 0) & CLOCK_MASK, unit.payload) for unit in units)
 
 
 class FlvForm:

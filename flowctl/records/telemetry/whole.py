@@ -7,17 +7,16 @@ heard and that slowness has caused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.core.flow.counts import Counts, total
-from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass, SendState
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.reasons import DropReason
 from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES
 
-_PICTURES: Final = (MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE)
 _NEEDED: Final = (MessageClass.KEY, MessageClass.INTER, MessageClass.AUDIO)
 _NOT_MISSED: Final = (DropReason.UNFOLLOWED, DropReason.CLOSED)
 _NO_LOSS: Final = (*_NOT_MISSED, DropReason.REQUESTED)
@@ -45,31 +44,31 @@ def sender_columns(statistics: SenderStatistics) -> dict[str, Any]:
         "returns": statistics.returns,
         "accepted_bytes": accepted.total_bytes,
         "sent_bytes": statistics.bytes_sent,
-        "pictures_wanted": _of(accepted, _PICTURES) - _of(statistics.queued, _PICTURES) - _not_missed(dropped),
-        "pictures_sent": _of(sent, _PICTURES),
+        "pictures_wanted": _of(accepted, VIDEO_CLASSES) - _of(statistics.queued, VIDEO_CLASSES) - _not_missed(dropped),
+        "pictures_sent": _of(sent, VIDEO_CLASSES),
         "lost_messages": sum(_of(counts, _NEEDED) for reason, counts in dropped.items() if reason not in _NO_LOSS)
         - _muted(dropped, _NEEDED),
     }
 
 
-def _of(counts: Counts, classes: tuple[MessageClass, ...]) -> int:
+def _of(counts: Counts, classes: Iterable[MessageClass]) -> int:
     messages = counts.messages
     return sum(messages[item] for item in classes)
 
 
 def _not_missed(dropped: Mapping[DropReason, Counts]) -> int:
     """Return the pictures that were dropped and that a viewer does not miss."""
-    return _muted(dropped, _PICTURES) + sum(
-        _of(dropped[reason], _PICTURES) for reason in _NOT_MISSED if reason in dropped
+    return _muted(dropped, VIDEO_CLASSES) + sum(
+        _of(dropped[reason], VIDEO_CLASSES) for reason in _NOT_MISSED if reason in dropped
     )
 
 
-def _muted(dropped: Mapping[DropReason, Counts], classes: tuple[MessageClass, ...]) -> int:
+def _muted(dropped: Mapping[DropReason, Counts], classes: Iterable[MessageClass]) -> int:
     """Return how many messages of `classes` were dropped because the viewer has muted them."""
     refused = dropped.get(DropReason.REFUSED)
     if refused is None:
         return 0
-    muted = (MessageClass.AUDIO, *(_PICTURES if refused.messages[MessageClass.KEY] else ()))
+    muted = (MessageClass.AUDIO, *(VIDEO_CLASSES if refused.messages[MessageClass.KEY] else ()))
     return _of(refused, tuple(item for item in classes if item in muted))
 
 

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from flowctl.core.flow.histogram import DelayHistogram, bucket_of
 from flowctl.core.flow.state import MessageClass
-from flowctl.wire.client.pace import signed_difference
 from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.rtmp.media.media import MediaInfo
+from flowctl.wire.rtmp.wire import signed_difference
 
 _LONG: Final = 1.5
 """Steps above this share of the usual one hide a frame. Rounding to ms makes 33 and 34 of one frame rate, and 21 and

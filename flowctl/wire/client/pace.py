@@ -20,15 +20,7 @@ from flowctl.flv import TAG_SCRIPT, FlvTag
 from flowctl.wire.media.stamp import Stamper
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.media.media import inspect
-from flowctl.wire.rtmp.wire import CLOCK_MASK
-
-_HALF: Final = 1 << 31
-
-
-def signed_difference(later: int, earlier: int) -> int:
-    """Return `later` - `earlier` on the 32-bit clock, in -2^31..2^31-1 ms."""
-    return (later - earlier + _HALF & CLOCK_MASK) - _HALF
-
+from flowctl.wire.rtmp.wire import CLOCK_MASK, signed_difference
 
 _NEW_CLOCK_MS: Final = -1000
 """Steps back by more than this are another publisher's clock; by less, tracks that are interleaved loosely."""

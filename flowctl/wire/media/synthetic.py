@@ -23,6 +23,7 @@ from flowctl.wire.media.tiny_aac import FRAME_SAMPLES, MAX_FRAME_BYTES, SILENCE,
 from flowctl.wire.media.tiny_h264 import SQUARE_BITS, Squares, TinyH264, filler
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.values import AmfValue, EcmaArray
+from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 BACKGROUND: Final = -5
 """Of the picture, in steps of `flowctl.wire.media.tiny_h264`: dark."""
@@ -80,7 +81,6 @@ def _picture(tenths: int, columns: int, rows: int) -> dict[int, int]:
 __all__ = ["SyntheticSource", "read_stamp", "stamp"]
 
 MAX_FRAME_SIZE_BYTES: Final = 8 * 1024 * 1024  # below the 10 MiB that a server takes as one media message
-_CLOCK_MASK: Final = 0xFFFFFFFF  # RTMP timestamps wrap at 2^32 ms
 
 _VIDEO_HEADER_BYTES: Final = 5
 _LENGTH_BYTES: Final = 4
@@ -132,7 +132,7 @@ class SyntheticSource:
         _check("key_frame_ratio", self.key_frame_ratio, 1, 1000)
         _check("disposable_every", self.disposable_every, 0, 1_000_000)
         _check("size_jitter", self.size_jitter, 0, 0.9)
-        _check("start_timestamp", self.start_timestamp, 0, _CLOCK_MASK)
+        _check("start_timestamp", self.start_timestamp, 0, CLOCK_MASK)
         codec = TinyH264(self.width, self.height, self.fps, self.video_bit_rate, BACKGROUND)
         object.__setattr__(self, "_codec", codec)
         object.__setattr__(self, "_sizes", self._frame_sizes() if self.video else (0, 0.0))
@@ -183,7 +183,7 @@ class SyntheticSource:
         return tags
 
     def _clock(self, elapsed_ms: float) -> int:
-        return self.start_timestamp + round(elapsed_ms) & _CLOCK_MASK
+        return self.start_timestamp + round(elapsed_ms) & CLOCK_MASK
 
     def _metadata(self) -> bytes:
         values: dict[str, AmfValue] = {"encoder": "flowctl synthetic source"}
@@ -263,14 +263,14 @@ class SyntheticSource:
         left = size - _FIXED_VIDEO_BYTES - len(slice_nal)
         if left >= _MIN_FILLER_BYTES:
             parts += ((left - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "big"), filler(left - _LENGTH_BYTES))
-        return stamp(b"".join(parts), index & _CLOCK_MASK, 0)
+        return stamp(b"".join(parts), index & CLOCK_MASK, 0)
 
     def _audio_frame(self, index: int) -> bytes:
         exact = self.audio_bit_rate / 8 * FRAME_SAMPLES / self.sample_rate
         # The fractions add up, so that 128 kbit/s is 128 kbit/s although a frame would have 341.33 octets.
         size = int((index + 1) * exact) - int(index * exact)
         payload = b"".join((_AUDIO_HEADER, AUDIO_SLOT, padding(size - _FIXED_AUDIO_BYTES), SILENCE))
-        return stamp(payload, index & _CLOCK_MASK, 0)
+        return stamp(payload, index & CLOCK_MASK, 0)
 
 
 def _check(name: str, value: float, lowest: float, highest: float) -> None:

@@ -43,6 +43,8 @@ EXTENDED: Final = 0xFFFFFF
 
 CLOCK_MASK: Final = 0xFFFFFFFF
 """Timestamps are 32 bit and wrap after 49.7 days (section 4); all arithmetic on them is modulo 2^32."""
+CLOCK_HALF: Final = 1 << 31
+"""A timestamp ahead by this much or more is behind instead: a difference is taken on its shorter side."""
 
 LENGTH_MAX: Final = 0xFFFFFF
 """Largest payload that the 24-bit length field can state."""
@@ -86,6 +88,11 @@ class Message:
             f"Message(csid={self.csid}, timestamp={self.timestamp}, type_id={self.type_id}, msid={self.msid}, "
             f"payload={len(self.payload)} bytes {head}{more})"
         )
+
+
+def signed_difference(later: int, earlier: int) -> int:
+    """Return `later` - `earlier` on the 32-bit clock, in -2^31..2^31-1 ms."""
+    return (later - earlier + CLOCK_HALF & CLOCK_MASK) - CLOCK_HALF
 
 
 def basic_header(fmt: int, csid: int) -> bytes:

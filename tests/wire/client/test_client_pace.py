@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
-from flowctl.wire.client.pace import MediaClock, Timeline, signed_difference
+from flowctl.wire.client.pace import MediaClock, Timeline
 from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.wire import signed_difference
 
 CONFIG = SyntheticSource(width=64, height=64).headers()[1]
 END = b"\x17\x02\x00\x00\x00"

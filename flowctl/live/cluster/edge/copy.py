@@ -38,7 +38,6 @@ from flowctl.live.cluster.edge.publications import NOWHERE, Announcer, Publicati
 from flowctl.live.cluster.follow import Sink
 from flowctl.live.cluster.segments.cutter import TIMELINE_S, CutSegment, Cutter
 from flowctl.live.cluster.segments.segment import (
-    CLOCK,
     Frame,
     Header,
     Position,
@@ -54,6 +53,7 @@ from flowctl.live.cluster.segments.splice import Gap, PublicationStart, Splice, 
 from flowctl.live.cluster.segments.window import SegmentPool
 from flowctl.nodes.diffusion.objects import PeerId
 from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 SETTLE_S: Final = 0.3
@@ -476,7 +476,7 @@ class StreamCopy:
             return
         shift_ms = 0 if self._before is None else self._before.shift_ms
         places = [item for item in self._splice.beginning_with(frame) if self._may_be(item)]
-        pictured, most_ms = bool(places), CLOCK
+        pictured, most_ms = bool(places), CLOCK_MASK
         if not places:  # begun since: where an announced segment says that the next one begins
             follow = (
                 following(place, heard.name.then, heard.name.next_ms) for (place, _), heard in self._announced.items()
@@ -529,7 +529,7 @@ class StreamCopy:
     def _add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> None:
         mapping = self._mapping
         if mapping is not None:
-            shifted = frame._replace(timestamp=frame.timestamp + mapping.shift_ms & CLOCK)
+            shifted = frame._replace(timestamp=frame.timestamp + mapping.shift_ms & CLOCK_MASK)
             self._splice.add(mapping.of(position), index, shifted, headers)
 
     def _end_part(self, cut: CutSegment) -> None:

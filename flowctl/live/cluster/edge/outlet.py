@@ -10,8 +10,9 @@ import structlog
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.cluster.follow import Sink
-from flowctl.live.cluster.segments.segment import CLOCK, Frame, Header
+from flowctl.live.cluster.segments.segment import Frame, Header
 from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 REFUSED_S: Final = 1.0
@@ -49,7 +50,7 @@ class Outlet:
             self.begin(now)
             if not self.begun:
                 return
-        frame = frame._replace(timestamp=frame.timestamp + self.moved_ms & CLOCK) if self.moved_ms else frame
+        frame = frame._replace(timestamp=frame.timestamp + self.moved_ms & CLOCK_MASK) if self.moved_ms else frame
         due, self.due = self.due, ()
         for type_id, payload in due:
             key = inspect(type_id, payload).sticky_key

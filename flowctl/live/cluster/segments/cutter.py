@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass
 from flowctl.live.cluster.segments.segment import (
     BODY_BYTES,
-    CLOCK,
     FRAME_BYTES,
     HEADERS,
     MESSAGES,
@@ -30,7 +29,7 @@ from flowctl.live.cluster.segments.segment import (
     segment_of,
 )
 from flowctl.wire.rtmp.media.media import inspect
-from flowctl.wire.rtmp.wire import TYPE_VIDEO
+from flowctl.wire.rtmp.wire import TYPE_VIDEO, signed_difference
 
 LEAST_MS: Final = 500
 """Period of the publisher's clock in which only the first key frame begins a segment: each object costs work."""
@@ -50,8 +49,6 @@ _HEADERS_BYTES: Final = 262_144
 """Octets of headers that each segment repeats: a hundred times what encoders send; more stay messages only."""
 _ROOM_BYTES: Final = 1024
 """Octets of a body kept free for counts and the sizes of headers."""
-_HALF: Final = 0x80000000
-_VIDEO_CLASSES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 
 def timeline_at(wall_s: float, timestamp: int, before: int | None) -> int:
@@ -131,7 +128,7 @@ class Cutter:
             done = self.close()
             self.timeline, self._last_ms = self.timeline + TIMELINE_DISTANCE, timestamp
             now_ms = timestamp
-        video = message_class in _VIDEO_CLASSES
+        video = message_class in VIDEO_CLASSES
         self._video = self._video or video
         done += self._cut_before(now_ms, len(payload), key=message_class is MessageClass.KEY)
         if self.position is None:
@@ -149,9 +146,7 @@ class Cutter:
         if last is None:
             self._last_ms = timestamp
             return timestamp
-        step = (timestamp - last) & CLOCK
-        if step >= _HALF:
-            step -= CLOCK + 1
+        step = signed_difference(timestamp, last)
         if step < -BACK_MS:
             return None
         self._last_ms = max(last, last + step)

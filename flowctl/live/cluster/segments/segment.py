@@ -27,10 +27,8 @@ from typing import Final, NamedTuple, Self
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.wire.rtmp.url import is_path
-from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_DATA_AMF3, TYPE_VIDEO
+from flowctl.wire.rtmp.wire import CLOCK_MASK, TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_DATA_AMF3, TYPE_VIDEO
 
-CLOCK: Final = 0xFFFFFFFF
-"""Mask of RTMP's clock of 32 bits; arithmetic on it is modulo 2^32."""
 NAME_BYTES: Final = 255
 """Longest name of a stream, ``app/stream``, that an id can hold."""
 OBJECT_BYTES: Final = 2_000_000
@@ -171,7 +169,7 @@ class Segment:
         name, body = SegmentId.decode(octets), data[_LENGTH.size + len(octets) :]
         if len(body) != name.size_bytes or hashlib.sha256(body).digest() != name.digest:
             raise RemoteProtocolError(f"{name} came with a body that is not the one it names", code="segment-hash")
-        headers, frames = decode_body(body, name.position.start_ms & CLOCK)
+        headers, frames = decode_body(body, name.position.start_ms & CLOCK_MASK)
         if len(frames) != name.count:
             raise _refuse(f"{name} has {len(frames)} messages, its id says {name.count}")
         return cls(name, headers, frames)
@@ -200,7 +198,7 @@ def encode_body(headers: Iterable[Header], frames: Iterable[Frame], start: int) 
     count_at, count = len(parts), 0
     parts.append(b"")
     for frame in frames:
-        parts += _MESSAGE.pack(frame.type_id, (frame.timestamp - start) & CLOCK, len(frame.payload)), frame.payload
+        parts += _MESSAGE.pack(frame.type_id, (frame.timestamp - start) & CLOCK_MASK, len(frame.payload)), frame.payload
         count += 1
     parts[count_at] = _COUNT.pack(count)
     body = b"".join(parts)
@@ -229,7 +227,7 @@ def decode_body(body: bytes, start: int) -> tuple[tuple[Header, ...], tuple[Fram
         for _ in range(count):
             type_id, behind_ms, size = _MESSAGE.unpack_from(body, at)
             at += _MESSAGE.size
-            frames.append(Frame(_known(type_id), (start + behind_ms) & CLOCK, _slice(body, at, size)))
+            frames.append(Frame(_known(type_id), (start + behind_ms) & CLOCK_MASK, _slice(body, at, size)))
             at += size
     except struct.error as error:
         raise _refuse("it ends too early") from error
@@ -257,6 +255,6 @@ def segment_of(
 ) -> tuple[SegmentId, bytes]:
     """Return id and body of a segment; arguments as of `SegmentId` and `encode_body`."""
     listed = tuple(frames)
-    body = encode_body(headers, listed, position.start_ms & CLOCK)
+    body = encode_body(headers, listed, position.start_ms & CLOCK_MASK)
     digest = hashlib.sha256(body).digest()
     return SegmentId(position, then, next_ms, len(listed), len(body), digest, stream), body

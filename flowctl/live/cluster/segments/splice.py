@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from flowctl.live.cluster.segments.segment import CLOCK, FRAME_BYTES, Frame, Header, Position, Segment
+from flowctl.live.cluster.segments.segment import FRAME_BYTES, Frame, Header, Position, Segment
+from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 
 class PublicationStart(NamedTuple):
@@ -178,9 +179,9 @@ class Splice:
         gone = self.cursor[1] if self.cursor is not None and self.cursor[0] == position else 0
         out = part.frames[:gone]
         self._drop_frames(part.frames[gone:])
-        last = max((frame.timestamp - position.start_ms & CLOCK for frame in out), default=-1)
+        last = max((frame.timestamp - position.start_ms & CLOCK_MASK for frame in out), default=-1)
         part.frames = out
-        self._extend(part, [frame for frame in frames if frame.timestamp - position.start_ms & CLOCK > last])
+        self._extend(part, [frame for frame in frames if frame.timestamp - position.start_ms & CLOCK_MASK > last])
 
     def _extend(self, part: _SplicedPart, frames: Sequence[Frame]) -> None:
         part.frames += frames
@@ -209,7 +210,7 @@ class Splice:
             return Position(to, max(position.start_ms + shift_ms, 0), position.part)
 
         def shifted(frame: Frame) -> Frame:
-            return frame._replace(timestamp=frame.timestamp + shift_ms & CLOCK)
+            return frame._replace(timestamp=frame.timestamp + shift_ms & CLOCK_MASK)
 
         parts = sorted(self._parts.items())
         self._parts = {}

@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from flowctl.control.operations import BY_NAME, Operation, Permission, answer_with, error_dict, error_of
 from flowctl.control.together import Who, WorkerAnswer, combine
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.bans import Ban, parse_ban
+from flowctl.core.text.fieldtypes import Json
 from flowctl.errors import ClosedError, FlowctlError, RpcError
 from flowctl.live.bans.book import PENALTY, BanBook
 from flowctl.live.bans.penalties import bans_of, overflow_line, overflow_of
@@ -37,7 +38,6 @@ from flowctl.log import redact_text
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 
-Json: TypeAlias = dict[str, Any]
 ASK_S: Final = 10.0
 """Time that a worker has to answer: less than callers wait, so that they learn which worker did not answer."""
 MOST_PAGE_WORDS: Final = 500
