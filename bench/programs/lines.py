@@ -78,7 +78,7 @@ class LineViewer:
         self.rate: Rate = Trace(steps, order.period_s) if len(steps) > 1 else Constant(steps[0][1] if steps else 0.0)
         self.sock = sock = socket.socket()
         if order.steps:
-            mean = self.rate.carried(60.0) / 60.0
+            mean = self.rate.carried_bits(60.0) / 60.0
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer(round(mean)))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SLOW_SEGMENT_BYTES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -109,7 +109,7 @@ class LineViewer:
             data = self.sock.recv(min(allowed, _READ_MOST))
         except BlockingIOError:
             if pace is not None:
-                pace.took(0, now)
+                pace.note_read(0, now)
             return True
         if not data:
             raise ConnectionError("the server closed the connection")
@@ -122,7 +122,7 @@ class LineViewer:
             self.sock.send(reply)  # some octets now and then: they always fit
         if pace is None:
             return True
-        pace.took(len(data), now)
+        pace.note_read(len(data), now)
         return bool(pace.allowance(now))
 
     def _take(self, message: Message, now: float) -> None:
@@ -144,7 +144,11 @@ class LineViewer:
         seen = [(at, delay) for at, delay in self.pictures if begin <= at < end]
         arrivals = [begin, *(at for at, _ in seen), end]
         delays = sorted(delay for _, delay in seen)
-        could = self.rate.carried(end - self.started) - self.rate.carried(begin - self.started) if self.pace else 0.0
+        could = (
+            self.rate.carried_bits(end - self.started) - self.rate.carried_bits(begin - self.started)
+            if self.pace
+            else 0.0
+        )
         return {
             "stream": self.order.stream,
             "line": self.order.line,

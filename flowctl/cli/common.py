@@ -46,7 +46,7 @@ class Settings:
 
 
 settings = Settings()
-"""Those of this process; the application's callback fills them in before a command runs."""
+"""Settings of this process; the application's callback fills them in before a command runs."""
 
 
 def given(context: typer.Context, parameter: str) -> bool:

@@ -17,7 +17,7 @@ _WITHOUT: Final = {
     "--pipeline": ("soft", "hard", "table", "log", "report", "stay"),
     "": ("folder",),
 }
-"""Which demonstration -> options that mean nothing to it."""
+"""Options that mean nothing to a demonstration, by its option."""
 
 
 def demo(

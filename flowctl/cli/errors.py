@@ -21,14 +21,14 @@ OK: Final = 0
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
-"""128 + SIGINT, as shells report it."""
+"""Exit code after SIGINT, 128 + 2, as shells report it."""
 TERMINATED: Final = 143
-"""128 + SIGTERM, likewise; SIGHUP and SIGQUIT end a command in the same way."""
+"""Exit code after SIGTERM, 128 + 15; SIGHUP and SIGQUIT end a command in the same way."""
 READER_GONE: Final = 141
-"""128 + SIGPIPE, as of a program that the kernel ends when it writes to a pipe that nobody reads any more."""
+"""Exit code after SIGPIPE, 128 + 13, as of a program that writes to a pipe without a reader."""
 
 _USAGE: Final = typer.BadParameter.__mro__[2]
-"""ClickException, base of all errors of use: typer has it from click or, in newer versions, in itself."""
+"""Base class of all errors of use, ClickException: typer has it from click or, in newer versions, in itself."""
 
 
 class TerminatedError(BaseException):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flowctl.load.results.result import RunResult
 
 _VIEWERS_PER_S = 200
-"""Default ramp: so many join each second. A server's listen queue of 128, a common default, holds more than half."""
+"""Viewers that join each second by default; a server's listen queue of 128, a common default, holds more than half."""
 
 _Profiles = Annotated[
     list[str] | None,

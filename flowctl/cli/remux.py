@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flowctl.wire.rtmp.url import RtmpUrl
 
 _STOP_S = 30.0
-"""Longest wait for a disk that takes the rest; what it has then is found by the next start."""
+"""Longest wait for a disk that takes the rest; the next start finds what is on it then."""
 _LOOK_S = 0.2
 _MOST_URLS = 64
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flowctl.records.telemetry.flightfiles import FlightSummary
 
 _FEW: Final = 8
-"""Fewer flights than this are replayed before anybody wonders: each takes about as long as its rows take to read."""
+"""Flights up to which a replay shows no progress: each takes about as long as its rows take to read."""
 
 
 def replay(

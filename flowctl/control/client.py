@@ -17,9 +17,9 @@ from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
 from flowctl.wire.zeromq.curve import KeyPair
 
 CONNECT_S: Final = 5.0
-"""How long a connection is waited for, at most: a server that is there answers in milliseconds."""
+"""Longest wait for a connection: a server that is there answers in milliseconds."""
 MOST_WORDS: Final = 1000
-"""Longest text of an error of a server that is told, characters."""
+"""Most characters that are shown of an error text of a server."""
 MOST_CODE: Final = 64
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowctl.live.server import LiveServer
 
 _MOST_DETAIL: Final = 512 * 1024
-"""Details of changes in one answer, octets: half of what a message may have."""
+"""Most octets of details of changes in one answer: half of what a message may have."""
 KEPT_IN_STORE: Final = "in the ban store, and after a restart too"
 
 

@@ -48,12 +48,12 @@ from flowctl.wire.zeromq.keytext import parse_key
 
 _log: Final = structlog.get_logger("flowctl.control")
 MOST_CLIENTS_BYTES: Final = 256 * 1024
-"""Longest file: some thousand clients."""
+"""Largest file of clients: it has room for some thousand of them."""
 _LEVELS: Final = {"basic": Permission.BASIC, "admin": Permission.ADMIN}
 _HINT: Final = "one KEY LEVEL [NAME] a line; flowctl rpc keygen makes keys and shows the public one"
 MOST_WAITING: Final = 64
-"""Calls of a kind that are being carried out or wait for it: more people than that do not change one server at a time.
-Of the places that are left one caller gets no more than it has, so one that floods leaves half of them to others."""
+"""Most calls of a kind that are carried out or wait: more people than that do not change one server at a time. One
+caller gets half of the places that are left at most, so a flood leaves room for others."""
 _BUSY: Final = json.dumps(
     {"error": {"code": "BUSY", "message": "too many calls are waiting already", "hint": "try again"}}
 ).encode()

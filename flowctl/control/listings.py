@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowctl.live.server import LiveServer
 
 _COSTLY: Final = frozenset({"queued", "dropped"})
-"""Orders for which the queues themselves are looked at."""
+"""Orders of connections that need a look at the queues themselves."""
 _VIEWERS: Final = {"role": "viewer", "protocol": None, "peer": None, "sort": "worst", "reverse": False}
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flowctl.live.server import LiveServer
 
 CATEGORY: Final = "flow"
-"""What the names of the operations begin with where they are called: ``flow.stats``."""
+"""First part of the names of operations where they are called: ``flow.stats``."""
 MOST_CURSOR: Final = 2400
 """Longest cursor of events, characters: a place of 30 for each process."""
 MOST_CALL: Final = 64 * 1024
@@ -305,7 +305,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         looks=True,
     ),
 )
-"""All of them; another one is another entry."""
+"""All operations."""
 
 BY_NAME: Final[Mapping[str, Operation]] = {item.name: item for item in OPERATIONS}
 
@@ -353,7 +353,7 @@ def answer_with(effect: Effect, name: str, call: bytes, permission: Permission, 
 
 
 ANSWERED: Final = b'{"result": '
-"""What an answer that is none of an error begins with; the rest of it, but for the last octet, is the result."""
+"""First octets of an answer that is no error; the rest, without the last octet, is the result."""
 
 
 def _as_json(value: Any) -> bytes:

@@ -24,9 +24,9 @@ _PREFIX: Final = "live-"
 _DRAINING: Final = "-draining-"
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._:-]")
 _MOST_PATH_BYTES: Final = 107
-"""Of the path of a unix socket (unix(7))."""
+"""Longest path of a unix socket (unix(7))."""
 _LOOK_S: Final = 2.0
-"""How long a socket is asked whether a server listens: the answer is the kernel's."""
+"""Longest wait for a socket that is asked whether a server listens: the answer is the kernel's."""
 SERVICE_FOLDER: Final = Path("/run/flowctl/flowctl")
 """Where the service of packaging/systemd has its socket. Its folder is systemd's to make, so root may trust it; the
 folders of other users are theirs, and what listens there could be anything."""

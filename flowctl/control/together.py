@@ -19,13 +19,13 @@ from flowctl.errors import BusyError, FlowctlError, LocalProtocolError
 Asked: TypeAlias = Mapping[str, Any]
 Rank: TypeAlias = Callable[[Asked], tuple[Any, ...]]
 Results: TypeAlias = Sequence[tuple[int, Json]]
-"""What was answered, with the number of the process, by number."""
+"""Answers with the numbers of their processes, sorted by number."""
 MOST_PAGE: Final = 1000
 """Longest page of a list: half a megabyte of bans with their reasons."""
 MOST_ROWS: Final = 500
 """Longest page of connections: each has a kilobyte with its axes, drops and reasons."""
 MOST_PLACES: Final = 80
-"""Processes that a cursor of events has a place for: more than there are workers."""
+"""Most processes that have a place in a cursor of events; more than there are workers."""
 KICKED_SHOWN: Final = 100
 """Connections whose numbers the answer to a kick holds; there may be thousands, and it counts them all."""
 

@@ -17,7 +17,7 @@ from typing import Final, Self
 
 _READ_BYTES: Final = 64 * 1024
 _LARGE_BYTES: Final = 4096
-"""Pieces from here on have a changed octet: what is shorter may be all framing, and broken framing is no lie."""
+"""Least length of a piece in which an octet is changed: shorter ones may be framing only, which is not changed."""
 _READY_S: Final = 5.0
 _LEAST_PAUSE_S: Final = 0.01
 

@@ -48,16 +48,16 @@ RAMP_S: Final = 2.0
 
 TIGHT_SOFT: Final = "512KiB,1024,1s"
 TIGHT_HARD: Final = TIGHT_SOFT
-"""Too tight, on purpose, see above: no room between the two, so nobody is thinned before being cut."""
+"""Limits that are too tight on purpose, see above: equal, so no viewer is thinned before it is cut."""
 
 PAUSING: Final = "pause@4s/3s/64KiB"
-"""A link that rests: longer than the first limits allow, shorter than any sensible ones."""
+"""Profile of a link that rests: longer than the first limits allow, shorter than any sensible ones."""
 RESTING: Final = "pause@4s/700ms/64KiB"
-"""The same, shorter than the first limits allow: such viewers tell of their links for the whole run."""
+"""Profile of a link with shorter rests than the first limits allow: its viewers tell of it for the whole run."""
 SWINGING: Final = "sawtooth@500k-6M/6s"
-"""A mobile link."""
+"""Profile of a mobile link."""
 ABUSES: Final = ("B05", "B17", "B08", "B02")
-"""Chunk streams without end, control flood, nesting, chunks of one octet: what no sound client does even once."""
+"""Profiles of abuse: endless chunk streams, control flood, nesting, chunks of one octet. No sound client does these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class LoopPlan:
 
 
 _LEAST_FEWER: Final = 2.0
-"""Cuts of honest slow viewers have to be fewer by this factor: one less may be chance, half of them is not."""
+"""Least factor by which cuts of honest slow viewers go down: one less may be chance, half of them is not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -372,7 +372,7 @@ def run_loop(
 
 
 _OURS: Final = ("events", "watched", "out", "before.html", "after.html", "server.log", "comparison.json")
-"""What a run leaves in its folder, and so what the next one may remove."""
+"""Files and folders that a run leaves in its folder; the next run may remove them."""
 
 
 def _clear(folder: Path) -> None:

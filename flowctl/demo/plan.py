@@ -20,19 +20,19 @@ from flowctl.load.crowd import source_address
 from flowctl.load.plan import LoadPlan
 
 BIT_RATE: Final = 1_600_000
-"""Of the stream, sound included."""
+"""Bit rate of the stream, sound included."""
 
 SLOW_SHARES: Final = (0.85, 0.5, 0.2)
-"""What the slow viewers read, as shares of the stream's bit rate."""
+"""Shares of the stream's bit rate that the slow viewers read."""
 
 ATTACK: Final = "B17"
-"""Acknowledges without reading, and floods with pings without reading the answers: one connection each."""
+"""Profile of the attackers: it acknowledges without reading, and floods with pings without reading the answers."""
 
 DEFAULT_SOFT: Final = "512KiB,1024,3s"
 DEFAULT_HARD: Final = "2MiB,4096,5s"
 
 _RAMP_S: Final = 1.5
-"""The viewers join one after the other, so that they all meet the middle of a group of pictures."""
+"""Time in which the viewers join, one after the other, so that they meet the middle of a group of pictures."""
 
 
 _STALL_BUFFER: Final = "64KiB"

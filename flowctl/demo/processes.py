@@ -22,7 +22,7 @@ from flowctl.control.client import call_operation
 from flowctl.errors import FlowctlError
 
 _READY_S: Final = 120.0
-"""Six interpreters that start at once take 2 s on two idle cores, and 20 s were too short where others used them."""
+"""Longest start: six interpreters at once take 2 s on two idle cores, and 20 s were too short on busy ones."""
 _TERM_S: Final = 10.0
 _STATS_S: Final = 5.0
 _LOOK_S: Final = 0.1

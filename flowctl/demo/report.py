@@ -27,12 +27,12 @@ from flowctl.units import format_bit_rate, format_count, format_duration, format
 
 _STALL_CUTS: Final = frozenset({CloseReason.HARD_LIMIT.value, CloseReason.STUCK.value})
 FLOOD_LIMIT: Final = "control_messages_per_second"
-"""What the flooding connection runs into."""
+"""Name of the limit that the flooding connection runs into."""
 
 _COLUMNS: Final = 80
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _MOST_BARS: Final = 26
-"""Of a viewer; a longer demonstration has several seconds to a bar."""
+"""Most bars of a viewer; a longer demonstration has several seconds to a bar."""
 _ATTACK_CUTS: Final = _STALL_CUTS | {CloseReason.LIMIT_HIT.value}
 
 

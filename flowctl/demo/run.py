@@ -52,7 +52,7 @@ _STOP_S: Final = 5.0
 _STREAM: Final = "demo/sample"
 _ANY_PORT: Final = "127.0.0.1:0"
 _BESIDE_SHARE: Final = 0.5
-"""Of the stream's rate: the line of the second picture of the dashboard."""
+"""Rate of the line of the dashboard's second picture, as a share of the stream's rate."""
 _BESIDE_BUFFER_BYTES: Final = 32 * 1024
 _CONDITIONS: Final = ("healthy.missing>0", "healthy.cut>0", "slow.broken_restarts>0", "failed>0")
 """What the written report judges; the demonstration itself knows more, from the server."""
@@ -93,8 +93,8 @@ class _Looker:
     def _look(self) -> None:
         start = time.monotonic()
         while not self._over.wait(_LOOK_S):
-            changed = self._watch.look(RestingPace().over(self._server.hub.viewing()))
-            self._display.looked(time.monotonic() - start, self._watch.viewers, changed)
+            changed = self._watch.update_viewers(RestingPace().over(self._server.hub.viewing()))
+            self._display.show_viewers(time.monotonic() - start, self._watch.viewers, changed)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -103,7 +103,7 @@ class _Looker:
         self._over.set()
         self._thread.join()
         # Those who closed by themselves have done so before the run was over.
-        self._watch.look(self._server.hub.viewing())
+        self._watch.update_viewers(self._server.hub.viewing())
 
 
 class _Meter:

@@ -21,8 +21,8 @@ from flowctl.load.results.result import RunResult
 FPS: Final = 30.0
 KEY_INTERVAL_S: Final = 2.0
 DISPOSABLE_EVERY: Final = 3
-"""Every third frame may be left out without harm to others, as B-frames may, and all are numbered: so it is known
-exactly who lost what, and whether the rest could be decoded."""
+"""Distance of frames that may be left out without harm to others, as B-frames may. All are numbered: so it is known
+exactly which were lost, and whether the rest could be decoded."""
 CACHE_VARIABLE: Final = "FLOWCTL_CACHE"
 
 

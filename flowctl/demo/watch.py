@@ -63,7 +63,7 @@ class WatchedViewer:
         self.load = sender.load
         self.why = connection.why()
         self.connected_s = connection.now() - connection.opened_at
-        self._take(sender)
+        self._note_figures(sender)
 
     def end(self, viewer: EndedViewer) -> None:
         self.load = EMPTY_LOAD
@@ -71,9 +71,9 @@ class WatchedViewer:
         self.cut = viewer.reason.value
         self.cut_details = viewer.details
         self.why = f"{viewer.reason.value}: {viewer.details}" if viewer.details else viewer.reason.value
-        self._take(viewer.sender)
+        self._note_figures(viewer.sender)
 
-    def _take(self, sender: SenderStatistics) -> None:
+    def _note_figures(self, sender: SenderStatistics) -> None:
         self.state = sender.state
         self.peak_bytes = max(self.peak_bytes, sender.load.size_bytes)
         self.peak_age_ms = max(self.peak_age_ms, sender.load.age_ms)
@@ -161,8 +161,8 @@ class ViewerWatch(Observer):
         self._by_connection[number] = watched
         return watched
 
-    def look(self, viewing: Iterable[tuple[str, Viewer]]) -> list[WatchedViewer]:
-        """Look at all viewers; return those whose state has changed or that have gone, in their order."""
+    def update_viewers(self, viewing: Iterable[tuple[str, Viewer]]) -> list[WatchedViewer]:
+        """Update all viewers; return those whose state has changed or that have gone, in their order."""
         changed: list[WatchedViewer] = []
         for _, viewer in viewing:
             watched = self._find(viewer.number, viewer.peer[0])
@@ -228,7 +228,7 @@ class ViewerDisplay(Display):
 
     _next_at = 0.0
 
-    def looked(self, at_s: float, viewers: list[WatchedViewer], changed: list[WatchedViewer]) -> None:
+    def show_viewers(self, at_s: float, viewers: list[WatchedViewer], changed: list[WatchedViewer]) -> None:
         self.show(lambda: self._table(at_s, viewers), lambda: self._lines(at_s, viewers, changed))
 
     def _table(self, at_s: float, viewers: list[WatchedViewer]) -> Table:

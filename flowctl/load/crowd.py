@@ -32,17 +32,17 @@ from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
 
 VISITS_MAX: Final = 100_000
-"""Connections that one worker makes in all: viewers that churn come back no more after it."""
+"""Most connections that one worker makes: viewers that churn do not come back after it."""
 
 _COME_BACK_S: Final = 1.0
-"""A viewer that churns and was turned away tries again after this time; one that left by itself comes at once."""
+"""Pause of a viewer that churns and was turned away; one that left by itself comes back at once."""
 
-_LAST_S: Final = 2.0
-"""Leaving is bounded by the links themselves; this is for what should not happen."""
+_END_WAIT_S: Final = 2.0
+"""Longest wait for the last links to end: they have bounds of their own, this is a bound in case they fail."""
 
 _LEAST_ATTACK_S: Final = 0.5
 _ATTACK_MARGIN_S: Final = 1.0
-"""An attack ends so much before the run does: it still has to be judged."""
+"""Time from the end of an attack to the end of the run, in which it is judged."""
 
 _VIEWER_CONFIG: Final = ClientSessionConfig(flash_version="LNX 9,0,124,2 (compatible; flowctl load)")
 _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
@@ -61,12 +61,12 @@ class ProfileTally:
 
     def figures(self) -> Counter[str]:
         """Return the figures of this moment by the names that samples have, with bytes and frames."""
-        found = Counter(self.ended)
+        figures = Counter(self.ended)
         for name, count in _COUNTS.items():
-            found[name] += sum(map(count, self.alive))
-        found["connected"] = sum(viewer.connected for viewer in self.alive) + self.attacking
-        found["playing"] = sum(viewer.playing for viewer in self.alive)
-        return found
+            figures[name] += sum(map(count, self.alive))
+        figures["connected"] = sum(viewer.connected for viewer in self.alive) + self.attacking
+        figures["playing"] = sum(viewer.playing for viewer in self.alive)
+        return figures
 
 
 _COUNTS: Final[dict[str, Callable[[LoadViewer], int]]] = {
@@ -76,7 +76,7 @@ _COUNTS: Final[dict[str, Callable[[LoadViewer], int]]] = {
     "bytes": lambda viewer: viewer.result.wire_bytes,
     "frames": lambda viewer: viewer.measure.frames,
 }
-"""What each viewer adds to the figures of its profile, while it is there and afterwards."""
+"""Figures that each viewer adds to those of its profile, while it is there and after its end."""
 
 
 def source_address(number: int) -> str:
@@ -112,7 +112,7 @@ class PeerCrowd:
         for order in orders:
             self._waiting += 1
             self._tally(order.profile)
-            self.reactor.call_at(self.began + order.join_s, partial(self._come, order, first=True))
+            self.reactor.call_at(self.began + order.join_s, partial(self._start_peer, order, first=True))
 
     def _tally(self, name: str) -> ProfileTally:
         tally = self._tallies.get(name)
@@ -121,7 +121,7 @@ class PeerCrowd:
             tally = self._tallies[name] = ProfileTally(choice.profile.kind, choice.manner)
         return tally
 
-    def _come(self, order: PeerOrder, _now: float, *, first: bool) -> None:
+    def _start_peer(self, order: PeerOrder, _now: float, *, first: bool) -> None:
         self._waiting -= first
         self._returning -= not first
         if self._stopping:
@@ -144,7 +144,7 @@ class PeerCrowd:
             result=result,
             config=_VIEWER_CONFIG,
             began=self.began,
-            on_end=lambda viewer: self._gone(viewer, order, tally),
+            on_end=lambda viewer: self._viewer_ended(viewer, order, tally),
             manner=tally.manner,
             measure=ViewerMeasure(self.clocks[order.stream], recent),
             book=self._book,
@@ -155,7 +155,7 @@ class PeerCrowd:
 
     # -- going
 
-    def _gone(self, viewer: LoadViewer, order: PeerOrder, tally: ProfileTally) -> None:
+    def _viewer_ended(self, viewer: LoadViewer, order: PeerOrder, tally: ProfileTally) -> None:
         tally.alive.pop(viewer, None)
         result = viewer.result
         tally.ended.update({name: count(viewer) for name, count in _COUNTS.items()})
@@ -164,7 +164,7 @@ class PeerCrowd:
         if tally.manner.stay_s is not None and not self._stopping and self._visits < VISITS_MAX:
             pause_s = 0.0 if result.end is PeerEnd.LEFT else _COME_BACK_S
             self._returning += 1
-            self.reactor.call_at(time.monotonic() + pause_s, partial(self._come, order, first=False))
+            self.reactor.call_at(time.monotonic() + pause_s, partial(self._start_peer, order, first=False))
 
     def _count_end(self, result: PeerResult, tally: ProfileTally) -> None:
         tally.ended["cut"] += result.cut is True
@@ -260,7 +260,7 @@ class PeerCrowd:
             task.cancel()
         if self.alive - self._waiting - self._returning:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), _LAST_S)
+                await asyncio.wait_for(self._empty.wait(), _END_WAIT_S)
         for tally in self._tallies.values():
             for viewer in list(tally.alive):
                 viewer.end(PeerEnd.RUN_ENDED, "the run was over", time.monotonic())

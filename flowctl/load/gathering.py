@@ -18,8 +18,8 @@ from flowctl.units import format_count
 from flowctl.wire.client.measure import FASTEST, ORIGIN
 
 DELAYS_KEPT: Final = 10_000
-_LATE_S: Final = 0.5
-"""A second is closed without the workers that have not reported it so much later."""
+_REPORT_WAIT_S: Final = 0.5
+"""Longest wait for the reports on a second that has passed; then it is closed without those that are missing."""
 _BUSY_PERCENT: Final = 90.0
 _LAG_MS: Final = 50.0
 _PUBLISHER_LAG_S: Final = 0.1
@@ -64,7 +64,7 @@ class Gathering:
         if text not in self.result.warnings:
             self.result.warnings.append(text)
 
-    def expect(self, orders: Iterable[PeerOrder], every: int) -> None:
+    def expect_peers(self, orders: Iterable[PeerOrder], every: int) -> None:
         """Note who is to come, and that only every n-th viewer is parsed."""
         self._orders = {order.number: order for order in orders}
         self.result.measured_every = every
@@ -85,11 +85,11 @@ class Gathering:
 
     # -- what workers say
 
-    def started(self, worker: int, cpu_s: float) -> None:
+    def note_start(self, worker: int, cpu_s: float) -> None:
         """Note the processor time that a worker took to start: it is not that of the run."""
         self._cpu_s[worker] = cpu_s
 
-    def row(self, values: dict[str, Any]) -> None:
+    def add_row(self, values: dict[str, Any]) -> None:
         result = PeerResult(**{**values, "kind": PeerKind(values["kind"]), "end": PeerEnd(values["end"])})
         self.result.peers.append(result)
         if result.kind is not PeerKind.PUBLISHER:
@@ -97,8 +97,8 @@ class Gathering:
         elif result.end is not PeerEnd.RUN_ENDED:
             self.lost_publishers.append(result)
 
-    def sampled(self, worker: int, message: dict[str, Any], *, publishing: bool) -> None:
-        """Take the figures of a worker; publishers have a clock of their own, so theirs are of the present second."""
+    def add_report(self, worker: int, message: dict[str, Any], *, publishing: bool) -> None:
+        """Add the figures of a worker; publishers have a clock of their own, so theirs are of the present second."""
         second = self.closed + 1 if publishing else int(message["sample"])
         used_s = message["cpu_s"] - self._cpu_s.get(worker, message["cpu_s"])
         self._cpu_s[worker] = message["cpu_s"]
@@ -110,10 +110,10 @@ class Gathering:
         if not publishing and second > self.closed:
             self._seconds.setdefault(second, {})[worker] = message
 
-    def publisher_lag(self, lag_s: float) -> None:
+    def note_publisher_lag(self, lag_s: float) -> None:
         self._publisher_lag_s = max(self._publisher_lag_s, lag_s)
 
-    def died(self, orders: Orders, words: str) -> None:
+    def note_death(self, orders: Orders, words: str) -> None:
         if orders.role == "publishers":
             self.warn(f"the process of the publishers died: {words}")
             return
@@ -149,7 +149,7 @@ class Gathering:
         due = self._began + second
         reports = self._seconds.get(second, {})
         complete = bool(reports) and len(reports) >= workers
-        if now < due or not (complete or now >= due + _LATE_S):
+        if now < due or not (complete or now >= due + _REPORT_WAIT_S):
             return
         self.closed = second
         self._seconds.pop(second, None)
@@ -164,10 +164,10 @@ class Gathering:
         sample = RunSample(at_s=at_s)
         recent = DelayHistogram()
         for report in reports:
-            for profile, found in report["profiles"].items():
+            for profile, figures in report["profiles"].items():
                 for name in ("connected", "playing", "missing", "pictures", "missing_pictures", "cut", "failed"):
                     into: dict[str, int] = getattr(sample, name)
-                    into[profile] = into.get(profile, 0) + found.get(name, 0)
+                    into[profile] = into.get(profile, 0) + figures.get(name, 0)
             sample.received_bytes_per_s += report["bytes"]
             sample.frames_per_s += report["frames"]
             recent.merge(DelayHistogram.from_list(report["recent"]))
@@ -217,10 +217,10 @@ class Gathering:
         result.delay_source = ", ".join(sorted(sources))
         if self._server_first is not None and self._server_last is not None:
             result.server_cpu_s = round(self._server_last.cpu_s - self._server_first.cpu_s, 3)
-        self._doubts(sources)
+        self._warn_of_doubts(sources)
         return result
 
-    def _doubts(self, sources: set[str]) -> None:
+    def _warn_of_doubts(self, sources: set[str]) -> None:
         """Say what the figures should not be trusted for."""
         if self._busy:
             self.warn(

@@ -27,13 +27,13 @@ READ_COST: Final = 200e-6
 were measured, nearly all of it the kernel's."""
 
 PARSE_COST: Final = 280e-6
-"""What it takes more to copy and to skim those 77 messages per second: 420 to 510 us in all."""
+"""Share of a core that it costs more to copy and skim those 77 messages per second: 420 to 510 us in all."""
 
 _BUDGET: Final = 0.7
 """Share of the cores beside the server that the crowd may take: with more, delays would be those of the tester."""
 
 _LEAST_FOR_PARSING: Final = 0.05
-"""Cores for parsing that are always there: 250 parsed viewers, enough for percentiles."""
+"""Cores for parsing that every crowd gets: 250 parsed viewers, enough for percentiles."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,26 +22,26 @@ from flowctl.load.worker import Orders
 
 _KILL_AFTER_S: Final = 2.0
 _REAP_S: Final = 0.2
-"""A process that dies closes its output a moment before it has an exit status."""
+"""Longest wait for an exit status: a process that dies closes its output a moment before it has one."""
 _WORDS_MAX: Final = 300
 
 _START: Final = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "import sys; sys.path.append(sys.argv.pop()); from flowctl.load.worker import main; sys.exit(main())"
 )
-"""What a worker runs. Deaf to Ctrl-C before its long imports begin: the run tells it when to end. Not ``-m``: that puts
-the current folder before the standard library, and a ``queue.py`` there would be run instead of Python's. The folder of
-this package comes last, for a checkout that is not installed."""
+"""Program of a worker. It ignores Ctrl-C before its long imports begin: the run tells it when to end. Not ``-m``: that
+puts the current folder before the standard library, and a ``queue.py`` there would be run instead of Python's. The
+folder of this package comes last, for a checkout that is not installed."""
 
 _PACKAGES: Final = str(Path(__file__).resolve().parents[2])
 
-Said: TypeAlias = "tuple[WorkerProcess, dict[str, Any]]"
+WorkerMessage: TypeAlias = "tuple[WorkerProcess, dict[str, Any]]"
 
 
 class WorkerProcess:
     """One process."""
 
-    def __init__(self, orders: Orders, inbox: queue.Queue[Said]) -> None:
+    def __init__(self, orders: Orders, inbox: queue.Queue[WorkerMessage]) -> None:
         self.orders: Final = orders
         self._inbox = inbox
         self.ready = False
@@ -84,7 +84,7 @@ class WorkerProcess:
                 self._inbox.put((self, json.loads(line)))
         self._inbox.put((self, {"ended": True}))
 
-    def take(self, message: dict[str, Any]) -> None:
+    def note_message(self, message: dict[str, Any]) -> None:
         """Note what a message says about the worker itself."""
         self.ready = self.ready or "ready" in message
         self.cpu_s = float(message.get("cpu_s", self.cpu_s))

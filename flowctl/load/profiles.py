@@ -27,7 +27,7 @@ from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace,
 
 MAX_SECONDS: Final = 86_400.0
 _LEAST_S: Final = {"PERIOD": 0.1, "ON": 0.01, "OFF": 0.01, "STAY": 0.1}
-"""Least time of a parameter, seconds, 0 for others: shorter visits are a flood of connections, not viewers."""
+"""Least time of a parameter, seconds; 0 for all others. Shorter visits are a flood of connections, not viewers."""
 _TRACE_MAX_BYTES: Final = 4 * 1024 * 1024
 _SHARE = re.compile(r"(?P<head>.+):(?P<number>\d{1,6}(?:\.\d{1,4})?)(?P<percent>%?)", re.ASCII | re.DOTALL)
 

@@ -26,7 +26,7 @@ from flowctl.errors import BrokenError, ConfigError, InternalError
 from flowctl.load.gathering import Gathering
 from flowctl.load.peers.link import Target
 from flowctl.load.plan import LoadPlan
-from flowctl.load.process import Said, WorkerProcess
+from flowctl.load.process import WorkerMessage, WorkerProcess
 from flowctl.load.procfs import check_process
 from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerKind, RunResult, RunSample
@@ -38,13 +38,13 @@ from flowctl.wire.rtmp.url import RtmpUrl
 _START_S: Final = 30.0
 """Time for a worker to start: Python and its imports, beside others on a busy machine."""
 _LEAD_S: Final = 0.3
-"""Between the first frame published and the first viewer."""
+"""Time from the first published frame to the first viewer."""
 _BEGIN_S: Final = 0.1
-"""Between saying when to begin and beginning."""
+"""Time from the order to begin to the begin itself."""
 _STOP_S: Final = 15.0
 _LAST_WORDS_S: Final = 0.25
 _LOSS_S: Final = 1.0
-"""From the loss of the server or of the publishers to the end of the run: viewers still see how it ends for them."""
+"""Time from the loss of the server or of the publishers to the end of the run: viewers still see how it ends."""
 _PROBE_S: Final = 1.0
 
 
@@ -99,7 +99,7 @@ class _Run:
     url: RtmpUrl
     target: Target
     on_sample: Callable[[RunSample], None] | None
-    _inbox: queue.Queue[Said] = field(default_factory=queue.Queue)
+    _inbox: queue.Queue[WorkerMessage] = field(default_factory=queue.Queue)
     _publishing: list[WorkerProcess] = field(default_factory=list)
     _viewing: list[WorkerProcess] = field(default_factory=list)
     _published: set[int] = field(default_factory=set)
@@ -120,7 +120,7 @@ class _Run:
         self._signal = number
 
     def check_source(self) -> None:
-        """Look at what is to be published before anything starts."""
+        """Check the source of the publishers before anything starts."""
         plan = self.plan
         if plan.publishers and plan.source is not None:
             check_has_media(FlvFile(plan.source), plan.source)
@@ -132,7 +132,7 @@ class _Run:
     def carry_out(self, cores: int) -> RunResult:
         plan, gathering = self.plan, self._gathering
         orders = plan.assignments(cores)
-        gathering.expect(orders, plan.parsed_every(cores))
+        gathering.expect_peers(orders, plan.parsed_every(cores))
         if plan.publishers:
             self._publishing.append(
                 WorkerProcess(self._orders("publishers", list(range(plan.publishers))), self._inbox)
@@ -148,9 +148,9 @@ class _Run:
         self._wait(lambda: all(worker.ready or worker.over for worker in self._all), _START_S)
         if not self._interrupted:
             self._check_started()
-            self._publish()
+            self._start_publishers()
         if not self._interrupted:
-            self._view()
+            self._watch_viewers()
         gathering.result.interrupted = self._interrupted
         gathering.result.interrupted_by = self._signal
         self._stop()
@@ -179,21 +179,21 @@ class _Run:
                     hint="check that memory, processes and descriptors are left (ulimit -a), or use fewer --workers",
                 )
 
-    def _publish(self) -> None:
-        wanted = self.plan.publishers
-        if not wanted:
+    def _start_publishers(self) -> None:
+        count = self.plan.publishers
+        if not count:
             return
         for worker in self._publishing:
             worker.tell({"begin": time.monotonic()})
         timeout_s = self.plan.connect_timeout_s + self.plan.key_interval_s + 5
-        if not self._wait(lambda: len(self._published) >= wanted, timeout_s) and not self._interrupted:
+        if not self._wait(lambda: len(self._published) >= count, timeout_s) and not self._interrupted:
             raise BrokenError(
-                f"{wanted - len(self._published)} of {wanted} publishers were not let publish within {timeout_s:.0f} s",
+                f"{count - len(self._published)} of {count} publishers were not let publish within {timeout_s:.0f} s",
                 hint="check that the server runs and that the stream is free",
             )
         self._wait(lambda: False, _LEAD_S)
 
-    def _view(self) -> None:
+    def _watch_viewers(self) -> None:
         """Let the viewers begin, and watch until the time is over."""
         plan, gathering = self.plan, self._gathering
         began = time.monotonic() + _BEGIN_S
@@ -234,7 +234,7 @@ class _Run:
         lost = gathering.lost_publishers
         # By its viewers alone a stream may end, where that was asked for.
         cut = 0 if self.plan.until == "stream-end" else gathering.healthy_cut
-        if (lost or cut) and not self._answers():
+        if (lost or cut) and not self._server_answers():
             return f"the server ended in mid run: after {after_s:.0f} s nobody listened there any more"
         if lost:
             who = "the publisher was" if publishers == 1 else f"{len(lost)} of {publishers} publishers were"
@@ -243,7 +243,7 @@ class _Run:
             return f"all {cut} healthy viewers were cut before the run was over: the stream or the server ended"
         return ""
 
-    def _answers(self) -> bool:
+    def _server_answers(self) -> bool:
         """Return whether somebody still accepts connections at the server's address."""
         with socket.socket(self.target.family, socket.SOCK_STREAM) as sock:
             sock.settimeout(_PROBE_S)
@@ -271,35 +271,35 @@ class _Run:
 
     # -- listening
 
-    def _wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
-        """Listen until something is so; return whether it is."""
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Listen until a condition holds; return whether it does."""
         end = time.monotonic() + timeout_s
         while not self._interrupted and time.monotonic() < end:
-            if until():
+            if condition():
                 return True
             self._listen(min(0.05, timeout_s))
-        return until()
+        return condition()
 
     def _listen(self, timeout_s: float) -> None:
-        """Take what the workers have said, waiting for the first of it."""
+        """Handle the messages of the workers, and wait for the first one."""
         try:
-            said = self._inbox.get(timeout=timeout_s)
+            message = self._inbox.get(timeout=timeout_s)
             while True:
-                self._take(*said)
-                said = self._inbox.get_nowait()
+                self._handle_message(*message)
+                message = self._inbox.get_nowait()
         except queue.Empty:
             return
 
-    def _take(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        worker.take(message)
+    def _handle_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        worker.note_message(message)
         gathering = self._gathering
         if "ready" in message:
-            gathering.started(self._all.index(worker), message["cpu_s"])
+            gathering.note_start(self._all.index(worker), message["cpu_s"])
         elif "row" in message:
-            gathering.row(message["row"])
+            gathering.add_row(message["row"])
         elif "sample" in message:
             publishing = worker in self._publishing
-            gathering.sampled(self._all.index(worker), message, publishing=publishing)
+            gathering.add_report(self._all.index(worker), message, publishing=publishing)
         elif "failed" in message:
             raise BrokenError(f"a worker process failed: {message['failed']}", hint=message["hint"])
         elif "published" in message:
@@ -314,9 +314,9 @@ class _Run:
                 hint="check that the server runs and that the stream is free",
             )
         elif "publisher_lag_s" in message:
-            gathering.publisher_lag(message["publisher_lag_s"])
+            gathering.note_publisher_lag(message["publisher_lag_s"])
         elif "ended" in message and worker.died:
-            gathering.died(worker.orders, worker.last_words())
+            gathering.note_death(worker.orders, worker.last_words())
             if worker in self._publishing:
                 self._publishing_died = worker.last_words()
 

@@ -19,13 +19,13 @@ from flowctl.wire.client.connect import parse_address
 from flowctl.wire.rtmp.url import RtmpUrl
 
 SPARE_DESCRIPTORS: Final = 64
-"""For the loop, pipes, and connections that are just closing."""
+"""Descriptors for the loop, pipes, and connections that are just closing."""
 
 _GENEROUS_DESCRIPTORS: Final = 16_384
 
 
 SCHEMES: Final = ("rtmp", "http", "ws")
-"""What streams may be played over."""
+"""Schemes of addresses over which streams may be played."""
 
 
 def _is_loopback(address: tuple[Any, ...]) -> bool:

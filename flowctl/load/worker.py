@@ -40,7 +40,7 @@ from flowctl.wire.rtmp.url import parse_url
 
 SAMPLE_S: Final = 1.0
 ATTACK_PATIENCE_S: Final = 7.0
-"""How long attackers may take at the end: to try a newcomer takes up to 5 s."""
+"""Longest time that attackers get at the end: the try of a newcomer takes up to 5 s."""
 
 _PUBLISHER_CONFIG: Final = ClientSessionConfig(flash_version="FMLE/3.0 (compatible; flowctl load)")
 
@@ -68,14 +68,16 @@ class LoadWorker:
 
     orders: Orders
     reactor: Reactor
-    told: bytes = b""
+    unread: bytes = b""  # input after the last whole line
     _crowd: PeerCrowd | None = None
     _publishers: list[LoadPublisher] = dataclasses.field(default_factory=list)
     _began: float = 0.0
     _samples: int = 0
     _max_lag_s: float = 0.0
     _over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    _left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # all publishers have gone, after the end
+    _all_ended: asyncio.Event = dataclasses.field(
+        default_factory=asyncio.Event
+    )  # all publishers have gone, after the end
     _patience_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class LoadWorker:
         os.set_blocking(0, False)
         loop.add_reader(0, self._read_input)
         say(ready=True, cpu_s=time.process_time())
-        self._hear(b"")  # a run that was interrupted at once has said so before we could listen
+        self._read_lines(b"")  # a run that was interrupted at once has said so before we could listen
         await self._over.wait()
         loop.remove_reader(0)
         if self._crowd is not None:
@@ -109,7 +111,7 @@ class LoadWorker:
             cpu_s=time.process_time(),
         )
 
-    # -- being told
+    # -- orders
 
     def _read_input(self) -> None:
         try:
@@ -119,14 +121,14 @@ class LoadWorker:
         if not octets:
             self._over.set()  # our parent is gone
             return
-        self._hear(octets)
+        self._read_lines(octets)
 
-    def _hear(self, octets: bytes) -> None:
-        *lines, self.told = (self.told + octets).split(b"\n")
+    def _read_lines(self, octets: bytes) -> None:
+        *lines, self.unread = (self.unread + octets).split(b"\n")
         for line in lines:
-            self._obey(json.loads(line))
+            self._carry_out_order(json.loads(line))
 
-    def _obey(self, order: dict[str, Any]) -> None:
+    def _carry_out_order(self, order: dict[str, Any]) -> None:
         if "begin" in order:
             self._begin(float(order["begin"]))
         elif "origin" in order:
@@ -164,20 +166,20 @@ class LoadWorker:
             result=PeerResult(number=index, profile=PUBLISHER, kind=PeerKind.PUBLISHER, url=str(url)),
             config=_PUBLISHER_CONFIG,
             began=self._began,
-            on_end=self._publisher_gone,
+            on_end=self._publisher_ended,
             feed=TagFeed(tags=iter(Timeline(source, loop=plan.source is not None)), stamper=Stamper()),
             on_start=lambda origin_us: say(published=index, origin_us=origin_us),
         )
         self._publishers.append(publisher)
         publisher.start("", plan.connect_timeout_s)
 
-    def _publisher_gone(self, publisher: LoadPublisher) -> None:
+    def _publisher_ended(self, publisher: LoadPublisher) -> None:
         if not publisher.publishing:
             say(unpublished=publisher.result.number, why=publisher.result.end_details)
         say(publisher_lag_s=publisher.feed.max_lag_s)
         self._row(publisher.result)
         if self._over.is_set() and all(item.ended for item in self._publishers):
-            self._left.set()
+            self._all_ended.set()
 
     async def _stop_publishers(self) -> None:
         now = time.monotonic()
@@ -185,9 +187,9 @@ class LoadWorker:
             if not publisher.ended:
                 publisher.depart(PeerEnd.RUN_ENDED, "the run was over", now)
         if not all(publisher.ended for publisher in self._publishers):
-            await self._left.wait()  # which is bounded: nobody lingers for long
+            await self._all_ended.wait()  # which is bounded: links linger for a moment only
 
-    # -- telling
+    # -- reports
 
     def _row(self, result: PeerResult) -> None:
         say(row=result.as_dict())
@@ -211,10 +213,10 @@ class LoadWorker:
         self.reactor.call_at(self._began + (self._samples + 1) * SAMPLE_S, self._sample)
 
 
-async def _work(orders: Orders, told: bytes) -> None:
+async def _work(orders: Orders, unread: bytes) -> None:
     reactor = Reactor(asyncio.get_running_loop())
     try:
-        await LoadWorker(orders, reactor, told).run()
+        await LoadWorker(orders, reactor, unread).run()
     finally:
         reactor.close()
 
@@ -229,7 +231,7 @@ def main() -> int:
         if not octets:
             return 1
         buffer += octets
-    line, _, told = buffer.partition(b"\n")  # a run that is interrupted says stop right behind its orders
+    line, _, unread = buffer.partition(b"\n")  # a run that is interrupted says stop right behind its orders
     values = json.loads(line)
     orders = Orders(**{**values, "plan": LoadPlan(**values["plan"])})
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -239,7 +241,7 @@ def main() -> int:
         factory = uvloop.new_event_loop
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(_work(orders, told))
+            runner.run(_work(orders, unread))
     except FlowctlError as error:
         say(failed=str(error), hint=error.hint)
         return 1

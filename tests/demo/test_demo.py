@@ -168,9 +168,9 @@ def test_watch_when_an_attacker_has_several_connections():
     end(watch, 7, hostile.host, CloseReason.HARD_LIMIT, "age_ms 5001, limit 5000")
     end(watch, 8, hostile.host, CloseReason.STUCK)
     end(watch, 9, "127.99.9.9", CloseReason.STUCK)
-    changed = watch.look([])
+    changed = watch.update_viewers([])
     assert [(item.plan.label, item.cut) for item in changed] == [("hostile", "hard limit"), ("hostile 2", "stuck")]
-    assert watch.look([]) == []
+    assert watch.update_viewers([]) == []
     assert len(watch.viewers) == len(viewers) + 1
 
 
@@ -281,7 +281,7 @@ def test_display_when_viewers_have_changed(stream, monkeypatch):
     healthy.state = SendState.READY
     with ViewerDisplay(table=True) as shown:
         shown.say("hello [red]")
-        shown.looked(1.0, [healthy, slow, gone], [slow, gone])
+        shown.show_viewers(1.0, [healthy, slow, gone], [slow, gone])
     text = errors.getvalue()
     dropped = "9 inter" if stream is io.StringIO else " 9 "  # the table has no room for classes
     for part in ("hello [red]", "1 READY", "SOFT_LIMIT", "2.0 KiB", dropped, "[bold]x", "cut after 500 ms"):
@@ -298,7 +298,7 @@ def test_display_when_a_viewer_is_served_77_percent_says_so_although_nothing_cha
     slow = watched(ViewerKind.SLOW, state=SendState.OVERLOADED, picture_share=0.77)
     healthy = watched(ViewerKind.HEALTHY, state=SendState.READY, picture_share=0.99)
     with ViewerDisplay(table=True) as shown:
-        shown.looked(6.0, [healthy, slow], [])
+        shown.show_viewers(6.0, [healthy, slow], [])
     text = errors.getvalue()
     assert "OVERLOADED, 77%" in text
     assert "1 miss pictures" in text

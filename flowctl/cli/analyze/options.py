@@ -34,13 +34,13 @@ WINDOW: Final[Group] = {
 BANS: Final[Group] = options.BanOptions.settings()
 WATCH: Final[Group] = options.WatchOptions.settings()
 OF_JOBS: Final[Mapping[str, Group]] = {name: found.settings() for name, found in options.OF_JOBS.items()}
-"""Name of a job -> its options."""
+"""Options of each job, by its name."""
 OF_ALL: Final[Group] = {
     **BANS,
     "objective": OF_JOBS["whatif"]["objective"],
     **{name: OF_JOBS["capacity"][name] for name in ("viewers", "measurements")},
 }
-"""Of these, those that `all` takes too."""
+"""Options that `all` takes too."""
 
 
 def shared(*groups: Group) -> Callable[[Command], Command]:

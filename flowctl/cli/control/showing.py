@@ -16,7 +16,7 @@ from flowctl.units import format_duration, format_size
 _OWN_LINE: Final = frozenset({"why", "detail", "what it does"})
 """Columns of tables that are sentences: they stand under their row."""
 _SILENT: Final = frozenset({"faults", "warning", "found", "cursor", "lost"})
-"""What is said on standard error, as a page of a list, or for programs alone (``--json``)."""
+"""Parts of an answer that are not shown in it: they go to standard error, or are for programs (``--json``)."""
 
 
 def show(result: Mapping[str, Any]) -> None:

@@ -20,12 +20,12 @@ from flowctl.core.text.printable import foreign, printable
 from flowctl.units import format_duration, format_size, parse_duration
 
 _STREAM_ROWS: Final = 5
-"""Streams that are shown at most; the rest of the screen is for connections."""
+"""Most streams that are shown; the rest of the screen is for connections."""
 _STATES: Final = {"READY": "ready", "OVERLOADED": "over", "SOFT_LIMIT": "SOFT", "HARD_LIMIT": "HARD"}
 _COLUMNS: Final = (("conn", 7), ("peer", 21), ("state", 5), ("delay", 7), ("pict", 4), ("queue", 8), ("drops", 6))
 
 _BLAMES: Final = {"viewer link": "link", "our loop": "loop", "publisher burst": "burst"}
-"""Words for whose fault it is, where there is little room."""
+"""Short words for the cause of trouble, where there is little room."""
 
 
 def top(

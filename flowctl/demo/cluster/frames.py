@@ -156,17 +156,16 @@ class FrameViewer:
 
 
 _TAIL: Final = 200
-"""Frames among which the last one of a stream is looked for."""
+"""Frames among which the last one of a stream is searched."""
 
 
 _USUAL_US: Final = 5_000_000
-"""Before an event: what is usual."""
+"""Time before an event that says what is usual."""
 _SLACK_US: Final = 100_000
-"""By which a frame may be later than the latest before an event, and the viewer still count as recovered."""
+"""Delay above the largest before an event with which a viewer still counts as recovered."""
 _APART_US: Final = 2_000_000
 _BEGINNING_US: Final = 2_000_000
-"""Frames that were due before a viewer came are older than late: the server's cache held them. So much of its begin is
-left out of delays."""
+"""Time of a viewer's begin that is left out of delays: frames from the server's cache are older than late."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from flowctl.units import format_size
 BIT_RATE: Final = 1_600_000
 STREAM: Final = "demo/cluster"
 KEY_INTERVAL_S: Final = 1.0
-"""A segment is as long, and so an edge by segments that much behind."""
+"""Time between key frames, and so the length of a segment and the least delay of an edge by segments."""
 SLOW_RATE: Final = 100_000.0
 """Bytes per second on the line to the slow origin: half of the stream."""
 ORIGIN_A: Final = "origin A"
@@ -29,7 +29,7 @@ LIAR: Final = "origin D (lies)"
 FOLLOWING: Final = "edge 1 (follows)"
 BY_SEGMENTS: Final = "edge 2 (segments)"
 DIRECT: Final = "an origin, directly"
-"""Where a viewer is to compare with."""
+"""Place of the viewer that the others are compared with."""
 ORIGINS: Final = (ORIGIN_A, ORIGIN_B, SLOW, LIAR)
 EDGES: Final = (FOLLOWING, BY_SEGMENTS)
 
@@ -52,9 +52,9 @@ class ClusterPlan:
 
 
 MOST_RECOVERY_S: Final = 10.0
-"""After that time an edge that has lost one of its origins has to be as before."""
+"""Longest time until an edge that has lost one of its origins is as before."""
 MOST_PER_SEGMENT: Final = 1.5
-"""Octets fetched of those of a segment, with redundancy 1: copies come only where an origin was given up half-way."""
+"""Most octets fetched per octet of a segment, with redundancy 1: an origin given up half-way leaves some twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

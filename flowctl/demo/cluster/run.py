@@ -41,7 +41,7 @@ from flowctl.pollgroup import PollGroup
 
 _LOOK_S: Final = 0.25
 _END_S: Final = 12.0
-"""After the encoder's end, what is still under way has so long to come."""
+"""Time after the encoder's end for what is still under way."""
 _HEAD_START_S: Final = 0.1
 _STOP_S: Final = 2.0
 

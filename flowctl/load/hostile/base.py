@@ -33,7 +33,7 @@ from flowctl.load.peers.slow import Profile
 from flowctl.load.results.result import PeerEnd, PeerKind
 
 WATCH_S: Final = 3.0
-"""As long as a server on a busy machine may need to act on what it has."""
+"""Time to watch the server after an attack: on a busy machine it may need as long to act."""
 _MOST_NOTES: Final = 32
 
 
@@ -129,12 +129,12 @@ class AttackResult:
 
 
 PROBE_S: Final = 5.0
-"""How long a newcomer tries to get in after an attack: servers refuse an address that has just come too often."""
+"""Time that a newcomer tries to get in after an attack: servers refuse an address that comes too often."""
 _PROBE_PAUSE_S: Final = 0.25
 _WITNESS_S: Final = 1.0
 _WITNESS_LOOK_S: Final = 0.1
 _FAILURES: Final = (PeerGoneError, UnreachableError, RemoteProtocolError, TimeoutError, TesterFailedError)
-"""What keeps a connection from getting in."""
+"""Errors that keep a connection from getting in."""
 
 
 @dataclass(eq=False)
@@ -151,7 +151,7 @@ class Witness:
     _peer: Peer | None = None
 
     async def enter(self) -> None:
-        if not self.context.probe or not await self._come():
+        if not self.context.probe or not await self._connect():
             return
         self.alone = True
         self._task = asyncio.create_task(self._stay())
@@ -167,7 +167,7 @@ class Witness:
         if self._peer is not None:
             self._peer.close()
 
-    async def _come(self) -> bool:
+    async def _connect(self) -> bool:
         peer = self._peer = self.context.peer()
         with contextlib.suppress(RefusedError, *_FAILURES):
             async with asyncio.timeout(_WITNESS_S):
@@ -185,7 +185,7 @@ class Witness:
                 self.alone = False
                 return
             self._peer.close()
-            if not await self._come():
+            if not await self._connect():
                 return  # turned away, as the attacker may be: that is no disturbance, and the newcomer comes later
 
 
@@ -315,7 +315,7 @@ class Script:
             await peer.write(again)
             if self.every_s:
                 await asyncio.sleep(self.every_s)
-                peer.look()
+                peer.check_open()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,7 +451,7 @@ _WORST: Final = (
     AttackOutcome.REFUSED,
     AttackOutcome.CUT,
 )
-"""Which form speaks for the attack, where all or none are as expected."""
+"""Outcomes from worst to best: among forms that are equally as expected, the worst outcome speaks for the attack."""
 
 
 def _result(

@@ -11,7 +11,7 @@ CONNECT: Final = b"\x02\x00\x07connect\x00\x3f\xf0\x00\x00\x00\x00\x00\x00"
 KEY_FRAME: Final = b"\x17\x01\x00\x00\x00"
 """Video header of an H.264 key frame (FLV 10.1 E.4.3)."""
 INTER_FRAME: Final = b"\x27\x01\x00\x00\x00"
-"""The same of a frame that refers to others."""
+"""Video header of an H.264 frame that refers to others."""
 _IDR: Final = 0x65
 _SLICE: Final = 0x41
 VIDEO_CONFIG: Final = bytes.fromhex(
@@ -50,4 +50,4 @@ def picture(size: int, mark: bytes = b"", *, key: bool = False) -> bytes:
 
 
 MARK_AT: Final = 10
-"""Where in a picture its mark stands: behind video header, length and type."""
+"""Offset of the mark in a picture: behind video header, length and type."""

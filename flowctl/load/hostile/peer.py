@@ -38,9 +38,9 @@ from flowctl.wire.rtmp.wire import (
 _READ_BYTES: Final = 256 * 1024
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 10.0
-"""How long the server has to answer a request, as `ClientSessionConfig.reply_time_s`."""
+"""Time that the server has to answer a request, as `ClientSessionConfig.reply_time_s`."""
 _LENIENT: Final = WireLimits(chunk_size_min_bytes=1, chunk_streams=1024)
-"""What the server is held to: an attacker does not complain about the server's manners."""
+"""Limits on what the server sends: an attacker does not complain about its manners."""
 _COMMANDS: Final = frozenset({TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3})
 _CHUNK_SIZE: Final = 65536
 _FINAL: Final = frozenset({commands.PLAY_STOP, commands.PLAY_UNPUBLISH_NOTIFY, commands.UNPUBLISH_SUCCESS})
@@ -126,7 +126,7 @@ class Peer:
             await self._loop.sock_sendall(self.sock, data)
         except OSError as error:
             await self._hear_last_words()
-            raise self._gone("reset") from error
+            raise self._gone_error("reset") from error
         self.sent_bytes += len(data)
 
     async def read(self) -> bytes:
@@ -143,9 +143,9 @@ class Peer:
         try:
             data = await self._loop.sock_recv(self.sock, most_bytes)
         except OSError as error:
-            raise self._gone("reset") from error
+            raise self._gone_error("reset") from error
         if not data:
-            raise self._gone("closed")
+            raise self._gone_error("closed")
         self.received_bytes += len(data)
         return data
 
@@ -162,15 +162,15 @@ class Peer:
                 while True:
                     await self.pump()
 
-    def _gone(self, how: Literal["closed", "reset"]) -> PeerGoneError:
+    def _gone_error(self, how: Literal["closed", "reset"]) -> PeerGoneError:
         if self.ended is None:
             self.ended = how
         return PeerGoneError(f"the server {'closed' if how == 'closed' else 'reset'} the connection")
 
-    def look(self) -> None:
+    def check_open(self) -> None:
         """Ask the kernel, without reading, whether the server has ended the connection."""
         if peer_gone(self.sock):
-            raise self._gone("reset")
+            raise self._gone_error("reset")
 
     def close(self) -> None:
         sock, self._sock = self._sock, None
@@ -249,12 +249,12 @@ class Peer:
         def wanted(command: Command) -> bool:
             return command.name in ("_result", "_error") and command.transaction_id == transaction_id
 
-        command = await self._heard(what, wanted)
+        command = await self._wait_command(what, wanted)
         if command.name == "_error":
-            raise self._refused(what)
+            raise self._refusal_error(what)
         return command
 
-    async def _heard(self, what: str, wanted: Callable[[Command], bool]) -> Command:
+    async def _wait_command(self, what: str, wanted: Callable[[Command], bool]) -> Command:
         async with _answer_in_time(what):
             while True:
                 while self._inbox:
@@ -262,7 +262,7 @@ class Peer:
                         return command
                 await self.pump()
 
-    def _refused(self, what: str) -> RefusedError:
+    def _refusal_error(self, what: str) -> RefusedError:
         self.refusal = self.last_words or what
         return RefusedError(f"{what} refused")
 
@@ -308,10 +308,10 @@ class Peer:
 
     async def wait_status(self, what: str) -> str:
         """Wait for the next ``onStatus``; return its code."""
-        command = await self._heard(what, lambda command: command.name == "onStatus")
+        command = await self._wait_command(what, lambda command: command.name == "onStatus")
         said = commands.first_properties(list(command.arguments))
         if commands.text(said.get("level")) == "error":
-            raise self._refused(what)
+            raise self._refusal_error(what)
         return commands.text(said.get("code"))
 
     async def wait_frames(self, count: int) -> None:

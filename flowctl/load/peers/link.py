@@ -30,10 +30,10 @@ from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import Message
 
 PENDING_MAX_BYTES: Final = 64 * 1024
-"""What a viewer may have waiting to be sent: a server that does not read our acknowledgements does not need them."""
+"""Most octets of a viewer that may wait to be sent: a server that does not read acknowledgements needs none."""
 
 LINGER_S: Final = 0.5
-"""How long a link that leaves waits for the server to close."""
+"""Time that a link that leaves waits for the server to close."""
 
 HANDSHAKE_BYTES: Final = 1 + 1536 + 1536
 _PIECE_BYTES: Final = 256 * 1024

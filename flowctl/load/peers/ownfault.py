@@ -21,7 +21,7 @@ OWN_FAULTS: Final = frozenset(
         errno.EPERM,
     }
 )
-"""What the system says when it could not even try."""
+"""Error numbers with which the system says that it could not even try."""
 
 
 class TesterFailedError(Exception):

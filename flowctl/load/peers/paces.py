@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from flowctl.wire.client.throttle import LOOK_S, MAX_RATE, MIN_RATE
 
 UNLIMITED: Final = 1 << 30
-"""What a pace answers when there is no limit at present."""
+"""Allowance of a pace that has no limit at present."""
 
 
 class ReadPace(Protocol):
@@ -26,7 +26,7 @@ class ReadPace(Protocol):
         """Return how many bytes may be read now; 0 for none."""
         ...
 
-    def took(self, count: int, now: float) -> None:
+    def note_read(self, count: int, now: float) -> None:
         """Note that `count` bytes were read."""
         ...
 
@@ -44,13 +44,13 @@ class Sawtooth:
     period_s: float
     look_s: float = LOOK_S
 
-    def at(self, elapsed_s: float) -> float:
+    def rate_at(self, elapsed_s: float) -> float:
         return self.low + (self.high - self.low) * (elapsed_s % self.period_s) / self.period_s
 
-    def carried(self, elapsed_s: float) -> float:
+    def carried_bits(self, elapsed_s: float) -> float:
         periods, left_s = divmod(elapsed_s, self.period_s)
         whole = periods * self.period_s * (self.low + self.high) / 2
-        return whole + left_s * (self.low + self.at(left_s)) / 2
+        return whole + left_s * (self.low + self.rate_at(left_s)) / 2
 
 
 @dataclass(slots=True)
@@ -76,10 +76,10 @@ class Trace:
     def _step(self, place_s: float) -> int:
         return bisect.bisect_right(self._times, place_s) - 1
 
-    def at(self, elapsed_s: float) -> float:
+    def rate_at(self, elapsed_s: float) -> float:
         return self.steps[self._step(elapsed_s % self.length_s)][1]
 
-    def carried(self, elapsed_s: float) -> float:
+    def carried_bits(self, elapsed_s: float) -> float:
         rounds, place_s = divmod(elapsed_s, self.length_s)
         step = self._step(place_s)
         return rounds * self._sums[-1] + self._sums[step] + (place_s - self._times[step]) * self.steps[step][1]
@@ -96,7 +96,7 @@ class RhythmPace:
     def allowance(self, now: float) -> int:
         return UNLIMITED if (now - self.began) % (self.on_s + self.off_s) < self.on_s else 0
 
-    def took(self, count: int, now: float) -> None:
+    def note_read(self, count: int, now: float) -> None:
         """Do nothing: there is no rate."""
 
     def wake_at(self, now: float) -> float | None:

@@ -21,11 +21,11 @@ HANGUP: Final = select.EPOLLRDHUP
 ENDED: Final = select.EPOLLHUP | select.EPOLLERR
 
 _MOST_EVENTS: Final = 256
-"""Sockets served before the loop gets its turn: at 10 us each, 2.5 ms."""
+"""Most sockets served before the loop gets its turn: at 10 us each, 2.5 ms."""
 
 TICK_S: Final = 0.01
 LAG_S: Final = 0.05
-"""A tick that is later than this has spoilt delays, and is counted."""
+"""Lateness of a tick above which it has spoilt delays, and is counted."""
 
 
 class SocketHandler(Protocol):

@@ -27,18 +27,18 @@ from flowctl.wire.rtmp.wire import (
 )
 
 HEAD_BYTES: Final = 64
-"""What is looked at of a message: a stamp ends at octet 42; smaller than the smallest chunk size there is (128)."""
+"""Octets that are looked at of a message: a stamp ends at octet 42, and the smallest chunk size is 128."""
 
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _KNOWN_MAX: Final = 8192
 _LONGEST_HEADER: Final = 12
 _ONE_OCTET_CSIDS: Final = 64
-"""Chunk streams below it have a basic header of one octet (section 5.3.1.1)."""
+"""Lowest csid whose basic header takes more than one octet (section 5.3.1.1)."""
 
 _TYPE1: Final = 0x40
 _TYPE2: Final = 0x80
 _TYPE3: Final = 0xC0
-"""First octet of a header from which on it is of this type."""
+"""Lowest first octet of a header of type 3."""
 
 _WORD: Final = struct.Struct(">I").unpack_from
 _LITTLE: Final = struct.Struct("<I").unpack_from
@@ -87,14 +87,14 @@ class Skimmer:
         """Read one piece; return (timestamp, frame) of each media message that it completed, in order."""
         completed = self._reader.feed_around(data, self._pass_whole)
         if completed:
-            self._take(completed)
+            self._keep_frames(completed)
         media, self._media = self._media, []
         return media
 
     def _pass_whole(self, view: memoryview, at: int, completed: list[Message]) -> int:
         """Take media messages that lie whole in the piece, one after the other, after what the reader `completed`."""
         if completed:
-            self._take(completed)
+            self._keep_frames(completed)
         lanes, media = self._lanes, self._media
         size = self._reader.chunk_size
         known = self._book.known
@@ -147,7 +147,7 @@ class Skimmer:
             at = after
         return at
 
-    def _take(self, completed: list[Message]) -> None:
+    def _keep_frames(self, completed: list[Message]) -> None:
         for message in completed:
             if message.type_id not in _MEDIA:
                 self.control.append(message)

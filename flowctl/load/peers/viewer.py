@@ -43,12 +43,12 @@ from flowctl.wire.rtmp.wire import CONTROL_CSID, TYPE_AGGREGATE, Message
 
 _READ_MOST: Final = 128 * 1024
 _ACK_BYTES: Final = 250_000
-"""A viewer acknowledges at least this often, whatever window the server announces: a tenth of what SRS and gortmplib
-announce, so that a server that waits for acknowledgements never waits for ours."""
+"""Most octets that a viewer receives between two acknowledgements, whatever window the server announces: a tenth of
+what SRS and gortmplib announce, so that a server that waits for acknowledgements never waits for ours."""
 
 _ACK_ONLY_S: Final = 0.5
 _LOOK_S: Final = 0.25
-"""How long a viewer that did not read looks, before it leaves, whether the server has closed long ago."""
+"""Time that a viewer that did not read looks, before it leaves, whether the server has closed long ago."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,7 +69,7 @@ class LoadViewer(PeerLink):
     _armed_at: float = 0.0  # since when it has been waiting for something to come
     _reading: bool = True
     _farewell: bytes = b""
-    _gone: bool = False  # vanished
+    _vanished: bool = False  # vanished
     _concluded: bool = False  # what it measures is complete
     _line_from: int = 0  # octets read when its pace began
     _looking: bool = False  # did not read, and looks at last whether the server is still there
@@ -111,7 +111,7 @@ class LoadViewer(PeerLink):
             self._note_arrival(now)
             pace = self._pace
             if pace is not None:
-                pace.took(count, now)
+                pace.note_read(count, now)
                 if not pace.allowance(now):
                     self._rest(pace, now)
 
@@ -137,7 +137,7 @@ class LoadViewer(PeerLink):
         if start < len(octets):
             if self._skimmer is None:
                 self._skimmer = self._new_skimmer()
-            self._take(self._skimmer, octets[start:], now, speaking=True)
+            self._read_media(self._skimmer, octets[start:], now, speaking=True)
         if self.playing and not self.ended:
             self._hand_over()
 
@@ -157,13 +157,13 @@ class LoadViewer(PeerLink):
         if not self.parsed:
             self._skimmer = None
             # The first few frames were looked at only to see that they come: figures of them would be of the beginning.
-            self.measure = self.measure.anew()
+            self.measure = self.measure.fresh_copy()
 
     def _skim(self, now: float, allowed: int) -> None:
         skimmer = self._skimmer
         count = self.receive(min(allowed, _READ_MOST), now)
         if count and skimmer is not None:
-            self._take(skimmer, SCRATCH[:count], now, speaking=False)
+            self._read_media(skimmer, SCRATCH[:count], now, speaking=False)
 
     def _discard(self, now: float, allowed: int) -> None:
         if self.sock is None:
@@ -173,7 +173,7 @@ class LoadViewer(PeerLink):
             self.closed_by_server(now)
         self.result.wire_bytes += count
 
-    def _take(self, skimmer: Skimmer | FlvSkimmer, octets: memoryview, now: float, *, speaking: bool) -> None:
+    def _read_media(self, skimmer: Skimmer | FlvSkimmer, octets: memoryview, now: float, *, speaking: bool) -> None:
         """Count media; answer control, unless the session does."""
         media = skimmer.skim(octets)
         if skimmer.control:
@@ -188,7 +188,7 @@ class LoadViewer(PeerLink):
             replies, skimmer.replies = skimmer.replies, b""
             self.send(replies, now)
         if media and not self.ended:
-            self.measure.take(media, time.time_ns() // 1000)
+            self.measure.count_media(media, time.time_ns() // 1000)
             if not self.playing and any(frame.kind != OTHER for _, frame in media):
                 self._first_frame(now)
 
@@ -258,7 +258,7 @@ class LoadViewer(PeerLink):
 
     def _resume(self, now: float) -> None:
         pace = self._pace
-        if self.ended or self._reading or self._gone or pace is None:
+        if self.ended or self._reading or self._vanished or pace is None:
             return
         if not pace.allowance(now):
             self._rest(pace, now)
@@ -269,7 +269,7 @@ class LoadViewer(PeerLink):
         self.ready(READ, now)  # as a rule there is something: to ask epoll first would cost a turn of the loop
         if self._reading and not self.ended:
             if self.result.wire_bytes == before:
-                pace.took(0, now)
+                pace.note_read(0, now)
             self.watch(READ)
 
     def _go_deaf(self, now: float) -> None:
@@ -294,7 +294,7 @@ class LoadViewer(PeerLink):
         """Be gone: no packet is taken and none is sent from here on."""
         if self.ended or self.sock is None:
             return
-        self._gone = True
+        self._vanished = True
         self._reading = False
         self.result.stopped_reading_s = now - self.began
         self.out.clear()
@@ -319,7 +319,7 @@ class LoadViewer(PeerLink):
         behind what was not read. So such a viewer reads first, and says farewell only if nobody has closed.
         """
         self._conclude(now)
-        if self._gone:
+        if self._vanished:
             self.end(end, details, now)  # who is gone says no farewell
         elif self._reading or self.ended:
             self.leave(end, details, [self._farewell], now)
@@ -345,14 +345,14 @@ class LoadViewer(PeerLink):
         self._concluded = True
         result, pace = self.result, self._pace
         if result.stopped_reading_s is None:
-            self.measure.waited_until(time.time_ns() // 1000)
+            self.measure.note_wait(time.time_ns() // 1000)
         if isinstance(pace, RatePace):
             result.line_bytes = round(pace.carried_bytes(now))
             result.line_used_bytes = result.wire_bytes - self._line_from
 
 
 _SAME: Final = "video keys audio data missing_video missing_audio missed_at_end gaps broken_restarts freezes"
-"""Fields of a row that are named as in a measure."""
+"""Fields of a row that have the same names in a measure."""
 
 
 def write_row(result: PeerResult, measure: ViewerMeasure) -> None:

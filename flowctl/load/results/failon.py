@@ -20,7 +20,7 @@ from flowctl.load.results.result import PeerKind
 from flowctl.units import SIZE_UNITS, TIME_UNITS
 
 MAX_CONDITIONS: Final = 100
-"""More than anybody reads; a bound on what a run works out at its end."""
+"""Most conditions of a run, which it works out at its end; more than anybody reads."""
 
 _OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
@@ -43,7 +43,7 @@ _UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "percent": {"%": 1.0},
     "count": {},
 }
-"""Units that a number may carry, by the unit of the figure, with the factor that makes it one of the figure's."""
+"""Units that a number may carry, by the unit of the figure, with the factor to convert into that."""
 
 _CONDITION = re.compile(
     r"\s*+(?:(?P<scope>[^<>=!\s]+)\.)?(?P<figure>[a-z0-9_]++)\s*+(?P<op>>=|<=|==|!=|>|<)"

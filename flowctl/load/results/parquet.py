@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT: Final = 1
-"""Counted up when a column goes or changes its meaning; new columns do not count."""
+"""Version of the columns: it grows when one goes or changes its meaning, and not for new ones."""
 
 _ROWS_PER_GROUP: Final = 20_000
-"""Rows turned into columns at a time: bounds what a long run with churn needs beside its rows."""
+"""Rows turned into columns at a time: bounds the memory that a long run with churn needs beside its rows."""
 
 
 def check_available() -> None:

@@ -20,13 +20,13 @@ _MOST_LINES: Final = 6
 _OTHERS_COLOUR: Final = 7
 _HOSTILE_COLOUR: Final = 8
 _LEAST_MS: Final = 0.1
-"""Delays below are drawn there: a logarithmic axis has no 0."""
+"""Value at which smaller delays are drawn: a logarithmic axis has no 0."""
 
 _SHARES: Final = (0.5, 0.95, 0.99, 1.0)
-"""Of a distribution in a table."""
+"""Shares of a distribution in a table."""
 
 _CURVE: Final = tuple(place / 200 for place in range(201))
-"""Of a distribution in a plot."""
+"""Shares of a distribution in a plot."""
 
 
 _TIME: Final = "seconds of the run"
@@ -143,7 +143,7 @@ def _ms(value: float | None) -> str:
 
 
 _Sampled = Sequence[tuple[Sequence[float], float]]
-"""Samples of values, with what each value weighs."""
+"""Samples of values, with the weight of each value."""
 
 
 def _spread(
@@ -223,7 +223,7 @@ def _cuts(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
 
 
 _WINDOW: Final = 5
-"""Seconds of a share: of a group of pictures that is cut, the loss is known when the next one begins."""
+"""Seconds over which a share is taken: how much of a cut group of pictures is lost is known when the next begins."""
 
 
 def _pictures(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:

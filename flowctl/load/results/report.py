@@ -23,7 +23,7 @@ from flowctl.load.results.summary import (
 from flowctl.units import format_duration
 
 _WORST: Final = 20
-"""Peers in the table of the worst."""
+"""Rows in the table of the viewers with the most trouble."""
 _WORST_HEADS: Final = (
     *("peer", "profile", "address", "missing", "broken", "stalls", "delay p99", "first frame", "there for"),
     *("end", "in words"),

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 PUBLISHER: Final = "publisher"
-"""What stands for the name of a profile in the rows of our own publishers."""
+"""Name in place of a profile's in the rows of our own publishers."""
 
 
 class PeerKind(enum.Enum):

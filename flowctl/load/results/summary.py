@@ -18,7 +18,7 @@ from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.units import format_duration
 
 _MOST_GROUPS: Final = 50
-"""Ways to be cut that are listed; the rest is counted in one."""
+"""Most ways to be cut that are listed; the others are counted in one line."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _UNIT = re.compile(" (?:ms|kbit/s)")
@@ -272,7 +272,7 @@ def _row(figures: RunFigures, columns: Sequence[tuple[str, str | None]], profile
 
 
 _READ_ONLY: Final = frozenset({"stalls", "picture_share", "freezes", "longest_freeze_s", "p50_ms", "p95_ms", "p99_ms"})
-"""Figures that say nothing of the time in which a peer does not read: it measures nothing then."""
+"""Figures that a peer measures only while it reads."""
 
 
 def cell(figures: RunFigures, name: str, profile: str) -> str:

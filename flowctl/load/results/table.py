@@ -26,7 +26,7 @@ _MOST_ROWS: Final = 30
 
 
 _SILENT_S: Final = 5.0
-"""A stream that comes at all has come by then, however long its key interval: two seconds to four are usual."""
+"""Time after which a stream without frames is silent: usual key intervals are two to four seconds."""
 
 
 class Display:

@@ -25,7 +25,7 @@ from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import Message
 
 LEAVE_S: Final = 5.0
-"""How long leaving may go on without anything happening: as `SenderSettings.close_deadline_s`."""
+"""Longest time that leaving may go on without progress, as `SenderSettings.close_deadline_s`."""
 
 _LEAVE_LOOK_S: Final = 0.02
 

@@ -27,10 +27,10 @@ from flowctl.wire.client.throttle import shrink_receive_buffer
 from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
 
 _AUTHORITIES: Final = "SSL_CERT_FILE"
-"""Variable that OpenSSL itself knows."""
+"""Environment variable with a file of certificate authorities; OpenSSL itself reads it."""
 _INSECURE: Final = "FLOWCTL_TLS_INSECURE"
 DEFAULT_TIMEOUT_S: Final = 5.0
-"""Time to connect, all addresses of the host together; a SYN that got lost is sent again after 1 and 3 s."""
+"""Time to connect, for all addresses of the host together: a lost SYN is sent again after 1 and 3 s."""
 
 
 def parse_address(text: str, schemes: Collection[str] = ("rtmp", "rtmps")) -> RtmpUrl:

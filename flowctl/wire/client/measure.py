@@ -22,12 +22,12 @@ from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.rtmp.media.media import MediaInfo
 from flowctl.wire.rtmp.wire import signed_difference
 
-_LONG: Final = 1.5
-"""Steps above this share of the usual one hide a frame. Rounding to ms makes 33 and 34 of one frame rate, and 21 and
-22 ms of AAC at 48 kHz, far from 1.5."""
+_GAP_STEP_RATIO: Final = 1.5
+"""Ratio to the usual step above which a step hides a frame. Rounding to ms makes 33 and 34 of one frame rate, and 21
+and 22 ms of AAC at 48 kHz, far from 1.5."""
 
 MAX_MISSING: Final = 1_000_000
-"""No gap counts for more: a publisher that comes back with another clock is no loss of a million frames."""
+"""Most frames that one gap counts for: a publisher that comes back with another clock has not lost millions."""
 
 
 @dataclass(slots=True)
@@ -42,13 +42,13 @@ class GapFinder:
     _steps: int = 0  # steps that count as usual
     _steps_ms: int = 0
 
-    def frame(self, timestamp: int) -> int:
-        """Take one frame; return how many are missing just before it."""
+    def missing_before(self, timestamp: int) -> int:
+        """Count one frame; return how many are missing just before it."""
         before, self._timestamp = self._timestamp, timestamp
         step_ms = 0 if before is None else signed_difference(timestamp, before)
         if step_ms <= 0:
             return 0
-        if self._steps and step_ms > _LONG * self._steps_ms / self._steps:
+        if self._steps and step_ms > _GAP_STEP_RATIO * self._steps_ms / self._steps:
             return min(round(step_ms * self._steps / self._steps_ms) - 1, MAX_MISSING)
         self._steps += 1
         self._steps_ms += step_ms
@@ -58,7 +58,7 @@ class GapFinder:
 _ORIGIN_MAX_US: Final = 120_000_000
 STALL_S: Final = 1.0
 FREEZE_S: Final = 0.2
-"""So long without a new picture is seen as a standstill; webrtc-stats (W3C) counts from 150 ms above the usual."""
+"""Time without a new picture that counts as a freeze; webrtc-stats (W3C) counts from 150 ms above the usual time."""
 _FREEZE_US: Final = round(FREEZE_S * 1e6)
 
 STAMP: Final = "stamp"
@@ -81,7 +81,7 @@ class MediaFrame(NamedTuple):
 
 
 Skimmed: TypeAlias = tuple[int, MediaFrame]
-"""Timestamp in ms, and what came."""
+"""Timestamp in ms, and the frame that came with it."""
 
 
 def describe(info: MediaInfo, head: bytes) -> MediaFrame:
@@ -123,7 +123,7 @@ class StreamClock:
         due_us = now_us - (since_us - self._least_us)
         return since_us - self._least_us if due_us >= asked_us else None
 
-    def needed(self, first: int, count: int) -> bool:
+    def any_needed(self, first: int, count: int) -> bool:
         """Return whether one of the `count` frames from number `first` on is one that others refer to."""
         every, interval = self.disposable_every, self.key_interval
         if not every or not interval or count > interval:
@@ -161,7 +161,7 @@ class ViewerMeasure:
     _picture_ms: int = 0  # of the last one
     _sound_ms: int | None = None  # of the last piece of sound
 
-    def anew(self) -> ViewerMeasure:
+    def fresh_copy(self) -> ViewerMeasure:
         """Return a measure of the same stream that has counted nothing: its viewer is not parsed from here on."""
         return ViewerMeasure(self.clock)
 
@@ -182,7 +182,7 @@ class ViewerMeasure:
     def frames(self) -> int:
         return self.video + self.audio
 
-    def take(self, items: Iterable[Skimmed], now_us: int) -> None:
+    def count_media(self, items: Iterable[Skimmed], now_us: int) -> None:
         """Count media that came at `now_us`, microseconds of the wall clock."""
         pictures, picture_ms = self.video, 0
         for timestamp, frame in items:
@@ -191,14 +191,14 @@ class ViewerMeasure:
                 self.video += 1
                 picture_ms = timestamp
                 if number is None or number != self._next_video or key:
-                    self._picture(timestamp, frame)
+                    self._count_picture(timestamp, frame)
                 if number is not None:
                     self._next_video = number + 1
             elif kind == AUDIO:
                 self.audio += 1
                 self._sound_ms = timestamp
                 if number is None or number != self._next_audio:
-                    self._sound(timestamp, number)
+                    self._count_sound(timestamp, number)
                 if number is not None:
                     self._next_audio = number + 1
                 if self.video:
@@ -214,9 +214,9 @@ class ViewerMeasure:
             else:
                 delay_us = self.clock.delay_us(timestamp, self.asked_us, now_us)
             if delay_us is not None:
-                self._delay(delay_us)
+                self._count_delay(delay_us)
         if self.video != pictures:
-            self.waited_until(now_us)
+            self.note_wait(now_us)
             self.picture_us, self._picture_ms = now_us, picture_ms
 
     @property
@@ -235,14 +235,14 @@ class ViewerMeasure:
         missed = int(behind_ms * steps / span_ms)
         return missed if missed < MAX_MISSING else 0
 
-    def waited_until(self, now_us: int) -> None:
+    def note_wait(self, now_us: int) -> None:
         """Note that no picture came from the last one until `now_us`."""
         if self.picture_us:
             waited_us = now_us - self.picture_us
             self.freezes += waited_us >= _FREEZE_US
             self.longest_freeze_us = max(self.longest_freeze_us, waited_us)
 
-    def _delay(self, delay_us: int) -> None:
+    def _count_delay(self, delay_us: int) -> None:
         # Once for each frame and viewer: a loop over both, a method of theirs, or max() cost a tenth of it.
         bucket = bucket_of(delay_us)
         delays, recent = self.delays, self.recent
@@ -254,8 +254,8 @@ class ViewerMeasure:
             if delay_us > recent.max_us:  # noqa: PLR1730 - see above
                 recent.max_us = delay_us
 
-    def _picture(self, timestamp: int, frame: MediaFrame) -> None:
-        """Take a picture that is not simply the next one: a key frame, one after a gap, one without a number."""
+    def _count_picture(self, timestamp: int, frame: MediaFrame) -> None:
+        """Count a picture that is not simply the next one: a key frame, one after a gap, one without a number."""
         if self.started_on_key is None:
             self.started_on_key = frame.key
             self._first_ms = timestamp
@@ -263,20 +263,20 @@ class ViewerMeasure:
         number = frame.number
         if number is None:
             self._video_steps = self._video_steps or GapFinder()
-            missing, needed = self._video_steps.frame(timestamp), True
+            missing, needed = self._video_steps.missing_before(timestamp), True
         else:
             missing = _missing(number, self._next_video)
-            needed = bool(missing) and self.clock.needed(number - missing, missing)
+            needed = bool(missing) and self.clock.any_needed(number - missing, missing)
         if missing:
             self.missing_video += missing
             self.video_gaps += 1
             # What comes after a gap must be a key frame, unless nobody refers to what is missing.
             self.broken_restarts += needed and not frame.key
 
-    def _sound(self, timestamp: int, number: int | None) -> None:
+    def _count_sound(self, timestamp: int, number: int | None) -> None:
         if number is None:
             self._audio_steps = self._audio_steps or GapFinder()
-            missing = self._audio_steps.frame(timestamp)
+            missing = self._audio_steps.missing_before(timestamp)
         else:
             missing = _missing(number, self._next_audio)
         if missing:

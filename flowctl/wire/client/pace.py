@@ -34,7 +34,7 @@ class MediaClock:
     _before: int | None = None  # the last timestamp
     _at_ms: int = 0  # where it stands on the time line that begins with the first one
 
-    def frame(self, timestamp: int) -> None:
+    def count_frame(self, timestamp: int) -> None:
         if self._before is not None:
             step_ms = signed_difference(timestamp, self._before)
             self._at_ms += step_ms if step_ms >= _NEW_CLOCK_MS else 0

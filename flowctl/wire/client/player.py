@@ -46,7 +46,7 @@ _NEVER: Final = float("inf")
 
 MAX_PINGS_PER_S: Final = 100_000
 _STALL_BUFFER_BYTES: Final = 64 * 1024
-"""A stalled viewer shows when the buffers are full; with autotuning they may grow to 6 MiB before (tcp_rmem)."""
+"""Receive buffer of a viewer that stalls: the server sees it when buffers are full, and autotuning goes up to 6 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +172,7 @@ class RtmpPlayer(RtmpClient):
         pace = self._pace
         if pace is not None and self._leaving is None:
             now = self.connection.clock()
-            pace.took(len(data), now)
+            pace.note_read(len(data), now)
             if not pace.allowance(now):
                 self._throttled_until = pace.wake_at(now)
                 self.connection.receiver.pause(pace, "read rate")
@@ -199,10 +199,10 @@ class RtmpPlayer(RtmpClient):
         self._last_at = now
         frame = describe(info, message.payload)
         if frame.kind != OTHER:
-            self._media_clock.frame(message.timestamp)
+            self._media_clock.count_frame(message.timestamp)
             if self.first_frame_s is None:
                 self.first_frame_s = now - self.connection.opened_at
-        self.measure.take([(message.timestamp, frame)], time.time_ns() // 1000)
+        self.measure.count_media([(message.timestamp, frame)], time.time_ns() // 1000)
         if self.on_message is not None and message.type_id in (TYPE_AUDIO, TYPE_VIDEO):
             self.on_message(message, message_class)
         if self.writer is not None:

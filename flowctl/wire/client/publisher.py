@@ -27,14 +27,14 @@ from flowctl.wire.media.stamp import Stamper
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, StreamEnded
 
 MAX_QUEUED_BYTES: Final = 1024 * 1024
-"""What may wait in the Sender: 3 s of a 2.5 Mbit/s stream, and room for a key frame of 10 Mbit/s many times over."""
+"""Most octets that may wait in the Sender: 3 s of a 2.5 Mbit/s stream, many times a key frame of 10 Mbit/s."""
 
 _TURN_TAGS: Final = 64
 _TURN_BYTES: Final = 256 * 1024
-"""What one run of the pump sends before the others on the thread get their turn (as `SenderSettings.turn_bytes`)."""
+"""Octets that one run of the pump sends before others on the thread get their turn (as `SenderSettings.turn_bytes`)."""
 
 _LOOK_AGAIN_S: Final = 0.05
-"""The pump rests at most this long while it waits for room, should no edge of the Sender wake it."""
+"""Longest rest of the pump while it waits for room, in case no edge of the Sender wakes it."""
 
 MAX_PACE: Final = 10_000.0
 

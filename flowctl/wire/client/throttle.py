@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 MIN_RATE: Final = 1000
 MAX_RATE: Final = 100_000_000_000
-"""Bits per second: below, a handshake of 3 KiB alone takes half a minute; above, no machine gets there."""
+"""Bounds on a rate, bits per second: at less, a handshake takes half a minute; no machine gets above."""
 
 SLOW_SEGMENT_BYTES: Final = 1400
 """Segment size of a client with a small receive buffer: that of an Ethernet path.
@@ -23,17 +23,17 @@ and falls back to probing the window, with pauses that grow from 0.2 s: a slow r
 """
 
 LUMP_S: Final = 0.005
-"""What is read at once on a fast line; on a slow one it is a packet, which no line delivers in parts. Less than 5 ms
-would cost a wake-up of the loop for each few hundred bytes."""
+"""Time whose octets one read takes on a fast line; a slow line delivers whole packets. Less than 5 ms would cost a
+wake-up of the loop for each few hundred bytes."""
 
 LOOK_S: Final = 0.05
-"""A rate that changes is looked at this often, however long the wait at the present one would be."""
+"""Longest time between two looks at a rate that changes, however long the wait at its present value would be."""
 _LEAST_WAIT_S: Final = 0.001
-"""Timers are good for no less."""
+"""Shortest wait: timers are no more exact than this."""
 
 _MAX_READ_BYTES: Final = 64 * 1024
 _LEAST_BUFFER_BYTES: Final = 3000
-"""Two packets: a sender that can never fill one would probe the window instead."""
+"""Smallest receive buffer, two packets: a sender that can never fill one would probe the window instead."""
 _MAX_BUFFER_BYTES: Final = 256 * 1024
 _BUFFER_S: Final = 0.01
 
@@ -43,11 +43,11 @@ class Rate(Protocol):
 
     look_s: float  # for how long at most the rate of a moment may be taken for that of the time after it
 
-    def at(self, elapsed_s: float) -> float:
+    def rate_at(self, elapsed_s: float) -> float:
         """Return bits per second, 0 or more."""
         ...
 
-    def carried(self, elapsed_s: float) -> float:
+    def carried_bits(self, elapsed_s: float) -> float:
         """Return the bits that a line of this rate can carry from the beginning to `elapsed_s`."""
         ...
 
@@ -57,10 +57,10 @@ class Constant:
     rate: float
     look_s: float = float("inf")
 
-    def at(self, elapsed_s: float) -> float:
+    def rate_at(self, elapsed_s: float) -> float:
         return self.rate
 
-    def carried(self, elapsed_s: float) -> float:
+    def carried_bits(self, elapsed_s: float) -> float:
         return self.rate * elapsed_s
 
 
@@ -80,10 +80,10 @@ class RatePace:
     def _fill(self, now: float) -> float:
         """Add what the line has carried since the last look; return bytes per second at present."""
         elapsed_s = now - self.began
-        carried = self.rate.carried(elapsed_s)
+        carried = self.rate.carried_bits(elapsed_s)
         self._tokens += (carried - self._carried) / 8
         self._carried = carried
-        rate_bytes = self.rate.at(elapsed_s) / 8
+        rate_bytes = self.rate.rate_at(elapsed_s) / 8
         # The sender needs a moment to fill a small receive buffer again: a line is idle only when that is over.
         if self._idle_at is not None and now - self._idle_at > LUMP_S:
             self._tokens = min(self._tokens, _lump_bytes(rate_bytes))
@@ -96,9 +96,9 @@ class RatePace:
 
     def carried_bytes(self, now: float) -> float:
         """Return what the line could carry since reading began."""
-        return self.rate.carried(now - self.began) / 8
+        return self.rate.carried_bits(now - self.began) / 8
 
-    def took(self, count: int, now: float) -> None:
+    def note_read(self, count: int, now: float) -> None:
         """Take `count` bytes out of the bucket, 0 where there was nothing to read.
 
         It may fall into debt, since what was read cannot be given back.

@@ -26,7 +26,7 @@ from flowctl.wire.rtmp.amf.values import AmfValue, EcmaArray
 from flowctl.wire.rtmp.wire import CLOCK_MASK
 
 BACKGROUND: Final = -5
-"""Of the picture, in steps of `flowctl.wire.media.tiny_h264`: dark."""
+"""Brightness of the background, in steps of `flowctl.wire.media.tiny_h264`: dark."""
 _INK: Final = 7
 _WALKER: Final = 3
 _GLYPHS: Final = {
@@ -48,7 +48,7 @@ _HEIGHT: Final = 5
 _MARGIN: Final = 2
 LEAST_COLUMNS: Final = 4 * len("00:00.0") + _MARGIN
 LEAST_ROWS: Final = _HEIGHT + 2 * _MARGIN
-"""Smaller pictures have no room for the clock, and show none."""
+"""Fewest rows of squares of a picture with a clock: smaller pictures have no room for it."""
 MOST_CHANGED: Final = 2 * 3 * _HEIGHT * len("00:00.0") + 2
 """Most squares that differ between any two pictures."""
 

@@ -36,11 +36,11 @@ from flowctl.wire.rtmp.url import parse_query
 
 _PREFIX: Final = "[ AccessManager.Reject ] : "
 NEED_AUTH: Final = _PREFIX + "[ code=403 need auth; authmod=adobe ] : "
-"""First refusal."""
+"""Description of the first refusal."""
 
 _ASKED: Final = _PREFIX + "[ authmod=adobe ] : ?reason="
 AUTH_FAILED: Final = _ASKED + "authfailed"
-"""Refusal of a wrong answer; unknown users get it too, so that names cannot be tried out."""
+"""Refusal of a wrong answer; unknown users get the same one, so that names cannot be guessed."""
 
 CHALLENGE_PERIOD_S: Final = 60.0
 """A challenge is accepted for this long at least and twice this long at most: three TCP connects on a bad link."""

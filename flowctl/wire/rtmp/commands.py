@@ -38,7 +38,7 @@ CONNECT_REJECTED: Final = "NetConnection.Connect.Rejected"
 CALL_FAILED: Final = "NetConnection.Call.Failed"
 RECONNECT_REQUEST: Final = "NetConnection.Connect.ReconnectRequest"
 STREAM_FAILED: Final = "NetStream.Failed"
-"""An error of no other name; librtmp, and so OBS, ends the stream on it."""
+"""Code of an error that has no other name; librtmp, and so OBS, ends the stream on it."""
 PUBLISH_START: Final = "NetStream.Publish.Start"
 PUBLISH_BAD_NAME: Final = "NetStream.Publish.BadName"
 PUBLISH_UNAUTHORIZED: Final = "NetStream.Publish.Unauthorized"
@@ -73,7 +73,7 @@ _TEXT_MAX_CHARS: Final = 256
 """Limit on texts that are kept for logs, such as flashVer; longer ones are cut."""
 
 _SHARED_TEXTS: Final = 1024
-"""How many texts of peers are kept to be shared."""
+"""Most texts of peers that are kept to be shared."""
 
 _WHOLE_MAX: Final = 2**40
 
@@ -89,7 +89,7 @@ ENDING_CODES: Final = frozenset(
         "stream_eof",
     }
 )
-"""What a server says to end a stream or a connection without an error. Its other words (Play.Reset) end nothing."""
+"""Codes with which a server ends a stream or a connection without an error; Play.Reset, for one, ends nothing."""
 
 
 # ---------------------------------------------------------------------------------------------------- writing

@@ -107,7 +107,7 @@ _TLS_ALERT: Final = 0x15
 _FIRST_PRINTABLE: Final = 32
 
 _REAL_IP: Final = 0xF3
-"""A prefix in which go-oryx says whom it speaks for; `flowctl.core.server.proxyheader` reads it where it may stand."""
+"""First octet of a prefix in which go-oryx states the client's address; `flowctl.core.server.proxyheader` reads it."""
 
 _SERVER_VERSION: Final = bytes((4, 5, 0, 1))
 _CLIENT_VERSION: Final = bytes((9, 0, 124, 2))

@@ -77,9 +77,9 @@ class WireLimits:
     """Bytes held in messages that have begun and not ended, all chunk streams together."""
 
     unpublished_bytes: int = 256 * _KIB
-    """The same of a peer that is not publishing, looked at after each piece of input; and what is held back of its
-    messages while input is paused. It has nothing to say that is long, and anybody can be one: without this, each
-    connection of a stranger could hold `unfinished_bytes` and ``paused_input_bytes``."""
+    """Bytes held in unfinished messages of a peer that is not publishing, looked at after each piece of input; also
+    what is held back of its messages while input is paused. Such a peer has nothing long to say, and anybody can be
+    one: without this, each connection of a stranger could hold `unfinished_bytes` and ``paused_input_bytes``."""
 
     aggregate_messages: int = 4096
     """Messages in one aggregate. An aggregate of 10 MiB could otherwise hold 700,000 empty ones."""
@@ -97,13 +97,13 @@ class WireLimits:
     their headers count more often, in proportion, up to ten times: one is as much work as any other. 0: off."""
 
     handshake_time_s: float = 5.0
-    """From accept to the end of the handshake (Red5: 5 s, MediaMTX: 10 s, nginx-rtmp: 60 s). 0: off."""
+    """Time from accept to the end of the handshake (Red5: 5 s, MediaMTX: 10 s, nginx-rtmp: 60 s). 0: off."""
 
     first_command_s: float = 10.0
-    """From the end of the handshake to the first command. 0: off."""
+    """Time from the end of the handshake to the first command. 0: off."""
 
     first_media_s: float = 20.0
-    """From an accepted publish to the first audio or video message (SRS ``firstpkt_timeout``: 20 s). 0: off."""
+    """Time from an accepted publish to the first audio or video (SRS ``firstpkt_timeout``: 20 s). 0: off."""
 
     player_wait_s: float = 60.0
     """How long a player may wait on a stream that nobody publishes. 0: off."""

@@ -52,7 +52,7 @@ _ACK_WRAP: Final = 0xF0000000
 """Where the acknowledged octet count starts again. FMLE disconnects when it passes 2^32; nginx-rtmp resets here."""
 
 _SHORT_STRING: Final = b"\x02\0"
-"""How an AMF0 string of less than 256 octets begins."""
+"""First octets of an AMF0 string of less than 256 octets."""
 
 _DEFAULT_LIMITS: Final = WireLimits()
 

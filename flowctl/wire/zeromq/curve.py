@@ -23,7 +23,7 @@ from flowctl.errors import ConfigError
 from flowctl.wire.zeromq.keytext import KEY_BYTES, KeyEncoding, decode_key, encode_key
 
 _MOST_FILE_BYTES: Final = 4096
-"""Of a file with keys: comments and metadata of others are in it too."""
+"""Largest file with keys: it may hold comments, and metadata of other programs."""
 _OWNER_ONLY: Final = 0o600
 _FILE: Final = """\
 #   ZeroMQ CURVE **Secret** Certificate

@@ -15,7 +15,7 @@ from typing import Final
 from flowctl.errors import ConfigError
 
 KEY_BYTES: Final = 32
-"""Of a key of Curve25519, secret or public."""
+"""Length of a Curve25519 key, secret or public."""
 
 _BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"  # the standard library's letters, in the order of their values
 _BASE32Z: Final = "ybndrfg8ejkmcpqxot1uwisza345h769"
@@ -33,7 +33,7 @@ class KeyEncoding(enum.Enum):
 
 
 LETTERS: Final = {KeyEncoding.HEX: 64, KeyEncoding.BASE32Z: 52, KeyEncoding.BASE64: 43, KeyEncoding.Z85: 40}
-"""How many letters a key has, by encoding."""
+"""Letters of a key, by encoding."""
 
 
 def encode_key(key: bytes, encoding: KeyEncoding) -> str:

@@ -38,7 +38,7 @@ MAX_SOCKETS: Final = 10_000
 """Sockets of one context: each outgoing connection is one. ZeroMQ's own 1023 is less than a server has peers."""
 
 _PROBES: Final = 3
-"""Of TCP, unanswered, in the second half of the time after which a peer counts as dead."""
+"""TCP probes without an answer after which a peer is dead; they fill the second half of the time it is given."""
 
 _NO_WAIT: Final = int(zmq.NOBLOCK)
 _MORE_NO_WAIT: Final = int(zmq.NOBLOCK | zmq.SNDMORE)

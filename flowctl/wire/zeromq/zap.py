@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from flowctl.pollgroup import PollGroup
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
-"""Where ZeroMQ looks for the handler of a context."""
+"""Address at which ZeroMQ looks for the handler of a context."""
 VERSION: Final = b"1.0"
 NULL: Final = b"NULL"
 CURVE: Final = b"CURVE"
 
 MOST_ADDRESS_BYTES: Final = 255
-"""Of the address in a request: what is longer was written by no ZeroMQ."""
+"""Longest address in a request: ZeroMQ writes no longer ones."""
 MOST_REQUEST_ID_BYTES: Final = 255
 
 _DOMAIN: Final = re.compile(rb"i(0|[1-9][0-9]{0,8})e")

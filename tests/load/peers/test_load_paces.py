@@ -23,7 +23,7 @@ def read_for(pace, seconds, *, start=0.0, available=1 << 40):
         allowed = pace.allowance(now)
         if allowed:
             count = min(allowed, available)
-            pace.took(count, now)
+            pace.note_read(count, now)
             taken += count
             continue
         when = pace.wake_at(now)
@@ -47,7 +47,7 @@ def test_rate_when_something_always_waits_is_read_evenly(rate):
         count = pace.allowance(now)
         most = max(most, count)
         taken += count
-        pace.took(count, now)
+        pace.note_read(count, now)
         now = pace.wake_at(now)
     assert most <= lump(rate) + 1
     assert taken == pytest.approx(rate / 8 * 10, abs=2 * lump(rate))
@@ -59,7 +59,7 @@ def test_rate_when_the_clock_is_late_loses_nothing_of_a_line_that_had_something_
     """Woken late, the reader gets what the line has carried meanwhile, though its buffer has to be filled again."""
     rate = 1_200_000
     pace, now, taken = RatePace(Constant(rate), 0.0), 0.0, 0
-    pace.took(0, now)  # all that there was is read: the line is busy
+    pace.note_read(0, now)  # all that there was is read: the line is busy
     for late in lateness:
         now = pace.wake_at(now) + late
         allowed, count = pace.allowance(now), 0
@@ -67,7 +67,7 @@ def test_rate_when_the_clock_is_late_loses_nothing_of_a_line_that_had_something_
             now += 0.001  # the sender has filled the buffer again
             allowed = pace.allowance(now)
             count = min(allowed, buffered)
-            pace.took(count, now)
+            pace.note_read(count, now)
             taken += count
     # What was carried by now is read, but for what came in the last moment.
     assert taken == pytest.approx(now * rate / 8, abs=lump(rate) + 1)
@@ -76,12 +76,12 @@ def test_rate_when_the_clock_is_late_loses_nothing_of_a_line_that_had_something_
 def test_rate_when_nothing_came_allows_one_lump_only():
     pace = RatePace(Constant(8_000_000), 0.0)
     assert pace.allowance(100.0) == 5_000
-    pace.took(1_000, 100.0)
+    pace.note_read(1_000, 100.0)
     assert pace.allowance(200.0) == 5_000
-    pace.took(5_000, 200.0)
-    pace.took(0, 200.0)
+    pace.note_read(5_000, 200.0)
+    pace.note_read(0, 200.0)
     assert pace.allowance(201.0) == 1_000_000, "there was more when it last looked"
-    pace.took(0, 201.0)
+    pace.note_read(0, 201.0)
     assert pace.allowance(300.0) == 5_000, "it looked, and there was nothing"
 
 
@@ -90,20 +90,20 @@ def test_rate_when_nothing_came_allows_one_lump_only():
 )
 def test_carried_when_the_rate_changes_is_its_sum_over_time(rate):
     step = 0.001
-    total = sum(rate.at((index + 0.5) * step) * step for index in range(17_300))
-    assert rate.carried(17.3) == pytest.approx(total, rel=1e-4)
+    total = sum(rate.rate_at((index + 0.5) * step) * step for index in range(17_300))
+    assert rate.carried_bits(17.3) == pytest.approx(total, rel=1e-4)
 
 
 def test_rate_when_more_was_taken_than_allowed_goes_into_debt():
     pace = RatePace(Constant(8_000), 0.0)
-    pace.took(5_000, 0.0)
+    pace.note_read(5_000, 0.0)
     assert pace.allowance(4.9) == 0
     assert pace.allowance(5.2) > 0
 
 
 def test_sawtooth_when_a_period_has_passed_falls_back():
     saw = Sawtooth(100_000, 300_000, 10.0)
-    assert [saw.at(second) for second in (0.0, 5.0, 10.0, 17.5)] == [100_000, 200_000, 100_000, 250_000]
+    assert [saw.rate_at(second) for second in (0.0, 5.0, 10.0, 17.5)] == [100_000, 200_000, 100_000, 250_000]
 
 
 def test_sawtooth_when_read_for_whole_periods_gives_the_mean():
@@ -113,7 +113,7 @@ def test_sawtooth_when_read_for_whole_periods_gives_the_mean():
 
 def test_trace_when_its_end_is_reached_begins_again():
     trace = Trace([(0.0, 1e6), (2.0, 0.0), (3.0, 3e6)], 4.0)
-    assert [trace.at(second) for second in (0.0, 1.9, 2.5, 3.5, 4.1)] == [1e6, 1e6, 0.0, 3e6, 1e6]
+    assert [trace.rate_at(second) for second in (0.0, 1.9, 2.5, 3.5, 4.1)] == [1e6, 1e6, 0.0, 3e6, 1e6]
     assert trace.mean_rate == pytest.approx(5e6 / 4)
 
 
@@ -130,7 +130,7 @@ def test_rhythm_when_it_is_off_wakes_at_the_next_on():
 
 def test_parse_trace_when_the_file_has_a_head_and_comments_skips_them():
     trace = parse_trace("seconds,bit_rate\n# morning\n0, 1000000\n\n1.5,250000\n")
-    assert [trace.at(second) for second in (0, 1.5, 2.9, 3.0)] == [1_000_000, 250_000, 250_000, 1_000_000]
+    assert [trace.rate_at(second) for second in (0, 1.5, 2.9, 3.0)] == [1_000_000, 250_000, 250_000, 1_000_000]
 
 
 @pytest.mark.parametrize(

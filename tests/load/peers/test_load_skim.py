@@ -312,7 +312,7 @@ def test_measure_when_no_picture_comes_for_a_while_counts_a_freeze():
         measure.take([(0, MediaFrame(AUDIO, False, index, BASE_US, data=False))], BASE_US + at_ms * 1000 + 100)
     write_row(row, measure)
     assert (row.freezes, row.longest_freeze_s) == (1, pytest.approx(0.601))
-    measure.waited_until(BASE_US + 2_000_000)
+    measure.note_wait(BASE_US + 2_000_000)
     write_row(row, measure)
     assert (row.freezes, row.longest_freeze_s) == (2, pytest.approx(1.167))
 

@@ -20,7 +20,7 @@ def test_gaps_when_frames_are_left_out(left_out, fps):
     # The step must have been seen before something is missing, as it is behind a key frame.
     left_out = {index for index in left_out if index > 4}
     finder, there = GapFinder(), [index for index in range(400) if index not in left_out]
-    missing = [finder.frame((2**32 - 1000 + round(index * 1000 / fps)) % 2**32) for index in there]
+    missing = [finder.missing_before((2**32 - 1000 + round(index * 1000 / fps)) % 2**32) for index in there]
     assert sum(missing) == len(left_out)
     gaps = sum(after - before > 1 for before, after in itertools.pairwise(there))
     assert sum(map(bool, missing)) == gaps
@@ -28,7 +28,7 @@ def test_gaps_when_frames_are_left_out(left_out, fps):
 
 def test_gaps_when_timestamps_stand_still_or_go_back():
     finder = GapFinder()
-    assert [finder.frame(timestamp) for timestamp in (0, 40, 40, 20, 60, 100)] == [0] * 6
+    assert [finder.missing_before(timestamp) for timestamp in (0, 40, 40, 20, 60, 100)] == [0] * 6
 
 
 @given(st.integers(MIN_RATE, 10_000_000), st.lists(st.tuples(st.integers(1, 65_536), st.floats(0, 2)), max_size=60))
@@ -40,7 +40,7 @@ def test_pace_when_reads_wait_as_told(rate, reads):
             now = pace.wake_at(now)
         assert taken <= now * rate / 8 + 1e-6 * (taken + 1)
         taken += size
-        pace.took(size, now)
+        pace.note_read(size, now)
         now += later
 
 

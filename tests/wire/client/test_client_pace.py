@@ -34,7 +34,7 @@ META = FlvTag(TAG_SCRIPT, 0, b"\x02\x00\x0aonMetaData\x03\x00\x00\x09")
 def test_media_clock_when_frames_come(timestamps, covered_ms):
     clock = MediaClock()
     for timestamp in timestamps:
-        clock.frame(timestamp)
+        clock.count_frame(timestamp)
     assert clock.covered_ms == covered_ms
 
 

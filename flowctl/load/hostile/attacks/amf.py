@@ -13,7 +13,7 @@ from flowctl.wire.rtmp.wire import TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3, TYPE_DA
 
 _LEVELS: Final = 100_000
 _CONNECT_LEVELS: Final = 15_000
-"""Levels that fit in 64 KiB, which servers take for a command."""
+"""Levels of nesting that fit in 64 KiB, which servers take for a command."""
 _MOST_U29: Final = (1 << 29) - 1
 _LAUGHS: Final = 9
 

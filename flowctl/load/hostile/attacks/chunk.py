@@ -22,7 +22,7 @@ from flowctl.wire.rtmp.wire import (
 )
 
 _FIRST_PART: Final = bytes(128)
-"""What fits in a chunk before anybody has said otherwise."""
+"""Octets that fill one chunk of the default size."""
 _BATCH: Final = 64
 _HUGE: Final = set_chunk_size(b"\x7f\xff\xff\xff") + header(TYPE_VIDEO, 0xFFFFFF, csid=6, msid=1) + bytes(1024)
 _FILL_BYTES: Final = 64 * 1024

@@ -32,11 +32,11 @@ _KNOWN: Final = frozenset({1, 2, 3, 4, 5, 6, 8, 9, 15, 16, 17, 18, 19, 20, 22})
 _UNKNOWN: Final = [type_id for type_id in range(256) if type_id not in _KNOWN][:60]
 _EVENTS: Final = (5, 8, 9, 17, 26, 31, 32, 33, 255, 0xFFFF)
 _PAUSE_S: Final = 0.01
-"""A hundred a second: odd, and no flood."""
+"""Time between two messages: a hundred a second are odd, and no flood."""
 _FLOOD: Final = 3000
 _VIDEO_BYTES: Final = 256 * 1024
 _MOST_ACKS: Final = 256
-"""Answers to 256 KiB; a server that answers per octet, or per chunk of 128, sends many times that."""
+"""Most acknowledgements of 256 KiB; a server that answers per octet, or per chunk of 128, sends many times that."""
 _HIGHEST: Final = 0xFFFFFFFF
 
 
@@ -100,7 +100,7 @@ _FIRST_FRAMES_S: Final = 5.0
 _PINGS: Final = 250
 _PING_PAUSE_S: Final = 0.05
 _PATIENCE_S: Final = 95.0
-"""nginx-rtmp and we ping after 60 s of silence and wait 30 s."""
+"""Longest wait for the end of a silent connection: nginx-rtmp and we ping after 60 s and wait 30 s."""
 
 
 def _play(attack: Attack) -> Coroutine[Any, Any, Peer]:
@@ -120,7 +120,7 @@ async def _slow(attack: Attack) -> None:
     peer = await _play(attack)
     while True:
         await peer.read_some(round(_SLOW_BYTES_PER_S * _TICK_S))
-        peer.look()
+        peer.check_open()
         await asyncio.sleep(_TICK_S)
 
 
@@ -131,7 +131,7 @@ async def _acknowledge(attack: Attack) -> None:
     while True:
         count += _ACK_STEP_BYTES
         await peer.send(encode_control(Acknowledgement.of(count)))
-        peer.look()
+        peer.check_open()
         await asyncio.sleep(_TICK_S)
 
 
@@ -141,7 +141,7 @@ async def _silent_viewer(attack: Attack) -> None:
     await peer.wait_frames(1)
     while True:
         await asyncio.sleep(_TICK_S)
-        peer.look()
+        peer.check_open()
 
 
 async def _silent_publisher(attack: Attack) -> None:
@@ -150,7 +150,7 @@ async def _silent_publisher(attack: Attack) -> None:
         await peer.send(peer.media_message(TYPE_VIDEO, index * 40, picture(1000, key=True)))
     while True:
         await asyncio.sleep(_TICK_S)
-        peer.look()
+        peer.check_open()
 
 
 async def _bandwidth(attack: Attack) -> None:

@@ -14,13 +14,13 @@ from flowctl.load.hostile.peer import Peer
 _MIB: Final = 1 << 20
 _SMALL_BUFFER: Final = 4096
 _SLOW_S: Final = 0.25
-"""Between two octets of a slow sender: no limit on silence sees it."""
+"""Time between two octets of a slow sender: no limit on silence sees it."""
 _SLOW_BYTES: Final = 250
 _PATIENCE_S: Final = 65.0
-"""nginx waits 60 s for the headers of a request."""
+"""Longest wait for the end of a connection: nginx waits 60 s for the headers of a request."""
 _READER_S: Final = 95.0
 _FLOOD_BYTES: Final = 64 * _MIB
-"""More than any kernel keeps: a client that sends it all has been read by the server."""
+"""Octets of a flood, more than any kernel keeps: a client that sends them all has been read by the server."""
 _UPGRADE: Final = (
     b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -77,7 +77,7 @@ def _slowly(octets: bytes) -> Run:
         for octet in itertools.chain(octets, itertools.cycle(b"X-Slow: loris\r\n")):
             await peer.write(bytes((octet,)))
             await asyncio.sleep(_SLOW_S)
-            peer.look()
+            peer.check_open()
 
     return run
 
@@ -86,7 +86,7 @@ async def _slow_reader(attack: Attack) -> None:
     peer = await _play(attack, receive_buffer_bytes=_SMALL_BUFFER)
     while True:
         await peer.read_some(_SLOW_BYTES)
-        peer.look()
+        peer.check_open()
         await asyncio.sleep(_SLOW_S)
 
 

@@ -22,7 +22,7 @@ _ROUNDS: Final = 4
 _STEP_MS: Final = 20
 _PACE_S: Final = 0.005
 _LEAP_MS: Final = 1 << 30
-"""Far, and still forward by serial arithmetic."""
+"""Length of a leap of the clock: far, and still forward in `signed_difference`."""
 _FRAMES_S: Final = 3.0
 _OLD: Final = b"old!"
 _NEW: Final = b"new!"

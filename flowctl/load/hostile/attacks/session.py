@@ -23,7 +23,7 @@ _DRIP_S: Final = 0.5
 _WAITING: Final = 16
 _FLASH_ROUNDS: Final = 10
 _PATIENCE_S: Final = 65.0
-"""nginx-rtmp gives a handshake 60 s, which is the longest of the common servers."""
+"""Longest wait for the end of a handshake: nginx-rtmp gives it 60 s, the longest of the common servers."""
 CANARY: Final = "canary-flowctl-7d1f"
 """The secret that B28 sends; its test looks for it in the server's logs."""
 _GUESSES: Final = (
@@ -34,7 +34,7 @@ _GUESSES: Final = (
     ("user", "user"),
     ("publisher", "publisher"),
 )
-"""Pairs that servers have shipped, or that people type."""
+"""User and password of servers as shipped, or as people often choose them."""
 
 
 async def _streams_at_once(attack: Attack) -> None:

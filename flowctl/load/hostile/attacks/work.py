@@ -28,11 +28,11 @@ from flowctl.wire.rtmp.wire import (
 )
 
 _MANY: Final = 16
-"""Connections of those that need not publish: well within what servers allow an address."""
+"""Connections of an attack without publishing: well within what servers allow an address."""
 _FEW: Final = 6
-"""Connections of those that publish."""
+"""Connections of an attack that publishes."""
 _LAST_S: Final = 0.7
-"""An attack stops so long before its deadline, for a look at what has become of it."""
+"""Time from the end of an attack to its deadline, for a look at what has become of it."""
 _RATE_PER_S: Final = 45
 """Commands a second: below what flowctl allows, 50."""
 _AMF3_VALUES: Final = 1000

@@ -133,7 +133,7 @@ def walk(data: bytes, limits: AmfLimits) -> bool:
             elif pos < 0:
                 return False
             if room < 0:
-                raise meter.over(room)
+                raise meter.nodes_error(room)
     except (IndexError, struct.error):
         raise truncated("AMF0") from None
     if pos > end:
@@ -185,7 +185,7 @@ class _Reader(MessageReader):
             pos += 1
             room -= 1
             if room < 0:
-                raise meter.over(room)
+                raise meter.nodes_error(room)
             if marker == _NUMBER:
                 out[name] = _unpack_double(data, pos)[0]
                 pos += 8
@@ -279,7 +279,7 @@ def _read_strict_array(reader: _Reader, pos: int, depth: int) -> tuple[list[AmfV
     pos += 4
     if count > reader.end - pos:  # the smallest value is one octet, so the count promises more than there is
         raise truncated("AMF0")
-    reader.meter.take(count)
+    reader.meter.pay_for(count)
     value: list[AmfValue] = []
     append = value.append
     for _ in range(count):

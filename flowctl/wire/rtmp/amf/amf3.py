@@ -106,7 +106,7 @@ class Amf3Reader(MessageReader):
             )
         text, octets = self._strings[index]
         self.meter.check_length(octets, maximum)
-        self.meter.repeat(octets)
+        self.meter.pay_repeated(octets)
         return text, pos
 
     def members(self, pos: int, depth: int, out: dict[str, AmfValue]) -> int:
@@ -114,7 +114,7 @@ class Amf3Reader(MessageReader):
             name, pos = self.string(pos, self.meter.name_max)
             if not name:
                 return pos
-            self.meter.take(1)
+            self.meter.pay_for(1)
             out[name], pos = self.value(pos, depth)
 
     def values(self, count: int, pos: int, depth: int) -> tuple[list[AmfValue], int]:
@@ -132,7 +132,7 @@ class Amf3Reader(MessageReader):
         """
         if count * octets > self.end - pos:
             raise truncated("AMF3")
-        self.meter.take(count)
+        self.meter.pay_for(count)
 
 
 def octets_of(text: str) -> int:
@@ -221,7 +221,7 @@ def _read_traits(reader: Amf3Reader, head: int, pos: int) -> tuple[_Traits, int]
                 f"AMF3 reference to traits {index}, there are {len(reader.traits)} so far", code="amf-bad-reference"
             )
         traits = reader.traits[index]
-        reader.meter.repeat(traits[2])  # sent on as AMF0, every object carries its names
+        reader.meter.pay_repeated(traits[2])  # sent on as AMF0, every object carries its names
         return traits, pos
     name_max = reader.meter.name_max
     class_name, pos = reader.string(pos, name_max)
@@ -276,7 +276,7 @@ def _read_dictionary(reader: Amf3Reader, count: int, pos: int, depth: int) -> tu
         return [], pos + 1
     mark = reader.meter.begin(pos, depth + 1)  # each pair is a list of its own, one level further down
     items, pos = reader.values(2 * count, pos + 1, depth + 1)  # an octet says whether keys are held weakly
-    reader.meter.take(count)
+    reader.meter.pay_for(count)
     pairs = [list(pair) for pair in zip(items[::2], items[1::2], strict=True)]
     reader.meter.finish(mark, pairs, pos)
     return pairs, pos

@@ -130,18 +130,18 @@ class Meter:
         if depth > self._depth_max:
             raise LimitExceededError("amf_depth", depth, self._depth_max)
 
-    def take(self, count: int) -> None:
+    def pay_for(self, count: int) -> None:
         """Pay for `count` values before they are read."""
         self.room -= count
         if self.room < 0:
-            raise self.over()
+            raise self.nodes_error()
 
-    def over(self, room: int | None = None) -> LimitExceededError:
+    def nodes_error(self, room: int | None = None) -> LimitExceededError:
         """Return the error for too many nodes; `room` is the caller's own copy where it keeps one."""
         left = self.room if room is None else room
         return LimitExceededError("amf_nodes", self._nodes_max - left, self._nodes_max)
 
-    def repeat(self, octets: int) -> None:
+    def pay_repeated(self, octets: int) -> None:
         self._repeated += octets
         if self._repeated > self._repeated_max:
             raise LimitExceededError("amf_repeated_bytes", self._repeated, self._repeated_max)
@@ -161,8 +161,8 @@ class Meter:
         value, nodes, octets, levels = shared
         self.check_depth(depth + levels)
         self._deepest = max(self._deepest, depth + levels)
-        self.take(nodes)
-        self.repeat(octets)
+        self.pay_for(nodes)
+        self.pay_repeated(octets)
         return value
 
     def check_length(self, length: int, maximum: int) -> None:

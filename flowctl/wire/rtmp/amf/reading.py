@@ -60,7 +60,7 @@ def read_all(reader: MessageReader) -> list[AmfValue]:
     pos = 0
     try:
         while pos < reader.end:
-            reader.meter.take(1)
+            reader.meter.pay_for(1)
             value, pos = reader.value(pos, 0)
             values.append(value)
     except (IndexError, struct.error):

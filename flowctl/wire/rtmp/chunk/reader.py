@@ -55,10 +55,10 @@ _WORD_LITTLE: Final = struct.Struct("<I").unpack_from
 _DEFAULT_LIMITS: Final = WireLimits()
 
 _SEARCHED: Final = 8
-"""Chunk streams that are found by looking at one after the other; encoders and players use three to five."""
+"""Most chunk streams that are searched one after the other, before a table is used; clients use three to five."""
 
 _HEADED: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
-"""Types of which `head_bytes` are kept."""
+"""Message types whose first octets are kept where `head_bytes` is set."""
 
 _NO_STREAM: Final = ChunkStream(0, b"\0")
 """Stands for the current chunk stream while there is none; shared, never written to."""

@@ -25,7 +25,7 @@ from flowctl.wire.rtmp.wire import (
 )
 
 _ONE_OCTET: Final = 64
-"""Chunk streams below it have a basic header of one octet (section 5.3.1.1)."""
+"""Lowest csid whose basic header takes more than one octet (section 5.3.1.1)."""
 _NO_DELTA: Final = -1
 """Delta after a type 0 header. The specification says that a type 3 chunk then adds the type 0 timestamp, several
 receivers add nothing. No delta equals this one, so we never send what they disagree on."""

@@ -71,7 +71,7 @@ _AUDIO_FOURCCS: Final = ("Opus", "fLaC", "ac-3", "ec-3", "mp4a", ".mp3")
 _CAPS_EX: Final = 15.0
 """Enhanced RTMP v2 capabilities announced: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds."""
 _CAN_ALL: Final = 7.0
-"""FourCcInfoMask: can decode, encode and forward (Enhanced RTMP v2)."""
+"""Value of FourCcInfoMask: can decode, encode and forward (Enhanced RTMP v2)."""
 
 # Bits of section 7.2.1.1 as FFmpeg sets them when it plays: every codec but the two reserved, and all of video.
 _AUDIO_CODECS: Final = 4071.0
@@ -116,7 +116,7 @@ _RUNNING: Final = frozenset({ClientState.ASKING, ClientState.ACTIVE})
 """States in which a status may be about our stream."""
 
 _HARMLESS: Final = frozenset({commands.SEEK_FAILED, "NetStream.Pause.Failed"})
-"""Errors of a request that leave the stream running."""
+"""Codes of errors that leave the stream running."""
 
 _ENDING: Final = frozenset(
     {commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_STOP, commands.UNPUBLISH_SUCCESS, "NetStream.Play.Complete"}
@@ -124,10 +124,10 @@ _ENDING: Final = frozenset(
 """Codes after which nothing more comes, until a publish notification."""
 
 _DESCRIPTION_MAX_CHARS: Final = 1024
-"""Limit on the server's words that are kept; a challenge of Adobe authentication is below 200."""
+"""Most characters kept of the server's description; a challenge of Adobe authentication is below 200."""
 
 _CALLS_MAX: Final = 64
-"""Commands whose reply is awaited; a publisher sends five."""
+"""Most commands that may await their reply at a time; a publisher sends five."""
 
 
 class ClientCalls:

@@ -76,10 +76,10 @@ def _hevc_verdict(header: int) -> int:
 
 
 AVC_VERDICTS: Final = bytes(_avc_verdict(header) for header in range(256))
-"""What a unit is, by the first octet of an H.264 NAL unit (Rec. ITU-T H.264, 7.3.1 and table 7-1)."""
+"""Verdict on a unit, by the first octet of an H.264 NAL unit (Rec. ITU-T H.264, 7.3.1 and table 7-1)."""
 
 HEVC_VERDICTS: Final = bytes(_hevc_verdict(header) for header in range(256))
-"""What a unit is, by the first octet of an HEVC NAL unit (Rec. ITU-T H.265, 7.3.1.2 and table 7-1)."""
+"""Verdict on a unit, by the first octet of an HEVC NAL unit (Rec. ITU-T H.265, 7.3.1.2 and table 7-1)."""
 
 
 def survey(body: bytes | memoryview, position: int, end: int, verdicts: bytes) -> MessageClass | None:

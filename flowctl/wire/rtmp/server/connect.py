@@ -18,14 +18,14 @@ from flowctl.wire.rtmp.url import RtmpUrl, from_connect, unquote
 
 _SHARED_ADDRESSES: Final = 256
 _SHARED_CHARS: Final = 256
-"""How many addresses of connect commands are kept to be shared, and how long each may be."""
+"""How many addresses of connect commands are shared between peers, and how long each may be."""
 _OWN_MARKS: Final = ("?", "@", "vhost...")
 """What an address contains that has a query or credentials ("app...vhost...name" is an old spelling of a query)."""
 
 _ENHANCED: Final = ("fourCcList", "videoFourCcInfoMap", "audioFourCcInfoMap")
 _ADDRESS_CHARS: Final = 65536
 _PAGE_CHARS: Final = 2048
-"""What is read of an address, and of the address of a page."""
+"""Most characters that are read of an address, and of the address of a page."""
 
 
 def read_connect(command: Command, config: ServerSessionConfig, now: float) -> ConnectRequested | LoginResult:

@@ -14,7 +14,7 @@ from flowctl.wire.rtmp.wire import Message
 _FMS_VERSION: Final = "FMS/3,0,1,123"
 """What the server calls itself: clients look for FMS. The value of nginx-rtmp and many others."""
 _DESCRIPTION_CHARS: Final = 1024
-"""Longest words for a client; FFmpeg and librtmp read 255 octets of them."""
+"""Most characters of a description for a client; FFmpeg and librtmp read 255 octets of it."""
 
 
 def words(description: str) -> str:
@@ -66,7 +66,7 @@ def _notification(name: str, code: str, description: str) -> Message:
 
 
 NOT_KNOWN: Final = Courtesy(None)
-"""How a command is answered that nobody has heard of."""
+"""Answer to a command that is not known."""
 
 UNPUBLISH_NOTIFICATION: Final = _notification("onFCUnpublish", commands.UNPUBLISH_SUCCESS, "Stopped publishing stream.")
 

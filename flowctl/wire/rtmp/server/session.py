@@ -111,7 +111,7 @@ _KINDS: Final[dict[str, PublishKind]] = {
 }
 
 STEP_MESSAGES: Final = 64
-"""Messages that were held back, or came in an aggregate, and are treated in one call: less than 1 ms of work."""
+"""Most messages, held back or from an aggregate, that one call treats: less than 1 ms of work."""
 
 _NO_ADDRESS: Final = RtmpUrl()
 
@@ -833,11 +833,10 @@ class ServerSession(Endpoint):
             "onStatus": _Rule(_answered, argued=False),
         }
     )
-    """What is done about each command that does more than ask for an answer, by its name on the wire, which is
-    case-sensitive."""
+    """Rules of the commands that do more than ask for an answer, by their case-sensitive names on the wire."""
 
     courtesy: ClassVar[_Rule] = _Rule(_obey_courtesy, argued=False)
-    """What is done about every other command."""
+    """Rule of all other commands."""
 
 
 def _failure_code(stream: MessageStream) -> str:
