@@ -61,7 +61,7 @@ def edge(
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
     set_up_log(as_json=log_json)
     trust(authorities=ca_file, insecure=insecure)
-    wanted = EdgeConfig(
+    edge_config = EdgeConfig(
         origins=tuple(OriginAddress.parse(item) for item in origins),
         follow=follow,
         streams=tuple(stream or ()),
@@ -74,9 +74,9 @@ def edge(
 
     def build(given: Any) -> LiveServer:
         server: Any = program.build(dataclasses.replace(given, origin=""))
-        server.companions.append(Edge(server, wanted, offer=given.origin))
-        found: LiveServer = server
-        return found
+        server.companions.append(Edge(server, edge_config, offer=given.origin))
+        edge_server: LiveServer = server
+        return edge_server
 
     stats_s = optional_duration(stats, "--stats")
     run_server(dataclasses.replace(program, name="edge", build=build), options, ended, stats_s=stats_s, as_json=as_json)

@@ -45,13 +45,13 @@ def make(
     """Make a stream key and write it. The server gets its hash alone."""
     from flowctl.live.access.keys import make_key
 
-    made = make_key()
-    line = _kept(file, made, kind, streams)
+    new_key = make_key()
+    line = _kept(file, new_key, kind, streams)
     if file is None:
         say(line, to_stderr=True)
     else:
         say(f"its hash is in {file}; this is the key, behind the name: app/stream?key=...", to_stderr=True)
-    say(made)
+    say(new_key)
 
 
 @app.command("hash")
@@ -86,23 +86,23 @@ def sign(
     from flowctl.live.access.tokens import read_secrets, signed_query
     from flowctl.wire.rtmp.url import check_name
 
-    found = _kind(kind)
+    use = _kind(kind)
     check_name(stream, "stream name")
-    if found is None or found == "edge" or "/" not in stream or "?" in stream:
+    if use is None or use == "edge" or "/" not in stream or "?" in stream:
         raise ConfigError("it is publish or play, and a stream", hint="flowctl key sign tokens.secret play live/room")
     if address:
         parse_network(address, "--address")
     expires = int(time.time() + parse_duration(within, "--within"))
-    say(f"{stream}?{signed_query(read_secrets(file).secrets[0], found, stream, expires, address)}")
+    say(f"{stream}?{signed_query(read_secrets(file).secrets[0], use, stream, expires, address)}")
 
 
 def _kind(text: str) -> Use | None:
     from flowctl.live.access.keys import USES
 
-    found = next((use for use in USES if use == text), None)
-    if text and found is None:
+    known_use = next((use for use in USES if use == text), None)
+    if text and known_use is None:
         raise ConfigError(f"{text!r:.40} is nothing that is allowed", hint="publish, play or edge")
-    return found
+    return known_use
 
 
 def _kept(file: Path | None, key: str, kind: str, streams: str) -> str:

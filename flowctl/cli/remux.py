@@ -68,10 +68,10 @@ def record(
     )
     make_form = _form(form)
     _made(out)
-    told = threading.Lock()
+    lock = threading.Lock()
 
     def finished(file: FinishedFile) -> None:
-        with told:
+        with lock:
             _tell(file, as_json=as_json)
 
     recorders = [
@@ -198,7 +198,7 @@ def _run(
     with terminable():
         group.start()
         follows = [pull(url, recorder.intake, group) for url, recorder in zip(addresses, recorders, strict=True)]
-        told = [""] * len(follows)
+        reasons = [""] * len(follows)
         try:
             for recorder, follow in zip(recorders, follows, strict=True):
                 recorder.start()
@@ -207,9 +207,9 @@ def _run(
                 once and all(recorder.stream_ended.is_set() for recorder in recorders)
             ):
                 time.sleep(_LOOK_S)
-                told = [
+                reasons = [
                     _outage(url, follow.statistics(), why)
-                    for url, follow, why in zip(addresses, follows, told, strict=True)
+                    for url, follow, why in zip(addresses, follows, reasons, strict=True)
                 ]
                 if shown:
                     _progress(recorders)
@@ -223,7 +223,7 @@ def _run(
     return follows
 
 
-def _outage(url: RtmpUrl, figures: FollowStatistics, told: str) -> str:
+def _outage(url: RtmpUrl, figures: FollowStatistics, last_reason: str) -> str:
     """Say once for each reason why nothing comes and that it is tried again; return the reason, empty: it comes."""
     from flowctl.live.cluster.follow import FollowState
     from flowctl.log import get_logger
@@ -231,10 +231,10 @@ def _outage(url: RtmpUrl, figures: FollowStatistics, told: str) -> str:
     if figures.state is FollowState.RUNNING:
         return ""
     why = figures.why.partition(" (")[0]  # behind it are figures, new with each try
-    if figures.state is FollowState.RESTING and figures.tries and why != told:
+    if figures.state is FollowState.RESTING and figures.tries and why != last_reason:
         get_logger("flowctl.remux").warning("nothing to record, trying again", url=str(url), why=figures.why)
         return why
-    return told
+    return last_reason
 
 
 def _progress(recorders: Sequence[StreamRecorder | HlsWriter]) -> None:

@@ -98,19 +98,19 @@ def _show_damaged(summary: FlightSummary, error: DamagedFlightError, *, as_json:
 
 
 def _progress(
-    found: Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]], count: int
+    flights: Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]], count: int
 ) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
     """Pass on what is found, and show on a terminal how far that is; elsewhere say so now and then."""
     if count < _FEW:
-        yield from found
+        yield from flights
     elif sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import track
 
         console = Console(stderr=True)
-        yield from track(found, "replaying", total=count, console=console, transient=True)
+        yield from track(flights, "replaying", total=count, console=console, transient=True)
     else:
-        for number, item in enumerate(found, 1):
+        for number, item in enumerate(flights, 1):
             yield item
             if not number % 100:
                 say(f"{number} of {count} flights replayed", to_stderr=True)
@@ -128,16 +128,16 @@ def _replay_one(
     from flowctl.records.flight.replay import compare
     from flowctl.records.flight.replay import replay as run_again
 
-    found = read_flights(rows)
-    other = None if choice is None else _other_choice(found, choice, of_many=brief)
-    result = run_again(found)
-    comparison = compare(found, result)
+    flight = read_flights(rows)
+    other = None if choice is None else _other_choice(flight, choice, of_many=brief)
+    result = run_again(flight)
+    comparison = compare(flight, result)
     if as_json:
-        print_json(_as_json(found, result, comparison, other))
+        print_json(_as_json(flight, result, comparison, other))
     elif brief:
-        say(f"{found.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {comparison}")
+        say(f"{flight.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {comparison}")
     else:
-        _show(found, summary, comparison)
+        _show(flight, summary, comparison)
     if other is not None and not as_json:
         for name, value in other.items():
             say(f"  {name}: {_plain(value)}")
@@ -167,10 +167,10 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
     target_ms = limits.target_delay_ms
     if named.target_delay is not None:
         target_ms = parse_target_delay(named.target_delay, "--target-delay")
-    given = None if named.limits is None else Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
-    chosen = given or replace(limits, target_delay_ms=target_ms)
-    found = stream_and_link(flight)
-    if not any(item >= 0 for _, item, _ in found.events):
+    other = None if named.limits is None else Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
+    chosen = other or replace(limits, target_delay_ms=target_ms)
+    conditions = stream_and_link(flight)
+    if not any(item >= 0 for _, item, _ in conditions.events):
         if of_many:
             return {"choice": None, "why": "it followed no stream"}
         raise ConfigError(f"{flight} followed no stream", hint="other choices are for viewers")
@@ -182,7 +182,7 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
         stuck_s=settings.stuck_s,
         return_after_s=settings.return_after_s,
     )
-    viewer = recorded_viewer(**found._asdict())
+    viewer = recorded_viewer(**conditions._asdict())
     (outcome,) = evaluate(viewer, [choice])
     return {
         "choice": str(choice),

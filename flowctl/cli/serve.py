@@ -47,7 +47,7 @@ def _setting_options() -> list[Any]:
 
     def settings(**_: str | None) -> None: ...
 
-    made: Any = settings  # its signature is what typer looks at
+    options_command: Any = settings  # its signature is what typer looks at
     parameters = []
     for item in settings_of():
         option = typer.Option(
@@ -60,10 +60,10 @@ def _setting_options() -> list[Any]:
         )
         hint = Annotated[str | None, option]
         parameters.append(inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
-    made.__annotations__ = {item.name: item.annotation for item in parameters}
-    made.__signature__ = inspect.Signature(parameters)
+    options_command.__annotations__ = {item.name: item.annotation for item in parameters}
+    options_command.__signature__ = inspect.Signature(parameters)
     one = typer.Typer(add_completion=False)
-    one.command()(made)
+    one.command()(options_command)
     return typer.main.get_command(one).params
 
 
@@ -148,11 +148,11 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
     """Write every setting with how it is written, its default and what it does to standard output."""
     from flowctl.live.settings.model import settings_of
 
-    found = settings_of(program)
+    settings = settings_of(program)
     if as_json:
-        print_json({item.name: {"type": item.kind, "default": item.default, "what": item.what} for item in found})
+        print_json({item.name: {"type": item.kind, "default": item.default, "what": item.what} for item in settings})
         return
-    for item in found:
+    for item in settings:
         default = f" (default {item.default})" if item.default else ""
         say(textwrap.fill(f"{item.name}: {item.kind}{default}", 78, subsequent_indent="    "))
         say(textwrap.fill(item.what, 78, initial_indent="    ", subsequent_indent="    "))
@@ -303,11 +303,11 @@ def _listening(listeners: list[tuple[str, tuple[str, int]]]) -> dict[str, list[s
     """Return where a server listens, by what it is for: ``rtmp``, ``rtmps``, ``http``, ``https``."""
     from flowctl.core.server.listener import shown
 
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     for name, address in listeners:
         if name:
-            found.setdefault(name, []).append(shown(*address))
-    return found
+            addresses.setdefault(name, []).append(shown(*address))
+    return addresses
 
 
 def _log_figures(server: Server) -> None:

@@ -20,11 +20,11 @@ def known_servers() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def load_server(name: str) -> ServerProgram:
-    known = known_servers()
-    point = known.get(name)
+    points = known_servers()
+    point = points.get(name)
     if point is None:
-        listed = ", ".join(known) or "none: install the package that has it"
-        near = difflib.get_close_matches(name, known, 1)
+        listed = ", ".join(points) or "none: install the package that has it"
+        near = difflib.get_close_matches(name, points, 1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"unknown server {name!r}", hint=f"{meant}known servers: {listed}")
     try:

@@ -44,8 +44,8 @@ def result_of(address: str, command: str, parts: list[bytes]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and isinstance(value.get("result"), dict):
-        found: dict[str, Any] = value["result"]
-        return found
+        result: dict[str, Any] = value["result"]
+        return result
     error = value.get("error") if isinstance(value, dict) else None
     if not isinstance(error, dict):
         raise OperationError(

@@ -38,24 +38,24 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         raise ConfigError("kick: whom is missing", hint="give a connection's number, --stream or --peer")
     network = None if peer is None else ip_network(peer)
 
-    def wanted(connection: Connection) -> bool:
+    def fits(connection: Connection) -> bool:
         if number is not None and connection.number != number:
             return False
         if stream is not None and stream not in connection.session.streams():
             return False
         return network is None or lies_in(connection.peer[0], network)
 
-    kicked = server.kick(wanted, asked["reason"])
+    kicked = server.kick(fits, asked["reason"])
     if not kicked and number is not None:
         raise LocalProtocolError(f"there is no such connection {number}", hint="flowctl connections lists them")
     return {"kicked": len(kicked), "connections": [item.number for item in kicked[:KICKED_SHOWN]]}
 
 
 def find_connection(server: LiveServer, number: int) -> Connection:
-    found = next((item for item in server.connections() if item.number == number), None)
-    if found is None:
+    connection = next((item for item in server.connections() if item.number == number), None)
+    if connection is None:
         raise LocalProtocolError(f"there is no connection {number}", hint="flowctl connections lists them")
-    return found
+    return connection
 
 
 def lies_in(address: str, network: Any) -> bool:
@@ -73,14 +73,14 @@ def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     if number is not None:
         connection = find_connection(server, number)
     now = server.limits if connection is None else connection.sender.limits
-    wanted = _limits_asked(now, asked)
-    if wanted is None:
+    asked_limits = _limits_asked(now, asked)
+    if asked_limits is None:
         return _limits_shown(server, now, connection)
     if connection is not None:
-        connection.sender.set_limits(wanted)
-        return _limits_shown(server, wanted, connection) | {"was": str(now)}
-    count = server.change_limits(wanted, origin=asked["origin"])
-    shown = _limits_shown(server, wanted, None) | {"was": str(now), "connections": count}
+        connection.sender.set_limits(asked_limits)
+        return _limits_shown(server, asked_limits, connection) | {"was": str(now)}
+    count = server.change_limits(asked_limits, origin=asked["origin"])
+    shown = _limits_shown(server, asked_limits, None) | {"was": str(now), "connections": count}
     until = "until the limits file changes, or " if "limits" in server.reload.status else ""
     return shown | {"note": f"in force {until}until the server ends"}
 
@@ -88,18 +88,18 @@ def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 def _limits_of_stream(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Show the limits of those who play or publish a stream, or set them; those who come later have the usual ones."""
     pattern = asked["stream"]
-    found = [
+    connections = [
         item for item in server.connections() if any(fnmatchcase(name, pattern) for name in item.session.streams())
     ]
-    if not found:
+    if not connections:
         raise LocalProtocolError(f"nobody plays or publishes {pattern}", hint="flowctl streams lists them")
-    now = found[0].sender.limits
-    wanted = _limits_asked(now, asked)
-    shown = _limits_shown(server, wanted or now, None) | {"stream": pattern, "connections": len(found)}
-    if wanted is None:
-        return shown | {"limits_of": dict(Counter(str(item.sender.limits) for item in found))}
-    for item in found:
-        item.sender.set_limits(wanted)
+    now = connections[0].sender.limits
+    asked_limits = _limits_asked(now, asked)
+    shown = _limits_shown(server, asked_limits or now, None) | {"stream": pattern, "connections": len(connections)}
+    if asked_limits is None:
+        return shown | {"limits_of": dict(Counter(str(item.sender.limits) for item in connections))}
+    for item in connections:
+        item.sender.set_limits(asked_limits)
     return shown | {"was": str(now), "note": "in force for those who are connected now"}
 
 
@@ -124,9 +124,9 @@ def _limits_asked(now: Limits, asked: Mapping[str, Any]) -> Limits | None:
     )
 
 
-def _limits_shown(server: LiveServer, found: Limits, connection: Connection | None) -> Json:
-    shown: Json = {name: write_marks(found, name) for name in ("soft", "hard", "low")}
-    shown |= {"target_delay": target_marks(found), "hard_policy": found.hard_policy.value, "limits": str(found)}
+def _limits_shown(server: LiveServer, values: Limits, connection: Connection | None) -> Json:
+    shown: Json = {name: write_marks(values, name) for name in ("soft", "hard", "low")}
+    shown |= {"target_delay": target_marks(values), "hard_policy": values.hard_policy.value, "limits": str(values)}
     if connection is not None:
         return shown | {"connection": connection.number, "state": connection.sender.state.name}
     return shown | {"limits_from": server.limits_from, "connections": len(server.connections())}
@@ -135,18 +135,18 @@ def _limits_shown(server: LiveServer, found: Limits, connection: Connection | No
 def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     expires = _ban_ends(asked, datetime.now(UTC))
     origin = asked["origin"]
-    wanted = Ban(
+    asked_ban = Ban(
         cidr=asked["network"],
         expires=expires,
         action=BanAction(asked["action"]),
         reason=asked["reason"],
         source=f"command of {origin}" if origin else "command",
     )
-    found = server.ban(wanted, origin=origin)
-    shown = found.ban.as_dict() | {"ended": found.ended, "in_store": found.in_store}
+    outcome = server.ban(asked_ban, origin=origin)
+    shown = outcome.ban.as_dict() | {"ended": outcome.ended, "in_store": outcome.in_store}
     kept = "until the server ends" if server.fleet is None else "as long as one server of the fleet runs"
-    shown["kept"] = KEPT_IN_STORE if found.in_store else kept
-    return shown | ({"warning": found.warning} if found.warning else {})
+    shown["kept"] = KEPT_IN_STORE if outcome.in_store else kept
+    return shown | ({"warning": outcome.warning} if outcome.warning else {})
 
 
 def _ban_ends(asked: Mapping[str, Any], now: datetime) -> datetime | None:
@@ -169,13 +169,13 @@ def unban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     now, address = time.time(), asked["peer"]
     network = None if address is None else ip_network(address)
-    found = [
+    matching = [
         item
         for item in server.admission.bans.bans
         if item.lasts(now)
         and (network is None or (item.network.version == network.version and item.network.overlaps(network)))
     ]
-    found.sort(key=lambda item: network is None or item.cidr != str(network))  # what is asked for itself comes first
+    matching.sort(key=lambda item: network is None or item.cidr != str(network))  # what is asked for itself comes first
     first = asked["offset"]
     shown = [
         {
@@ -187,9 +187,9 @@ def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
             "source": item.source or "file",
             "evidence": dict(item.evidence),
         }
-        for item in found[first : first + asked["limit"]]
+        for item in matching[first : first + asked["limit"]]
     ]
-    return {"bans": shown, "found": {"bans": len(found), "offset": first, "limit": asked["limit"]}}
+    return {"bans": shown, "found": {"bans": len(matching), "offset": first, "limit": asked["limit"]}}
 
 
 def fleet(server: LiveServer, asked: Mapping[str, Any]) -> Json:
@@ -220,14 +220,14 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
     def read() -> Json:
         before = server.changes.version
-        taken = server.reload.read_now()
+        changed = server.reload.read_now()
         details = {change.what: change.detail for change in server.changes.since(before)[0]}
         files = {
             name: {
                 "file": status.path,
                 "state": status.state,
                 # The file of settings is read again for the files that it names, and may have nothing new.
-                "changed": taken[name] and (name != "config" or "config file" in details),
+                "changed": changed[name] and (name != "config" or "config file" in details),
                 **({"fault": status.fault} if status.fault else {}),
                 **({"hint": status.hint} if status.hint else {}),
                 **({"now": details[f"{name} file"]} if f"{name} file" in details else {}),
@@ -250,10 +250,10 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def changes(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    found, whole = server.changes.since(asked["since"])
+    entries, whole = server.changes.since(asked["since"])
     shown: list[Json] = []
     size = 0
-    for change in found[: asked["limit"]]:
+    for change in entries[: asked["limit"]]:
         size += len(json.dumps(change.detail))
         if shown and size > _MOST_DETAIL:
             break  # who asks for what came after the last one gets the others

@@ -63,9 +63,9 @@ CarryOut: TypeAlias = Callable[[str, bytes, Permission, str], bytes]
 
 
 def listener_of(server: LiveServer) -> ControlListener:
-    found = ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
-    server.on_drain.append(found.leave_names)
-    return found
+    listener = ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
+    server.on_drain.append(listener.leave_names)
+    return listener
 
 
 def keys_of(config: LiveConfig) -> tuple[KeyPair | None, Clients | None]:
@@ -180,10 +180,10 @@ class ControlListener:
         if message.deadline is not None and time.monotonic() >= message.deadline:
             return b""  # nobody waits for it any more, so nobody would know that it was done
         caller = self._caller(message)
-        made = self._answer(operation.name, b" ".join(message.data), Permission(message.auth), caller)
+        reply = self._answer(operation.name, b" ".join(message.data), Permission(message.auth), caller)
         if not operation.looks:
-            _log.info("operation", name=operation.name, caller=caller, done=made.startswith(b'{"result"'))
-        return made
+            _log.info("operation", name=operation.name, caller=caller, done=reply.startswith(b'{"result"'))
+        return reply
 
     def _caller(self, message: RpcMessage) -> str:
         pubkey = message.peer.identity.pubkey
@@ -252,11 +252,11 @@ class Clients:
 
     def _read(self) -> None:
         try:
-            found = self.path.stat()
-            look = found.st_mtime_ns, found.st_size, found.st_ino
+            status = self.path.stat()
+            look = status.st_mtime_ns, status.st_size, status.st_ino
             if look == self._seen:
                 return
-            if stat.S_IMODE(found.st_mode) & 0o022:
+            if stat.S_IMODE(status.st_mode) & 0o022:
                 raise ConfigError(f"others than its owner can write to {self.path}", hint=f"chmod 600 {self.path}")
             with self.path.open("rb") as file:
                 data = file.read(MOST_CLIENTS_BYTES + 1)

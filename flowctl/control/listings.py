@@ -69,15 +69,15 @@ def _server(server: LiveServer) -> Json:
 
 def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     first, end = asked["offset"], asked["offset"] + asked["limit"]
-    found = {
+    rows_by_name = {
         stream.name: stream_row(stream, count)
         for stream, count in server.hub.streams().items()
         if fnmatchcase(stream.name, asked["stream"])
     }
-    for name, viewer in RestingPace().over(server.hub.viewing() if found else ()):
-        if (row := found.get(name)) is not None:
+    for name, viewer in RestingPace().over(server.hub.viewing() if rows_by_name else ()):
+        if (row := rows_by_name.get(name)) is not None:
             add_viewer(row, viewer.connection.sender.account(rows=False))
-    rows = sorted(found.values(), key=STREAM_SORTS[asked["sort"]], reverse=asked["reverse"])
+    rows = sorted(rows_by_name.values(), key=STREAM_SORTS[asked["sort"]], reverse=asked["reverse"])
     return {
         "streams": rows[first:end],
         "found": {"streams": len(rows), "offset": first, "limit": asked["limit"]},
@@ -87,11 +87,11 @@ def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 def connections(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     if asked["connection"] is not None:
         return {"connection": connection_in_full(find_connection(server, asked["connection"]))}
-    first, end, sort, wanted = asked["offset"], asked["offset"] + asked["limit"], asked["sort"], asked["state"]
+    first, end, sort, state = asked["offset"], asked["offset"] + asked["limit"], asked["sort"], asked["state"]
     ranked = []
     for item in RestingPace().over(_fitting(server, asked)):
         account = item.sender.account(rows=sort in _COSTLY)
-        if wanted is None or (is_slow(account) if wanted == "slow" else account.state.name == wanted):
+        if state is None or (is_slow(account) if state == "slow" else account.state.name == state):
             ranked.append((_rank_row(item, account), item))
     key = CONNECTION_SORTS[sort]
     ranked.sort(key=lambda pair: key(pair[0]), reverse=asked["reverse"])
@@ -138,11 +138,11 @@ def events(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """
     recent = server.recent
     parts = (part.partition(":") for part in asked["since"].split(","))
-    known = {run: int(number) for run, _, number in parts if run and number.isascii() and number.isdecimal()}
+    numbers = {run: int(number) for run, _, number in parts if run and number.isascii() and number.isdecimal()}
     # A process that a cursor does not know is new, and has all to tell.
-    number = known.get(recent.run, 0) if known else None
-    found, last, lost = recent.since(number, asked["limit"])
-    return {"events": found, "cursor": f"{recent.run}:{last}", "lost": lost}
+    number = numbers.get(recent.run, 0) if numbers else None
+    entries, last, lost = recent.since(number, asked["limit"])
+    return {"events": entries, "cursor": f"{recent.run}:{last}", "lost": lost}
 
 
 def metrics(server: LiveServer, asked: Mapping[str, Any]) -> Json:
@@ -162,12 +162,12 @@ def metrics(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     return {"parts": [figures]}
 
 
-def _thread(found: Any) -> Json:
+def _thread(figures: Any) -> Json:
     return {
-        "busy": round(found.busy_fraction, 4),
-        "longest_turn_s": round(found.longest_turn_s, 4),
-        "turns": found.turns,
-        "errors": found.errors,
-        "received_bytes": found.bytes_in,
-        "sent_bytes": found.bytes_out,
+        "busy": round(figures.busy_fraction, 4),
+        "longest_turn_s": round(figures.longest_turn_s, 4),
+        "turns": figures.turns,
+        "errors": figures.errors,
+        "received_bytes": figures.bytes_in,
+        "sent_bytes": figures.bytes_out,
     }

@@ -316,16 +316,16 @@ def perform(server: LiveServer, name: str, given: Mapping[str, object], permissi
 
 
 def allowed(name: str, permission: Permission) -> Operation:
-    found = BY_NAME.get(name)
-    if found is None:
+    operation = BY_NAME.get(name)
+    if operation is None:
         raise ConfigError(f"there is no operation {short(name)}", hint=f"there are {', '.join(BY_NAME)}")
-    if permission < found.permission:
+    if permission < operation.permission:
         raise ForbiddenError(
-            f"{CATEGORY}.{name} takes the level {found.permission.name.lower()}, the caller has "
+            f"{CATEGORY}.{name} takes the level {operation.permission.name.lower()}, the caller has "
             f"{permission.name.lower()}",
             hint="who runs the server gives levels to keys, in its clients file",
         )
-    return found
+    return operation
 
 
 def answer(server: LiveServer, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
@@ -338,18 +338,18 @@ def answer_with(effect: Effect, name: str, call: bytes, permission: Permission, 
     The answer is ``{"result": ...}``, or ``{"error": {"code": ..., "message": ..., "hint": ...}}``.
     """
     try:
-        found = allowed(name, permission)  # first of all: a caller who may not call it is not worth our work
-        given = _arguments_of(call)
-        if caller and not given.get("origin") and any(item.name == "origin" for item in found.arguments):
-            given = {**given, "origin": caller}
-        value: dict[str, Any] = {"result": effect(found, read_arguments(name, found.arguments, given))}
+        operation = allowed(name, permission)  # first of all: a caller who may not call it is not worth our work
+        arguments = _arguments_of(call)
+        if caller and not arguments.get("origin") and any(item.name == "origin" for item in operation.arguments):
+            arguments = {**arguments, "origin": caller}
+        value: dict[str, Any] = {"result": effect(operation, read_arguments(name, operation.arguments, arguments))}
     except (FlowctlError, OSError) as error:
         value = {"error": error_dict(error)}
-    made = _as_json(value)
-    if len(made) > MOST_ANSWER:
-        message = f"the answer has {len(made)} bytes, a message has up to {MOST_ANSWER}"
+    reply = _as_json(value)
+    if len(reply) > MOST_ANSWER:
+        message = f"the answer has {len(reply)} bytes, a message has up to {MOST_ANSWER}"
         return _as_json({"error": {"code": "TOO_LONG", "message": message, "hint": "ask for less with --limit"}})
-    return made
+    return reply
 
 
 ANSWERED: Final = b'{"result": '
@@ -395,6 +395,6 @@ def error_dict(error: FlowctlError | OSError) -> dict[str, Any]:
     return {"code": "FAILED", "message": message, "hint": None}
 
 
-def error_of(said: Mapping[str, Any]) -> FlowctlError:
-    kind = next((kind for kind, code in _CODES if code == said["code"]), FlowctlError)
-    return kind(str(said["message"]), hint=said.get("hint"))
+def error_of(fault: Mapping[str, Any]) -> FlowctlError:
+    kind = next((kind for kind, code in _CODES if code == fault["code"]), FlowctlError)
+    return kind(str(fault["message"]), hint=fault.get("hint"))

@@ -47,10 +47,10 @@ def runtime_folder() -> Path:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def usual_socket(host: str, port: int) -> Path:
@@ -83,10 +83,10 @@ def check_path(path: Path) -> bool:
         )
     check_private(path.parent)
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
         raise ConfigError(f"{path} is there and is no socket of this user", hint=_ELSEWHERE)
     return True
 
@@ -94,16 +94,16 @@ def check_path(path: Path) -> bool:
 def check_private(folder: Path) -> None:
     """See that a folder is this user's alone, and no link to another one."""
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise ConfigError(f"cannot use the folder {folder}: {error.strerror}", hint=_ELSEWHERE) from error
-    if stat.S_ISLNK(found.st_mode) or not stat.S_ISDIR(found.st_mode):
+    if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{folder} is no folder but a link or a file", hint=_ELSEWHERE)
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise ConfigError(f"the folder {folder} belongs to another user", hint=_ELSEWHERE)
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
-            f"others can use the folder {folder} (mode {stat.S_IMODE(found.st_mode):04o})", hint=f"chmod 700 {folder}"
+            f"others can use the folder {folder} (mode {stat.S_IMODE(status.st_mode):04o})", hint=f"chmod 700 {folder}"
         )
 
 
@@ -126,11 +126,11 @@ def servers_here() -> list[Path]:
     folders = [runtime_folder()]
     if os.geteuid() == 0 and SERVICE_FOLDER not in folders:
         folders.append(SERVICE_FOLDER)
-    found = []
+    paths = []
     for folder in folders:
         with contextlib.suppress(OSError):
-            found += sorted(folder.glob(f"*{SUFFIX}"))
-    return [path for path in found if _answers_us(path)]
+            paths += sorted(folder.glob(f"*{SUFFIX}"))
+    return [path for path in paths if _answers_us(path)]
 
 
 def _answers_us(path: Path) -> bool:
@@ -140,16 +140,16 @@ def _answers_us(path: Path) -> bool:
         return False
 
 
-def find_server(wanted: str | None) -> str:
-    if wanted is not None and "://" in wanted:
-        return wanted
-    if wanted is not None and "/" in wanted:
-        return f"ipc://{wanted}"
+def find_server(name: str | None) -> str:
+    if name is not None and "://" in name:
+        return name
+    if name is not None and "/" in name:
+        return f"ipc://{name}"
     here = servers_here()
     # Of two with one port, one of which drains, the one that stays is meant; the other has a name of its own.
     fitting = [path for path in here if not is_draining(path)] or here
-    if wanted is not None:
-        fitting = [path for path in here if _fits(path, wanted)]
+    if name is not None:
+        fitting = [path for path in here if _fits(path, name)]
     if len(fitting) == 1:
         return f"ipc://{fitting[0]}"
     names = ", ".join(map(name_of, fitting or here))
@@ -159,7 +159,7 @@ def find_server(wanted: str | None) -> str:
             hint="start one with flowctl serve live, or name one with --server ADDRESS",
         )
     if not fitting:
-        raise NotFoundError(f"no server here is called {short(wanted)}", hint=f"there are {names}")
+        raise NotFoundError(f"no server here is called {short(name)}", hint=f"there are {names}")
     raise NotFoundError(f"{len(fitting)} servers run here: {names}", hint="choose one with --server NAME")
 
 
@@ -176,6 +176,6 @@ def name_of(path: Path) -> str:
     return path.name.removesuffix(SUFFIX).removeprefix(_PREFIX)
 
 
-def _fits(path: Path, wanted: str) -> bool:
+def _fits(path: Path, asked_name: str) -> bool:
     name = name_of(path)
-    return wanted == name or name.endswith(f"-{wanted}")
+    return asked_name == name or name.endswith(f"-{asked_name}")

@@ -82,21 +82,21 @@ def _of_viewers(hub: Hub) -> dict[str, Any]:
 
 def _recorded(recording: Recording) -> dict[str, Any]:
     """Return what the records tell: the counters of the feed, which are sums over what stands in the files."""
-    found = recording.recorder.feed.snapshot()
+    counters = recording.recorder.feed.snapshot()
     return {
-        "events": dict(sorted(found.events.items())),
-        "limit_hits": dict(sorted(found.limit_hits.items())),
+        "events": dict(sorted(counters.events.items())),
+        "limit_hits": dict(sorted(counters.limit_hits.items())),
         "records_lost": recording.recorder.statistics().lost_rows,
     }
 
 
 def shown(figures: Mapping[str, Any]) -> dict[str, Any]:
-    made = dict(figures)
-    made["busy"] = f"{made['busy']:.0%}"
-    if "least_pictures" in made:
-        made["least_pictures"] = f"{made['least_pictures']:.0%}"
-    if "worst_delay_s" in made:
-        made["worst_delay_s"] = round(made["worst_delay_s"], 1)
-    if "held" in made:
-        made["held"] = format_size(made["held"])
-    return made
+    texts = dict(figures)
+    texts["busy"] = f"{texts['busy']:.0%}"
+    if "least_pictures" in texts:
+        texts["least_pictures"] = f"{texts['least_pictures']:.0%}"
+    if "worst_delay_s" in texts:
+        texts["worst_delay_s"] = round(texts["worst_delay_s"], 1)
+    if "held" in texts:
+        texts["held"] = format_size(texts["held"])
+    return texts

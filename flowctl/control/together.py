@@ -95,13 +95,13 @@ def combine(merge: Merge, asked: Asked, answers: Sequence[WorkerAnswer]) -> Json
             raise error
         why = "; ".join(f"worker {item.worker} {item.missing}" for item in answers)
         raise BusyError(f"no worker answers: {why or 'none is there yet'}", hint="try again")
-    made = dict(results[0][1] if asked.get("connection") is not None else merge(asked, results))
+    joined = dict(results[0][1] if asked.get("connection") is not None else merge(asked, results))
     faults = [f"worker {number}: {error}" for number, error in errors if not isinstance(error, LocalProtocolError)]
     faults += [f"worker {item.worker} {item.missing}" for item in answers if item.missing]
-    said = [made["warning"]] if made.get("warning") else []
-    if said or faults:
-        made["warning"] = "; ".join([*said, *faults])
-    return made
+    warnings = [joined["warning"]] if joined.get("warning") else []
+    if warnings or faults:
+        joined["warning"] = "; ".join([*warnings, *faults])
+    return joined
 
 
 # -- the operations
@@ -109,45 +109,45 @@ def combine(merge: Merge, asked: Asked, answers: Sequence[WorkerAnswer]) -> Json
 
 def merge_stats(asked: Asked, results: Results) -> Json:
     streams = merge_streams({**asked, "sort": "viewers", "reverse": False}, results)
-    count = sum(found["found"]["viewers"] for _, found in results)
-    rows = [row | {"worker": number} for number, found in results for row in found["viewers"]]
+    count = sum(result["found"]["viewers"] for _, result in results)
+    rows = [row | {"worker": number} for number, result in results for row in result["viewers"]]
     viewers = _page({**asked, "reverse": False}, "viewers", rows, worst_first, count)
     return {"server": _server(results), **viewers, **streams, "found": streams["found"] | viewers["found"]}
 
 
 def merge_streams(asked: Asked, results: Results) -> Json:
     """Join streams by name: each is published in one process and may be followed by others."""
-    found: dict[str, Json] = {}
+    by_name: dict[str, Json] = {}
     for number, result in results:
         for row in result["streams"]:
-            known = found.get(row["stream"])
-            if known is None:
-                found[row["stream"]] = row | {"worker": number if _publishes(row) else None}
+            merged_row = by_name.get(row["stream"])
+            if merged_row is None:
+                by_name[row["stream"]] = row | {"worker": number if _publishes(row) else None}
                 continue
-            if _publishes(row) and known["worker"] is None:
-                known |= {name: row[name] for name in ("publisher", "connection", "media", "codecs")} | {
+            if _publishes(row) and merged_row["worker"] is None:
+                merged_row |= {name: row[name] for name in ("publisher", "connection", "media", "codecs")} | {
                     "worker": number
                 }
             for name in ("viewers", "slow", "standby", "sent_bytes"):
-                known[name] += row[name]
+                merged_row[name] += row[name]
             for name in ("in_bytes", "in_messages", "in_frames"):
-                known[name] = max(known[name], row[name])
-            known["states"] = added((known["states"], row["states"]))
-    return _page(asked, "streams", list(found.values()), STREAM_SORTS[asked["sort"]], len(found))
+                merged_row[name] = max(merged_row[name], row[name])
+            merged_row["states"] = added((merged_row["states"], row["states"]))
+    return _page(asked, "streams", list(by_name.values()), STREAM_SORTS[asked["sort"]], len(by_name))
 
 
 def merge_connections(asked: Asked, results: Results) -> Json:
     """Join connections, and sort them again: each process has those that come first of its own."""
-    rows = [row | {"worker": number} for number, found in results for row in found["connections"]]
-    count = sum(found["found"]["connections"] for _, found in results)
+    rows = [row | {"worker": number} for number, result in results for row in result["connections"]]
+    count = sum(result["found"]["connections"] for _, result in results)
     return _page(asked, "connections", rows, CONNECTION_SORTS[asked["sort"]], count)
 
 
 def _page(asked: Asked, name: str, rows: list[Json], rank: Rank, count: int) -> Json:
     first = asked["offset"]
     rows.sort(key=rank, reverse=asked["reverse"])
-    found = {name: count, "offset": first, "limit": asked["limit"]}
-    return {name: rows[first : first + asked["limit"]], "found": found}
+    counts = {name: count, "offset": first, "limit": asked["limit"]}
+    return {name: rows[first : first + asked["limit"]], "found": counts}
 
 
 def _publishes(row: Json) -> bool:
@@ -174,28 +174,28 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if name not in total:
                 total[name] = value
                 continue
-            known = total[name]
+            so_far = total[name]
             if isinstance(value, Mapping):
-                total[name] = merged([known, value])
+                total[name] = merged([so_far, value])
             elif isinstance(value, str):
-                total[name] = value if known == "valid" else known
+                total[name] = value if so_far == "valid" else so_far
             elif name in _LARGEST | _LEAST:
-                total[name] = max(known, value) if name in _LARGEST else min(known, value)
+                total[name] = max(so_far, value) if name in _LARGEST else min(so_far, value)
             else:
-                total[name] = known + value
+                total[name] = so_far + value
     return total
 
 
 def _server(results: Results) -> Json:
-    parts = [found["server"] for _, found in results]
-    made: Json = parts[0] | merged([{name: part[name] for name in part.keys() & _OF_ALL} for part in parts])
+    parts = [result["server"] for _, result in results]
+    server: Json = parts[0] | merged([{name: part[name] for name in part.keys() & _OF_ALL} for part in parts])
     if len({part["limits"] for part in parts}) > 1:
-        made["limits_of_workers"] = [part["limits"] for part in parts]
-    made["workers"] = [
-        {"worker": number, "state": "serving"} | {name: found["server"][name] for name in _OF_EACH}
-        for number, found in results
+        server["limits_of_workers"] = [part["limits"] for part in parts]
+    server["workers"] = [
+        {"worker": number, "state": "serving"} | {name: result["server"][name] for name in _OF_EACH}
+        for number, result in results
     ]
-    return made
+    return server
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -207,25 +207,25 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def merge_kick(asked: Asked, results: Results) -> Json:
     del asked
-    numbers = [number for _, found in results for number in found["connections"]]
-    return {"kicked": sum(found["kicked"] for _, found in results), "connections": numbers[:KICKED_SHOWN]}
+    numbers = [number for _, result in results for number in result["connections"]]
+    return {"kicked": sum(result["kicked"] for _, result in results), "connections": numbers[:KICKED_SHOWN]}
 
 
 def merge_limits(asked: Asked, results: Results) -> Json:
     del asked
-    made = results[0][1] | {"connections": sum(found["connections"] for _, found in results)}
-    if "limits_of" in made:
-        made["limits_of"] = added(found["limits_of"] for _, found in results)
-    return made
+    joined = results[0][1] | {"connections": sum(result["connections"] for _, result in results)}
+    if "limits_of" in joined:
+        joined["limits_of"] = added(result["limits_of"] for _, result in results)
+    return joined
 
 
 def merge_drain(asked: Asked, results: Results) -> Json:
     del asked
-    made = dict(results[0][1])
-    made["again"] = all(found["again"] for _, found in results)
-    made["ends_within_s"] = max(found["ends_within_s"] for _, found in results)
-    made["connections"] = sum(found["connections"] for _, found in results)
-    return made
+    joined = dict(results[0][1])
+    joined["again"] = all(result["again"] for _, result in results)
+    joined["ends_within_s"] = max(result["ends_within_s"] for _, result in results)
+    joined["connections"] = sum(result["connections"] for _, result in results)
+    return joined
 
 
 _WORST: Final = ("invalid", "absent", "valid")
@@ -233,36 +233,36 @@ _WORST: Final = ("invalid", "absent", "valid")
 
 def merge_reload(asked: Asked, results: Results) -> Json:
     del asked
-    made: Json = {}
-    for _, found in results:
-        for name, item in found.items():
+    files: Json = {}
+    for _, result in results:
+        for name, item in result.items():
             if name == "faults":
                 continue
-            known = made.setdefault(name, dict(item))
-            if _WORST.index(item["state"]) < _WORST.index(known["state"]):
-                known["state"] = item["state"]
-            known["changed"] = known["changed"] or item["changed"]
+            joined = files.setdefault(name, dict(item))
+            if _WORST.index(item["state"]) < _WORST.index(joined["state"]):
+                joined["state"] = item["state"]
+            joined["changed"] = joined["changed"] or item["changed"]
             for key in ("fault", "hint", "now", "waits_for_restart"):
                 if key in item:
-                    known.setdefault(key, item[key])
-    faults = dict.fromkeys(fault for _, found in results for fault in found.get("faults", ()))
-    return made | ({"faults": list(faults)} if faults else {})
+                    joined.setdefault(key, item[key])
+    faults = dict.fromkeys(fault for _, result in results for fault in result.get("faults", ()))
+    return files | ({"faults": list(faults)} if faults else {})
 
 
 def merge_events(asked: Asked, results: Results) -> Json:
     """Join events by their times; processes that have not answered keep their places in the cursor."""
-    rows = [row | {"worker": number} for number, found in results for row in found["events"]]
-    now = dict(found["cursor"].split(":") for _, found in results)
+    rows = [row | {"worker": number} for number, result in results for row in result["events"]]
+    now = dict(result["cursor"].split(":") for _, result in results)
     before = dict(part.split(":") for part in asked["since"].split(",") if part.count(":") == 1)
     places = list((before | now).items())[-MOST_PLACES:]
     return {
         "events": sorted(rows, key=lambda row: row["at"]),
         "cursor": ",".join(f"{run}:{number}" for run, number in places),
-        "lost": sum(found["lost"] for _, found in results),
+        "lost": sum(result["lost"] for _, result in results),
     }
 
 
 def merge_metrics(asked: Asked, results: Results) -> Json:
     """Keep each process by itself: what is added up must not go down when one of them begins anew."""
     del asked
-    return {"parts": [part | {"worker": number} for number, found in results for part in found["parts"]]}
+    return {"parts": [part | {"worker": number} for number, result in results for part in result["parts"]]}

@@ -289,9 +289,9 @@ class _Loop:
             out = self._folder / "out"
             self._decide(self._events or self._folder, out)
             tell("3. the server takes limits and bans, while it runs")
-            taken = self._hand_over(server, out)
-            tell(f"4. the same crowd again: {taken}")
-            after = self._load(server, "after", taken)
+            limits = self._hand_over(server, out)
+            tell(f"4. the same crowd again: {limits}")
+            after = self._load(server, "after", limits)
             server.check()
             starts = sum(line.get("event") == "live server started" for line in server.lines())
         files = {"load before": "before.html", "load after": "after.html", "analysis": "out/report.html"}
@@ -326,12 +326,12 @@ class _Loop:
                 raise FlowctlError(f"the analysis made no {name}", hint=f"see {out}")
         after = len(server.lines())
         text = (out / "limits.toml").read_text("utf-8")
-        wanted = str(parse_limits_file(text, str(out / "limits.toml")).limits)
+        limits = str(parse_limits_file(text, str(out / "limits.toml")).limits)
         write_text(self._bans, (out / "bans.jsonl").read_text("utf-8"))
         write_text(self._limits, text)
         server.wait_line(
             "that it took the limits",
-            lambda line: line.get("event") == "limits changed" and line.get("limits") == wanted,
+            lambda line: line.get("event") == "limits changed" and line.get("limits") == limits,
             after,
             _TAKE_S,
         )
@@ -339,8 +339,8 @@ class _Loop:
             "that it took the bans", lambda line: line.get("event") == "bans changed", after, _TAKE_S
         )
         abusers = len(addresses(self._plan)[1])
-        tell(f"   limits: {wanted}; bans: {bans.get('bans')} (there are {abusers} abusers)")
-        return wanted
+        tell(f"   limits: {limits}; bans: {bans.get('bans')} (there are {abusers} abusers)")
+        return limits
 
 
 def _banned_count(server: ServerProcess) -> int:

@@ -118,9 +118,9 @@ class DemoPlan:
         """Return all viewers of `load_plan`: the healthy ones first, then in the order in which they are listed."""
         crowd = self._crowd()
         orders = sorted(load.assignments(1), key=lambda order: (list(crowd).index(order.profile), order.number))
-        found = []
+        plans = []
         for order in orders:
             kind, label, count = crowd[order.profile]
             name = label if count == 1 and kind is not ViewerKind.HEALTHY else f"{label} {order.index + 1}"
-            found.append(ViewerPlan(name, kind, order.profile, order.number))
-        return found
+            plans.append(ViewerPlan(name, kind, order.profile, order.number))
+        return plans

@@ -90,17 +90,17 @@ class ServerProcess:
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the records of its log so far; a line that is not complete yet is left for the next time."""
-        found = []
+        records = []
         for line in self.log.rpartition("\n")[0].splitlines():
             with contextlib.suppress(ValueError):  # not from our log, for example a warning of the interpreter
-                found.append(json.loads(line))
-        return [value for value in found if isinstance(value, dict)]
+                records.append(json.loads(line))
+        return [value for value in records if isinstance(value, dict)]
 
-    def wait_line(self, what: str, wanted: Callable[[dict[str, Any]], bool], after: int, timeout_s: float) -> Any:
+    def wait_line(self, what: str, fits: Callable[[dict[str, Any]], bool], after: int, timeout_s: float) -> Any:
         """Return the first record that is `wanted` behind the first `after` ones."""
         end = time.monotonic() + timeout_s
         while True:
-            line = next((line for line in self.lines()[after:] if wanted(line)), None)
+            line = next((line for line in self.lines()[after:] if fits(line)), None)
             if line is not None:
                 return line
             self.check()
@@ -156,8 +156,8 @@ class ServerProcesses:
         node.wait_until_ready()
         return node
 
-    def start_all(self, wanted: Mapping[str, Sequence[str]]) -> dict[str, ServerProcess]:
+    def start_all(self, arguments_by_name: Mapping[str, Sequence[str]]) -> dict[str, ServerProcess]:
         """Start servers side by side; return them by name."""
-        with ThreadPoolExecutor(len(wanted)) as pool:
-            started = {name: pool.submit(self.start, name, *arguments) for name, arguments in wanted.items()}
+        with ThreadPoolExecutor(len(arguments_by_name)) as pool:
+            started = {name: pool.submit(self.start, name, *arguments) for name, arguments in arguments_by_name.items()}
         return {name: future.result() for name, future in started.items()}

@@ -102,8 +102,8 @@ class SeenPictures:
         return "".join(_BARS[max(round(share * (len(_BARS) - 1)), share > 0)] for share in shares)
 
     def as_dict(self) -> dict[str, Any]:
-        found = {name: value for name, value in asdict(self).items() if name != "label"}
-        return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+        fields = {name: value for name, value in asdict(self).items() if name != "label"}
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def make_report(plan: DemoPlan, viewers: list[WatchedViewer], floods_cut: int, r
 def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[SeenPictures, ...]:
     """Return what healthy and slow viewers saw of the stream, by what they measured."""
     figures = RunFigures(result)
-    found = []
+    seen = []
     for label, profile in plan.compared.items():
         per_s: list[float] = []
         before = 0
@@ -219,7 +219,7 @@ def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[SeenPictures, ...]
             if playing:  # those who join are given what the server has kept at once
                 per_s.append(min(max(pictures - before, 0) / playing, FPS))
             before = pictures
-        found.append(
+        seen.append(
             SeenPictures(
                 label,
                 tuple(round(count, 1) for count in per_s),
@@ -230,7 +230,7 @@ def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[SeenPictures, ...]
                 figures.value("longest_freeze_s", profile),
             )
         )
-    return tuple(found)
+    return tuple(seen)
 
 
 def judge(watched: WatchedViewer, peer: PeerResult, stall_after_s: float) -> ViewerOutcome:

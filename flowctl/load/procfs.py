@@ -23,13 +23,13 @@ class ProcessFigures:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     try:
         for task in (_PROC / str(pid) / "task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            numbers += map(int, (task / "children").read_text().split())
     except OSError:
         pass  # it has just ended, or the kernel does not tell
-    return found
+    return numbers
 
 
 def _one(pid: int) -> ProcessFigures | None:

@@ -236,10 +236,10 @@ def _named(name: str, text: str) -> Profile:
         return own
     from flowctl.load.hostile.attacks import NOT_POSSIBLE  # noqa: PLC0415 - see profiles
 
-    known = profiles()
-    profile = known.get(name) or known.get(name.upper())
+    named = profiles()
+    profile = named.get(name) or named.get(name.upper())
     if profile is None and name:
-        profile = next((item for item in known.values() if item.alias == name), None)
+        profile = next((item for item in named.values() if item.alias == name), None)
     if name.upper() in NOT_POSSIBLE:
         raise ConfigError(
             f"profile {name.upper()} cannot be carried out: {NOT_POSSIBLE[name.upper()]}",
@@ -317,12 +317,12 @@ def _values(profile: Profile, text: str, whole: str) -> dict[str, Any]:
         raise ConfigError(
             f"profile {whole!r}: {profile.name} has {profile.parameters}", hint=f"for example {profile.example}"
         )
-    given = {name: part for name, part in match.groupdict().items() if part is not None}
-    values = {name.lower(): _value(name, part, whole) for name, part in given.items()}
+    parts = {name: part for name, part in match.groupdict().items() if part is not None}
+    values = {name.lower(): _value(name, part, whole) for name, part in parts.items()}
     if "low" in values and values["low"] >= values["high"]:
         raise ConfigError(
             f"profile {whole!r}: LOW is {values['low']:.0f} bit/s, it must be below HIGH, {values['high']:.0f} bit/s",
-            hint=f"the lower rate comes first, and slow@{given['LOW']} is one that does not change",
+            hint=f"the lower rate comes first, and slow@{parts['LOW']} is one that does not change",
         )
     return values
 
@@ -401,13 +401,13 @@ def as_dicts() -> list[dict[str, Any]]:
 
 
 def as_lines() -> list[str]:
-    found: list[str] = []
+    lines: list[str] = []
     for kind, group in itertools.groupby(as_dicts(), key=lambda profile: PeerKind(profile["kind"])):
-        found += [_TITLES[kind], ""]
+        lines += [_TITLES[kind], ""]
         for profile in group:
             alias = f", or {profile['alias']}" if profile["alias"] else ""
-            found.append(f"  {profile['usage']}{alias}: {profile['summary']}")
+            lines.append(f"  {profile['usage']}{alias}: {profile['summary']}")
             for text in (profile["explanation"], f"a sound server: {profile['expectation']}"):
-                found += textwrap.wrap(text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
-            found += [f"      for example --profile {profile['example']}", ""]
-    return found[:-1]
+                lines += textwrap.wrap(text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+            lines += [f"      for example --profile {profile['example']}", ""]
+    return lines[:-1]

@@ -29,19 +29,19 @@ SCHEMES: Final = ("rtmp", "http", "ws")
 
 
 def _is_loopback(address: tuple[Any, ...]) -> bool:
-    found = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    return bool((mapped or found).is_loopback)
+    parsed = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return bool((mapped or parsed).is_loopback)
 
 
 def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
     """Return the address of the stream, and where to connect to."""
     url = parse_address(text, SCHEMES)
     try:
-        found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise BrokenError(f"cannot resolve {url.host}: {error.strerror}", hint="check the host's name") from error
-    addresses = [(family, address) for family, _, _, _, address in found]
+    addresses = [(family, address) for family, _, _, _, address in answers]
     remote = [address[0] for _, address in addresses if not _is_loopback(address)]
     if remote and not allow_remote:
         raise ConfigError(
@@ -68,15 +68,15 @@ def _answers(family: int, address: tuple[Any, ...]) -> bool:
     return False
 
 
-def check_descriptors(wanted: int) -> None:
+def check_descriptors(viewers: int) -> None:
     """Raise the limit on descriptors as far as needed; the workers inherit it."""
-    needed = wanted + SPARE_DESCRIPTORS
+    needed = viewers + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= max(needed, _GENEROUS_DESCRIPTORS):
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
-            f"{wanted} viewers in one process need {needed} descriptors, allowed are {hard}",
+            f"{viewers} viewers in one process need {needed} descriptors, allowed are {hard}",
             hint=f"ulimit -Hn {needed} as root, or more --workers",
         )
     # Attackers open more than one connection each: they get what there is.

@@ -61,8 +61,8 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
     if events is not None:
         check_apart(events, out)
     window = parse_window(dt.datetime.now(dt.UTC), **{field: values.get(field) for field in WINDOW})
-    wanted = {job: given(values, group) for job, group in OF_JOBS.items() if job in jobs}
-    options = {job: replace(job_of(job).options(), **found) for job, found in wanted.items() if found}
+    given_fields = {job: given(values, group) for job, group in OF_JOBS.items() if job in jobs}
+    options = {job: replace(job_of(job).options(), **fields) for job, fields in given_fields.items() if fields}
     listing = size_bytes = None
     settings = options_of(values, name).conf
     if events is not None:
@@ -140,12 +140,12 @@ def compare(
     """
     from flowctl.analyze import compare as runs
 
-    found = runs.compare(before, after)
+    comparison = runs.compare(before, after)
     if as_json:
-        print_json(found.as_dict())
+        print_json(comparison.as_dict())
     else:
-        say(found.as_text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
-    if not found.known:
+        say(comparison.as_text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    if not comparison.known:
         told = f"{before} and {after} cannot be compared: no figure is known of enough viewers in both"
         raise ConfigError(told, hint="name runs in which viewers played and the jobs sessions and experience were done")
 

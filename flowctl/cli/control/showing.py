@@ -47,10 +47,10 @@ def show(result: Mapping[str, Any]) -> None:
         say(line)
 
 
-def _pages(found: Mapping[str, int]) -> Iterator[str]:
+def _pages(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield which rows of a long list were shown, where those were not all."""
-    first, most = found.get("offset", 0), found.get("limit", 0)
-    for name, count in found.items():
+    first, most = counts.get("offset", 0), counts.get("limit", 0)
+    for name, count in counts.items():
         if name not in {"offset", "limit"} and (first or count > most):
             last = min(first + most, count)
             more = f"; the next ones: --offset {last}" if last < count else ""

@@ -49,7 +49,7 @@ def top(
     from flowctl.control.place import find_server
 
     every_s, timeout_s, keys = max(0.1, parse_duration(every, "--every")), timeout_of(timeout), keys_of(key)
-    asked = {"sort": sort, "stream": stream, "limit": 200 if as_json else 100} | ({"state": state} if state else {})
+    arguments = {"sort": sort, "stream": stream, "limit": 200 if as_json else 100} | ({"state": state} if state else {})
 
     def look(address: str) -> dict[str, Any]:
         def call(name: str, **given: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def top(
             "at": round(time.time(), 3),
             "server": figures["server"],
             "streams": call("streams", stream=stream)["streams"],
-            **call("connections", **asked),
+            **call("connections", **arguments),
         }
 
     looks = 0
@@ -91,8 +91,8 @@ def _drawing(stack: Any) -> Callable[[str], None]:
     return lambda text: live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
 
 
-def screen(found: Mapping[str, Any], columns: int, rows: int) -> list[str]:
-    server, streams, connections = found["server"], found["streams"], found["connections"]
+def screen(figures: Mapping[str, Any], columns: int, rows: int) -> list[str]:
+    server, streams, connections = figures["server"], figures["streams"], figures["connections"]
     closed = sum(server.get("closed", {}).values())
     lines = [
         (
@@ -124,7 +124,7 @@ def screen(found: Mapping[str, Any], columns: int, rows: int) -> list[str]:
         )
         line = " ".join(f"{cell:<{width}.{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
         lines.append(f"{line} {_why(printable(str(row['why'])), columns - len(line) - 1)}")
-    hidden = found["found"]["connections"] - min(room, len(connections))
+    hidden = figures["found"]["connections"] - min(room, len(connections))
     if hidden > 0:
         lines.append(f"and {hidden} more")
     return [line[:columns] for line in lines[:rows]]

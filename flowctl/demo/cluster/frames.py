@@ -138,9 +138,9 @@ class FrameViewer:
 
     def _take(self, message: Message, message_class: MessageClass) -> None:
         del message_class
-        found = read_stamp(message.payload)
-        if found is not None:
-            number, due_us = found
+        stamp = read_stamp(message.payload)
+        if stamp is not None:
+            number, due_us = stamp
             came_us = time.time_ns() // 1000
             checksum = zlib.crc32(message.payload)
             self.seen.append(SeenFrame(message.type_id, number, checksum, message.timestamp, due_us, came_us))
@@ -205,14 +205,14 @@ def judge(
         first.setdefault(item.type_id, item.number)
         disordered += item.number < latest.get(item.type_id, -1)
         latest[item.type_id] = max(item.number, latest.get(item.type_id, -1))
-    wanted = [key for key in published if key[0] in first and key[1] >= first[key[0]]]
+    due = [key for key in published if key[0] in first and key[1] >= first[key[0]]]
     delays = sorted(delay_us for _, delay_us in delays_of(seen))
     return Judged(
         node=node,
         label=label,
         frames=len(counts),
         # A track of which nothing came at all is lost from its begin.
-        lost=sum(key not in counts for key in wanted) + sum(bool(seen) and key[0] not in first for key in published),
+        lost=sum(key not in counts for key in due) + sum(bool(seen) and key[0] not in first for key in published),
         doubled=sum(count - 1 for count in counts.values()),
         disordered=disordered,
         changed=sum(published.get((item.type_id, item.number)) != item.checksum for item in seen),

@@ -29,11 +29,11 @@ def render(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, flo
 
 
 def _tiles(report: ClusterReport) -> list[tuple[str, str]]:
-    found = report.as_dict()
+    figures = report.as_dict()
     ratios = [ratio for ratio in report.per_segment.values() if ratio is not None]
     return [
-        ("frames lost by viewers", str(found["frames_lost"])),
-        ("after the kill, until viewers were as before", f"{max(found['recovered_s'].values(), default=0.0):.2f} s"),
+        ("frames lost by viewers", str(figures["frames_lost"])),
+        ("after the kill, until viewers were as before", f"{max(figures['recovered_s'].values(), default=0.0):.2f} s"),
         ("fetched for each byte of a segment", f"{max(ratios):.2f}" if ratios else "-"),
         ("viewers", str(len(report.watched))),
     ]
@@ -59,13 +59,13 @@ def _network(report: ClusterReport) -> Network:
             item = report.last(edge, origin)
             if item is None:
                 continue
-            history = [found for found in report.fetched if (found.edge, found.origin) == (edge, origin)]
-            followed = sum(found.followed for found in history) / len(history)
-            told = format_size(item.size_bytes) if item.size_bytes else "followed" if followed else ""
-            told = "lied" if item.faults else told
+            history = [fetched for fetched in report.fetched if (fetched.edge, fetched.origin) == (edge, origin)]
+            followed = sum(fetched.followed for fetched in history) / len(history)
+            label = format_size(item.size_bytes) if item.size_bytes else "followed" if followed else ""
+            label = "lied" if item.faults else label
             # What is followed goes over the link as a whole, for as long as it is.
             weight = item.size_bytes + followed * report.duration_s * BIT_RATE / 8
-            arrows.append(Arrow(origin, edge, weight, told, _PAINTS[origin], dashed=not item.connected))
+            arrows.append(Arrow(origin, edge, weight, label, _PAINTS[origin], dashed=not item.connected))
         viewers = f"{edge[:6]}: {len(report.of(edge))} viewers"  # fits into a box
         boxes.append(Box(viewers, 3, f"{sum(one.lost for one in report.of(edge))} lost", "var(--s3)"))
         arrows.append(Arrow(edge, viewers, 1.0, paint="var(--s3)"))
@@ -107,15 +107,15 @@ def _timeline(report: ClusterReport) -> Spans:
 
 def _fetches(row: int, history: Sequence[Fetched], paint: str) -> list[Span]:
     """Return a bar for each stretch in which segments were asked for, or a stream was followed."""
-    found = []
+    spans = []
     for before, after in itertools.pairwise(history):
         count = after.requests - before.requests
         if count > 0:
-            told = f"{count} requests, {format_size(after.size_bytes - before.size_bytes)}"
-            found.append(Span(row, before.at_s, after.at_s, told, paint))
+            label = f"{count} requests, {format_size(after.size_bytes - before.size_bytes)}"
+            spans.append(Span(row, before.at_s, after.at_s, label, paint))
         elif before.followed and after.followed:
-            found.append(Span(row, before.at_s, after.at_s, "followed frame by frame", paint))
-    return found
+            spans.append(Span(row, before.at_s, after.at_s, "followed frame by frame", paint))
+    return spans
 
 
 def _delays(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:

@@ -93,43 +93,43 @@ class ClusterReport(DemoReport):
 
     def last(self, edge: str, origin: str) -> Fetched | None:
         """Return what an edge had from an origin at last. None: it was never a source."""
-        found = [item for item in self.fetched if (item.edge, item.origin) == (edge, origin)]
-        return found[-1] if found else None
+        fetched = [item for item in self.fetched if (item.edge, item.origin) == (edge, origin)]
+        return fetched[-1] if fetched else None
 
     @property
     def faults(self) -> list[str]:
         return [*self._viewer_faults(), *self._origin_faults()]
 
     def _viewer_faults(self) -> list[str]:
-        found = []
+        faults = []
         for one in self.watched:
             wrong = {name: getattr(one, name) for name in ("lost", "doubled", "disordered", "changed")}
-            told = ", ".join(f"{count} {name}" for name, count in wrong.items() if count)
+            losses = ", ".join(f"{count} {name}" for name, count in wrong.items() if count)
             if not one.frames:
-                told = "nothing came"
-            if told:
-                found.append(f"{one.label} at {one.node}: {told}")
+                losses = "nothing came"
+            if losses:
+                faults.append(f"{one.label} at {one.node}: {losses}")
             elif one.recovered_s is not None and one.recovered_s > MOST_RECOVERY_S:
-                found.append(f"{one.label} at {one.node}: not as before {one.recovered_s:g} s after the kill")
-        return found
+                faults.append(f"{one.label} at {one.node}: not as before {one.recovered_s:g} s after the kill")
+        return faults
 
     def _origin_faults(self) -> list[str]:
-        found = []
+        faults = []
         if not self.sent_all:
-            found.append("the encoder has sent all to no origin")
+            faults.append("the encoder has sent all to no origin")
         if not self.lies_told:
-            found.append(f"{LIAR}: it was asked for nothing, so it has not lied")
+            faults.append(f"{LIAR}: it was asked for nothing, so it has not lied")
         for edge in dict.fromkeys(item.edge for item in self.fetched):
             liar, slow = self.last(edge, LIAR), self.last(edge, SLOW)
             if liar is not None and liar.requests and liar.connected:
-                found.append(f"{edge}: {LIAR} is still connected")
+                faults.append(f"{edge}: {LIAR} is still connected")
             others = [item.size_bytes for name in (ORIGIN_A, ORIGIN_B) if (item := self.last(edge, name))]
             if slow is not None and others and slow.size_bytes >= max(others) > 0:
-                found.append(f"{edge}: {SLOW} was asked for as much as the others")
+                faults.append(f"{edge}: {SLOW} was asked for as much as the others")
             ratio = self.per_segment.get(edge)
             if ratio is not None and ratio > MOST_PER_SEGMENT:
-                found.append(f"{edge}: {ratio:.2f} times the bytes of its segments were fetched")
-        return found
+                faults.append(f"{edge}: {ratio:.2f} times the bytes of its segments were fetched")
+        return faults
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -165,18 +165,18 @@ class ClusterReport(DemoReport):
         ]  # fmt: skip
 
     def _viewer_row(self, node: str) -> list[str]:
-        found = self.of(node)
-        counts = (len(found), *(sum(getattr(one, name) for one in found) for name in ("frames", "lost", "doubled")))
-        delays = sorted(one.delay_p50_ms for one in found if one.delay_p50_ms is not None)
+        viewers = self.of(node)
+        counts = (len(viewers), *(sum(getattr(one, name) for one in viewers) for name in ("frames", "lost", "doubled")))
+        delays = sorted(one.delay_p50_ms for one in viewers if one.delay_p50_ms is not None)
         delay = f"{delays[len(delays) // 2]:.0f} ms" if delays else "-"
-        pause, recovered = max(one.longest_pause_s for one in found), max(one.recovered_s or 0.0 for one in found)
+        pause, recovered = max(one.longest_pause_s for one in viewers), max(one.recovered_s or 0.0 for one in viewers)
         return [node, *map(str, counts), delay, f"{pause:.2f} s", f"{recovered:.2f} s"]
 
     def _fetch_rows(self) -> list[list[str]]:
         edges = dict.fromkeys(item.edge for item in self.fetched)
-        found = [self.last(edge, origin) for edge in edges for origin in ORIGINS]
+        fetched = [self.last(edge, origin) for edge in edges for origin in ORIGINS]
         return [
             [item.edge, item.origin, f"{item.requests}", format_size(item.size_bytes), f"{item.faults}",
              "connected" if item.connected else "disconnected"]
-            for item in found if item is not None
+            for item in fetched if item is not None
         ]  # fmt: skip

@@ -73,9 +73,9 @@ class _Cluster:
 
     def look(self, at_s: float) -> None:
         for name, node in self.edges.items():
-            found = node.stats()["edge"]
-            followed = found["followed"].get(STREAM)
-            for source in found["origins"]:
+            figures = node.stats()["edge"]
+            followed = figures["followed"].get(STREAM)
+            for source in figures["origins"]:
                 self.fetched.append(
                     Fetched(
                         at_s=at_s,
@@ -88,8 +88,8 @@ class _Cluster:
                         followed=source["origin"] == followed,
                     )
                 )
-            if name == BY_SEGMENTS and found["kept_bytes"]:
-                self.per_segment[name] = round(found["received_bytes"] / found["kept_bytes"], 3)
+            if name == BY_SEGMENTS and figures["kept_bytes"]:
+                self.per_segment[name] = round(figures["received_bytes"] / figures["kept_bytes"], 3)
 
 
 def watch_cluster(plan: ClusterPlan) -> tuple[ClusterReport, dict[str, list[tuple[float, float]]]]:
@@ -113,13 +113,13 @@ def _viewers(plan: ClusterPlan, cluster: _Cluster, group: PollGroup) -> list[tup
     """Let viewers join: some at each edge, and one at an origin that lives, to compare with."""
     places = [(DIRECT, cluster.origins[SLOW], 1)]
     places += [(name, node, plan.viewers) for name, node in cluster.edges.items()]
-    found = []
+    viewers = []
     for name, node, count in places:
         for number in range(count):
             viewer = FrameViewer(f"viewer {number + 1}", node.url(STREAM))
             viewer.start(group)
-            found.append((name, viewer))
-    return found
+            viewers.append((name, viewer))
+    return viewers
 
 
 def _play(plan: ClusterPlan, cluster: _Cluster, encoder: Encoder, viewers: list[FrameViewer]) -> tuple[str, int]:

@@ -351,7 +351,7 @@ class HostileProfile(Profile):
         witness = Witness(context, over_http=self.over_http)
         try:
             await witness.enter()
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 *(_run(form, attack, began) for form, attack in zip(chosen, attacks, strict=True))
             )
             await witness.leave()
@@ -360,7 +360,7 @@ class HostileProfile(Profile):
             for attack in attacks:
                 attack.close()
         newcomer = await newcomer_gets_in(context, over_http=self.over_http) if context.probe else None
-        verdict = _result(found, [peer for attack in attacks for peer in attack.peers], context, newcomer=newcomer)
+        verdict = _result(results, [peer for attack in attacks for peer in attack.peers], context, newcomer=newcomer)
         verdict.witness = witness.alone
         if witness.alone is False:
             verdict.met = False
@@ -432,8 +432,8 @@ def _judge(form: AttackForm, attack: Attack, problem: Exception | None, began: f
         met = False  # it is still there, and does not answer any more
     if end is PeerEnd.TESTER_FAILED and not attack.faults:
         met = None
-    said = peer.last_words if peer is not None else ""
-    details = "; ".join(item for item in (*attack.faults, details, str(problem or ""), said) if item)
+    last_words = peer.last_words if peer is not None else ""
+    details = "; ".join(item for item in (*attack.faults, details, str(problem or ""), last_words) if item)
     return FormResult(
         form=form.name,
         outcome=outcome,
@@ -455,10 +455,10 @@ _WORST: Final = (
 
 
 def _result(
-    found: list[FormResult], peers: list[Peer], context: AttackContext, *, newcomer: bool | None
+    results: list[FormResult], peers: list[Peer], context: AttackContext, *, newcomer: bool | None
 ) -> AttackResult:
     """Put the forms together: the worst one speaks for all."""
-    if not found:
+    if not results:
         names = ", ".join(context.forms or ())
         return AttackResult(
             outcome=AttackOutcome.UNREACHABLE,
@@ -467,7 +467,7 @@ def _result(
             end=PeerEnd.NOT_CONNECTED,
         )
     rank = {False: 0, None: 1, True: 2}
-    worst = min(found, key=lambda item: (rank[item.met], _WORST.index(item.outcome)))
+    worst = min(results, key=lambda item: (rank[item.met], _WORST.index(item.outcome)))
     met, details = worst.met, worst.details
     if worst.form:
         details = f"{worst.form}: {details}" if details else worst.form
@@ -485,6 +485,6 @@ def _result(
         handshake_s=next((peer.handshake_s for peer in connected if peer.handshake_s is not None), None),
         received_bytes=sum(peer.received_bytes for peer in peers),
         newcomer=newcomer,
-        forms=found,
+        forms=results,
         notes="; ".join(context.notes),
     )

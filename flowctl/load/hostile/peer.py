@@ -218,11 +218,11 @@ class Peer:
         if not isinstance(command, Command):
             return
         self.results += command.name == "_result"
-        said = commands.first_properties(list(command.arguments))
-        code, level = commands.text(said.get("code")), commands.text(said.get("level"))
+        status = commands.first_properties(list(command.arguments))
+        code, level = commands.text(status.get("code")), commands.text(status.get("level"))
         if code and (level == "error" or code in _FINAL):
             self.code = code
-            self.last_words = f"{code}: {commands.text(said.get('description'), _WORDS_KEPT)}"
+            self.last_words = f"{code}: {commands.text(status.get('description'), _WORDS_KEPT)}"
         if len(self._inbox) < 256:
             self._inbox.append(command)
 
@@ -254,11 +254,11 @@ class Peer:
             raise self._refusal_error(what)
         return command
 
-    async def _wait_command(self, what: str, wanted: Callable[[Command], bool]) -> Command:
+    async def _wait_command(self, what: str, fits: Callable[[Command], bool]) -> Command:
         async with _answer_in_time(what):
             while True:
                 while self._inbox:
-                    if wanted(command := self._inbox.pop(0)):
+                    if fits(command := self._inbox.pop(0)):
                         return command
                 await self.pump()
 
@@ -309,10 +309,10 @@ class Peer:
     async def wait_status(self, what: str) -> str:
         """Wait for the next ``onStatus``; return its code."""
         command = await self._wait_command(what, lambda command: command.name == "onStatus")
-        said = commands.first_properties(list(command.arguments))
-        if commands.text(said.get("level")) == "error":
+        status = commands.first_properties(list(command.arguments))
+        if commands.text(status.get("level")) == "error":
             raise self._refusal_error(what)
-        return commands.text(said.get("code"))
+        return commands.text(status.get("code"))
 
     async def wait_frames(self, count: int) -> None:
         while self.frames < count:

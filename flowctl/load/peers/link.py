@@ -187,10 +187,10 @@ class PeerLink:
 
     def watch(self, events: int) -> None:
         """Ask to be told of these events, and of room to write while something waits."""
-        wanted = events | (WRITE if self.out else 0)
-        if wanted != self._watched and self.sock is not None and not self.ended:
-            self._watched = wanted
-            self.reactor.watch(self.sock.fileno(), wanted)
+        mask = events | (WRITE if self.out else 0)
+        if mask != self._watched and self.sock is not None and not self.ended:
+            self._watched = mask
+            self.reactor.watch(self.sock.fileno(), mask)
 
     def send(self, octets: bytes, now: float) -> bool:
         """Send, or keep what the kernel does not take; return False and forget it when too much waits already."""

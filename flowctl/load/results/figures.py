@@ -53,16 +53,16 @@ def weighted_quantiles(samples: Iterable[tuple[Sequence[float], float]], shares:
 
 
 def in_scope(scope: str, profile: str, kind: PeerKind, profiles: Iterable[str]) -> bool:
-    wanted, name = scope.lower(), profile.lower()
-    if any(wanted == other.lower() for other in profiles):
-        return wanted == name
-    if wanted == EVERYBODY:
+    scope_name, name = scope.lower(), profile.lower()
+    if any(scope_name == other.lower() for other in profiles):
+        return scope_name == name
+    if scope_name == EVERYBODY:
         return True
-    if wanted == BOTH:
+    if scope_name == BOTH:
         return kind in VIEWERS
-    if any(wanted == other.value for other in PeerKind):
-        return kind.value == wanted
-    return name.partition("@")[0] == wanted
+    if any(scope_name == other.value for other in PeerKind):
+        return kind.value == scope_name
+    return name.partition("@")[0] == scope_name
 
 
 class ScopedPeers:
@@ -88,11 +88,11 @@ class ScopedPeers:
         """Return the sum of a field over those whose frames were counted; None: there were none."""
         return float(sum(getattr(peer, name) for peer in self.receivers)) if self.receivers else None
 
-    def count(self, wanted: Callable[[PeerResult], bool]) -> float | None:
-        return float(sum(map(wanted, self.peers))) if self.peers else None
+    def count(self, condition: Callable[[PeerResult], bool]) -> float | None:
+        return float(sum(map(condition, self.peers))) if self.peers else None
 
-    def share(self, wanted: Callable[[PeerResult], bool]) -> float | None:
-        count = self.count(wanted)
+    def share(self, condition: Callable[[PeerResult], bool]) -> float | None:
+        count = self.count(condition)
         return None if count is None else count / len(self.peers)
 
     @cached_property
@@ -112,8 +112,8 @@ class ScopedPeers:
 
     def times_ms(self, name: str, share: float) -> float | None:
         times = sorted(value for peer in self.peers if (value := getattr(peer, name)) is not None)
-        found = quantile(times, share)
-        return None if found is None else found * 1000
+        time_s = quantile(times, share)
+        return None if time_s is None else time_s * 1000
 
     @cached_property
     def delays(self) -> list[tuple[list[float], float]]:
@@ -128,8 +128,8 @@ class ScopedPeers:
         ]
 
     def delay_ms(self, share: float) -> float | None:
-        found = weighted_quantiles(self.delays, (share,))
-        return found[0] if found else None
+        quantiles = weighted_quantiles(self.delays, (share,))
+        return quantiles[0] if quantiles else None
 
     def largest(self, name: str) -> float | None:
         """Return the largest value of a field; None: it was not measured."""
@@ -200,12 +200,12 @@ class RunFigures:
 
     def crowd(self, scope: str) -> ScopedPeers:
         """Return the peers in a scope; none is in an unknown scope."""
-        found = self._crowds.get(scope)
-        if found is None:
-            wanted = {name for name, kind in self.kinds.items() if in_scope(scope, name, kind, self.kinds)}
-            found = ScopedPeers(self.result, [peer for peer in self.result.peers if peer.profile in wanted])
-            self._crowds[scope] = found
-        return found
+        peers = self._crowds.get(scope)
+        if peers is None:
+            names = {name for name, kind in self.kinds.items() if in_scope(scope, name, kind, self.kinds)}
+            peers = ScopedPeers(self.result, [peer for peer in self.result.peers if peer.profile in names])
+            self._crowds[scope] = peers
+        return peers
 
     def value(self, name: str, scope: str | None = None) -> float | None:
         figure = FIGURES[name]
@@ -223,8 +223,8 @@ class RunFigures:
 
     def samples(self, name: str) -> list[float]:
         """Return what the samples say of one thing, without those that did not measure it."""
-        found = (getattr(sample, name) for sample in self.result.samples)
-        return [float(value) for value in found if value is not None]
+        values = (getattr(sample, name) for sample in self.result.samples)
+        return [float(value) for value in values if value is not None]
 
     @property
     def most_viewers(self) -> int:

@@ -43,24 +43,24 @@ class ProfileLine:
 
 def lines_of(figures: RunFigures) -> list[ProfileLine]:
     """Return which profiles have which line: the healthy ones first, then by the number of peers."""
-    asked = figures.result.profiles
+    counts = figures.result.profiles
     kinds = figures.kinds
     viewers = [name for name, kind in kinds.items() if kind in (PeerKind.HEALTHY, PeerKind.SLOW)]
-    viewers.sort(key=lambda name: (kinds[name] is not PeerKind.HEALTHY, -asked.get(name, 0), name))
+    viewers.sort(key=lambda name: (kinds[name] is not PeerKind.HEALTHY, -counts.get(name, 0), name))
     hostile = frozenset(name for name, kind in kinds.items() if kind is PeerKind.HOSTILE)
     own = viewers if len(viewers) <= _MOST_LINES else viewers[: _MOST_LINES - 1]
-    found = [ProfileLine(foreign(name, 40), place, frozenset({name})) for place, name in enumerate(own, 1)]
+    lines = [ProfileLine(foreign(name, 40), place, frozenset({name})) for place, name in enumerate(own, 1)]
     others = frozenset(viewers[len(own) :])
     if others:
-        found.append(ProfileLine(f"{len(others)} other profiles", _OTHERS_COLOUR, others))
+        lines.append(ProfileLine(f"{len(others)} other profiles", _OTHERS_COLOUR, others))
     if hostile:
-        found.append(ProfileLine("hostile", _HOSTILE_COLOUR, hostile))
-    return found
+        lines.append(ProfileLine("hostile", _HOSTILE_COLOUR, hostile))
+    return lines
 
 
 def plots_of(figures: RunFigures) -> list[Figure]:
     lines = lines_of(figures)
-    made = [
+    plots = [
         _playing(figures.result, lines),
         _delays(figures, lines),
         _delays_over_time(figures.result),
@@ -71,7 +71,7 @@ def plots_of(figures: RunFigures) -> list[Figure]:
         _processor(figures.result),
         _memory(figures.result),
     ]
-    return [plot for plot in made if not plot.picture.empty]
+    return [plot for plot in plots if not plot.picture.empty]
 
 
 def _count(value: float) -> str:
@@ -79,7 +79,7 @@ def _count(value: float) -> str:
 
 
 def _over_time(samples: Sequence[RunSample], value: Callable[[RunSample], float | None], *, worst: bool) -> list[Point]:
-    points = [(sample.at_s, found) for sample in samples if (found := value(sample)) is not None]
+    points = [(sample.at_s, y) for sample in samples if (y := value(sample)) is not None]
     return thin(points, highest if worst else last)
 
 
@@ -94,7 +94,7 @@ def _summed(samples: Sequence[RunSample], name: str, profiles: frozenset[str]) -
 def _figure(
     name: str,
     title: str,
-    told: str,
+    text: str,
     series: Sequence[Series],
     y_label: str,
     heads: Sequence[str],
@@ -107,7 +107,7 @@ def _figure(
     chart = Lines(
         name=name,
         title=title,
-        description=". ".join(told.format(*row) for row in rows),
+        description=". ".join(text.format(*row) for row in rows),
         series=series,
         x_label=x_label,
         y_label=y_label,
@@ -150,37 +150,37 @@ def _spread(
     name: str,
     title: str,
     labels: tuple[str, str],
-    found: Sequence[tuple[ProfileLine, _Sampled]],
+    sampled: Sequence[tuple[ProfileLine, _Sampled]],
     *,
     counted: bool = False,
 ) -> Figure:
     """Return how times are spread for each line: what percentage is not above which."""
     series, rows = [], []
-    for line, samples in found:
+    for line, samples in sampled:
         curve = zip(weighted_quantiles(samples, _CURVE), _CURVE, strict=True)
         series.append(Series(line.label, [(max(value, _LEAST_MS), share * 100) for value, share in curve], line.colour))
         count = [_count(sum(len(values) for values, _ in samples))] if counted else []
         rows.append([line.label, *count, *map(_ms, weighted_quantiles(samples, _SHARES))])
     heads = ("profile", *(("viewers",) if counted else ()), "median", "p95", "p99", "longest")
-    told = "{0}: half within {2}, 99 percent within {4}" if counted else "{0}: half within {1}, 99 percent within {3}"
+    text = "{0}: half within {2}, 99 percent within {4}" if counted else "{0}: half within {1}, 99 percent within {3}"
     axes = {"x_log": True, "y_top": 100, "y_text": _percent}
-    return _figure(name, title, told, series, labels[1], heads, rows, x_label=labels[0], **axes)
+    return _figure(name, title, text, series, labels[1], heads, rows, x_label=labels[0], **axes)
 
 
 def _delays(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
     crowds = [[sample for name in sorted(line.profiles) for sample in figures.crowd(name).delays] for line in lines]
-    found = [(line, samples) for line, samples in zip(lines, crowds, strict=True) if samples]
-    return _spread("delays", "How late did frames come?", ("delay in ms", "frames that came within it"), found)
+    sampled = [(line, samples) for line, samples in zip(lines, crowds, strict=True) if samples]
+    return _spread("delays", "How late did frames come?", ("delay in ms", "frames that came within it"), sampled)
 
 
 def _first_frames(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
-    found = []
+    sampled = []
     for line in lines:
         times = [peer.first_frame_s * 1000 for peer in _peers(figures, line) if peer.first_frame_s is not None]
         if times:
-            found.append((line, [(times, 1.0)]))
+            sampled.append((line, [(times, 1.0)]))
     title = "How long did a viewer wait for its first frame?"
-    return _spread("first-frames", title, ("ms from the begin of connecting", "viewers"), found, counted=True)
+    return _spread("first-frames", title, ("ms from the begin of connecting", "viewers"), sampled, counted=True)
 
 
 def _seconds(series: Sequence[Series], write: Callable[[float | None], str]) -> list[list[str]]:
@@ -198,9 +198,9 @@ def _delays_over_time(result: RunResult) -> Figure:
         Series("half within", _over_time(result.samples, lambda sample: sample.delay_p50_ms, worst=True), 1),
     ]
     heads = ("of the frames of a second", "median second", "worst second")
-    told = "{0} {1} in the median second, {2} in the worst"
+    text = "{0} {1} in the median second, {2} in the worst"
     title = "Did the delay of healthy viewers change?"
-    return _figure("delays-over-time", title, told, series, "delay in ms", heads, _seconds(series, _ms))
+    return _figure("delays-over-time", title, text, series, "delay in ms", heads, _seconds(series, _ms))
 
 
 def _peers(figures: RunFigures, line: ProfileLine) -> list[PeerResult]:
@@ -216,10 +216,10 @@ def _cuts(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
             points = [*thin(points, last), (max(figures.result.duration_s, times[-1]), float(len(times)))]
             series.append(Series(line.label, points, line.colour, steps=True))
             rows.append([line.label, _count(len(times)), *(f"{quantile(times, share):.1f} s" for share in (0, 0.5, 1))])
-    told = "{0}: {1} cut, the first at {2}, the last at {4}"
+    text = "{0}: {1} cut, the first at {2}, the last at {4}"
     heads = ("profile", "cut", "first", "median", "last")
     title = "When did the server cut peers?"
-    return _figure("cuts", title, told, series, "peers cut so far", heads, rows, y_text=_count)
+    return _figure("cuts", title, text, series, "peers cut so far", heads, rows, y_text=_count)
 
 
 _WINDOW: Final = 5
@@ -251,25 +251,25 @@ def _pictures(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
             # As in the table of profiles: a star where peers stopped reading, for what they measured before.
             star = "*" if any(peer.stopped_reading_s is not None for peer in _peers(figures, line)) else ""
             rows.append([line.label, *(f"{_percent(share)}{star}" for share in shares)])
-    title, told = (
+    title, text = (
         "What share of the pictures did viewers see?",
         f"{{0}}: {{1}} of the pictures, {{3}} in the worst {_WINDOW} s",
     )
     heads = ("profile", "of all", f"median {_WINDOW} s", f"worst {_WINDOW} s")
     label = f"of the pictures of {_WINDOW} s"
-    return _figure("pictures", title, told, series, label, heads, rows, y_top=100, y_text=_percent)
+    return _figure("pictures", title, text, series, label, heads, rows, y_top=100, y_text=_percent)
 
 
 def _missing(result: RunResult, lines: Sequence[ProfileLine]) -> Figure:
-    found = [(line, _summed(result.samples, "missing", line.profiles)) for line in lines]
+    totals = [(line, _summed(result.samples, "missing", line.profiles)) for line in lines]
     series = [
         Series(line.label, points, line.colour, steps=True)
-        for line, points in found
+        for line, points in totals
         if any(count for _, count in points)
     ]
     rows = [[item.label, _count(item.points[-1][1])] for item in series]
-    title, told = "When did viewers lose frames?", "{0}: {1} frames missing"
-    return _figure("missing", title, told, series, "missing so far", ("profile", "frames missing"), rows, y_text=_count)
+    title, text = "When did viewers lose frames?", "{0}: {1} frames missing"
+    return _figure("missing", title, text, series, "missing so far", ("profile", "frames missing"), rows, y_text=_count)
 
 
 def _processor(result: RunResult) -> Figure:
@@ -277,9 +277,9 @@ def _processor(result: RunResult) -> Figure:
     load = Series("load tester", _over_time(result.samples, lambda sample: sample.load_cpu_percent, worst=True), 0)
     server = Series("server", _over_time(result.samples, lambda sample: sample.server_cpu_percent, worst=True), 1)
     rows = _seconds([server, load], lambda value: _percent(value or 0))
-    title, told = "How busy were server and load tester?", "{0}: {1} of a core in the median second, {2} at most"
+    title, text = "How busy were server and load tester?", "{0}: {1} of a core in the median second, {2} at most"
     heads = ("process", "median second", "busiest second")
-    return _figure("processor", title, told, [load, server], "of one core", heads, rows, y_text=_percent)
+    return _figure("processor", title, text, [load, server], "of one core", heads, rows, y_text=_percent)
 
 
 def _memory(result: RunResult) -> Figure:
@@ -287,14 +287,14 @@ def _memory(result: RunResult) -> Figure:
         return None if sample.server_rss_bytes is None else sample.server_rss_bytes / 1e6
 
     points = _over_time(result.samples, size, worst=True)
-    series, found = [], []
+    series, sizes = [], []
     if points:
         base = result.server_base_rss_bytes
         if base is not None:
             series.append(Series("before the run", [(at, base / 1e6) for at in (points[0][0], points[-1][0])], 0))
-            found.append(("before the run", base / 1e6))
+            sizes.append(("before the run", base / 1e6))
         series.append(Series("server", points, 1))
-        found += [("most", max(y for _, y in points)), ("at the end", points[-1][1])]
-    rows = [[name, f"{value:,.1f} MB"] for name, value in found]
+        sizes += [("most", max(y for _, y in points)), ("at the end", points[-1][1])]
+    rows = [[name, f"{value:,.1f} MB"] for name, value in sizes]
     title, label = "How much memory did the server take?", "resident memory in MB"
     return _figure("memory", title, "{0}: {1}", series, label, ("resident memory", "MB"), rows)

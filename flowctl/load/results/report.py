@@ -82,7 +82,7 @@ def _tiles(figures: RunFigures) -> list[tuple[str, str]]:
     viewers = figures.crowd("viewers").peers
     played = sum(peer.first_frame_s is not None for peer in viewers)
     shown = [("connections of viewers that got frames", f"{played:,} of {len(viewers):,}")] if viewers else []
-    wanted = [
+    tiles = [
         (f"delay of {scope} ones, median", "p50_ms", scope),
         (f"delay of {scope} ones, p99", "p99_ms", scope),
         (f"frames {scope} ones miss", "missing", scope),
@@ -91,7 +91,7 @@ def _tiles(figures: RunFigures) -> list[tuple[str, str]]:
         ("server processor per viewer and second", "cpu_us_per_viewer_s", None),
         ("server memory per viewer", "rss_kb_per_viewer", None),
     ]
-    for label, name, where in wanted:
+    for label, name, where in tiles:
         value = figures.value(name, where)
         if value is not None:
             shown.append((label, format_value(value, FIGURES[name].unit)))

@@ -80,11 +80,11 @@ def cut_groups(peers: Iterable[PeerResult]) -> list[dict[str, Any]]:
             words = _NUMBER.sub("#", foreign(peer.end_details))
             groups.setdefault((peer.profile, peer.end, peer.end_code, words), []).append(peer)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    found = [_group(key, members) for key, members in ordered[:_MOST_GROUPS]]
+    shown = [_group(key, members) for key, members in ordered[:_MOST_GROUPS]]
     rest = [members for _, members in ordered[_MOST_GROUPS:]]
     if rest:
-        found.append(_group(("others", None, None, ""), [peer for members in rest for peer in members]))
-    return found
+        shown.append(_group(("others", None, None, ""), [peer for members in rest for peer in members]))
+    return shown
 
 
 def _group(key: tuple[Any, ...], members: Sequence[PeerResult]) -> dict[str, Any]:
@@ -109,10 +109,10 @@ def _group(key: tuple[Any, ...], members: Sequence[PeerResult]) -> dict[str, Any
 
 def hostile_rows(result: RunResult) -> list[dict[str, Any]]:
     """Return one entry per hostile profile: how many peers, how they ended, and whether that was as it should be."""
-    found: dict[str, list[PeerResult]] = {}
+    by_profile: dict[str, list[PeerResult]] = {}
     for peer in result.peers:
         if peer.kind is PeerKind.HOSTILE:
-            found.setdefault(peer.profile, []).append(peer)
+            by_profile.setdefault(peer.profile, []).append(peer)
     return [
         {
             "profile": name,
@@ -130,7 +130,7 @@ def hostile_rows(result: RunResult) -> list[dict[str, Any]]:
                 (foreign(peer.notes, 300) for peer in sorted(peers, key=_by_verdict) if peer.notes.strip()), ""
             ),
         }
-        for name, peers in sorted(found.items())
+        for name, peers in sorted(by_profile.items())
     ]
 
 
@@ -237,8 +237,8 @@ def lines(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> list[s
     seen = _table(figures, _SEEN, [name for name in figures.kinds if figures.crowd(name).receivers])
     shown += ["", "what came: pictures, share of the line in use, freezes; delays in ms", *seen]
     shown += ["", "milliseconds to connect, and to the first frame", *_table(figures, _TIMES)]
-    told = [*reading_notes(figures), *_cut_lines(cut_groups(result.peers)), *_hostile_lines(hostile_rows(result))]
-    shown += [part for line in (*told, *_server_lines(figures)) for part in fold(line)]
+    notes = [*reading_notes(figures), *_cut_lines(cut_groups(result.peers)), *_hostile_lines(hostile_rows(result))]
+    shown += [part for line in (*notes, *_server_lines(figures)) for part in fold(line)]
     problem = what_failed(result)
     if verdicts or problem is not None:
         shown.append("")
@@ -338,13 +338,13 @@ def _server_lines(figures: RunFigures) -> list[str]:
     ]
     shown = []
     for who, names in parts:
-        found = [
+        figures_shown = [
             f"{_SHORT[name]} {format_value(value, FIGURES[name].unit)}"
             for name in names
             if (value := figures.value(name)) is not None
         ]
-        if found:
-            shown.append(f"{who}: {', '.join(found)}")
+        if figures_shown:
+            shown.append(f"{who}: {', '.join(figures_shown)}")
     return ["", *shown] if shown else []
 
 

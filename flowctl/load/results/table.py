@@ -118,21 +118,21 @@ class RunDisplay(Display):
 
 
 def _delays(sample: RunSample) -> str:
-    found = (sample.delay_p50_ms, sample.delay_p99_ms)
-    p50, p99 = ("-" if value is None else f"{value:.0f} ms" for value in found)
+    delays = (sample.delay_p50_ms, sample.delay_p99_ms)
+    p50, p99 = ("-" if value is None else f"{value:.0f} ms" for value in delays)
     return f"delay p50 {p50}, p99 {p99}"
 
 
 def _loads(sample: RunSample) -> list[str]:
     """Return what server and load tester use now, in words, as far as it is known."""
-    found = []
+    loads = []
     if sample.server_cpu_percent is not None:
         size = "" if sample.server_rss_bytes is None else f", {format_size(sample.server_rss_bytes)}"
         fds = "" if sample.server_fds is None else f", {sample.server_fds} descriptors"
-        found.append(f"server {sample.server_cpu_percent:.0f} % of a core{size}{fds}")
+        loads.append(f"server {sample.server_cpu_percent:.0f} % of a core{size}{fds}")
     if sample.load_cpu_percent is not None:
-        found.append(f"load tester {sample.load_cpu_percent:.0f} % of a core")
-    return found
+        loads.append(f"load tester {sample.load_cpu_percent:.0f} % of a core")
+    return loads
 
 
 def _trouble(sample: RunSample) -> list[str]:

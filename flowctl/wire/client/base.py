@@ -94,8 +94,8 @@ class ClientEnd:
         reason = self.reason.value.replace("peer", "server")
         text = reason + (f" ({self.details})" if self.details else "")
         if self.status is not None:
-            said = f": {self.status.description}" if self.status.description else ""
-            text += f"; the server said {self.status.code}{said}"
+            description = f": {self.status.description}" if self.status.description else ""
+            text += f"; the server said {self.status.code}{description}"
         return text
 
 

@@ -67,15 +67,15 @@ def _picture(tenths: int, columns: int, rows: int) -> dict[int, int]:
     minutes, seconds = divmod(seconds, 60)
     text = f"{minutes % 100:02}:{seconds:02}.{tenth}"
     left, top = (columns - 4 * len(text) + 1) // 2, (rows - _HEIGHT) // 2
-    found = {
+    squares = {
         (top + down) * columns + left + 4 * place + across: _INK
         for place, character in enumerate(text)
         for down, row in enumerate(_GLYPHS[character].split())
         for across, ink in enumerate(row)
         if ink == "#"
     }
-    found[(rows - 1) * columns + tenths % columns] = _WALKER
-    return found
+    squares[(rows - 1) * columns + tenths % columns] = _WALKER
+    return squares
 
 
 __all__ = ["SyntheticSource", "read_stamp", "stamp"]

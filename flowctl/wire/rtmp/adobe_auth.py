@@ -106,13 +106,13 @@ def client_parameters(description: str, user: str | None, password: str | None) 
         return None
     if "code=403 need auth" in description and "?reason=" not in description:
         return f"?authmod=adobe&user={user}"
-    _, found, rest = description.partition("?reason=needauth")
-    if not found:
+    _, asked_for, rest = description.partition("?reason=needauth")
+    if not asked_for:
         return None
-    asked = parse_query(rest)
+    query = parse_query(rest)
     client_challenge = secrets.token_hex(8)
-    opaque = asked.get("opaque", "")
-    proof = response(user, password, asked.get("salt", ""), opaque or asked.get("challenge", ""), client_challenge)
+    opaque = query.get("opaque", "")
+    proof = response(user, password, query.get("salt", ""), opaque or query.get("challenge", ""), client_challenge)
     parameters = f"?authmod=adobe&user={user}&challenge={client_challenge}&response={proof}"
     return f"{parameters}&opaque={opaque}" if opaque else parameters
 
@@ -163,15 +163,15 @@ class AdobeAuthenticator:
     def _proves(self, answer: AdobeAnswer, period: int) -> bool:
         """Compare in a time that depends neither on the user being known nor on where the answer differs."""
         password = self._credentials.get(answer.user)
-        known = password is not None
+        has_password = password is not None
         salt = self._derive("salt", answer.user, 0)
-        given = answer.response.encode("utf-8", "surrogatepass")
+        their_response = answer.response.encode("utf-8", "surrogatepass")
         matched = False
         for candidate in (period, period - 1):
-            asked = self._derive("challenge", answer.user, candidate)
-            expected = response(answer.user, password or salt, salt, asked, answer.challenge)
-            matched |= hmac.compare_digest(expected.encode("ascii"), given)
-        if not (matched and known):
+            challenge = self._derive("challenge", answer.user, candidate)
+            expected = response(answer.user, password or salt, salt, challenge, answer.challenge)
+            matched |= hmac.compare_digest(expected.encode("ascii"), their_response)
+        if not (matched and has_password):
             return False
         return self._first_use(answer.response, period)
 

@@ -174,7 +174,7 @@ def properties(value: Any) -> dict[str, Any]:
 
 
 def first_properties(values: list[Any]) -> dict[str, Any]:
-    return next((found for found in map(properties, values) if found), {})
+    return next((members for members in map(properties, values) if members), {})
 
 
 def member(values: dict[str, Any], name: str) -> Any:

@@ -80,8 +80,8 @@ def answer(digest: bytes, key: bytes, noise: bytes) -> bytes:
 
 def is_answer(packet: bytes, digest: bytes, key: bytes) -> bool:
     """Tell whether `packet` (S2 or C2) answers `digest`; arguments as `answer`."""
-    noise, found = packet[:-DIGEST_BYTES], packet[-DIGEST_BYTES:]
-    return hmac.compare_digest(found, _answer_digest(digest, key, noise))
+    noise, signature = packet[:-DIGEST_BYTES], packet[-DIGEST_BYTES:]
+    return hmac.compare_digest(signature, _answer_digest(digest, key, noise))
 
 
 def _offset(packet: bytes, schema: int) -> int:
@@ -249,11 +249,11 @@ class Handshake:
 
     def _advance(self) -> bytes | None:
         """Make one step and return what to send; None: it needs more input, or is done."""
-        wanted = 1 if self._step is _Step.VERSION else PACKET_BYTES
-        if self._step is _Step.DONE or len(self._buffer) < wanted:
+        size = 1 if self._step is _Step.VERSION else PACKET_BYTES
+        if self._step is _Step.DONE or len(self._buffer) < size:
             return None
-        packet = bytes(self._buffer[:wanted])
-        del self._buffer[:wanted]
+        packet = bytes(self._buffer[:size])
+        del self._buffer[:size]
         if self._step is _Step.VERSION:
             if is_stun(packet + self._buffer[:9]):
                 raise RemoteProtocolError("this is STUN, RTMP begins with 0x03", code="not-rtmp")
@@ -282,13 +282,13 @@ class Handshake:
         """Return the answer to the other side's first packet, behind ours where the other side went first."""
         # A client without a digest of its own is answered without one; octets 4 to 8 of its packet say so.
         signs = self._digest is not None if self._role.goes_first else any(packet[4:8])
-        found = find_digest(packet, self._role.peer_key) if signs else None
-        self.style = "simple" if found is None else "digest"
-        ours = b"" if self._role.goes_first else self._first_packet(0 if found is None else found.schema)
-        if found is None:
+        digest = find_digest(packet, self._role.peer_key) if signs else None
+        self.style = "simple" if digest is None else "digest"
+        ours = b"" if self._role.goes_first else self._first_packet(0 if digest is None else digest.schema)
+        if digest is None:
             self._digest = None
             return ours + packet
-        return ours + answer(found.value, self._role.key, self._random(PACKET_BYTES - DIGEST_BYTES))
+        return ours + answer(digest.value, self._role.key, self._random(PACKET_BYTES - DIGEST_BYTES))
 
     def _is_answer(self, packet: bytes) -> bool:
         if self._digest is not None:

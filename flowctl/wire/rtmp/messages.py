@@ -274,7 +274,7 @@ def split_aggregate(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> l
     payload, back pointer (4, unused, and missing after the last one in what some servers send): an FLV tag.
     """
     body = message.payload
-    found: list[Message] = []
+    messages: list[Message] = []
     first = None
     at = count = 0
     while at < len(body):
@@ -292,6 +292,6 @@ def split_aggregate(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> l
             first = timestamp
         if body[at] in _TYPES:
             rebased = (message.timestamp + timestamp - first) & CLOCK_MASK
-            found.append(Message(message.csid, rebased, body[at], message.msid, body[start:end]))
+            messages.append(Message(message.csid, rebased, body[at], message.msid, body[start:end]))
         at = end + _BACK_POINTER
-    return found
+    return messages

@@ -160,14 +160,14 @@ def public_of(secret: bytes) -> bytes:
 
 
 def _keys_in(text: str) -> tuple[bytes, bytes] | None:
-    found: dict[str, bytes] = {}
+    keys: dict[str, bytes] = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
         key = decode_key(value.strip(" \t'\""), KeyEncoding.Z85) if equals else None
         if key is not None:
-            found.setdefault(name.strip(), key)
+            keys.setdefault(name.strip(), key)
     try:
-        return found["public-key"], found["secret-key"]
+        return keys["public-key"], keys["secret-key"]
     except KeyError:
         return None
 

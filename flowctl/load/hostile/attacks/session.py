@@ -55,13 +55,13 @@ async def _streams_slowly(attack: Attack) -> None:
 
 async def _connections(attack: Attack) -> None:
     """Open 1024 connections, hold those that are let in, and leave all at once."""
-    taken = 0
+    accepted_count = 0
     for start in range(0, _FLOOD, _WIDE):
-        found = await asyncio.gather(*(_enter(attack) for _ in range(min(_WIDE, _FLOOD - start))))
-        taken += sum(found)
+        accepted = await asyncio.gather(*(_enter(attack) for _ in range(min(_WIDE, _FLOOD - start))))
+        accepted_count += sum(accepted)
         if attack.left_s < 1.0:
             break
-    attack.details = f"{taken} of {len(attack.peers)} connections were let in"
+    attack.details = f"{accepted_count} of {len(attack.peers)} connections were let in"
     attack.context.note(attack.details)
     for peer in attack.peers[1:]:
         peer.close()

@@ -417,9 +417,9 @@ class ChunkReader:
             # The head lies in the first chunk, so none of the headers in `data` is in it. No limit is looked at: all
             # that is held is a head for each chunk stream.
             stream.missing -= payload
-            wanted = self._head_bytes - len(stream.body)
-            if wanted > 0:
-                head = data[:wanted]
+            missing = self._head_bytes - len(stream.body)
+            if missing > 0:
+                head = data[:missing]
                 self.unfinished_bytes += len(head)
                 stream.body = stream.body + head  # never in place: `NO_BODY` is shared
             return
@@ -477,7 +477,7 @@ class ChunkReader:
 def _count_same(data: memoryview, basic: bytes, unit: int, count: int) -> int:
     """Count how many of the first `count` headers, one every `unit` octets from the start of `data`, equal `basic`."""
     for position, octet in enumerate(basic):
-        found = bytes(data[position : count * unit : unit])
+        headers = bytes(data[position : count * unit : unit])
         # lstrip stops at the first octet that differs, and runs in C.
-        count = len(found) - len(found.lstrip(bytes((octet,))))
+        count = len(headers) - len(headers.lstrip(bytes((octet,))))
     return count

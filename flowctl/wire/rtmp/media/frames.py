@@ -102,9 +102,9 @@ def audio_info(codec: str, message_class: MessageClass, packet: Packet, _composi
 
 def codec_name(fourcc: int) -> str:
     """Return a FourCC (32 bits, first letter highest) as text, in hexadecimal when it is not printable ASCII."""
-    known = _FOURCC_NAMES.get(fourcc)
-    if known is not None:
-        return known
+    name = _FOURCC_NAMES.get(fourcc)
+    if name is not None:
+        return name
     # Four octets of the peer's choice that end up in logs and metrics: nothing unprintable is let through.
     text = fourcc.to_bytes(4, "big").decode("latin-1")
     return text if text.isascii() and text.isprintable() else f"0x{fourcc:08x}"

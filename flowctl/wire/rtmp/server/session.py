@@ -378,8 +378,8 @@ class ServerSession(Endpoint):
         elif message.type_id == TYPE_AGGREGATE:
             self._held.put_first(split_aggregate(message, self._config.limits))
         else:
-            found = commands.read_metadata(message, self._config.limits)
-            events.append(message if found is None else MetadataReceived(message.msid, found))
+            metadata = commands.read_metadata(message, self._config.limits)
+            events.append(message if metadata is None else MetadataReceived(message.msid, metadata))
 
     def _stray(self, message: Message, events: list[ServerEvent], now: float) -> None:
         stream = self._streams.find(message.msid)
@@ -613,18 +613,18 @@ class ServerSession(Endpoint):
     def _connect(self, call: _Call) -> None:
         """Put a connect (section 7.2.1.1) to our caller; refuse it ourselves where it does not log in."""
         self._connect_id = call.command.transaction_id
-        asked = read_connect(call.command, self._config, call.now)
-        if isinstance(asked, LoginResult):
+        request = read_connect(call.command, self._config, call.now)
+        if isinstance(request, LoginResult):
             # A step of Adobe authentication, or its end.
-            self._send_rejection(commands.CONNECT_REJECTED, asked.refusal)
+            self._send_rejection(commands.CONNECT_REJECTED, request.refusal)
             self._move_connection(ConnectionInput.REJECT)
-            call.events.append(ConnectRefused(asked.reason, asked.user))
+            call.events.append(ConnectRefused(request.reason, request.user))
             return
-        self._url = asked.url
-        self.client_caps_ex = asked.caps_ex
-        self._object_encoding = asked.object_encoding
-        self._enhanced = asked.enhanced
-        call.events.append(asked)
+        self._url = request.url
+        self.client_caps_ex = request.caps_ex
+        self._object_encoding = request.object_encoding
+        self._enhanced = request.enhanced
+        call.events.append(request)
 
     def _create_stream(self, call: _Call) -> None:
         stream = self._open_stream(self._streams.free_id())
@@ -805,13 +805,13 @@ class ServerSession(Endpoint):
         stream = self._playing(call)
         if stream is None:
             return
-        wanted = commands.flag(call.argument(0), default=True)
-        if wanted:
+        on = commands.flag(call.argument(0), default=True)
+        if on:
             # The specification answers true with these two, and false with nothing.
             self._status(stream, commands.SEEK_NOTIFY, "Resumed at the live position.")
             self._status(stream, commands.PLAY_START, "Started playing stream.")
         switched = ReceiveAudio if call.command.name == "receiveAudio" else ReceiveVideo
-        call.events.append(switched(stream.stream_id, wanted))
+        call.events.append(switched(stream.stream_id, on))
 
     rules: ClassVar[Mapping[str, _Rule]] = MappingProxyType(
         {

@@ -154,9 +154,9 @@ class MessageStreams:
 
     def publishing_as(self, name: str, app: str) -> list[MessageStream]:
         """Return the streams that are published as `name`, as encoders state it when they stop."""
-        found = [stream for stream in self._streams if stream.stream_id in self.publishing]
-        if len(found) > 1:  # with one there is no doubt, whatever name the encoder gives
-            found = [stream for stream in found if f"/{stream.path}".endswith(f"/{name}")]
-        if len(found) > 1:  # a/room and b/room both end in what was named
-            found = [stream for stream in found if stream.path == f"{app}/{name}"]
-        return found
+        streams = [stream for stream in self._streams if stream.stream_id in self.publishing]
+        if len(streams) > 1:  # with one there is no doubt, whatever name the encoder gives
+            streams = [stream for stream in streams if f"/{stream.path}".endswith(f"/{name}")]
+        if len(streams) > 1:  # a/room and b/room both end in what was named
+            streams = [stream for stream in streams if stream.path == f"{app}/{name}"]
+        return streams
