@@ -12,7 +12,7 @@ from flowctl.cli.errors import terminable
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.units import parse_duration
 
-_WITHOUT: Final = {
+_UNUSED_OPTIONS: Final = {
     "--cluster": ("pipeline", "soft", "hard", "table", "log", "folder", "stay"),
     "--pipeline": ("soft", "hard", "table", "log", "report", "stay"),
     "": ("folder",),
@@ -68,7 +68,7 @@ def demo(
     from flowctl.core.text.files import check_target
 
     which = "--cluster" if cluster else "--pipeline" if pipeline else ""
-    for name in _WITHOUT[which]:
+    for name in _UNUSED_OPTIONS[which]:
         if given(context, name):
             beside = f"means nothing beside {which}" if which else "is for --pipeline"
             raise ConfigError(f"--{name} {beside}", hint="leave it out")

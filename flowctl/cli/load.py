@@ -219,7 +219,7 @@ def _load(
 
         check_available()
     with RunDisplay(plan.url, plan.profiles, plan.length_s, table=table) as display:
-        result = run_load(plan, display.sampled)
+        result = run_load(plan, display.show_sample)
     figures = RunFigures(result)
     verdicts = [condition.judge(figures) for condition in conditions]
     if as_json:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flowctl.records.flight.words import FlightRow
     from flowctl.records.telemetry.flightfiles import FlightSummary
 
-_FEW: Final = 8
+_QUIET_FLIGHTS: Final = 8
 """Flights up to which a replay shows no progress: each takes about as long as its rows take to read."""
 
 
@@ -101,7 +101,7 @@ def _progress(
     flights: Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]], count: int
 ) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
     """Pass on what is found, and show on a terminal how far that is; elsewhere say so now and then."""
-    if count < _FEW:
+    if count < _QUIET_FLIGHTS:
         yield from flights
     elif sys.stderr.isatty():
         from rich.console import Console

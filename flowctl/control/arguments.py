@@ -29,7 +29,7 @@ MOST_DURATION_S: Final = 10 * 365 * 86_400.0
 class ArgumentKind(NamedTuple):
     """How values of one kind are written."""
 
-    word: str  # for it, in help and tables: NETWORK
+    word: str  # stands for a value in help and tables: NETWORK
     read: Callable[[object, str], Any]  # returns the value of what was given; the second argument is the name
     flag: bool = False  # whether it is yes or no, on a command line by being there
     # The same as JSON Schema, as far as that can say it, for descriptions of the API.

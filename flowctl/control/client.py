@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.control.operations import CATEGORY
-from flowctl.control.place import answers
+from flowctl.control.place import server_answers
 from flowctl.core.text.printable import foreign
 from flowctl.errors import ConfigError, FlowctlError, RpcError
 from flowctl.nodes.rpc.node import RpcNode
@@ -18,9 +18,9 @@ from flowctl.wire.zeromq.curve import KeyPair
 
 CONNECT_S: Final = 5.0
 """Longest wait for a connection: a server that is there answers in milliseconds."""
-MOST_WORDS: Final = 1000
+MOST_ERROR_CHARS: Final = 1000
 """Most characters that are shown of an error text of a server."""
-MOST_CODE: Final = 64
+MOST_CODE_CHARS: Final = 64
 
 
 class OperationError(FlowctlError):
@@ -52,8 +52,8 @@ def result_of(address: str, command: str, parts: list[bytes]) -> dict[str, Any]:
             f"{address} answers {command} with something else", code="FOREIGN", hint="is it a flowctl server?"
         )
     # A server says what it likes: on one line each, so that none of it reads as a line of ours.
-    code, message = foreign(error.get("code"), MOST_CODE), foreign(error.get("message"), MOST_WORDS)
-    hint = foreign(error["hint"], MOST_WORDS) if isinstance(error.get("hint"), str) else None
+    code, message = foreign(error.get("code"), MOST_CODE_CHARS), foreign(error.get("message"), MOST_ERROR_CHARS)
+    hint = foreign(error["hint"], MOST_ERROR_CHARS) if isinstance(error.get("hint"), str) else None
     if code == "WRONG_ARGUMENT":
         raise ConfigError(message, hint=hint)
     raise OperationError(message, code=code, hint=hint)
@@ -89,7 +89,7 @@ async def call_parts(
 def _check_there(path: Path) -> None:
     """See that a server listens at a unix socket, without waiting for one that does not."""
     try:
-        there = answers(path)
+        there = server_answers(path)
     except PermissionError as error:
         raise OperationError(
             f"you may not speak to the server at {path}: it is another user's",
@@ -129,4 +129,4 @@ def _failed(address: str, command: str, error: RpcError, timeout_s: float) -> Op
         "DISCONNECTED": "the server has ended, or has cut the connection",
     }
     hint = hints.get(error.code, error.hint)
-    return OperationError(foreign(error, MOST_WORDS), code=foreign(error.code, MOST_CODE), hint=hint)
+    return OperationError(foreign(error, MOST_ERROR_CHARS), code=foreign(error.code, MOST_CODE_CHARS), hint=hint)

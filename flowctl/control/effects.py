@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flowctl.connection import Connection
     from flowctl.live.server import LiveServer
 
-_MOST_DETAIL: Final = 512 * 1024
+_MOST_DETAIL_BYTES: Final = 512 * 1024
 """Most octets of details of changes in one answer: half of what a message may have."""
 KEPT_IN_STORE: Final = "in the ban store, and after a restart too"
 
@@ -255,7 +255,7 @@ def changes(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     size = 0
     for change in entries[: asked["limit"]]:
         size += len(json.dumps(change.detail))
-        if shown and size > _MOST_DETAIL:
+        if shown and size > _MOST_DETAIL_BYTES:
             break  # who asks for what came after the last one gets the others
         shown.append(dataclasses.asdict(change))
     return {"run": server.changes.run, "version": server.changes.version, "whole": whole, "changes": shown}

@@ -51,7 +51,7 @@ MOST_CLIENTS_BYTES: Final = 256 * 1024
 """Largest file of clients: it has room for some thousand of them."""
 _LEVELS: Final = {"basic": Permission.BASIC, "admin": Permission.ADMIN}
 _HINT: Final = "one KEY LEVEL [NAME] a line; flowctl rpc keygen makes keys and shows the public one"
-MOST_WAITING: Final = 64
+MOST_WAITING_CALLS: Final = 64
 """Most calls of a kind that are carried out or wait: more people than that do not change one server at a time. One
 caller gets half of the places that are left at most, so a flood leaves room for others."""
 _BUSY: Final = json.dumps(
@@ -139,7 +139,7 @@ class ControlListener:
             _log.warning("no operations can be called", fault=str(error), **({"hint": hint} if hint else {}))
 
     def _allow(self, address: str, pubkey: bytes, is_service_node: bool) -> AuthLevel | None:  # noqa: FBT001 - as called
-        """Return what a newcomer from elsewhere may do. The node's thread."""
+        """Return the level of a new connection from another machine. The node's thread."""
         del is_service_node
         client = None
         try:
@@ -155,17 +155,17 @@ class ControlListener:
     def _handler(self, operation: Operation) -> Callable[[RpcMessage], Awaitable[bytes]]:
         """Return what carries out an operation; nodes tell the first line of its docstring."""
 
-        async def called(message: RpcMessage) -> bytes:
-            return await self._called(operation, message)
+        async def handle_call(message: RpcMessage) -> bytes:
+            return await self._run_call(operation, message)
 
-        called.__doc__ = operation.summary
-        return called
+        handle_call.__doc__ = operation.summary
+        return handle_call
 
-    async def _called(self, operation: Operation, message: RpcMessage) -> bytes:
+    async def _run_call(self, operation: Operation, message: RpcMessage) -> bytes:
         """Carry out a call on the thread for its kind. The node's thread."""
         peer, waiting = message.peer, self._waiting[operation.looks]
         who = peer.identity.pubkey or peer  # a key may have many connections
-        if waiting[who] >= MOST_WAITING - waiting.total():
+        if waiting[who] >= MOST_WAITING_CALLS - waiting.total():
             return _BUSY
         waiting[who] += 1
         try:
@@ -178,7 +178,7 @@ class ControlListener:
 
     def _carry_out(self, operation: Operation, message: RpcMessage) -> bytes:
         if message.deadline is not None and time.monotonic() >= message.deadline:
-            return b""  # nobody waits for it any more, so nobody would know that it was done
+            return b""  # the caller waits no more, and would not learn that it was done
         caller = self._caller(message)
         reply = self._answer(operation.name, b" ".join(message.data), Permission(message.auth), caller)
         if not operation.looks:
@@ -222,7 +222,7 @@ async def _describe(message: RpcMessage) -> bytes:
 
 
 class Client(NamedTuple):
-    """Who has a key, as the file says."""
+    """The owner of a key, as the file names it."""
 
     permission: Permission
     name: str
@@ -239,7 +239,7 @@ class Clients:
         return len(self._clients)
 
     def find(self, pubkey: bytes) -> Client | None:
-        """Return who has this key now. None: nobody who may come in."""
+        """Return the client that has this key now. None: it is in no line of the file."""
         self.read()
         return self._clients.get(pubkey)
 
@@ -253,8 +253,8 @@ class Clients:
     def _read(self) -> None:
         try:
             status = self.path.stat()
-            look = status.st_mtime_ns, status.st_size, status.st_ino
-            if look == self._seen:
+            version = status.st_mtime_ns, status.st_size, status.st_ino
+            if version == self._seen:
                 return
             if stat.S_IMODE(status.st_mode) & 0o022:
                 raise ConfigError(f"others than its owner can write to {self.path}", hint=f"chmod 600 {self.path}")
@@ -266,7 +266,7 @@ class Clients:
         if len(data) > MOST_CLIENTS_BYTES:
             raise ConfigError(f"{self.path}: it has more than {MOST_CLIENTS_BYTES} bytes", hint=_HINT)
         self._clients = parse_clients(text, str(self.path))
-        self._seen = look
+        self._seen = version
 
 
 def parse_clients(text: str, where: str) -> dict[bytes, Client]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowctl.core.sending.figures import Account
     from flowctl.live.server import LiveServer
 
-_COSTLY: Final = frozenset({"queued", "dropped"})
+_QUEUE_SORTS: Final = frozenset({"queued", "dropped"})
 """Orders of connections that need a look at the queues themselves."""
 _VIEWERS: Final = {"role": "viewer", "protocol": None, "peer": None, "sort": "worst", "reverse": False}
 
@@ -90,7 +90,7 @@ def connections(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     first, end, sort, state = asked["offset"], asked["offset"] + asked["limit"], asked["sort"], asked["state"]
     ranked = []
     for item in RestingPace().over(_fitting(server, asked)):
-        account = item.sender.account(rows=sort in _COSTLY)
+        account = item.sender.account(rows=sort in _QUEUE_SORTS)
         if state is None or (is_slow(account) if state == "slow" else account.state.name == state):
             ranked.append((_rank_row(item, account), item))
     key = CONNECTION_SORTS[sort]

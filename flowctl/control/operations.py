@@ -30,7 +30,7 @@ from flowctl.control.arguments import (
     read_arguments,
     text,
 )
-from flowctl.control.together import CONNECTION_SORTS, MOST_PAGE, MOST_ROWS, STREAM_SORTS, Merge, Who, merge_same
+from flowctl.control.together import CONNECTION_SORTS, MOST_PAGE, MOST_ROWS, STREAM_SORTS, Merge, Processes, merge_same
 from flowctl.core.flow.state import SendState
 from flowctl.core.text.printable import short
 from flowctl.errors import BusyError, ClosedError, ConfigError, FlowctlError, LocalProtocolError
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 CATEGORY: Final = "flow"
 """First part of the names of operations where they are called: ``flow.stats``."""
-MOST_CURSOR: Final = 2400
+CURSOR_CHARS: Final = 2400
 """Longest cursor of events, characters: a place of 30 for each process."""
-MOST_CALL: Final = 64 * 1024
+MOST_CALL_BYTES: Final = 64 * 1024
 """Longest call, octets: a hundred times what all arguments of any operation take."""
-MOST_ANSWER: Final = (1 << 20) - 1024
+MOST_ANSWER_BYTES: Final = (1 << 20) - 1024
 """Longest answer, octets: what one message of RPC may have, its other frames aside."""
 MOST_DRAIN_S: Final = 86_400.0
 
@@ -71,9 +71,9 @@ class Operation:
     arguments: tuple[Argument, ...] = ()
     effect: Callable[[LiveServer, Mapping[str, Any]], dict[str, Any]]  # returns JSON; not on a poll group's thread
     looks: bool = False  # it need not wait for what others change, and is not worth a line of the log
-    who: Who = Who.ALL
+    processes: Processes = Processes.ALL
     merge: Merge = merge_same  # the answers of the processes to one
-    lists: tuple[str, ...] = ()  # of the answer, read page by page as far as the page asked for
+    lists: tuple[str, ...] = ()  # lists of the answer that are read page by page as far as the page asked for
     whole: frozenset[str] = frozenset()  # those of them that are read to their ends, since entries are added
 
     @property
@@ -185,7 +185,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         permission=Permission.BASIC,
         summary="Tell what happened: drops, limits that were hit, ends. Changes of state and publishers, too.",
         arguments=(
-            Argument(name="since", kind=text(most=MOST_CURSOR), what="The cursor of the last answer.", default=""),
+            Argument(name="since", kind=text(most=CURSOR_CHARS), what="The cursor of the last answer.", default=""),
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=200),
         ),
         effect=lambda server, asked: _listings().events(server, asked),
@@ -244,14 +244,14 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _ORIGIN,
         ),
         effect=effects.ban,
-        who=Who.HERE,
+        processes=Processes.HERE,
     ),
     Operation(
         name="unban",
         summary="Let a banned address or network in again.",
         arguments=(_NETWORK, _ORIGIN),
         effect=effects.unban,
-        who=Who.HERE,
+        processes=Processes.HERE,
     ),
     Operation(
         name="bans",
@@ -261,7 +261,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             *_PAGE,
         ),
         effect=effects.bans,
-        who=Who.ONE,
+        processes=Processes.ONE,
         looks=True,
     ),
     Operation(
@@ -269,7 +269,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         permission=Permission.BASIC,
         summary="Show how the fleet stands, as this server sees it. That is who is behind, and by how much.",
         effect=effects.fleet,
-        who=Who.HERE,
+        processes=Processes.HERE,
         looks=True,
     ),
     Operation(
@@ -301,7 +301,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=50),
         ),
         effect=effects.changes,
-        who=Who.HERE,
+        processes=Processes.HERE,
         looks=True,
     ),
 )
@@ -311,11 +311,11 @@ BY_NAME: Final[Mapping[str, Operation]] = {item.name: item for item in OPERATION
 
 
 def perform(server: LiveServer, name: str, given: Mapping[str, object], permission: Permission) -> dict[str, Any]:
-    operation = allowed(name, permission)
+    operation = allowed_operation(name, permission)
     return operation.effect(server, read_arguments(name, operation.arguments, given))
 
 
-def allowed(name: str, permission: Permission) -> Operation:
+def allowed_operation(name: str, permission: Permission) -> Operation:
     operation = BY_NAME.get(name)
     if operation is None:
         raise ConfigError(f"there is no operation {short(name)}", hint=f"there are {', '.join(BY_NAME)}")
@@ -338,7 +338,7 @@ def answer_with(effect: Effect, name: str, call: bytes, permission: Permission, 
     The answer is ``{"result": ...}``, or ``{"error": {"code": ..., "message": ..., "hint": ...}}``.
     """
     try:
-        operation = allowed(name, permission)  # first of all: a caller who may not call it is not worth our work
+        operation = allowed_operation(name, permission)  # first: a caller who may not call it is not worth our work
         arguments = _arguments_of(call)
         if caller and not arguments.get("origin") and any(item.name == "origin" for item in operation.arguments):
             arguments = {**arguments, "origin": caller}
@@ -346,8 +346,8 @@ def answer_with(effect: Effect, name: str, call: bytes, permission: Permission, 
     except (FlowctlError, OSError) as error:
         value = {"error": error_dict(error)}
     reply = _as_json(value)
-    if len(reply) > MOST_ANSWER:
-        message = f"the answer has {len(reply)} bytes, a message has up to {MOST_ANSWER}"
+    if len(reply) > MOST_ANSWER_BYTES:
+        message = f"the answer has {len(reply)} bytes, a message has up to {MOST_ANSWER_BYTES}"
         return _as_json({"error": {"code": "TOO_LONG", "message": message, "hint": "ask for less with --limit"}})
     return reply
 
@@ -362,8 +362,8 @@ def _as_json(value: Any) -> bytes:
 
 
 def _arguments_of(call: bytes) -> Mapping[str, object]:
-    if len(call) > MOST_CALL:
-        raise ConfigError(f"the arguments have {len(call)} bytes, {MOST_CALL} are allowed")
+    if len(call) > MOST_CALL_BYTES:
+        raise ConfigError(f"the arguments have {len(call)} bytes, {MOST_CALL_BYTES} are allowed")
     if not call.strip():
         return {}
     try:

@@ -69,7 +69,7 @@ def make_way(path: Path) -> None:
     """See that a socket can be made at `path` that is this user's alone; what a server of before has left goes."""
     if not check_path(path):
         return
-    if answers(path):
+    if server_answers(path):
         raise ConfigError(f"another server listens at {path}", hint="end it, or name another socket")
     path.unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ def check_private(folder: Path) -> None:
         )
 
 
-def answers(path: Path) -> bool:
+def server_answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_LOOK_S)
         try:
@@ -130,12 +130,12 @@ def servers_here() -> list[Path]:
     for folder in folders:
         with contextlib.suppress(OSError):
             paths += sorted(folder.glob(f"*{SUFFIX}"))
-    return [path for path in paths if _answers_us(path)]
+    return [path for path in paths if _is_our_server(path)]
 
 
-def _answers_us(path: Path) -> bool:
+def _is_our_server(path: Path) -> bool:
     try:
-        return answers(path)
+        return server_answers(path)
     except PermissionError:
         return False
 

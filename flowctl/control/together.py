@@ -58,28 +58,28 @@ STREAM_SORTS: Final[Mapping[str, Rank]] = {
 """Orders of streams by name."""
 
 
-class Who(enum.Enum):
-    """Which of the processes carry an operation out."""
+class Processes(enum.Enum):
+    """Which processes of a server carry an operation out."""
 
     ALL = "all"  # side by side
-    ONE = "one"  # any: each would say the same
-    HERE = "here"  # none by itself; who stands for them does it
+    ONE = "one"  # any of them: each would answer the same
+    HERE = "here"  # none of them, but the process that stands for them
 
 
 Merge: TypeAlias = Callable[[Asked, Results], Json]
 
 
 def merge_same(asked: Asked, results: Results) -> Json:
-    """Return what the first says: the others say the same."""
+    """Return the first answer: the others are the same."""
     del asked
     return results[0][1]
 
 
 class WorkerAnswer(NamedTuple):
-    """What one process said."""
+    """The answer of one process."""
 
     worker: int
-    result: Json | None = None  # None: nothing came of it
+    result: Json | None = None  # None: it failed or did not answer
     error: FlowctlError | None = None
     missing: str = ""
 
@@ -132,7 +132,7 @@ def merge_streams(asked: Asked, results: Results) -> Json:
                 merged_row[name] += row[name]
             for name in ("in_bytes", "in_messages", "in_frames"):
                 merged_row[name] = max(merged_row[name], row[name])
-            merged_row["states"] = added((merged_row["states"], row["states"]))
+            merged_row["states"] = add_counts((merged_row["states"], row["states"]))
     return _page(asked, "streams", list(by_name.values()), STREAM_SORTS[asked["sort"]], len(by_name))
 
 
@@ -162,7 +162,7 @@ _LARGEST: Final = frozenset({"busy", "worst_delay_s", "bans", "drains_for_s"})
 _LEAST: Final = frozenset({"least_pictures", "agrees"})
 
 
-def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the figures of several processes that are one server.
 
     Numbers are added; of how busy they are, of delays and of shares the worst counts, and of a file's state one that is
@@ -176,7 +176,7 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 continue
             so_far = total[name]
             if isinstance(value, Mapping):
-                total[name] = merged([so_far, value])
+                total[name] = merge_figures([so_far, value])
             elif isinstance(value, str):
                 total[name] = value if so_far == "valid" else so_far
             elif name in _LARGEST | _LEAST:
@@ -188,7 +188,7 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _server(results: Results) -> Json:
     parts = [result["server"] for _, result in results]
-    server: Json = parts[0] | merged([{name: part[name] for name in part.keys() & _OF_ALL} for part in parts])
+    server: Json = parts[0] | merge_figures([{name: part[name] for name in part.keys() & _OF_ALL} for part in parts])
     if len({part["limits"] for part in parts}) > 1:
         server["limits_of_workers"] = [part["limits"] for part in parts]
     server["workers"] = [
@@ -198,7 +198,7 @@ def _server(results: Results) -> Json:
     return server
 
 
-def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for item in counts:
         total.update(item)
@@ -215,7 +215,7 @@ def merge_limits(asked: Asked, results: Results) -> Json:
     del asked
     joined = results[0][1] | {"connections": sum(result["connections"] for _, result in results)}
     if "limits_of" in joined:
-        joined["limits_of"] = added(result["limits_of"] for _, result in results)
+        joined["limits_of"] = add_counts(result["limits_of"] for _, result in results)
     return joined
 
 

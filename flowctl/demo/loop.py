@@ -301,7 +301,7 @@ class _Loop:
 
     def _load(self, server: ServerProcess, name: str, limits: str) -> Side:
         lines, refused = len(server.lines()), _banned_count(server)
-        result = run_load(self._plan.load_plan(server.url(_STREAM), server.pid), _Progress().look)
+        result = run_load(self._plan.load_plan(server.url(_STREAM), server.pid), _Progress().show_sample)
         if result.interrupted:
             raise KeyboardInterrupt
         if result.failure:
@@ -354,7 +354,7 @@ class _Progress:
 
     _next_s = 0.0
 
-    def look(self, sample: RunSample) -> None:
+    def show_sample(self, sample: RunSample) -> None:
         if sample.at_s >= self._next_s:
             self._next_s = sample.at_s + _LINE_EVERY_S
             cut = ", ".join(f"{count} {name}" for name, count in sample.cut.items() if count) or "nobody"
@@ -371,7 +371,7 @@ def run_loop(
     return hand_over(comparison, as_json=as_json, files={})
 
 
-_OURS: Final = ("events", "watched", "out", "before.html", "after.html", "server.log", "comparison.json")
+_RUN_FILES: Final = ("events", "watched", "out", "before.html", "after.html", "server.log", "comparison.json")
 """Files and folders that a run leaves in its folder; the next run may remove them."""
 
 
@@ -379,7 +379,7 @@ def _clear(folder: Path) -> None:
     """Make the folder, or take out of it what an earlier run left, and nothing else."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _OURS:
+        for name in _RUN_FILES:
             path = folder / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -79,7 +79,7 @@ def _add_dashboard(server: LiveServer) -> AdminListener | None:
     return admin
 
 
-class _Looker:
+class _ViewerPoller:
     """Looks at the server from a thread of its own, until told to stop."""
 
     def __init__(self, watch: ViewerWatch, server: LiveServer, display: ViewerDisplay) -> None:
@@ -88,9 +88,9 @@ class _Looker:
         self._display = display
         server.hub.add_observer(watch)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="demo-look", daemon=True)
+        self._thread = threading.Thread(target=self._poll_viewers, name="demo-look", daemon=True)
 
-    def _look(self) -> None:
+    def _poll_viewers(self) -> None:
         start = time.monotonic()
         while not self._over.wait(_LOOK_S):
             changed = self._watch.update_viewers(RestingPace().over(self._server.hub.viewing()))
@@ -106,7 +106,7 @@ class _Looker:
         self._watch.update_viewers(self._server.hub.viewing())
 
 
-class _Meter:
+class _ServerMeter:
     """Measures the server, that is this process, for the load run.
 
     The load run cannot be told its process: those of the crowd are its children, and would be counted with it.
@@ -122,7 +122,7 @@ class _Meter:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
         return pages * resource.getpagesize()
 
-    def look(self, sample: RunSample) -> None:
+    def add_usage(self, sample: RunSample) -> None:
         """Add to a sample what the server used since the one before."""
         now, cpu_s = time.monotonic(), time.process_time()
         sample.server_cpu_percent = round((cpu_s - self._cpu_s) / max(now - self._at, 1e-3) * 100, 1)
@@ -147,9 +147,9 @@ def watch_demo(
     if dashboard:
         display.say(f"dashboard: {dashboard}")
     watch = ViewerWatch(viewers)
-    with display, _Looker(watch, server, display):
-        meter = _Meter()
-        result = run_load(load, meter.look)
+    with display, _ViewerPoller(watch, server, display):
+        meter = _ServerMeter()
+        result = run_load(load, meter.add_usage)
         meter.finish(result)
     floods_cut = server.hub.limits_hit.get(FLOOD_LIMIT, 0)
     if result.interrupted:

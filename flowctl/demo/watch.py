@@ -145,7 +145,7 @@ class ViewerWatch(Observer):
             self._ended.append(EndedViewer(connection.number, connection.peer[0], reason, details, sender, open_s))
 
     def _find(self, number: int, host: str) -> WatchedViewer | None:
-        """Return who is on connection `number` from `host`. None: nobody of ours."""
+        """Return the viewer on connection `number` from `host`. None: it is none of ours."""
         watched = self._by_connection.get(number)
         if watched is not None:
             return watched

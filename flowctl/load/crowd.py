@@ -55,7 +55,7 @@ class ProfileTally:
     kind: PeerKind
     manner: Manner
     attacking: int = 0  # attacks in progress
-    ended: Counter[str] = field(default_factory=Counter)  # of peers that have ended: `_COUNTS`, and how they ended
+    ended: Counter[str] = field(default_factory=Counter)  # sums over ended peers: `_COUNTS`, and how they ended
     delays: DelayHistogram = field(default_factory=DelayHistogram)
     alive: dict[LoadViewer, None] = field(default_factory=dict)  # in the order of their coming
 
@@ -93,7 +93,7 @@ class PeerCrowd:
     target: Target
     urls: list[RtmpUrl]
     began: float  # start of the run on `time.monotonic`
-    clocks: list[StreamClock]  # of each stream
+    clocks: list[StreamClock]  # one for each stream
     on_row: Callable[[PeerResult], None]  # called with the row of each peer that has ended
     recent: DelayHistogram = field(default_factory=DelayHistogram)  # delays of healthy viewers in this second
     _book: FrameBook = field(default_factory=FrameBook)

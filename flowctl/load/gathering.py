@@ -41,7 +41,7 @@ class Gathering:
     deserted: bool = False  # whether all have gone and no one is to come, by the last sample
     _began: float = 0.0
     _seconds: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)  # second -> worker -> its report
-    _cpu_s: dict[int, float] = field(default_factory=dict)  # of each worker, at its last word
+    _cpu_s: dict[int, float] = field(default_factory=dict)  # processor time of each worker, by its last report
     _cpu_before: float = 0.0
     _busy: set[int] = field(default_factory=set)  # seconds in which a worker had no processor time left
     _lagging: dict[int, float] = field(default_factory=dict)  # second -> worst lag in ms

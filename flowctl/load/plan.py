@@ -49,7 +49,7 @@ class LoadPlan:
     streams: int | None = None
     # FLV file to publish, again and again. None: a synthetic stream with numbered and stamped frames.
     source: str | None = None
-    bit_rate: int = 2_500_000  # of the synthetic stream, bits per second, audio included
+    bit_rate: int = 2_500_000  # rate of the synthetic stream, bits per second, audio included
     fps: float = 30.0
     key_interval_s: float = 2.0
     key_frame_bytes: int | None = None  # size of its key frames. None: by the bit rate.

@@ -41,7 +41,7 @@ class ChosenProfile:
     profile: Profile
     text: str  # name with parameters, without a share; the name of the peers in all results
     manner: Manner
-    share: float | None = None  # of all viewers, 0 to 1. None: no percentage was given.
+    share: float | None = None  # share of all viewers, 0 to 1. None: no percentage was given.
     count: int | None = None  # number of peers. None: no number was given.
 
 

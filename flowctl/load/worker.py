@@ -52,7 +52,7 @@ class Orders:
     role: str
     family: int
     address: list[Any]
-    urls: list[str]  # of the streams; they may hold secrets, which is why orders come by a pipe
+    urls: list[str]  # addresses of the streams; they may hold secrets, which is why orders come by a pipe
     peers: list[Any]  # viewers: the fields of a `PeerOrder`. Publishers: indices of streams.
     plan: LoadPlan
 
@@ -75,9 +75,7 @@ class LoadWorker:
     _samples: int = 0
     _max_lag_s: float = 0.0
     _over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    _all_ended: asyncio.Event = dataclasses.field(
-        default_factory=asyncio.Event
-    )  # all publishers have gone, after the end
+    _all_ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # set when all publishers have gone
     _patience_s: float = 0.0
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ import zmq
 from e2e_kit import open_live_server, wait_until
 
 from flowctl.control.client import OperationError, call_operation
-from flowctl.control.listener import MOST_WAITING, listener_of
+from flowctl.control.listener import MOST_WAITING_CALLS, listener_of
 from flowctl.control.operations import BY_NAME
 from flowctl.errors import ConfigError
 from flowctl.nodes.rpc.access.access import AuthLevel
@@ -110,7 +110,7 @@ def test_call_when_nobody_waits_any_more_is_not_carried_out(listening):
 
 def test_calls_when_too_many_wait_are_told_so(listening):
     _, listener = listening()
-    listener._waiting[True]["somebody"] = MOST_WAITING
+    listener._waiting[True]["somebody"] = MOST_WAITING_CALLS
     with pytest.raises(OperationError) as caught:
         call_operation(listener.bound[0], "stats", {})
     assert caught.value.code == "BUSY"
@@ -120,12 +120,12 @@ def test_calls_when_one_caller_floods_leave_others_their_places(listening, keys)
     """Who may only look cannot keep an administrator from looking, and even less from changing something."""
     _, listener = listening(**keys.settings)
     address = listener.bound[0].replace("tcp", "curve") + "/" + keys.server.public.hex()
-    listener._waiting[True][keys.basic.public] = MOST_WAITING // 2
+    listener._waiting[True][keys.basic.public] = MOST_WAITING_CALLS // 2
     with pytest.raises(OperationError) as caught:
         call_operation(address, "stats", {}, keys=keys.basic)
     assert caught.value.code == "BUSY"
     assert "server" in call_operation(address, "stats", {}, keys=keys.admin)
-    listener._waiting[True][keys.basic.public] = MOST_WAITING
+    listener._waiting[True][keys.basic.public] = MOST_WAITING_CALLS
     assert call_operation(address, "ban", {"network": "192.0.2.1"}, keys=keys.admin)["cidr"] == "192.0.2.1/32"
 
 

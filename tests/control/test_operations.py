@@ -11,7 +11,7 @@ from e2e_kit import NAME, Clients, connection_to, open_live_server, wait_for_vie
 from live_kit import perform
 
 from flowctl.control.arguments import read_arguments
-from flowctl.control.operations import BY_NAME, OPERATIONS, ForbiddenError, Permission, allowed, answer
+from flowctl.control.operations import BY_NAME, OPERATIONS, ForbiddenError, Permission, allowed_operation, answer
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
@@ -130,7 +130,7 @@ def test_answer_when_something_is_wrong_is_an_error_with_a_code(live):
 
 def test_perform_when_the_level_is_too_low_looks_at_nothing_else():
     with pytest.raises(ForbiddenError, match=r"flow.ban takes the level admin, the caller has basic"):
-        allowed("ban", Permission.BASIC)
+        allowed_operation("ban", Permission.BASIC)
 
 
 # -- stats

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from flowctl.control.operations import BY_NAME, error_dict, error_of, read_arguments
 from flowctl.control.summary import shown
-from flowctl.control.together import WorkerAnswer, combine, merged, worst_first
+from flowctl.control.together import WorkerAnswer, combine, merge_figures, worst_first
 from flowctl.errors import BusyError, ConfigError, FlowctlError, LocalProtocolError
 
 
@@ -139,7 +139,7 @@ def test_figures_when_of_several_processes_are_sums_and_the_worst():
     one = {"connections": 1, "busy": 0.25, "closed": {"kicked": 1}, "bans_file": "valid", "held": 1024}
     one |= {"least_pictures": 0.5, "worst_delay_s": 1.0}
     other = one | {"busy": 0.5, "bans_file": "bad line", "least_pictures": 0.25, "worst_delay_s": 3.0}
-    found = shown(merged([one, other]))
+    found = shown(merge_figures([one, other]))
     assert (found["connections"], found["busy"], found["closed"]) == (2, "50%", {"kicked": 2})
     assert (found["bans_file"], found["held"]) == ("bad line", "2.0 KiB")
     assert (found["least_pictures"], found["worst_delay_s"]) == ("25%", 3.0)

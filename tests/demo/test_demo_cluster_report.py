@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from flowctl.demo.cluster.frames import Judged
+from flowctl.demo.cluster.frames import ViewerVerdict
 from flowctl.demo.cluster.page import render
 from flowctl.demo.cluster.report import (
     BY_SEGMENTS,
@@ -24,7 +24,7 @@ from flowctl.demo.cluster.report import (
 )
 from flowctl.errors import ConfigError
 
-VIEWER = Judged(
+VIEWER = ViewerVerdict(
     label="viewer 1", frames=1848, lost=0, doubled=0, disordered=0, changed=0, delay_p50_ms=31.0, delay_p99_ms=80.0,
     longest_pause_s=0.4, recovered_s=0.6,
 )  # fmt: skip

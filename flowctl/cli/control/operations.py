@@ -104,7 +104,7 @@ def _run(
 ) -> None:
     read_arguments(operation.name, operation.arguments, given)  # what is wrong is told without a server
     from flowctl.cli.control.showing import show
-    from flowctl.control.client import MOST_WORDS, call_operation
+    from flowctl.control.client import MOST_ERROR_CHARS, call_operation
     from flowctl.control.place import find_server
 
     seconds, keys = timeout_of(timeout), keys_of(key)
@@ -115,10 +115,10 @@ def _run(
     else:
         show(result)
     if warning := result.get("warning"):
-        say(f"warning: {foreign(warning, MOST_WORDS)}", to_stderr=True)
+        say(f"warning: {foreign(warning, MOST_ERROR_CHARS)}", to_stderr=True)
     faults = result.get("faults")
     for fault in faults if isinstance(faults, list) else ():
-        complain(foreign(fault, MOST_WORDS))
+        complain(foreign(fault, MOST_ERROR_CHARS))
     if faults:
         raise typer.Exit(FAILED)
 

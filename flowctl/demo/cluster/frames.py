@@ -44,7 +44,7 @@ class DueFrames:
         self._lock = threading.Lock()
         self._begun_us: int | None = None  # guarded by _lock
         self._begun_at = 0.0  # guarded by _lock
-        self.checksums: dict[FrameKey, int] = {}  # of what was produced, by type and number
+        self.checksums: dict[FrameKey, int] = {}  # checksums of the frames that were made, by type and number
 
     @property
     def last(self) -> dict[int, int]:
@@ -53,7 +53,7 @@ class DueFrames:
 
     @property
     def begun_us(self) -> int | None:
-        """When the first frame was due, in microseconds since 1970. None: nobody has asked for any."""
+        """When the first frame was due, in microseconds since 1970. None: no publisher has begun."""
         with self._lock:
             return self._begun_us
 
@@ -62,7 +62,7 @@ class DueFrames:
         for tag in self._source.tags(self._duration_s):
             begun_us = self.begun_us
             if begun_us is None:
-                return  # nobody has begun
+                return  # no publisher has begun
             if not has_slot(tag.payload):
                 yield tag
                 continue
@@ -131,12 +131,12 @@ class FrameViewer:
     def __init__(self, label: str, url: str) -> None:
         self.label: Final = label
         self.seen: Final[list[SeenFrame]] = []
-        self._player = RtmpPlayer(parse_address(url), PlayProfile(stay=True), on_message=self._take)
+        self._player = RtmpPlayer(parse_address(url), PlayProfile(stay=True), on_message=self._note_frame)
 
     def start(self, group: PollGroup) -> None:
         start_client(group, self._player)
 
-    def _take(self, message: Message, message_class: MessageClass) -> None:
+    def _note_frame(self, message: Message, message_class: MessageClass) -> None:
         del message_class
         stamp = read_stamp(message.payload)
         if stamp is not None:
@@ -152,10 +152,10 @@ class FrameViewer:
         return "" if end is None else str(end)
 
     def has(self, type_id: int, number: int) -> bool:
-        return any(item.type_id == type_id and item.number == number for item in self.seen[-_TAIL:])
+        return any(item.type_id == type_id and item.number == number for item in self.seen[-_TAIL_FRAMES:])
 
 
-_TAIL: Final = 200
+_TAIL_FRAMES: Final = 200
 """Frames among which the last one of a stream is searched."""
 
 
@@ -169,7 +169,7 @@ _BEGINNING_US: Final = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class ViewerVerdict:
     """One viewer, at a server."""
 
     node: str = ""
@@ -196,7 +196,7 @@ def judge(
     event_us: int | None = None,
     *,
     node: str = "",
-) -> Judged:
+) -> ViewerVerdict:
     counts = Counter((item.type_id, item.number) for item in seen)
     first: dict[int, int] = {}
     latest: dict[int, int] = {}
@@ -207,7 +207,7 @@ def judge(
         latest[item.type_id] = max(item.number, latest.get(item.type_id, -1))
     due = [key for key in published if key[0] in first and key[1] >= first[key[0]]]
     delays = sorted(delay_us for _, delay_us in delays_of(seen))
-    return Judged(
+    return ViewerVerdict(
         node=node,
         label=label,
         frames=len(counts),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from flowctl.demo.cluster.frames import Judged
+from flowctl.demo.cluster.frames import ViewerVerdict
 from flowctl.demo.runner import DemoReport, check_bounds
 from flowctl.load.results.summary import align
 from flowctl.units import format_size
@@ -40,7 +40,7 @@ class ClusterPlan:
 
     duration_s: float = 24.0
     viewers: int = 4
-    kill_share: float = 0.5  # of the stream, after which the origin is killed that the first edge follows then
+    kill_share: float = 0.5  # share of the stream after which the origin is killed that the first edge follows
 
     def __post_init__(self) -> None:
         check_bounds(self, duration_s=(12, 300), viewers=(1, 100), kill_share=(0.2, 0.8))
@@ -75,8 +75,8 @@ class Fetched:
 class ClusterReport(DemoReport):
     """The whole demonstration."""
 
-    watched: Sequence[Judged]
-    fetched: Sequence[Fetched]  # of each edge and origin, in the order of time
+    watched: Sequence[ViewerVerdict]
+    fetched: Sequence[Fetched]  # figures of each edge and origin, in the order of time
     per_segment: dict[str, float | None]
     killed: str
     killed_s: float
@@ -88,7 +88,7 @@ class ClusterReport(DemoReport):
     def nodes(self) -> list[str]:
         return list(dict.fromkeys(item.node for item in self.watched))
 
-    def of(self, node: str) -> list[Judged]:
+    def of(self, node: str) -> list[ViewerVerdict]:
         return [one for one in self.watched if one.node == node]
 
     def last(self, edge: str, origin: str) -> Fetched | None:

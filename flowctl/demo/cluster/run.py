@@ -71,7 +71,7 @@ class _Cluster:
         """Return the name of the origin that is followed now. Empty: none is."""
         return self._names.get(self.edges[FOLLOWING].stats()["edge"]["followed"].get(STREAM, ""), "")
 
-    def look(self, at_s: float) -> None:
+    def note_fetched(self, at_s: float) -> None:
         for name, node in self.edges.items():
             figures = node.stats()["edge"]
             followed = figures["followed"].get(STREAM)
@@ -138,7 +138,7 @@ def _play(plan: ClusterPlan, cluster: _Cluster, encoder: Encoder, viewers: list[
             cluster.origins[killed].kill()
             killed_us = time.time_ns() // 1000
             tell(f"{at_s:5.1f} s: {killed} killed")
-        cluster.look(at_s)
+        cluster.note_fetched(at_s)
         if encoder.finished:
             ended_at = ended_at or time.monotonic()
             whole = all(viewer.has(*frame) for viewer in viewers for frame in frames.last.items())

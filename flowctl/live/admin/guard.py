@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import structlog
 from starlette.exceptions import HTTPException
 
-from flowctl.control.operations import MOST_CALL, Permission
+from flowctl.control.operations import MOST_CALL_BYTES, Permission
 from flowctl.core.text.addresses import address_key, is_loopback
 from flowctl.errors import ConfigError
 from flowctl.live.admin.asking import CallRefused
@@ -159,8 +159,8 @@ class Guard:
 
     def _check_form(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         size = headers.get(b"content-length", b"0")
-        if not size.isdigit() or int(size) > MOST_CALL:
-            raise CallRefused("TOO_LONG", f"the body may have {MOST_CALL} bytes", status=413)
+        if not size.isdigit() or int(size) > MOST_CALL_BYTES:
+            raise CallRefused("TOO_LONG", f"the body may have {MOST_CALL_BYTES} bytes", status=413)
         if scope["method"] in _CHANGES:
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if kind != b"application/json":
@@ -204,13 +204,13 @@ class _Body:
     """The body of a request, up to what one may have."""
 
     def __init__(self, receive: Receive) -> None:
-        self._receive, self._left = receive, MOST_CALL
+        self._receive, self._left = receive, MOST_CALL_BYTES
 
     async def receive(self) -> Message:
         message = await self._receive()
         self._left -= len(message.get("body", b""))
         if self._left < 0:
-            raise HTTPException(413, f"the body may have {MOST_CALL} bytes")
+            raise HTTPException(413, f"the body may have {MOST_CALL_BYTES} bytes")
         return message
 
 

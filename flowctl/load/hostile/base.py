@@ -56,13 +56,13 @@ class AttackOutcome(enum.Enum):
 class AttackContext:
     """What an attack is aimed at and bounded by."""
 
-    host: str  # of the server; resolved and checked by the caller
+    host: str  # host of the server; resolved and checked by the caller
     port: int
     app: str = "live"
     # name of a stream that is live, for attacks by readers. Publishing attacks use names of their own.
     stream: str = "stream"
     source: str | None = None  # own address to bind to. None: the system's choice.
-    number: int = 0  # of the peer in the run; makes names of streams unique
+    number: int = 0  # number of the peer in the run; makes names of streams unique
     duration_s: float = 10.0
     rng: random.Random = field(default_factory=random.Random)
     forms: tuple[str, ...] | None = None

@@ -39,11 +39,11 @@ _READ_BYTES: Final = 256 * 1024
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 10.0
 """Time that the server has to answer a request, as `ClientSessionConfig.reply_time_s`."""
-_LENIENT: Final = WireLimits(chunk_size_min_bytes=1, chunk_streams=1024)
+_LENIENT_LIMITS: Final = WireLimits(chunk_size_min_bytes=1, chunk_streams=1024)
 """Limits on what the server sends: an attacker does not complain about its manners."""
 _COMMANDS: Final = frozenset({TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3})
 _CHUNK_SIZE: Final = 65536
-_FINAL: Final = frozenset({commands.PLAY_STOP, commands.PLAY_UNPUBLISH_NOTIFY, commands.UNPUBLISH_SUCCESS})
+_FINAL_CODES: Final = frozenset({commands.PLAY_STOP, commands.PLAY_UNPUBLISH_NOTIFY, commands.UNPUBLISH_SUCCESS})
 """Codes by which a server ends a stream without calling it an error."""
 _WORDS_KEPT: Final = 200
 
@@ -86,7 +86,7 @@ class Peer:
     stream_id: int = 0  # message stream of publish or play; 0 before
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _sock: socket.socket | None = None
-    _reader: ChunkReader = field(default_factory=lambda: ChunkReader(_LENIENT))
+    _reader: ChunkReader = field(default_factory=lambda: ChunkReader(_LENIENT_LIMITS))
     _writer: ChunkWriter = field(default_factory=ChunkWriter)
     _inbox: list[Command] = field(default_factory=list)
     _next_id: int = 0
@@ -214,13 +214,13 @@ class Peer:
                 self.controls[message.type_id] = self.controls.get(message.type_id, 0) + 1
 
     def _take_command(self, message: Message) -> None:
-        command = decode_message(message, _LENIENT)
+        command = decode_message(message, _LENIENT_LIMITS)
         if not isinstance(command, Command):
             return
         self.results += command.name == "_result"
         status = commands.first_properties(list(command.arguments))
         code, level = commands.text(status.get("code")), commands.text(status.get("level"))
-        if code and (level == "error" or code in _FINAL):
+        if code and (level == "error" or code in _FINAL_CODES):
             self.code = code
             self.last_words = f"{code}: {commands.text(status.get('description'), _WORDS_KEPT)}"
         if len(self._inbox) < 256:

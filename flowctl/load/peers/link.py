@@ -175,7 +175,7 @@ class PeerLink:
                 elif events & READ or self._watched & READ:
                     self.input(now)
                 else:
-                    self.lost(now)
+                    self.check_end(now)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -277,8 +277,8 @@ class PeerLink:
 
     # -- ending
 
-    def lost(self, now: float) -> None:
-        """The connection is over although nobody reads it: it was reset, or all that came before its end fits us."""
+    def check_end(self, now: float) -> None:
+        """End a link that is not being read: it was reset, or all that came before its end fits our buffer."""
         if self.sock is None:
             return
         code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -290,12 +290,12 @@ class PeerLink:
     def closed_by_server(self, now: float) -> None:
         """The server has ended its stream of bytes."""
         words = "closed by the server" if self.shaken else "closed before the handshake was done"
-        self._over(PeerEnd.SERVER_CLOSED, words, now)
+        self._end_by_server(PeerEnd.SERVER_CLOSED, words, now)
 
     def _broken(self, error: OSError, now: float) -> None:
-        self._over(PeerEnd.SERVER_RESET, error.strerror or str(error), now)
+        self._end_by_server(PeerEnd.SERVER_RESET, error.strerror or str(error), now)
 
-    def _over(self, end: PeerEnd, words: str, now: float) -> None:
+    def _end_by_server(self, end: PeerEnd, words: str, now: float) -> None:
         """End as a connection that the other side has ended."""
         if self.leaving is not None:
             self.end(*self.leaving, now)
@@ -304,9 +304,9 @@ class PeerLink:
         elif not self.shaken:
             self.end(PeerEnd.REFUSED, words, now)
         else:
-            self.end(end, self._why() or words, now)
+            self.end(end, self._end_reason() or words, now)
 
-    def _why(self) -> str:
+    def _end_reason(self) -> str:
         """Return why the server has ended it, by its own words or by what we did; "" when neither tells."""
         if self.result.end_details or not self._half_closed:
             return self.result.end_details

@@ -18,6 +18,7 @@ from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.wire import (
     CLOCK_MASK,
+    CSID_LONG,
     EXTENDED,
     TYPE_AUDIO,
     TYPE_DATA_AMF0,
@@ -32,8 +33,6 @@ HEAD_BYTES: Final = 64
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _KNOWN_MAX: Final = 8192
 _LONGEST_HEADER: Final = 12
-_ONE_OCTET_CSIDS: Final = 64
-"""Lowest csid whose basic header takes more than one octet (section 5.3.1.1)."""
 
 _TYPE1: Final = 0x40
 _TYPE2: Final = 0x80
@@ -153,7 +152,7 @@ class Skimmer:
                 self.control.append(message)
                 continue
             csid = message.csid
-            if csid < _ONE_OCTET_CSIDS and csid not in self._lanes:
+            if csid < CSID_LONG and csid not in self._lanes:
                 stream = self._reader.chunk_stream(csid)
                 if stream is not None:
                     self._lanes.update(dict.fromkeys((csid, _TYPE1 | csid, _TYPE2 | csid, _TYPE3 | csid), stream))

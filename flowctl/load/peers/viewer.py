@@ -62,9 +62,9 @@ class LoadViewer(PeerLink):
     asked: bool = False  # whether play was asked for
     playing: bool = False  # whether a frame has come
     _over_http: bool = False
-    _pace: ReadPace | None = None  # from the first frame on
+    _pace: ReadPace | None = None  # set with the first frame
     _skimmer: Skimmer | FlvSkimmer | None = None
-    _pretended: int = 0  # octets acknowledged without being read
+    _unread_acknowledged: int = 0  # octets acknowledged without being read
     _ack_due: int = _ACK_BYTES
     _armed_at: float = 0.0  # since when it has been waiting for something to come
     _reading: bool = True
@@ -94,7 +94,7 @@ class LoadViewer(PeerLink):
         if pace is not None:
             allowed = pace.allowance(now)
             if not allowed:
-                self._rest(pace, now)
+                self._stop_reading(pace, now)
                 return
         else:
             # The pace begins in the middle of a read, and whatever comes behind the first frame is read too early.
@@ -113,7 +113,7 @@ class LoadViewer(PeerLink):
             if pace is not None:
                 pace.note_read(count, now)
                 if not pace.allowance(now):
-                    self._rest(pace, now)
+                    self._stop_reading(pace, now)
 
     # -- reading
 
@@ -183,7 +183,7 @@ class LoadViewer(PeerLink):
                     parts = split_aggregate(message, self.config.limits)
                     media += ((part.timestamp, self.book.of(part.type_id, part.payload)) for part in parts)
                 elif not speaking:
-                    self._control(message, now)
+                    self._answer_control(message, now)
         if isinstance(skimmer, FlvSkimmer) and skimmer.replies:
             replies, skimmer.replies = skimmer.replies, b""
             self.send(replies, now)
@@ -200,23 +200,23 @@ class LoadViewer(PeerLink):
             if self.session is None and self._received >= self._ack_due:
                 self._ack_due = self._received + _ACK_BYTES
                 if self.config.acknowledge and not self._over_http:
-                    self._say(encode_control(Acknowledgement.of(self._received)), now)
+                    self._send_message(encode_control(Acknowledgement.of(self._received)), now)
         self._armed_at = now
 
     def _note_stall(self, silent_s: float) -> None:
         self.result.stalls += 1
         self.result.longest_stall_s = max(self.result.longest_stall_s, silent_s)
 
-    def _say(self, message: Message, now: float) -> None:
+    def _send_message(self, message: Message, now: float) -> None:
         # Type 0 headers only: they refer to nothing, so nothing has to be remembered of what was sent before.
         chunks = serialise(message.type_id, 0, 0, message.payload, CONTROL_CSID, self.config.out_chunk_size)
         self.send(chunks, now)
 
-    def _control(self, message: Message, now: float) -> None:
+    def _answer_control(self, message: Message, now: float) -> None:
         value = decode_message(message, self.config.limits)
         if isinstance(value, UserControl):
             if value.event == EVENT_PING_REQUEST and self.config.answer_pings:
-                self._say(encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=value.timestamp)), now)
+                self._send_message(encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=value.timestamp)), now)
             elif value.event == EVENT_STREAM_EOF:
                 self.note_status(Status("status", "stream_eof", ""))
         elif isinstance(value, WindowAckSize):
@@ -246,22 +246,22 @@ class LoadViewer(PeerLink):
         if manner.stay_s is not None:
             self.reactor.call_at(now + manner.stay_s, self._stay_over)
 
-    def _rest(self, pace: ReadPace, now: float) -> None:
+    def _stop_reading(self, pace: ReadPace, now: float) -> None:
         """Stop reading until the pace allows more; the end of the connection is still seen."""
         self._reading = False
         self.watch(HANGUP)
         when = pace.wake_at(now)
         if when is not None:
-            self.reactor.call_at(when, self._resume)
+            self.reactor.call_at(when, self._resume_reading)
         elif self.result.stopped_reading_s is None:
             self.result.stopped_reading_s = now - self.began
 
-    def _resume(self, now: float) -> None:
+    def _resume_reading(self, now: float) -> None:
         pace = self._pace
         if self.ended or self._reading or self._vanished or pace is None:
             return
         if not pace.allowance(now):
-            self._rest(pace, now)
+            self._stop_reading(pace, now)
             return
         self._reading = True
         self._armed_at = now  # silence while it did not read is its own
@@ -278,17 +278,17 @@ class LoadViewer(PeerLink):
         self.result.stopped_reading_s = now - self.began
         self.watch(HANGUP)
         if self.manner.ack_rate and not self._over_http:
-            self.reactor.call_at(now + _ACK_ONLY_S, self._pretend)
+            self.reactor.call_at(now + _ACK_ONLY_S, self._acknowledge_unread)
 
-    def _pretend(self, now: float) -> None:
+    def _acknowledge_unread(self, now: float) -> None:
         """Acknowledge half a second of media that was not read."""
         if self.ended or self.leaving is not None or self._looking:
             return
-        self._pretended += int(self.manner.ack_rate / 8 * _ACK_ONLY_S)
-        acknowledged = self._received + self._pretended
-        self._say(encode_control(Acknowledgement.of(acknowledged)), now)
+        self._unread_acknowledged += int(self.manner.ack_rate / 8 * _ACK_ONLY_S)
+        acknowledged = self._received + self._unread_acknowledged
+        self._send_message(encode_control(Acknowledgement.of(acknowledged)), now)
         self.result.notes = f"acknowledged {acknowledged} bytes, read {self.result.wire_bytes}"
-        self.reactor.call_at(now + _ACK_ONLY_S, self._pretend)
+        self.reactor.call_at(now + _ACK_ONLY_S, self._acknowledge_unread)
 
     def _vanish(self, now: float) -> None:
         """Be gone: no packet is taken and none is sent from here on."""
@@ -316,7 +316,7 @@ class LoadViewer(PeerLink):
         """Leave in order.
 
         Who did not read may have been left by the server without hearing of it: with a full window its FIN waits
-        behind what was not read. So such a viewer reads first, and says farewell only if nobody has closed.
+        behind what was not read. So such a viewer reads first, and says farewell only if the server has not closed.
         """
         self._conclude(now)
         if self._vanished:

@@ -22,10 +22,10 @@ _HOSTILE_COLOUR: Final = 8
 _LEAST_MS: Final = 0.1
 """Value at which smaller delays are drawn: a logarithmic axis has no 0."""
 
-_SHARES: Final = (0.5, 0.95, 0.99, 1.0)
+_TABLE_SHARES: Final = (0.5, 0.95, 0.99, 1.0)
 """Shares of a distribution in a table."""
 
-_CURVE: Final = tuple(place / 200 for place in range(201))
+_CURVE_SHARES: Final = tuple(place / 200 for place in range(201))
 """Shares of a distribution in a plot."""
 
 
@@ -103,7 +103,7 @@ def _figure(
     x_label: str = _TIME,
     **axes: Any,
 ) -> Figure:
-    """Return lines with their table; `told` says a row in words, its cells by their places."""
+    """Return lines with their table; `text` says a row in words, its cells by their places."""
     chart = Lines(
         name=name,
         title=title,
@@ -157,10 +157,10 @@ def _spread(
     """Return how times are spread for each line: what percentage is not above which."""
     series, rows = [], []
     for line, samples in sampled:
-        curve = zip(weighted_quantiles(samples, _CURVE), _CURVE, strict=True)
+        curve = zip(weighted_quantiles(samples, _CURVE_SHARES), _CURVE_SHARES, strict=True)
         series.append(Series(line.label, [(max(value, _LEAST_MS), share * 100) for value, share in curve], line.colour))
         count = [_count(sum(len(values) for values, _ in samples))] if counted else []
-        rows.append([line.label, *count, *map(_ms, weighted_quantiles(samples, _SHARES))])
+        rows.append([line.label, *count, *map(_ms, weighted_quantiles(samples, _TABLE_SHARES))])
     heads = ("profile", *(("viewers",) if counted else ()), "median", "p95", "p99", "longest")
     text = "{0}: half within {2}, 99 percent within {4}" if counted else "{0}: half within {1}, 99 percent within {3}"
     axes = {"x_log": True, "y_top": 100, "y_text": _percent}
@@ -222,7 +222,7 @@ def _cuts(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
     return _figure("cuts", title, text, series, "peers cut so far", heads, rows, y_text=_count)
 
 
-_WINDOW: Final = 5
+_WINDOW_S: Final = 5
 """Seconds over which a share is taken: how much of a cut group of pictures is lost is known when the next begins."""
 
 
@@ -239,7 +239,7 @@ def _pictures(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
         ]
         points = []
         for place, (seen, missing) in enumerate(counts):
-            seen_before, missing_before = counts[place - _WINDOW] if place >= _WINDOW else (0, 0)
+            seen_before, missing_before = counts[place - _WINDOW_S] if place >= _WINDOW_S else (0, 0)
             passed = seen - seen_before + missing - missing_before
             if passed > 0:
                 points.append((samples[place].at_s, (seen - seen_before) / passed * 100))
@@ -253,10 +253,10 @@ def _pictures(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
             rows.append([line.label, *(f"{_percent(share)}{star}" for share in shares)])
     title, text = (
         "What share of the pictures did viewers see?",
-        f"{{0}}: {{1}} of the pictures, {{3}} in the worst {_WINDOW} s",
+        f"{{0}}: {{1}} of the pictures, {{3}} in the worst {_WINDOW_S} s",
     )
-    heads = ("profile", "of all", f"median {_WINDOW} s", f"worst {_WINDOW} s")
-    label = f"of the pictures of {_WINDOW} s"
+    heads = ("profile", "of all", f"median {_WINDOW_S} s", f"worst {_WINDOW_S} s")
+    label = f"of the pictures of {_WINDOW_S} s"
     return _figure("pictures", title, text, series, label, heads, rows, y_top=100, y_text=_percent)
 
 

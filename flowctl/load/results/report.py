@@ -22,7 +22,7 @@ from flowctl.load.results.summary import (
 )
 from flowctl.units import format_duration
 
-_WORST: Final = 20
+_WORST_ROWS: Final = 20
 """Rows in the table of the viewers with the most trouble."""
 _WORST_HEADS: Final = (
     *("peer", "profile", "address", "missing", "broken", "stalls", "delay p99", "first frame", "there for"),
@@ -157,5 +157,5 @@ def _worst(troubled: Sequence[PeerResult]) -> list[list[str]]:
             end_words(peer.end),
             foreign(peer.end_details or "-", 120),
         ]
-        for peer in troubled[:_WORST]
+        for peer in troubled[:_WORST_ROWS]
     ]

@@ -46,7 +46,7 @@ class PeerEnd(enum.Enum):
 class PeerResult:
     """One connection of a load run."""
 
-    number: int  # of the peer in the run, from 0
+    number: int  # number of the peer in the run, from 0
     # name of its profile, as on the command line (``slow@200k``, ``stall``, ``B04``); ``publisher`` for ours
     profile: str
     kind: PeerKind  # see `PeerKind`
@@ -54,8 +54,8 @@ class PeerResult:
     address: str = ""  # its own address on this machine, as address:port
     started_s: float = 0.0  # when it began to connect, since the start of the run
     connect_s: float | None = None  # time for TCP to connect
-    handshake_s: float | None = None  # from connected to the end of the RTMP handshake
-    first_frame_s: float | None = None  # from the begin of connecting to the first audio or video frame
+    handshake_s: float | None = None  # time from connected to the end of the RTMP handshake
+    first_frame_s: float | None = None  # time from the begin of connecting to the first audio or video frame
     ended_s: float | None = None  # when it ended, since the start of the run
     parsed: bool = True  # whether its messages were parsed; if not, it read and discarded, and counts bytes only
     wire_bytes: int = 0  # bytes received (a publisher: sent)
@@ -123,7 +123,7 @@ class RunSample:
     # over the frames since the sample before, of parsed healthy viewers. None: there were none.
     delay_p50_ms: float | None = None
     delay_p99_ms: float | None = None
-    server_cpu_percent: float | None = None  # of one core, user and system. None: no process id was given.
+    server_cpu_percent: float | None = None  # share of one core, user and system. None: no process id was given.
     server_rss_bytes: int | None = None
     server_fds: int | None = None
     # of one core, of the load tester's own processes: near 100 times their number, the delays measured are the tester's

@@ -71,7 +71,7 @@ class RunDisplay(Display):
         self._asked = profiles
         self._total_s = total_s
 
-    def sampled(self, sample: RunSample) -> None:
+    def show_sample(self, sample: RunSample) -> None:
         self.show(lambda: self._table(sample), lambda: [self._line(sample)])
 
     def _left(self, sample: RunSample) -> str:

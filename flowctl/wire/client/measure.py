@@ -38,7 +38,7 @@ class GapFinder:
     it is exact for a constant frame rate, however milliseconds were rounded; else the count is an estimate.
     """
 
-    _timestamp: int | None = None  # of the last frame
+    _timestamp: int | None = None  # timestamp of the last frame
     _steps: int = 0  # steps that count as usual
     _steps_ms: int = 0
 
@@ -97,8 +97,8 @@ def describe(info: MediaInfo, head: bytes) -> MediaFrame:
 class StreamClock:
     """What is known of one stream's time; shared by its viewers in a process."""
 
-    key_interval: int = 0  # of our own synthetic source: frames from key frame to key frame, 0 for unknown
-    disposable_every: int = 0  # of our own synthetic source: every n-th frame behind a key frame is disposable
+    key_interval: int = 0  # frames of our own synthetic source from key frame to key frame, 0 for unknown
+    disposable_every: int = 0  # our own synthetic source has a disposable frame every n-th behind a key frame
     origin_us: int | None = None  # wall-clock time at which timestamp 0 was due. None: the publisher is not ours.
     source: str = ""  # where delays come from, of `STAMP`, `ORIGIN` and `FASTEST`; "" while none was measured
     _first: int | None = None  # timestamp that the others are counted from
@@ -137,7 +137,7 @@ class ViewerMeasure:
     """Counts what one connection receives."""
 
     clock: StreamClock
-    recent: DelayHistogram | None = None  # delays of the present second, shared with others. None: nobody asks.
+    recent: DelayHistogram | None = None  # delays of the present second, shared with others. None: not wanted.
     asked_us: int = 0  # when it asked to play, by the wall clock
     video: int = 0
     audio: int = 0
@@ -158,8 +158,8 @@ class ViewerMeasure:
     _next_video: int | None = None  # number that the next picture should have
     _next_audio: int | None = None
     _first_ms: int | None = None  # timestamp of the first picture
-    _picture_ms: int = 0  # of the last one
-    _sound_ms: int | None = None  # of the last piece of sound
+    _picture_ms: int = 0  # timestamp of the last picture
+    _sound_ms: int | None = None  # timestamp of the last piece of sound
 
     def fresh_copy(self) -> ViewerMeasure:
         """Return a measure of the same stream that has counted nothing: its viewer is not parsed from here on."""
@@ -270,7 +270,7 @@ class ViewerMeasure:
         if missing:
             self.missing_video += missing
             self.video_gaps += 1
-            # What comes after a gap must be a key frame, unless nobody refers to what is missing.
+            # What comes after a gap must be a key frame, unless no frame refers to what is missing.
             self.broken_restarts += needed and not frame.key
 
     def _count_sound(self, timestamp: int, number: int | None) -> None:

@@ -30,7 +30,7 @@ _NEW_CLOCK_MS: Final = -1000
 class MediaClock:
     """Adds up how much media time a row of timestamps covers."""
 
-    covered_ms: int = 0  # from the first timestamp to the latest one. A step back to another clock adds nothing.
+    covered_ms: int = 0  # time from the first timestamp to the latest one. A step back to another clock adds nothing.
     _before: int | None = None  # the last timestamp
     _at_ms: int = 0  # where it stands on the time line that begins with the first one
 
@@ -54,7 +54,7 @@ class Timeline:
     loop: bool = False
     duration_s: float | None = None
     rounds: int = 0  # how often the source has begun
-    _elapsed_ms: int = 0  # of the last media tag
+    _elapsed_ms: int = 0  # time of the last media tag
     _origin: int = 0  # timestamp of the very first media tag
     _tracks: dict[int, tuple[int, int]] = field(default_factory=dict)  # type -> elapsed of its last frame, step to it
     _headers: dict[object, bytes] = field(default_factory=dict)  # sticky key -> what was sent last: no round repeats it

@@ -41,7 +41,7 @@ _BUFFER_S: Final = 0.01
 class Rate(Protocol):
     """A rate that depends on the time since reading began."""
 
-    look_s: float  # for how long at most the rate of a moment may be taken for that of the time after it
+    look_s: float  # longest time for which the rate of a moment may be used
 
     def rate_at(self, elapsed_s: float) -> float:
         """Return bits per second, 0 or more."""

@@ -115,8 +115,8 @@ class SyntheticSource:
     sample_rate: int = 48_000  # audio samples per second; a frame has 1024 of them
     video: bool = True  # whether there is video
     audio: bool = True  # whether there is audio
-    seed: int = 0  # of the frame sizes
-    start_timestamp: int = 0  # of the first frames in milliseconds, 0 to 2^32 - 1; timestamps wrap at 2^32
+    seed: int = 0  # seed of the random frame sizes
+    start_timestamp: int = 0  # timestamp of the first frames in milliseconds, 0 to 2^32 - 1; timestamps wrap at 2^32
     width: int = 640  # pixels, even. The picture has few pixels by default, so that small bit rates stay possible.
     height: int = 360  # pixels, even
 

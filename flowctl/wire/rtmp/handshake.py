@@ -199,7 +199,7 @@ class Handshake:
         self._buffer = bytearray()
         self._step = _Step.VERSION
         self._sent = b""  # our C1 or S1, which the other side answers
-        self._digest: bytes | None = None  # of our C1 or S1; None: it carries none
+        self._digest: bytes | None = None  # digest of our C1 or S1; None: it carries none
 
     @classmethod
     def server(cls, rng: random.Random | None = None, epoch_ms: int = 0) -> Handshake:

@@ -35,6 +35,9 @@ CSID_MIN: Final = 2
 CSID_MAX: Final = 65599
 """Largest csid of the three-octet basic header: 64 + 255 + 255 * 256 (section 5.3.1.1)."""
 
+CSID_LONG: Final = 64
+"""Lowest csid whose basic header takes more than one octet (section 5.3.1.1)."""
+
 DEFAULT_CHUNK_SIZE: Final = 128
 """Chunk size of both directions until a Set Chunk Size says otherwise (section 5.4.1)."""
 
@@ -103,9 +106,9 @@ def basic_header(fmt: int, csid: int) -> bytes:
     """
     if not CSID_MIN <= csid <= CSID_MAX:
         raise LocalProtocolError(f"csid is {csid}, allowed is {CSID_MIN} to {CSID_MAX}")
-    if csid < 64:
+    if csid < CSID_LONG:
         return bytes((fmt << 6 | csid,))
-    offset = csid - 64
+    offset = csid - CSID_LONG
     if offset < 256:
         return bytes((fmt << 6, offset))
     return bytes((fmt << 6 | 1, offset & 0xFF, offset >> 8))

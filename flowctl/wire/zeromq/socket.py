@@ -37,7 +37,7 @@ MOST_FRAMES: Final = 1024
 MAX_SOCKETS: Final = 10_000
 """Sockets of one context: each outgoing connection is one. ZeroMQ's own 1023 is less than a server has peers."""
 
-_PROBES: Final = 3
+_TCP_PROBES: Final = 3
 """TCP probes without an answer after which a peer is dead; they fill the second half of the time it is given."""
 
 _NO_WAIT: Final = int(zmq.NOBLOCK)
@@ -104,7 +104,7 @@ class ZmqSocket:
             if not (self._reading or self._look_queued):
                 self._look_soon()
 
-    def look(self) -> None:
+    def look_for_messages(self) -> None:
         """Look for messages soon: something was done to `raw` that may have read its mailbox (`connect`, `poll`)."""
         if not self._look_queued:
             self._look_soon()
@@ -199,8 +199,8 @@ def notice_dead_peers(raw: zmq.Socket[bytes], after_s: int) -> None:
     """
     raw.set(zmq.TCP_KEEPALIVE, 1)
     raw.set(zmq.TCP_KEEPALIVE_IDLE, after_s // 2)
-    raw.set(zmq.TCP_KEEPALIVE_CNT, _PROBES)
-    raw.set(zmq.TCP_KEEPALIVE_INTVL, max(1, after_s // 2 // _PROBES))
+    raw.set(zmq.TCP_KEEPALIVE_CNT, _TCP_PROBES)
+    raw.set(zmq.TCP_KEEPALIVE_INTVL, max(1, after_s // 2 // _TCP_PROBES))
     raw.set(zmq.TCP_MAXRT, after_s * 1000)  # where something was sent, the system does not probe
 
 

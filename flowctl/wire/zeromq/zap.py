@@ -54,8 +54,8 @@ class ZapRequest:
     """A connection that asks to be let in."""
 
     listener: int
-    address: str  # of the newcomer, of ipc what the system tells; IPv4 in IPv6 is shown as IPv4
-    pubkey: bytes  # which it has proven to hold, 32 octets; empty: the mechanism is NULL
+    address: str  # address of the newcomer, for ipc as the system tells it; IPv4 in IPv6 is shown as IPv4
+    pubkey: bytes  # key that it has proven to hold, 32 octets; empty: the mechanism is NULL
 
 
 #: Decides on a connection: the metadata of one that is let in (names that begin with ``X-``), or why it is not.
@@ -121,7 +121,7 @@ class ZapHandler:
 
     def _received(self, frames: list[bytes]) -> None:
         if len(frames) < 2 or frames[1]:
-            return  # no envelope: nobody waits for an answer
+            return  # no envelope, so no answer is awaited
         try:
             reply = answer(frames[2:], self._admit)
         except BaseException as error:  # noqa: BLE001  (a hook's fault must not let a connection in, nor leave it waiting)

@@ -357,10 +357,10 @@ def test_display_when_nobody_gets_frames_says_so_after_a_while(stream, monkeypat
     monkeypatch.setenv("COLUMNS", "200")
     display = RunDisplay("rtmp://h/a", {"healthy": 9}, 30.0, table=True)
     with display:
-        display.sampled(RunSample(at_s=4.0, connected={"healthy": 9}, playing={"healthy": 0}))
-        display.sampled(RunSample(at_s=6.0, connected={"healthy": 9}, playing={"healthy": 1}))
+        display.show_sample(RunSample(at_s=4.0, connected={"healthy": 9}, playing={"healthy": 0}))
+        display.show_sample(RunSample(at_s=6.0, connected={"healthy": 9}, playing={"healthy": 1}))
         assert "is there a publisher" not in sys.stderr.getvalue()
-        display.sampled(RunSample(at_s=7.0, connected={"healthy": 9}, playing={"healthy": 0}))
+        display.show_sample(RunSample(at_s=7.0, connected={"healthy": 9}, playing={"healthy": 0}))
         assert "no healthy viewer gets frames: is there a publisher on that stream?" in sys.stderr.getvalue()
 
 
@@ -409,8 +409,8 @@ def test_display_when_the_run_goes_on_shows_it(stream, monkeypatch):
     asked = {"healthy": 40, "slow@200k": 6, "stall": 4}
     display = RunDisplay("rtmp://h/[bold]a", asked, 30.0, table=True)
     with display:
-        display.sampled(some_samples()[19])
-        display.sampled(RunSample(at_s=30.2))
+        display.show_sample(some_samples()[19])
+        display.show_sample(RunSample(at_s=30.2))
     text = errors.getvalue()
     for part in (
         "delay p50 22 ms, p99 51 ms",

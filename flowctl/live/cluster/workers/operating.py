@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from flowctl.control.operations import BY_NAME, Operation, Permission, answer_with, error_dict, error_of
-from flowctl.control.together import Who, WorkerAnswer, combine
+from flowctl.control.together import Processes, WorkerAnswer, combine
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.bans import Ban, parse_ban
 from flowctl.core.text.fieldtypes import Json
@@ -190,15 +190,15 @@ class WorkerOperations:
         self.changes.note(what, detail)
 
     def _effect(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
-        if operation.who is Who.HERE:
+        if operation.processes is Processes.HERE:
             return operation.effect(cast("LiveServer", self), asked)  # `changes` needs no more of one
         if operation.name == "drain":
             self._drains()
         if operation.name == "stats":
             return self._stats(operation, asked)
-        if operation.looks and operation.who is Who.ALL:
+        if operation.looks and operation.processes is Processes.ALL:
             return combine(operation.merge, asked, self._ask_views(operation, asked))
-        if operation.who is Who.ONE:
+        if operation.processes is Processes.ONE:
             return combine(operation.merge, asked, self._any(operation.name, asked))
         result = self._ask_all(operation, asked)
         if operation.name == "limits" and self.fleet is not None and _sets_all(asked, result):

@@ -38,7 +38,7 @@ import structlog
 from flowctl.control.listener import ControlListener
 from flowctl.control.place import check_private, runtime_folder
 from flowctl.control.summary import shown
-from flowctl.control.together import merged
+from flowctl.control.together import merge_figures
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.program import ServerProgram
 from flowctl.core.text.printable import printable
@@ -339,7 +339,7 @@ class Supervisor:
                 silent.append(reply.worker)
             else:
                 answers.append(json.loads(reply.octets))
-        figures = shown(merged(answers)) if answers else {}
+        figures = shown(merge_figures(answers)) if answers else {}
         return figures | ({"no_answer_of": silent} if silent else {})
 
     # -- processes

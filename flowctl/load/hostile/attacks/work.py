@@ -27,11 +27,11 @@ from flowctl.wire.rtmp.wire import (
     basic_header,
 )
 
-_MANY: Final = 16
+_CONNECTIONS: Final = 16
 """Connections of an attack without publishing: well within what servers allow an address."""
-_FEW: Final = 6
+_PUBLISHING_CONNECTIONS: Final = 6
 """Connections of an attack that publishes."""
-_LAST_S: Final = 0.7
+_END_MARGIN_S: Final = 0.7
 """Time from the end of an attack to its deadline, for a look at what has become of it."""
 _RATE_PER_S: Final = 45
 """Commands a second: below what flowctl allows, 50."""
@@ -59,7 +59,7 @@ def _flood(prepare: Step, connections: int, *, per_s: float = 0.0) -> Run:
 async def _one(attack: Attack, prepare: Step, per_s: float) -> None:
     peer = None
     with contextlib.suppress(TimeoutError, PeerGoneError, RefusedError, UnreachableError):
-        async with asyncio.timeout(max(attack.left_s - _LAST_S, 0)):
+        async with asyncio.timeout(max(attack.left_s - _END_MARGIN_S, 0)):
             peer = await attack.connected()
             octets = await prepare(peer, attack)
             reading = asyncio.ensure_future(peer.read_to_end())
@@ -146,8 +146,8 @@ async def _flapping(attack: Attack) -> None:
     name = attack.context.own_name("flapping")
     publisher = await attack.connected()
     with contextlib.suppress(TimeoutError, PeerGoneError, RefusedError, UnreachableError):
-        async with asyncio.timeout(max(attack.left_s - _LAST_S, 0)):
-            players = [await attack.playing(name) for _ in range(_MANY)]
+        async with asyncio.timeout(max(attack.left_s - _END_MARGIN_S, 0)):
+            players = [await attack.playing(name) for _ in range(_CONNECTIONS)]
             reading = [asyncio.ensure_future(peer.read_to_end()) for peer in (publisher, *players)]
             cycle = (
                 commands.command("createStream", 9.0, None),
@@ -169,13 +169,13 @@ PROFILES: Final = (
         "publishes metadata of 1000 AMF3 objects, on six connections, as fast as it is taken",
         "It has to be read whole and written anew as AMF0, milliseconds each time. Sound servers slow the "
         "publisher down, or cut it, and others on the same thread keep their turn.",
-        AttackForm(name="", run=_flood(_amf3_metadata, _FEW)),
+        AttackForm(name="", run=_flood(_amf3_metadata, _PUBLISHING_CONNECTIONS)),
     ),
     hostile(
         "W02 long-commands",
         "sends a command with 63 kB of arguments, 45 times a second on 16 connections",
         "Each is decoded, and means nothing. Sound servers bound what that costs.",
-        AttackForm(name="", run=_flood(_long_command, _MANY, per_s=_RATE_PER_S)),
+        AttackForm(name="", run=_flood(_long_command, _CONNECTIONS, per_s=_RATE_PER_S)),
     ),
     hostile(
         "W03 absent-streams",
@@ -183,20 +183,20 @@ PROFILES: Final = (
         "Two bytes on the wire each, and nothing to do for any of them. Sound servers count them, and "
         "slow down or cut who goes on.",
         AttackForm(name="absent", run=_flood(_absent_streams, 1)),
-        AttackForm(name="idle", run=_flood(_idle_stream, _MANY)),
+        AttackForm(name="idle", run=_flood(_idle_stream, _CONNECTIONS)),
     ),
     hostile(
         "W04 full-aggregates",
         "publishes aggregates of 4096 messages, on six connections, as fast as they are taken",
         "One message is thousands. Sound servers take them apart a few at a time.",
-        AttackForm(name="", run=_flood(_aggregates, _FEW)),
+        AttackForm(name="", run=_flood(_aggregates, _PUBLISHING_CONNECTIONS)),
     ),
     hostile(
         "W05 repeated-play",
         "asks to play what it plays, 45 times a second on 16 connections",
         "Leaving a stream and joining it again, with a burst of media and two lines of log, each time. "
         "Sound servers say that it plays.",
-        AttackForm(name="", run=_flood(_plays, _MANY, per_s=_RATE_PER_S)),
+        AttackForm(name="", run=_flood(_plays, _CONNECTIONS, per_s=_RATE_PER_S)),
     ),
     hostile(
         "W06 flapping-publisher",
@@ -209,12 +209,12 @@ PROFILES: Final = (
         "publishes pictures on 60 chunk streams at once in chunks of 128 bytes, on six connections",
         "No two chunks that follow each other belong together, so each is looked at alone. Sound servers "
         "slow the publisher down, and others keep their turn.",
-        AttackForm(name="", run=_flood(_interleaved, _FEW)),
+        AttackForm(name="", run=_flood(_interleaved, _PUBLISHING_CONNECTIONS)),
     ),
     hostile(
         "W08 pause-toggling",
         "pauses and goes on, 20 times a second on 16 connections",
         "Each time it goes on a player is given what a newcomer gets. Sound servers bound that, by rate or by work.",
-        AttackForm(name="", run=_flood(_pauses, _MANY, per_s=20)),
+        AttackForm(name="", run=_flood(_pauses, _CONNECTIONS, per_s=20)),
     ),
 )

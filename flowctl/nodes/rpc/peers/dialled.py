@@ -94,7 +94,7 @@ class DialledConnection:
         socket = self.peer.socket
         if socket.closed or self._comes_again:
             return
-        socket.look()  # what follows reads its mailbox
+        socket.look_for_messages()  # what follows reads its mailbox
         if int(socket.raw.get(zmq.EVENTS)) & zmq.POLLOUT:
             return
         self._comes_again = True

@@ -259,7 +259,7 @@ class SocketMonitor:
         while not self._socket.closed and get(zmq.EVENTS) & zmq.POLLIN:
             self._received(raw.recv_multipart(zmq.NOBLOCK))
         if not self._socket.closed:
-            self._socket.look()
+            self._socket.look_for_messages()
 
     def close(self) -> None:
         if not self._socket.closed:

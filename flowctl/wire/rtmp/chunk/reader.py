@@ -54,10 +54,10 @@ _WORD_LITTLE: Final = struct.Struct("<I").unpack_from
 
 _DEFAULT_LIMITS: Final = WireLimits()
 
-_SEARCHED: Final = 8
+_SEARCHED_STREAMS: Final = 8
 """Most chunk streams that are searched one after the other, before a table is used; clients use three to five."""
 
-_HEADED: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
+_HEAD_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 """Message types whose first octets are kept where `head_bytes` is set."""
 
 _NO_STREAM: Final = ChunkStream(0, b"\0")
@@ -83,7 +83,7 @@ class ChunkReader:
         "_extended_absolute",
         "_head_bytes",
         "_limits",
-        "_more_streams",  # csid -> ChunkStream: those beyond _SEARCHED; None as long as there are none
+        "_more_streams",  # csid -> ChunkStream: those beyond _SEARCHED_STREAMS; None as long as there are none
         "_streams",  # the chunk streams opened first, in a tuple: for the three of a player, a dict is 150 octets more
         "_tail",  # octets of a header that is not complete yet; less than _HEADER_MAX
         "_type0_delta",  # whether a type 0 timestamp counts as the delta of a following type 3 chunk
@@ -338,7 +338,7 @@ class ChunkReader:
         if self.chunk_streams >= maximum:
             raise LimitExceededError("chunk_streams", maximum + 1, maximum)
         stream = ChunkStream(csid, basic)
-        if len(self._streams) < _SEARCHED:
+        if len(self._streams) < _SEARCHED_STREAMS:
             self._streams = (*self._streams, stream)
         elif self._more_streams is None:
             self._more_streams = {csid: stream}
@@ -413,7 +413,7 @@ class ChunkReader:
 
     def _keep(self, stream: ChunkStream, data: memoryview, payload: int) -> None:
         """Append `data`, of which `payload` octets are payload, to the message in progress."""
-        if self._head_bytes and stream.type_id in _HEADED and self.chunk_size >= self._head_bytes:
+        if self._head_bytes and stream.type_id in _HEAD_TYPES and self.chunk_size >= self._head_bytes:
             # The head lies in the first chunk, so none of the headers in `data` is in it. No limit is looked at: all
             # that is held is a head for each chunk stream.
             stream.missing -= payload
@@ -435,7 +435,7 @@ class ChunkReader:
 
     def _finish(self, stream: ChunkStream, rest: bytes | memoryview, completed: list[Message]) -> None:
         """Complete the message in progress with `rest`, its last octets."""
-        if self._head_bytes and stream.type_id in _HEADED:
+        if self._head_bytes and stream.type_id in _HEAD_TYPES:
             rest = rest[: max(self._head_bytes - len(stream.body), 0)]
         payload = b"".join((stream.body, rest))
         self.unfinished_bytes -= stream.discard()

@@ -16,6 +16,7 @@ from flowctl.wire.rtmp.limits import CHUNK_SIZE_CEILING
 from flowctl.wire.rtmp.wire import (
     CLOCK_MASK,
     CONTROL_CSID,
+    CSID_LONG,
     DEFAULT_CHUNK_SIZE,
     EXTENDED,
     LENGTH_MAX,
@@ -24,8 +25,6 @@ from flowctl.wire.rtmp.wire import (
     basic_header,
 )
 
-_ONE_OCTET: Final = 64
-"""Lowest csid whose basic header takes more than one octet (section 5.3.1.1)."""
 _NO_DELTA: Final = -1
 """Delta after a type 0 header. The specification says that a type 3 chunk then adds the type 0 timestamp, several
 receivers add nothing. No delta equals this one, so we never send what they disagree on."""
@@ -41,7 +40,7 @@ def serialise(
     """
     timestamp &= CLOCK_MASK
     length = len(payload)
-    if timestamp < EXTENDED and 2 <= csid < _ONE_OCTET and 0 < length <= chunk_size:
+    if timestamp < EXTENDED and 2 <= csid < CSID_LONG and 0 < length <= chunk_size:
         # Nearly every message: one chunk, and a header of fixed size.
         _check_fields(length, type_id, msid)
         header = (csid << 56 | timestamp << 32 | length << 8 | type_id).to_bytes(8, "big")

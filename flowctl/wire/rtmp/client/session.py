@@ -112,13 +112,13 @@ _CSIDS: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6, TYPE_DATA_AMF0: 7}
 
 _AWAITING_REPLY: Final = frozenset({ClientState.CONNECTING, ClientState.CREATING, ClientState.ASKING})
 
-_RUNNING: Final = frozenset({ClientState.ASKING, ClientState.ACTIVE})
+_RUNNING_STATES: Final = frozenset({ClientState.ASKING, ClientState.ACTIVE})
 """States in which a status may be about our stream."""
 
-_HARMLESS: Final = frozenset({commands.SEEK_FAILED, "NetStream.Pause.Failed"})
+_HARMLESS_CODES: Final = frozenset({commands.SEEK_FAILED, "NetStream.Pause.Failed"})
 """Codes of errors that leave the stream running."""
 
-_ENDING: Final = frozenset(
+_ENDING_CODES: Final = frozenset(
     {commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_STOP, commands.UNPUBLISH_SUCCESS, "NetStream.Play.Complete"}
 )
 """Codes after which nothing more comes, until a publish notification."""
@@ -126,7 +126,7 @@ _ENDING: Final = frozenset(
 _DESCRIPTION_MAX_CHARS: Final = 1024
 """Most characters kept of the server's description; a challenge of Adobe authentication is below 200."""
 
-_CALLS_MAX: Final = 64
+_AWAITED_CALLS_MAX: Final = 64
 """Most commands that may await their reply at a time; a publisher sends five."""
 
 
@@ -142,7 +142,7 @@ class ClientCalls:
     def open(self, name: str) -> int:
         self._last_id += 1
         self._names[self._last_id] = name
-        if len(self._names) > _CALLS_MAX:
+        if len(self._names) > _AWAITED_CALLS_MAX:
             # The oldest: servers leave FCPublish and the like unanswered.
             del self._names[next(iter(self._names))]
         return self._last_id
@@ -471,7 +471,7 @@ class ClientSession(Endpoint):
         awaited = (
             (name == "connect" and self._state is ClientState.CONNECTING)
             or (name == "createStream" and self._state is ClientState.CREATING)
-            or (name in ("publish", "play") and self._state in _RUNNING)
+            or (name in ("publish", "play") and self._state in _RUNNING_STATES)
         )
         if awaited:
             self._refused(name, information, events)
@@ -532,16 +532,16 @@ class ClientSession(Endpoint):
         if self._starts(code) or code == commands.PLAY_PUBLISH_NOTIFY:
             self._move(ClientInput.STARTED)
             self._ended = False
-        elif level == "error" and code not in _HARMLESS:
+        elif level == "error" and code not in _HARMLESS_CODES:
             self._end(events, code)
             self._move(ClientInput.REFUSED)
             self._forget_stream()
-        elif code in _ENDING:
+        elif code in _ENDING_CODES:
             self._end(events, code)
 
     def _end(self, events: list[ClientEvent], reason: str) -> None:
         """Report the end of the stream once: servers say it by Stream EOF, by a status, or by both."""
-        if not self._ended and self._state in _RUNNING:
+        if not self._ended and self._state in _RUNNING_STATES:
             self._ended = True
             events.append(StreamEnded(self._stream_id, reason))
 
