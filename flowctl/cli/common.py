@@ -62,7 +62,7 @@ def set_up_log(*, as_json: bool = False, level: str | None = None) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Write one line of JSON to standard output, at once, for programs that read along."""
+    """Write one line of JSON to standard output without delay, for programs that follow it."""
     say(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
 
 
@@ -118,7 +118,7 @@ def check_end(client: RtmpClient, signalled: int | None, done: str) -> None:
 
 
 def hint_of_end(end: object) -> str | None:
-    """Return what to do about a connection of ours that ended so. None: its words say it."""
+    """Return a hint on a connection of ours that ended early. None: its error says enough."""
     said = str(end)
     if "(tls-certificate: " in said:
         return "name the authority that signed it: --ca-file PEM; for tests: --insecure"

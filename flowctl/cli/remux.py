@@ -224,7 +224,7 @@ def _run(
 
 
 def _outage(url: RtmpUrl, figures: FollowStatistics, last_reason: str) -> str:
-    """Say once for each reason why nothing comes and that it is tried again; return the reason, empty: it comes."""
+    """Report each reason why no media comes once, and that it is tried again; return it, empty for none."""
     from flowctl.live.cluster.follow import FollowState
     from flowctl.log import get_logger
 

@@ -100,7 +100,7 @@ def _show_damaged(summary: FlightSummary, error: DamagedFlightError, *, as_json:
 def _progress(
     flights: Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]], count: int
 ) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
-    """Pass on what is found, and show on a terminal how far that is; elsewhere say so now and then."""
+    """Pass on the flights with a progress bar on a terminal; elsewhere write a line now and then."""
     if count < _QUIET_FLIGHTS:
         yield from flights
     elif sys.stderr.isatty():
@@ -235,7 +235,7 @@ def _show(flight: Flight, summary: FlightSummary, comparison: ReplayComparison) 
 
 
 def _line(row: FlightRow) -> str:
-    """Return what came out of the core in one line. "": nothing to be told."""
+    """Return the output of the core in one line. "": there is nothing to show."""
     from flowctl.core.flow.ledger import describe_edge
     from flowctl.core.flow.limits import Axis
     from flowctl.core.flow.state import Cause

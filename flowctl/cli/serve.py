@@ -145,7 +145,7 @@ def _with_handed(options: Any) -> Any:
 
 
 def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
-    """Write every setting with how it is written, its default and what it does to standard output."""
+    """Write every setting to standard output: its form, its default and what it does."""
     from flowctl.live.settings.model import settings_of
 
     settings = settings_of(program)
@@ -300,7 +300,7 @@ def _ready(program: ServerProgram, address: tuple[str, int], limits: str, contro
 
 
 def _listening(listeners: list[tuple[str, tuple[str, int]]]) -> dict[str, list[str]]:
-    """Return where a server listens, by what it is for: ``rtmp``, ``rtmps``, ``http``, ``https``."""
+    """Return the addresses of a server by their use: ``rtmp``, ``rtmps``, ``http``, ``https``."""
     from flowctl.core.server.listener import shown
 
     addresses: dict[str, list[str]] = {}

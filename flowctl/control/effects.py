@@ -86,7 +86,7 @@ def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def _limits_of_stream(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Show the limits of those who play or publish a stream, or set them; those who come later have the usual ones."""
+    """Show the limits of all connections of a stream, or set them; later connections have the usual ones."""
     pattern = asked["stream"]
     connections = [
         item for item in server.connections() if any(fnmatchcase(name, pattern) for name in item.session.streams())

@@ -172,7 +172,7 @@ def is_draining(path: Path) -> bool:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a server by its socket: address and port of what it serves."""
+    """Return the name of a server by its socket: the address and port that it serves."""
     return path.name.removesuffix(SUFFIX).removeprefix(_PREFIX)
 
 

@@ -85,7 +85,7 @@ class WorkerAnswer(NamedTuple):
 
 
 def combine(merge: Merge, asked: Asked, answers: Sequence[WorkerAnswer]) -> Json:
-    """Return the answer of all; of an operation on one connection that of the process which has it."""
+    """Return the joined answer; of an operation on one connection, that of the process that has it."""
     answers = sorted(answers, key=lambda item: item.worker)
     results = [(item.worker, item.result) for item in answers if item.result is not None]
     errors = [(item.worker, item.error) for item in answers if item.error is not None]
@@ -151,7 +151,7 @@ def _page(asked: Asked, name: str, rows: list[Json], rank: Rank, count: int) -> 
 
 
 def _publishes(row: Json) -> bool:
-    """Return whether a stream's publisher is one, and not the process itself that follows it."""
+    """Return whether a stream has a real publisher, and is not followed from another process."""
     return row["publisher"] is not None and not row["publisher"].startswith("follows ")
 
 
@@ -263,6 +263,6 @@ def merge_events(asked: Asked, results: Results) -> Json:
 
 
 def merge_metrics(asked: Asked, results: Results) -> Json:
-    """Keep each process by itself: what is added up must not go down when one of them begins anew."""
+    """Keep each process apart: a sum would go down when one of them begins anew."""
     del asked
     return {"parts": [part | {"worker": number} for number, result in results for part in result["parts"]]}

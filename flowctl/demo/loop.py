@@ -129,7 +129,7 @@ class LoopComparison(DemoReport):
 
     @property
     def faults(self) -> list[str]:
-        """What is not as it should be, in words; empty when the loop did what it is for."""
+        """Faults of the run in words; empty when the loop worked."""
         before, after, faults = self.before, self.after, []
         if not before.slow_cut:
             faults.append("no honest slow viewer was cut before: there was nothing to mend")
@@ -364,7 +364,7 @@ class _Progress:
 def run_loop(
     plan: LoopPlan, folder: Path, *, decide: Decide = analyze, record: bool = True, as_json: bool = False
 ) -> bool:
-    """Run the closed loop, and write what came of it to standard output."""
+    """Run the closed loop, and write its result to standard output."""
     _clear(folder)
     comparison = _Loop(plan, folder, decide, record=record).run()
     write_text(folder / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")

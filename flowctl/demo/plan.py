@@ -40,7 +40,7 @@ _STALL_BUFFER: Final = "64KiB"
 
 
 class ViewerKind(enum.Enum):
-    """What a viewer is like, and so what is expected."""
+    """The kind of a viewer, which says what is expected of it."""
 
     HEALTHY = "healthy"
     SLOW = "slow"

@@ -38,7 +38,7 @@ _ATTACK_CUTS: Final = _STALL_CUTS | {CloseReason.LIMIT_HIT.value}
 
 @dataclass(frozen=True, slots=True)
 class ViewerOutcome:
-    """One viewer: the server's account, its own, and what is wrong."""
+    """One viewer: the server's figures, its own, and its faults."""
 
     watched: WatchedViewer
     peer: PeerResult
@@ -267,7 +267,7 @@ def _missing(peer: PeerResult) -> dict[str, int]:
 
 
 def _check_media(peer: PeerResult) -> list[str]:
-    """Return what must not happen to anybody, slow or not."""
+    """Return faults that no viewer may have, slow or not."""
     if not peer.video + peer.audio:
         return ["received nothing"]
     faults = []

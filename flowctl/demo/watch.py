@@ -162,7 +162,7 @@ class ViewerWatch(Observer):
         return watched
 
     def update_viewers(self, viewing: Iterable[tuple[str, Viewer]]) -> list[WatchedViewer]:
-        """Update all viewers; return those whose state has changed or that have gone, in their order."""
+        """Update all viewers; return those that have changed their state or ended, in their order."""
         changed: list[WatchedViewer] = []
         for _, viewer in viewing:
             watched = self._find(viewer.number, viewer.peer[0])

@@ -50,7 +50,7 @@ _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 
 @dataclass(slots=True)
 class ProfileTally:
-    """One profile: who is there, and figures that outlive its peers."""
+    """One profile: its peers of this moment, and figures that outlive them."""
 
     kind: PeerKind
     manner: Manner

@@ -65,7 +65,7 @@ class Gathering:
             self.result.warnings.append(text)
 
     def expect_peers(self, orders: Iterable[PeerOrder], every: int) -> None:
-        """Note who is to come, and that only every n-th viewer is parsed."""
+        """Note the peers that are to come, and that only every n-th viewer is parsed."""
         self._orders = {order.number: order for order in orders}
         self.result.measured_every = every
         if every > 1:
@@ -76,7 +76,7 @@ class Gathering:
                 self.result.server_base_rss_bytes = self._server_first.rss_bytes
 
     def begin(self, began: float) -> None:
-        """Take `began`, on `time.monotonic`, as the start of the run."""
+        """Note the start of the run, on `time.monotonic`."""
         self._began = began
         self.result.began_at = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         self._cpu_before = sum(self._cpu_s.values()) + time.process_time()

@@ -15,7 +15,7 @@ _MOST_PROCESSES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """Of a process and all that it started."""
+    """Figures of a process and all that it started."""
 
     cpu_s: float  # processor time so far, user and system
     rss_bytes: int  # resident memory; pages that several processes share are counted in each

@@ -36,7 +36,7 @@ HEALTHY: Final = "healthy"
 
 @dataclass(frozen=True, slots=True)
 class ChosenProfile:
-    """A profile with its parameters, as somebody asked for it."""
+    """A profile with its parameters, as given by the user."""
 
     profile: Profile
     text: str  # name with parameters, without a share; the name of the peers in all results

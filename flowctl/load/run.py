@@ -225,7 +225,7 @@ class _Run:
         return self._lost_at is not None and now >= self._lost_at + _LOSS_S
 
     def _failure(self, after_s: float) -> str:
-        """Return what went wrong until now, the cause before what came of it; "" if nothing did."""
+        """Return what went wrong until now, a cause before its effect; "" if nothing did."""
         gathering, publishers = self._gathering, self.plan.publishers
         if gathering.server_gone:
             return f"the server ended in mid run: its process was gone after {after_s:.0f} s"
@@ -244,7 +244,7 @@ class _Run:
         return ""
 
     def _server_answers(self) -> bool:
-        """Return whether somebody still accepts connections at the server's address."""
+        """Return whether the server's address still accepts connections."""
         with socket.socket(self.target.family, socket.SOCK_STREAM) as sock:
             sock.settimeout(_PROBE_S)
             try:

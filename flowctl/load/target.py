@@ -60,7 +60,7 @@ def can_spread(target: Target) -> bool:
 
 
 def _answers(family: int, address: tuple[Any, ...]) -> bool:
-    """Return whether somebody listens: localhost may stand for ::1 and 127.0.0.1, and a server for one of them."""
+    """Return whether a server listens: localhost may stand for ::1 and 127.0.0.1, and a server for one of them."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(2.0)
         sock.connect(address)

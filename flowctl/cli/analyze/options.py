@@ -68,7 +68,7 @@ def _annotation(field: str, item: JobOption) -> Any:
 
 
 def given(values: Mapping[str, Any], group: Group) -> dict[str, Any]:
-    """Return the fields of a job's options that somebody gave."""
+    """Return the fields of a job's options that were given on the command line."""
     found: dict[str, Any] = {}
     for field, item in group.items():
         if values.get(field) is not None:

@@ -119,7 +119,7 @@ def describe(
 
 
 def _lines_of(operation: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is shown of an operation; each part on one line, for a server says what it likes."""
+    """Yield the lines that show an operation, without line breaks of the server's own in them."""
     name, permission, summary = (foreign(operation[key]) for key in ("name", "permission", "summary"))
     yield f"{name} ({permission}): {summary}"
     for item in operation.get("arguments", ()):

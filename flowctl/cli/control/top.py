@@ -131,7 +131,7 @@ def screen(figures: Mapping[str, Any], columns: int, rows: int) -> list[str]:
 
 
 def _why(text: str, columns: int) -> str:
-    """Return as much of a connection's `why` as fits: who is to blame and the first reason, before all else.
+    """Return as much of a connection's `why` as fits: the blame and the first reason first.
 
     Its state, which stands first in it, has a column of its own.
     """

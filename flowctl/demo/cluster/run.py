@@ -47,7 +47,7 @@ _STOP_S: Final = 2.0
 
 
 class _Cluster:
-    """The processes of one run, and what is seen of them."""
+    """The processes of one run, and their figures over time."""
 
     def __init__(self, stack: ExitStack) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowctl-cluster-")))

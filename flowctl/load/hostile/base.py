@@ -176,7 +176,7 @@ class Witness:
         return False
 
     async def _stay(self) -> None:
-        """Stay until the server ends the connection without a word, or cannot be reached any more."""
+        """Stay until the server ends the connection without a reason, or cannot be reached any more."""
         while self._peer is not None:
             with contextlib.suppress(TimeoutError, RemoteProtocolError):
                 async with asyncio.timeout(_WITNESS_S):
@@ -190,7 +190,7 @@ class Witness:
 
 
 async def _get_in(peer: Peer, context: AttackContext, *, over_http: bool) -> None:
-    """Get as far as having connect accepted, or over HTTP a request answered, whatever the answer."""
+    """Connect until connect is accepted, or over HTTP until a request is answered in any way."""
     await peer.open(source=context.source)
     if over_http:
         await peer.write(f"GET /flowctl HTTP/1.1\r\nHost: {context.host}\r\n\r\n".encode())
@@ -201,7 +201,7 @@ async def _get_in(peer: Peer, context: AttackContext, *, over_http: bool) -> Non
 
 
 async def newcomer_gets_in(context: AttackContext, *, over_http: bool) -> bool | None:
-    """Return whether a new connection gets in as far as anybody does. None: we could not even try."""
+    """Return whether a new connection is accepted as usual. None: we could not even try."""
     loop = asyncio.get_running_loop()
     end = loop.time() + PROBE_S
     while True:
@@ -386,7 +386,7 @@ def hostile(names: str, summary: str, explanation: str, *forms: AttackForm) -> H
 
 
 async def _run(form: AttackForm, attack: Attack, began: float) -> FormResult:
-    """Carry out one form, judge it, and close its connections: what comes of them after that is not its doing.
+    """Carry out one form, judge it, and close its connections, so that nothing later is counted for it.
 
     A form that is slow to learn of its end must not keep the others' connections, or they run into limits in time.
     """

@@ -130,7 +130,7 @@ class Peer:
         self.sent_bytes += len(data)
 
     async def read(self) -> bytes:
-        """Return what has come, at least one octet."""
+        """Return the octets that have come, at least one."""
         data = await self._receive(_READ_BYTES)
         self.spoke = True
         return data
@@ -150,7 +150,7 @@ class Peer:
         return data
 
     async def read_to_end(self) -> None:
-        """Read and understand what comes until the server ends the connection; does not raise then."""
+        """Read and handle messages until the server ends the connection; does not raise then."""
         with contextlib.suppress(PeerGoneError):
             while True:
                 await self.pump()
@@ -197,7 +197,7 @@ class Peer:
         self._feed(shake.leftover)
 
     async def pump(self) -> None:
-        """Read once and understand it: statuses, refusals, counts."""
+        """Read once and handle the messages: statuses, refusals, counts."""
         self._feed(await self.read())
 
     def _feed(self, data: bytes) -> None:

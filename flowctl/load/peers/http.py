@@ -54,12 +54,12 @@ class HttpSpeech:
         self._out = ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     def data_to_send(self) -> bytes:
-        """Return what is to be sent."""
+        """Return the octets to send."""
         out, self._out = self._out, b""
         return out
 
     def receive(self, octets: memoryview, now: float) -> list[ClientEvent | Message]:
-        """Read the head; what is behind it is not looked at."""
+        """Read the head of the answer and nothing behind it."""
         del now
         if self.head_bytes is not None:
             return []

@@ -93,11 +93,11 @@ class PeerLink:
         """Set options of the socket before it connects."""
 
     def input(self, now: float) -> None:
-        """Read what there is."""
+        """Read the input that is there."""
         self.read_session(now, _PIECE_BYTES)
 
     def event(self, event: ClientEvent, now: float) -> None:
-        """Take an event of the session."""
+        """Handle an event of the session."""
 
     def ending(self, now: float) -> None:
         """Complete the row; called once, before `on_end`."""
@@ -162,7 +162,7 @@ class PeerLink:
     # -- input and output
 
     def ready(self, events: int, now: float) -> None:
-        """Take readiness of the socket."""
+        """Handle readiness of the socket."""
         try:
             if not self.connected:
                 self._established(now)
@@ -270,7 +270,7 @@ class PeerLink:
             self.note_status(status)
 
     def note_status(self, status: Status) -> None:
-        """Remember the server's last error, or what it ended the stream with."""
+        """Remember the server's last error, or the status with which it ended the stream."""
         if status.explains_end:
             self.result.end_code = status.code
             self.result.end_details = status.description[:200]
@@ -313,7 +313,7 @@ class PeerLink:
         return "after this peer had closed its sending half"
 
     def leave(self, end: PeerEnd, details: str, farewell: Sequence[bytes], now: float) -> None:
-        """Go in order: say farewell, close the sending half, and wait a moment for the server to close."""
+        """Leave in order: say farewell, close the sending half, and wait a moment for the server to close."""
         sock = self.sock
         if self.ended or self.leaving is not None:
             return

@@ -51,7 +51,7 @@ class LoadPublisher(PeerLink):
             self.end(PeerEnd.SERVER_CLOSED, f"the server ended the stream: {event.reason}", now)
 
     def _pump(self, now: float) -> None:
-        """Send what is due, and see to it that it is called again."""
+        """Send the tags that are due, and schedule the next call."""
         session = self.session
         if self.ended or self.leaving is not None or not isinstance(session, ClientSession):
             return

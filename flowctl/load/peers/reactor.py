@@ -32,7 +32,7 @@ class SocketHandler(Protocol):
     """What owns a socket."""
 
     def ready(self, events: int, now: float) -> None:
-        """Take readiness of the socket: a mask of epoll events. Must not raise."""
+        """Handle readiness of the socket: a mask of epoll events. Must not raise."""
         ...
 
 

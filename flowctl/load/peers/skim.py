@@ -91,7 +91,7 @@ class Skimmer:
         return media
 
     def _pass_whole(self, view: memoryview, at: int, completed: list[Message]) -> int:
-        """Take media messages that lie whole in the piece, one after the other, after what the reader `completed`."""
+        """Read media messages that lie whole in the piece, one after the other, after those in `completed`."""
         if completed:
             self._keep_frames(completed)
         lanes, media = self._lanes, self._media

@@ -80,7 +80,7 @@ class LoadViewer(PeerLink):
 
     @property
     def _received(self) -> int:
-        """Octets read after the handshake: what is acknowledged."""
+        """Octets read after the handshake; these are acknowledged."""
         return self.result.wire_bytes - HANDSHAKE_BYTES
 
     def tuned(self, sock: socket.socket) -> None:
@@ -118,7 +118,7 @@ class LoadViewer(PeerLink):
     # -- reading
 
     def _introduce(self, now: float, allowed: int) -> None:
-        """Read while the session is still spoken; hand over to the skimmer once media comes."""
+        """Read through the session; hand over to the skimmer when media comes."""
         before = self.result.wire_bytes
         octets = self.read_session(now, min(allowed, _READ_MOST))
         if self.ended or not octets:
@@ -291,7 +291,7 @@ class LoadViewer(PeerLink):
         self.reactor.call_at(now + _ACK_ONLY_S, self._acknowledge_unread)
 
     def _vanish(self, now: float) -> None:
-        """Be gone: no packet is taken and none is sent from here on."""
+        """Vanish: from here on the kernel drops packets that come in, and sends none."""
         if self.ended or self.sock is None:
             return
         self._vanished = True
@@ -339,7 +339,7 @@ class LoadViewer(PeerLink):
         write_row(self.result, self.measure)
 
     def _conclude(self, now: float) -> None:
-        """Measure up to here; what comes from now on is thrown away."""
+        """End the measurement; from now on input is thrown away."""
         if self._concluded or not self.playing:
             return
         self._concluded = True

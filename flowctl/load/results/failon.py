@@ -54,7 +54,7 @@ _CONDITION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FailCondition:
-    """Something that must not be so."""
+    """A condition under which a run fails."""
 
     text: str
     scope: str | None  # the peers it is about. None: those that the figure is about by itself.
@@ -64,11 +64,11 @@ class FailCondition:
 
     @property
     def wanted(self) -> str:
-        """What has to be so instead, as it is shown beside a verdict: two negations are hard to read."""
+        """The opposite, as it is shown beside a verdict: two negations are hard to read."""
         return self.text.replace(self.op, f" {_OPPOSITES[self.op]} ", 1)
 
     def judge(self, figures: RunFigures) -> ConditionResult:
-        """Return whether it is so, after the run.
+        """Return whether the condition holds, after the run.
 
         Of a run that was interrupted nothing is judged; of one that broke off, only what failed by then: the rest of
         the run could have been different.

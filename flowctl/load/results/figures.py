@@ -97,7 +97,7 @@ class ScopedPeers:
 
     @cached_property
     def _cuts(self) -> list[bool]:
-        """Whether each peer was cut, without those that cannot tell: who has vanished sees no end."""
+        """Whether each peer was cut, without those that cannot tell: a peer that vanished sees no end."""
         return [peer.cut for peer in self.peers if peer.cut is not None]
 
     @property
@@ -222,7 +222,7 @@ class RunFigures:
         }
 
     def samples(self, name: str) -> list[float]:
-        """Return what the samples say of one thing, without those that did not measure it."""
+        """Return one value of all samples, without those that did not measure it."""
         values = (getattr(sample, name) for sample in self.result.samples)
         return [float(value) for value in values if value is not None]
 
@@ -247,7 +247,7 @@ class RunFigures:
         return growth / viewers if growth is not None and viewers else None
 
     def peak(self, name: str, scale: float = 1.0) -> float | None:
-        """Return the largest sample of one thing, divided by `scale`; None: none measured it."""
+        """Return the largest value of all samples, divided by `scale`; None: none measured it."""
         values = self.samples(name)
         return max(values) / scale if values else None
 

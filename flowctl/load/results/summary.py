@@ -226,7 +226,7 @@ def align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def lines(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> list[str]:
-    """Return the summary for people: doubts first, then who got what, who was cut, the server, the verdicts."""
+    """Return the summary for people: doubts, what the profiles got, cuts, the server, the verdicts."""
     figures = RunFigures(result)
     shown = [part for text in result.warnings for part in fold(f"warning: {foreign(text, 400)}")]
     if shown:

@@ -130,10 +130,10 @@ class RtmpClient(Session):
     # -- for derived classes to override; all on the connection's thread
 
     def media(self, message: Message, now: float) -> None:
-        """Take one audio, video or data message."""
+        """Handle one audio, video or data message."""
 
     def event(self, event: ClientEvent, now: float) -> None:
-        """Take every other event."""
+        """Handle any other event."""
 
     def due(self, now: float) -> None:
         """Do what was asked for with `wake_at`."""
@@ -229,7 +229,7 @@ class RtmpClient(Session):
             self.on_end(self)
 
     def _leave(self, now: float) -> None:
-        """Take the next step of leaving: close the sending half when all is sent; give up when nothing moves."""
+        """Carry out the next step of leaving: close the sending half when all is sent; give up when nothing moves."""
         queued_bytes = self.connection.sender.load().size_bytes
         if queued_bytes != self._left_bytes:
             self._left_bytes = queued_bytes

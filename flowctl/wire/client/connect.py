@@ -91,7 +91,7 @@ def connect_socket(
 
 
 def trust(*, authorities: Path | None = None, insecure: bool = False) -> None:
-    """Say whose certificates all clients of this process take, and those of processes that it starts."""
+    """Set whose certificates are trusted by all clients of this process and of processes that it starts."""
     if authorities is not None:
         os.environ[_AUTHORITIES] = str(authorities)
     if insecure:

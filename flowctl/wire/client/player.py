@@ -71,7 +71,7 @@ class PlayProfile:
 
     @property
     def capacity_bytes(self) -> int:
-        """Most bytes to read at once, for `start_client`: what a line delivers at once."""
+        """Most bytes to read at once, for `start_client`: one packet or lump of the line."""
         return DEFAULT_CAPACITY_BYTES if self.rate is None else read_size(self.rate)
 
     @property

@@ -135,7 +135,7 @@ class RtmpPublisher(RtmpClient):
     # -- the pump
 
     def _pump(self) -> None:
-        """Send what is due, as far as there is room, and see to it that it is run again."""
+        """Send the tags that are due, as far as there is room, and schedule the next run."""
         if self._started_at is None or self._leaving is not None or self.connection.sender.closed:
             return
         now = self.connection.clock()

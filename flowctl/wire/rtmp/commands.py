@@ -144,7 +144,7 @@ def _shared(text: str) -> str:
 
 
 def shared(text: str) -> str:
-    """Return `text`; where many say the same, such as the name of a stream, one object for all of them.
+    """Return `text`, as one object for all peers that send the same, such as the name of a stream.
 
     Not by `sys.intern`: Python 3.12 never frees what it interns, and peers may send another text each time. One that
     may hold a secret is its peer's own, and must not outlive the connection.
@@ -168,7 +168,7 @@ def flag(value: Any, *, default: bool) -> bool:
 
 
 def properties(value: Any) -> dict[str, Any]:
-    """Return the members of an object of any kind, simplified; {} for what is no object (null, undefined, a text)."""
+    """Return the members of an object of any kind, simplified; {} for other values (null, undefined, a text)."""
     simple = simplify(value)
     return simple if isinstance(simple, dict) else {}
 

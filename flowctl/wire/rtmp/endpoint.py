@@ -264,7 +264,7 @@ class Endpoint:
         return self._phase_since
 
     def _excuse(self, now: float) -> None:
-        """Take silence up to `now` as no fault of the peer's."""
+        """Do not count silence up to `now` against the peer."""
         self._last_input = now
         self._phase_since = now
 

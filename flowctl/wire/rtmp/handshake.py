@@ -230,7 +230,7 @@ class Handshake:
         return self._first_packet(_CLIENT_SCHEMA)
 
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take what was received and return what to send now; b"": nothing."""
+        """Read input of the peer; return the octets to send now, b"" for none."""
         if self.done or self.failed:
             state = "is done: what follows is for the chunk reader" if self.done else "has failed"
             raise LocalProtocolError(f"the handshake {state}")

@@ -91,8 +91,8 @@ class WireLimits:
     """Commands a peer may send per second, averaged by the session. A publisher sends about six in all."""
 
     messages_per_second: float = 10_000.0
-    """Messages of any kind that a peer may send per second, after a burst of two seconds' worth. Who goes over is
-    read no more until the rate is kept again, so TCP slows the peer down; who goes on all the same is cut after
+    """Messages of any kind that a peer may send per second, after a burst of two seconds' worth. A peer above
+    it is not read until the rate is kept again, so TCP slows it down; one that goes on all the same is cut after
     `cut_after_s` of `WorkLimits`. An encoder sends 30 to 300. Messages of fewer than 120 bytes with
     their headers count more often, in proportion, up to ten times: one is as much work as any other. 0: off."""
 
@@ -106,7 +106,7 @@ class WireLimits:
     """Time from an accepted publish to the first audio or video (SRS ``firstpkt_timeout``: 20 s). 0: off."""
 
     player_wait_s: float = 60.0
-    """How long a player may wait on a stream that nobody publishes. 0: off."""
+    """Time that a player may wait on a stream without a publisher. 0: off."""
 
     ping_after_s: float = 60.0
     """Silence after which the peer is sent a ping request (nginx-rtmp ``ping``: 60 s). 0: off."""

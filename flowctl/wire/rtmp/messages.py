@@ -178,7 +178,7 @@ def encode_control(value: Control) -> Message:
 
 
 def amf0_body(message: Message) -> bytes:
-    """Return the AMF0 values of a command or data message: what is behind the format octet of types 15 and 17.
+    """Return the AMF0 values of a command or data message, without the format octet of types 15 and 17.
 
     The octet is 0 by the book, and says that AMF0 follows, in which each AMF3 value has a marker. Some leave it out,
     and others put another number there, which librtmp and SRS never look at. The first value is a name, a string of

@@ -43,7 +43,7 @@ class StreamState(enum.Enum):
     PUBLISH_DECIDING = "publish deciding"
     PUBLISHING = "publishing"
     PLAY_DECIDING = "play deciding"
-    WAITING = "waiting"  # a player on a stream that nobody publishes (yet, or any more)
+    WAITING = "waiting"  # a player on a stream without a publisher (yet, or any more)
     PLAYING = "playing"
     DELETED = "deleted"
 

@@ -220,7 +220,7 @@ class RtmpUrl:
 
 
 def _name_behind_query(raw_query: str, name_max_chars: int) -> tuple[str, list[str]]:
-    """Return query and path of ``k=v/stream``; the query alone when what is behind the last slash is no name."""
+    """Return query and path of ``k=v/stream``; the query alone when no name is behind the last slash."""
     before, _, behind = raw_query.rpartition("/")
     if not before or not behind or not {"=", "&", "?"}.isdisjoint(behind):
         return raw_query, []

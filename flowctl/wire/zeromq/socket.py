@@ -126,7 +126,7 @@ class ZmqSocket:
         self._group.call_soon(self._ready)
 
     def _ready(self) -> None:
-        """Read what is there, up to the budget."""
+        """Read waiting messages, up to the budget."""
         self._look_queued = False
         if self._closed or self._reading:
             return

@@ -116,7 +116,7 @@ class ZapHandler:
         self._socket.start()
 
     def close(self) -> None:
-        """Stop answering; idempotent. Close the listeners before: who comes later waits until he gives up."""
+        """Stop answering; idempotent. Close the listeners before: later connections would wait in vain."""
         self._socket.close()
 
     def _received(self, frames: list[bytes]) -> None:

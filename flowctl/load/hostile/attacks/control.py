@@ -136,7 +136,7 @@ async def _acknowledge(attack: Attack) -> None:
 
 
 async def _silent_viewer(attack: Attack) -> None:
-    """Play, and from the first frames on be as one whose machine lost its power: no read, no answer, no end."""
+    """Play, and from the first frames on act like a machine that lost its power: no read, no answer, no end."""
     peer = await _play(attack)
     await peer.wait_frames(1)
     while True:

@@ -87,7 +87,7 @@ async def _amf3_metadata(peer: Peer, attack: Attack) -> bytes:
 
 
 async def _long_command(peer: Peer, _attack: Attack) -> bytes:
-    """Ask what is asked of a player, with arguments that fill a command."""
+    """Send the commands of a player with arguments that fill a message."""
     values = amf0.encode("seek", 0.0, None, [{}] * 4000)
     filling = amf0.encode("x" * (_COMMAND_BYTES - len(values)))
     return peer.chunks(Message(3, 0, TYPE_COMMAND_AMF0, 0, values + filling))

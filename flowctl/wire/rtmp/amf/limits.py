@@ -170,7 +170,7 @@ class Meter:
             raise LimitExceededError("amf_string_bytes", length, maximum)
 
     def repair(self, raw: bytes, maximum: int) -> str:
-        """Return the text of malformed UTF-8 with U+FFFD for what is malformed."""
+        """Return the text of malformed UTF-8, with U+FFFD in place of its faults."""
         text = raw.decode("utf-8", "replace")
         self.check_length(len(text.encode()), maximum)
         return text

@@ -131,7 +131,7 @@ class ChunkReader:
         return len(self._streams) + len(self._more_streams or ())
 
     def chunk_stream(self, csid: int) -> ChunkStream | None:
-        """Return what is remembered of a chunk stream. None: the peer has not opened it."""
+        """Return the state of a chunk stream. None: the peer has not opened it."""
         for stream in self._streams:
             if stream.csid == csid:
                 return stream
@@ -310,13 +310,13 @@ class ChunkReader:
     def _read_repeated(
         self, stream: ChunkStream, fmt: int, field: int, length: int, type_id: int, msid: int, *, extended: bool
     ) -> None:
-        """Take a header with fields in the middle of a message, which it must not change."""
+        """Read a header with fields in the middle of a message, which it must not change."""
         stream.continue_with(fmt, field, length, type_id, msid)
         if fmt and not (extended and self._extended_absolute):
             stream.delta = field
 
     def _read_type3(self, stream: ChunkStream, data: memoryview, at: int, end: int) -> int:
-        """Take a type 3 header, which has no fields but perhaps an extended timestamp at `at`; -1: incomplete."""
+        """Read a type 3 header, which has no fields but perhaps an extended timestamp at `at`; -1: incomplete."""
         if stream.extended:
             present = stream.extended_in_type3
             if present is None:
@@ -354,7 +354,7 @@ class ChunkReader:
     # ------------------------------------------------------------------ payload
 
     def _read_payload(self, data: memoryview, at: int, end: int, completed: list[Message]) -> int:
-        """Take payload of the current chunk, and of the chunks after it that continue the same message."""
+        """Read payload of the current chunk, and of the chunks after it that continue the same message."""
         stream = self._current
         left = self._chunk_left
         available = end - at
@@ -374,7 +374,7 @@ class ChunkReader:
         return after
 
     def _read_run(self, stream: ChunkStream, data: memoryview, completed: list[Message]) -> int:
-        """Take the rest of this chunk and as many type 3 chunks as follow it without interruption."""
+        """Read the rest of this chunk and all type 3 chunks that follow it without interruption."""
         left = self._chunk_left
         size = self.chunk_size
         header = len(stream.type3)

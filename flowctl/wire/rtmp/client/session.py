@@ -350,7 +350,7 @@ class ClientSession(Endpoint):
         self._call("connect", values)
 
     def _create_stream(self) -> None:
-        """Ask for a message stream, once the connection is up and our caller has said what for."""
+        """Ask for a message stream, when the connection is up and our caller wants to publish or play."""
         if self._state is not ClientState.CONNECTED or self._purpose is None:
             return
         self._move(ClientInput.ASK)
@@ -396,7 +396,7 @@ class ClientSession(Endpoint):
             self._ignore(events, "unknown-message-type", str(type_id))
 
     def _stream_event(self, message: Message, events: list[ClientEvent]) -> None:
-        """Take a Stream EOF; the other stream events say nothing that a status does not say as well."""
+        """Handle a Stream EOF; a status says all that the other stream events say."""
         value = decode_message(message, self._config.limits)
         if isinstance(value, UserControl) and value.event == EVENT_STREAM_EOF and value.stream_id == self._stream_id:
             self._end(events, "stream_eof")
@@ -464,7 +464,7 @@ class ClientSession(Endpoint):
             self._refused("createStream", {"description": "the reply has no stream id"}, events)
 
     def _on_error(self, command: Command, events: list[ClientEvent]) -> None:
-        """Take an ``_error``: the refusal of what the session waits for, or of something that nothing depends on."""
+        """Handle an ``_error``: the refusal of what the session waits for, or of something unimportant."""
         name = self._awaited(command)
         # The object stands in the place of either.
         information = commands.first_properties([*command.arguments, command.object])
@@ -498,7 +498,7 @@ class ClientSession(Endpoint):
     # ---------------------------------------------------------------------------------------------- status
 
     def _on_status(self, command: Command, stream_id: int, events: list[ClientEvent]) -> None:
-        """Take a status by its code; the level decides only where the code says nothing.
+        """Handle a status by its code; the level decides only where the code is not known.
 
         The message stream id is not looked at to tell connection from stream: servers put statuses on either.
         """

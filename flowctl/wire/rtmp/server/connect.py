@@ -58,7 +58,7 @@ def read_connect(command: Command, config: ServerSessionConfig, now: float) -> C
 
 
 def _address(tc_url: str, app: str, name_max_chars: int) -> RtmpUrl:
-    """Return the address that a connect states: the same object, parsed once, for all who come to the same address.
+    """Return the address that a connect states: one object, parsed once, for all clients of the same address.
 
     One with a query or with credentials is its peer's own, and must not outlive the connection.
     """

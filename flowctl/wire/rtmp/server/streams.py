@@ -33,7 +33,7 @@ class HeldMessages:
         self.size_bytes += _charge(message)
 
     def put_first(self, messages: Sequence[Message]) -> None:
-        """Put `messages` before the others: they came in one whose turn it was. Costs nothing for the others."""
+        """Put the parts of an aggregate before the other messages, which costs nothing for those."""
         if messages:
             if self._messages is None:
                 self._messages = deque()
@@ -41,7 +41,7 @@ class HeldMessages:
             self.size_bytes += sum(map(_charge, messages))
 
     def pop(self) -> Message:
-        """Take the first message; there is one."""
+        """Remove and return the first message; there is one."""
         messages = self._messages or deque()
         message = messages.popleft()
         self.size_bytes -= _charge(message)
