@@ -144,11 +144,8 @@ class LineViewer:
         seen = [(at, delay) for at, delay in self.pictures if begin <= at < end]
         arrivals = [begin, *(at for at, _ in seen), end]
         delays = sorted(delay for _, delay in seen)
-        could = (
-            self.rate.carried_bits(end - self.started) - self.rate.carried_bits(begin - self.started)
-            if self.pace
-            else 0.0
-        )
+        carried = self.rate.carried_bits
+        could = carried(end - self.started) - carried(begin - self.started) if self.pace else 0.0
         return {
             "stream": self.order.stream,
             "line": self.order.line,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from flowctl.records.flight.words import FlightRow
     from flowctl.records.telemetry.flightfiles import FlightSummary
 
-_QUIET_FLIGHTS: Final = 8
-"""Flights up to which a replay shows no progress: each takes about as long as its rows take to read."""
+_PROGRESS_FLIGHTS: Final = 8
+"""Flights from which on a replay shows progress: each takes about as long as its rows take to read."""
 
 
 def replay(
@@ -101,7 +101,7 @@ def _progress(
     flights: Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]], count: int
 ) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
     """Pass on the flights with a progress bar on a terminal; elsewhere write a line now and then."""
-    if count < _QUIET_FLIGHTS:
+    if count < _PROGRESS_FLIGHTS:
         yield from flights
     elif sys.stderr.isatty():
         from rich.console import Console

@@ -38,7 +38,7 @@ _MOST_NOTES: Final = 32
 
 
 class AttackOutcome(enum.Enum):
-    """What a server did with an attacker.
+    """The reaction of a server to an attacker.
 
     CUT: it ended the connection. REFUSED: it said no, in words, or by closing before the handshake was done.
     CONTAINED: the attacker is still connected and was served within bounds, or not at all. UNREACHABLE: nobody
@@ -54,7 +54,7 @@ class AttackOutcome(enum.Enum):
 
 @dataclass(kw_only=True)
 class AttackContext:
-    """What an attack is aimed at and bounded by."""
+    """The target of an attack, and its bounds."""
 
     host: str  # host of the server; resolved and checked by the caller
     port: int
@@ -85,7 +85,7 @@ class AttackContext:
 
 @dataclass(slots=True, kw_only=True)
 class FormResult:
-    """What came of one form."""
+    """The result of one form."""
 
     form: str
     outcome: AttackOutcome
@@ -98,7 +98,7 @@ class FormResult:
 
 @dataclass(slots=True, kw_only=True)
 class AttackResult:
-    """What came of an attack: that of the form that went worst, and all of them."""
+    """The result of an attack: that of its worst form, and those of all."""
 
     outcome: AttackOutcome
     # whether the server did what a sound one may do, in all forms, and let a newcomer in. None: too short to tell.
@@ -296,7 +296,7 @@ Octets = bytes | Callable[[Attack, Peer], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What most forms do: come so far, send octets, and then others again and again."""
+    """The steps of most forms: get to a state, send octets, and then others again and again."""
 
     come: Callable[[Attack], Awaitable[Peer]]
     octets: Octets = b""

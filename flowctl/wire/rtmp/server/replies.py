@@ -24,7 +24,7 @@ def words(description: str) -> str:
 
 @lru_cache(256)
 def status(stream_id: int, code: str, description: str, level: str = "status") -> Message:
-    """Return an ``onStatus``: every viewer is told the same two."""
+    """Return an ``onStatus``, shared since every viewer gets the same two."""
     return commands.on_status(stream_id, level, code, description)
 
 
@@ -54,7 +54,7 @@ def connect_error(transaction_id: float, code: str, description: str) -> Message
 
 
 class Courtesy(NamedTuple):
-    """How a command is answered that changes nothing here."""
+    """The answer to a command that changes nothing here."""
 
     result: AmfValue
     notify: Message | None = None  # a call of Flash Media Server that goes with it. None: there is none.
