@@ -66,8 +66,8 @@ def replay(
     ]
     if not there and not damaged:
         raise ConfigError(f"{flight} holds no such flight", hint=f"flowctl replay {flight} lists what there is")
-    choice = _Named(limits, policy, target_delay)
-    changed = choice != _Named()
+    choice = _OtherChoice(limits, policy, target_delay)
+    changed = choice != _OtherChoice()
     if len(there) > 1 and not replay_all:
         if changed or conn is not None:
             raise ConfigError(f"{len(there)} flights are meant", hint="name one with --conn and --node, or --all")
@@ -121,7 +121,7 @@ def _replay_one(
     rows: list[tuple[Any, ...]],
     *,
     brief: bool,
-    choice: _Named | None,
+    choice: _OtherChoice | None,
     as_json: bool,
 ) -> bool:
     from flowctl.records.flight.reading import read_flights
@@ -147,15 +147,15 @@ def _replay_one(
 # -- another choice
 
 
-class _Named(NamedTuple):
-    """What another choice names, as on the command line; None: as it was in force."""
+class _OtherChoice(NamedTuple):
+    """Another choice than the recorded one, as on the command line; None: as it was in force."""
 
     limits: str | None = None
     policy: str | None = None
     target_delay: str | None = None
 
 
-def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, Any]:
+def _other_choice(flight: Flight, named: _OtherChoice, *, of_many: bool) -> dict[str, Any]:
     """Return what other limits, another policy or target delay would have done with the same stream and link."""
     from flowctl.core.flow.limits import Limits, parse_target_delay
     from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer

@@ -28,7 +28,7 @@ _VIEWERS: Final = {"role": "viewer", "protocol": None, "peer": None, "sort": "wo
 
 
 @runtime_checkable
-class Described(Protocol):
+class FigureSource(Protocol):
     """A companion of a server that has figures of its own."""
 
     title: str
@@ -48,7 +48,7 @@ def stats(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         "streams": shown["streams"],
         "viewers": viewers["connections"],
         "found": shown["found"] | {"viewers": viewers["found"]["connections"]},
-        **{item.title: item.figures() for item in server.companions if isinstance(item, Described)},
+        **{item.title: item.figures() for item in server.companions if isinstance(item, FigureSource)},
     }
 
 

@@ -62,7 +62,7 @@ ABUSES: Final = ("B05", "B17", "B08", "B02")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopPlan:
-    """The whole demonstration."""
+    """Settings of the demonstration."""
 
     duration_s: float = 15.0  # how long the crowd stays each time, 8 to 600 s
     healthy: int = 20
@@ -99,8 +99,8 @@ _LEAST_FEWER: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
-    """One of the two runs. Delays are over all frames of such viewers, ms; None: no frame came."""
+class LoopRun:
+    """Figures of one of the two runs. Delays are over all frames of a kind of viewers, ms; None: no frame came."""
 
     limits: str
     slow: int
@@ -122,8 +122,8 @@ class Side:
 class LoopComparison(DemoReport):
     """Both runs, and the verdict."""
 
-    before: Side  # the first run, with limits that are too tight and without bans
-    after: Side  # the second run, with what the analysis recommends
+    before: LoopRun  # the first run, with limits that are too tight and without bans
+    after: LoopRun  # the second run, with what the analysis recommends
     same_process: bool
     files: dict[str, str]
 
@@ -192,14 +192,14 @@ def addresses(plan: LoopPlan) -> tuple[set[str], set[str]]:
     return honest, abusers
 
 
-def side_of(plan: LoopPlan, result: RunResult, refused: set[str], refusals: int, limits: str) -> Side:
+def side_of(plan: LoopPlan, result: RunResult, refused: set[str], refusals: int, limits: str) -> LoopRun:
     figures = RunFigures(result)
 
     def count(name: str, scope: str) -> int:
         return round(figures.value(name, scope) or 0)
 
     honest, abusers = addresses(plan)
-    return Side(
+    return LoopRun(
         limits=limits,
         slow=count("connections", "slow"),
         slow_cut=count("cut", "slow"),
@@ -217,11 +217,11 @@ def side_of(plan: LoopPlan, result: RunResult, refused: set[str], refusals: int,
     )
 
 
-def _abusers(side: Side) -> str:
+def _abusers(side: LoopRun) -> str:
     return f"{side.abusers_refused} of {side.abusers}"
 
 
-def _delays(side: Side, kind: str) -> str:
+def _delays(side: LoopRun, kind: str) -> str:
     values = (getattr(side, f"{kind}_{name}_ms") for name in ("p50", "p99"))
     return " / ".join("-" if value is None else f"{value:.0f} ms" for value in values)
 
@@ -299,7 +299,7 @@ class _Loop:
         watched = {"limits": str(self._limits), "bans": str(self._bans), "log of the server": str(server.log_path)}
         return LoopComparison(before=before, after=after, same_process=starts == 1, files=there | watched)
 
-    def _load(self, server: ServerProcess, name: str, limits: str) -> Side:
+    def _load(self, server: ServerProcess, name: str, limits: str) -> LoopRun:
         lines, refused = len(server.lines()), _banned_count(server)
         result = run_load(self._plan.load_plan(server.url(_STREAM), server.pid), _Progress().show_sample)
         if result.interrupted:

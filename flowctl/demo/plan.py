@@ -64,7 +64,7 @@ class ViewerPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoPlan:
-    """The whole demonstration."""
+    """Settings of the demonstration."""
 
     duration_s: float = 24.0
     healthy: int = 20

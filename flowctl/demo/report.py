@@ -108,7 +108,7 @@ class SeenPictures:
 
 @dataclass(frozen=True, slots=True)
 class ShowReport(DemoReport):
-    """The whole demonstration."""
+    """Results of the demonstration."""
 
     outcomes: tuple[ViewerOutcome, ...]
     published: dict[str, Any]  # what the publisher sent: frames, bytes

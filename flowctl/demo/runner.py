@@ -27,7 +27,7 @@ CACHE_VARIABLE: Final = "FLOWCTL_CACHE"
 
 
 class DemoReport(abc.ABC):
-    """What came of a demonstration, and what of it is not as it should be."""
+    """The result of a demonstration, and its faults."""
 
     @property
     @abc.abstractmethod

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from flowctl.cli import main
-from flowctl.demo.loop import LoopComparison, LoopPlan, Side, addresses, run_loop, side_of
+from flowctl.demo.loop import LoopComparison, LoopPlan, LoopRun, addresses, run_loop, side_of
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult
 
 QUICK = LoopPlan(duration_s=10.0, healthy=3, slow=2)
-SIDE = Side(
+SIDE = LoopRun(
     limits="l",
     slow=12,
     slow_cut=6,

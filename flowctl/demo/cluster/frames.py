@@ -126,7 +126,7 @@ class SeenFrame(NamedTuple):
 
 
 class FrameViewer:
-    """Plays a stream and keeps what comes."""
+    """Plays a stream and keeps its frames."""
 
     def __init__(self, label: str, url: str) -> None:
         self.label: Final = label

@@ -36,7 +36,7 @@ EDGES: Final = (FOLLOWING, BY_SEGMENTS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterPlan:
-    """The whole demonstration."""
+    """Settings of the demonstration."""
 
     duration_s: float = 24.0
     viewers: int = 4
@@ -59,7 +59,7 @@ MOST_PER_SEGMENT: Final = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What an edge had from an origin by some moment."""
+    """Figures of what an edge has fetched from an origin up to a moment."""
 
     at_s: float
     edge: str
@@ -73,7 +73,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReport(DemoReport):
-    """The whole demonstration."""
+    """Results of the demonstration."""
 
     watched: Sequence[ViewerVerdict]
     fetched: Sequence[Fetched]  # figures of each edge and origin, in the order of time

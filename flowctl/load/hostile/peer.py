@@ -53,11 +53,11 @@ class PeerGoneError(Exception):
 
 
 class RefusedError(Exception):
-    """The server said no."""
+    """The server refused a request."""
 
 
 class UnreachableError(Exception):
-    """Nobody answered."""
+    """The server did not answer."""
 
 
 @dataclass(eq=False)

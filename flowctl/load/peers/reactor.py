@@ -29,7 +29,7 @@ LAG_S: Final = 0.05
 
 
 class SocketHandler(Protocol):
-    """What owns a socket."""
+    """The owner of a socket."""
 
     def ready(self, events: int, now: float) -> None:
         """Handle readiness of the socket: a mask of epoll events. Must not raise."""

@@ -44,7 +44,7 @@ _LITTLE: Final = struct.Struct("<I").unpack_from
 
 
 class FrameBook:
-    """What is known of frames by their first octets; shared by the viewers of a process."""
+    """Frames by their first octets, which say all that counts; shared by the viewers of a process."""
 
     __slots__ = ("known",)
 

@@ -90,7 +90,7 @@ class FailCondition:
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """What became of a condition."""
+    """The verdict on a condition."""
 
     condition: FailCondition
     value: float | None  # what was measured, in the unit of the figure. None: it was not measured.

@@ -95,7 +95,7 @@ def describe(info: MediaInfo, head: bytes) -> MediaFrame:
 
 @dataclass(slots=True, kw_only=True)
 class StreamClock:
-    """What is known of one stream's time; shared by its viewers in a process."""
+    """The clock of one stream, as far as it is known; shared by its viewers in a process."""
 
     key_interval: int = 0  # frames of our own synthetic source from key frame to key frame, 0 for unknown
     disposable_every: int = 0  # our own synthetic source has a disposable frame every n-th behind a key frame

@@ -68,7 +68,7 @@ def deserialise(wire: bytes, chunk_size: int) -> tuple[int, int, bytes]:
     return wire[7], timestamp, b"".join(pieces)
 
 
-class _Sent:
+class _SentHeader:
     """What the peer can infer about the next message of one chunk stream."""
 
     __slots__ = (
@@ -101,7 +101,7 @@ class ChunkWriter:
     def __init__(self, chunk_size: int = DEFAULT_CHUNK_SIZE, *, full_headers: bool = False) -> None:
         _check_chunk_size(chunk_size)
         self._chunk_size = chunk_size
-        self._sent: dict[int, _Sent] | None = None if full_headers else {}
+        self._sent: dict[int, _SentHeader] | None = None if full_headers else {}
 
     @property
     def chunk_size(self) -> int:
@@ -118,7 +118,7 @@ class ChunkWriter:
         type3 = basic_header(3, message.csid)
         sent = self._sent.get(message.csid)
         if sent is None:
-            sent = _Sent()
+            sent = _SentHeader()
         delta = (timestamp - sent.timestamp) & CLOCK_MASK
         if message.msid != sent.msid or delta >= EXTENDED:
             octets = serialise(
