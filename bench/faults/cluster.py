@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.demo.cluster.frames import Encoder, FrameViewer, Judged, judge
+from flowctl.demo.cluster.frames import Encoder, FrameViewer, ViewerVerdict, judge
 from flowctl.demo.processes import ServerProcess, ServerProcesses
 from flowctl.pollgroup import PollGroup
 from kit.tables import print_rows, table
@@ -59,7 +59,7 @@ def start(nodes: ServerProcesses) -> tuple[dict[str, ServerProcess], dict[str, S
 
 
 def row_of(
-    case: str, before: list[Judged], after: list[Judged], direct_ms: float, edge: ServerProcess | None
+    case: str, before: list[ViewerVerdict], after: list[ViewerVerdict], direct_ms: float, edge: ServerProcess | None
 ) -> dict[str, Any]:
     delay_ms = round(statistics.median(one.delay_p50_ms or 0.0 for one in before), 1)
     figures = None if edge is None else edge.stats()["edge"]
@@ -140,8 +140,8 @@ def _rows(
     encoder: Encoder, places: list[tuple[str, FrameViewer]], killed_us: int, edges: dict[str, ServerProcess]
 ) -> list[dict[str, Any]]:
     sent = encoder.frames.checksums
-    before: dict[str, list[Judged]] = {}
-    after: dict[str, list[Judged]] = {}
+    before: dict[str, list[ViewerVerdict]] = {}
+    after: dict[str, list[ViewerVerdict]] = {}
     for name, viewer in places:
         seen = list(viewer.seen)
         before.setdefault(name, []).append(judge(viewer.label, [x for x in seen if x.came_us < killed_us], sent))

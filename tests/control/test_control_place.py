@@ -176,7 +176,7 @@ def test_socket_when_its_queue_is_full_is_somebodys(tmp_path):
                 caller.connect(str(path))
         path.chmod(0o600)
         tmp_path.chmod(0o700)
-        assert place.answers(path)
+        assert place.server_answers(path)
         with pytest.raises(ConfigError, match="another server listens"):
             place.make_way(path)
         assert path.exists()

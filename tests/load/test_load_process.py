@@ -24,7 +24,7 @@ def nobody():
 def listen_until(worker, inbox, wanted):
     end = time.monotonic() + 30
     while not wanted() and time.monotonic() < end:
-        worker.take(inbox.get(timeout=30)[1])
+        worker.note_message(inbox.get(timeout=30)[1])
 
 
 def test_worker_when_told_to_stop_before_it_listens_ends_in_order():

@@ -206,7 +206,7 @@ def test_skim_when_a_table_is_full_forgets_and_goes_on():
 def taken(items, clock=None, *, asked_us=0, now_us=BASE_US):
     measure = ViewerMeasure(clock or StreamClock())
     measure.asked_us = asked_us
-    measure.take(items, now_us)
+    measure.count_media(items, now_us)
     return measure
 
 
@@ -306,10 +306,10 @@ def test_measure_when_no_picture_comes_for_a_while_counts_a_freeze():
     measure, row = ViewerMeasure(StreamClock()), PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
     write_row(row, measure)
     assert row.longest_freeze_s is None
-    measure.take([video(index, key=not index) for index in range(10)], BASE_US)
+    measure.count_media([video(index, key=not index) for index in range(10)], BASE_US)
     for index, at_ms in enumerate((199, 800, 833), 10):
-        measure.take([video(index)], BASE_US + at_ms * 1000)
-        measure.take([(0, MediaFrame(AUDIO, False, index, BASE_US, data=False))], BASE_US + at_ms * 1000 + 100)
+        measure.count_media([video(index)], BASE_US + at_ms * 1000)
+        measure.count_media([(0, MediaFrame(AUDIO, False, index, BASE_US, data=False))], BASE_US + at_ms * 1000 + 100)
     write_row(row, measure)
     assert (row.freezes, row.longest_freeze_s) == (1, pytest.approx(0.601))
     measure.note_wait(BASE_US + 2_000_000)
@@ -326,10 +326,10 @@ def test_measure_when_only_sound_comes_after_a_picture_misses_those_of_its_time(
     measure = taken([video(index, key=not index) for index in range(91)])
     row = PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
     assert measure.missed_at_end == 0
-    measure.take([sound(at) for at in range(2970, sound_ms, 20)], BASE_US)
+    measure.count_media([sound(at) for at in range(2970, sound_ms, 20)], BASE_US)
     write_row(row, measure)
     assert (row.missed_at_end, row.missing_video) == (missed, 0)
-    measure.take([video(sound_ms // 33, key=True)], BASE_US)
+    measure.count_media([video(sound_ms // 33, key=True)], BASE_US)
     write_row(row, measure)
     assert (row.missed_at_end, row.missing_video) == (0, max(sound_ms // 33 - 91, 0))
 
@@ -342,5 +342,5 @@ def test_measure_when_another_publisher_has_other_times_misses_nothing():
 def test_measure_when_others_watch_shares_the_delays_of_the_second():
     recent = DelayHistogram()
     for _ in range(3):
-        ViewerMeasure(StreamClock(), recent).take([video(0, key=True)], BASE_US + 1000)
+        ViewerMeasure(StreamClock(), recent).count_media([video(0, key=True)], BASE_US + 1000)
     assert (recent.count, recent.max_us) == (3, 1000)
