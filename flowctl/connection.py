@@ -83,7 +83,7 @@ _numbers = itertools.count(1)
 """Numbers of connections; see `number_from`."""
 _NEVER: Final = float("inf")
 _OPENING: Final = object()
-"""Owner of the hold while `opened` runs: no value of the application's equals it."""
+"""Owner of the hold while `opened` runs: unequal to any value of the application's."""
 _CLOSE: Final = Purpose("close")
 _LEDGER: Final = Purpose("ledger")
 _DEADLINE: Final = Purpose("deadline")
@@ -93,32 +93,31 @@ _SECURE_INPUT: Final = Purpose("TLS input")
 _SLOWED: Final = object()
 """Owner of the hold while the peer has used up its share of the thread, or its rate."""
 HELD_END_S: Final = 5.0
-"""How long input that is held is still worked on after its peer has ended its stream: what has come may fill the
-kernel's buffer, megabytes, and be let in slowly; long enough for all that a peer says in good faith and then
-half-closes."""
+"""Time for which held input is still worked on after its peer has ended its stream: what has come may fill the kernel's
+buffer, megabytes, and be let in slowly; long enough for all that a peer says in good faith and then half-closes."""
 _SLOWED_END_S: Final = 0.5
-"""The same of a peer that was slowed down when it left: it has sent more than it may, and takes nothing any more."""
+"""Time for the held input of a slowed peer after its end: it sent more than it may, and takes nothing any more."""
 _HELD_LOOK_S: Final = 0.5
-"""When to look again where input happened not to be held."""
+"""Time to the next look where input happened not to be held."""
 _LATE_S: Final = 0.25
-"""A timer that is called so late was kept by our own thread: what the peer has sent meanwhile is read before it."""
+"""Delay of a timer from which our own thread was late: what the peer has sent meanwhile is read before it."""
 _EXPLAINED: Final = frozenset(
     {CloseReason.PROTOCOL_ERROR, CloseReason.LIMIT_HIT, CloseReason.HANDSHAKE_TIMEOUT, CloseReason.IDLE}
 )
-"""Ends for which the session has usually queued an answer that says what was wrong."""
+"""Close reasons for which the session has usually queued an answer that says what was wrong."""
 _IDLE_LIMITS: Final = frozenset({"first_command_s", "first_media_s", "media_silence_s", "ping_silence_s"})
 """Limits that say that a peer does nothing, rather than too much."""
 INPUT_BYTES_PER_VIEWER_S: Final = 28_000
 """Input, in bytes per second, that is as much work as serving one viewer. Measured: receiving and publishing 10 Mbit/s
 takes 1.24 % of a core, a viewer 0.027 %; so such a publisher weighs like 45 viewers."""
 _LEAST_MEAN_S: Final = 1.0
-"""A rate is a mean over at least this: a handshake is no stream."""
+"""Shortest time over which a rate is taken: a handshake is no stream."""
 MAX_CALLS: Final = 16 * 1024
-"""Calls that may wait for a connection's thread, a few megabytes: seconds in which a neighbour's handler blocks it."""
+"""Most calls that wait for a connection's thread, a few megabytes: seconds in which a neighbour's handler blocks it."""
 
 
 def number_from(first: int) -> None:
-    """Give connections numbers from `first` on: several processes that are one server share no number.
+    """Give connections numbers from `first` on, so that several processes that are one server share none.
 
     Before the first connection is made.
     """
@@ -260,8 +259,8 @@ class Session:
         self.connection.close_after_flush(details)
 
 
-_NOBODY: Final = Session()
-"""That of a connection that is over."""
+_ENDED_SESSION: Final = Session()
+"""Session of a connection that is over."""
 
 
 class Connection:
@@ -440,23 +439,23 @@ class Connection:
             ClosedError: the connection ended, and something that was sent is lost.
         """
         loop, thread = asyncio.get_running_loop(), get_ident()
-        told: asyncio.Future[bool] = loop.create_future()
+        outcome: asyncio.Future[bool] = loop.create_future()
 
-        def tell(taken: bool) -> None:  # noqa: FBT001 - what a waiter of a Sender is given
-            if not told.done():
-                told.set_result(taken)
+        def set_outcome(taken: bool) -> None:  # noqa: FBT001 - what a waiter of a Sender is given
+            if not outcome.done():
+                outcome.set_result(taken)
 
         def wake(taken: bool) -> None:  # noqa: FBT001 - as above
             if get_ident() == thread:
-                tell(taken)  # at once: before the end of the connection cancels its coroutines
+                set_outcome(taken)  # at once: before the end of the connection cancels its coroutines
             else:
                 with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(tell, taken)
+                    loop.call_soon_threadsafe(set_outcome, taken)
 
         self.sender.when_drained(wake)
         try:
             await asyncio.sleep(0)
-            taken = await told
+            taken = await outcome
         finally:
             self.sender.forget_drained(wake)
         if not taken:
@@ -512,7 +511,7 @@ class Connection:
         self._arm()
         if not self._opened:
             self._opened = True
-            self._call(group, self.session.opened, "opened")
+            self._call_session(group, self.session.opened, "opened")
             if self._secure is not None and not self._secure.server_side:
                 self._secure_input()  # the client speaks first
         if self.sender.blocked:
@@ -549,41 +548,41 @@ class Connection:
         group = self.group
         abortive = reason.abortive
         if reason in _EXPLAINED:
-            self._guard("flush", self.sender.flush)  # the answer that says what was wrong, as far as it goes
+            self._run_guarded("flush", self.sender.flush)  # the answer that says what was wrong, as far as it goes
         if reason in _EXPLAINED or reason is CloseReason.PEER_CLOSED:
             # Who does not read does not read why either, nor the end of the stream behind it.
             abortive = abortive or self.sender.state is not SendState.READY
-        self._guard("close", self.sender.close, reason, details)
-        self._guard("ledger_entry", self._read_ledger)
-        self._guard("close", self.receiver.close)
+        self._run_guarded("close", self.sender.close, reason, details)
+        self._run_guarded("ledger_entry", self._read_ledger)
+        self._run_guarded("close", self.receiver.close)
         if self._coroutines is not None:
             self._coroutines.cancel()
         if self.place is not None:
-            self._guard("leaving the stream", self.place.leave)
+            self._run_guarded("leaving the stream", self.place.leave)
         if group is not None:
             group.unwatch_input(self._sock)
             group.unwatch_output(self._sock)
             group.deadlines.remove(self)
         if not abortive and group is not None and group.state is GroupState.RUNNING and not end_output(self._sock):
-            self._guard("lingering", self._linger, group)
+            self._run_guarded("lingering", self._linger, group)
         lingers = self._lingering is not None
         if not lingers:
             if group is not None:
                 group.remove_pollable(self)
             close_socket(self._sock, abortive=abortive)
-        self._call(group, self.session.closed, "closed", reason, details)
+        self._call_session(group, self.session.closed, "closed", reason, details)
         self.registration.release()
         if self._on_closed is not None:
-            self._guard("on_closed", self._on_closed, self)
+            self._run_guarded("on_closed", self._on_closed, self)
         if not lingers and self._on_released is not None:
-            self._guard("on_released", self._on_released, self)
-        self._let_go()
+            self._run_guarded("on_released", self._on_released, self)
+        self._cut_references()
 
-    def _let_go(self) -> None:
-        """Cut what makes circles of references: what is over goes at once, not when the garbage collector comes."""
+    def _cut_references(self) -> None:
+        """Cut circles of references, so that an ended connection is freed at once and not by the garbage collector."""
         self.sender.let_go()
         self.receiver.let_go()
-        self.session, self.place, self._on_closed = _NOBODY, None, None
+        self.session, self.place, self._on_closed = _ENDED_SESSION, None, None
         with self._lock:
             self._calls = None
         if self._coroutines is not None and self._coroutines.let_go():
@@ -594,10 +593,10 @@ class Connection:
             farewell = self._farewell
         # Who was to get all that was queued may pause as long while our kernel has the last of it.
         unread_s = 0.0 if farewell is None else self.sender.settings.close_deadline_s or _NEVER
-        self._lingering = Lingering(self._sock, group, self._lingered, unread_s)
+        self._lingering = Lingering(self._sock, group, self._end_linger, unread_s)
 
-    def _lingered(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
-        """The socket need not be kept any more."""
+    def _end_linger(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
+        """End the lingering: the socket need not be kept any more."""
         group = self.group
         self._release(reset=reset)
         if group is not None:
@@ -607,7 +606,7 @@ class Connection:
         self._lingering = None
         close_socket(self._sock, abortive=reset)
         if self._on_released is not None:
-            self._guard("on_released", self._on_released, self)
+            self._run_guarded("on_released", self._on_released, self)
 
     @property
     def delivered(self) -> bool:
@@ -617,8 +616,8 @@ class Connection:
         """
         return self.fileno() == -1 or (self._lingering is not None and not unacknowledged_bytes(self._sock))
 
-    def _guard(self, where: str, step: Callable[..., object], *args: Any) -> None:
-        """Take a step of the end; whatever it raises, the others follow."""
+    def _run_guarded(self, where: str, step: Callable[..., object], *args: Any) -> None:
+        """Run a step of the end; whatever it raises, the other steps follow."""
         try:
             step(*args)
         except BaseException as error:  # noqa: BLE001 - a socket must not stay open for it, nor `closed` be left out
@@ -641,7 +640,7 @@ class Connection:
             if self._holds is None:
                 self._holds = {}
             self._holds[owner] = (reason, self.clock())
-        self._note(LedgerKind.PAUSE, f"input paused: {reason}")
+        self._add_to_ledger(LedgerKind.PAUSE, f"input paused: {reason}")
         return True
 
     def resume_input(self, owner: Hashable) -> bool:
@@ -656,11 +655,11 @@ class Connection:
             reason, since = (self._holds or {}).pop(owner, ("", self.clock()))
             if not self._holds:
                 self._holds = None
-        self._note(LedgerKind.RESUME, f"input resumed: {reason}", duration_s=self.clock() - since)
+        self._add_to_ledger(LedgerKind.RESUME, f"input resumed: {reason}", duration_s=self.clock() - since)
         return True
 
-    def _note(self, kind: LedgerKind, why: str, *, duration_s: float = 0.0) -> None:
-        """Enter it in the ledger; on the connection's own thread where another Sender's handler asks for it."""
+    def _add_to_ledger(self, kind: LedgerKind, why: str, *, duration_s: float = 0.0) -> None:
+        """Add an entry to the ledger; on the connection's own thread where another Sender's handler asks for it."""
         try:
             self.sender.note(kind, why, duration_s=duration_s)
         except ReentryError:
@@ -1188,7 +1187,7 @@ class Connection:
                 self._coroutines.cancel()
         self._coroutines.start(group.loop, coroutine, where, then, offered_bytes)
 
-    def _call(self, group: PollGroup | None, method: Callable[..., Any], where: str, *args: Any) -> None:
+    def _call_session(self, group: PollGroup | None, method: Callable[..., Any], where: str, *args: Any) -> None:
         """Call a method of the session that may be a coroutine function; contain its exception."""
         try:
             answer = method(*args)

@@ -35,7 +35,7 @@ MAX_TAG_BYTES: Final = 10 * 1024 * 1024
 """Largest body the reader takes. The format allows 16 MiB - 1; this is the limit for RTMP media messages as well."""
 
 MAX_UNFINISHED_BYTES: Final = 16 * 1024 * 1024
-"""Octets the reader keeps between two calls."""
+"""Most octets that the reader keeps between two calls."""
 
 MAX_DATA_OFFSET_BYTES: Final = 4096
 """Largest header the reader skips. Every file of version 1 says 9; a hostile 4 GiB would mean silence for hours."""
@@ -167,7 +167,7 @@ class FlvReader:
             raise self._error
         tags: list[FlvTag] = []
         try:
-            self._take(data, tags)
+            self._take_data(data, tags)
         except RemoteProtocolError as error:
             # Without its traceback, whose frames would keep the fed data alive.
             self._error = error.with_traceback(None)
@@ -176,7 +176,7 @@ class FlvReader:
                 raise
         return tags
 
-    def _take(self, data: bytes | bytearray | memoryview, tags: list[FlvTag]) -> None:
+    def _take_data(self, data: bytes | bytearray | memoryview, tags: list[FlvTag]) -> None:
         """Add `data` to what is kept, read what is whole, keep the rest."""
         buffer = self._buffer
         if buffer:

@@ -53,18 +53,18 @@ _MARKS: Final = ("=", "://", "%")
 _MAX_DEPTH: Final = 6
 """Nested values deeper than this are shown as text: a log line is no place for a document."""
 _MAX_VALUES: Final = 256
-"""Values of one line, nested ones too."""
+"""Most values of one line, nested ones too."""
 _MAX_CHARS: Final = 4096
-"""Characters of one text: an address with a signed token has some 1,000."""
+"""Most characters of one text: an address with a signed token has some 1,000."""
 _MAX_TRACEBACK_CHARS: Final = 32 * 1024
 _MAX_KEY_CHARS: Final = 128
 _TRACEBACKS: Final = frozenset({"exception", "stack"})
 _NAMES: Final = frozenset({"stream", "app"})
-"""Fields with the name of a stream or application, which a peer chose; what a peer calls itself is in ``agent``."""
+"""Fields with the name of a stream or application, which a peer chose; a peer's name for itself is in ``agent``."""
 _HASH_KEY: Final = secrets.token_bytes(32)
-"""Without it a name cannot be found by trying. Records have a key of their own, which a file may give."""
+"""Key of hashed names, without which none can be found by trying. Records have their own, which a file may give."""
 _FLUSH_DEADLINE_S: Final = 2.0
-"""At the end of the process: longer than a busy terminal needs, short enough to wait for when a server stops."""
+"""Longest wait for the log at the end of the process: longer than a busy terminal needs, short enough for a stop."""
 
 
 def is_secret_key(key: str) -> bool:
@@ -85,9 +85,9 @@ def redact_text(text: str) -> str:
         return text
     pieces: list[str] = []
     begin = 0
-    for found in _SPLIT_AT.finditer(text):
-        pieces += (_redact_word(text[begin : found.start()]), found[0])
-        begin = found.end()
+    for match in _SPLIT_AT.finditer(text):
+        pieces += (_redact_word(text[begin : match.start()]), match[0])
+        begin = match.end()
     pieces.append(_redact_word(text[begin:]))
     return "".join(pieces)
 
@@ -315,8 +315,8 @@ class _Handler(logging.Handler):
 
     def _kept_back_lines(self, *, at_end: bool = False) -> list[bytes]:
         with self.lock or contextlib.nullcontext():
-            told = self._limiter.kept_back(None if at_end else time.monotonic())
-        return [self._line(_record(f"{count} log lines kept back", about=key, lines=count)) for key, count in told]
+            withheld = self._limiter.withheld_counts(None if at_end else time.monotonic())
+        return [self._line(_record(f"{count} log lines kept back", about=key, lines=count)) for key, count in withheld]
 
 
 def _about(record: logging.LogRecord) -> str:

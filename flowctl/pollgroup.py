@@ -36,7 +36,7 @@ from flowctl.core.loop.placement import Placement, Placements, is_movable, load_
 from flowctl.core.loop.processor import MAX_JOBS_PER_ROUND, DeferredProcessor, DeferredStatistics
 from flowctl.core.loop.thread import LoopThread, default_loop_factory
 from flowctl.core.loop.watches import FdWatches, HasFileno
-from flowctl.core.loop.work import WorkBook
+from flowctl.core.loop.work import ThreadWork
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class PollGroup:
         self.bytes_in = 0
         self.bytes_out = 0
         #: What the peers of the connections here make this thread do; this thread only.
-        self.work: Final = WorkBook(self._next_turn)
+        self.work: Final = ThreadWork(self._next_turn)
         self._ended: Final = threading.Event()  # the group has stopped; for stop() of a loop that is not ours
         self._thread: LoopThread | None = None  # set by start(); None on a loop that is not ours
         #: Identifier of the group's thread; None until its loop runs.
@@ -631,7 +631,7 @@ class PollGroup:
         finally:
             self._depth -= 1
             if not self._depth:
-                self._meter.turn(began, self.clock())
+                self._meter.count_turn(began, self.clock())
 
     def _loop_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Take what asyncio would log: failures of tasks and of callbacks that are not ours."""

@@ -222,7 +222,7 @@ _NEVER: Final = float("-inf")
 _NOTHING: Final = memoryview(b"")
 
 
-class _Nobody:
+class _EndedHandler:
     """The handler of a Receiver that is over."""
 
     __slots__ = ()
@@ -241,7 +241,7 @@ class _Nobody:
         """Do nothing."""
 
 
-_NOBODY: Final = _Nobody()
+_ENDED_HANDLER: Final = _EndedHandler()
 
 
 class Receiver:
@@ -448,7 +448,7 @@ class Receiver:
 
     def let_go(self) -> None:
         """Forget the handler, for it holds this Receiver: both are over, and their memory shall go. After `close`."""
-        self._handler = _NOBODY
+        self._handler = _ENDED_HANDLER
 
     def input_ready(self) -> None:
         """Read and hand on, up to the turn's budget: the descriptor is readable."""

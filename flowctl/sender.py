@@ -89,7 +89,7 @@ _COHORT: Final = Standing.COHORT
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
 _DEFAULT_SETTINGS: Final = SenderSettings()
 _KEEPS_UP: Final = SlowPeer(_DEFAULT_SETTINGS)
-"""Stands for what is known of a peer that has never been slow, for those who only look."""
+"""Measurements of a peer that has never been slow, for methods that only read them."""
 _KEEP_ALL: Final = KeepAll()
 _T = TypeVar("_T")
 
@@ -243,7 +243,7 @@ class Sender:
                 self._later_locked(partial(callback, self._close_reason is CloseReason.FINISHED))
                 return
             self._waiters = [*(self._waiters or ()), callback]
-            self._wake_locked()
+            self._wake_waiters_locked()
 
     def forget_drained(self, callback: Callable[[bool], object]) -> None:
         """Take back a call of `when_drained`; harmless where it was called already. Any thread."""
@@ -284,7 +284,7 @@ class Sender:
                 self._open_episode_locked(cursor.joined_at)
             self._outbox.follow(cursor)
             self._judgement.joined()
-            self._come_locked(cohort)
+            self._enter_fanout_locked(cohort)
 
     def unfollow(self) -> None:
         """Stop following: what is queued of the log is dropped, but a message in flight is finished. Owning thread."""
@@ -301,7 +301,7 @@ class Sender:
     def suspend_following(self) -> None:
         """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
         with self._guarded("suspend_following"), self._lock:
-            self._go_locked()
+            self._exit_fanout_locked()
 
     def resume_following(self, cohort: CohortLike[Sender]) -> None:
         """Go on where `suspend_following` left off, served by `cohort`. New owning thread.
@@ -315,7 +315,7 @@ class Sender:
                 return  # over, or it was closing already when it was to follow
             if cursor is None or self._cohort is not None or cohort.log is not cursor.log:
                 raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
-            self._come_locked(cohort)
+            self._enter_fanout_locked(cohort)
 
     def move_to(self, cohort: CohortLike[Sender]) -> None:
         """Be served by another fan-out of the same log from the same byte on. The owning thread of both.
@@ -333,22 +333,22 @@ class Sender:
 
     def set_limits(self, limits: Limits) -> None:
         """Put `limits` in force at once; may change the state, and even close the connection. Any thread."""
-        self._do("set_limits", lambda now: self._set_limits_locked(limits, now))
+        self._perform("set_limits", lambda now: self._set_limits_locked(limits, now))
 
     def set_policy(self, policy: DropPolicy) -> None:
         """Decide by `policy` from the next message on. Any thread."""
-        self._do("set_policy", lambda now: self._set_policy_locked(policy, now))
+        self._perform("set_policy", lambda now: self._set_policy_locked(policy, now))
 
     def set_settings(self, settings: SenderSettings) -> None:
         """Put other times and budgets in force, but for how a slow peer is measured. Any thread.
 
         What is measured with (`age_from`, `sample_s`, `return_delay_s`) stays as it was made with.
         """
-        self._do("set_settings", lambda now: self._set_settings_locked(settings, now))
+        self._perform("set_settings", lambda now: self._set_settings_locked(settings, now))
 
     def thin(self, mode: Thin = Thin.DROPPABLE) -> None:
         """Throw away what may be dropped of what is queued; statistics and ledger say how much it was. Any thread."""
-        self._do("thin", lambda now: self._thin_request_locked(mode, now))
+        self._perform("thin", lambda now: self._thin_request_locked(mode, now))
 
     def relieve(self, cause: str) -> None:
         """Give up what is queued of the followed log before its newest key frame, to free memory. Any thread.
@@ -358,10 +358,10 @@ class Sender:
         Args:
             cause: for the ledger.
         """
-        self._do("relieve", lambda now: self._relieve_locked(now, cause))
+        self._perform("relieve", lambda now: self._relieve_locked(now, cause))
 
-    def _do(self, method: str, action: Callable[[float], None]) -> None:
-        """Do something under the lock; on the owning thread where a log is followed."""
+    def _perform(self, method: str, action: Callable[[float], None]) -> None:
+        """Run an action under the lock; on the owning thread where a log is followed."""
         with self._guarded(method), self._lock:
             if self._close_reason is not None:
                 return
@@ -379,7 +379,7 @@ class Sender:
         self._host.request_flush()
 
     def _run_pending_locked(self, now: float) -> None:
-        """Do what other threads have asked for; after the end of the Sender there is nothing to do it to."""
+        """Run what other threads have asked for; after the end of the Sender there is nothing to run it on."""
         pending, self._pending = self._pending, None
         for action in pending or ():
             if self._close_reason is None:
@@ -405,7 +405,7 @@ class Sender:
 
     @property
     def stands(self) -> Standing:
-        """Where its fan-out has it: see `flowctl.core.sending.contract`."""
+        """Where the viewer stands with its fan-out: see `flowctl.core.sending.contract`."""
         return self._judgement.stands
 
     @property
@@ -516,7 +516,7 @@ class Sender:
         if not self._lock.owned():
             self._refuse_reentry("note")
         with self._lock:
-            self._note_locked(LedgerEntry(kind, self._host.now(), why, duration_s=duration_s))
+            self._add_to_ledger_locked(LedgerEntry(kind, self._host.now(), why, duration_s=duration_s))
 
     # -- for callers that sample thousands of Senders
 
@@ -609,7 +609,7 @@ class Sender:
                 slow = judgement.known_slow(now)
                 self._sample_locked(now, waiting)
                 if slow.by_delay and not self._foreign_locked() and self._close_reason is None:
-                    self._look_locked(now)
+                    self._review_locked(now)
                     self._arm_locked(now)
                 return slow.behind_ms
         finally:
@@ -656,7 +656,7 @@ class Sender:
                 self._run_pending_locked(now)
                 if self._close_reason is not None:
                     return FlushResult.CLOSED
-                self._look_locked(now, queued=True)
+                self._review_locked(now, queued=True)
                 result = self._flush_locked(now)
                 self._check_control_locked()
                 return result if self._open_locked() else FlushResult.CLOSED
@@ -678,7 +678,7 @@ class Sender:
             if self._cohort is None or self._judgement.stands is _COHORT:
                 self._host.request_flush()
             else:
-                self._cohort.runnable(self)  # in turn with the other viewers
+                self._cohort.serve_in_turn(self)  # in turn with the other viewers
         if result is FlushResult.DRAINED and self._judgement.closing:
             self._fail_locked(CloseReason.FINISHED, "everything was sent")
             return FlushResult.CLOSED
@@ -699,7 +699,7 @@ class Sender:
             return self.flush()
         # In turn with the other viewers: when a large key frame has filled the kernel's buffers for all of them, they
         # become writable together.
-        self._cohort.runnable(self)
+        self._cohort.serve_in_turn(self)
         return FlushResult.MORE
 
     def log_grew(self) -> tuple[int, int]:
@@ -716,7 +716,7 @@ class Sender:
                 if self._close_reason is not None or cursor is None:
                     return OFF_MARK, OFF_MARK
                 now = self._host.now()
-                self._look_locked(now, queued=True)
+                self._review_locked(now, queued=True)
                 self._arm_locked(now)
                 return self._judgement.next_crossing(now)
         finally:
@@ -731,7 +731,7 @@ class Sender:
                 if self._close_reason is None:
                     now = self._host.now()
                     self._run_pending_locked(now)
-                    self._look_locked(now)
+                    self._review_locked(now)
                     if self._judgement.slow is not None and self._judgement.slow.due(now):
                         self._sample_locked(now)
                     self._check_times_locked(now)
@@ -805,7 +805,7 @@ class Sender:
         with self._lock:
             cursor = self._outbox.cursor
             if cursor is not None:
-                self.stand(_COHORT)
+                self.change_standing(_COHORT)
                 cursor.place = place  # its own would hold the log from here on
                 self._outbox.bytes_sent -= cursor.entry.offset  # added back when it is left, or asked for
 
@@ -828,7 +828,7 @@ class Sender:
         """Have the kernel take as much ahead as the followed log says by now. For the fan-out."""
         with self._lock:
             if self._cohort is not None:
-                self._fill_locked(self._cohort.log.fill_bytes)
+                self._set_fill_locked(self._cohort.log.fill_bytes)
 
     def broken(self, error: Exception) -> None:
         """A write of the cohort failed, or a flush raised, which is a fault of ours: the connection is over."""
@@ -850,9 +850,9 @@ class Sender:
         following: StateChange | None = change
         while following is not None:
             edge, following = following, None
-            self._note_locked(LedgerEntry(LedgerKind.STATE, edge.at, "", change=edge))
+            self._add_to_ledger_locked(LedgerEntry(LedgerKind.STATE, edge.at, "", change=edge))
             if (frontend := self._frontend) is not None:
-                self._ask_locked("send_state_changed", None, partial(frontend.send_state_changed, edge.new, edge))
+                self._call_app_locked("send_state_changed", None, partial(frontend.send_state_changed, edge.new, edge))
             if self._core.final:
                 self._fail_locked(CloseReason.HARD_LIMIT, describe_change(edge))
                 return
@@ -883,17 +883,17 @@ class Sender:
         return self._thin_by_policy_locked(state, now)
 
     def _thin_by_policy_locked(self, state: SendState, now: float) -> bool:
-        mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, state))
+        mode = self._call_app_locked("thin", Thin.NOTHING, partial(self._policy.thin, state))
         if mode is not Thin.NOTHING:
             self._thin_locked(mode, now, DropReason.THINNED)
         return mode is not Thin.NOTHING
 
     def _thin_locked(self, mode: Thin, now: float, reason: DropReason) -> None:
         self._open_episode_locked(now)
-        self._leave_locked()
+        self._leave_cohort_locked()
         before = self._judgement.oldest(now)
         self._outbox.thin(mode, self._core.limits, now, reason)
-        self._wake_locked()
+        self._wake_waiters_locked()
         removed_ms = (self._judgement.oldest(now) - before) * 1000
         if removed_ms > 0:
             self._judgement.known_slow(now).delay_removed_ms += removed_ms
@@ -915,7 +915,7 @@ class Sender:
             self._open_episode_locked(now)
         cursor = self._outbox.cursor
         if cursor is not None:
-            self._leave_locked()
+            self._leave_cohort_locked()
             before = cursor.pictures()
             cursor.refuse(mask, DropReason.HELD if held else DropReason.REFUSED, now)
             after = cursor.pictures()
@@ -925,8 +925,8 @@ class Sender:
                 if self._episode is not None:
                     self._episode.skip(before, after)
 
-    def _look_locked(self, now: float, *, queued: bool = False) -> None:
-        """Notice what time and the growth of the log (`queued`) have changed since the last look."""
+    def _review_locked(self, now: float, *, queued: bool = False) -> None:
+        """Act on what time and the growth of the log (`queued`) have changed since the last review."""
         cursor, judgement = self._outbox.cursor, self._judgement
         if cursor is not None and judgement.stands is not _COHORT:
             if cursor.poll(now, replace=self._core.state >= SendState.SOFT_LIMIT):
@@ -1036,11 +1036,11 @@ class Sender:
         The caller is on the owning thread, or no log is followed: then nobody writes without this lock.
         """
         watched = self._judgement.blocked
-        written, blocked, failure = self._put_locked(now)
+        written, blocked, failure = self._write_turn_locked(now)
         if watched and blocked and not written:
             return  # as before: the owning thread watches the socket
         self._judgement.blocked = False
-        result = self._wrote_locked(written, now, failure, blocked=blocked)
+        result = self._account_write_locked(written, now, failure, blocked=blocked)
         while result is FlushResult.MORE and len(self._outbox.backlog):
             result = self._write_locked(now)
         if result is FlushResult.BLOCKED:
@@ -1063,7 +1063,7 @@ class Sender:
             self._judgement.progress_at = now
             self._host.wrote(written)
             return ACCEPTED[SendState.READY]
-        result = self._wrote_locked(written, now, failure, blocked=blocked)
+        result = self._account_write_locked(written, now, failure, blocked=blocked)
         if result is FlushResult.BLOCKED:
             self._judgement.blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
             self._host.request_flush()
@@ -1074,10 +1074,10 @@ class Sender:
     def _write_locked(self, now: float) -> FlushResult:
         """Write until all is taken, EAGAIN, or the end of the turn; account, and tell the core."""
         self._lock.assert_owned()
-        written, blocked, failure = self._put_locked(now)
-        return self._wrote_locked(written, now, failure, blocked=blocked)
+        written, blocked, failure = self._write_turn_locked(now)
+        return self._account_write_locked(written, now, failure, blocked=blocked)
 
-    def _put_locked(self, now: float) -> tuple[int, bool, OSError | None]:
+    def _write_turn_locked(self, now: float) -> tuple[int, bool, OSError | None]:
         """Write for one turn; return as `Outbox.write`. For a viewer that lags, what is late is left out.
 
         It is given no more ahead than the kernel was told to take: that takes up to a segment of 64 KiB beyond.
@@ -1093,18 +1093,18 @@ class Sender:
         )
         # Without a rate too: a cut goes on through sound that a line carries with ease, so that nothing waits.
         if outbox.cursor is not None and (entry := slow.note_late(now, outbox.cursor.late)) is not None:
-            self._note_locked(entry)
-        if slow.gave(written) and failure is None and not outbox.empty(with_log=with_log):
+            self._add_to_ledger_locked(entry)
+        if slow.note_given(written) and failure is None and not outbox.empty(with_log=with_log):
             blocked = True  # for now; the kernel tells when it has sent half of it
         return written, blocked, failure
 
-    def _wrote_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
+    def _account_write_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
         """Account for a write that took `written` bytes and ended in EAGAIN, in `failure`, or in neither."""
         if written:
             self._judgement.progress(now)
             self._host.wrote(written)
             if self._waiters:
-                self._wake_locked()
+                self._wake_waiters_locked()
         if failure is not None:
             self._broken_locked(failure)
             return FlushResult.CLOSED
@@ -1115,8 +1115,8 @@ class Sender:
                     now  # a stall begins with the first write that is refused, not with the last taken
                 )
             self._judgement.blocked = self._judgement.lagging = True
-            self._leave_locked()
-            self._judgement.began_to_wait(self._judgement.known_slow(now), now)
+            self._leave_cohort_locked()
+            self._judgement.note_waiting(self._judgement.known_slow(now), now)
             load = self._uncrowded_locked(self._judgement.counted(now, refused=True), now)
             if self._open_locked():
                 self._settle_locked(core.blocked(load, now), now)
@@ -1124,14 +1124,14 @@ class Sender:
         if not self._judgement.empty:
             self._judgement.lagging = True
             if self._judgement.slow is not None:
-                self._judgement.began_to_wait(self._judgement.slow, now)
+                self._judgement.note_waiting(self._judgement.slow, now)
             load = self._judgement.counted(now)
             if not core.rises_to(load):  # what is left may never have been offered
                 self._settle_locked(core.sent(load, now), now)
             return FlushResult.MORE if self._close_reason is None else FlushResult.CLOSED
-        return self._took_all_locked(now)
+        return self._all_taken_locked(now)
 
-    def _took_all_locked(self, now: float) -> FlushResult:
+    def _all_taken_locked(self, now: float) -> FlushResult:
         core, outbox = self._core, self._outbox
         self._judgement.progress(now)
         slow = self._judgement.slow
@@ -1141,7 +1141,7 @@ class Sender:
                 self._settle_locked(core.sent(self._judgement.counted(now), now), now)
                 self._arm_locked(now)
                 return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
-            if slow.kept_up():
+            if slow.note_keeping_up():
                 self._host.limit_unsent(0 if outbox.cursor is None else outbox.cursor.log.fill_bytes)
         self._judgement.lagging = False
         cursor = outbox.cursor
@@ -1211,7 +1211,7 @@ class Sender:
         if not skipped:
             return
         removed_ms = max(self._judgement.oldest(now) - before, 0.0) * 1000
-        self._note_locked(self._judgement.known_slow(now).returned(now, removed_ms, cause))
+        self._add_to_ledger_locked(self._judgement.known_slow(now).note_return(now, removed_ms, cause))
         self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
 
     def _relieve_locked(self, now: float, cause: str) -> None:
@@ -1227,7 +1227,7 @@ class Sender:
 
     # -- the cohort
 
-    def stand(self, new: Standing) -> None:
+    def change_standing(self, new: Standing) -> None:
         """Stand at `new` from now on. Owning thread; into the cohort and out of it under the lock.
 
         The Sender takes the steps with which it comes and goes, enters the cohort and leaves it; the fan-out takes
@@ -1238,35 +1238,35 @@ class Sender:
         """
         self._judgement.stands = step(self._judgement.stands, new)
 
-    def _come_locked(self, cohort: CohortLike[Sender]) -> None:
+    def _enter_fanout_locked(self, cohort: CohortLike[Sender]) -> None:
         self._cohort = cohort
-        self.stand(Standing.QUEUED)
+        self.change_standing(Standing.QUEUED)
         if cohort.log.fill_bytes:
-            self._fill_locked(cohort.log.fill_bytes)
+            self._set_fill_locked(cohort.log.fill_bytes)
         cohort.add(self)
 
-    def _go_locked(self) -> None:
+    def _exit_fanout_locked(self) -> None:
         cohort = self._cohort
         if cohort is not None:
-            self._leave_locked()
+            self._leave_cohort_locked()
             cohort.remove(self)
             self._cohort = None
-            self.stand(Standing.GONE)
+            self.change_standing(Standing.GONE)
             if cohort.log.fill_bytes:
-                self._fill_locked(0)
+                self._set_fill_locked(0)
 
-    def _fill_locked(self, size_bytes: int) -> None:
-        """Have the kernel take so much ahead, unless it takes less because this peer lags, or nothing is late."""
+    def _set_fill_locked(self, size_bytes: int) -> None:
+        """Set how much the kernel takes ahead, unless it takes less because this peer lags, or nothing is late."""
         slow = self._judgement.slow
         judged = self._core.limits.target_delay_ms != 0 and self._judgement.patience != ENDLESS
         if judged and (slow is None or not slow.ahead_bytes):
             self._host.limit_unsent(size_bytes)
 
-    def _leave_locked(self) -> None:
+    def _leave_cohort_locked(self) -> None:
         """Leave the cohort, if in one, for reasons of our own."""
         if self._judgement.stands is _COHORT and self._cohort is not None:
             self._stand_alone_locked()
-            self._cohort.left(self)
+            self._cohort.serve_alone(self)
 
     def _stand_alone_locked(self) -> None:
         """Go on with a cursor of our own, where the cohort stands."""
@@ -1274,11 +1274,11 @@ class Sender:
         if cursor is not None:
             cursor.place = Place(cursor.entry)
             self._outbox.bytes_sent += cursor.entry.offset
-            self.stand(Standing.QUEUED)
+            self.change_standing(Standing.QUEUED)
 
     def _unfollow_locked(self, reason: DropReason) -> None:
         self._lock.assert_owned()
-        self._go_locked()
+        self._exit_fanout_locked()
         slow = self._judgement.slow
         if slow is not None:
             slow.last_share = self._judgement.picture_share(self._now_locked())
@@ -1291,7 +1291,7 @@ class Sender:
         self._lock.assert_owned()
         cursor = self._outbox.cursor
         if cursor is not None:
-            self._leave_locked()
+            self._leave_cohort_locked()
             cursor.finish(now)
 
     # -- times
@@ -1347,7 +1347,7 @@ class Sender:
 
     def _set_limits_locked(self, limits: Limits, now: float) -> None:
         self._lock.assert_owned()
-        self._note_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
+        self._add_to_ledger_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
         core = self._core
         if not (self._judgement.blocked or self._outbox.empty(with_log=False)):
             self._offer_locked(now)
@@ -1401,10 +1401,10 @@ class Sender:
         self._judgement.ended_at = now
         self._open_episode_locked(now)
         self._unfollow_locked(DropReason.CLOSED)
-        self._wake_locked()
+        self._wake_waiters_locked()
         self._outbox.drop_everything(DropReason.CLOSED)
         self._close_episode_locked(now, force=True)
-        self._note_locked(LedgerEntry(LedgerKind.CLOSE, now, details, reason=reason))
+        self._add_to_ledger_locked(LedgerEntry(LedgerKind.CLOSE, now, details, reason=reason))
         self._host.terminate(reason, details)
 
     # -- what is queued, and since when
@@ -1439,7 +1439,7 @@ class Sender:
 
     # -- the application's code: its handler and its policy
 
-    def _ask_locked(self, where: str, default: _T, call: Callable[[], _T]) -> _T:
+    def _call_app_locked(self, where: str, default: _T, call: Callable[[], _T]) -> _T:
         """Call the application's code; `default` where it raises, which is reported when the lock is released.
 
         Whatever it raises, CancelledError and SystemExit too: half of an edge is worse than an exit that comes later.
@@ -1457,11 +1457,11 @@ class Sender:
 
     def _learn_patience_locked(self) -> None:
         """Ask the policy how long what is late is waited for; one that fails waits for everything."""
-        self._judgement.patience = self._ask_locked("patience", ENDLESS, partial(patience_of, self._policy))
+        self._judgement.patience = self._call_app_locked("patience", ENDLESS, partial(patience_of, self._policy))
 
     def _refused_locked(self, state: SendState) -> int:
         """Ask the policy which classes it refuses in `state`; one that fails refuses nothing."""
-        return self._ask_locked("decide", 0, partial(refused_mask, self._policy, state))
+        return self._call_app_locked("decide", 0, partial(refused_mask, self._policy, state))
 
     # -- what is done when the lock is released: hooks and logs are the application's code as well, and may block
 
@@ -1470,7 +1470,7 @@ class Sender:
             self._after = PostponedCalls()
         self._after.append(call)
 
-    def _wake_locked(self) -> None:
+    def _wake_waiters_locked(self) -> None:
         """Have the waiters called if there is nothing left to wait for; after what may have emptied the queue."""
         taken = self._outbox.own_taken
         if self._waiters and (taken or self._close_reason is not None):
@@ -1485,7 +1485,7 @@ class Sender:
 
     # -- the ledger and episodes of drops
 
-    def _note_locked(self, entry: LedgerEntry) -> None:
+    def _add_to_ledger_locked(self, entry: LedgerEntry) -> None:
         if self._ledger is None:
             self._ledger = Ledger()
         self._ledger.add(entry)
@@ -1503,4 +1503,4 @@ class Sender:
         self._episode = None
         entry = episode.end(now, self._outbox.dropped(), self._judgement.pictures(), self._judgement.slow)
         if entry is not None:
-            self._note_locked(entry)
+            self._add_to_ledger_locked(entry)

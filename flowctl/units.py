@@ -44,7 +44,7 @@ TIME_UNITS: Final[Mapping[str, float]] = {
 """Seconds of each unit of time."""
 
 _MOST_DIGITS: Final = 15
-"""Of a whole number: more cannot be meant, and int() refuses some thousands."""
+"""Most digits of a whole number: more cannot be meant, and int() refuses some thousands."""
 
 _EXACT_UNITS: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 _RATE_PREFIXES: Final[dict[str, int]] = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}

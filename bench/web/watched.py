@@ -46,8 +46,8 @@ class _Rounds:
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Note all rounds within this context."""
-        usual = RoundMeter.round, RoundMeter.short_round
-        for name, method in zip(("round", "short_round"), usual, strict=True):
+        usual = RoundMeter.count_round, RoundMeter.count_short_round
+        for name, method in zip(("count_round", "count_short_round"), usual, strict=True):
 
             def noting(meter: RoundMeter, took_s: float, method: Any = method) -> None:
                 self.took_ms.append(took_s * 1000)
@@ -57,7 +57,7 @@ class _Rounds:
         try:
             yield
         finally:
-            RoundMeter.round, RoundMeter.short_round = usual  # type: ignore[method-assign]  # as they were
+            RoundMeter.count_round, RoundMeter.count_short_round = usual  # type: ignore[method-assign]  # as they were
 
     def taken(self) -> list[float]:
         """Return what was noted since the last call."""

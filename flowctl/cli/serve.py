@@ -194,16 +194,16 @@ def run_server(
 
 def _tend(server: Server, ended: EndSignals, notifier: Notifier, stats_s: float | None) -> None:
     """Wait for the end; meanwhile log figures, and tell systemd that all threads are alive."""
-    from flowctl.core.server.systemd import STATUS_S, Pulse
+    from flowctl.core.server.systemd import STATUS_S, ThreadProbe
 
-    pulse = Pulse(group.call_soon for group in server.groups.groups)
+    probe = ThreadProbe(group.call_soon for group in server.groups.groups)
     ticks: list[tuple[float, Callable[[], None]]] = []
     if stats_s:
         ticks.append((stats_s, lambda: _log_figures(server)))
-    if notifier.told:
+    if notifier.active:
         ticks.append((STATUS_S, lambda: notifier.status(_status(server))))
     if notifier.watchdog_s is not None:
-        ticks.append((notifier.watchdog_s, lambda: notifier.alive() if pulse.look() else None))
+        ticks.append((notifier.watchdog_s, lambda: notifier.alive() if probe.probe_threads() else None))
     due = [time.monotonic() + every_s for every_s, _ in ticks]
     while not ended.wait(max(min(due) - time.monotonic(), 0.001) if due else None):
         now = time.monotonic()

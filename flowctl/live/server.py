@@ -415,7 +415,7 @@ class LiveServer(Server):
             return
         file = str(self.certificate.certificate)
         try:
-            if self.certificate.look():
+            if self.certificate.reload_if_changed():
                 _log.info("certificate changed", file=file)
                 self._note_change("certificate", {"file": file})
         except ConfigError as error:

@@ -21,7 +21,7 @@ from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
 from flowctl.core.loop.deadlines import Deadlines
 from flowctl.core.loop.processor import DeferredProcessor
-from flowctl.core.loop.work import WorkBook
+from flowctl.core.loop.work import ThreadWork
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
@@ -126,7 +126,7 @@ class HandGroup(ManualGroup):
         self.inputs: dict[MemoryWire, Callable[[], object]] = {}
         self.outputs: dict[MemoryWire, Callable[[], object]] = {}
         self.ends: dict[MemoryWire, Callable[[bool], object]] = {}
-        self.work = WorkBook(self.call_soon)
+        self.work = ThreadWork(self.call_soon)
         self.gathered: dict[MemoryWire, bool] = {}  # whether a wire's input may wait for more
         self._loop: _ManualLoop | None = None
 
@@ -145,7 +145,6 @@ class HandGroup(ManualGroup):
         self.call_later(max(0.0, when - self.clock()), lambda: self.deadlines.run_due(self.clock()))
 
     def add(self, connection: Connection) -> None:
-        """Have a connection live here."""
         connection.registration.bind(self.processor, hold=True)
         connection.attached(cast("PollGroup", self))
         connection.registration.activate()

@@ -49,7 +49,7 @@ UNLOCKED: dict[tuple[str, str], str] = {
     ("Sender.blocked", "_judgement"): "asked by the owning thread, the only one that sets it",
     ("Sender.following", "_cohort"): "changed by the owning thread only; others get one reference, maybe a stale one",
     ("Sender.stands", "_judgement"): "one field, asked by the owning thread, the only one that sets it",
-    ("Sender.stand", "_judgement"): "changed by the owning thread only; into the cohort and out of it under the lock",
+    ("Sender.change_standing", "_judgement"): "by the owning thread only; into the cohort and out of it under the lock",
     ("Sender.writable", "_cohort"): "changed by the owning thread only, which is the one that runs this",
 }
 """(class.method, attribute): why it may be touched there without the lock."""

@@ -10,14 +10,14 @@ from flow_kit import CLASS_OF, HEADER, KEY, LOG, RESTART, frame, parse
 
 from flowctl.core.flow.counts import as_counts, total
 from flowctl.core.flow.limits import OFF_MARK
-from flowctl.core.flow.policy import DROPPABLE_MASK, LivePolicy, Room, patience_of
+from flowctl.core.flow.policy import DROPPABLE_MASK, Headroom, LivePolicy, patience_of
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 
-ROOMY = Room(OFF_MARK, OFF_MARK, -float(OFF_MARK), 0)
+ROOMY = Headroom(OFF_MARK, OFF_MARK, -float(OFF_MARK), 0)
 LETTERS = "CHKIDAX"
 TARGET_S = 1.0
 
@@ -92,12 +92,12 @@ class Follower:
     @property
     def queued(self):
         """What is queued, as letters in the order of classes."""
-        counts = as_counts(self.cursor.books())[2]
+        counts = as_counts(self.cursor.balance())[2]
         return "".join(LETTERS[item] * counts.messages[item] for item in MessageClass)
 
     def dropped(self, reason=None):
         """What was dropped, for one reason or all, as letters in the order of classes."""
-        dropped = as_counts(self.cursor.books())[1]
+        dropped = as_counts(self.cursor.balance())[1]
         counts = total(dropped.values()) if reason is None else total(dropped[key] for key in dropped if key is reason)
         return "".join(LETTERS[item] * counts.messages[item] for item in MessageClass)
 
@@ -128,7 +128,7 @@ class Follower:
             return self.dropped(DropReason[argument] if argument else None)
         if name in {"thin", "live"}:
             size, messages = map(int, argument.split(",")) if argument else (OFF_MARK, OFF_MARK)
-            room = Room(size, messages, -float(OFF_MARK), 0)
+            room = Headroom(size, messages, -float(OFF_MARK), 0)
             return cursor.skip_to_live(room, now) if name == "live" else cursor.thin_to_key_frame(room, now)
         steps = {
             "take": self.take,

@@ -81,7 +81,7 @@ def _memory_file(data: bytes) -> int:
 
 
 def socket_behind(send: Callable[[bytes], int]) -> socket.socket | None:
-    """Return the socket whose plain `send` this is. None: the bytes pass through something else first, as with TLS."""
+    """Return the socket whose plain `send` this is. None: the bytes pass through something else first, such as TLS."""
     if isinstance(send, BuiltinMethodType):
         owner: Any = send.__self__
         if isinstance(owner, socket.socket):
@@ -99,11 +99,11 @@ def gather(start: Entry, end: Entry) -> bytes:
 
 
 SQUAD_SIZE: Final = 64
-"""Members of a squad, at most: 0.6 ms of usual flushes, 5 ms of key frames of 500 kB. What a squad costs itself, about
-1.5 us, is a quarter of one per cent of that."""
+"""Most members of a squad: 0.6 ms of usual flushes, 5 ms of key frames of 500 kB. What a squad costs itself, about 1.5
+us, is a quarter of one per cent of that."""
 
-Slow = list[tuple[Sender, int, Exception | None]]
-"""Members who did not take all: who, the bytes that were taken, and the error that ended the connection or None.
+ShortWrites = list[tuple[Sender, int, Exception | None]]
+"""Members that did not take all of a write: the Sender, the bytes taken, and the error that ended the connection.
 
 Whatever a transport raises is its member's error: raised further, it would leave the squad's place where it was, and
 those who were written to before would be sent the same bytes again."""
@@ -124,32 +124,32 @@ class Squad(Place):
         self.members: list[Sender] = []
         self.sends: list[Callable[[bytes], int]] = []
 
-    def write(self, piece: Piece, *, as_file: bool) -> Slow:
+    def write(self, piece: Piece, *, as_file: bool) -> ShortWrites:
         if as_file and len(piece.data) >= FILE_BYTES and (descriptor := piece.descriptor()) >= 0:
             return self._write_file(piece.data, descriptor)
         return self.write_bytes(piece.data)
 
-    def write_bytes(self, data: bytes) -> Slow:
+    def write_bytes(self, data: bytes) -> ShortWrites:
         """Write `data` to every member once, and return the members that did not take all of it."""
         size = len(data)
-        slow: Slow = []
+        slow: ShortWrites = []
         members = self.members
         for index, send in enumerate(self.sends):
             try:
                 count = send(data)
             except BlockingIOError:
                 slow.append((members[index], 0, None))
-            except Exception as error:  # noqa: BLE001 - see `Slow`
+            except Exception as error:  # noqa: BLE001 - see `ShortWrites`
                 slow.append((members[index], 0, _failure(error)))
             else:
                 if count != size:
                     slow.append((members[index], count, None))
         return slow
 
-    def _write_file(self, data: bytes, descriptor: int) -> Slow:
-        """Do the same by reference; bytes to those whose transport has to see them."""
+    def _write_file(self, data: bytes, descriptor: int) -> ShortWrites:
+        """Write `data` to every member by reference; as bytes to those whose transport has to see them."""
         size = len(data)
-        slow: Slow = []
+        slow: ShortWrites = []
         for member, send in zip(self.members, self.sends, strict=True):
             sock = socket_behind(send)
             try:
@@ -157,7 +157,7 @@ class Squad(Place):
                 count = send(data) if sock is None else os.sendfile(sock.fileno(), descriptor, 0, size)
             except BlockingIOError:
                 slow.append((member, 0, None))
-            except Exception as error:  # noqa: BLE001 - see `Slow`
+            except Exception as error:  # noqa: BLE001 - see `ShortWrites`
                 slow.append((member, 0, _failure(error)))
             else:
                 if count != size:
@@ -187,7 +187,7 @@ class Cohort:
         return None
 
     def admit(self, sender: Sender, entry: Entry) -> Place:
-        """Take in `sender`, who stands at `entry`, and return the place it shares from now on."""
+        """Take in `sender`, which stands at `entry`, and return the place it shares from now on."""
         squad = self._open
         if squad is None or squad.entry is not entry or len(squad.members) >= self.squad_size:
             for squad in self._squads.values():
@@ -204,7 +204,7 @@ class Cohort:
         return squad
 
     def forget(self, sender: Sender) -> None:
-        """Let a member go; the last one of its squad takes its slot."""
+        """Remove a member; the last one of its squad takes its slot."""
         number, index = divmod(sender.slot, self.squad_size)
         squad = self._squads[number]
         last, last_send = squad.members.pop(), squad.sends.pop()
@@ -219,7 +219,7 @@ class Cohort:
                 self._open = None
 
     def tidy(self) -> None:
-        """Pour small squads at the same place together when there are more squads than the members need.
+        """Merge small squads at the same place when there are more squads than the members need.
 
         Who joins between two rounds stands at a place of its own, and after the next round at that of all others:
         without this, a stream with much coming and going would end with a squad for each.

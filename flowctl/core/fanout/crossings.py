@@ -11,7 +11,7 @@ from flowctl.core.flow.limits import OFF_MARK
 _T = TypeVar("_T")
 
 _MOST_STALE: Final = 4
-"""Heaps are built anew when they hold this many times more places than there are items."""
+"""Ratio of places in the heaps to watched items from which the heaps are built anew."""
 
 
 class Crossings(Generic[_T]):
@@ -35,7 +35,7 @@ class Crossings(Generic[_T]):
         return len(self._numbers)
 
     def watch(self, item: _T, offset: int, sequence: int) -> None:
-        """Report `item` when the log has reached `offset` or `sequence`; `OFF_MARK` for never."""
+        """Report `item` once the log has reached `offset` or `sequence`; `OFF_MARK` for never."""
         if offset >= OFF_MARK and sequence >= OFF_MARK:
             self.forget(item)
             return

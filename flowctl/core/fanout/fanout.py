@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from flowctl.core.fanout.cohort import FILE_VIEWERS, SQUAD_SIZE, Cohort, Piece, Slow, Squad, gather
+from flowctl.core.fanout.cohort import FILE_VIEWERS, SQUAD_SIZE, Cohort, Piece, ShortWrites, Squad, gather
 from flowctl.core.fanout.crossings import Crossings
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter
 from flowctl.core.loop.faults import as_exception
@@ -37,7 +37,7 @@ from flowctl.errors import ClosedError, ConfigError
 from flowctl.sender import FlushResult, Sender
 
 DEFAULT_TURN_S: Final = 0.004
-"""How long a fan-out keeps its thread at a time. A tenth of the flush interval: a round of a thousand viewers takes
+"""Time that a fan-out keeps its thread in one turn. A tenth of the flush interval: a round of a thousand viewers takes
 three turns, and what comes in between sees it a few milliseconds later, not a round."""
 
 _QUEUED: Final = Standing.QUEUED
@@ -173,19 +173,19 @@ class Fanout:
         """Serve `sender`, which is QUEUED, from its own cursor until it has caught up."""
         self._alone[sender] = None
         self._queue[sender] = None
-        self._go_on()
+        self._request_turn()
 
-    def left(self, sender: Sender) -> None:
+    def serve_alone(self, sender: Sender) -> None:
         """Serve a member, which is QUEUED by now, from its own cursor."""
         self._cohort.forget(sender)
         self._left += 1
         self.add(sender)
 
-    def runnable(self, sender: Sender) -> None:
+    def serve_in_turn(self, sender: Sender) -> None:
         """Serve `sender` in its turn: the kernel takes more again, or it has more to write."""
         if sender in self._alone and sender.stands is not _QUEUED:
             self._enqueue(sender)
-            self._go_on()
+            self._request_turn()
 
     def remove(self, sender: Sender) -> None:
         """Serve `sender`, which has left the cohort, no longer; harmless when it is not served."""
@@ -194,7 +194,7 @@ class Fanout:
         self._crossings.forget(sender)
 
     def limits_changed(self, sender: Sender) -> None:
-        """The limits of `sender` are new, or more counts against them."""
+        """Note that the limits of `sender` are new, or that more counts against them."""
         if sender in self._alone:
             self._crossings.watch(sender, 0, 0)  # with the next message
 
@@ -232,7 +232,7 @@ class Fanout:
         return self._cohort.squads()
 
     def _enqueue(self, sender: Sender) -> None:
-        sender.stand(_QUEUED)
+        sender.change_standing(_QUEUED)
         self._queue[sender] = None
 
     def _admit(self, sender: Sender, tail: Entry) -> None:
@@ -299,7 +299,7 @@ class Fanout:
         return self._due_at - 2 * interval_s if self.log.batched else self._last_flush
 
     def flush(self) -> None:
-        """Begin a round: write what was published before this call to all that can take something."""
+        """Begin a round: write what was published before this call to all viewers that can take something."""
         if self._closed or self._target is not None:
             return  # the round in progress looks at the log when it is done
         self._armed = True
@@ -319,10 +319,10 @@ class Fanout:
             if sender.stands is _SERVED:
                 self._enqueue(sender)
         if not self._going:  # otherwise a turn is on its way
-            self._turn()
+            self._run_turn()
 
     def _fill_anew(self) -> None:
-        """The rate of the log has become known, or is another by far: kernels take other amounts ahead from now on."""
+        """Set anew what kernels take ahead: the rate of the log has become known, or has changed by far."""
         self._fill_bytes = self.log.fill_bytes
         for sender in (*self.keeping_up(), *self._alone):
             sender.fill_as_log()
@@ -332,25 +332,25 @@ class Fanout:
         try:
             if squad.entry is not tail:
                 data = gather(squad.entry, tail)
-                self._wrote(squad, tail, len(data), squad.write_bytes(data))
+                self._settle_write(squad, tail, len(data), squad.write_bytes(data))
         finally:
             now = self._host.now()
-            self._meter.short_round(now - began)
+            self._meter.count_short_round(now - began)
             took_s, self._took_s = self._took_s + now - began, 0.0
             self._round_over(tail, took_s, now)
 
     def _end_round(self, now: float) -> None:
-        """All squads have come to where the round led; see whether the next one is due."""
+        """End a round that all squads have finished; see whether the next one is due."""
         tail, self._target = self._target, None
         self._drop_piece()
         self._cohort.tidy()
-        self._meter.round(now - self._last_flush)
+        self._meter.count_round(now - self._last_flush)
         took_s, self._took_s = self._took_s + now - self._turn_from, 0.0
         self._turn_from = now  # what is left of this turn counts for the next round
         self._round_over(tail, took_s, now)
 
     def _round_over(self, tail: Entry | None, took_s: float, now: float) -> None:
-        """Settle the interval after a round to `tail` whose turns took `took_s` seconds; is the next one due?"""
+        """Settle the interval after a round to `tail` whose turns took `took_s` seconds; begin the next if due."""
         host = self._host
         # What others take of the core meanwhile is in the length of a turn, and no cost of ours.
         self.pacing.round_ended(took_s * host.processor_share(), host.busy_fraction(), now)
@@ -361,13 +361,13 @@ class Fanout:
 
     # -- turns
 
-    def _go_on(self) -> None:
+    def _request_turn(self) -> None:
         if not self._going:
             self._going = True
-            self._host.call_soon(self._turn)
+            self._host.call_soon(self._run_turn)
 
-    def _turn(self) -> None:
-        """Do a few milliseconds of what there is to do: squads, viewers served alone, and looks at limits."""
+    def _run_turn(self) -> None:
+        """Work for a few milliseconds: write to squads, serve viewers from their own cursor, look at limits."""
         if self._closed:
             return
         host = self._host
@@ -381,10 +381,10 @@ class Fanout:
         finally:
             ended = host.now()
             self._took_s += ended - self._turn_from
-            self._meter.turn(ended - began)
+            self._meter.count_turn(ended - began)
             self._going = False
             if self._target is not None or self._queue or self._looks:  # `close` leaves nothing of these
-                self._go_on()
+                self._request_turn()
 
     def _write_squads(self, until: float) -> None:
         """Bring squads to where the round leads, one at least."""
@@ -407,16 +407,16 @@ class Fanout:
             self._drop_piece()
             piece = self._piece = Piece(squad.entry, target)
         slow = squad.write(piece, as_file=self._cohort.count >= FILE_VIEWERS)
-        self._wrote(squad, target, len(piece.data), slow)
+        self._settle_write(squad, target, len(piece.data), slow)
 
-    def _wrote(self, squad: Squad, target: Entry, size_bytes: int, slow: Slow) -> None:
+    def _settle_write(self, squad: Squad, target: Entry, size_bytes: int, slow: ShortWrites) -> None:
         """Count what was written to a squad, bring it to `target`, and deal with the members that took less."""
         written = size_bytes * (len(squad.members) - len(slow)) + sum([count for _, count, _ in slow])
         self._cohort_bytes += written
         self._host.bytes_out += written
         for sender, count, _ in slow:
             sender.leave_cohort(count)
-            self.left(sender)
+            self.serve_alone(sender)
         squad.entry = target
         # Code of the application, which may do something to others: when all books say what was written.
         for sender, _, failure in slow:
@@ -433,15 +433,15 @@ class Fanout:
         queue, looks, now = self._queue, self._looks, self._host.now
         while queue:
             sender, _ = queue.popitem(last=False)
-            self._serve(sender)
+            self._serve_viewer(sender)
             if now() >= until:
                 break
         while looks:
-            if self._watch(looks.popleft()) and now() >= until:
+            if self._watch_limits(looks.popleft()) and now() >= until:
                 break
 
-    def _serve(self, sender: Sender) -> None:
-        sender.stand(_SERVED)
+    def _serve_viewer(self, sender: Sender) -> None:
+        sender.change_standing(_SERVED)
         try:
             result = sender.flush()
         except BaseException as error:  # noqa: BLE001 - a fault in one viewer must not cost the others their stream
@@ -455,12 +455,12 @@ class Fanout:
             if sender.ready_for_cohort(tail):
                 self._admit(sender, tail)
         elif result is FlushResult.BLOCKED:
-            sender.stand(_REFUSED)
-            self._watch(sender)
+            sender.change_standing(_REFUSED)
+            self._watch_limits(sender)
 
     # -- limits
 
-    def _watch(self, sender: Sender) -> bool:
+    def _watch_limits(self, sender: Sender) -> bool:
         """Look at a viewer, and again when the log has grown to where its next limit can be crossed."""
         if sender.stands is not _REFUSED or sender not in self._alone:
             return False
@@ -486,9 +486,9 @@ class Fanout:
         for number, sender in enumerate(due):
             if number == _MOST_LOOKS:
                 self._looks.extend(due[number:])
-                self._go_on()
+                self._request_turn()
                 break
-            self._watch(sender)
+            self._watch_limits(sender)
 
     def statistics(self) -> FanoutStatistics:
         meter = self._meter

@@ -84,7 +84,7 @@ class Fanouts:
 
 
 class Follower(Protocol):
-    """What follows a log: a `Connection`."""
+    """A `Connection`, as an object that follows a log."""
 
     group: PollGroup | None  #: where it lives; None on the way between two groups
     place: FollowPlace | None  #: where it follows a log

@@ -16,28 +16,28 @@ from bisect import bisect_left
 from typing import Final
 
 DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
-"""Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message.
-It is a ceiling: few viewers are served sooner."""
+"""Longest flush interval by default, two and a half frames at 60 fps: a delay that no viewer notices, at a third of the
+cost of writing each message. Few viewers are served sooner."""
 MOST_FLUSH_INTERVAL_S: Final = 10.0
-"""Beyond, a stream is no live one."""
+"""Largest allowed ceiling of the flush interval: beyond, a stream is no longer live."""
 ROUND_SHARE: Final = 0.05
 """Share of a thread's time that the rounds of one stream may take before it is flushed less often than each message:
 at 10 us a viewer that is some 10 viewers at 2 ms and 200 at the usual ceiling of 40 ms."""
 
 _STEPS: Final = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
-"""Intervals as parts of the ceiling. The first writes each message at once."""
+"""Intervals as shares of the ceiling. The first writes each message at once."""
 _AT_ONCE_S: Final = 0.002
-"""A wished-for interval up to this is none: messages of a stream are 10 ms or more apart, so it would join nothing."""
+"""Computed interval that is too short to join messages: those of a stream are 10 ms or more apart."""
 _AT_ONCE_COST_S: Final = ROUND_SHARE * _AT_ONCE_S
 _IDLE_BUSY: Final = 0.25
 _FULL_BUSY: Final = 0.75
-"""Up to the first busy fraction of the thread a stream has its whole share, from the second on none."""
+"""Busy fractions of the thread: up to the first a stream has its whole share, from the second on none."""
 _SMOOTHING: Final = 0.1
 """Weight of the newest round: a key frame, which costs several times a usual round, must not move the interval."""
 _CALM_S: Final = 2.0
-"""Longer than most groups of pictures, so that one step down has seen a key frame."""
-_SPARE: Final = 0.7
-"""A shorter interval is tried when the wished-for one is at most this much of it."""
+"""Time for which a shorter interval would do before it is tried: most groups of pictures are shorter."""
+_DOWN_SHARE: Final = 0.7
+"""Share of a step that the computed interval may fill at most before that shorter step is tried."""
 
 
 class Pacing:
@@ -65,11 +65,11 @@ class Pacing:
         if not self._step and self._cost_s <= _AT_ONCE_COST_S and busy <= _IDLE_BUSY:
             return  # what follows would come to the same
         wanted_s = self.wanted_s(busy)
-        # The shortest step that is not below the wished-for interval.
+        # The shortest step that is not below the computed interval.
         step = 0 if wanted_s <= _AT_ONCE_S else min(bisect_left(_STEPS, wanted_s / self.ceiling_s), len(_STEPS) - 1)
         if step > self._step:
             self._move(step)
-        elif self._step and wanted_s <= max(_SPARE * self.ceiling_s * _STEPS[self._step - 1], _SPARE * _AT_ONCE_S):
+        elif self._step and wanted_s <= _DOWN_SHARE * max(self.ceiling_s * _STEPS[self._step - 1], _AT_ONCE_S):
             if self._calm_since is None:
                 self._calm_since = now
             elif now - self._calm_since >= _CALM_S:
@@ -103,7 +103,7 @@ ROUND_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100)
 
 
 class RoundMeter:
-    """What rounds and turns took: a round from its beginning to its last write, turns of others in between included."""
+    """Times of turns, and of rounds from beginning to last write, turns of others in between included."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -112,12 +112,12 @@ class RoundMeter:
         self.longest_turn_s = 0.0
         self.by_duration = [0] * (len(ROUND_BOUNDS_MS) + 1)
 
-    def round(self, took_s: float) -> None:
+    def count_round(self, took_s: float) -> None:
         self.rounds += 1
         self.longest_round_s = max(self.longest_round_s, took_s)
         self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
 
-    def short_round(self, took_s: float) -> None:
+    def count_short_round(self, took_s: float) -> None:
         """Count a round of `took_s` seconds that was one turn."""
         self.rounds += 1
         self.turns += 1
@@ -125,6 +125,6 @@ class RoundMeter:
         self.longest_turn_s = max(self.longest_turn_s, took_s)
         self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
 
-    def turn(self, took_s: float) -> None:
+    def count_turn(self, took_s: float) -> None:
         self.turns += 1
         self.longest_turn_s = max(self.longest_turn_s, took_s)

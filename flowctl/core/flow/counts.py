@@ -17,7 +17,7 @@ from flowctl.reasons import DropReason
 Figures = tuple[int, ...]
 """Numbers of messages by class, then the sizes in bytes by class."""
 NO_FIGURES: Final[Figures] = (0,) * (2 * CLASS_COUNT)
-Books = tuple[Figures, dict[DropReason, Figures], Figures]
+Balance = tuple[Figures, dict[DropReason, Figures], Figures]
 """(accepted, dropped by reason, queued) of one instant; what is in neither of the last two was sent."""
 
 
@@ -39,7 +39,7 @@ class Counts:
 
     @property
     def figures(self) -> Figures:
-        """The same as a row of figures."""
+        """These counts as a row of figures."""
         return (*self.messages, *self.sizes_bytes)
 
     @property
@@ -91,14 +91,14 @@ class Tally(list[int]):
         self[message_class] += 1
         self[message_class + CLASS_COUNT] += size_bytes
 
-    def take_back(self, message_class: MessageClass, size_bytes: int) -> None:
+    def subtract(self, message_class: MessageClass, size_bytes: int) -> None:
         self[message_class] -= 1
         self[message_class + CLASS_COUNT] -= size_bytes
 
     def add_figures(self, figures: Sequence[int]) -> None:
         self[:] = map(add, self, figures)
 
-    def take_figures(self, figures: Sequence[int]) -> None:
+    def subtract_figures(self, figures: Sequence[int]) -> None:
         self[:] = map(sub, self, figures)
 
     def frozen(self) -> Counts:
@@ -117,8 +117,8 @@ def add_by_reason(to: dict[DropReason, Figures], more: Mapping[DropReason, Seque
         to[reason] = tuple(map(add, to.get(reason, NO_FIGURES), figures))
 
 
-def as_counts(books: Books) -> tuple[Counts, dict[DropReason, Counts], Counts]:
-    """Return books as counts; reasons for which nothing was dropped are left out."""
-    accepted, dropped, queued = books
+def as_counts(balance: Balance) -> tuple[Counts, dict[DropReason, Counts], Counts]:
+    """Return a balance as counts; reasons for which nothing was dropped are left out."""
+    accepted, dropped, queued = balance
     lost = {reason: Counts.of_figures(figures) for reason, figures in dropped.items() if any(figures)}
     return Counts.of_figures(accepted), lost, Counts.of_figures(queued)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_US: Final = 1 << 42
-"""Values above, 50 days in microseconds, are counted as this."""
+"""Largest value, 50 days in microseconds; larger ones are counted as this."""
 
 
 def bucket_of(value: int, bits: int = 7) -> int:
@@ -66,24 +66,24 @@ class DelayHistogram:
         if not total:
             return None
         rank = max(share * total, 1.0)
-        seen = 0
+        below = 0
         for bucket in sorted(self.buckets):
             count = self.buckets[bucket]
-            if seen + count >= rank:
+            if below + count >= rank:
                 low, high = bounds_of(bucket)
-                return min(low + (high - low) * (rank - seen) / count, float(self.max_us)) / 1000
-            seen += count
+                return min(low + (high - low) * (rank - below) / count, float(self.max_us)) / 1000
+            below += count
         return self.max_us / 1000
 
     def sample_ms(self, most: int) -> list[float]:
         """Return at most `most` values in ms, sorted, spread evenly over the ranks of what was counted."""
         total = self.count
-        wanted = min(total, most)
+        samples = min(total, most)
         values: list[float] = []
         steps = self._steps()
         below, low, high, count = 0, 0, 0, 0
-        for index in range(wanted):
-            rank = (index + 0.5) * total / wanted
+        for index in range(samples):
+            rank = (index + 0.5) * total / samples
             while rank > below + count:
                 below += count
                 low, high, count = next(steps)
@@ -97,8 +97,8 @@ class DelayHistogram:
     def as_list(self) -> list[int]:
         """Return [largest, bucket, count, bucket, count, ...], short in JSON."""
         flat = [self.max_us]
-        for item in self.buckets.items():
-            flat += item
+        for pair in self.buckets.items():
+            flat += pair
         return flat
 
     @classmethod

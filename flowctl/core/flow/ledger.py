@@ -22,7 +22,7 @@ from flowctl.units import format_count, format_duration, format_size
 LEDGER_ENTRIES: Final = 16
 """Entries kept per connection; others are forgotten, see `Ledger.add`."""
 LEDGER_WORDS_BYTES: Final = 160
-"""Most that is kept of the words of an entry; they have up to 140."""
+"""Most bytes that are kept of the words of an entry; they have up to 140."""
 
 
 class LedgerKind(enum.Enum):
@@ -205,7 +205,7 @@ def _unpack_drops(packed: bytes) -> dict[DropReason, Counts]:
 
 
 _CAUSE_WORDS: Final = {Cause.WOULD_BLOCK: "blocked", Cause.TICK: "waited"}
-"""What is said of a cause whose name is our own word for it."""
+"""Words for a cause whose name is an internal one."""
 
 
 def describe_change(change: StateChange) -> str:

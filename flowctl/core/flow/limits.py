@@ -34,7 +34,7 @@ DEFAULT_OVERHEAD_BYTES: Final = 96
 
 
 class Axis(enum.Enum):
-    """What is measured of a load."""
+    """A dimension in which a load is measured."""
 
     BYTES = "bytes"
     MESSAGES = "messages"

@@ -44,7 +44,7 @@ from flowctl.core.text.tomltext import TomlText
 from flowctl.errors import ConfigError
 
 VERSION: Final = 1
-"""Counted up when a key changes its meaning; a server refuses what it does not know, rather than guess."""
+"""Version of the format, raised when a key changes its meaning; a server refuses one that it does not know."""
 MOST_TIME_S: Final = 86_400.0
 """Longest time: whatever waits a day for a viewer of a live stream was meant to be off, which is 0."""
 MOST_TEXT: Final = 1000

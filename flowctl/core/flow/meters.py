@@ -24,46 +24,47 @@ from dataclasses import dataclass, field
 from typing import Final
 
 LEAST_SAMPLE_S: Final = 0.2
-"""Samples closer together say more about the flush interval than about the link."""
+"""Shortest time between two samples: closer ones say more about the flush interval than about the link."""
 _SMOOTHING: Final = 0.3
 """Weight of the newest rate: a change shows after three or four samples."""
 
 _WINDOW_S: Final = 1.0
-"""The rate is that of so much time in which something waited."""
-_LEAST_S: Final = 0.2
-"""It is known after so much of it: a few packets more or less are no matter any more."""
-_FORGET_S: Final = 0.25
-"""After so long in which nothing waited it is not known any more; a peer that takes nothing for so long is slower."""
-_STEP_S: Final = 0.1
-"""Shorter times are added up: a window of ten parts is fine enough, and each costs a tuple."""
+"""Time in which something waited, over which the rate is taken."""
+_LEAST_RATE_S: Final = 0.2
+"""Shortest time after which the rate is known: then a few packets more or less no longer matter."""
+_LONGEST_GAP_S: Final = 0.25
+"""If nothing has waited for this long, the rate is no longer known. If the peer takes nothing for longer, the pause
+lowers it."""
+_PART_S: Final = 0.1
+"""Length of a part of the window; shorter times are added up. Ten parts are fine enough, and each costs a tuple."""
 STALL_S: Final = 3.0
-"""A peer that takes nothing for so long has no rate: it is stalled."""
+"""A peer that takes nothing for this long has no rate: it is stalled."""
 
-_ACKNOWLEDGEMENTS: Final = 3
-"""So many acknowledgements of the application show that it sends them, and how far apart."""
+_LEAST_REPORTS: Final = 3
+"""Acknowledgements after which it is known that the application sends them, and how far apart."""
 _UNREAD_BYTES: Final = 6 * 1024 * 1024
-"""Linux grows receive buffers to this size: of what has left our kernel, no more than that can be unread."""
-_BELIEVED_STEPS: Final = 2.0
-"""An application that has not reported for so many of its usual times between two reports has stopped doing so."""
-_BELIEVED_S: Final = 2.0
-"""It has not before so much time has passed: programs that report ten times a second pause, too."""
-_FADING: Final = 0.8
-"""What is left of an unusually long time or large step with each report that follows."""
-_SHORT: Final = 0.02
-"""Of what it has read, an application may count so much less: without the headers of chunks."""
+"""Most that can have left our kernel and not be read: Linux lets receive buffers grow to this size."""
+_SILENT_INTERVALS: Final = 2.0
+"""Usual times between two reports after which an application that is silent has stopped reporting."""
+_LEAST_SILENCE_S: Final = 2.0
+"""Shortest silence that counts as the end of reports: programs that report ten times a second pause, too."""
+_FADING_PER_REPORT: Final = 0.8
+"""Share of an unusually long time or large step that is left with each report that follows."""
+_UNREPORTED_SHARE: Final = 0.02
+"""An application may report this share less than it has read: it does not count chunk headers."""
 
-_MARKS: Final = 64
-"""Of a trail: those of half a second at 25 pictures a second, less often what is older."""
+_MARKS_PER_TRAIL: Final = 64
+"""Marks of a trail: half a second at 25 pictures a second; older times get fewer marks."""
 
-_SHARE_S: Final = 20.0
-"""A share of the pictures is of so long: several groups of pictures."""
-_NOTE_S: Final = 5.0
-"""Between two notes of pictures."""
+_SHARE_WINDOW_S: Final = 20.0
+"""Time over which the share of the pictures is taken: several groups of pictures."""
+_NOTE_INTERVAL_S: Final = 5.0
+"""Time between two notes of pictures."""
 
 
 @dataclass(eq=False, slots=True)
 class DrainMeter:
-    """What a peer takes while there is always something to take.
+    """The rate at which a peer takes data while there is always something to take.
 
     Peers take in lumps, a slow link's receive window opens in steps of up to half a second: a part of the window ends
     when something was taken, and never in between.
@@ -91,13 +92,13 @@ class DrainMeter:
             self.waited_s += now - max(self._part_at, self.sampled_at)
             self._waited_at = now
             seconds, taken = now - self._part_at, acknowledged_bytes - self._acknowledged
-            if taken > 0 and seconds >= _STEP_S:
+            if taken > 0 and seconds >= _PART_S:
                 self._close_part(seconds, taken)
                 self._part_at, self._acknowledged = now, acknowledged_bytes
         self._waits, self.sampled_at = waited, now
-        known = self.known(now)
-        if known is not None:
-            self.rate = known
+        rate = self.known(now)
+        if rate is not None:
+            self.rate = rate
 
     def _close_part(self, seconds: float, taken: int) -> None:
         parts = self._parts
@@ -111,28 +112,28 @@ class DrainMeter:
 
     def known(self, now: float) -> float | None:
         """Return the rate in bytes per second, more than 0, if it is known at this time. None: it is not."""
-        if now - self._waited_at > _FORGET_S and self._parts:
+        if now - self._waited_at > _LONGEST_GAP_S and self._parts:
             self._parts.clear()
             self._seconds, self._bytes = 0.0, 0
-        if self._seconds < _LEAST_S:
+        if self._seconds < _LEAST_RATE_S:
             return None
         pause_s = now - self._part_at if self._waits else 0.0
-        return self._bytes / (self._seconds + (pause_s if pause_s > _FORGET_S else 0.0))
+        return self._bytes / (self._seconds + (pause_s if pause_s > _LONGEST_GAP_S else 0.0))
 
     def takes(self, now: float) -> bool:
         """Return whether the peer has taken something within the last 250 ms, by the samples."""
-        return now - self.taken_at <= _FORGET_S
+        return now - self.taken_at <= _LONGEST_GAP_S
 
     def stalled(self, now: float) -> bool:
         """Return whether the peer has taken nothing for `STALL_S` although something waited."""
         return self._waits and now - self._part_at >= STALL_S
 
     def waits_since(self, now: float) -> float:
-        """Return since when something has waited of which the peer took nothing, in seconds; `now`: nothing has."""
+        """Return since when something has waited and the peer took nothing, in seconds; `now` if nothing waits."""
         return self._part_at if self._waits else now
 
     def flows(self, now: float) -> bool:
-        """Return whether the rate has no pause in it as long as its window: one lets it fall to a hundredth."""
+        """Return whether no pause in the rate is as long as its window: such a pause lets it fall to a hundredth."""
         return now - self.waits_since(now) < _WINDOW_S and all(seconds < _WINDOW_S for seconds, _ in self._parts)
 
 
@@ -151,7 +152,7 @@ class DelayMeter:
     _reads: int = 0  # how often it has said so
     _step: float = 0.0  # largest distance between two such reports lately, in bytes
     _gap_s: float = 0.0  # longest time between two of them lately
-    _short: float = _SHORT  # share of what was written that the application does not count, at most
+    _short: float = _UNREPORTED_SHARE  # share of what was written that the application does not count, at most
 
     def peer_acknowledged(self, now: float, total_bytes: int, written_bytes: int) -> None:
         total_bytes = min(total_bytes, written_bytes)
@@ -159,15 +160,15 @@ class DelayMeter:
         if step <= 0:
             return
         if self._reads:
-            self._step = max(_FADING * self._step, step)
-            self._gap_s = max(_FADING * self._gap_s, now - self._read_at)
+            self._step = max(_FADING_PER_REPORT * self._step, step)
+            self._gap_s = max(_FADING_PER_REPORT * self._gap_s, now - self._read_at)
         self._read, self._read_at = total_bytes, now
         self._reads += 1
         # One that counts too little is that share behind even when it has read all; none has ever read more.
         self._short = min(self._short, 1 - total_bytes / written_bytes)
 
     @property
-    def told(self) -> bool:
+    def has_reports(self) -> bool:
         return self._reads > 0
 
     def untaken_bytes(self, now: float, written_bytes: int, kernel_bytes: int) -> int:
@@ -176,7 +177,7 @@ class DelayMeter:
         The application reports in steps, so that one step may have been read and not been reported. Where it has
         stopped reporting, or never did, what the kernel holds is all that is known.
         """
-        if self._reads < _ACKNOWLEDGEMENTS or now - self._read_at > max(_BELIEVED_STEPS * self._gap_s, _BELIEVED_S):
+        if self._reads < _LEAST_REPORTS or now - self._read_at > max(_SILENT_INTERVALS * self._gap_s, _LEAST_SILENCE_S):
             return kernel_bytes
         unread = int(written_bytes * (1 - self._short) - self._read - self._step)
         return unread if kernel_bytes < unread <= kernel_bytes + _UNREAD_BYTES else kernel_bytes
@@ -209,7 +210,7 @@ class DelayMeter:
 
 
 class Trail:
-    """Since when what was written to one peer had waited, by its place among all bytes that were written to it.
+    """Waiting times of what was written to one peer, by its place among all bytes that were written to it.
 
     Between two marks time runs with the bytes: so it is where a cohort writes a log, which marks nothing.
     """
@@ -221,11 +222,11 @@ class Trail:
         self._since = array("d", (since,))
 
     def note(self, place: int, since: float) -> None:
-        """What is, or was, next at `place` has waited since then; nothing is noted before the last mark."""
+        """Note since when the data at `place`, the next to be written, has waited; before the last mark do nothing."""
         places, times = self._places, self._since
         if place < places[-1] or (place == places[-1] and since == times[-1]):
             return
-        if len(places) >= _MARKS:
+        if len(places) >= _MARKS_PER_TRAIL:
             del places[1::2], times[1::2]
         places.append(place)
         times.append(since)
@@ -251,7 +252,7 @@ class Trail:
 
 
 class PictureMeter:
-    """What share of the pictures of a followed log its viewer was sent lately.
+    """The share of the pictures of a followed log that its viewer was sent lately.
 
     Notes are taken only of a peer that lags. So with none of the last 20 s, it has kept up in that time.
     """
@@ -268,7 +269,7 @@ class PictureMeter:
             self._joined_at, self._forgotten = joined_at, False
         if not published:  # it wants none for now, and what it does not want is not lost
             self.forget()
-        elif not self._notes or now - self._notes[-1][0] >= _NOTE_S - 0.001:
+        elif not self._notes or now - self._notes[-1][0] >= _NOTE_INTERVAL_S - 0.001:
             recent = self._recent(now)
             if not recent:
                 self._before = (now, now - joined_at, 0 if self._forgotten else published)
@@ -290,8 +291,8 @@ class PictureMeter:
         passed: float = published - first_published
         began_at, before_s, before = self._before
         if first_at == began_at and before_s > 0:
-            passed += before * min((_SHARE_S - (now - first_at)) / before_s, 1.0)
+            passed += before * min((_SHARE_WINDOW_S - (now - first_at)) / before_s, 1.0)
         return min(max(1 - (lost - first_lost) / passed, 0.0), 1.0) if passed > 0 else 1.0
 
     def _recent(self, now: float) -> list[tuple[float, int, int]]:
-        return [note for note in self._notes if now - note[0] <= _SHARE_S + 0.001]
+        return [note for note in self._notes if now - note[0] <= _SHARE_WINDOW_S + 0.001]

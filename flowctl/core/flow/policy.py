@@ -167,11 +167,11 @@ LIVE_POLICIES: Final[dict[str, DropPolicy]] = {
 }
 """Policies for live media, by the names that settings have for them."""
 POLICIES: Final[dict[str, DropPolicy]] = LIVE_POLICIES | {"keep": KeepAll(), "drop": DropDroppable()}
-"""All that recorded viewers can be tried with."""
+"""All policies with which recorded viewers can be tried."""
 
 
-class Room(NamedTuple):
-    """What may stay queued when a queue is thinned: the distance to the low marks.
+class Headroom(NamedTuple):
+    """The load that may stay queued when a queue is thinned: the distance to the low marks.
 
     Attributes:
         size_bytes: payload plus overhead.
@@ -193,12 +193,12 @@ KEY_WAIT_S: Final = 10.0
 """Shortest time after which waiting for a key frame is given up; two groups of pictures, where that is longer."""
 
 _ENDLESS_FROM: Final = 1e9
-"""So many target delays are no end: longer than anything is queued, and the product stays a number."""
+"""Multiple of the target delay that never ends: longer than anything is queued, and the product stays a number."""
 _UNDROPPABLE: Final = (MessageClass.CONTROL, MessageClass.HEADER)
 DROPPABLE_MASK: Final = sum(1 << item for item in MessageClass if item not in _UNDROPPABLE)
-"""Bit per class that a log may drop at all."""
+"""Bit mask of the classes that a log may drop at all."""
 BROKEN_MASK: Final = 1 << MessageClass.INTER | 1 << MessageClass.DISPOSABLE
-"""What cannot be decoded between the loss of an inter frame and the next key frame."""
+"""Bit mask of the classes that cannot be decoded between the loss of an inter frame and the next key frame."""
 
 
 def refused_mask(policy: DropPolicy, state: SendState) -> int:
@@ -213,11 +213,11 @@ def patience_of(policy: DropPolicy) -> tuple[float, ...]:
     return tuple(inf if item in _UNDROPPABLE else _patience(policy, item) for item in MessageClass)
 
 
-def _patience(policy: DropPolicy, item: MessageClass) -> float:
-    wait: object = policy.patience(item)
+def _patience(policy: DropPolicy, message_class: MessageClass) -> float:
+    wait: object = policy.patience(message_class)
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait > 0:
         raise ConfigError(
-            f"{type(policy).__name__}.patience({item.name}) is {wait!r:.40}, it must be a number above 0",
+            f"{type(policy).__name__}.patience({message_class.name}) is {wait!r:.40}, it must be a number above 0",
             hint="it is a multiple of the target delay, math.inf for no end",
         )
     return float(wait) if wait < _ENDLESS_FROM else inf

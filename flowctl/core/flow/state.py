@@ -229,12 +229,12 @@ class FlowCore:
         return times[0], times[1], times[2], times[3]
 
     def reaches_soft(self, size_bytes: int, messages: int) -> bool:
-        """Return whether so much, without the overhead per message, is at a soft mark; cheap, for every message."""
+        """Return whether a load, without the overhead per message, is at a soft mark; cheap, for every message."""
         soft = self._soft_marks
         return messages >= soft[1] or size_bytes + messages * self.limits.overhead_bytes >= soft[0]
 
     def reaches_hard(self, size_bytes: int, messages: int) -> bool:
-        """Return the same for a hard mark."""
+        """Return whether a load, without the overhead per message, is at a hard mark."""
         hard = self._hard_marks
         return messages >= hard[1] or size_bytes + messages * self.limits.overhead_bytes >= hard[0]
 
@@ -259,7 +259,7 @@ class FlowCore:
         )
 
     def room(self, load: Load) -> tuple[int, int]:
-        """Return (bytes, messages) that may come beside `load` before a mark can be reached; `OFF_MARK`: any number.
+        """Return the (bytes, messages) that fit beside `load` before a mark can be reached; `OFF_MARK`: any number.
 
         It cannot be reached before either of the two has come.
         """

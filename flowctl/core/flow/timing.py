@@ -24,27 +24,30 @@ from flowctl.core.flow.limits import OFF_MARK, Axis, Limits
 from flowctl.core.flow.state import CLASS_COUNT, Load, MessageClass
 
 LEAST_TARGET_S: Final = 1.5
-"""A smaller target without a shorter time between key frames leaves more of the line unused than it saves delay."""
+"""Smallest target delay. Below it, more of the line is left unused than delay is saved, unless groups are shorter."""
 MOST_TARGET_S: Final = 4.0
-_OF_GROUP: Final = 0.75
-"""Of the time between key frames: with less, a viewer at 85 % is cut so early that its line stands idle."""
+_TARGET_PER_GROUP: Final = 0.75
+"""Share of the time between key frames that is the default target delay. With less, a viewer on a line of 85 % is cut
+so early that its line stands idle."""
 
-_OF_STREAM: Final = 0.9
-"""A line of so much of the last group's rate is taken to carry the stream: groups differ, and the rate is measured."""
-_KEY_PART: Final = 1 / 3
-"""Of what pictures are waited for: so much longer than their key frame takes are they, where that is more. Less, and a
-line of 105 % loses whole groups of 10 s that are a fifth larger than others; more, and delays grow where none need."""
-_OF_HARD: Final = 0.8
-"""Of what the hard marks hold: a rate is that of some seconds, and while a picture is on its way more comes."""
-_CROWDED: Final = 0.9
-"""Of a hard mark: between what is waited for and the end."""
+_CARRYING_SHARE: Final = 0.9
+"""Share of the last group's rate that a line needs to carry the stream: groups differ, and the rate is measured."""
+_KEY_WAIT_SHARE: Final = 1 / 3
+"""Pictures behind a large key frame may be late by the time that it takes to send plus this share of their usual wait,
+if that is more than the usual wait. With a smaller share a line of 105 % loses whole groups of 10 s that are a fifth
+larger than others; with a larger one delays grow where they need not."""
+_WAIT_PER_HARD_MARK: Final = 0.8
+"""Share of what the hard marks hold that may be used for waiting: the rate is a mean over seconds, and more arrives
+while a picture is on its way."""
+_CROWDED_SHARE: Final = 0.9
+"""Share of a hard mark from which a queue counts as crowded; it lies between the longest wait and the end."""
 
 AHEAD_S: Final = 0.2
-"""So much of a lagging viewer's rate is given to the kernel ahead: what it holds is decided that much too early."""
+"""Time of a lagging viewer's rate that the kernel is given ahead: what it holds is decided that much too early."""
 LEAST_AHEAD_BYTES: Final = 3000
-"""Two packets of the usual size (MTU 1500): with less, a line stands idle between two writes."""
+"""Least that the kernel is given ahead, two packets (MTU 1500): with less, a line stands idle between two writes."""
 MOST_AHEAD_BYTES: Final = 128 * 1024
-"""The kernel is given no more than usual, see `flowctl.core.loop.sockets.NOTSENT_LOWAT_BYTES`."""
+"""Most that the kernel is given ahead: as usual, see `flowctl.core.loop.sockets.NOTSENT_LOWAT_BYTES`."""
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
@@ -52,7 +55,8 @@ _BEHIND: Final = (_INTER, MessageClass.DISPOSABLE)
 
 
 _LEAST_FILL_BYTES: Final = 16 * 1024
-"""Less would make EAGAIN of an usual burst: rounds of messages that gathered in a pause of the network."""
+"""Least that the kernel takes ahead. With less, a usual burst (messages that gathered in a pause of the network) would
+meet EAGAIN."""
 
 
 def fill_bytes(bytes_per_s: float, largest_bytes: int, before_bytes: int) -> int:
@@ -61,8 +65,8 @@ def fill_bytes(bytes_per_s: float, largest_bytes: int, before_bytes: int) -> int
     As usual is that of a stream of 1 Mbit/s and more. Of a radio it is 11 s, and of a line that carries less than the
     radio 26 s that nobody would see, since all of that is taken.
     """
-    wanted = int(max(bytes_per_s, 2 * largest_bytes, _LEAST_FILL_BYTES)) if bytes_per_s else MOST_AHEAD_BYTES
-    size = 1 << (wanted - 1).bit_length()
+    least_bytes = int(max(bytes_per_s, 2 * largest_bytes, _LEAST_FILL_BYTES)) if bytes_per_s else MOST_AHEAD_BYTES
+    size = 1 << (least_bytes - 1).bit_length()
     if size <= before_bytes < 4 * size:
         return before_bytes
     return size if size < MOST_AHEAD_BYTES else 0
@@ -71,22 +75,22 @@ def fill_bytes(bytes_per_s: float, largest_bytes: int, before_bytes: int) -> int
 def target_s(target_delay_ms: int | None, gop_s: float) -> float:
     if target_delay_ms is not None:
         return target_delay_ms / 1000
-    return min(max(LEAST_TARGET_S, _OF_GROUP * gop_s), MOST_TARGET_S)
+    return min(max(LEAST_TARGET_S, _TARGET_PER_GROUP * gop_s), MOST_TARGET_S)
 
 
 def carries(rate: float, stream_bytes_per_s: float) -> bool:
     """Return whether a line of `rate` bytes per second carries a stream, with what is usual between groups."""
-    return 0 < _OF_STREAM * stream_bytes_per_s <= rate
+    return 0 < _CARRYING_SHARE * stream_bytes_per_s <= rate
 
 
 def most_wait_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> float:
-    """Return for how long anything can be waited for, in seconds: what comes meanwhile has to fit the hard limits."""
+    """Return the longest useful wait in seconds: what comes meanwhile has to fit the hard limits."""
     size, messages, age_ms = (
         min(axis.hard or OFF_MARK, OFF_MARK) for axis in (limits.size, limits.messages, limits.age_ms)
     )
     charged_per_s = bytes_per_s + messages_per_s * limits.overhead_bytes
     by_size = size / charged_per_s if charged_per_s else inf
-    return _OF_HARD * min(by_size, messages / messages_per_s if messages_per_s else inf, age_ms / 1000)
+    return _WAIT_PER_HARD_MARK * min(by_size, messages / messages_per_s if messages_per_s else inf, age_ms / 1000)
 
 
 def crowded(limits: Limits, load: Load) -> bool:
@@ -97,7 +101,7 @@ def crowded(limits: Limits, load: Load) -> bool:
     soft mark is one on which nothing is to be thinned.
     """
     pairs = ((load.size_bytes, limits.size), (load.messages, limits.messages))
-    return any(axis.soft and value >= _CROWDED * (axis.hard or OFF_MARK) for value, axis in pairs)
+    return any(axis.soft and value >= _CROWDED_SHARE * (axis.hard or OFF_MARK) for value, axis in pairs)
 
 
 def ahead_bytes(rate: float) -> int:
@@ -105,7 +109,7 @@ def ahead_bytes(rate: float) -> int:
 
 
 class Timing:
-    """What the rule goes by at one moment, for one viewer."""
+    """What decides at one moment which messages would be late for one viewer."""
 
     __slots__ = (
         "_carried",
@@ -162,7 +166,7 @@ class Timing:
         pictures_s, due = self._due[_INTER], self._due[message_class]
         if pictures_s == inf or not (message_class in _BEHIND or (self._carried and due >= pictures_s)):
             return 0.0
-        behind_s = min(key_bytes * self._seconds_per_byte + _KEY_PART * pictures_s, self._most_behind_s)
+        behind_s = min(key_bytes * self._seconds_per_byte + _KEY_WAIT_SHARE * pictures_s, self._most_behind_s)
         return behind_s * due / pictures_s if message_class is MessageClass.DISPOSABLE else behind_s
 
 

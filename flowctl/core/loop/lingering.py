@@ -22,13 +22,13 @@ from flowctl.core.loop.tls import TlsSocket
 from flowctl.pollgroup import PollGroup
 
 LINGER_S: Final = 30.0
-"""The longest time: that of nginx (``lingering_time``) and of Apache (MAX_SECS_TO_LINGER)."""
+"""Longest time that a socket lingers: that of nginx (``lingering_time``) and of Apache (MAX_SECS_TO_LINGER)."""
 LINGER_QUIET_S: Final = 2.0
-"""How long nothing may move, neither input nor what the peer acknowledges: Apache's SECONDS_TO_LINGER."""
+"""Time without input and acknowledgements after which lingering ends: Apache's SECONDS_TO_LINGER."""
 LINGER_BYTES: Final = 1024 * 1024
-"""Input thrown away at most: most of a second of a 10 Mbit/s publisher, which has then heard that we have ended."""
+"""Most input that is thrown away: most of a second of a 10 Mbit/s publisher, which has heard of our end by then."""
 _TURN_BYTES: Final = 64 * 1024
-"""Input thrown away at a time, before the others on the thread get their turn."""
+"""Most input that is thrown away at a time, before the others on the thread get their turn."""
 
 
 class Lingering:
@@ -98,7 +98,6 @@ class Lingering:
             self._group.watch_input(self._sock, self._input_ready)
 
     def deadline_due(self, now: float) -> None:
-        """Look whether anything has moved since the last look."""
         seen = (unacknowledged_bytes(self._sock), self._discarded_bytes)
         if seen != self._seen:
             self._seen, self._moved_at = seen, now

@@ -48,7 +48,7 @@ class LoadMeter:
         self.turns = 0  #: handlers run
         self.longest_turn_s = 0.0  #: of them the longest since the start
 
-    def turn(self, began: float, ended: float) -> None:
+    def count_turn(self, began: float, ended: float) -> None:
         """Count a handler that ran from `began` to `ended`, seconds; owning thread only."""
         self.turns += 1
         took = ended - began

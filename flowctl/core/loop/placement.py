@@ -86,7 +86,6 @@ class Placements(Generic[_P]):
             return placements
 
     def all(self) -> list[Placement[_P]]:
-        """Return the placements of this moment, oldest first."""
         with self._lock:
             return list(self._by_id.values())
 

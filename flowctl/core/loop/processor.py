@@ -45,11 +45,11 @@ class DeferredStatistics:
 
 
 MAX_JOBS_PER_ROUND: Final = 128
-"""Jobs of one round on a loop, which then looks at its descriptors and timers: a thousand who connect at once schedule
-as many jobs of 60 us each, and a stream that is due in the middle of them must not wait for all."""
+"""Most jobs of one round on a loop, which then looks at its descriptors and timers: a thousand who connect at once
+schedule as many jobs of 60 us each, and a stream that is due in the middle of them must not wait for all."""
 _ALL: Final = sys.maxsize
-_NOT_ONE: Final = -1
-"""Less than the number of any job."""
+_NO_JOB: Final = -1
+"""A sequence number below that of any job: the round has nothing to run."""
 
 
 class DeferredProcessor:
@@ -106,7 +106,7 @@ class DeferredProcessor:
             last_of_round = self._jobs.newest
         room = most_jobs
         try:
-            while (job := self._next_job(last_of_round if room else _NOT_ONE)) is not None:
+            while (job := self._next_job(last_of_round if room else _NO_JOB)) is not None:
                 room -= 1
                 try:
                     again = job.callback() is True

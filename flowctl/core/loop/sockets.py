@@ -75,7 +75,7 @@ def limit_unsent(sock: socket.socket, size_bytes: int) -> None:
 
 
 _SLOWED_RECEIVE_BYTES: Final = 256 * 1024
-"""What a kernel may receive ahead for a peer that sends more than it may: enough for 10 Mbit/s from 200 ms away."""
+"""Receive buffer of a peer that sends more than it may: enough for 10 Mbit/s from 200 ms away."""
 
 
 def limit_received(sock: socket.socket) -> None:
@@ -96,7 +96,7 @@ _SIOCOUTQ: Final = 0x5411
 """Linux's number of the request, the same as TIOCOUTQ."""
 
 _TCP_INFO: Final = struct.Struct("=2xBBB19xI28xI8xI156xI")
-"""Of struct tcp_info, up to `tcpi_snd_wnd`, which Linux has since 5.4 (linux/tcp.h)."""
+"""Layout of struct tcp_info up to `tcpi_snd_wnd`, which Linux has since 5.4 (linux/tcp.h)."""
 
 
 class LineFigures(NamedTuple):
@@ -133,7 +133,7 @@ def unacknowledged_bytes(sock: socket.socket) -> int:
 
 
 _LEFT_UNREAD_BYTES: Final = 256 * 1024
-"""Input thrown away at once, at most."""
+"""Most input that is thrown away at once."""
 
 
 def close_socket(sock: socket.socket, *, abortive: bool) -> None:

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 RECORD_BYTES: Final = 16 * 1024
-"""Most that one record holds (RFC 8446, 5.1): what is encrypted at a time, and what may be left over."""
+"""Most bytes in one record (RFC 8446, 5.1): what is encrypted at a time, and what may be left over."""
 HANDSHAKE_S: Final = 10.0
-"""How long a peer may take for the handshake of TLS. A phone on a bad line takes 2 s; the session's own limit, which
-goes on meanwhile, may end it sooner."""
+"""Longest time for the handshake of TLS. A phone on a bad line takes 2 s; the session's own limit, which goes on
+meanwhile, may end it sooner."""
 _PIECE_BYTES: Final = RECORD_BYTES + 256
-"""Read from the kernel at a time: a whole record, or 600 of the smallest, which take 7 ms."""
+"""Bytes read from the kernel at a time: a whole record, or 600 of the smallest, which take 7 ms."""
 _MOST_ANSWERS_BYTES: Final = 4 * RECORD_BYTES
-"""Kept for a peer that takes nothing before no more of its records are looked at: some want an answer."""
+"""Most output kept for a peer that takes nothing; beyond it no more of its records are read: some want an answer."""
 _HANDSHAKE_RECORD: Final = 0x16
 _SSL2_HELLO: Final = 0x80
 _RTMP_VERSION: Final = 0x03
@@ -130,7 +130,7 @@ class TlsSocket(socket.socket):
                 if self._fault is not None:
                     raise self._fault
                 if not self.established:
-                    if not self._looked and self.server_side and not self._look():
+                    if not self._looked and self.server_side and not self._check_first_octet():
                         return 0
                     self._tls.do_handshake()
                     self.established = True
@@ -174,7 +174,7 @@ class TlsSocket(socket.socket):
             count += part
         return count
 
-    def _look(self) -> bool:
+    def _check_first_octet(self) -> bool:
         """See by the first octet whether the peer speaks TLS at all; return False where it has ended its stream."""
         first = socket.socket.recv(self, 1, socket.MSG_PEEK)
         self._looked = True

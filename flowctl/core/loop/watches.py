@@ -74,13 +74,13 @@ _INPUT: Final = 1
 _OUTPUT: Final = 2
 _BOTH: Final = _INPUT | _OUTPUT
 _GATHERED: Final = 4
-"""Input that may wait."""
+"""Flag of input that may wait."""
 _ENDED: Final = 8
-"""The peer has ended its stream."""
+"""Flag of the end of the peer's stream."""
 _BROKEN: Final = 16
-"""Nothing passes any more in either direction."""
+"""Flag of a broken connection: nothing passes any more in either direction."""
 _ALONE: Final = 32
-"""Input that the loop itself watches."""
+"""Flag of input that the loop itself watches."""
 _EVERYTHING: Final = _BOTH | _BROKEN
 
 _Ready: TypeAlias = "Callable[[int, int], object]"
@@ -156,30 +156,30 @@ class _Gatherer:
         if wanted is not self._watched:
             self._watched = wanted
             if wanted:
-                self._loop.add_reader(self._epoll.fileno(), self._look)
+                self._loop.add_reader(self._epoll.fileno(), self._read_gathered)
             else:
                 self._loop.remove_reader(self._epoll.fileno())
 
-    def _look(self) -> None:
+    def _read_gathered(self) -> None:
         """Have read what has come, and look again at once, after a pause, or when the loop says so."""
         self._timer = None
         began = self._clock()
         if self._left <= 0:
             self._left, self._since = self._count, began
-        found = self._epoll.poll(0, GATHERED_PER_TURN)
-        for fd, _ in found:
+        ready = self._epoll.poll(0, GATHERED_PER_TURN)
+        for fd, _ in ready:
             self._ready(fd, _INPUT)
         if self._epoll.closed:
             return  # by a handler
         now = self._clock()
-        self._meter.turn(began, now)
+        self._meter.count_turn(began, now)
         self.pause_s = gather_pause_s(self._meter.busy_fraction(now) * self._share())
         # Who was read a moment ago may have more already: without a count there would be no end, and no pause.
-        self._left = self._left - len(found) if len(found) == GATHERED_PER_TURN else 0
-        rest_s = self._since + self.pause_s - now if found and self._left <= 0 else 0.0
+        self._left = self._left - len(ready) if len(ready) == GATHERED_PER_TURN else 0
+        rest_s = self._since + self.pause_s - now if ready and self._left <= 0 else 0.0
         self._watch(wanted=rest_s < _LEAST_PAUSE_S)
         if not self._watched:
-            self._timer = self._loop.call_later(rest_s, self._look)
+            self._timer = self._loop.call_later(rest_s, self._read_gathered)
 
 
 class _EpollPoller:
@@ -238,13 +238,13 @@ class _EpollPoller:
 
     def _poll(self) -> None:
         ready = self._ready
-        for fd, found in self._epoll.poll(0, MOST_PER_TURN):
-            if found & ~(select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP):
+        for fd, events in self._epoll.poll(0, MOST_PER_TURN):
+            if events & ~(select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP):
                 ready(fd, _EVERYTHING)  # hung up, or an error: reading or writing tells
-            elif found & select.EPOLLRDHUP:
-                ready(fd, _ENDED | (found & select.EPOLLOUT and _OUTPUT))
+            elif events & select.EPOLLRDHUP:
+                ready(fd, _ENDED | (events & select.EPOLLOUT and _OUTPUT))
             else:
-                ready(fd, (found & select.EPOLLIN and _INPUT) | (found & select.EPOLLOUT and _OUTPUT))
+                ready(fd, (events & select.EPOLLIN and _INPUT) | (events & select.EPOLLOUT and _OUTPUT))
 
 
 class _LoopPoller:
@@ -289,8 +289,8 @@ class _Watch:
 
     @property
     def wanted(self) -> int:
-        found = 0 if self.input is None else self.reads
-        return found if self.output is None else found | _OUTPUT
+        flags = 0 if self.input is None else self.reads
+        return flags if self.output is None else flags | _OUTPUT
 
     def left_behind(self, fd: int) -> bool:
         """Return whether number `fd` stands for something else by now."""
@@ -368,17 +368,17 @@ class FdWatches:
     def __len__(self) -> int:
         return len(self._watches)
 
-    def _ready(self, fd: int, found: int) -> None:
+    def _ready(self, fd: int, flags: int) -> None:
         """Call the callbacks that watch `fd`; looked up for each, because the callback before may have unwatched it."""
         watch = self._watches.get(fd)
         if watch is not None and watch.input is not None:
             if not watch.reads & (_ENDED | _BROKEN):
-                if found & _INPUT:
+                if flags & _INPUT:
                     self._run(watch.input)
-            elif found & watch.reads:
-                self._end_found(fd, watch, watch.input, broken=bool(found & _BROKEN))
+            elif flags & watch.reads:
+                self._end_found(fd, watch, watch.input, broken=bool(flags & _BROKEN))
             watch = self._watches.get(fd)
-        if watch is not None and watch.output is not None and found & _OUTPUT:
+        if watch is not None and watch.output is not None and flags & _OUTPUT:
             self._run(watch.output)
 
     def _end_found(self, fd: int, watch: _Watch, callback: Callable[[bool], Any], *, broken: bool) -> None:

@@ -1,8 +1,8 @@
 """How much work the peers may cause: accounts of processor time, per connection and per address (pure).
 
 Theory of operation. Limits on sizes, counts and rates each bound one thing that a peer can do; what they have in common
-is that it takes the thread's time. So that time itself is the limit that needs no list of attacks: a peer that runs a
-session's code on a peer's behalf charges the peer's account with how long it took.
+is that it takes the thread's time. So that time itself is the limit that needs no list of attacks: the thread that runs
+a session's code on a peer's behalf charges that peer's account with how long it took.
 
 An account is one decaying sum: what was charged fades with `MEMORY_S`, so the sum over `MEMORY_S` is the smoothed share
 of the thread, like a load average. While the sum is at most ``share * MEMORY_S``, no stretch of t seconds can have held
@@ -12,7 +12,7 @@ Where it is more, the peer is *slowed*: nothing more of it is read until the sum
 waits in the kernel, so TCP slows the peer down. One that stays over its share for `WorkLimits.cut_after_s` is *cut*.
 
 The connections of one address also share an account. Where that is over, those are slowed that did more than the mean
-of its connections (of those that did anything worth speaking of), so a viewer behind the same router as an attacker is
+of its connections (those that did next to nothing left out), so a viewer behind the same router as an attacker is
 not held for it. What those did that have left is weighed as one more of them, and newcomers stand in for it: otherwise
 one that works and leaves, again and again, would leave the blame to those that stay. And one that took little itself is
 slowed for its neighbours, but never cut for them. Whatever the sums are, in one turn of the loop an address gets
@@ -43,28 +43,28 @@ TURN_S: Final = 0.004
 """How long one connection's input may hold the thread before others are served: as the turns of a fan-out."""
 
 ADDRESS_TURN_S: Final = 0.016
-"""The same of all connections of one address together, in one turn of the loop: short beside the 40 ms of a flush, and
-half of it is for those that have hardly done anything yet."""
+"""Time that the input of one address may hold the thread in one turn of the loop: short beside the 40 ms of a flush,
+and half of it is for connections that have hardly done anything yet."""
 
 HANDSHAKES_TURN_S: Final = 0.004
 """Time that handshakes of all peers together get in one turn of the loop: that of one turn of a fan-out."""
 
 _NEVER: Final = float("-inf")
-_ROOM: Final = 0.98
-"""A slowed peer goes on when its sum has faded to this part of what is allowed: 30 ms of work, so that it is not held
-and let go for each message."""
+_RESUME_SHARE: Final = 0.98
+"""Share of what is allowed to which the sum of a slowed peer must fade before it goes on: 30 ms of work, so that it is
+not held and let go for each message."""
 _EPISODE_S: Final = 3.0
-"""One that was not slowed for so long has kept to its share again: what comes after that is a new episode."""
-_WORTH: Final = 0.01
-"""Part of an address's work below which a connection is not worth speaking of."""
+"""Time without being slowed after which a peer has kept to its share again: what comes after that is a new episode."""
+_LEAST_BLAMED_SHARE: Final = 0.01
+"""Share of an address's work below which a connection is not counted when blame is shared out."""
 _LIGHT_S: Final = 0.002
-"""What a connection may have done and still not wait for its address's next turn: more than joining takes."""
+"""Work that a connection may have done and still not wait for its address's next turn: more than joining takes."""
 _NOTED_S: Final = 0.001
 """Work of an address in one turn of the loop from which the end of that turn matters: honest peers stay below it."""
-_LITTLE: Final = 0.05
-"""Part of what its address may do up to which a connection is not cut for it: with the default share, a publisher of
+_NEVER_CUT_SHARE: Final = 0.05
+"""Share of what its address may do up to which a connection is not cut for it: with the default share, a publisher of
 20 Mbit/s. Twenty neighbours, or more, that all do so little are slowed to the share and stay."""
-_MOST_LEFT: Final = 4096
+_MOST_DEPARTED: Final = 4096
 """Addresses without connections whose sums are kept, so that coming back does not empty an account."""
 
 PER_CONNECTION: Final = "work_share_per_connection"
@@ -112,7 +112,7 @@ class Overrun(NamedTuple):
     ends: bool  # it has been over its share for so long that its connection is to be ended
 
 
-class _Episodes(NamedTuple):
+class _Overruns(NamedTuple):
     """How often a connection was over a share, since when it last was, and when it may go on."""
 
     times: int
@@ -120,7 +120,7 @@ class _Episodes(NamedTuple):
     resumes_at: float
 
 
-_NO_EPISODES: Final = _Episodes(0, _NEVER, _NEVER)
+_NO_EPISODES: Final = _Overruns(0, _NEVER, _NEVER)
 
 
 @dataclass(eq=False, slots=True)
@@ -167,9 +167,9 @@ class AddressWork:
             return False
         sums = [other.recent_s(now) for other in self.accounts]
         sums.append(self.left_s(now))
-        least_s = _WORTH * sum(sums)
+        least_s = _LEAST_BLAMED_SHARE * sum(sums)
         worth = [value for value in sums if value >= least_s]
-        return account.weight_s(now) * len(worth) >= sum(worth) * (1 - _WORTH)
+        return account.weight_s(now) * len(worth) >= sum(worth) * (1 - _LEAST_BLAMED_SHARE)
 
     def _next_turn(self) -> None:
         self._armed = False
@@ -182,7 +182,7 @@ class WorkAccount:
     _at: float
     address: AddressWork | None = None  # that of its address on the thread where it lives; None: it is on no thread
     _recent_s: float = 0.0
-    _episodes: _Episodes = _NO_EPISODES  # nearly all connections have none
+    _overruns: _Overruns = _NO_EPISODES  # nearly all connections have none
     _inherited: tuple[float, float] | None = None  # work of those that left before it came, and when it did
     work_s: float = 0.0
 
@@ -197,7 +197,9 @@ class WorkAccount:
             return self._over(PER_CONNECTION, recent_s, most_s, now)
         if shared and address is not None and address.slows(self, now):
             most_s = address.limits.share_per_address * MEMORY_S
-            return self._over(PER_ADDRESS, address.recent_s(now), most_s, now, spared=recent_s < _LITTLE * most_s)
+            return self._over(
+                PER_ADDRESS, address.recent_s(now), most_s, now, spared=recent_s < _NEVER_CUT_SHARE * most_s
+            )
         return None
 
     def recent_s(self, now: float) -> float:
@@ -226,19 +228,19 @@ class WorkAccount:
 
     def slowed(self, now: float) -> bool:
         """Return whether it is over a share, or was until a moment ago."""
-        return now < self._episodes.resumes_at + _EPISODE_S
+        return now < self._overruns.resumes_at + _EPISODE_S
 
     @property
     def slowed_count(self) -> int:
-        return self._episodes.times
+        return self._overruns.times
 
     def _over(self, limit: str, recent_s: float, most_s: float, now: float, *, spared: bool = False) -> Overrun:
-        count, since, _ = self._episodes
+        count, since, _ = self._overruns
         begins = not self.slowed(now)
         if begins:
             count, since = count + 1, now
-        resumes_at = now + MEMORY_S * log(recent_s / (_ROOM * most_s))
-        self._episodes = _Episodes(count, since, resumes_at)
+        resumes_at = now + MEMORY_S * log(recent_s / (_RESUME_SHARE * most_s))
+        self._overruns = _Overruns(count, since, resumes_at)
         share, maximum, cut_after_s = recent_s / MEMORY_S, most_s / MEMORY_S, self.limits.cut_after_s
         ends = bool(cut_after_s) and now - since >= cut_after_s and not spared
         message = f"{limit}: {share:.3g} of a thread's time, allowed is {maximum:g}"
@@ -248,7 +250,7 @@ class WorkAccount:
         return Overrun(error, resumes_at, begins, ends)
 
 
-class WorkBook:
+class ThreadWork:
     """The accounts of one thread; and what the handshakes of TLS, of all peers together, take of one of its turns.
 
     A handshake is a millisecond of arithmetic that anybody may ask for without having said who he is, from any number
@@ -283,7 +285,7 @@ class WorkBook:
             self._left[key] = None
         while self._left:
             oldest = next(iter(self._left))
-            if len(self._left) <= _MOST_LEFT and self._addresses[oldest].recent_s(now) >= _NOTED_S:
+            if len(self._left) <= _MOST_DEPARTED and self._addresses[oldest].recent_s(now) >= _NOTED_S:
                 return
             del self._left[oldest], self._addresses[oldest]
 

@@ -10,8 +10,8 @@ from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 
 STEADY_S: Final = 10.0
-"""A connection that lasted so long was a good one: the next is made soon after its end. One that ends sooner, though it
-brought something, counts as a try more: a server that lets go of us again and again is not asked ten times a second."""
+"""Shortest life of a good connection, after whose end the next is made soon. One that ends sooner, though it brought
+something, counts as a failed try: a server that lets go of us again and again is not asked ten times a second."""
 _MOST_DOUBLINGS = 64  # beyond, any factor above 1 has long reached the limit; a power must not overflow
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final, Generic, NoReturn, TypeVar
 
 from flowctl.core.flow.counts import Tally
-from flowctl.core.flow.policy import DROPPABLE_MASK, Room
+from flowctl.core.flow.policy import DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import LocalProtocolError
 from flowctl.reasons import DropReason
@@ -23,12 +23,13 @@ from flowctl.reasons import DropReason
 Item = tuple[MessageClass, bytes, float]
 """(class, wire, waiting since in seconds): what every `peek` returns."""
 OwnItem = tuple[MessageClass, bytes, float, bool]
-"""The same, and whether the message may be dropped."""
+"""(class, wire, waiting since in seconds, whether the message may be dropped): an item of a peer's own queue."""
 _Item = TypeVar("_Item", Item, OwnItem)
 
-_LONG: Final = 256
-"""From this length on a queue is a deque, whose first item goes in constant time. Below it is a list: most hold a ping,
-or the three headers of a key frame, for as long as their peer is stalled, and a deque takes 760 bytes at least."""
+_DEQUE_FROM_MESSAGES: Final = 256
+"""Length from which a queue is a deque, whose first item is removed in constant time. A shorter one is a list: most
+hold a ping, or the three headers of a key frame, for as long as their peer is stalled, and a deque takes 760 bytes at
+least."""
 
 
 class MessageQueue(Generic[_Item]):
@@ -49,11 +50,11 @@ class MessageQueue(Generic[_Item]):
 
     @property
     def oldest_at(self) -> float:
-        """Since when the first message waits, in seconds; only while there is one."""
+        """Time since which the first message waits, in seconds; only while there is one."""
         return self._items[0][2]
 
     def push(self, item: _Item) -> None:
-        if len(self._items) == _LONG:
+        if len(self._items) == _DEQUE_FROM_MESSAGES:
             self._items = deque(self._items)
         self._items.append(item)
         size = len(item[1])
@@ -67,7 +68,7 @@ class MessageQueue(Generic[_Item]):
         for item in islice(items, count):
             size = len(item[1])
             self.size_bytes -= size
-            tally.take_back(item[0], size)
+            tally.subtract(item[0], size)
         if isinstance(items, list):
             del items[:count]
         else:
@@ -89,7 +90,7 @@ class MessageQueue(Generic[_Item]):
 _HEADER: Final = MessageClass.HEADER
 _CONTROL: Final = MessageClass.CONTROL
 NEEDED: Final = frozenset({MessageClass.KEY, MessageClass.INTER})
-"""Frames that others refer to: after the loss of one nothing decodes until the next key frame."""
+"""Classes of frames that others refer to: after the loss of one nothing decodes until the next key frame."""
 
 
 class Backlog:
@@ -201,7 +202,7 @@ class Backlog:
     def drop_droppable(self, reason: DropReason) -> None:
         self._drop(self.own_messages, reason)
 
-    def drop_oldest(self, room: Room, reason: DropReason) -> None:
+    def drop_oldest(self, room: Headroom, reason: DropReason) -> None:
         size, messages, first = self.own_bytes, self.own_messages, 0
         for _, wire, since, may_drop in self._own or ():
             if room.fits(size, messages, since):

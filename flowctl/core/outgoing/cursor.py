@@ -29,8 +29,8 @@ from __future__ import annotations
 from operator import add, sub
 from typing import Final
 
-from flowctl.core.flow.counts import Books, Tally, add_by_reason
-from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
+from flowctl.core.flow.counts import Balance, Tally, add_by_reason
+from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Item, MessageQueue
@@ -50,15 +50,15 @@ _ALL_BUT_KEY: Final = DROPPABLE_MASK & ~_KEY_BIT
 _ALL_BUT_KEY_AND_AUDIO: Final = _ALL_BUT_KEY & ~(1 << _AUDIO)
 
 _CUT_WAIT_S: Final = 60.0
-"""After a cut the next key frame is waited for so long: encoders that nobody has set up make groups of up to 50 s (250
-pictures, the default of x264, of a camera with 5 a second), and what goes out without one cannot be decoded."""
+"""Time for which the next key frame is waited for after a cut: encoders in their default state make groups of up to 50
+s (250 pictures, the default of x264, of a camera with 5 a second), and what goes out without one cannot be decoded."""
 _PINNED_BYTES: Final = 1024 * 1024
 _PINNED_RATIO: Final = 4
-"""A queue that spans this many bytes of log, and as many times its own size, is copied out of the log (`compact`)."""
+"""Least ratio of the log's bytes that a queue spans to its own size for it to be copied out of the log (`compact`)."""
 _NEAR_MESSAGES: Final = 64
-"""So far ahead a picture is looked for that could be left out in the place of sound: more than comes between two."""
+"""Messages ahead in which a picture is sought that could be left out for sound: more than come between two."""
 _ENTRY_BYTES: Final = 512
-"""What an entry costs beside its message: two tuples of seven and nine slots, measured: 447 bytes."""
+"""Memory of an entry beside its message: two tuples of seven and nine slots, measured: 447 bytes."""
 
 
 class LogCursor:
@@ -127,7 +127,7 @@ class LogCursor:
         if prefix:
             self._offer_restart(prefix)
             for wire in prefix:
-                self._push(_HEADER, wire, now)
+                self._push_copy(_HEADER, wire, now)
         if wait_for_key:
             self._wait = KeyWait(start, now, lost=True)
             self._refuse_from(start, BROKEN_MASK, DropReason.KEY_WAIT, now)
@@ -220,7 +220,7 @@ class LogCursor:
         self._settle()
         self._leave_out_leading()
         if timing is not None:
-            if self._last:
+            if self._cut_would_not_end:
                 timing = None
             else:
                 self._leave_out(timing)
@@ -249,7 +249,7 @@ class LogCursor:
                         break
                     self._note_picture(entry)
                 since = max(entry.enqueued_at, joined_at)
-                if timing is not None and items and self._late(entry, timing, size):
+                if timing is not None and items and self._is_late(entry, timing, size):
                     break
                 items.append((entry.message_class, entry.wire, since))
                 size += len(entry.wire)
@@ -292,7 +292,7 @@ class LogCursor:
             if self._spoilt(entry):
                 self._pass_by(entry, entry.next, DropReason.KEY_WAIT)
             else:
-                self._push(entry.message_class, entry.wire, entry.enqueued_at)
+                self._push_copy(entry.message_class, entry.wire, entry.enqueued_at)
                 self.place.entry = entry.next
             self._settle()
 
@@ -302,7 +302,7 @@ class LogCursor:
         """Leave out what comes next and would be late, a key frame with the restart messages that are for it alone."""
         while (entry := self.place.entry) is not self._tail() and entry.next is not None:
             item, copies, ahead = entry.message_class, self._copies, self.copied[0]
-            if not self._late(entry, timing, ahead):
+            if not self._is_late(entry, timing, ahead):
                 return
             if item is _INTER:
                 self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
@@ -353,7 +353,7 @@ class LogCursor:
         """
         refusals, entry, tail = self._refusals, self.place.entry, self._tail()
         if (
-            self._last
+            self._cut_would_not_end
             or self._wait is not None
             or entry.gop is not tail.gop
             or (refusals is not None and refusals.ahead)
@@ -361,9 +361,9 @@ class LogCursor:
             return False
         ahead = self.copied[0]
         while entry is not tail and entry.next is not None:
-            item = entry.message_class
-            if not self.mask >> item & 1:
-                if item is _INTER and self._late(entry, timing, ahead):
+            message_class = entry.message_class
+            if not self.mask >> message_class & 1:
+                if message_class is _INTER and self._is_late(entry, timing, ahead):
                     self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
                     return True
                 ahead += len(entry.wire)
@@ -371,7 +371,7 @@ class LogCursor:
         return False
 
     @property
-    def _last(self) -> bool:
+    def _cut_would_not_end(self) -> bool:
         """Whether no key frame would end a cut: then nothing is left out."""
         return self.joining_to is not None or self._stop is not None or bool(self.mask & _KEY_BIT)
 
@@ -390,18 +390,18 @@ class LogCursor:
             and all(item[1] is wire for item, wire in zip(copies, restart, strict=True))
         )
 
-    def _late(self, entry: Entry, timing: Timing, ahead_bytes: int, item: MessageClass | None = None) -> bool:
-        """Whether `entry`, or a message of class `item` in its place, would be late behind `ahead_bytes`."""
+    def _is_late(self, entry: Entry, timing: Timing, ahead_bytes: int, as_class: MessageClass | None = None) -> bool:
+        """Whether `entry`, or a message of class `as_class` in its place, would be late behind `ahead_bytes`."""
         since = max(entry.enqueued_at, self.joined_at)
-        item = entry.message_class if item is None else item
-        return timing.late(item, len(entry.wire), since, ahead_bytes, entry.gop.key_bytes)
+        as_class = entry.message_class if as_class is None else as_class
+        return timing.late(as_class, len(entry.wire), since, ahead_bytes, entry.gop.key_bytes)
 
     def _delays_sound(self, key: Entry, timing: Timing, ahead_bytes: int) -> bool:
         """Whether sound is kept longest and a key frame is so late that the sound after it would be left out too."""
         return (
             timing.sound_last
             and not self.mask >> _AUDIO & 1
-            and self._late(key, timing, ahead_bytes, _AUDIO)
+            and self._is_late(key, timing, ahead_bytes, _AUDIO)
             and self.log.sounds
         )
 
@@ -427,15 +427,15 @@ class LogCursor:
         for _ in range(_NEAR_MESSAGES):
             if entry is None:
                 return False
-            item = entry.message_class
-            if item in _PICTURES:
-                return self._late(entry, timing, ahead_bytes, _INTER if item is _KEY else item)
+            message_class = entry.message_class
+            if message_class in _PICTURES:
+                return self._is_late(entry, timing, ahead_bytes, _INTER if message_class is _KEY else message_class)
             entry = entry.next
         return True
 
     # -- accounts
 
-    def books(self) -> Books:
+    def balance(self) -> Balance:
         """Return (accepted, dropped by reason, queued) of one instant; what is refused ahead counts as dropped."""
         entry, tail = self.place.entry, self._tail()
         end = (*tail.counts, *tail.sizes)
@@ -449,7 +449,7 @@ class LogCursor:
         if self._refusals is not None:
             waiting = Tally(queued)
             for figures, reason in self._refusals.between(entry, tail):
-                waiting.take_figures(figures)
+                waiting.subtract_figures(figures)
                 add_by_reason(dropped, {reason: figures})
             for wire in self._refusals.restarts():
                 waiting.add(_HEADER, len(wire))
@@ -495,12 +495,12 @@ class LogCursor:
             if breaks:
                 self._wait = KeyWait(tail, now, lost=False)
                 mask |= self._wait.mask
-            self._open(tail, mask, reason, (), now)
+            self._accept_from(tail, mask, reason, (), now)
         elif not breaks and not wait.broken_at(tail):
             self._wait = None
-            self._open(tail, mask, reason, (), now)
+            self._accept_from(tail, mask, reason, (), now)
         else:
-            self._open(tail, wait.mask, wait.reason, (), now)
+            self._accept_from(tail, wait.mask, wait.reason, (), now)
             self._refuse_from(tail, mask, reason, now)
 
     def end_joining(self, reason: DropReason, now: float) -> None:
@@ -532,7 +532,7 @@ class LogCursor:
             return ended
         self._wait = None
         self.key_waits_expired += 1
-        self._open(self.log.tail, self.mask, DropReason.REFUSED, self.log.headers, now)
+        self._accept_from(self.log.tail, self.mask, DropReason.REFUSED, self.log.headers, now)
         return True
 
     @property
@@ -542,7 +542,7 @@ class LogCursor:
 
     # -- thinning
 
-    def thin_to_key_frame(self, room: Room, now: float, reason: DropReason = DropReason.THINNED) -> None:
+    def thin_to_key_frame(self, room: Headroom, now: float, reason: DropReason = DropReason.THINNED) -> None:
         """Skip to a key frame so that what stays fits.
 
         That is the first key frame from which on everything fits; else the newest one with its audio alone; else the
@@ -558,16 +558,16 @@ class LogCursor:
         while key is not None and key.sequence < tail.sequence:
             newest = key
             if room.fits(tail.offset - key.offset, tail.sequence - key.sequence, key.enqueued_at):
-                self._jump(key, reason)
+                self._jump_to_key(key, reason)
                 return
             key = key.gop.next_key
         if newest is not None and _key_and_audio_fit(newest, tail, room):
-            self._jump(newest, reason)
+            self._jump_to_key(newest, reason)
             self._wait_from(KeyWait.after(newest), newest, _ALL_BUT_KEY_AND_AUDIO, reason, now)
         else:
             self._drop_all_droppable(tail, reason, _ALL_BUT_KEY, now)
 
-    def skip_to_live(self, room: Room, now: float) -> bool:
+    def skip_to_live(self, room: Headroom, now: float) -> bool:
         """Go to the newest key frame, its restart messages first; return whether there was one ahead.
 
         Where no key frame would get through, the oldest messages go instead, until what is left fits `room`.
@@ -587,7 +587,7 @@ class LogCursor:
             newest, key = key, key.gop.next_key
         if newest is None:
             return False
-        self._jump(newest, DropReason.RETURNED)
+        self._jump_to_key(newest, DropReason.RETURNED)
         return True
 
     @property
@@ -631,7 +631,7 @@ class LogCursor:
         self._wait = None
         if self._refusals is not None:
             for gate in self._refusals.cut(tail.sequence):
-                self._lose(gate.restart, reason)
+                self._count_lost_restart(gate.restart, reason)
 
     # -- inside: places
 
@@ -642,7 +642,7 @@ class LogCursor:
             return
         place = self.place
         while True:
-            self._arrive()
+            self._pass_gates()
             if refusals.open_wide and self._wait is None:
                 self._refusals = None
                 return
@@ -683,14 +683,14 @@ class LogCursor:
             if gate.start is key and gate.restart:
                 # The wait before this one ended here too, and its restart messages are not out yet.
                 broken, restart = False, ()
-                self._open(key, mask, DropReason.REFUSED, gate.restart, gate.since, offered=True)
+                self._accept_from(key, mask, DropReason.REFUSED, gate.restart, gate.since, offered=True)
             else:
-                self._lose(gate.restart, DropReason.THINNED)
+                self._count_lost_restart(gate.restart, DropReason.THINNED)
         self.restarts += broken
-        self._open(key, mask, DropReason.REFUSED, restart, key.enqueued_at)
+        self._accept_from(key, mask, DropReason.REFUSED, restart, key.enqueued_at)
 
-    def _jump(self, key: Entry, reason: DropReason) -> None:
-        """Go to `key`, its restart messages first; nothing to do where the cursor stands there already."""
+    def _jump_to_key(self, key: Entry, reason: DropReason) -> None:
+        """Go to `key`, its restart messages first; do nothing where the cursor stands there already."""
         copies = self._copies
         if key is self.place.entry and (
             copies is None or copies.tally[_CONTROL] + copies.tally[_HEADER] == len(copies)
@@ -703,18 +703,18 @@ class LogCursor:
         if not due:
             self._offer_restart(key.gop.restart)
             for wire in key.gop.restart:
-                self._push(_HEADER, wire, key.enqueued_at)
+                self._push_copy(_HEADER, wire, key.enqueued_at)
 
     def _tail(self) -> Entry:
         return self._stop or self.log.tail
 
-    def _arrive(self) -> None:
-        """Put in force what is refused from the gates on that are reached, and hand over their restart messages."""
+    def _pass_gates(self) -> None:
+        """Put in force what is refused from the reached gates on, and hand over their restart messages."""
         refusals = self._refusals
         if refusals is not None and refusals.ahead:
             for gate in refusals.arrive(self.place.entry.sequence):
                 for wire in gate.restart:
-                    self._push(_HEADER, wire, gate.since)
+                    self._push_copy(_HEADER, wire, gate.since)
 
     # -- inside: dropping
 
@@ -731,7 +731,7 @@ class LogCursor:
         copied = self._copies is not None and bool(self._copies.tally[_KEY] or self._copies.tally[_INTER])
         return copied or frames_before(end) > frames_before(self.place.entry)
 
-    def _thin_oldest(self, room: Room, reason: DropReason) -> None:
+    def _thin_oldest(self, room: Headroom, reason: DropReason) -> None:
         tail, entry, copies = self._tail(), self.place.entry, self._copies
         size, messages = (copies.size_bytes, len(copies)) if copies is not None else (0, 0)
         since = copies.oldest_at if copies is not None else entry.enqueued_at
@@ -757,19 +757,19 @@ class LogCursor:
             lost = Tally(map(sub, (*end.counts, *end.sizes), (*start.counts, *start.sizes)))
             for figures, why in self._refusals.between(start, end) if self._refusals else ():
                 self._tally(why).add_figures(figures)
-                lost.take_figures(figures)
-            self._walk(end, reason, kept, keep_any=any(lost[item] for item in kept))
+                lost.subtract_figures(figures)
+            self._walk_to(end, reason, kept, keep_any=any(lost[item] for item in kept))
             for item in kept:
                 lost[item] = lost[item + CLASS_COUNT] = 0
             self._tally(reason).add_figures(lost)
-        self._arrive()
+        self._pass_gates()
 
     def _drop_copies(self, reason: DropReason, kept: tuple[MessageClass, ...]) -> None:
         if self._copies is not None:
             self._copies.drop(lambda item: item[0] not in kept, self._tally(reason))
             self._copies = self._copies or None
 
-    def _walk(self, end: Entry, reason: DropReason, kept: tuple[MessageClass, ...], *, keep_any: bool) -> None:
+    def _walk_to(self, end: Entry, reason: DropReason, kept: tuple[MessageClass, ...], *, keep_any: bool) -> None:
         """Move the cursor to `end`; entries of classes in `kept`, if there are any, are copied."""
         refusals, place = self._refusals, self.place
         steps = keep_any or (refusals is not None and any(gate.restart for gate in refusals.ahead))
@@ -778,11 +778,11 @@ class LogCursor:
             for gate in refusals.arrive(entry.sequence) if refusals is not None else ():
                 if _HEADER in kept:
                     for wire in gate.restart:
-                        self._push(_HEADER, wire, gate.since)
+                        self._push_copy(_HEADER, wire, gate.since)
                 else:
-                    self._lose(gate.restart, reason)
+                    self._count_lost_restart(gate.restart, reason)
             if entry.message_class in kept:
-                self._push(entry.message_class, entry.wire, entry.enqueued_at)
+                self._push_copy(entry.message_class, entry.wire, entry.enqueued_at)
             if entry.next is None:
                 raise AssertionError("walked past the log's end")
             place.entry = entry.next
@@ -803,7 +803,7 @@ class LogCursor:
         self._wait = wait
         self._refuse_from(start, mask | BROKEN_MASK, reason, now)
 
-    def _open(
+    def _accept_from(
         self,
         start: Entry,
         mask: int,
@@ -821,7 +821,7 @@ class LogCursor:
                 return
             self._refusals = Refusals()
         self._refusals.add(start, mask, reason, restart, now)
-        self._arrive()
+        self._pass_gates()
 
     def _refuse_from(self, start: Entry, mask: int, reason: DropReason, now: float) -> None:
         """From `start` on, refuse `mask` as well as what is refused already."""
@@ -837,12 +837,11 @@ class LogCursor:
             if self._extra is not None:
                 self._extra.add(_HEADER, len(wire))
 
-    def _lose(self, wires: tuple[bytes, ...], reason: DropReason) -> None:
-        """Count restart messages that will not be handed over."""
+    def _count_lost_restart(self, wires: tuple[bytes, ...], reason: DropReason) -> None:
         for wire in wires:
             self._tally(reason).add(_HEADER, len(wire))
 
-    def _push(self, message_class: MessageClass, wire: bytes, since: float) -> None:
+    def _push_copy(self, message_class: MessageClass, wire: bytes, since: float) -> None:
         """Hand `wire` over before the entry at the cursor."""
         if self._copies is None:
             self._copies = MessageQueue()
@@ -854,7 +853,7 @@ class LogCursor:
         return self._dropped.setdefault(reason, Tally())
 
 
-def _key_and_audio_fit(key: Entry, tail: Entry, room: Room) -> bool:
+def _key_and_audio_fit(key: Entry, tail: Entry, room: Headroom) -> bool:
     audio_bytes = tail.sizes[_AUDIO] - key.sizes[_AUDIO]
     audio_messages = tail.counts[_AUDIO] - key.counts[_AUDIO]
     return room.fits(len(key.wire) + audio_bytes, 1 + audio_messages, key.enqueued_at)

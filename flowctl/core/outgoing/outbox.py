@@ -12,10 +12,10 @@ from itertools import islice
 from operator import add
 from typing import Final, Protocol
 
-from flowctl.core.flow.counts import NO_FIGURES, Books, Counts, Figures, Tally, add_by_reason, as_counts
+from flowctl.core.flow.counts import NO_FIGURES, Balance, Counts, Figures, Tally, add_by_reason, as_counts
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.meters import Trail
-from flowctl.core.flow.policy import Room, Thin
+from flowctl.core.flow.policy import Headroom, Thin
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Backlog, Item, OwnItem
@@ -52,7 +52,7 @@ class _InFlight:
         self.own = own
 
 
-class _Past:
+class _PastAccounts:
     """Accounts of logs that are no longer followed, and of the message in flight when the connection ended."""
 
     __slots__ = ("accepted", "dropped", "key_waits_expired", "restarts")
@@ -79,7 +79,7 @@ class Outbox:
         self.cursor: LogCursor | None = None
         self.bytes_sent = 0
         self._inflight: _InFlight | None = None
-        self._past: _Past | None = None
+        self._past: _PastAccounts | None = None
 
     # -- writing
 
@@ -124,8 +124,8 @@ class Outbox:
         cursor = self.cursor if with_log else None
         if timing is not None:
             timing.held_bytes += budget_bytes - room + self._inflight_bytes
-        wanted = cursor is not None and room > 0 and most > len(own)
-        followed = cursor.peek(most - len(own), room, timing) if cursor is not None and wanted else []
+        has_room = cursor is not None and room > 0 and most > len(own)
+        followed = cursor.peek(most - len(own), room, timing) if cursor is not None and has_room else []
         items = [*own, *followed]
         buffers: list[bytes | memoryview] = [item[1] for item in items]
         if self._inflight is not None:
@@ -260,13 +260,13 @@ class Outbox:
         room = self._room(limits, now, backlog.own_bytes, backlog.own_messages)
         return cursor is not None and cursor.skip_to_live(room, now)
 
-    def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Room:
+    def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Headroom:
         """Return what a part of the queue may hold for the whole to be at the low marks; `more_...` is in the rest."""
         backlog, overhead = self.backlog, limits.overhead_bytes
         rest = self._inflight_bytes
         fixed = len(backlog.control or ()) + (1 if rest else 0) + more_messages
         size = limits.size.marks[0] - rest - backlog.control_bytes - more_bytes - fixed * overhead
-        return Room(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
+        return Headroom(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
 
     def follow(self, cursor: LogCursor) -> None:
         self.cursor = cursor
@@ -277,8 +277,8 @@ class Outbox:
         if cursor is None:
             return
         cursor.drop_everything(reason)
-        accepted, dropped, _ = cursor.books()
-        past = self._past = self._past or _Past()
+        accepted, dropped, _ = cursor.balance()
+        past = self._past = self._past or _PastAccounts()
         past.accepted.add_figures(accepted)
         add_by_reason(past.dropped, dropped)
         past.restarts += cursor.restarts
@@ -290,7 +290,7 @@ class Outbox:
         self.unfollow(reason)
         self.backlog.drop_everything(reason)
         if self._inflight is not None:
-            past = self._past = self._past or _Past()
+            past = self._past = self._past or _PastAccounts()
             add_by_reason(past.dropped, {DropReason.CLOSED: self._inflight_figures()})
             self._inflight = None
 
@@ -301,19 +301,19 @@ class Outbox:
 
         A message in flight counts as queued until its last byte is out.
         """
-        return as_counts(self._books())
+        return as_counts(self._balance())
 
     def figures(self) -> tuple[Figures, Figures, Figures]:
         """Return (accepted, dropped, queued) as `accounts` does, as figures and for all reasons together."""
-        accepted, dropped, queued = self._books()
+        accepted, dropped, queued = self._balance()
         lost = NO_FIGURES
         for figures in dropped.values():
             lost = tuple(map(add, lost, figures))
         return accepted, lost, queued
 
-    def _books(self) -> Books:
+    def _balance(self) -> Balance:
         backlog, past = self.backlog, self._past
-        accepted, dropped, queued = self.cursor.books() if self.cursor is not None else (NO_FIGURES, {}, NO_FIGURES)
+        accepted, dropped, queued = self.cursor.balance() if self.cursor is not None else (NO_FIGURES, {}, NO_FIGURES)
         accepted = tuple(map(add, accepted, backlog.accepted))
         if backlog.dropped:
             add_by_reason(dropped, backlog.dropped)
@@ -382,7 +382,7 @@ def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tup
         written += count
         left -= count
         if left:
-            buffers = _after(buffers, count)
+            buffers = _unwritten(buffers, count)
     return written, False, None
 
 
@@ -401,7 +401,7 @@ def write_one(transport: Transport, data: bytes) -> tuple[int, bool, OSError | N
     return written + more, blocked, failure
 
 
-def _after(buffers: list[bytes | memoryview], count: int) -> list[bytes | memoryview]:
+def _unwritten(buffers: list[bytes | memoryview], count: int) -> list[bytes | memoryview]:
     """Return what is left of `buffers` after their first `count` bytes."""
     for index, buffer in enumerate(buffers):
         if count < len(buffer):

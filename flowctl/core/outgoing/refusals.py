@@ -48,8 +48,8 @@ class DropRefusal:
             self.mask |= new
             self.parts = (*self.parts, (new, reason))
 
-    def reason_of(self, item: MessageClass) -> DropReason:
-        return next(reason for mask, reason in self.parts if mask >> item & 1)
+    def reason_of(self, message_class: MessageClass) -> DropReason:
+        return next(reason for mask, reason in self.parts if mask >> message_class & 1)
 
 
 @dataclass(eq=False, slots=True)

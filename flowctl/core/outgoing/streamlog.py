@@ -34,16 +34,16 @@ Wire = bytes | bytearray | memoryview
 """A message as the application hands it over."""
 
 _ZEROS: Final = (0,) * CLASS_COUNT
-_MOST_LATELY: Final = 60
-"""Notes, of a second each, after which a message no longer says how large the messages of a log are."""
+_LARGEST_LASTS_NOTES: Final = 60
+"""Notes, one a second, after which a message no longer counts as one of the log's largest recent ones."""
 _KEY: Final = MessageClass.KEY
 
 NOTE_S: Final = 1.0
 """Time between two notes."""
 NOTES: Final = 12
-"""Notes that are kept."""
-_LEAST_S: Final = 3.0
-"""A rate over less than this says more about one burst than about the stream."""
+"""Number of notes that are kept."""
+_LEAST_RATE_S: Final = 3.0
+"""Shortest time for a rate: a shorter one says more about one burst than about the stream."""
 
 Totals = tuple[int, ...]
 
@@ -93,7 +93,7 @@ class ClassRates:
         except IndexError:
             return None
         seconds = now - began
-        if seconds < _LEAST_S:
+        if seconds < _LEAST_RATE_S:
             return None
         return (
             [(after - before) / seconds for after, before in zip(counts, first_counts, strict=True)],
@@ -247,7 +247,7 @@ class StreamLog:
         self.gop_bytes = 0  # what was published in that time
         self._cached: Entry | None = None  # first entry of the GOP cache
         self._largest_lately: deque[int] = deque(
-            [0], maxlen=_MOST_LATELY
+            [0], maxlen=_LARGEST_LASTS_NOTES
         )  # largest message between two notes of the rates
         self._listeners: tuple[LogListener, ...] = ()
 
@@ -373,7 +373,7 @@ class StreamLog:
 
     def unlisten(self, listener: LogListener) -> None:
         """Stop calling `listener`; harmless when it is not listening."""
-        self._listeners = tuple(item for item in self._listeners if item is not listener)
+        self._listeners = tuple(other for other in self._listeners if other is not listener)
 
 
 def _filed_under(message_class: MessageClass, *, droppable: bool) -> MessageClass:

@@ -67,10 +67,10 @@ class CohortLike(Protocol[SenderT_contra]):
     def add(self, sender: SenderT_contra) -> None:
         """Serve `sender` from its own cursor until it has caught up. Owning thread."""
 
-    def left(self, sender: SenderT_contra) -> None:
+    def serve_alone(self, sender: SenderT_contra) -> None:
         """Serve a member from its own cursor from now on. Owning thread."""
 
-    def runnable(self, sender: SenderT_contra) -> None:
+    def serve_in_turn(self, sender: SenderT_contra) -> None:
         """Serve `sender` in its turn: the kernel takes more again, or it has more to write. Owning thread."""
 
     def remove(self, sender: SenderT_contra) -> None:
@@ -147,7 +147,7 @@ class NoHost:
 
 
 class Standing(enum.IntEnum):
-    """Where a viewer of a log stands with the fan-out that serves it.
+    """The place of a viewer of a log with the fan-out that serves it.
 
     It comes to be served from its own cursor, QUEUED for a turn. In its turn it is SERVED: it has been offered all that
     there was. If the kernel took everything and nothing is refused for it, it enters the COHORT; if the kernel refused
@@ -175,7 +175,7 @@ STEPS: Final = {
     (Standing.COHORT, Standing.QUEUED): "EAGAIN, or it is to be treated alone",
     **{(old, Standing.GONE): "it goes" for old in Standing if old},
 }
-"""The legal steps, from where and to where, and what causes them."""
+"""The legal steps, from which standing to which, and what causes them."""
 
 
 def step(old: Standing, new: Standing) -> Standing:

@@ -13,9 +13,9 @@ from flowctl.reasons import CloseReason
 from flowctl.units import format_count, format_duration, format_size
 
 _BURST_S: Final = 1.0
-"""How long after the kernel was last empty-handed a queue still counts as one burst of the publisher."""
+"""Time after the kernel last had nothing to send in which a queue still counts as one burst of the publisher."""
 _LATE_MS: Final = 250.0
-"""A queue that the kernel was not offered for so long is our loop's: several flush intervals."""
+"""Time after which a queue that the kernel was not offered is our loop's: several flush intervals."""
 
 
 class Blame(enum.Enum):

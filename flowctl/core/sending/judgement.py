@@ -25,13 +25,13 @@ from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
 from flowctl.reasons import CloseReason
 
 JOIN_CHECK_S: Final = 0.5
-"""How often a joiner's load is compared: shorter than any group of pictures, longer than several flushes."""
+"""Time between two comparisons of a joiner's load: shorter than a group of pictures, longer than several flushes."""
 KEY_POLL_S: Final = 0.25
-"""How often a blocked viewer that waits for a key frame is looked after; the log's growth does it sooner."""
+"""Time between two looks at a blocked viewer that waits for a key frame; the log's growth comes sooner."""
 
 
 class Clocks(NamedTuple):
-    """When each of a Sender's clocks has run down, in seconds as of its host; inf: that one does not run."""
+    """The times at which a Sender's clocks run out, in seconds as of its host; inf: that one does not run."""
 
     closes_at: float = inf
     stuck_at: float = inf  # the kernel has taken nothing for too long though there was something to take
@@ -63,11 +63,12 @@ class Clocks(NamedTuple):
 
 _COHORT: Final = Standing.COHORT
 _JOIN_GRACE_S: Final = 2.0
-"""How long a joiner is not judged on its load where the age axis is off: half of the usual soft mark of age."""
+"""Time in which a joiner's load is not judged where the age axis is off: half of the usual soft mark of age."""
 _LOOK_BYTES: Final = 512 * 1024
 _LOOK_MESSAGES: Final = 1024
-"""How much a log may grow before a lagging viewer is looked at even where it can reach no limit: what it holds of the
-log is to be copied out in time (`LogCursor.compact`), and without limits, timers and video nothing else would come."""
+"""Growth of a log, in messages, after which a lagging viewer is looked at even where it can reach no limit: what it
+holds of the log is to be copied out in time (`LogCursor.compact`), and without limits, timers and video nothing else
+would come."""
 
 
 @dataclass(eq=False, slots=True)
@@ -103,9 +104,9 @@ class Judgement:
 
         What was queued or published since the last write has not been offered to the kernel yet: it is no sign of a
         slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
-        has left behind does, with all that follows, until everything is taken. What joining gave does not. And age
-        does not of a joiner, nor where what is late is left out, while the peer takes something (`SlowPeer.served`);
-        while our own thread is late nothing is left out, and it does.
+        has left behind counts, with all that follows, until everything is taken. What joining gave does not count. For
+        a joiner, age does not count either, nor where what is late is left out, while the peer takes something
+        (`SlowPeer.load_when_served`); while our own thread is late nothing is left out, and age counts.
         """
         if self.core.would_block if refused is None else refused:
             load = self.outbox.counted(now, limits or self.core.limits, log=self.stands is not _COHORT)
@@ -116,9 +117,9 @@ class Judgement:
             return load
         joining = self.joining
         if not joining:
-            load = slow.aged(load)
+            load = slow.load_with_delay(load)
         if load.age_ms and (joining or self.judges_pictures(self.mask)) and not self.line.strained():
-            return slow.served(load, self.outbox.backlog, now)
+            return slow.load_when_served(load, self.outbox.backlog, now)
         return load
 
     def queued_bytes(self, load: Load) -> int:
@@ -131,11 +132,11 @@ class Judgement:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits that is for the Sender to write: the log of a member is for the cohort."""
+        """Whether the Sender has nothing to write: the log of a member is written by the cohort."""
         return self.outbox.empty(with_log=self.stands is not _COHORT)
 
     def oldest(self, now: float) -> float:
-        """Return since when the oldest message that is not in flight waits; `now` where none does."""
+        """Return since when the oldest message that is not in flight waits; `now` if none waits."""
         cursor, since = self.outbox.cursor, self.outbox.backlog.oldest_at
         oldest = cursor.oldest_at() if cursor is not None else None
         return min(now if oldest is None else oldest, now if since is None else since)
@@ -297,8 +298,8 @@ class Judgement:
             self.slow = SlowPeer(self.settings, trail)
         return self.slow
 
-    def began_to_wait(self, slow: SlowPeer, now: float) -> None:
-        """Something is left after a write: from now on, what the peer takes tells its rate."""
+    def note_waiting(self, slow: SlowPeer, now: float) -> None:
+        """Note that something is left after a write: from now on, what the peer takes tells its rate."""
         if not slow.waited:
             if slow.drain.sampled_at < now:  # else it was before the write
                 slow.drain.sample(now, self.bytes_sent - self.line.kernel_bytes(), waited=False)
@@ -323,19 +324,19 @@ class Judgement:
         return slow.behind_ms
 
     def behind_ms(self, slow: SlowPeer, now: float) -> float:
-        """Return how old the oldest is that the peer has not taken, in ms; once ended, as last sampled."""
+        """Return the age of the oldest data that the peer has not taken, in ms; once ended, as last sampled."""
         if self.ended_at < inf:
             return slow.behind_ms
         behind_ms = slow.behind(now, self.bytes_sent, self.line.kernel_bytes())
         return self.load(now).age_ms if behind_ms is None else behind_ms
 
     def held_until(self, slow: SlowPeer) -> float:
-        """Return until when this peer counts as one that lags although all is taken."""
+        """Return until when this peer counts as lagging although all is taken."""
         cursor = self.outbox.cursor
         return 0.0 if cursor is None or self.closing else slow.held_until(cursor.log.gop_duration_s)
 
     def forget_slow(self) -> None:
-        """Give back what was measured of a peer that is well again, and to which nothing was done."""
+        """Give back what was measured of a peer that is well again and lost nothing."""
         slow = self.slow
         if slow is not None and self.core.state is SendState.READY and slow.harmless and slow.healthy:
             self.slow = None
@@ -393,7 +394,7 @@ class Judgement:
         self._joined_check = None
 
     def ends_joining(self, now: float) -> bool:
-        """Return whether a joiner is none any more: the cache is taken, or it is old enough and its load stays."""
+        """Return whether joining is over: the cache is taken, or the joiner is old enough and its load stays."""
         cursor = self.outbox.cursor
         if cursor is None or cursor.joining_to is None:
             return False

@@ -38,13 +38,14 @@ from flowctl.reasons import DropReason
 from flowctl.units import format_size
 
 HEALTHY_MS: Final = 500.0
-"""A peer that is less than this behind is not measured any further unless something else is wrong."""
+"""Delay below which a peer is not measured any further, unless something else is wrong."""
 _SMOOTHING: Final = 0.3
 """Weight of the newest fill rate."""
-_HOLD_S: Final = 2.0
-"""So long after a picture was left out, and for two groups of pictures, a peer that has taken all is no healthy one."""
-_EARLY_S: Final = 0.001
-"""A timer may come so much early."""
+_LAGGING_HOLD_S: Final = 2.0
+"""A peer counts as lagging for this long (or two groups of pictures) after its last left-out picture, even if it has
+taken everything."""
+_TIMER_TOLERANCE_S: Final = 0.001
+"""Tolerance for timers that fire early."""
 _NEVER: Final = float("-inf")
 
 
@@ -57,17 +58,17 @@ class SlowPeer:
     delay: DelayMeter = field(default_factory=DelayMeter)
     drain: DrainMeter = field(default_factory=DrainMeter)
     pictures: PictureMeter = field(default_factory=PictureMeter)
-    last_share: float = 1.0  # of the pictures, in the log that was left last; asked for after the end
+    last_share: float = 1.0  # share of the pictures in the log that was followed last; asked for after the end
     delay_ms: float = 0.0
-    behind_ms: float = 0.0  # how old the oldest was that it had not taken, at the last sample
+    behind_ms: float = 0.0  # age of the oldest message that it had not taken, at the last sample
     behind_max_ms: float = 0.0  # the largest of these since the open episode of drops began
     waited: bool = False  # something has waited for the peer ever since the last sample of the drain rate
     ahead_bytes: int = 0  # how much the kernel takes ahead, as it was told; 0: as usual
-    _allowed_bytes: int = 0  # of that, what the kernel was not given since it last told that it takes more
+    _allowed_bytes: int = 0  # the part of that which the kernel was not given since it last asked for more
     returns: int = 0  # times old media were skipped
     delay_removed_ms: float = 0.0  # what skipping and thinning took off the age of the queue
     _cutting: bool = False  # something was left out for being late since the peer last kept up
-    _late: int = 0  # messages that the followed log has left out, when last looked
+    _late: int = 0  # messages of the followed log that were left out, at the last write
     _left_out_at: float = _NEVER  # when it was last seen to leave something out
     _sampled_at: float = _NEVER  # time of the last sample
     # Time of the last sample that was acted on: the timer counts from here, so that statistics of another thread,
@@ -84,11 +85,11 @@ class SlowPeer:
     # -- samples
 
     def due(self, now: float) -> bool:
-        return now - self._acted_at >= self.settings.sample_s - _EARLY_S
+        return now - self._acted_at >= self.settings.sample_s - _TIMER_TOLERANCE_S
 
     def asked_too_soon(self, now: float) -> bool:
-        """Return whether a sample would disturb the rhythm of the meters: the last answer is given again."""
-        return now - self._sampled_at < self.settings.sample_s - _EARLY_S
+        """Return whether a sample would disturb the rhythm of the meters: then the last answer is given again."""
+        return now - self._sampled_at < self.settings.sample_s - _TIMER_TOLERANCE_S
 
     def next_sample_at(self, now: float) -> float:
         return max(self._acted_at, now - self.settings.sample_s) + self.settings.sample_s
@@ -116,7 +117,7 @@ class SlowPeer:
         self._sampled_at = now
 
     def behind(self, now: float, written_bytes: int, kernel_bytes: int) -> float | None:
-        """Return how old the oldest is that was written and the peer has not taken, in ms; arguments of `sample`.
+        """Return the age of the oldest data that was written and not taken, in ms; arguments as of `sample`.
 
         It is no older than the connection. None: it has taken all, so that the oldest is the first of our own queue.
         """
@@ -132,8 +133,8 @@ class SlowPeer:
         too_far = 0 < limit_ms <= behind_ms and not self.drain.stalled(now)
         return f"{behind_ms / 1000:.1f} s behind" if too_far else None
 
-    def returned(self, now: float, removed_ms: float, cause: str) -> LedgerEntry:
-        """Old media were skipped, which made the queue younger by `removed_ms`; return what to note."""
+    def note_return(self, now: float, removed_ms: float, cause: str) -> LedgerEntry:
+        """Note that skipping old media made the queue younger by `removed_ms`; return the ledger's entry."""
         self.returns += 1
         self.delay_removed_ms += removed_ms
         why = f"returned to live: {removed_ms / 1000:.1f} s of delay removed; {cause}"
@@ -169,7 +170,7 @@ class SlowPeer:
     def budget_bytes(self, most_bytes: int) -> int:
         return min(most_bytes, max(self._allowed_bytes, 1)) if self.ahead_bytes else most_bytes
 
-    def gave(self, written_bytes: int) -> bool:
+    def note_given(self, written_bytes: int) -> bool:
         """Account for a write; return whether the kernel has got all it is to have until it asks for more."""
         if not self.ahead_bytes:
             return False
@@ -192,14 +193,14 @@ class SlowPeer:
         return LedgerEntry(LedgerKind.LATE, now, f"pictures would be late; it takes {rate}/s")
 
     def held_until(self, gop_s: float) -> float:
-        """Return until when this peer counts as one that lags although all is taken: pictures were left out lately.
+        """Return until when this peer counts as lagging although all is taken, because pictures were left out lately.
 
         It is served whole meanwhile. READY would say that it keeps up, and the cohort gives the kernel too much ahead.
         """
-        return self._left_out_at + min(max(_HOLD_S, 2 * gop_s), 2 * MOST_TARGET_S)
+        return self._left_out_at + min(max(_LAGGING_HOLD_S, 2 * gop_s), 2 * MOST_TARGET_S)
 
-    def kept_up(self) -> bool:
-        """It lags no longer; return whether the kernel is to be told that it takes as usual again."""
+    def note_keeping_up(self) -> bool:
+        """Note that it lags no longer; return whether the kernel is to be told that it takes as usual again."""
         self._cutting = False
         paced, self.ahead_bytes = self.ahead_bytes, 0
         return paced > 0
@@ -211,12 +212,12 @@ class SlowPeer:
         """The delay as an age: the smaller of the last two samples, so that one big frame under way is no trouble."""
         return min(self.delay_ms, self._before_ms)
 
-    def aged(self, load: Load) -> Load:
+    def load_with_delay(self, load: Load) -> Load:
         age_ms = self.age_ms
         return Load(load.size_bytes, load.messages, age_ms) if self.by_delay and age_ms > load.age_ms else load
 
-    def served(self, load: Load, own: Backlog, now: float) -> Load:
-        """Return `load` with the age that counts of a viewer that gets what its line carries.
+    def load_when_served(self, load: Load, own: Backlog, now: float) -> Load:
+        """Return `load` with the age that counts for a viewer that gets what its line carries.
 
         What would be late is left out for it. So what is old is on its way, or waits behind what is: by our choice, or
         because the kernel was given that before the viewer lagged. Only a time in which it took nothing is its own. Its
@@ -235,8 +236,8 @@ class SlowPeer:
 
     @property
     def healthy(self) -> bool:
-        """Whether it need not be measured: it is hardly behind, and its application does not say that it is."""
-        return self.delay_ms < HEALTHY_MS and not (self.by_delay and self.delay.told)
+        """Whether it need not be measured: it is hardly behind, and its application reports nothing."""
+        return self.delay_ms < HEALTHY_MS and not (self.by_delay and self.delay.has_reports)
 
     def forecast(
         self,

@@ -27,12 +27,12 @@ _RESERVED_DESCRIPTORS: Final = 256
 """Descriptors kept for what is no connection of media: loops, logs, files, hooks, and the 128 connections of the admin
 surface, so that a flood of viewers keeps no operator out; never more than a quarter of all."""
 _MOST_ADDRESSES: Final = 65_536
-"""Addresses remembered for their rate; beyond it those seen longest ago are forgotten."""
+"""Addresses whose rate is remembered; beyond it those seen longest ago are forgotten."""
 BANNED: Final = "banned"
-"""Name under which those are counted who were kept out by the ban list; as that of a limit."""
+"""Name under which connections refused by the ban list are counted, beside the names of limits."""
 LIMITED: Final = "limited"
-"""The same of a network that the ban list limits, for the connections beyond its rate."""
-_LOOKS: Final = 64
+"""Name under which connections of a network that the ban list limits are counted, when they come beyond its rate."""
+_EVICTION_LOOKS: Final = 64
 """Addresses looked at to make room for one: bounds the time that an accepted connection costs."""
 
 
@@ -66,8 +66,8 @@ class AdmissionLimits:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more")
 
 
-class Nodes:
-    """Addresses of other nodes of ours that are connected and have proven it. Any thread."""
+class ProvenNodes:
+    """Addresses of connected nodes that have proven that they belong to us. Any thread."""
 
     def __init__(self) -> None:
         self._lock: Final = OwnedLock()
@@ -87,18 +87,18 @@ class Nodes:
             return bool(self._counts) and isinstance(address, str) and address_key(address) in self._counts
 
 
-class Elsewhere(Protocol):
+class OtherProcesses(Protocol):
     """The connections of other processes that are the same server; under the lock of `Admission`."""
 
     @property
     def processes(self) -> int:
-        """How many there are, with this one."""
+        """The number of processes, this one included."""
 
     def enter(self, address: str) -> tuple[int, int]:
         """Count a connection of what counts as one address; return those of the others, in total and of the address."""
 
     def leave(self, address: str) -> None:
-        """Count it no more."""
+        """Count the connection no more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -123,12 +123,12 @@ class Admission:
         limits: AdmissionLimits,
         wall: Callable[[], float] = time.time,
         trusted: Container[str] = (),
-        nodes: Nodes | None = None,
+        nodes: ProvenNodes | None = None,
     ) -> None:
-        self.nodes: Final = nodes or Nodes()
+        self.nodes: Final = nodes or ProvenNodes()
         self.limits = limits  # replaced as a whole; guarded by _lock
         self.bans: BanList = NO_BANS  # immutable, replaced as a whole by any thread
-        self.elsewhere: Elsewhere | None = None  # other processes of the same server; set before the first connection
+        self.others: OtherProcesses | None = None  # processes of the same server; set before the first connection
         self._wall: Final = wall
         self._trusted: Final = trusted
         self._most = limits.connections or descriptor_limit()  # guarded by _lock
@@ -158,24 +158,24 @@ class Admission:
         if ban is not None and ban.action is BanAction.BAN:  # first of all: who is banned takes no place of our memory
             with self._lock:
                 self._refuse_locked(BANNED, ban.score, 0, f"banned: {describe_ban(ban)}")
-        key, elsewhere = address_key(address), self.elsewhere
+        key, others = address_key(address), self.others
         ours = address in self.nodes
         with self._lock:
             entry = self._entry_locked(key, now)
             entry.attempt(now)
-            if elsewhere is None:
-                self._look_locked(entry, ban, now, cost, ours=ours)
+            if others is None:
+                self._decide_locked(entry, ban, now, cost, ours=ours)
             else:  # counted first: of two processes that do this at the same time one sees the other
-                total, of_address = elsewhere.enter(key)
+                total, of_address = others.enter(key)
                 try:
-                    self._look_locked(entry, ban, now, cost, total, of_address, elsewhere.processes, ours=ours)
+                    self._decide_locked(entry, ban, now, cost, total, of_address, others.processes, ours=ours)
                 except LimitExceededError:
-                    elsewhere.leave(key)
+                    others.leave(key)
                     raise
             entry.connections += 1
             self._connections += 1
 
-    def _look_locked(
+    def _decide_locked(
         self,
         entry: _Address,
         ban: Ban | None,
@@ -212,17 +212,16 @@ class Admission:
         return None if ban is None or address in self._trusted or address in self.nodes else ban
 
     def leave(self, address: str) -> None:
-        """Count the end of a connection that had entered."""
         with self._lock:
             entry = self._addresses.get(address_key(address))
             if entry is not None and entry.connections:
                 entry.connections -= 1
                 self._connections -= 1
-                if self.elsewhere is not None:
-                    self.elsewhere.leave(address_key(address))
+                if self.others is not None:
+                    self.others.leave(address_key(address))
 
     def give_back(self, address: str, cost: float) -> None:
-        """Let a connection that has borne fruit have taken nothing of the rate of its address."""
+        """Give back what a connection took of the rate of its address, because it has borne fruit."""
         with self._lock:
             entry = self._addresses.get(address_key(address))
             if entry is not None:
@@ -259,7 +258,7 @@ class Admission:
         if entry is not None:
             addresses.move_to_end(address)
             return entry
-        for _ in range(_LOOKS):
+        for _ in range(_EVICTION_LOOKS):
             if len(addresses) < _MOST_ADDRESSES:
                 break
             oldest = next(iter(addresses))

@@ -66,15 +66,15 @@ LIMITED_NEW_PER_S: Final = 2.0
 LIMITED_BURST: Final = 20
 """Connections that a limited network may open at once before that rate counts: a household, or a page's players."""
 _REST_EVERY: Final = 64
-"""Lines between two rests of `BanList.parse`: a millisecond of work, in which a thread that comes back from a system
-call may find the interpreter taken."""
+"""Lines of `BanList.parse` between two rests: a millisecond of work, after which a thread that comes back from a system
+call finds the interpreter free."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _Key = TypeVar("_Key", str, int)
 
 
 class BanAction(enum.Enum):
-    """What a server does with a network of its ban list."""
+    """The treatment of a network of the ban list."""
 
     BAN = "ban"
     LIMIT = "limit"
@@ -172,7 +172,6 @@ class _Networks:
         return len(self._by_text) + sum(map(len, self._networks.values()))
 
     def __iter__(self) -> Iterator[Ban]:
-        """Yield single addresses first, then networks."""
         yield from self._by_text.values()
         for group in self._networks.values():
             yield from group.values()
@@ -181,13 +180,13 @@ class _Networks:
         """Take `ban`, unless there is one for the same network that lasts longer. Only while the list is made."""
         address, _, length = ban.cidr.partition("/")
         if length == ("128" if ":" in address else "32"):
-            _keep(self._by_text, address, ban)  # not parsed once more: a list of 100,000 is nearly all of these
+            _keep_longest(self._by_text, address, ban)  # not parsed once more: a list of 100,000 is nearly all of these
         else:
             network = ban.network
             key = network.version, network.prefixlen
             if key not in self._networks:
                 self._lengths[network.version] = sorted([*self._lengths[network.version], network.prefixlen])[::-1]
-            _keep(self._networks.setdefault(key, {}), int(network.network_address), ban)
+            _keep_longest(self._networks.setdefault(key, {}), int(network.network_address), ban)
 
     def match(self, address: str, now_utc: float) -> Ban | None:
         """Return the narrowest that `address` lies in and that counts at `now_utc`."""
@@ -292,7 +291,7 @@ class BanList:
 
 
 NO_BANS: Final = BanList()
-"""Nobody is kept out or limited."""
+"""A list without bans and limits."""
 
 
 def parse_lines(
@@ -340,12 +339,12 @@ def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: 
     for ban in (item for group in (kept, own) for item in group if item.lasts(now_utc)):
         key = ban.cidr, ban.action
         old = merged.get(key)
-        merged[key] = ban if old is None else _joined(old, ban)
+        merged[key] = ban if old is None else _join_two(old, ban)
     return sorted(merged.values(), key=_worth)
 
 
 def _worth(ban: Ban) -> tuple[Any, ...]:
-    """Return by what bans are sorted, those that are worth most first."""
+    """Return the key by which bans are sorted, the most valuable first."""
     lasts_s = math.inf if ban.expires is None else ban.expires.timestamp()
     return not ban.by_hand, ban.expires is not None, -ban.score, -lasts_s, ban.cidr, ban.action.value
 
@@ -355,13 +354,12 @@ def fitting(bans: Sequence[Ban]) -> list[Ban]:
     sizes = accumulate(len(ban.line()) + 1 for ban in bans[:MOST_BANS])
     count = sum(size <= MOST_BYTES for size in sizes)
     if any(ban.by_hand for ban in bans[count:]):
-        told = f"there are more bans made by hand than the {MOST_BANS} or {MOST_BYTES} bytes that a list holds"
-        raise ConfigError(told, hint="ban networks instead of addresses")
+        fault = f"there are more bans made by hand than the {MOST_BANS} or {MOST_BYTES} bytes that a list holds"
+        raise ConfigError(fault, hint="ban networks instead of addresses")
     return list(bans[:count])
 
 
-def _joined(one: Ban, other: Ban) -> Ban:
-    """Return one for two of the same network and action."""
+def _join_two(one: Ban, other: Ban) -> Ban:
     worst = one if one.score >= other.score else other
     last = other if lasts_longer(other, one) else one
     return last if last.by_hand else replace(worst, expires=last.expires)
@@ -396,18 +394,17 @@ def _whole_second(moment: Any) -> datetime | None:
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise ConfigError(f"expires is {short(moment)}, it must be a datetime with its zone, or None")
     try:
-        found: datetime = moment.astimezone(UTC)
-        if found.microsecond:
-            found = found.replace(microsecond=0) + timedelta(seconds=1)
+        second: datetime = moment.astimezone(UTC)
+        if second.microsecond:
+            second = second.replace(microsecond=0) + timedelta(seconds=1)
     except OverflowError:
-        found = _EPOCH - timedelta(1)
-    if found < _EPOCH:
+        second = _EPOCH - timedelta(1)
+    if second < _EPOCH:
         raise ConfigError(f"expires is {short(str(moment))}, it must be from 1970 to 9999")
-    return found
+    return second
 
 
-def _keep(kept: dict[_Key, Ban], key: _Key, ban: Ban) -> None:
-    """Enter `ban`, unless there is one that lasts longer."""
+def _keep_longest(kept: dict[_Key, Ban], key: _Key, ban: Ban) -> None:
     other = kept.get(key)
     if other is None or lasts_longer(ban, other):
         kept[key] = ban

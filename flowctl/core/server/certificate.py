@@ -28,15 +28,15 @@ class Certificate:
         """Return a new connection's socket with TLS; `sock` must not be used any more."""
         return with_tls(sock, self._context)
 
-    def look(self) -> bool:
+    def reload_if_changed(self) -> bool:
         """Read the files again if they have changed; return whether newcomers get another certificate from now on.
 
         Connections that are open keep theirs.
         """
-        seen = self._state()
-        if seen == self._seen:
+        state = self._state()
+        if state == self._seen:
             return False
-        self._seen = seen
+        self._seen = state
         try:
             self._context = self._load()
         except ConfigError as error:
@@ -46,17 +46,16 @@ class Certificate:
         return True
 
     def _state(self) -> _State:
-        """Return what tells these files from others."""
-        found = []
+        states = []
         for path in (self.certificate, self.key):
             try:
                 status = path.stat()
             except OSError:
-                found.append((0, 0, 0))
+                states.append((0, 0, 0))
             else:
                 # The time of the change of the inode: who may read a key changes it too, and what is written.
-                found.append((status.st_ino, status.st_ctime_ns, status.st_size))
-        return tuple(found)
+                states.append((status.st_ino, status.st_ctime_ns, status.st_size))
+        return tuple(states)
 
     def _load(self) -> ssl.SSLContext:
         try:

@@ -26,15 +26,15 @@ from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.pollgroup import PollGroup
 
 ACCEPTS_PER_TURN: Final = 64
-"""Connections accepted before others get their turn: a burst of joins must not stop the media of those who are in."""
+"""Connections accepted before others get their turn: a burst of joins must not stop the media of open connections."""
 BACKLOG: Final = 1024
 PAUSE_S: Final = 0.1
-"""How long accepting rests when the process has no descriptor left; the connections wait in the backlog."""
+"""Time for which accepting rests when the process has no descriptor left; the connections wait in the backlog."""
 MOST_WAITING: Final = 1024
-"""Connections whose header has not come: proxies send it at once, so these are an attack or a broken network."""
+"""Most connections that wait for their header: proxies send it at once, so these are an attack or a broken network."""
 PROXY_HEADER: Final = "proxy_header"
-"""Name under which those are counted whose header is wrong or missing; as that of a limit. The number that stands with
-it means nothing."""
+"""Name under which connections with a wrong or missing header are counted, beside the names of limits. The number that
+stands with it means nothing."""
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Peer = tuple[str, int]
@@ -45,7 +45,7 @@ class Host(Protocol):
 
     @property
     def trusted(self) -> TrustedProxies:
-        """Whose connections begin with a header that says whom they speak for."""
+        """Addresses whose connections begin with a header that says which peer they speak for."""
 
     def admit(self, group: PollGroup, listener: Listener, sock: socket.socket, peer: Peer) -> None:
         """Serve or refuse a connection; `sock` is the server's from now on."""

@@ -27,7 +27,7 @@ HEADER_BYTES: Final = 2048
 """Longest header. A line of v1 has at most 107 octets; v2 with a certificate's names in it stays below 1 KiB."""
 LINE_BYTES: Final = 107
 HEADER_TIME_S: Final = 5.0
-"""A proxy sends it with the connection, so this is for a network that loses packets (nginx waits 30 s)."""
+"""Longest time for a header: proxies send it at once, so this is for a lossy network (nginx waits 30 s)."""
 
 _SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _LINE: Final = b"PROXY "
@@ -40,10 +40,10 @@ _LOCAL, _PROXY = 0x20, 0x21
 _ADDRESS_BYTES: Final = {0x11: 4, 0x21: 16}
 """Octets of an address, by family and transport: TCP over IPv4 and over IPv6."""
 _NO_ADDRESS: Final = frozenset({0x00, 0x31})
-"""Unspecified, and a stream socket of the machine itself: the proxy speaks for nobody who has an address."""
+"""Families without an address: unspecified, and a stream socket of the machine itself."""
 
 Origin = tuple[str, int | None] | None
-"""Whom a proxy speaks for: address and port (None: not said). None: for itself, as health checks do."""
+"""The peer that a proxy speaks for: address and port (None: not said). None: the proxy itself, as in health checks."""
 
 
 class ProxyHeaderError(RemoteProtocolError):

@@ -20,7 +20,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.loop.sockets import SocketOptions, close_socket, drop_socket
 from flowctl.core.loop.work import NO_WORK_LIMITS, WorkLimits
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.core.server.admission import Admission, AdmissionLimits, Nodes, describe_ban
+from flowctl.core.server.admission import Admission, AdmissionLimits, ProvenNodes, describe_ban
 from flowctl.core.server.bans import Ban, BanAction, BanList
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.listener import Listener, listening_socket, socket_of
@@ -38,11 +38,11 @@ from flowctl.sender import Sender
 _P = ParamSpec("_P")
 
 _REBALANCE_S: Final = 10.0
-"""How often connections are moved between threads whose loads have drifted apart."""
+"""Time between two moves of connections from threads with more load to threads with less."""
 
 
 _DRAIN_LOOK_S: Final = 0.005
-"""Between two looks at what peers have taken of a server that stops."""
+"""Time between two looks at what the peers of a stopping server have taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +133,7 @@ class Server:
         listen_fds: Mapping[str, tuple[int, ...]] | None = None,
         name: str = "",
         tls: Certificate | None = None,
-        nodes: Nodes | None = None,
+        nodes: ProvenNodes | None = None,
     ) -> None:
         check_arguments("Server", Server.__init__, locals())
         if not 1 <= group_count <= MAX_GROUPS:
@@ -403,13 +403,13 @@ class Server:
         return self._stopping.is_set()
 
     @property
-    def nodes(self) -> Nodes:
-        """Addresses of other nodes of ours, which no limit per address and no penalty is for."""
+    def nodes(self) -> ProvenNodes:
+        """Addresses of our other nodes, to which no limit per address and no penalty applies."""
         return self.admission.nodes
 
     @property
     def trusted_proxies(self) -> Container[str]:
-        """Addresses that say first whom they speak for."""
+        """Addresses that first say which peer they speak for."""
         return self._trusted
 
     # -- connections
@@ -448,7 +448,7 @@ class Server:
             connection.sender.set_settings(settings)
 
     def set_bans(self, bans: BanList) -> int:
-        """Keep out or limit whom `bans` names. Any thread.
+        """Keep out or limit the networks that `bans` names. Any thread.
 
         Open connections of banned addresses end with reason BANNED, but for those that behave (`Session.behaves`):
         others may share the address, and what breaks a limit is ended for that. A limit ends no connection.
@@ -480,7 +480,7 @@ class Server:
             return True
 
     def _banned(self, connection: Connection, ban: Ban) -> None:
-        """An open connection is ended by a ban; for servers that keep records. Any thread."""
+        """Note that a ban ends an open connection; for servers that keep records. Any thread."""
 
     def add_socket(self, sock: socket.socket, session: Session) -> Connection:
         """Serve a connected socket that was not accepted here, for example one that connected out. Any thread.
@@ -551,7 +551,7 @@ class Server:
             self._past_slowed += connection.work.slowed_count
 
     def _released(self, connection: Connection) -> None:
-        """The socket of an accepted connection is closed: its place is free again."""
+        """Free the place of an accepted connection whose socket is closed."""
         self.admission.leave(connection.peer[0])
 
     @property
@@ -582,7 +582,7 @@ class Server:
 
     @property
     def trusted(self) -> TrustedProxies:
-        """Whose connections begin with a header that says whom they speak for."""
+        """Addresses whose connections begin with a header that says which peer they speak for."""
         return self._trusted
 
     def _rebalance(self, group: PollGroup) -> None:
@@ -600,7 +600,7 @@ class Server:
             group.report("on_refused", error)
 
     def refuse(self, group: PollGroup, peer: tuple[str, int], refusal: LimitExceededError) -> None:
-        """Count and tell of a connection that did not come as far as admission."""
+        """Count and report a connection that did not come as far as admission."""
         self.admission.refuse(refusal.limit)
         self._tell_refusal(group, peer, refusal)
 

@@ -23,12 +23,12 @@ from typing import Final, Self
 
 _log: Final = logging.getLogger("flowctl.signals")
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
-_OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Would kill the process; what an application handles itself is left to it."""
+_OTHER_SIGNALS: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Other signals that would kill the process; one that an application handles itself is left to it."""
 _READ_BYTES: Final = 64
-"""One octet per signal; what is left over is read the next time."""
+"""Octets read at a time, one per signal; the rest is read the next time."""
 _NO_SIGNAL: Final = b"\0"
-"""No number of a signal: only wakes the wait."""
+"""Octet that is no number of a signal: it only wakes the wait."""
 
 
 class EndSignals:
@@ -58,7 +58,7 @@ class EndSignals:
             stack.callback(signal.set_wakeup_fd, before)
             for number in _ENDING:
                 stack.callback(signal.signal, number, signal.signal(number, self._note))
-            for number in _OTHERS:
+            for number in _OTHER_SIGNALS:
                 if signal.getsignal(number) is signal.SIG_DFL:
                     stack.callback(signal.signal, number, signal.signal(number, self._wake))
             self._reader, self._writer, self._undo = reader, writer, stack.pop_all()

@@ -16,12 +16,12 @@ from typing import Final
 from flowctl.errors import ConfigError
 
 NAMES: Final = ("rtmp", "rtmps", "http", "https")
-"""What a socket may be for: ``FileDescriptorName=`` of the socket unit."""
-_FIRST: Final = 3
-"""SD_LISTEN_FDS_START: after standard input, output and error."""
+"""Purposes of a socket: ``FileDescriptorName=`` of the socket unit."""
+_FIRST_DESCRIPTOR: Final = 3
+"""Number of the first handed descriptor, SD_LISTEN_FDS_START: after standard input, output and error."""
 _MOST: Final = 1024
 STATUS_S: Final = 10.0
-"""Between two lines on how the service is."""
+"""Time between two lines on how the service is."""
 
 
 def handed_sockets(environment: MutableMapping[str, str]) -> dict[str, tuple[int, ...]]:
@@ -35,7 +35,7 @@ def handed_sockets(environment: MutableMapping[str, str]) -> dict[str, tuple[int
     words = names.split(":") if names else []
     words += ["unknown"] * (int(count) - len(words))
     places: dict[str, tuple[int, ...]] = {}
-    for descriptor, word in enumerate(words[: int(count)], _FIRST):
+    for descriptor, word in enumerate(words[: int(count)], _FIRST_DESCRIPTOR):
         if word not in NAMES:
             raise ConfigError(
                 f"systemd handed over a socket with the name {word!r:.60}",
@@ -47,17 +47,17 @@ def handed_sockets(environment: MutableMapping[str, str]) -> dict[str, tuple[int
 
 
 class Notifier:
-    """Tells systemd how the service is. Without systemd it does nothing, and `told` is False. Main thread."""
+    """Tells systemd how the service is. Without systemd it does nothing, and `active` is False. Main thread."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         path = environment.pop("NOTIFY_SOCKET", "")
         # A name in the abstract namespace is written with @ and begins with a zero octet.
         self._address: Final = "\0" + path[1:] if path.startswith("@") else path
-        self.told: Final = bool(path)
+        self.active: Final = bool(path)
         usec = environment.pop("WATCHDOG_USEC", "")
         pid = environment.pop("WATCHDOG_PID", "") or str(os.getpid())
-        wanted = usec.isdecimal() and int(usec) > 0 and pid == str(os.getpid())
-        self.watchdog_s: Final = int(usec) / 2e6 if wanted and path else None
+        watched = usec.isdecimal() and int(usec) > 0 and pid == str(os.getpid())
+        self.watchdog_s: Final = int(usec) / 2e6 if watched and path else None
         """How often to say `alive`: half of what systemd waits for. None: it does not wait."""
 
     def _tell(self, *lines: str) -> None:
@@ -89,15 +89,15 @@ class Notifier:
         self._tell("STOPPING=1")
 
 
-class Pulse:
-    """Whether all threads of a server come to what they are asked to do. Main thread."""
+class ThreadProbe:
+    """Checks that all threads of a server come to what they are asked to do. Main thread."""
 
     def __init__(self, threads: Iterable[Callable[[Callable[[], None]], None]]) -> None:
         self._threads: Final = tuple(threads)  # `call_soon` of each
         self._answered = [True] * len(self._threads)
 
-    def look(self) -> bool:
-        """Return whether all have answered since the last look, and ask again those that have."""
+    def probe_threads(self) -> bool:
+        """Return whether all have answered since the last probe, and ask those again that have."""
         alive = all(self._answered)
         for number, call_soon in enumerate(self._threads):
             if self._answered[number]:

@@ -58,7 +58,6 @@ class FlowTotals:
 
     @property
     def dropped_messages(self) -> int:
-        """Dropped messages of all classes and reasons."""
         return sum(counts.total_messages for counts in self.dropped.values())
 
     @property

@@ -15,7 +15,7 @@ from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
 
 LAST_PORT: Final = 65535
-"""Of TCP."""
+"""Largest port number of TCP."""
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -36,8 +36,9 @@ EMBEDDED: Final = (
     Embedding("2002", 4),  # 2002::/16, 6to4: RFC 3056 section 2
     Embedding("20010000", 24, inverted=True),  # 2001::/32, Teredo, the client behind its NAT: RFC 4380 section 4
 )
-"""What Bitcoin Core calls linked addresses (``HasLinkedIPv4`` in netaddress.cpp), for the same reason. Local prefixes
-of NAT64 (64:ff9b:1::/48, RFC 8215) are not among them: where in it the address stands is up to each network."""
+"""Networks whose addresses hold one of IPv4; Bitcoin Core, for the same reason, calls them linked (``HasLinkedIPv4`` in
+netaddress.cpp). Local prefixes of NAT64 (64:ff9b:1::/48, RFC 8215) are not among them: where in it the address stands
+is up to each network."""
 _BITS: Final = tuple(
     (int(prefix, 16), 128 - 4 * len(prefix), 96 - 4 * begin, 0xFFFFFFFF if inverted else 0)
     for prefix, begin, inverted in EMBEDDED
@@ -106,7 +107,7 @@ def is_loopback(host: str) -> bool:
 
 def listen_addresses(text: str, field: str) -> tuple[tuple[str, int], ...]:
     """Return the (host, port) of addresses to listen on, ``host:port`` with commas between; IPv6 stands in brackets."""
-    found = []
+    addresses = []
     for part in map(str.strip, filter(str.strip, text.split(","))):
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,:\[\]\s]+)):([0-9]{1,5})", part)
         if match is None or int(match[3]) > LAST_PORT:
@@ -114,8 +115,8 @@ def listen_addresses(text: str, field: str) -> tuple[tuple[str, int], ...]:
                 f"{field}: {short(part)} is no address to listen on",
                 hint="write host:port, for example 0.0.0.0:1936 or [::]:1936",
             )
-        found.append((match[1] or match[2], int(match[3])))
-    return tuple(dict.fromkeys(found))
+        addresses.append((match[1] or match[2], int(match[3])))
+    return tuple(dict.fromkeys(addresses))
 
 
 def listen_hosts(text: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ _EXTRA_OF: Final = {
     "pyarrow": "telemetry",
     **dict.fromkeys(("pandas", "pyspark"), "pipeline"),
 }
-"""The smallest extra that brings a package, by the name under which it is imported."""
+"""The smallest extra that installs a package, by the name under which it is imported."""
 
 
 def install_hint(extra: str) -> str:
@@ -23,7 +23,7 @@ def install_hint(extra: str) -> str:
 
 
 def missing_extra(error: ModuleNotFoundError, needs_it: str) -> ConfigError | None:
-    """Return what to tell a user who lacks an extra, without which `needs_it` cannot be had; None if it is of none."""
+    """Return what to tell a user who lacks the extra that installs the missing package; None if no extra does."""
     package = (error.name or "").partition(".")[0]
     extra = _EXTRA_OF.get(package)
     if extra is None:

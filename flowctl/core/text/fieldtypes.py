@@ -29,7 +29,7 @@ def check_fields(settings: Any) -> None:
 
 def check_arguments(what: str, function: Any, given: Mapping[str, object]) -> None:
     """Compare the arguments of a call with their declared types."""
-    for name, allowed in _told(typing.get_type_hints(function).items()):
+    for name, allowed in _checkable(typing.get_type_hints(function).items()):
         if name in given:
             check_type(f"{what}: {name}", given[name], *allowed)
 
@@ -52,11 +52,11 @@ def check_type(name: str, value: object, *allowed: Any) -> None:
 def _declared(kind: Hashable) -> tuple[tuple[str, tuple[type, ...]], ...]:
     settings: Any = kind
     hints = typing.get_type_hints(settings)
-    return tuple(_told((field.name, hints[field.name]) for field in dataclasses.fields(settings) if field.init))
+    return tuple(_checkable((field.name, hints[field.name]) for field in dataclasses.fields(settings) if field.init))
 
 
-def _told(hints: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, tuple[type, ...]]]:
-    """Yield the names whose types can be told of a value, with these."""
+def _checkable(hints: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, tuple[type, ...]]]:
+    """Yield the names whose types a value can be checked against, with these types."""
     for name, hint in hints:
         allowed = tuple(_types(hint))
         if object not in allowed:
@@ -64,7 +64,7 @@ def _told(hints: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, tuple[type, .
 
 
 def _types(hint: Any) -> Iterator[type]:
-    """Yield the types of a hint; ``object`` for what cannot be told."""
+    """Yield the types of a hint; ``object`` for one that cannot be checked."""
     origin = typing.get_origin(hint)
     if origin in {typing.Union, types.UnionType}:
         for part in typing.get_args(hint):

@@ -27,7 +27,7 @@ from typing import Final
 from flowctl.errors import BusyError, ConfigError, FlowctlError
 
 _MOST_LINKS: Final = 40
-"""Of a chain, as many as Linux follows."""
+"""Longest chain of links that is followed, as long as Linux follows."""
 _LOOK_S: Final = 0.02
 _HINT: Final = "check that the disk has room and the folder is writable"
 
@@ -76,10 +76,10 @@ def _is_special(path: Path) -> bool:
 def planted(path: Path) -> bool:
     """Return whether there is a link or a named pipe of another user than this one and root."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    return (stat.S_ISLNK(found.st_mode) or stat.S_ISFIFO(found.st_mode)) and found.st_uid not in (0, os.geteuid())
+    return (stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and status.st_uid not in (0, os.geteuid())
 
 
 def check_way(folder: Path) -> None:

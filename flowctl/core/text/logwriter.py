@@ -22,17 +22,17 @@ from typing import Final
 from flowctl.core.outcomes.bucket import TokenBucket
 
 MOST_QUEUED_BYTES: Final = 1024 * 1024
-"""Lines that may wait: some 5,000, seconds of a busy log. A reader that is slower than that does not read."""
+"""Most bytes of lines that wait: some 5,000 lines, seconds of a busy log. A reader slower than that does not read."""
 LINES_PER_S: Final = 20.0
-"""Lines of one address per second, in the long run: more than anybody reads, 2 ms of processor time."""
+"""Lines per second of one address in the long run: more than a person reads, 2 ms of processor time."""
 LINES_AT_ONCE: Final = 200
 """Lines of one address at once: what the 64 connections that it may have by default say when they come together."""
 RESUME_AFTER: Final = 20.0
 """Lines that an address which was kept back must have saved up, so that the count is told once a second."""
 MOST_ADDRESSES: Final = 4096
-"""Addresses remembered; who was silent longest is forgotten first, which gives a new address at most its burst."""
+"""Addresses remembered; the longest silent one is forgotten first, which gives a new address at most its burst."""
 _BATCH_BYTES: Final = 64 * 1024
-"""Written by one system call: what a pipe holds by default."""
+"""Bytes written by one system call: what a pipe holds by default."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,18 +68,18 @@ class LineLimiter:
         bucket.tokens -= 1
         return True
 
-    def kept_back(self, now: float | None) -> list[tuple[str, int]]:
-        """Return of whom lines were kept back, and how many, where that may be told; it is told once."""
-        told = [("others", self._forgotten)] if self._forgotten else []
+    def withheld_counts(self, now: float | None) -> list[tuple[str, int]]:
+        """Return (key, lines kept back) for keys that have saved up enough for a log line; each count is given once."""
+        withheld = [("others", self._forgotten)] if self._forgotten else []
         self._forgotten = 0
         for key, bucket in self._buckets.items():
             if not bucket.kept_back:
                 continue
             if now is not None and bucket.fill(LINES_PER_S, LINES_AT_ONCE, now) < RESUME_AFTER:
                 continue
-            told.append((key, bucket.kept_back))
+            withheld.append((key, bucket.kept_back))
             bucket.kept_back = 0
-        return told
+        return withheld
 
 
 class LineWriter:

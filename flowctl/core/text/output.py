@@ -16,8 +16,8 @@ from typing import Final, TextIO
 from flowctl.core.text.printable import printable
 from flowctl.errors import FlowctlError
 
-_lost: Final[list[str]] = []
-"""Why something could not be written to standard error."""
+_stderr_errors: Final[list[str]] = []
+"""Reason why text could not be written to standard error."""
 
 
 def say(text: str, *, to_stderr: bool = False, end: str = "\n", stream: TextIO | None = None) -> None:
@@ -30,7 +30,7 @@ def say(text: str, *, to_stderr: bool = False, end: str = "\n", stream: TextIO |
     try:
         _write(stream or sys.stderr, shown)
     except OSError as error:
-        _lost.append(str(error.strerror or error))
+        _stderr_errors.append(str(error.strerror or error))
 
 
 def _write_out(text: str) -> None:
@@ -66,8 +66,8 @@ def drop(stream: TextIO) -> None:
 
 def lost() -> str | None:
     """Return why something could not be written to standard error, by `say` or by the log. None: all could."""
-    if _lost:
-        return _lost[-1]
+    if _stderr_errors:
+        return _stderr_errors[-1]
     log = _log()
     if log is None:
         return None

@@ -28,21 +28,21 @@ _JOINERS: Final = frozenset({"\u200c", "\u200d", *map(chr, range(0xE0020, 0xE008
 _SECRET_SIGNS: Final = re.compile("[?=&@;]|://")
 """A name with one of these carries a query, credentials or an address."""
 _AGENT_ENDS: Final = re.compile(r"\?|://|\b(?:bearer|basic)\s", re.IGNORECASE)
-"""Where what a peer calls itself ends: an address may have a key in its path. ``;`` is in the names of browsers."""
+"""Signs that end a peer's name for itself: an address may have a key in its path. ``;`` is in names of browsers."""
 _AGENT_SIGNS: Final = re.compile("[?=@]|://")
 _MOST_DECODED: Final = 4
-"""Rounds of percent-decoding; what still changes then is no name that anybody gave. Each is linear in the length."""
+"""Rounds of percent-decoding; text that still changes then is no name. Each round is linear in the length."""
 
 
 def carries_secret(name: str) -> bool:
     """Return whether a name carries a query, credentials or an address, as it is or percent-encoded."""
-    return _tells(name, _SECRET_SIGNS)
+    return _has_sign(name, _SECRET_SIGNS)
 
 
 def without_secret(text: str, most: int, hashed: Callable[[str], str]) -> str:
     """Return what a peer calls itself, printable and without what is behind ``?``, ``://``, ``Bearer`` or ``Basic``."""
     shown = _AGENT_ENDS.split(text, 1)[0][:most]
-    return hashed(text) if _tells(shown, _AGENT_SIGNS) else printable(shown)[:most]
+    return hashed(text) if _has_sign(shown, _AGENT_SIGNS) else printable(shown)[:most]
 
 
 def decoded(text: str) -> str:
@@ -54,7 +54,7 @@ def decoded(text: str) -> str:
     return "?"
 
 
-def _tells(text: str, signs: re.Pattern[str]) -> bool:
+def _has_sign(text: str, signs: re.Pattern[str]) -> bool:
     """Return whether a text has one of these signs, as it is or percent-decoded."""
     return signs.search(text) is not None or ("%" in text and signs.search(decoded(text)) is not None)
 

@@ -46,7 +46,6 @@ def sqlite_code(error: sqlite3.Error) -> str:
 
 
 def store_error(form: SqliteForm, path: Path, why: str, code: str) -> StoreError:
-    """Return the error of a store, with its hint."""
     return StoreError(f"{form.title} {path} {why}", code=code, hint=form.hints.get(code))
 
 

@@ -16,7 +16,7 @@ from flowctl.errors import ConfigError
 MOST_BYTES: Final = 1024 * 1024
 """Longest file of settings: a thousand times what all keys and a page of comments need."""
 _MOST_LINES: Final = 200
-"""Longest value that is looked at for its line: each of its lines is read again with those before it."""
+"""Lines of the longest value whose line is looked for: each of its lines is read again with those before it."""
 _OPENS: Final = re.compile(r"[\[{]|\"\"\"|'''")
 
 
@@ -55,9 +55,9 @@ class TomlText:
         """Return the line of a key, or of the nearest table around it that has one. None: there is none."""
         if self._lines is None:
             self._lines = {}
-            for item in _statements(self._text):
-                for count in range(1, len(item.path) + 1):
-                    self._lines.setdefault(item.path[:count], item.line)
+            for statement in _statements(self._text):
+                for count in range(1, len(statement.path) + 1):
+                    self._lines.setdefault(statement.path[:count], statement.line)
         for count in range(len(path), 0, -1):
             if (found := self._lines.get(path[:count])) is not None:
                 return found

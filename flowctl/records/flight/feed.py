@@ -118,12 +118,12 @@ class LogFeed:
 class PrivateCohort:
     """The fan-out of a stream as a recorded viewer's Sender sees it: with the private log. See `CohortLike`."""
 
-    __slots__ = ("add", "left", "limits_changed", "log", "remove", "runnable")
+    __slots__ = ("add", "limits_changed", "log", "remove", "serve_alone", "serve_in_turn")
 
     def __init__(self, fanout: CohortLike[Sender], private: StreamLog) -> None:
         self.log: Final = private
         self.add: Final = fanout.add
-        self.left: Final = fanout.left
-        self.runnable: Final = fanout.runnable
+        self.serve_alone: Final = fanout.serve_alone
+        self.serve_in_turn: Final = fanout.serve_in_turn
         self.remove: Final = fanout.remove
         self.limits_changed: Final = fanout.limits_changed

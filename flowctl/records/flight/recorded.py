@@ -133,8 +133,8 @@ class NotingSender(Sender):
         self._noted: Final = noted
         super().__init__(*others, **options)
 
-    def _note_locked(self, entry: LedgerEntry) -> None:
-        super()._note_locked(entry)
+    def _add_to_ledger_locked(self, entry: LedgerEntry) -> None:
+        super()._add_to_ledger_locked(entry)
         # The edge was decided on the load of this moment, so that looking once more changes nothing.
         self._noted(entry, self._judgement.load(entry.at) if entry.kind is LedgerKind.STATE else None)
 

@@ -110,9 +110,9 @@ def test_interval_when_not_adaptive_or_zero_stays():
 def test_rounds_when_counted_are_in_the_class_of_their_duration():
     meter = RoundMeter()
     for took_ms in (0.2, 1.0, 1.1, 30, 50, 51, 1000):
-        meter.round(took_ms / 1000)
-    meter.turn(0.003)
-    meter.turn(0.001)
+        meter.count_round(took_ms / 1000)
+    meter.count_turn(0.003)
+    meter.count_turn(0.001)
     assert dict(zip([*ROUND_BOUNDS_MS, None], meter.by_duration, strict=True)) == {
         1: 2,
         2: 1,

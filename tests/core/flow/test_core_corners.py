@@ -179,7 +179,7 @@ def test_flush_when_one_viewer_fails_in_it_serves_the_others():
         if viewer is not bad:
             viewer.give(None)
     bad.sender._judgement.blocked = False
-    stage.fanout.runnable(bad.sender)
+    stage.fanout.serve_in_turn(bad.sender)
     bad.peer.failure = RuntimeError("a fault of ours")
     stage.group.run()
     stage.publish("I")

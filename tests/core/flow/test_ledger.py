@@ -195,7 +195,7 @@ def test_counts_for_any_messages_add_up_by_class(first, second):
     assert tallies[0].frozen() == both
     assert one + two == both, "a frozen count does not change with its tally"
     for item, size in second:
-        tallies[2].take_back(item, size)
+        tallies[2].subtract(item, size)
     assert tallies[2].frozen() == one
 
 
@@ -216,9 +216,9 @@ def tally(text, size=10):
 
 def test_tally_when_messages_are_counted_and_taken_back_is_what_is_left():
     running = tally("KIIA")
-    running.take_back(KEY, 10)
+    running.subtract(KEY, 10)
     running.add_figures(tally("AA", 5))
-    running.take_figures(tally("II"))
+    running.subtract_figures(tally("II"))
     assert running.frozen() == Counts((0, 0, 0, 0, 0, 3, 0), (0, 0, 0, 0, 0, 20, 0))
     assert running.frozen().by_name() == {"audio": 3}
 

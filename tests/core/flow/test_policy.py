@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from flowctl.core.flow.policy import (
     AudioFirst,
     DropDroppable,
+    Headroom,
     KeepAll,
     LivePolicy,
     PicturesFirst,
-    Room,
     Thin,
     Verdict,
     refused_mask,
@@ -83,7 +83,7 @@ def test_refused_mask_when_policy_drops_everything_spares_control_and_headers():
 
 
 @given(
-    st.builds(Room, st.integers(-50, 500), st.integers(-2, 9), st.floats(0, 9), st.integers(0, 96)),
+    st.builds(Headroom, st.integers(-50, 500), st.integers(-2, 9), st.floats(0, 9), st.integers(0, 96)),
     st.integers(0, 600),
     st.integers(0, 10),
     st.floats(0, 9),
@@ -96,7 +96,7 @@ def test_room_for_any_queue_fits_when_all_three_axes_do(room, wire_bytes, messag
         or messages > room.messages
         or since < room.oldest_from
     )
-    assert Room(wire_bytes + messages * room.overhead_bytes, messages, since, room.overhead_bytes).fits(
+    assert Headroom(wire_bytes + messages * room.overhead_bytes, messages, since, room.overhead_bytes).fits(
         wire_bytes, messages, since
     )
 

@@ -663,7 +663,7 @@ def test_load_meter_when_the_thread_waits_shows_the_share_it_computed():
     meter, now = LoadMeter(0.0, processor_time), 0.0
     assert meter.processor_share == 1.0
     for _ in range(3000):
-        meter.turn(now, now + 0.005)
+        meter.count_turn(now, now + 0.005)
         now += 0.01
     assert len(asked) <= now / WINDOW_S + 1
     assert meter.processor_share == pytest.approx(0.5, abs=0.02)
@@ -673,7 +673,7 @@ def test_load_meter_when_half_busy_approaches_one_half():
     meter = LoadMeter(0.0)
     now = 0.0
     while now < 6 * SMOOTHING_S:
-        meter.turn(now, now + 0.01)
+        meter.count_turn(now, now + 0.01)
         now += 0.02
     assert meter.busy_fraction(now) == pytest.approx(0.5, abs=0.01)
     assert meter.busy_fraction(now + SMOOTHING_S) == pytest.approx(0.5 / 2.718, abs=0.02)
@@ -682,10 +682,10 @@ def test_load_meter_when_half_busy_approaches_one_half():
 
 def test_load_meter_when_a_window_had_no_room_is_strained_for_a_while():
     meter = LoadMeter(0.0)
-    meter.turn(0.0, WINDOW_S / 2)
-    meter.turn(WINDOW_S, WINDOW_S)
+    meter.count_turn(0.0, WINDOW_S / 2)
+    meter.count_turn(WINDOW_S, WINDOW_S)
     assert not meter.strained(WINDOW_S)
-    meter.turn(WINDOW_S, 2 * WINDOW_S)
+    meter.count_turn(WINDOW_S, 2 * WINDOW_S)
     assert meter.strained(2 * WINDOW_S + STRAIN_S - 0.01)
     assert not meter.strained(2 * WINDOW_S + STRAIN_S)
 
@@ -694,6 +694,6 @@ def test_load_meter_when_turns_are_counted_keeps_the_longest():
     meter = LoadMeter(5.0)
     assert meter.busy_fraction(5.0) == 0.0
     for took in (0.01, 0.3, 0.02):
-        meter.turn(5.0, 5.0 + took)
+        meter.count_turn(5.0, 5.0 + took)
     assert meter.turns == 3
     assert meter.longest_turn_s == pytest.approx(0.3)

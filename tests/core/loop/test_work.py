@@ -12,8 +12,8 @@ from flowctl.core.loop.work import (
     NO_WORK_LIMITS,
     PER_ADDRESS,
     PER_CONNECTION,
+    ThreadWork,
     WorkAccount,
-    WorkBook,
     WorkLimits,
 )
 from flowctl.core.text.addresses import address_key
@@ -28,7 +28,7 @@ class Thread:
 
     def __init__(self, limits=LIMITS) -> None:
         self.limits, self.calls = limits, []
-        self.book = WorkBook(self.calls.append)
+        self.book = ThreadWork(self.calls.append)
 
     def enter(self, key="192.0.2.1", now=0.0) -> WorkAccount:
         account = WorkAccount(self.limits, now)

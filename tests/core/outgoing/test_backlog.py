@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import Tally, total
 from flowctl.core.flow.limits import OFF_MARK
-from flowctl.core.flow.policy import DROPPABLE_MASK, Room
+from flowctl.core.flow.policy import DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.backlog import Backlog, MessageQueue
 from flowctl.reasons import DropReason
@@ -19,7 +19,7 @@ LETTERS = "CHKIDAX"
 
 def room(messages=OFF_MARK, size=OFF_MARK, since=-float(OFF_MARK)):
     """Return room for so many messages and bytes that were queued at `since` or later."""
-    return Room(size, messages, since, 0)
+    return Headroom(size, messages, since, 0)
 
 
 class Own:

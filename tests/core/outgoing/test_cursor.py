@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import as_counts, total
 from flowctl.core.flow.limits import OFF_MARK
-from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
+from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
@@ -71,7 +71,7 @@ def test_take_when_given_part_of_what_was_peeked_moves_just_that_far():
 
 def test_prefix_when_joining_is_counted_as_offered_and_handed_over_first():
     follower = Follower(prefix=(b"meta", b"codec"))
-    assert as_counts(follower.cursor.books())[0].of(HEADER) == 2
+    assert as_counts(follower.cursor.balance())[0].of(HEADER) == 2
     assert follower.queued == "HH"
     assert follower.cursor.load() == (9, 2)
     follower.cursor.pass_messages(2)
@@ -293,7 +293,7 @@ def test_finish_when_called_ends_at_what_was_published():
     follower.cursor.refuse(DROPPABLE_MASK, DropReason.REFUSED, follower.now)
     follower.cursor.thin_to_key_frame(ROOMY, follower.now)
     follower.cursor.finish(follower.now)
-    accepted, dropped, queued = as_counts(follower.cursor.books())
+    accepted, dropped, queued = as_counts(follower.cursor.balance())
     assert accepted.total_messages == 2
     assert queued.total_messages + total(dropped.values()).total_messages == 2
     follower.take()
@@ -315,14 +315,14 @@ def test_drop_everything_in_any_state_leaves_nothing_uncounted(state):
         follower.cursor.poll(follower.now + 20)
     if state == "copies":
         follower.publish("ICKI")
-        follower.cursor.thin_to_key_frame(Room(22, 2, 0, 0), follower.now)
+        follower.cursor.thin_to_key_frame(Headroom(22, 2, 0, 0), follower.now)
     follower.publish("CHIA")
     if state == "finished":
         follower.cursor.finish(follower.now)
     follower.cursor.drop_everything(DropReason.UNFOLLOWED)
     taken = len(follower.got)
     follower.publish("CHKIA")
-    accepted, dropped, queued = as_counts(follower.cursor.books())
+    accepted, dropped, queued = as_counts(follower.cursor.balance())
     assert queued.total_messages == 0
     assert accepted.total_messages == taken + total(dropped.values()).total_messages
     assert follower.cursor.load() == (0, 0)
@@ -364,7 +364,7 @@ class Reader:
         return [number if origin == LOG else "R" for origin, _, number, _ in frames if origin in (LOG, RESTART)]
 
     def check(self):
-        accepted, dropped, queued = as_counts(self.cursor.books())
+        accepted, dropped, queued = as_counts(self.cursor.balance())
         lost = total(dropped.values())
         sent = accepted - lost - queued
         assert sent.total_messages == len(self.taken)
@@ -389,7 +389,7 @@ def test_refuse_when_policy_changes_on_the_way_counts_each_stretch():
     reader.published.script("DA")
     assert reader.cursor.load()[1] == 6
     assert reader.take() == [0, 1, 3, 6, 7, 8]
-    dropped = as_counts(reader.cursor.books())[1]
+    dropped = as_counts(reader.cursor.balance())[1]
     assert {reason: counts.by_name() for reason, counts in dropped.items()} == {
         DropReason.REFUSED: {"disposable": 1},
         DropReason.HELD: {"disposable": 1, "audio": 1},
@@ -424,7 +424,7 @@ def test_cursor_over_random_histories_when_read_in_any_steps_gives_the_same(hist
             elif action == "take":
                 reader.take(value, budget)
             elif action == "thin":
-                cursor.thin_to_key_frame(Room(1 << 40, value, 0.0, 0), reader.now)
+                cursor.thin_to_key_frame(Headroom(1 << 40, value, 0.0, 0), reader.now)
             else:
                 cursor.drop_droppable(DropReason.REQUESTED, reader.now)
             reader.check()

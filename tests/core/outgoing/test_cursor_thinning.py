@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import as_counts, total
-from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
+from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
@@ -28,9 +28,9 @@ VIDEO_MASK = 1 << KEY | BROKEN_MASK
 def test_thin_when_again_before_the_headers_are_out_replaces_them():
     follower = Follower()
     follower.publish("KIKI")
-    follower.cursor.thin_to_key_frame(Room(22, 99, 0, 0), follower.now)
+    follower.cursor.thin_to_key_frame(Headroom(22, 99, 0, 0), follower.now)
     follower.publish("IKI")
-    follower.cursor.thin_to_key_frame(Room(22, 99, 0, 0), follower.now)
+    follower.cursor.thin_to_key_frame(Headroom(22, 99, 0, 0), follower.now)
     assert follower.queued == "HHKI"
     assert follower.dropped(DropReason.THINNED) == "HHKKIII"
     ((origin, _, number, _),) = parse(follower.cursor.peek(1, 1)[0][1])[0]
@@ -68,7 +68,7 @@ def test_log_when_a_viewer_is_stuck_and_refused_nearly_all_is_not_kept_for_it(al
     cursor.joining_to = None
     publish_wires(log, "KIAI", 8, 1000)
     cursor.refuse(DROPPABLE_MASK, DropReason.HELD, 100.0)
-    expected = as_counts(cursor.books())[2]
+    expected = as_counts(cursor.balance())[2]
     most = 0
     for _ in range(40):
         publish_wires(log, "KIDA" if with_keys else "IDA", 100, 1000)
@@ -77,7 +77,7 @@ def test_log_when_a_viewer_is_stuck_and_refused_nearly_all_is_not_kept_for_it(al
         log.drop_cache()
         most = max(most, alive())
     assert most <= 8 + 1200
-    assert as_counts(cursor.books())[2] == expected
+    assert as_counts(cursor.balance())[2] == expected
     assert cursor.load() == (8000, 8)
     cursor.refuse(0, DropReason.REFUSED, 100.0)
     assert [item[0] for item in cursor.peek(99, 10**6)] == [CLASS_OF[letter] for letter in "KIAIKIAI"]
@@ -135,11 +135,11 @@ class HalfWayLog(StreamLog):
         lambda cursor, now: cursor.refuse(VIDEO_MASK, DropReason.REFUSED, now),
         lambda cursor, now: cursor.poll(now),
         lambda cursor, now: cursor.poll(now, replace=True),
-        lambda cursor, now: cursor.thin_to_key_frame(Room(0, 0, 0, 0), now),
+        lambda cursor, now: cursor.thin_to_key_frame(Headroom(0, 0, 0, 0), now),
         lambda cursor, now: cursor.thin_to_key_frame(ROOMY, now),
         lambda cursor, now: cursor.drop_droppable(DropReason.REQUESTED, now),
         lambda cursor, now: None,
-        lambda cursor, now: (cursor.load(), cursor.oldest_at(), as_counts(cursor.books()), cursor.caught_up),
+        lambda cursor, now: (cursor.load(), cursor.oldest_at(), as_counts(cursor.balance()), cursor.caught_up),
     ],
     ids=["refuse", "refuse keys", "poll", "replace", "thin", "thin roomy", "drop", "nothing", "look"],
 )
@@ -172,7 +172,7 @@ def test_cursor_when_a_key_frame_is_half_appended_neither_misses_nor_repeats_it(
             whole = last is not None and not any(letter in "KI" for letter in follower.classes[last + 1 : number])
             assert whole or (item == "K" and number in follower.restarted), f"{item}{number} after {last}"
             last = number
-    accepted, dropped, queued = as_counts(cursor.books())
+    accepted, dropped, queued = as_counts(cursor.balance())
     assert accepted.total_messages == len(follower.got) + total(dropped.values()).total_messages
     assert queued.total_messages == 0
 
@@ -250,13 +250,13 @@ def test_cursor_over_a_long_random_life_keeps_its_books():
         elif step == 5:
             follower.cursor.poll(follower.now, replace=random_source.random() < 0.5)
         elif step == 6:
-            room = Room(random_source.randrange(4000), random_source.randrange(12), follower.now - 1, 96)
+            room = Headroom(random_source.randrange(4000), random_source.randrange(12), follower.now - 1, 96)
             follower.cursor.thin_to_key_frame(room, follower.now)
         elif step == 7 and random_source.random() < 0.2:
             follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
         for letter in follower.take(random_source.randrange(6)):
             handed["H" if letter == "r" else letter] += 1
-        accepted, dropped, queued = as_counts(follower.cursor.books())
+        accepted, dropped, queued = as_counts(follower.cursor.balance())
         lost = total(dropped.values())
         for letter, item in CLASS_OF.items():
             assert accepted.messages[item] == handed[letter] + lost.messages[item] + queued.messages[item]

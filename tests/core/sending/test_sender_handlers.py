@@ -76,7 +76,7 @@ FOR_THE_FANOUT = {
         "enter_cohort",
         "leave_cohort",
         "move_in_cohort",
-        "stand",
+        "change_standing",
         "broken",
         "let_go",
         "fill_as_log",

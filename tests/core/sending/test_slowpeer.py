@@ -139,19 +139,19 @@ def test_return_when_the_queue_is_too_old_has_its_cause(limit_s, age_ms, why):
 def test_pace_when_the_rate_changes_a_little_stays_and_else_follows():
     slow = SlowPeer(STEERED)
     assert slow.budget_bytes(10_000) == 10_000
-    assert not slow.gave(10_000)
+    assert not slow.note_given(10_000)
     assert slow.paces_anew(100_000)
     assert slow.ahead_bytes == slow.budget_bytes(1 << 20) == 20_000
     assert not slow.paces_anew(110_000)
-    assert not slow.gave(15_000)
+    assert not slow.note_given(15_000)
     assert slow.paces_anew(200_000)
     assert slow.budget_bytes(1 << 20) == 25_000
-    assert slow.gave(25_000)
+    assert slow.note_given(25_000)
     assert slow.budget_bytes(1 << 20) == 1
     slow.kernel_asked()
     assert slow.budget_bytes(1 << 20) == 40_000
-    assert slow.kept_up()
-    assert not slow.kept_up()
+    assert slow.note_keeping_up()
+    assert not slow.note_keeping_up()
 
 
 def test_late_pictures_when_first_seen_are_noted_once_until_the_peer_keeps_up():
@@ -164,7 +164,7 @@ def test_late_pictures_when_first_seen_are_noted_once_until_the_peer_keeps_up():
     assert slow.note_late(3.0, 5) is None
     assert not slow.harmless
     assert slow.held_until(gop_s=2.0) == 7.0
-    slow.kept_up()
+    slow.note_keeping_up()
     assert slow.note_late(9.0, 5) is None
     assert slow.note_late(10.0, 6) is not None
     assert slow.note_late(11.0, 1) is None, "another log"
@@ -176,8 +176,8 @@ def test_age_when_the_delay_counts_is_that_of_the_load():
         slow = SlowPeer(SenderSettings(age_from=age_from))
         for second in range(10):
             slow.sample(float(second), 2000, 1000 * second, 0)
-        assert slow.aged(load) == Load(500, 3, pytest.approx(age_ms))
-        assert slow.aged(Load(500, 3, 1e6)) == Load(500, 3, 1e6)
+        assert slow.load_with_delay(load) == Load(500, 3, pytest.approx(age_ms))
+        assert slow.load_with_delay(Load(500, 3, 1e6)) == Load(500, 3, 1e6)
 
 
 @pytest.mark.parametrize(

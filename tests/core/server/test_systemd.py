@@ -17,7 +17,7 @@ import pytest
 from source_kit import ROOT
 
 from flowctl.control.place import SERVICE_FOLDER
-from flowctl.core.server.systemd import Notifier, Pulse, handed_sockets
+from flowctl.core.server.systemd import Notifier, ThreadProbe, handed_sockets
 from flowctl.errors import ConfigError
 
 UNITS = ROOT / "packaging" / "systemd"
@@ -47,7 +47,7 @@ def test_notifier_when_there_is_no_systemd_does_nothing():
     notifier = Notifier({"WATCHDOG_USEC": "1000000"})
     notifier.ready("serving")
     notifier.stopping()
-    assert (notifier.told, notifier.watchdog_s) == (False, None)
+    assert (notifier.active, notifier.watchdog_s) == (False, None)
 
 
 def test_notifier_when_there_is_one_tells_in_its_words(told):
@@ -82,14 +82,14 @@ def test_watchdog_when_it_is_meant_for_another_process_is_none_of_ours(told):
 
 def test_pulse_when_a_thread_does_not_answer_has_stopped():
     asked = []
-    pulse = Pulse([asked.append, asked.append])
-    assert pulse.look()
+    probe = ThreadProbe([asked.append, asked.append])
+    assert probe.probe_threads()
     first, _ = asked
     first()
-    assert not pulse.look()
+    assert not probe.probe_threads()
     for callback in asked:
         callback()
-    assert pulse.look()
+    assert probe.probe_threads()
 
 
 @pytest.mark.parametrize("pid", ["1", "", "x"])

@@ -24,7 +24,7 @@ from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.loop.tls import RECORD_BYTES, with_tls
-from flowctl.core.loop.work import HANDSHAKES_TURN_S, WorkBook
+from flowctl.core.loop.work import HANDSHAKES_TURN_S, ThreadWork
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.contract import Standing
 from flowctl.core.server.admission import AdmissionLimits
@@ -248,7 +248,7 @@ def test_handshakes_when_many_come_at_once_all_succeed_and_are_charged_to_their_
 
 def test_handshakes_when_they_have_had_their_part_of_a_turn_wait_for_the_next():
     turns = []
-    book = WorkBook(turns.append)
+    book = ThreadWork(turns.append)
     assert not book.handshakes_wait
     book.handshake(HANDSHAKES_TURN_S / 2)
     assert not book.handshakes_wait
@@ -342,8 +342,8 @@ def test_certificate_when_its_files_change_is_shown_to_newcomers_and_open_connec
     server = make()
     before = serial_of(old := secure(server, pair))
     now = pair.renew()
-    assert server.tls.look()
-    assert not server.tls.look()
+    assert server.tls.reload_if_changed()
+    assert not server.tls.reload_if_changed()
     with secure(server, pair) as new:
         assert serial_of(new) == now != before
     old.sendall(b"still here")
@@ -376,9 +376,9 @@ def test_certificate_when_the_new_files_are_wrong_keeps_the_old_and_says_which_a
             pair.key.chmod(0o644)
             says = f"{pair.key} has mode 0644"
     with pytest.raises(ConfigError) as caught:
-        server.tls.look()
+        server.tls.reload_if_changed()
     assert says in str(caught.value)
-    assert not server.tls.look()
+    assert not server.tls.reload_if_changed()
     with secure(server, pair) as sock:
         assert serial_of(sock) == before
 
@@ -394,9 +394,9 @@ def test_key_when_its_mode_is_mended_is_taken_again(pair):
     certificate = Certificate(pair.certificate, pair.key)
     pair.key.chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644"):
-        certificate.look()
+        certificate.reload_if_changed()
     pair.key.chmod(0o600)
-    assert certificate.look()
+    assert certificate.reload_if_changed()
     assert certificate.fault == ""
 
 

@@ -173,9 +173,9 @@ def test_lines_when_one_address_says_too_much_are_kept_back_and_counted():
     written = sum(limiter.allows("192.0.2.1", now=0.0) for _ in range(1000))
     assert written == logwriter.LINES_AT_ONCE
     assert limiter.allows("192.0.2.2", now=0.0)
-    assert limiter.kept_back(now=0.5) == []
-    assert limiter.kept_back(now=1.0) == [("192.0.2.1", 1000 - written)]
-    assert limiter.kept_back(now=2.0) == []
+    assert limiter.withheld_counts(now=0.5) == []
+    assert limiter.withheld_counts(now=1.0) == [("192.0.2.1", 1000 - written)]
+    assert limiter.withheld_counts(now=2.0) == []
     assert limiter.allows("192.0.2.1", now=2.0)
 
 
@@ -184,8 +184,8 @@ def test_lines_when_an_address_never_stops_are_as_many_as_the_rate():
     written = told = 0
     for step in range(60 * 2000):
         written += limiter.allows("192.0.2.1", step / 2000)
-        told += sum(count for _, count in limiter.kept_back(step / 2000))
-    told += sum(count for _, count in limiter.kept_back(None))
+        told += sum(count for _, count in limiter.withheld_counts(step / 2000))
+    told += sum(count for _, count in limiter.withheld_counts(None))
     assert written + told == 60 * 2000
     assert written <= logwriter.LINES_AT_ONCE + 60 * logwriter.LINES_PER_S
 
@@ -196,7 +196,7 @@ def test_addresses_when_there_are_too_many_are_forgotten_with_their_count_kept()
         limiter.allows("first", 0.0)
     for number in range(logwriter.MOST_ADDRESSES):
         limiter.allows(str(number), 0.0)
-    assert limiter.kept_back(0.0) == [("others", 5)]
+    assert limiter.withheld_counts(0.0) == [("others", 5)]
 
 
 @pytest.mark.realtime

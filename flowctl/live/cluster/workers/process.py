@@ -102,7 +102,7 @@ def _serve(order: WorkerConfig) -> None:
         server = order.program.build(options_of(order))
         if not isinstance(server, LiveServer):
             raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")
-        server.admission.elsewhere = counts_of(order)
+        server.admission.others = counts_of(order)
         link = SupervisorLink(order, server, ended.end)
         streams = join_streams(server, link, order.serial, order.folder)
         link.followed = lambda: len(streams.statistics())

@@ -250,13 +250,13 @@ class WhatifRun:
     def add(self, sender: Sender) -> None:
         """All seats begin alone."""
 
-    def left(self, sender: Sender) -> None:
+    def serve_alone(self, sender: Sender) -> None:
         """Serve a member by itself from now on."""
         seat = sender.host
         if isinstance(seat, Seat):
             self._part(seat)
 
-    def runnable(self, sender: Sender) -> None:
+    def serve_in_turn(self, sender: Sender) -> None:
         """There is a write when the recording has one."""
 
     def remove(self, sender: Sender) -> None:

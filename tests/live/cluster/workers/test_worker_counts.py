@@ -63,7 +63,7 @@ def test_admission_when_other_workers_have_connections_counts_them():
     admissions = []
     for counts in counts_of(2)[0]:
         admission = Admission(limits)
-        admission.elsewhere = counts
+        admission.others = counts
         admissions.append(admission)
     first, second = admissions
     first.enter("192.0.2.1", 0.0)
@@ -84,7 +84,7 @@ def test_admission_when_other_workers_have_connections_counts_them():
 
 def test_admission_when_there_are_workers_lets_each_have_its_part_of_a_rate():
     admission = Admission(AdmissionLimits(new_per_address_and_s=20, burst_per_address=1, connections_per_address=0))
-    admission.elsewhere = counts_of(2)[0][0]
+    admission.others = counts_of(2)[0][0]
     admission.enter("192.0.2.1", 0.0)
     with pytest.raises(LimitExceededError):
         admission.enter("192.0.2.1", 0.09)
