@@ -352,7 +352,7 @@ class Connection:
         self.number: Final = next(_numbers)
         self.peer: Final = peer or peer_name(sock)
         self.clock: Final = clock
-        self.session: Session = session  # that of nobody, once it is over: the session holds its connection
+        self.session: Session = session  # `_ENDED_SESSION` once it is over: the session holds its connection
         self.group: PollGroup | None = None  # where it lives; None on the way between two groups
         self._home: PollGroup | None = None  # where it lived last, to report to
         self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.core.fanout.following
@@ -449,7 +449,7 @@ class Connection:
             if get_ident() == thread:
                 set_outcome(taken)  # at once: before the end of the connection cancels its coroutines
             else:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
                     loop.call_soon_threadsafe(set_outcome, taken)
 
         self.sender.when_drained(wake)
@@ -550,7 +550,7 @@ class Connection:
         if reason in _EXPLAINED:
             self._run_guarded("flush", self.sender.flush)  # the answer that says what was wrong, as far as it goes
         if reason in _EXPLAINED or reason is CloseReason.PEER_CLOSED:
-            # Who does not read does not read why either, nor the end of the stream behind it.
+            # A peer that does not read does not read the reason either, nor the end of the stream behind it.
             abortive = abortive or self.sender.state is not SendState.READY
         self._run_guarded("close", self.sender.close, reason, details)
         self._run_guarded("ledger_entry", self._read_ledger)
@@ -591,7 +591,7 @@ class Connection:
     def _linger(self, group: PollGroup) -> None:
         with self._lock:
             farewell = self._farewell
-        # Who was to get all that was queued may pause as long while our kernel has the last of it.
+        # A peer that was to get all that was queued may pause as long while our kernel has the last of it.
         unread_s = 0.0 if farewell is None else self.sender.settings.close_deadline_s or _NEVER
         self._lingering = Lingering(self._sock, group, self._end_linger, unread_s)
 
@@ -708,7 +708,7 @@ class Connection:
     def _charge(self, began: float) -> float:
         """Charge the peer with the work since `began`, slow or end the connection if that is too much; return the time.
 
-        What is charged is processor time: on a machine that is busy with something else nobody pays for the waiting.
+        What is charged is processor time: on a machine that is busy with something else no peer pays for the waiting.
         """
         now, group = self.clock(), self.group
         share = 1.0 if group is None else group.processor_share()
@@ -783,7 +783,7 @@ class Connection:
         """The peer ended its stream."""
         try:
             stays = self.session.peer_ended()
-        except BaseException as error:  # noqa: BLE001 - otherwise a connection that nobody reads would stay for ever
+        except BaseException as error:  # noqa: BLE001 - otherwise a connection that is not read would stay for ever
             self._handler_failed("peer_ended", error)
             return
         if not stays:

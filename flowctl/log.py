@@ -320,7 +320,7 @@ class _Handler(logging.Handler):
 
 
 def _about(record: logging.LogRecord) -> str:
-    """Return whom a record is about: its peer, by what counts as one address; where it has none, what it says."""
+    """Return the subject of a record: its peer, by what counts as one address; where it has none, its text."""
     fields = record.msg if isinstance(record.msg, dict) else vars(record)
     peer = fields.get("peer")
     if isinstance(peer, str):

@@ -538,9 +538,9 @@ class PollGroup:
     # --- pollables, inner steps ----------------------------------------------------------------------------------
 
     def _accept(self, placement: Placement[Pollable]) -> None:
-        """Enter `placement` in the books, so that it counts for placing others before it is attached."""
+        """Add `placement` to the lists, so that it counts for placing others before it is attached."""
         state = self.state
-        if state is not GroupState.RUNNING:  # one that stops from now on finds it in the books, or refuses it there
+        if state is not GroupState.RUNNING:  # one that stops from now on finds it in the lists, or refuses it there
             kind = LocalProtocolError if state is GroupState.NEW else ClosedError
             raise kind(f"poll group {self.name!r} is {state.value}, not running")
         self._placements.enter(placement)
@@ -549,7 +549,7 @@ class PollGroup:
         try:
             self._post(self._attach, placement)
         except ClosedError:
-            # The group stopped since `_accept`; it found the placement in its books and called `detached`.
+            # The group stopped since `_accept`; it found the placement in its lists and called `detached`.
             placement.registration.unbind()
 
     def _attach(self, placement: Placement[Pollable]) -> None:
@@ -576,11 +576,11 @@ class PollGroup:
             return  # removed meanwhile
         self._guarded(placement.pollable.detached, self)
         registration = placement.registration
-        # It is entered in the other group's books only now that nothing of it runs here: somebody who finds it there
+        # It is entered in the other group's lists only now that nothing of it runs here: somebody who finds it there
         # may remove it at once. Should the other group have stopped in between, it comes back.
         for group in (other, self):
             if registration.released:
-                return  # by `detached`, or meanwhile: there is nobody to be moved
+                return  # by `detached`, or meanwhile: there is nothing to move
             moved = Placement(placement.pollable, registration, placement.weight, group.clock())
             try:
                 registration.migrate(group.processor, hold=True)

@@ -12,8 +12,8 @@ Reading goes on unless something holds it:
   a viewer at its soft limit must be able to acknowledge, answer pings and close, but not to make us work. One holder
   that grants nothing stops reading altogether.
 - *block*: the handler answered BLOCK. `trigger_input` or a change of the holders lifts it.
-- *end*: the end of the stream is kept while anybody holds input, and delivered, once, when nobody does. A read error
-  is delivered at once: who has reset the connection waits for nothing.
+- *end*: the end of the stream is kept while input is held, and delivered, once, when it is not. A read error
+  is delivered at once: a peer that has reset the connection waits for nothing.
 
 `pause`, `resume` and `trigger_input` may be called from any thread and from under the Sender's lock: they only note
 what is wanted and schedule one job; what follows from it happens on the owning thread, in that job, never inside the
@@ -135,7 +135,7 @@ class ReceiverStatistics:
 class InputMode(IntEnum):
     """What the holders, taken together, allow to be read."""
 
-    BULK = 0  #: everything: nobody holds
+    BULK = 0  #: everything: there are no holders
     CONTROL = 1  #: control bytes: all holders grant some
     STOPPED = 2  #: nothing: a holder grants none
 
@@ -457,7 +457,7 @@ class Receiver:
             self._more = True
             self._run_soon()
             return
-        self._turn(read=True)
+        self._run_turn(read=True)
 
     def deadline_due(self, now: float) -> None:
         """Go on reading: a new control interval has begun. Called by the group's deadlines."""
@@ -489,9 +489,9 @@ class Receiver:
             self._run_soon()
             return
         read, self._more = self._more, False
-        self._turn(read=read)
+        self._run_turn(read=read)
 
-    def _turn(self, *, read: bool) -> None:
+    def _run_turn(self, *, read: bool) -> None:
         try:
             if self._host is not None and not self._over:
                 if self._offer:
@@ -511,7 +511,7 @@ class Receiver:
         with self._lock:
             self._offer = False
         data, self._kept = self._kept, b""
-        self._hand_on(memoryview(data) if data else _NOTHING)
+        self._offer_input(memoryview(data) if data else _NOTHING)
 
     def _read_turn(self, host: ReceiverHost) -> None:
         budget = TURN_BUDGET_BYTES
@@ -547,7 +547,7 @@ class Receiver:
             if kept:
                 scratch[:kept] = self._kept
                 self._kept = b""
-            self._hand_on(scratch[: kept + count])
+            self._offer_input(scratch[: kept + count])
             if count < room:
                 return  # the socket is empty, or will say again that it is not: saves the read that meets EAGAIN
 
@@ -556,9 +556,9 @@ class Receiver:
             return False
         if self._mode is InputMode.BULK:
             return True
-        return self._mode is InputMode.CONTROL and self._grant() > 0
+        return self._mode is InputMode.CONTROL and self._control_bytes_left() > 0
 
-    def _grant(self) -> int:
+    def _control_bytes_left(self) -> int:
         """Return how many control bytes may be read now, after beginning a new interval if it is time."""
         now = self._clock()
         if now >= self._window_ends_at:
@@ -568,7 +568,7 @@ class Receiver:
             self._control_left = min(self._control_left, self._control_cap)
         return self._control_left
 
-    def _hand_on(self, data: memoryview) -> None:
+    def _offer_input(self, data: memoryview) -> None:
         """Offer `data` until the handler has it or wants to wait; keep the rest."""
         while True:
             control = self._mode is not InputMode.BULK

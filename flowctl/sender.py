@@ -32,7 +32,7 @@ Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow` and the m
 owning thread; everything else may be called from any. While a log is followed, edges happen on the owning thread
 only: what another thread asks for (limits, policy, close) is queued and done in the next flush, which is requested at
 once. What another thread sends then cannot be offered before the flush: it is bounded by the hard mark instead. The
-lock is held while writing; the sockets are non-blocking, so nobody waits for a peer under it. Reports of handlers that
+lock is held while writing; the sockets are non-blocking, so no peer is waited for under it. Reports of handlers that
 failed, and callbacks of `when_drained`, are put off until it is released.
 """
 
@@ -102,13 +102,12 @@ class Sender:
         transport: what it writes to.
         limits: soft and hard limits; `set_limits` changes them.
         policy: what to drop for a slow peer. None: nothing.
-        frontend: told of every edge of the state. None: nobody.
+        frontend: told of every edge of the state. None: there is none.
         settings: times and budgets.
         deferred: whether `send` leaves writing to the owning thread; see the module.
     """
 
     __slots__ = (
-        "_after",
         "_close_deadline",
         "_close_details",
         "_close_reason",
@@ -123,6 +122,7 @@ class Sender:
         "_outbox",
         "_pending",
         "_policy",
+        "_postponed",
         "_sends_after_close",
         "_transport",
         "_waiters",
@@ -161,7 +161,7 @@ class Sender:
         self._sends_after_close = 0  # guarded by _lock
         self._waiters: list[Callable[[bool], object]] | None = None  # see `when_drained`; guarded by _lock
         # What is to be called once the lock is released: reports of handlers that failed, and waiters.
-        self._after: PostponedCalls | None = None  # guarded by _lock
+        self._postponed: PostponedCalls | None = None  # guarded by _lock
         self._ledger: Ledger | None = None  # guarded by _lock
         self._episode: DropEpisode | None = None  # guarded by _lock
         if policy is not None:
@@ -214,15 +214,15 @@ class Sender:
                 plain = not (judgement.mask or judgement.held or judgement.blocked)
                 if not self.deferred and plain and self._outbox.idle:
                     return self._send_now_locked(data, message_class, now)
-                if plain or judgement.blocked or not self._core.would_block or self._foreign_locked():
+                if plain or judgement.blocked or not self._core.would_block or self._foreign_thread_locked():
                     return self._queue_locked(data, message_class, now, droppable=droppable)
                 self._offer_locked(now)  # before it is refused for what was left over
                 if self._close_reason is not None:
                     return CLOSED[self._core.state]
                 return self._queue_locked(data, message_class, now, droppable=droppable)
         finally:
-            if self._after:
-                self._run_after()
+            if self._postponed:
+                self._run_postponed()
 
     @property
     def drained(self) -> bool:
@@ -240,7 +240,7 @@ class Sender:
         """
         with self._guarded("when_drained"), self._lock:
             if self._close_reason is not None:
-                self._later_locked(partial(callback, self._close_reason is CloseReason.FINISHED))
+                self._postpone_locked(partial(callback, self._close_reason is CloseReason.FINISHED))
                 return
             self._waiters = [*(self._waiters or ()), callback]
             self._wake_waiters_locked()
@@ -365,7 +365,7 @@ class Sender:
         with self._guarded(method), self._lock:
             if self._close_reason is not None:
                 return
-            if self._foreign_locked():
+            if self._foreign_thread_locked():
                 self._leave_to_owner_locked(action)
             else:
                 now = self._host.now()
@@ -608,13 +608,13 @@ class Sender:
                     return judgement.sample_healthy(now, waiting)
                 slow = judgement.known_slow(now)
                 self._sample_locked(now, waiting)
-                if slow.by_delay and not self._foreign_locked() and self._close_reason is None:
+                if slow.by_delay and not self._foreign_thread_locked() and self._close_reason is None:
                     self._review_locked(now)
                     self._arm_locked(now)
                 return slow.behind_ms
         finally:
-            if self._after:
-                self._run_after()
+            if self._postponed:
+                self._run_postponed()
 
     def peer_acknowledged(self, total_bytes: int) -> None:
         """The peer's application says it has read `total_bytes` of all that was sent. Any thread.
@@ -659,10 +659,10 @@ class Sender:
                 self._review_locked(now, queued=True)
                 result = self._flush_locked(now)
                 self._check_control_locked()
-                return result if self._open_locked() else FlushResult.CLOSED
+                return result if self._is_open_locked() else FlushResult.CLOSED
         finally:
-            if self._after:
-                self._run_after()
+            if self._postponed:
+                self._run_postponed()
 
     def _flush_locked(self, now: float) -> FlushResult:
         if self._judgement.blocked or self._close_reason is not None:
@@ -673,7 +673,7 @@ class Sender:
             if self._judgement.slow is not None and self._judgement.slow.due(now):
                 self._sample_locked(now)
             self._arm_locked(now)
-            return FlushResult.BLOCKED if self._open_locked() else FlushResult.CLOSED
+            return FlushResult.BLOCKED if self._is_open_locked() else FlushResult.CLOSED
         if result is FlushResult.MORE:
             if self._cohort is None or self._judgement.stands is _COHORT:
                 self._host.request_flush()
@@ -720,8 +720,8 @@ class Sender:
                 self._arm_locked(now)
                 return self._judgement.next_crossing(now)
         finally:
-            if self._after:
-                self._run_after()
+            if self._postponed:
+                self._run_postponed()
 
     def tick(self) -> None:
         """Judge age, stall and deadlines: time has passed. Owning thread."""
@@ -739,8 +739,8 @@ class Sender:
                         # Looking has queued something, the headers of a key frame, say; or it keeps up again.
                         self._host.request_flush()
         finally:
-            if self._after:
-                self._run_after()
+            if self._postponed:
+                self._run_postponed()
 
     # -- closing
 
@@ -761,7 +761,7 @@ class Sender:
             self._judgement.closing = True
             if self._close_reason is not None:
                 return
-            if self._foreign_locked():
+            if self._foreign_thread_locked():
                 self._leave_to_owner_locked(lambda _: self._fail_locked(reason, details))
             else:
                 self._fail_locked(reason, details)
@@ -838,8 +838,8 @@ class Sender:
             with self._lock:
                 self._broken_locked(error)
         finally:
-            if self._after:
-                self._run_after()
+            if self._postponed:
+                self._run_postponed()
 
     # -- edges and what follows from them
 
@@ -859,7 +859,7 @@ class Sender:
             if edge.new > edge.old and not self._judgement.joining:
                 thinned = self._thin_for_locked(edge.new, now)
                 if self._close_reason is not None:
-                    return  # what it dropped is no edge: nobody would be told of it
+                    return  # what it dropped causes no edge any more
                 if thinned:
                     following = self._core.dropped(self._judgement.counted(now), now)
         self._apply_mask_locked(now)
@@ -932,7 +932,7 @@ class Sender:
             if cursor.poll(now, replace=self._core.state >= SendState.SOFT_LIMIT):
                 self._open_episode_locked(now)
                 load = self._uncrowded_locked(judgement.counted(now), now)
-                if self._open_locked():
+                if self._is_open_locked():
                     self._settle_locked(self._core.dropped(load, now), now)
             if judgement.ends_joining(now):
                 self._end_joining_locked(cursor, now)
@@ -942,11 +942,11 @@ class Sender:
         core, load = self._core, judgement.counted(now)
         if judgement.blocked and core.rises_to(load):
             self._offer_locked(now)  # it may take more by now and our thread be late to hear of it
-            if not self._open_locked():
+            if not self._is_open_locked():
                 return
             load = judgement.counted(now)
         load = self._uncrowded_locked(load, now)
-        if self._open_locked():
+        if self._is_open_locked():
             self._settle_locked(core.queued(load, now) if queued else core.ticked(load, now), now)
         self._check_held_locked()
 
@@ -973,7 +973,7 @@ class Sender:
         """Queue a message, unless the policy refuses it; before a mark is judged, offer what waits."""
         self._lock.assert_owned()
         core, backlog = self._core, self._outbox.backlog
-        foreign = self._cohort is not None and self._foreign_locked()
+        foreign = self._cohort is not None and self._foreign_thread_locked()
         full = foreign and core.reaches_hard(backlog.size_bytes, len(backlog))
         judgement = self._judgement
         mask, held = judgement.mask, judgement.held is not None
@@ -1033,7 +1033,7 @@ class Sender:
     def _offer_locked(self, now: float) -> None:
         """Write what waits for this peer alone until all of it is taken or EAGAIN, and go on as after a flush.
 
-        The caller is on the owning thread, or no log is followed: then nobody writes without this lock.
+        The caller is on the owning thread, or no log is followed: then no other thread writes without this lock.
         """
         watched = self._judgement.blocked
         written, blocked, failure = self._write_turn_locked(now)
@@ -1118,7 +1118,7 @@ class Sender:
             self._leave_cohort_locked()
             self._judgement.note_waiting(self._judgement.known_slow(now), now)
             load = self._uncrowded_locked(self._judgement.counted(now, refused=True), now)
-            if self._open_locked():
+            if self._is_open_locked():
                 self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not self._judgement.empty:
@@ -1176,7 +1176,7 @@ class Sender:
         slow = judgement.slow
         if slow is None or self._close_reason is not None:
             return
-        foreign = self._foreign_locked()
+        foreign = self._foreign_thread_locked()
         if not foreign and self._host.strained():
             slow.put_off(now)
             return
@@ -1207,7 +1207,7 @@ class Sender:
         before = self._judgement.oldest(now)
         self._open_episode_locked(now)
         skipped = self._outbox.skip_to_live(self._core.limits, now)
-        self._apply_mask_locked(now)  # a joiner is none any more: from now on it is judged by the picture
+        self._apply_mask_locked(now)  # joining is over: from now on it is judged by the picture
         if not skipped:
             return
         removed_ms = max(self._judgement.oldest(now) - before, 0.0) * 1000
@@ -1319,7 +1319,7 @@ class Sender:
         overdue = self._judgement.overdue(clocks, now)
         if overdue is not None and not self._judgement.empty:
             self._offer_locked(now)
-            if not self._open_locked():
+            if not self._is_open_locked():
                 return
             clocks = self._judgement.clocks(now, self._close_deadline)
             overdue = self._judgement.overdue(clocks, now) if self._judgement.blocked else None
@@ -1354,7 +1354,7 @@ class Sender:
             if self._close_reason is not None:
                 return
         self._settle_locked(core.limits_set(limits, self._judgement.counted(now, limits), now), now)
-        if self._open_locked():
+        if self._is_open_locked():
             self._apply_mask_locked(now)  # there may be a target delay now, or none any more
         if core.final:  # without an edge where a held hard limit was made a final one; the first reason counts
             self._fail_locked(CloseReason.HARD_LIMIT, "the hard limit is reached and no longer held")
@@ -1416,8 +1416,8 @@ class Sender:
         try:
             yield
         finally:
-            if self._after:
-                self._run_after()
+            if self._postponed:
+                self._run_postponed()
 
     def _refuse_reentry(self, method: str) -> None:
         if HANDLERS and (where := HANDLERS.get(get_ident())) is not None:
@@ -1426,10 +1426,10 @@ class Sender:
                 hint="schedule it on the connection's registration instead",
             )
 
-    def _open_locked(self) -> bool:
+    def _is_open_locked(self) -> bool:
         return self._close_reason is None
 
-    def _foreign_locked(self) -> bool:
+    def _foreign_thread_locked(self) -> bool:
         """Whether this thread must leave edges to the owning one."""
         return self._cohort is not None and not self._host.in_thread()
 
@@ -1450,7 +1450,7 @@ class Sender:
         try:
             return call()
         except BaseException as error:  # noqa: BLE001 - see above
-            self._later_locked(partial(self._host.handler_failed, where, error))
+            self._postpone_locked(partial(self._host.handler_failed, where, error))
             return default
         finally:
             HANDLERS.pop(thread, None)
@@ -1465,10 +1465,10 @@ class Sender:
 
     # -- what is done when the lock is released: hooks and logs are the application's code as well, and may block
 
-    def _later_locked(self, call: Callable[[], object]) -> None:
-        if self._after is None:
-            self._after = PostponedCalls()
-        self._after.append(call)
+    def _postpone_locked(self, call: Callable[[], object]) -> None:
+        if self._postponed is None:
+            self._postponed = PostponedCalls()
+        self._postponed.append(call)
 
     def _wake_waiters_locked(self) -> None:
         """Have the waiters called if there is nothing left to wait for; after what may have emptied the queue."""
@@ -1476,12 +1476,12 @@ class Sender:
         if self._waiters and (taken or self._close_reason is not None):
             waiters, self._waiters = self._waiters, None
             for waiter in waiters:
-                self._later_locked(partial(waiter, taken))
+                self._postpone_locked(partial(waiter, taken))
 
-    def _run_after(self) -> None:
+    def _run_postponed(self) -> None:
         """Do what was put off; at the end of each public method that may have put something off."""
-        if self._after is not None:
-            self._after.run(self._lock)
+        if self._postponed is not None:
+            self._postponed.run(self._lock)
 
     # -- the ledger and episodes of drops
 

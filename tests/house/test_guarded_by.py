@@ -28,11 +28,11 @@ MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
 PUTS_OFF = "_guarded send sample_delay flush log_grew tick broken"
 UNLOCKED: dict[tuple[str, str], str] = {
     **{
-        (f"Sender.{name}", "_after"): "what this call has put off, or what another has: either way somebody does it"
+        (f"Sender.{name}", "_postponed"): "what this call has put off, or what another has: either way somebody does it"
         for name in PUTS_OFF.split()
     },
     ("Sender.drained", "_outbox"): "never replaced, its parts as single references; stale by the time it is used",
-    ("Sender._run_after", "_after"): "made once and never replaced; its calls are taken out under the lock",
+    ("Sender._run_postponed", "_postponed"): "made once and never replaced; its calls are taken out under the lock",
     ("MessageScheduler._run", "_turning"): "who has put a call off had the lock since; whoever has the turn does it",
     ("RecordedSender.following", "_cohort"): "one reference, as in Sender.following",
     ("RecordedSender.following", "_feed"): "one reference; stale by the time it is used",

@@ -215,7 +215,7 @@ class Fanout:
 
     def lagging(self) -> list[Sender]:
         """Return the viewers that are served from their own cursor, joining ones included. Any thread."""
-        return list(self._alone)  # one step for the interpreter: nobody comes or goes in between
+        return list(self._alone)  # one step for the interpreter: no viewer comes or goes in between
 
     def keeping_up(self) -> list[Sender]:
         """Return the viewers of the cohort. Any thread; one that comes or goes meanwhile may be in it or not."""
@@ -371,7 +371,7 @@ class Fanout:
         if self._closed:
             return
         host = self._host
-        self._going = True  # nobody needs to ask for a turn during this one
+        self._going = True  # no other turn needs to be asked for during this one
         began = self._turn_from = host.now()
         try:
             # Half a turn where others wait too: rounds that follow each other without a pause must not starve them.
@@ -418,7 +418,7 @@ class Fanout:
             sender.leave_cohort(count)
             self.serve_alone(sender)
         squad.entry = target
-        # Code of the application, which may do something to others: when all books say what was written.
+        # Code of the application, which may act on other viewers: it runs when all counts are up to date.
         for sender, _, failure in slow:
             if failure is not None:
                 sender.broken(failure)

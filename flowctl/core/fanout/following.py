@@ -126,7 +126,7 @@ class FollowPlace:
             try:
                 connection.sender.follow(fanouts.on(group), start=start, prefix=prefix, wait_for_key=wait_for_key)
             except BaseException:
-                fanouts.release(group)  # made for nobody, perhaps
+                fanouts.release(group)  # it may have been made for this viewer alone
                 raise
             connection.place = self  # not before: refused, it must not take the place of the one that is followed
 

@@ -81,7 +81,7 @@ class Ledger:
     def add(self, entry: LedgerEntry) -> None:
         """Append one entry; where the ledger is full, forget one: the oldest flap, or else the oldest.
 
-        What nobody has read yet is forgotten last, whatever it is: records would miss it. A flap is an edge between
+        An unread entry is forgotten last, whatever it is: records would miss it. A flap is an edge between
         READY and OVERLOADED. They come with every large key frame at the edge of a link and say little; episodes of
         drops from before are what one looks for.
         """

@@ -84,7 +84,7 @@ def parse_limits_file(text: str, where: str) -> LimitsFile:
 
 
 def render(file: LimitsFile) -> str:
-    """Return the text of a limits file; `parse_limits_file` makes the same of it again."""
+    """Return the text of a limits file; `parse_limits_file` reads the same values from it."""
     limits = file.limits
     lines = [f"version = {VERSION}"]
     lines += [f"{name} = {_quoted(getattr(file, name))}" for name in ("objective", "made_at") if getattr(file, name)]

@@ -146,7 +146,7 @@ class DelayMeter:
     _stopped_s: float = 0.0  # how long the peer had taken nothing then
     _acknowledged: int = 0
     _rate: float = 0.0  # bytes per second that the peer's kernel takes while there is something to take
-    _since: float | None = None  # since when it has taken nothing although there was something
+    _since: float | None = None  # when it began to take nothing although there was something
     _read: int = 0  # what the peer's application says that it has read
     _read_at: float = 0.0  # when it last said so
     _reads: int = 0  # how often it has said so

@@ -22,7 +22,7 @@ class Coroutines:
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
         self._over = False  # nothing begins any more
-        self._cancelled = False  # by `cancel`: who is cancelled then has ended as it should
+        self._cancelled = False  # by `cancel`: a coroutine that is cancelled then has ended as it should
         self._tasks: set[asyncio.Task[None]] | None = None  # most sessions have none
 
     def start(

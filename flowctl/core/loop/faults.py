@@ -41,6 +41,6 @@ def report(hook: ErrorHook, where: str, error: BaseException) -> None:
     """Tell `hook` of `error`; never raises, since what called it must go on."""
     try:
         hook(where, as_exception(error))
-    except BaseException as failure:  # noqa: BLE001  (a hook that fails must cost nobody more than its line)
+    except BaseException as failure:  # noqa: BLE001  (a hook that fails must cost no more than its line)
         with suppress(BaseException):
             log_error(f"the error hook, told of {where}: {error!r},", as_exception(failure))

@@ -3,7 +3,7 @@
 Handler time on the wall clock, not processor time: a thread that waits for the interpreter lock or for a slow system
 call serves its peers no better than one that computes, and it is the peers' view that placement needs.
 
-Who wants processor time takes handler time and multiplies it by `LoadMeter.processor_share`, which is measured four
+For processor time, multiply handler time by `LoadMeter.processor_share`, which is measured four
 times a second: the thread's own clock is a system call, which at each turn of many small ones is a fifth of their cost.
 
 One thread writes; others may read: each figure is one attribute, so a reader sees at worst the figures of two

@@ -106,10 +106,10 @@ class LineFigures(NamedTuple):
     """
 
     retransmits: int  # times that the oldest data was sent again since an acknowledgement of anything new
-    probes: int  # of a closed window since the peer's kernel was heard
+    probes: int  # probes of a closed window since the peer's kernel last answered
     backoff: int  # how often the wait before the next of either has doubled
     unacked_segments: int
-    heard_ms: int  # since the last acknowledgement came
+    heard_ms: int  # time since the last acknowledgement
     rtt_us: int  # smoothed
     window_bytes: int  # room that the peer's kernel has told of, at most; what is under way counts as taken
 

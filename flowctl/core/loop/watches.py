@@ -174,7 +174,7 @@ class _Gatherer:
         now = self._clock()
         self._meter.count_turn(began, now)
         self.pause_s = gather_pause_s(self._meter.busy_fraction(now) * self._share())
-        # Who was read a moment ago may have more already: without a count there would be no end, and no pause.
+        # A peer that was read a moment ago may have more already: without a count there would be no end, and no pause.
         self._left = self._left - len(ready) if len(ready) == GATHERED_PER_TURN else 0
         rest_s = self._since + self.pause_s - now if ready and self._left <= 0 else 0.0
         self._watch(wanted=rest_s < _LEAST_PAUSE_S)
@@ -284,7 +284,7 @@ class _Watch:
         self.source: Final = source
         self.inode: Final = inode
         self.input: Callable[..., Any] | None = None
-        self.reads = _INPUT  # or input that may wait, or the peer's end. Only one of them: who reads sees the end
+        self.reads = _INPUT  # or input that may wait, or the peer's end. Only one of them: reading shows the end
         self.output: Callable[[], Any] | None = None
 
     @property

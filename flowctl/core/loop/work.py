@@ -79,7 +79,7 @@ class WorkLimits:
     Args:
         share_per_connection: of the thread's time, 0 to 1, that the input of one connection may take; six seconds'
             worth at once. A publisher of 10 Mbit/s takes 0.012, one of 50 Mbit/s 0.06.
-        share_per_address: the same of all connections of one IPv4 address or IPv6 /64.
+        share_per_address: share of all connections of one IPv4 address or IPv6 /64 together.
         cut_after_s: how long one may go on asking for more than its share before its connection is ended; until then
             it is slowed.
 
@@ -129,7 +129,7 @@ class AddressWork:
     _call_next_turn: Callable[[Callable[[], None]], None]
     _at: float
     _recent_s: float = 0.0
-    _left_s: float = 0.0  # of `_recent_s`, what those did that have left
+    _left_s: float = 0.0  # the part of `_recent_s` done by connections that have left
     _left_at: float = 0.0
     _armed: bool = False
     turn_s: float = 0.0
@@ -180,7 +180,7 @@ class AddressWork:
 class WorkAccount:
     limits: WorkLimits
     _at: float
-    address: AddressWork | None = None  # that of its address on the thread where it lives; None: it is on no thread
+    address: AddressWork | None = None  # account of its address on its thread; None: it is on no thread
     _recent_s: float = 0.0
     _overruns: _Overruns = _NO_EPISODES  # nearly all connections have none
     _inherited: tuple[float, float] | None = None  # work of those that left before it came, and when it did

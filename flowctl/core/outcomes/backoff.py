@@ -53,7 +53,7 @@ class Redial:
 
     backoff: Backoff
     rng: Random = field(default_factory=Random)
-    tries: int = 0  # since a connection lasted, the present one included
+    tries: int = 0  # tries since a connection lasted, the present one included
 
     def begin(self) -> None:
         self.tries += 1

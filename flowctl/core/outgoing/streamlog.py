@@ -6,7 +6,7 @@ reference to the entry to be sent next, also when it has caught up. Every entry 
 sequence, and both per class), so the length of any viewer's queue, and what it was given, sent and spared by class,
 is a subtraction.
 
-Nobody trims the log. An entry lives exactly as long as a cursor stands at or before it, or the GOP cache holds it:
+The log is never trimmed. An entry lives exactly as long as a cursor stands at or before it, or the GOP cache holds it:
 Python's reference counts do the book-keeping that a ring buffer would need a "slowest reader" for, and a viewer that
 falls behind costs no memory of its own. How far behind one may fall is bounded by its limits. For this to hold, every
 reference in here points forwards: an entry to the next one and to its group, a group to the *next* key frame, never

@@ -19,7 +19,7 @@ class Account(NamedTuple):
     picture_share: float = 1.0
     delay_ms: float = 0.0  # the age of the oldest that the peer has not taken, here or in the kernel; 0: it keeps up
     lagging: bool = False  # something was left over at the last write: the kernel had enough to do since
-    noted: bool = False  # its ledger has something: without, nothing was ever done to the peer
+    noted: bool = False  # its ledger has entries; if not, nothing was ever done to the peer
     bytes_sent: int = 0  # wire bytes that the kernel has taken
     pulse: int | None = 0
     entry: Entry | None = None  # where it stands in the followed log

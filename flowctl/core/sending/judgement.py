@@ -35,7 +35,7 @@ class Clocks(NamedTuple):
 
     closes_at: float = inf
     stuck_at: float = inf  # the kernel has taken nothing for too long though there was something to take
-    soft_at: float = inf  # it has been at or above SOFT_LIMIT for too long
+    soft_at: float = inf  # when it will have been at or above SOFT_LIMIT for too long
     rises_at: float = inf  # the age of what is queued may reach its next mark
     looks_at: float = inf  # something else may have changed: the load of a joiner, or a key frame has come
     held_until: float = inf  # it no longer counts as one that lags because pictures were left out lately

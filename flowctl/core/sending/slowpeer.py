@@ -221,7 +221,7 @@ class SlowPeer:
 
         What would be late is left out for it. So what is old is on its way, or waits behind what is: by our choice, or
         because the kernel was given that before the viewer lagged. Only a time in which it took nothing is its own. Its
-        own messages, which nobody leaves out, are counted as old as they are, up to the time that they take themselves
+        own messages, which are never left out, are counted as old as they are, up to the time that they take themselves
         at a rate without a pause.
         """
         age_ms = (now - self.drain.taken_at) * 1000

@@ -155,7 +155,7 @@ class Admission:
 
     def enter(self, address: str, now: float, cost: float = 1.0) -> None:
         ban = self.ban_of(address)
-        if ban is not None and ban.action is BanAction.BAN:  # first of all: who is banned takes no place of our memory
+        if ban is not None and ban.action is BanAction.BAN:  # first of all: a banned address takes no memory
             with self._lock:
                 self._refuse_locked(BANNED, ban.score, 0, f"banned: {describe_ban(ban)}")
         key, others = address_key(address), self.others

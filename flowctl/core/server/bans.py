@@ -8,7 +8,7 @@ The file has one JSON object per line::
 `cidr` and `expires` must be there (`null` for one that stays until it is taken out), the others may be; other keys are
 errors. `source` says who made it, where that was a command.
 
-`action` is ``ban`` where it is missing: nobody new comes in. With ``limit`` the network as a whole may open
+`action` is ``ban`` where it is missing: no new connection comes in. With ``limit`` the network as a whole may open
 few connections (`LIMITED_NEW_PER_S`): for addresses that an abuser shares with others. A ban is stronger than a limit,
 whatever the widths of their networks. Of two lines for one network and action the one that expires later counts, so
 the order of lines says nothing.
@@ -87,7 +87,7 @@ class Ban:
     Args:
         cidr: the network, ``203.0.113.7/32`` or ``2001:db8:0:1::/64``; kept in its canonical form.
         expires: until when; kept in UTC, a fraction of a second counts as one. None: until it is taken out of the list.
-        action: whether nobody new comes in, or few at a time.
+        action: whether no new connections come in, or few at a time.
         reason: why, in a few words without line breaks; "": it is not told.
         score: why, as a number; 0 or more. 0: by hand.
         evidence: why, by kind: counts or other numbers.
@@ -328,7 +328,7 @@ def lasts_longer(one: Ban, other: Ban) -> bool:
 
 
 def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: Sequence[Network] = ()) -> list[Ban]:
-    """Return what a list holds after somebody who is not its only writer has written to it.
+    """Return what a list holds after one of several writers has written to it.
 
     Several may write one list: a job once a day, a watch all the time, a person by hand. Nobody may end a ban of
     another, so the list is the union; of two bans of one network the later end counts, with the evidence of the

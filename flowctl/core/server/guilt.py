@@ -57,4 +57,4 @@ _NONE: Final = (
 LIMIT_POINTS: Final[Mapping[str, float]] = MappingProxyType({**_PLAIN, **_MILD, **dict.fromkeys(_NONE, 0.0)})
 """Points of one hit, by name of the limit."""
 MILD_LIMITS: Final = frozenset(_MILD)
-"""Limits that honest clients break for hours, or third parties have them break: nobody is banned for these alone."""
+"""Limits that honest clients break for hours, or third parties have them break: these alone lead to no ban."""

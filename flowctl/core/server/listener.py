@@ -3,7 +3,7 @@
 A listener is a pollable of its own: it accepts in turns, rests while the process has no descriptor left and goes on by
 itself, and reads the headers of trusted proxies. What becomes of a connection is for its server to say.
 
-A connection of a trusted proxy is, until it has said whom it speaks for, a socket and a few octets, with a limit on
+A connection of a trusted proxy is, until it has named its peer, a socket and a few octets, with a limit on
 their number, on the octets and on the time.
 """
 

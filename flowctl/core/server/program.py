@@ -35,8 +35,8 @@ class ServeOptions:
             ``https``); in place of all addresses of that name.
         limits: soft and hard limits of each connection.
         settings: times and budgets of each connection's Sender.
-        admission: who may connect.
-        trusted_proxies: addresses and networks of proxies, which say whom they speak for; see `Server`.
+        admission: limits on new connections.
+        trusted_proxies: addresses and networks of proxies, which name the peer they speak for; see `Server`.
         socket_options: set on each socket.
         group_count: number of poll groups (threads), 1 to 256.
         loop_factory: makes the groups' loops. None: uvloop where it can be had.

@@ -1,4 +1,4 @@
-"""Headers in which a proxy says whom it speaks for: PROXY protocol v1 and v2, and the real-IP prefix of go-oryx (pure).
+"""Headers by which a proxy names its peer: PROXY protocol v1 and v2, and the real-IP prefix of go-oryx (pure).
 
 A header stands in front of everything else on a connection. It is read in pieces that never pass its end
 (`HeaderReader.wanted`), so nothing of what follows has to be given back; and it is bounded, so a proxy that is not one
@@ -75,7 +75,7 @@ class HeaderReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self.wanted = 1  # octets to read at most before the next call of `read`; 0 when the header is complete
-        self.origin: Origin = None  # whom the proxy speaks for, once it is complete
+        self.origin: Origin = None  # the peer that the proxy speaks for, once the header is complete
 
     @property
     def begun(self) -> bool:
@@ -109,7 +109,7 @@ class HeaderReader:
         return 3 + length
 
     def _binary(self) -> int:
-        """The same of a header of version 2."""
+        """Return how many octets a header of version 2 has at least; take the origin when they are there."""
         buffer = self._buffer
         if not _SIGNATURE.startswith(buffer[: len(_SIGNATURE)]):
             raise ProxyHeaderError("the signature of the PROXY protocol is not right")
@@ -134,7 +134,7 @@ class HeaderReader:
         return size
 
     def _line(self) -> int:
-        """The same of a line of version 1, whose length shows at its end: CR and LF are still to come, or LF."""
+        """Return that of a line of version 1, whose length shows at its end: CR and LF are still to come, or LF."""
         buffer = self._buffer
         if not _LINE.startswith(buffer[: len(_LINE)]):
             raise ProxyHeaderError("a trusted proxy sent no PROXY header")

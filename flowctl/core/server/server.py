@@ -86,13 +86,13 @@ class Server:
         settings: of every Sender.
         deferred: of every Sender.
         options: set on every socket.
-        admission: who may connect.
+        admission: limits on new connections.
         group_count: number of poll groups, that is of threads.
         loop_factory: makes their loops. None: uvloop where it can be had.
         on_error: told of every exception of a handler.
         on_refused: told of every connection that was refused, with peer and limit.
         make_sender: see `Connection`.
-        work_limits: how much of its thread a peer may take. None: it is measured, and nobody is slowed.
+        work_limits: how much of its thread a peer may take. None: work is measured, and no peer is slowed.
         trusted_proxies: addresses and networks of proxies. What connects from there has to say first whom it speaks
             for, by the PROXY protocol (v1 or v2) or go-oryx's prefix; that is the peer's address from then on.
         rebalance: whether connections are moved between threads whose loads have drifted apart, every 10 s. One with a
@@ -621,7 +621,7 @@ class Server:
         except BaseException as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
             sock.close()
             self.admission.leave(address)
-            # The server stops, or the peer has gone so early that its options fail: nobody's fault.
+            # The server stops, or the peer has gone so early that its options fail: no fault to report.
             if not isinstance(error, (ClosedError, OSError)):
                 group.report("session of a new connection", error)
 

@@ -100,7 +100,7 @@ class LineWriter:
         self._ready = threading.Condition(threading.RLock())
         self._lines: deque[bytes] = deque()  # guarded by _ready
         self._queued_bytes = 0  # guarded by _ready; those of lines that are being written too
-        self._dropped = 0  # guarded by _ready; lines that nobody was told of
+        self._dropped = 0  # guarded by _ready; dropped lines that were not reported yet
         self._error: OSError | None = None  # guarded by _ready; why the last write failed
         self._thread: threading.Thread | None = None  # guarded by _ready
         self._ending = False  # guarded by _ready

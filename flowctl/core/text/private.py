@@ -1,4 +1,4 @@
-"""Files of secrets: who may be able to read them.
+"""Files of secrets: which users may read them.
 
 A secret is its owner's alone (mode 600), or it was given to a service: it belongs to root and to a group of this
 process, which may read it (mode 640), or systemd handed it over (``LoadCredential=``).
@@ -19,7 +19,7 @@ def check_private(path: Path, name: str = "") -> None:
     """See that only the user of this process may use a file of secrets."""
     status = path.stat()
     what = f"{name}: {path}" if name else str(path)
-    if stat.S_ISDIR(status.st_mode):  # with mode 600 nobody would reach what is in it
+    if stat.S_ISDIR(status.st_mode):  # with mode 600 the files in it could not be reached
         raise ConfigError(f"{what} is a folder, it must be a file", hint="name a file in it")
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077 and not _given_to_us(status) and not _is_credential(path):

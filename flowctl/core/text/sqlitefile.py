@@ -35,7 +35,7 @@ class SqliteForm:
     version: int  #: of its tables; in the file as its ``user_version``
     schema: str  #: statements that make the tables of a new file
     settings: tuple[str, ...] = ()  #: pragmas beside those that all have
-    exclusive: bool = False  #: nobody else may read it while it is open
+    exclusive: bool = False  #: no other process may read it while it is open
     busy_s: float = 5.0  #: how long another process that has it is waited for
     hints: Mapping[str, str]  #: by code of a `StoreError`
 
@@ -56,7 +56,7 @@ def open_sqlite(path: Path, form: SqliteForm) -> sqlite3.Connection:
         StoreError: it cannot be opened, or is damaged, of another program or version; it is as it was.
     """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # what is in it is nobody else's
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # only this user may read what is in it
     except OSError as error:
         raise store_error(form, path, f"cannot be used: {error.strerror}", "path") from error
     # None: transactions are ours to begin.

@@ -304,7 +304,7 @@ class RecordedSender(NotingSender):
                 mine = feed is not None and cohort.log is feed.log
                 self._call("resume_following", PrivateCohort(cohort, feed.private) if feed and mine else cohort)
         finally:
-            self._run_after()
+            self._run_postponed()
 
     def set_policy(self, policy: DropPolicy) -> None:
         """Decide by the table of `policy`."""
@@ -319,7 +319,7 @@ class RecordedSender(NotingSender):
                 place: tuple[int, int] = self._call("log_grew")
                 return place if self._feed is None else self._feed.to_stream(*place)
         finally:
-            self._run_after()
+            self._run_postponed()
 
     def let_go(self) -> None:
         with self._lock:
@@ -344,7 +344,7 @@ class RecordedSender(NotingSender):
                     return account
                 return account._replace(entry=feed.entry_in_stream(account.entry))
         finally:
-            self._run_after()
+            self._run_postponed()
 
     # -- what is another with a private log
 
