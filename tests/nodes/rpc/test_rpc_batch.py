@@ -17,9 +17,9 @@ def test_results_when_jobs_end_in_any_order_are_in_the_order_of_the_jobs():
     batch.completion(got.extend)
     jobs = batch.start()
     error = ValueError("no 1s")
-    assert batch.ended(2, jobs[2][0](), None) is False
-    assert batch.ended(1, None, error) is False
-    assert batch.ended(0, jobs[0][0](), None) is True
+    assert batch.note_outcome(2, jobs[2][0](), None) is False
+    assert batch.note_outcome(1, None, error) is False
+    assert batch.note_outcome(0, jobs[0][0](), None) is True
     call, thread = batch.complete()
     call()
     assert thread is None
@@ -41,7 +41,7 @@ def test_batch_when_it_could_not_be_run_is_refused():
     with pytest.raises(LocalProtocolError, match="one completion"):
         batch.completion(lambda _: None)
     batch.start()
-    assert batch.ended(0, 1, None)
+    assert batch.note_outcome(0, 1, None)
     assert batch.complete()[1] is NODE_THREAD
 
 
@@ -59,5 +59,5 @@ def test_batch_when_no_completion_is_set_ends_silently():
     batch.add_job(lambda: None)
     batch.start()
     assert not batch.has_completion
-    assert batch.ended(0, None, None)
+    assert batch.note_outcome(0, None, None)
     assert batch.complete() is None

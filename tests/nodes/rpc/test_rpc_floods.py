@@ -112,7 +112,7 @@ def test_octets_that_wait_when_they_are_of_one_sender_leave_others_as_many():
         SlotVerdict.DROP,
     ]
     assert [arrive("small", 1000), arrive("small", half)] == [SlotVerdict.WAIT, SlotVerdict.DROP]
-    assert len(slots.ended(lane, 0.0)) == 1
+    assert len(slots.free_slot(lane, 0.0)) == 1
     assert arrive("large", half) is SlotVerdict.WAIT  # what has begun makes room
 
 

@@ -59,7 +59,7 @@ class Script:
     def end(self, name):
         """End a running job; return the names of those that start."""
         self.running.remove(name)
-        started = [job.name for job in self.slots.ended(self.lanes[name[0]], self.now)]
+        started = [job.name for job in self.slots.free_slot(self.lanes[name[0]], self.now)]
         self.running += started
         return started
 
@@ -217,7 +217,7 @@ def test_ended_when_nothing_runs_is_an_error_of_ours():
     """Giving back a slot twice would let too many run: it is noticed."""
     slots = Slots()
     with pytest.raises(InternalError, match="more jobs of 'a' ended than ran"):
-        slots.ended(slots.add_category("a"), 0.0)
+        slots.free_slot(slots.add_category("a"), 0.0)
 
 
 def test_statistics_when_asked_for_are_a_snapshot_of_each_lane():
@@ -287,7 +287,7 @@ def test_slots_when_run_beside_the_plain_rule_do_the_same(general, reserved, que
         elif what == "end":
             if running:
                 lane, _ = running.pop(number % len(running))
-                jobs = script.slots.ended(script.lanes[lane], now)
+                jobs = script.slots.free_slot(script.lanes[lane], now)
                 assert [job.size_bytes for job in jobs] == model.ended(lane, now)
                 running += [(job.name, job.size_bytes) for job in jobs]
         else:
@@ -354,14 +354,14 @@ def test_cost_when_thousands_wait_is_that_of_ten(what):
             slots.arrived(WorkerJob(lanes[number % categories], lambda: None, deadline=9.0), 0.0)
         last = WorkerJob(own if what == "overtaking" else lanes[0], lambda: None)
         if what == "general":
-            slots.ended(own, 0.0)
+            slots.free_slot(own, 0.0)
 
         def step(slots=slots, lanes=lanes, own=own, last=last):
             slots.arrived(last, 0.0)
             if what == "overtaking":
-                assert slots.ended(own, 0.0) == [last]
+                assert slots.free_slot(own, 0.0) == [last]
             elif what == "general":
-                assert len(slots.ended(lanes[0], 0.0)) == 1
+                assert len(slots.free_slot(lanes[0], 0.0)) == 1
 
         found.add(lines_run(step))
     assert max(found) - min(found) <= FEW_LINES

@@ -187,7 +187,7 @@ class StreamCopy:
 
     # -- what origins have
 
-    def announced(self, peer: PeerId, name: SegmentId) -> None:
+    def note_announced(self, peer: PeerId, name: SegmentId) -> None:
         now = self._clock()
         announcer = self._publications.announcers.setdefault(peer, Announcer())
         key = self._key(name)
@@ -195,7 +195,7 @@ class StreamCopy:
             self._join_same(name, announcer, now)
             key = self._key(name)
         number = key[0].timeline
-        self._publications.announced(announcer, number, now, ended=name.then is Sequel.END)
+        self._publications.note_announced(announcer, number, now, ended=name.then is Sequel.END)
         if key not in self._announced:
             self._note(key, name, now)
             if self._behind(key[0], now) and self._is_stuck(now):
@@ -203,7 +203,7 @@ class StreamCopy:
                 self._note(key, name, now)
         self._choose_successor(now)
 
-    def gone(self, peer: PeerId) -> None:
+    def forget_peer(self, peer: PeerId) -> None:
         if self._publications.announcers.pop(peer, None) is not None:
             self._choose_successor(self._clock())
             self._flush()
@@ -635,7 +635,7 @@ class StreamCopy:
 
     def _flush(self) -> None:
         now = self._clock()
-        for item in self._splice.take(now, hopeless=self._is_hopeless(now)):
+        for item in self._splice.take_ready(now, hopeless=self._is_hopeless(now)):
             match item:
                 case Frame():
                     self._stuck_at = None

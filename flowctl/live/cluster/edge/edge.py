@@ -366,11 +366,11 @@ class Edge:
                 if not wanted.announced:  # not before: viewers ask for any names
                     _log.info("stream wanted", stream=name.stream)
                 wanted.announced = True
-                wanted.copy.announced(peer, name)
+                wanted.copy.note_announced(peer, name)
 
     def _gone(self, peer: PeerId) -> None:
         for wanted in self._wanted.values():
-            wanted.copy.gone(peer)
+            wanted.copy.forget_peer(peer)
 
     def _wants(self, name: SegmentId) -> bool:
         wanted = self._wanted.get(name.stream)

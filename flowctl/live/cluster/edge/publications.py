@@ -58,7 +58,7 @@ class Publications:
             for announcer in self.announcers.values():
                 announcer.numbers.discard(number)
 
-    def announced(self, announcer: Announcer, number: int, now: float, *, ended: bool) -> None:
+    def note_announced(self, announcer: Announcer, number: int, now: float, *, ended: bool) -> None:
         announcer.number, announcer.ended, announcer.at = number, ended, now
         announcer.numbers.add(number)
 

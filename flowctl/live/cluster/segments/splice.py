@@ -236,14 +236,14 @@ class Splice:
 
     # -- out
 
-    def take(self, now: float, *, hopeless: bool = False) -> list[Output]:
+    def take_ready(self, now: float, *, hopeless: bool = False) -> list[Output]:
         out: list[Output] = []
         while self._advance(out) or self._give_up(now, out, hopeless=hopeless):
             hopeless = hopeless and not out
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when `take` is to be called though nothing came, seconds. None: not before something comes."""
+        """Return when `take_ready` is to be called though nothing came, seconds. None: not before something comes."""
         return None if self._since is None else self._since + self._wait_s
 
     def _advance(self, out: list[Output]) -> bool:

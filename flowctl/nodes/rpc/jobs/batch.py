@@ -117,7 +117,7 @@ class Batch(Generic[R]):
         return threads
 
     def start(self) -> list[tuple[Callable[[], R], TaggedThread | None]]:
-        """Return the jobs with their threads, in order; the caller runs them and calls `ended` for each.
+        """Return the jobs with their threads, in order; the caller runs them and calls `note_outcome` for each.
 
         Raises:
             LocalProtocolError: it has no jobs, or was submitted before.
@@ -136,7 +136,7 @@ class Batch(Generic[R]):
         """Whether a completion was set."""
         return self._completion is not None
 
-    def ended(self, index: int, value: R | None, error: BaseException | None) -> bool:
+    def note_outcome(self, index: int, value: R | None, error: BaseException | None) -> bool:
         """Take the outcome of a job; True if it was the last, and `complete` is to be called."""
         self._results[index] = JobResult(value, error)
         self._left -= 1

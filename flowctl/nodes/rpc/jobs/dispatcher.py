@@ -353,7 +353,7 @@ class Dispatcher:
     def _batch_job_ended(self, batch: Batch[Any], index: int, value: object, error: BaseException | None) -> None:
         if error is not None and not batch.has_completion:
             self._report(f"a job of {type(batch).__name__}", error)
-        if not batch.ended(index, value, error):
+        if not batch.note_outcome(index, value, error):
             return
         completion = batch.complete()
         if completion is None:
@@ -410,7 +410,7 @@ class Dispatcher:
 
     def _ended(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
         """Take a job that has ended: first the next ones start, then its outcome is told."""
-        for following in self.slots.ended(job.lane, self._calls.group.now()):
+        for following in self.slots.free_slot(job.lane, self._calls.group.now()):
             self._run(following)
         self._tell(job, value, error)
 

@@ -55,7 +55,7 @@ calls of plain functions was twice that with 4, and with 1 half of it; but then 
 
 class SlotVerdict(enum.Enum):
     START = "start"  #: run it now
-    WAIT = "wait"  #: it is in the queue; `Slots.ended` returns it when its turn has come
+    WAIT = "wait"  #: it is in the queue; `Slots.free_slot` returns it when its turn has come
     DROP = "drop"  #: the queue is full, or the slots are closed: it will not run
 
 
@@ -239,7 +239,7 @@ class Slots:
         lane.dropped_count += 1
         return SlotVerdict.DROP
 
-    def ended(self, lane: CategoryLane, now: float) -> list[WorkerJob]:
+    def free_slot(self, lane: CategoryLane, now: float) -> list[WorkerJob]:
         """Take back the slot of a job of `lane` that has ended, however it did; O(1) per job that starts."""
         if not lane.running:
             raise InternalError(f"more jobs of {lane.name!r} ended than ran")

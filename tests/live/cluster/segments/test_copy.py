@@ -47,7 +47,7 @@ class Made:
     def hear(self, *found, by="origin"):
         """Have segments announced; return whether the last one is wanted."""
         for name in found:
-            self.copy.announced(by, name)
+            self.copy.note_announced(by, name)
         return not self.pool.has_object(found[-1].encode())
 
     def pass_time(self, seconds):
@@ -313,7 +313,7 @@ def test_origins_when_their_clocks_put_a_publication_on_two_timelines_are_one(di
     first, second = cut(source, timeline=9000), cut(source, timeline=9000 + apart)
     both = [item for pair in zip(first, second, strict=True) for item in pair]
     pump(made, both[:20], every_s=0.5)
-    made.copy.gone(9000 if dies == "first" else 9000 + apart)
+    made.copy.forget_peer(9000 if dies == "first" else 9000 + apart)
     pump(made, second[10:] if dies == "first" else first[10:])
     assert made.got() == [tuple(frame) for frame in source if frame.timestamp >= made.got()[0][1]]
     assert made.viewers.told == ["begin"]
@@ -329,7 +329,7 @@ def test_encoder_when_it_uses_a_name_that_another_one_has_waits_until_that_is_go
     assert made.got() == [tuple(frame) for frame in movie(40)]
     assert made.copy.statistics().waiting_bytes == 0
     assert len([held for held in made.waiting if made.copy.wants(held.id)]) <= HOLD_S + 1
-    made.copy.gone(9)
+    made.copy.forget_peer(9)
     pump(made, other[40:42], every_s=0.1)
     got = made.got()[len(movie(40)) :]
     whole = [tuple(frame) for frame in movie(42, step_ms=125)]
@@ -349,7 +349,7 @@ def test_encoder_when_it_restarts_its_clock_goes_on_with_the_next_publication_at
         pump(made, [new], by="a", every_s=0.0)
         pump(made, [old], by="b")
     assert made.got() == [tuple(frame) for frame in movie(9)]
-    made.copy.gone("b")
+    made.copy.forget_peer("b")
     pump(made, again[4:5], by="a", every_s=0.1)
     assert made.got()[-1] == tuple(movie(5, step_ms=125)[-1])
     assert made.viewers.told == ["begin", "begin"]
@@ -372,7 +372,7 @@ def test_followed_encoder_when_it_has_the_clock_of_one_that_lives_elsewhere_is_l
     assert made.got() == [tuple(frame) for frame in movie(11)]
     assert made.copy.overtaken(made.clock())
     assert made.copy.statistics().waiting_bytes < 100
-    made.copy.gone("a")
+    made.copy.forget_peer("a")
     made.follow(other[53:60])
     assert made.viewers.told == ["begin", "begin"]
     assert made.viewers.frames[-1] == tuple(other[59])
@@ -414,7 +414,7 @@ def test_publication_when_its_origin_died_gives_way_to_the_next_at_once():
     """Nobody who is connected has more of it, so what is missing is not waited for."""
     made = Made()
     pump(made, cut(movie(5), timeline=9, close=False))
-    made.copy.gone(9)
+    made.copy.forget_peer(9)
     pump(made, cut(movie(30), timeline=3, close=False)[:1], every_s=0.1)
     assert made.viewers.told == ["begin", "begin"]
     assert made.got()[-1] == tuple(movie(1)[-1])
