@@ -134,7 +134,7 @@ class Hub:
         # Set before the first connection, if at all:
         self.taker: Taker | None = None  # takes what is published
         self.names: NameAuthority | None = None  # decides who has a name, with other servers
-        self.demand: Callable[[str], None] | None = None  # told of the first and the last viewer of a stream
+        self.demand: Callable[[str], None] | None = None  # told of the first and last viewer of a stream, on any thread
 
     def _rules(self, name: str) -> NameRules:
         found = self.config.at(name, Role.PUBLISHER)
@@ -352,6 +352,7 @@ class Hub:
             del self._streams[stream.name]
 
     def add_observer(self, observer: Observer) -> None:
+        """Tell `observer` too from now on; of connections that are open it may hear anything first."""
         with self._lock:
             self.observers = (*self.observers, observer)
 

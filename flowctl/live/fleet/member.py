@@ -255,6 +255,7 @@ class Member:
             self._messenger.send_message(self._gossip.others[name].connection, said, deadline=_PASSING_S)
 
     def status(self) -> dict[str, Any]:
+        """Return how the fleet stands. Any thread."""
         words, now = list(self._book.words), time.monotonic()
         return {
             "member": self._config.name,

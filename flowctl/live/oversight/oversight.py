@@ -113,6 +113,7 @@ class Oversight:
         self.report(where, error)
 
     def configure(self, config: LiveConfig) -> None:
+        """Take another memory budget, from the next look on. Any thread."""
         self._budget.set_limit(config.memory_budget_bytes)
 
     def start(self) -> None:

@@ -83,6 +83,7 @@ class Signals:
             return bool(self._subscriptions)
 
     def tell(self, present: Mapping[str, ViewerShares]) -> None:
+        """Tell the subscribers what is worth telling. The first poll group's thread."""
         with self._lock:
             subscriptions = self._subscriptions
         for subscription in subscriptions:

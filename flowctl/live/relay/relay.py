@@ -89,6 +89,7 @@ class Push:
             self._on_over(self)
 
     def figures(self) -> dict[str, Any]:
+        """Return figures, as JSON, without secrets. Any thread."""
         session = self._session
         row: dict[str, Any] = {"stream": self.stream, "to": place_of(self._url), "state": self.state, "why": self.why}
         row |= {"connections": self._connections, "tries": self._redial.tries, "connection": None}
@@ -191,6 +192,7 @@ class Relays:
             follow.stop()
 
     def figures(self) -> dict[str, Any]:
+        """Return figures, as JSON, without secrets. Any thread."""
         follows: dict[str, FollowStatistics] = self._following.statistics()
         follows |= {name: follow.statistics() for name, follow in self._always.items()}
         return {

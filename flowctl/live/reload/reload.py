@@ -98,9 +98,11 @@ class Reload:
 
     @property
     def status(self) -> dict[str, FileStatus]:
+        """How it stands with ``config``, ``limits`` and ``bans``, those that are files. Any thread."""
         return {name: file.status for name, file in self._files.items()}
 
     def digest(self, name: str) -> str:
+        """Return what tells the contents of a file from others that it had; empty: there is none. Any thread."""
         file = self._files.get(name)
         return "" if file is None else file.digest
 
