@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.text.printable import short
 from flowctl.errors import StoreError
 
 _CODES: Final = {
@@ -34,6 +35,7 @@ class SqliteForm:
     application: int  #: says whose file it is (``file`` shows it)
     version: int  #: of its tables; in the file as its ``user_version``
     schema: str  #: statements that make the tables of a new file
+    made_with: tuple[str, ...] = ()  #: pragmas that a file has from its beginning: setting them again would write
     settings: tuple[str, ...] = ()  #: pragmas beside those that all have
     exclusive: bool = False  #: no other process may read it while it is open
     busy_s: float = 5.0  #: how long another process that has it is waited for
@@ -82,16 +84,19 @@ def _set_up(path: Path, form: SqliteForm, connection: sqlite3.Connection) -> Non
     tables = "SELECT count(*) FROM sqlite_schema"
     if form.exclusive:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    if number(tables):
+    is_new = not number(tables)
+    if not is_new:
         if number("PRAGMA application_id") != form.application:
             raise store_error(form, path, "is a database of another program", "foreign")
         if (version := number("PRAGMA user_version")) != form.version:
             raise store_error(form, path, f"has version {version}, this flowctl knows {form.version}", "version")
         fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if fault != "ok":
-            raise store_error(form, path, f"is damaged: {fault}", "damaged")
-    for setting in (*form.settings, "journal_mode = WAL", "synchronous = FULL"):
+            raise store_error(form, path, f"is damaged: {short(fault)}", "damaged")
+    for setting in (*(form.made_with if is_new else ()), *form.settings, "journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {setting}")
+    if not (is_new or form.exclusive):
+        return  # nothing is written: another program may have a transaction open
     connection.execute("BEGIN EXCLUSIVE")
     if not number(tables):
         for statement in form.schema.split(";"):

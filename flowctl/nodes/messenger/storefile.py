@@ -73,8 +73,8 @@ _FORM: Final = SqliteForm(
         INSERT INTO messenger_meta VALUES ('next_message_id', 0);
         INSERT INTO messenger_meta VALUES ('incarnation', 1 + (random() & 0x3FFFFFFFFFFFFFFF))
     """,
+    made_with=("auto_vacuum = INCREMENTAL",),
     settings=(
-        "auto_vacuum = INCREMENTAL",
         "wal_autocheckpoint = 1000",
         "secure_delete = OFF",  # some systems have it on: each removal would be written out
         f"journal_size_limit = {_LOG_BYTES}",
@@ -194,14 +194,17 @@ class StoreFile:
             undo.callback(os.close, self._lock_fd)
             self._connection: Final = open_sqlite(self.path, _FORM)
             undo.callback(self._connection.close)
-            page_bytes = self._number("PRAGMA page_size")
-            self._connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_bytes)}")
-            # The same for all the life of the file: a receiver knows what is sent to it again after a restart.
-            self.incarnation: Final = self._number("SELECT value FROM messenger_meta WHERE name = 'incarnation'")
+            try:
+                page_bytes = self._number("PRAGMA page_size")
+                self._connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_bytes)}")
+                # The same for all the life of the file: a receiver knows what is sent to it again after a restart.
+                self.incarnation: Final = self._number("SELECT value FROM messenger_meta WHERE name = 'incarnation'")
+            except sqlite3.Error as error:
+                raise _translated(self.path, error) from error
             if prepare is not None:
-                for _, error in self._write_once([RunEffect(prepare, lambda _: None)]):
-                    if error is not None:
-                        raise error
+                for _, failure in self._write_once([RunEffect(prepare, lambda _: None)]):
+                    if failure is not None:
+                        raise failure
             undo.pop_all()
 
     # --- what is in it -------------------------------------------------------------------------------------------

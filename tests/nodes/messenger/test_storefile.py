@@ -263,6 +263,25 @@ def test_file_when_damaged_foreign_or_newer_says_so_and_stays(tmp_path):
         assert caught.value.hint
 
 
+def test_file_when_its_tables_are_gone_is_the_error_of_a_store_and_free_again(path):
+    StoreFile(path, MAX_BYTES).close()
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE messenger_meta")
+    connection.close()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="messenger_meta"):
+            StoreFile(path, MAX_BYTES)
+
+
+def test_file_when_another_program_writes_to_it_is_opened_all_the_same(path):
+    StoreFile(path, MAX_BYTES).close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    file = StoreFile(path, MAX_BYTES)  # else it would wait, and give up
+    connection.close()
+    file.close()
+
+
 def test_file_when_it_cannot_be_made_names_the_path(tmp_path):
     for path in (tmp_path / "none" / "store.db", tmp_path):
         with pytest.raises(StoreError) as caught:
