@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _MOST: Final = 2000
-"""Characters of a text, where a template does not say less (``|cut``)."""
+"""Characters of a text; of one that is long by mistake or malice only, a template says less (``|cut``)."""
+_CUT: Final = 200
+"""Characters of a text that a template cuts and does not say where: a line or two of a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +57,16 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         loader=PackageLoader("flowctl", ""),
     )
-    made.filters["cut"] = _shown
+    made.filters["cut"] = lambda value, most=_CUT: _shown(value, most)
     made.globals["width"] = WIDTH
     return made
 
 
-def _shown(value: Any, most: int = 0) -> Any:
+def _shown(value: Any, most: int = _MOST) -> Any:
     """Return a value as text of a page; what is HTML already as it is."""
     if hasattr(value, "__html__"):
         return value
-    return "" if value is None else foreign(value, most or _MOST)
+    return "" if value is None else foreign(value, most)
 
 
 def draw(picture: Picture, **place: float) -> str:

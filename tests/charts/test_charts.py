@@ -109,6 +109,11 @@ def test_text_when_it_is_of_others_is_escaped_once_everywhere():
     assert shown.count("&lt;b&gt;&amp;") == 12
 
 
+def test_text_when_it_is_long_is_cut_where_the_template_says():
+    template = _environment().from_string("{{ text }} {{ text|cut }} {{ text|cut(9) }}")
+    assert [len(part) for part in template.render(text="x" * 5000).split()] == [2000, 200, 9]
+
+
 @pytest.mark.parametrize("bad", ["\x1b]0;x\x07", "\x00", "\ud800", "\u202e", "\ufffe", "<script>&\"'"])
 def test_text_of_a_picture_when_hostile_leaves_a_file_that_can_be_read(bad):
     words = {"name": "x", "title": bad, "description": bad}
