@@ -110,7 +110,7 @@ class PeerBandwidth:
     """The sender asks for at most `size` unacknowledged octets (5.4.5); everybody ignores it."""
 
     size: int
-    limit_type: int = LIMIT_DYNAMIC  # `LIMIT_HARD`, `LIMIT_SOFT` or `LIMIT_DYNAMIC`; other values are kept as they came
+    limit_type: int = LIMIT_DYNAMIC  # 0 hard, 1 soft, or `LIMIT_DYNAMIC`; other values are kept as they came
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,9 @@ def is_acknowledged(dealer: zmq.Socket[bytes]) -> bool:
     return f"-{ACK}-".encode() in dealer.recv_multipart()[-1]
 
 
-def test_handlers_when_those_of_one_peer_wait_leave_places_to_others(server, dial, monkeypatch):
-    monkeypatch.setattr("flowctl.nodes.messenger.inbound.MAX_HANDLING", 8)
+@pytest.mark.parametrize(("limit", "most"), [("MAX_HANDLING", 8), ("MAX_HANDLING_BYTES", 8 * len(b"hang"))])
+def test_handlers_when_those_of_one_peer_wait_leave_places_to_others(server, dial, monkeypatch, limit, most):
+    monkeypatch.setattr(f"flowctl.nodes.messenger.inbound.{limit}", most)
 
     async def handler(_: Messenger, message: ReceivedMessage) -> None:
         if message.message == b"hang":
