@@ -35,6 +35,8 @@ def bounds_of(bucket: int, bits: int = 7) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class DelayHistogram:
+    """Counts of delays, by bucket of their microseconds. Not thread-safe."""
+
     buckets: dict[int, int] = field(default_factory=dict)  # bucket -> count. Hot paths add to it themselves.
     max_us: int = 0  # the largest value so far
 

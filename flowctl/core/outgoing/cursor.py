@@ -64,6 +64,8 @@ _ENTRY_BYTES: Final = 512
 class LogCursor:
     """One viewer's position in one log. Not thread-safe: its Sender's lock guards it.
 
+    The log may grow meanwhile, on the publisher's thread: each method reads the tail once, after the place.
+
     Attributes:
         place: where it stands; shared with the cohort while in one.
         joined_at: when it began to follow the log, in seconds.
