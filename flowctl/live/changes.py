@@ -65,5 +65,5 @@ class Changes:
     def since(self, version: int) -> tuple[list[Change], bool]:
         """Return the changes after `version`, oldest first, and whether all of them are there."""
         with self._lock:
-            found = [change for change in self._kept if change.version > version]
-            return found, version <= self._version and len(found) == self._version - version
+            changes = [change for change in self._kept if change.version > version]
+            return changes, version <= self._version and len(changes) == self._version - version

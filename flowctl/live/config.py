@@ -346,16 +346,16 @@ class LiveConfig(ServeOptions):
     @property
     def listening_all(self) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
         """The addresses of `listening`, and those to which operators and edges connect."""
-        found = [*self.listening]
+        addresses = [*self.listening]
         if self.admin != "off":
-            found.append(("admin", (self.admin_address,)))
+            addresses.append(("admin", (self.admin_address,)))
         if self.origin:
-            found.append(("origin", (_one_address(self.origin.removeprefix("tls://"), "origin"),)))
+            addresses.append(("origin", (_one_address(self.origin.removeprefix("tls://"), "origin"),)))
         # ZeroMQ takes names of interfaces as well
         pattern = re.compile(r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
         tcp = map(pattern.fullmatch, self.control_addresses)
-        found.append(("control", tuple((item[1].strip("[]"), int(item[2])) for item in tcp if item)))
-        return tuple(found)
+        addresses.append(("control", tuple((item[1].strip("[]"), int(item[2])) for item in tcp if item)))
+        return tuple(addresses)
 
     @property
     def control_addresses(self) -> tuple[str, ...]:

@@ -91,8 +91,8 @@ class AccessGate:
             return self._web
 
     def _summary(self) -> _HookSummary:
-        config, known = self._config(), self._cached_summary
-        if known is None or known.config is not config:
+        config, summary = self._config(), self._cached_summary
+        if summary is None or summary.config is not config:
             levels = [level.values for level in config.levels]
             times = [float(values.get("access.hook_timeout_s", 0.0)) for values in levels]
 
@@ -101,8 +101,8 @@ class AccessGate:
 
             asks = any(map(is_set, ("on_connect", "on_publish", "on_play")))
             timeout_s = max([config.access.hook_timeout_s, *times]) + _HOOK_SPARE_S if asks else 0.0
-            known = self._cached_summary = _HookSummary(config, is_set("on_end"), timeout_s)
-        return known
+            summary = self._cached_summary = _HookSummary(config, is_set("on_end"), timeout_s)
+        return summary
 
     def access(self, request: LiveRequest) -> StreamAccess:
         name = f"{request.stream}/" if request.kind == "connect" else request.stream
@@ -151,10 +151,10 @@ class AccessGate:
         credentials = self._config().rtmp.credentials
         if credentials is None or request.protocol == "rtmp" or request.user is not None:
             return None
-        is_set = (request.url.password or "").encode("utf-8", "surrogatepass")
-        known = credentials.get(request.url.user or "")
-        same = hmac.compare_digest((known or "").encode("utf-8", "surrogatepass"), is_set)
-        return None if same and known else _LOG_IN
+        given = (request.url.password or "").encode("utf-8", "surrogatepass")
+        password = credentials.get(request.url.user or "")
+        same = hmac.compare_digest((password or "").encode("utf-8", "surrogatepass"), given)
+        return None if same and password else _LOG_IN
 
     def tells_of(self, kind: RequestKind) -> bool:
         return self._summary().told or (self.hooks is not None and kind in self.hooks.told_kinds)
@@ -182,19 +182,19 @@ def _ask_each(question: Question, steps: Iterator[_Step]) -> Question | Refusal 
 
     def resume(_: Question, refusal: Refusal | None) -> None:
         if refusal is None and not question.cancelled:
-            found = _ask_each(question, steps)
-            if found is question:
+            answer = _ask_each(question, steps)
+            if answer is question:
                 return
-            refusal = None if isinstance(found, Question) else found
+            refusal = None if isinstance(answer, Question) else answer
         question.tell(refusal)
 
     for step in steps:
-        found = step(resume)
-        if isinstance(found, Question):
-            question.under = found
+        answer = step(resume)
+        if isinstance(answer, Question):
+            question.under = answer
             return question
-        if found is not None:
-            return found
+        if answer is not None:
+            return answer
     return None
 
 

@@ -24,7 +24,7 @@ from flowctl.live.namebook import ClaimVerdict, NameBook, NameRules, Owner
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.settings.levels import Role
-from flowctl.live.stream import Stream, StreamMember, Taker
+from flowctl.live.stream import Stream, StreamMember, StreamTap
 
 _log: Final = structlog.get_logger("flowctl.live")
 _SILENT_S: Final = 1.0
@@ -132,13 +132,13 @@ class Hub:
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
         # Set before the first connection, if at all:
-        self.taker: Taker | None = None  # takes what is published
+        self.taker: StreamTap | None = None  # takes what is published
         self.names: NameAuthority | None = None  # decides who has a name, with other servers
         self.demand: Callable[[str], None] | None = None  # told of the first and last viewer of a stream, on any thread
 
     def _rules(self, name: str) -> NameRules:
-        found = self.config.at(name, Role.PUBLISHER)
-        return NameRules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
+        config = self.config.at(name, Role.PUBLISHER)
+        return NameRules(config.second_publisher, config.return_grace_s, config.publishers_per_address)
 
     def configure(self, config: LiveConfig) -> None:
         """Take other settings, for streams that are there too; sessions are told by the server. Any thread."""
@@ -161,12 +161,12 @@ class Hub:
         """
         now = self._clock()
         with self._lock:
-            known = self._streams.get(name)
-            if known is None:
+            existing = self._streams.get(name)
+            if existing is None:
                 self._check_room_locked()
             if right is Right.FOLLOWS and not self._copies.issuperset(filter(None, [self._book.holder_of(name)])):
                 raise BusyError(f"stream {name} is being published here")
-            silent = known is None or now - known.media_at >= _SILENT_S
+            silent = existing is None or now - existing.media_at >= _SILENT_S
             owner = owner or Owner(address_key(publisher.peer[0]))
             verdict, rival = self._book.claim(name, publisher, owner, silent=silent, decided=_DECIDED[right])
             if right is Right.FOLLOWS:
@@ -198,11 +198,11 @@ class Hub:
         now = self._clock()
         with self._lock:
             entry, stream = self._book.entries.get(name), self._streams.get(name)
-            found = [] if entry is None else [item for item in entry.standby if item.number == number]
-            if stream is None or not found:
+            publishers = [] if entry is None else [item for item in entry.standby if item.number == number]
+            if stream is None or not publishers:
                 return
-            rival = self._book.promote(name, found[0])
-            waiting = self._begin_locked(stream, found[0], now)
+            rival = self._book.promote(name, publishers[0])
+            waiting = self._begin_locked(stream, publishers[0], now)
         self._tell_begun(stream, rival, waiting)
 
     def revoke(self, name: str, number: int) -> None:

@@ -28,7 +28,7 @@ from flowctl.core.text.addresses import address_key, is_loopback, listen_address
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.live.access.request import RequestKind
 from flowctl.live.bans.book import PENALTY, BanBook
-from flowctl.live.bans.penalties import PenaltyWatch, Spared, bans_of
+from flowctl.live.bans.penalties import PenaltyWatch, SparedNetworks, bans_of
 from flowctl.live.bans.words import Word, WordKind
 from flowctl.live.changes import Change, Changes
 from flowctl.live.config import Difference, LiveConfig, SettingSource, worker_count
@@ -350,7 +350,7 @@ class LiveServer(Server):
         return PenaltyWatch(
             Penalties(limits),
             self.connections,
-            Spared(self.config.penalties_spare, self.trusted_proxies, self.nodes),
+            SparedNetworks(self.config.penalties_spare, self.trusted_proxies, self.nodes),
             self.reload.run_later,
             self._punish,
             self.clock,

@@ -433,13 +433,13 @@ class LiveSession(ViewerSession):
             page_url=event.page_url if isinstance(event, rtmp_events.ConnectRequested) else "",
         )
         gate = self._hub.gate
-        found = gate.ask(request, lambda question, refusal: self.on_thread(self._answered, question, refusal))
-        if found is None:
+        answer = gate.ask(request, lambda question, refusal: self.on_thread(self._answered, question, refusal))
+        if answer is None:
             self._start(event, now, request)
-        elif isinstance(found, Refusal):
-            self._refuse(event, request, found, "access")
+        elif isinstance(answer, Refusal):
+            self._refuse(event, request, answer, "access")
         else:
-            self._question = _Asked(found, event, request, now + gate.decide_s)
+            self._question = _Asked(answer, event, request, now + gate.decide_s)
             # The wire session holds what was read already, but no more than `paused_input_bytes`.
             self.connection.receiver.pause(_HOOK, "a hook decides")
 

@@ -63,7 +63,7 @@ class StreamMember(Protocol):
         """Call on its own thread, soon. Any thread."""
 
 
-class Taker(Protocol):
+class StreamTap(Protocol):
     """Gets the messages of published streams, with the timestamps of their publishers.
 
     Called under the stream's lock: it must neither block nor call back.
@@ -80,7 +80,7 @@ class Stream:
     """One stream by name."""
 
     def __init__(
-        self, name: str, config: LiveConfig, now: float, tap: Tap | None = None, taker: Taker | None = None
+        self, name: str, config: LiveConfig, now: float, tap: Tap | None = None, taker: StreamTap | None = None
     ) -> None:
         self.name: Final = name
         self._tap: Final = tap

@@ -206,11 +206,11 @@ class WebHooks:
         """Ask all hooks at once, so that one that hangs does not hide the answer of another; give the turn back."""
         try:
             asked = [self._ask_one(access, action, url, body, until) for url in urls]
-            found = [refusal for refusal in await asyncio.gather(*asked) if refusal is not None]
+            refusals = [refusal for refusal in await asyncio.gather(*asked) if refusal is not None]
         finally:
             self._turns.release()
-        said = [refusal for refusal in found if refusal is not _FAILED]
-        return next(iter(said or found), None)
+        said = [refusal for refusal in refusals if refusal is not _FAILED]
+        return next(iter(said or refusals), None)
 
     async def _ask_one(self, access: StreamAccess, action: str, url: str, body: bytes, until: float) -> Refusal | None:
         try:

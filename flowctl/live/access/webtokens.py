@@ -57,10 +57,10 @@ class WebTokenKey:
     def subject(self, token: str, leeway_s: float) -> str | None:
         """Return the subject (``sub``) of a valid token. None: it is not valid, or has none."""
         try:
-            found = self._claims(token, leeway_s).get("sub") if len(token) <= _MOST_CHARS else None
+            subject = self._claims(token, leeway_s).get("sub") if len(token) <= _MOST_CHARS else None
         except Exception:  # noqa: BLE001 - as above
             return None
-        return found if isinstance(found, str) and found else None
+        return subject if isinstance(subject, str) and subject else None
 
     def _claims(self, token: str, leeway_s: float) -> dict[str, Any]:
         import jwt  # noqa: PLC0415 - as above
@@ -77,8 +77,8 @@ def _texts(claim: object) -> list[str]:
 def read_web_token_key(text: str) -> WebTokenKey:
     algorithm, colon, name = text.partition(":")
     if not (colon and name) or (algorithm not in _SHORTEST_SECRET_BYTES and algorithm not in _PUBLIC):
-        known = ", ".join((*_SHORTEST_SECRET_BYTES, *_PUBLIC))
-        raise ConfigError(f"{short(text)} is no algorithm and path; algorithms are {known}", hint=_HINT)
+        algorithms = ", ".join((*_SHORTEST_SECRET_BYTES, *_PUBLIC))
+        raise ConfigError(f"{short(text)} is no algorithm and path; algorithms are {algorithms}", hint=_HINT)
     path = Path(name)
     if algorithm in _SHORTEST_SECRET_BYTES:
         octets = read_private(path, "jwt_key").strip()

@@ -147,15 +147,15 @@ class Guard:
     def _check_place(self, headers: dict[bytes, bytes]) -> str:
         """See that the request is for us, and not sent by the page of another site; return our name."""
         host = headers.get(b"host", b"").decode("latin-1")
-        found = _HOST.fullmatch(host)
-        if found is None or (self.tokens is None and not is_loopback(found[1] or found[2])):
+        match = _HOST.fullmatch(host)
+        if match is None or (self.tokens is None and not is_loopback(match[1] or match[2])):
             raise CallRefused("WRONG_HOST", "the Host is no name of this machine", "open it as 127.0.0.1")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
             raise CallRefused("WRONG_ORIGIN", "the page that asks is of another origin")
         if headers.get(b"sec-fetch-site", b"none") not in {b"none", b"same-origin"}:
             raise CallRefused("WRONG_ORIGIN", "the page that asks is of another site")
-        return f"[{found[1]}]" if found[1] else found[2]
+        return f"[{match[1]}]" if match[1] else match[2]
 
     def _check_form(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         size = headers.get(b"content-length", b"0")
@@ -192,12 +192,12 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
     if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES:
         # Uvicorn sees to that only where a head comes in several pieces.
         raise CallRefused("TOO_LONG", f"the head of a request may have {HEAD_BYTES} bytes", status=431)
-    found: dict[bytes, bytes] = {}
+    by_name: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
-        if name in found and name in {b"host", b"origin", b"authorization", b"content-type", b"content-length"}:
+        if name in by_name and name in {b"host", b"origin", b"authorization", b"content-type", b"content-length"}:
             raise CallRefused("WRONG_ARGUMENT", f"there are two headers {name.decode('latin-1')}", status=400)
-        found[name] = value
-    return found
+        by_name[name] = value
+    return by_name
 
 
 class _Body:

@@ -96,14 +96,14 @@ class Metrics(Collector):
         yield build
 
     def _delays(self) -> GaugeHistogramMetricFamily:
-        found: dict[str, tuple[list[int], float]] = {}
+        histograms: dict[str, tuple[list[int], float]] = {}
         for row in _rows(self._parts):
             if row["role"] == "viewer":
-                counts, sum_s = found.get(row["stream"], ([0] * len(row["delays"]), 0.0))
+                counts, sum_s = histograms.get(row["stream"], ([0] * len(row["delays"]), 0.0))
                 counts = [known + more for known, more in zip(counts, row["delays"], strict=True)]
-                found[row["stream"]] = counts, sum_s + row["delay_s"]
+                histograms[row["stream"]] = counts, sum_s + row["delay_s"]
         family = GaugeHistogramMetricFamily(DELAY, "How far behind viewers are now.", labels=["stream"])
-        for stream, (counts, sum_s) in found.items():
+        for stream, (counts, sum_s) in histograms.items():
             buckets, below = [], 0
             for bound, count in zip((*map(str, DELAY_BOUNDS_S), "+Inf"), counts, strict=True):
                 below += count
@@ -141,19 +141,19 @@ def _counts_of(part: Json) -> Counts:
 
 def _gauges_of(parts: Iterable[Json]) -> Counts:
     """Return the gauges of all processes: what is the same in each is the largest, what is shared out is added."""
-    found: Counts = Counter()
+    sums: Counts = Counter()
     for part in parts:
         worker = str(part.get("worker", 0))
         for row in part["rows"]:
             for state, count in row["states"].items():
-                found["flowctl_connections", (row["stream"], row["role"], state)] += count
+                sums["flowctl_connections", (row["stream"], row["role"], state)] += count
         for name, thread in part["threads"].items():
-            found["flowctl_thread_busy_ratio", (worker, name)] = thread["busy"]
-            found["flowctl_thread_longest_turn_seconds", (worker, name)] = thread["longest_turn_s"]
-        found["flowctl_uptime_seconds", (worker,)] = part["up_s"]
-        found["flowctl_workers", ()] += 1
-        found["flowctl_streams", ()] += part["streams"]
+            sums["flowctl_thread_busy_ratio", (worker, name)] = thread["busy"]
+            sums["flowctl_thread_longest_turn_seconds", (worker, name)] = thread["longest_turn_s"]
+        sums["flowctl_uptime_seconds", (worker,)] = part["up_s"]
+        sums["flowctl_workers", ()] += 1
+        sums["flowctl_streams", ()] += part["streams"]
         for name in ("bans", "draining"):
             key = f"flowctl_{name}", ()
-            found[key] = max(found[key], int(part[name]))
-    return found
+            sums[key] = max(sums[key], int(part[name]))
+    return sums

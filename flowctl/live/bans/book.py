@@ -129,21 +129,21 @@ class BanBook:
         self.follow_clock()
         now = self._wall()
         there = [ban for ban in there if ban.lasts(now)]
-        found = [ban for ban in there if ban.cidr == cidr]
-        if not found:
+        lifted = [ban for ban in there if ban.cidr == cidr]
+        if not lifted:
             raise _not_banned_error(cidr, there)
         if any(word.place in self._handed_over for word in self.words.of(cidr)):
             raise LocalProtocolError(
                 "the ban store has been left to the server that takes this one's place",
                 hint="flowctl unban lifts it there, once that server has started",
             )
-        word = Word.lifting(cidr, max(map(_ends_s, found)), source or "command", self.words.next_stamp(now))
+        word = Word.lifting(cidr, max(map(_ends_s, lifted)), source or "command", self.words.next_stamp(now))
         gone: dict[WordPlace, Word | None] = {item.place: None for item in self.words.of(cidr) if item.ban is not None}
         if self._store is not None:
             self._write(self._store, self.words.touched | gone | {word.place: word})
             self.fault = ""
         self._spread_words([word])
-        return found, word
+        return lifted, word
 
     def say_limits(self, limits: Mapping[str, str]) -> None:
         self._spread_words([Word.of_limits(limits, self.words.next_stamp(self._wall()))])
@@ -270,10 +270,10 @@ def _ends_s(ban: Ban) -> float:
 
 
 def _not_banned_error(cidr: str, there: Iterable[Ban]) -> LocalProtocolError:
-    wanted = Ban(cidr=cidr, expires=None).network
+    network = Ban(cidr=cidr, expires=None).network
     for ban in there:
-        if ban.network.version == wanted.version and ban.network.overlaps(wanted):
-            relation = "it is part of" if ban.network.prefixlen < wanted.prefixlen else "part of it is"
+        if ban.network.version == network.version and ban.network.overlaps(network):
+            relation = "it is part of" if ban.network.prefixlen < network.prefixlen else "part of it is"
             return LocalProtocolError(
                 f"{cidr} itself is not banned: {relation} {ban.cidr}, which is", hint=f"flowctl unban {ban.cidr}"
             )

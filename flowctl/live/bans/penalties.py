@@ -50,7 +50,7 @@ _MOST_TRIED: Final = 65_536
 forgotten: what it tries again counts once more."""
 
 
-class Spared:
+class SparedNetworks:
     """Addresses and networks that are never punished."""
 
     def __init__(self, networks: Iterable[Network], *others: Container[str]) -> None:
@@ -65,7 +65,7 @@ class Spared:
         return any(item in network for item in meanings(address) for network in self._networks)
 
 
-class _Part:
+class _ConnectionPart:
     """The part of one connection: its own buckets, which show which connections of an address are guilty."""
 
     __slots__ = ("buckets", "commands", "control", "usual")
@@ -83,7 +83,7 @@ class _Part:
         return max(0.0, -left)
 
 
-class _Tried:
+class _RefusedTries:
     """Tries of each address that were refused, each different one once: to try the same again is not guessing."""
 
     def __init__(self, period_s: float) -> None:
@@ -131,9 +131,9 @@ class PenaltyWatch(Observer):
         self._clock: Final = clock
         self._polled_at = clock()
         self._lock: Final = OwnedLock()
-        self._parts: dict[int, _Part] = {}  # by number of the connection; guarded by _lock
+        self._parts: dict[int, _ConnectionPart] = {}  # by number of the connection; guarded by _lock
         refused = penalties.allowances.get(Offence.REFUSED)
-        self._tried: Final = _Tried(FIRST_PENALTY_S if refused is None else refused.period_s)  # guarded by _lock
+        self._tried: Final = _RefusedTries(FIRST_PENALTY_S if refused is None else refused.period_s)  # guarded by _lock
         self._offenders: OrderedDict[str, None] = OrderedDict()  # the last connection offended; guarded by _lock
         self._overflows: deque[Overflow] = deque()  # guarded by _lock
 
@@ -221,11 +221,11 @@ class PenaltyWatch(Observer):
         with self._lock:
             self._offenders.pop(address_key(connection.peer[0]), None)
 
-    def _part_locked(self, number: int) -> _Part:
+    def _part_locked(self, number: int) -> _ConnectionPart:
         self._lock.assert_owned()
         part = self._parts.get(number)
         if part is None:
-            part = self._parts[number] = _Part()
+            part = self._parts[number] = _ConnectionPart()
         return part
 
     def _charge(
@@ -237,7 +237,7 @@ class PenaltyWatch(Observer):
         if keep:
             with self._lock:
                 # None for one that has ended meanwhile, which nobody would forget again.
-                made = _Part() if connection.ended is not None else self._part_locked(connection.number)
+                made = _ConnectionPart() if connection.ended is not None else self._part_locked(connection.number)
                 part = self._parts.get(connection.number, made)
                 bucket = part.buckets.setdefault(offence, allowance.full_bucket(now))
                 allowance.fill(bucket, now)
@@ -248,13 +248,13 @@ class PenaltyWatch(Observer):
         if address in self._spared:
             return
         with self._lock:
-            found = self._penalties.charge(address, offence, amount, now, name)
+            overflows = self._penalties.charge(address, offence, amount, now, name)
             first = not self._overflows
             room = _MOST_WAITING - len(self._overflows)
-            self._overflows.extend(found[:room])
-            if found:
+            self._overflows.extend(overflows[:room])
+            if overflows:
                 self._tried.forget(address_key(address))
-        if found and first:
+        if overflows and first:
             self._soon(self._carry_out)
 
     def _carry_out(self) -> None:

@@ -59,7 +59,7 @@ _REST_S: Final = 0.004
 
 
 @dataclass(slots=True)
-class Other:
+class OtherMember:
     """The state of another member."""
 
     connection: int = 0  # to it, of the messenger
@@ -89,7 +89,7 @@ class Gossip:
         self._take: Final = take
         self._lock: Final = nullcontext() if lock is None else lock
         self._rng: Final = rng or Random()
-        self.others: Final = {name: Other() for name in others}  # the other members, by name
+        self.others: Final = {name: OtherMember() for name in others}  # the other members, by name
         self.strangers = 0  # messages of senders that are no members
 
     def tell(self, words: Sequence[Word]) -> None:
@@ -139,7 +139,7 @@ class Gossip:
             other.gained_at = self._clock()
             self._compare(sender, more=True)
 
-    def _take_sums(self, sender: str, other: Other, sums: list[int], count: int, *, more: bool) -> None:
+    def _take_sums(self, sender: str, other: OtherMember, sums: list[int], count: int, *, more: bool) -> None:
         with self._lock:
             numbers = self._book.words.differing(sums)
             other.same, other.count = not numbers, count

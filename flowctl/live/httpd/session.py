@@ -444,13 +444,13 @@ class HttpSession(ViewerSession):
             else:
                 self._say_no(exchange, refusal, "access")
             return
-        found = gate.ask(live, lambda question, refusal: self.on_thread(self._answered, question, refusal))
-        if isinstance(found, Refusal):
-            self._say_no(exchange, found, "access")
-        elif found is None:
+        answer = gate.ask(live, lambda question, refusal: self.on_thread(self._answered, question, refusal))
+        if isinstance(answer, Refusal):
+            self._say_no(exchange, answer, "access")
+        elif answer is None:
             self._handle(exchange, handler, live)
         else:
-            self._asked = _AskedOverHttp(found, exchange, handler, now + gate.decide_s)
+            self._asked = _AskedOverHttp(answer, exchange, handler, now + gate.decide_s)
             self._arm()
 
     def _answered(self, question: Question, refusal: Refusal | None) -> None:
@@ -478,11 +478,11 @@ class HttpSession(ViewerSession):
         if live is not None:
             self._tell_observers(live)
             _log.info("play refused", **self._fields(live.stream), reason=refusal.text)
-        wanted = "Bearer" if self._hub.config.rtmp.credentials is None else 'Basic realm="live", charset="UTF-8"'
+        scheme = "Bearer" if self._hub.config.rtmp.credentials is None else 'Basic realm="live", charset="UTF-8"'
         if live is not None and refusal.why.denies:
             for observer in self._hub.observers:
                 observer.denied(self.connection, live, self.connection.now(), guess=refusal.guess)
-        challenge = [("WWW-Authenticate", wanted)] if refusal.why.value == HTTPStatus.UNAUTHORIZED else []
+        challenge = [("WWW-Authenticate", scheme)] if refusal.why.value == HTTPStatus.UNAUTHORIZED else []
         exchange.respond(refusal.why.value, printable(refusal.text), challenge)
 
     # -- playing

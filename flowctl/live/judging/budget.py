@@ -56,7 +56,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldMemory:
     """Memory held for all viewers."""
 
     shared_bytes: int = 0
@@ -68,7 +68,7 @@ class Held:
         return self.shared_bytes + self.own_bytes
 
 
-NOTHING_HELD: Final = Held()
+NOTHING_HELD: Final = HeldMemory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class BudgetStatistics:
 
     limit_bytes: int = 0
     low_bytes: int = 0
-    held: Held = NOTHING_HELD
+    held: HeldMemory = NOTHING_HELD
     active: bool = False
     episodes: int = 0
     thinned: int = 0  # viewers thinned so far; one may be counted in several episodes
@@ -101,14 +101,14 @@ def span_bytes(size_bytes: int, messages: int) -> int:
     return size_bytes + messages * ENTRY_OVERHEAD_BYTES
 
 
-def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
+def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> HeldMemory:
     by_log = dict(logs)
     own = 0
     for item in holdings:
         own += item.own_bytes
         if item.log is not None:
             by_log[item.log] = max(by_log.get(item.log, 0), item.behind_bytes)
-    return Held(sum(by_log.values()), own, by_log)
+    return HeldMemory(sum(by_log.values()), own, by_log)
 
 
 def choose(logs: Mapping[Hashable, int], holdings: Iterable[Holding], excess_bytes: int) -> list[tuple[Holding, int]]:
@@ -231,7 +231,7 @@ class MemoryBudget:
         chosen = choose(logs, items, held.total_bytes - _low_mark(limit_bytes))
         return [victim for item, freed in chosen if (victim := self._sentence(item, freed, held, now)) is not None]
 
-    def _sentence(self, item: Holding, freed: int, held: Held, now: float) -> Victim | None:
+    def _sentence(self, item: Holding, freed: int, held: HeldMemory, now: float) -> Victim | None:
         """Decide between thinning and closing; None for a viewer that was told to thin just now."""
         thinned_at = self._thinned_at.get(item.key)
         if thinned_at is not None and now - thinned_at < _SETTLE_S:

@@ -44,8 +44,8 @@ _HOPS: Final = re.compile(r"flowctl relay; hops=(\d{1,2})\)")
 
 def hops_of(agent: str) -> int:
     """Return how many relays a publisher that calls itself so has come through."""
-    found = _HOPS.search(agent)
-    return int(found[1]) if found else 0
+    match = _HOPS.search(agent)
+    return int(match[1]) if match else 0
 
 
 class Push:

@@ -97,8 +97,8 @@ class DiskRoom:
 
 def _usage(folder: Path) -> tuple[int, int]:
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
-    found = os.statvfs(there)  # where somebody removed the folder it is made again
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    usage = os.statvfs(there)  # where somebody removed the folder it is made again
+    return usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
 
 
 def lock_file(path: Path) -> int:

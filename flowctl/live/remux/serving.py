@@ -200,15 +200,15 @@ def _not_since(request: Request, changed_s: float) -> bool:
 
 def _range(text: str, size: int) -> tuple[int, int] | None:
     """Return begin and end of what a Range header asks for; None: it is of another form; `_NONE`: there is nothing."""
-    found = _RANGE.match(text)
-    if found is None or found[0].endswith("=-"):
+    match = _RANGE.match(text)
+    if match is None or match[0].endswith("=-"):
         return None
-    if not found[1]:
-        length = min(int(found[2]), size)
+    if not match[1]:
+        length = min(int(match[2]), size)
         return (size - length, size) if length else _NONE
-    begin = int(found[1])
-    end = min(int(found[2]) + 1, size) if found[2] else size
-    if found[2] and int(found[2]) < begin:
+    begin = int(match[1])
+    end = min(int(match[2]) + 1, size) if match[2] else size
+    if match[2] and int(match[2]) < begin:
         return None
     return (begin, end) if begin < size else _NONE
 

@@ -154,10 +154,10 @@ def split(levels: Iterable[Level], paths: Iterable[str]) -> tuple[tuple[Level, .
 
 def merged(levels: Iterable[Level]) -> dict[str, Any]:
     """Return the values of levels, the farthest first: the nearest counts; without the marks of the limits."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for level in levels:
-        found |= level.values
-    return {path: value for path, value in found.items() if path not in MARKS}
+        values |= level.values
+    return {path: value for path, value in values.items() if path not in MARKS}
 
 
 def with_marks(limits: Limits, levels: list[Level]) -> Limits:

@@ -201,22 +201,22 @@ def differences(before: LiveConfig, now: LiveConfig) -> list[Difference]:
         path = _SEARCH_PLACES.get(name) or rule_of(name).path
         if path is not None and path != "port":
             names.setdefault(path, []).append(name)
-    found = []
+    changes = []
     for path, of in names.items():
         if value_at(before, path) != (value := value_at(now, path)):
             told = _changed_marks(before.limits, now.limits) or [path] if path == "limits" else of
-            found.append(Difference(", ".join(told), path, value, rule_of(of[0]).takes))
+            changes.append(Difference(", ".join(told), path, value, rule_of(of[0]).takes))
     if now.port not in {0, before.port}:  # a server that asked for any port has one
-        found.append(Difference("port", "port", now.port, Takes.RESTART))
+        changes.append(Difference("port", "port", now.port, Takes.RESTART))
     if before.levels != now.levels:
-        found.append(Difference(differing(before.levels, now.levels), "levels", now.levels, Takes.NOW))
-    told_of = {item.path.partition(".")[0] for item in found} | {"levels", "port"}
-    found += [
+        changes.append(Difference(differing(before.levels, now.levels), "levels", now.levels, Takes.NOW))
+    told_of = {item.path.partition(".")[0] for item in changes} | {"levels", "port"}
+    changes += [
         Difference(field.name, field.name, getattr(now, field.name), Takes.RESTART)
         for field in dataclasses.fields(LiveConfig)
         if field.compare and field.name not in told_of and getattr(before, field.name) != getattr(now, field.name)
     ]
-    return found
+    return changes
 
 
 def _changed_marks(before: Limits, now: Limits) -> list[str]:
