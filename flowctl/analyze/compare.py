@@ -1,8 +1,8 @@
 """``flowctl analyze compare``: what got better or worse from one run of the pipeline to another, and how sure that is.
 
 It reads results only: no record, no Spark. A difference is held against the bounds of both figures (Zou and Donner,
-2008): below `SURE` standard errors it is none that these viewers show, and one smaller than `Measure.least` is too
-small to matter. Means and quantiles of fewer than `FEW` say nothing. Viewers are taken as independent.
+2008): below `SURE_OF_DIFFERENCE` standard errors these viewers do not show it, and one smaller than `Measure.least` is
+too small to matter. Means and quantiles of fewer than `FEW` say nothing. Viewers are taken as independent.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from flowctl.analyze.records.place import RecordPlace, Storage
-from flowctl.analyze.report.found import FORMAT, MEASURES, SURE, Measure, json_of, measured
-from flowctl.charts.words import FEW, apart, figure, span, whole, words
+from flowctl.analyze.report.found import FORMAT, MEASURES, SURE_OF_DIFFERENCE, Measure, json_of, measured
+from flowctl.charts.words import FEW, count_of, figure, span, standard_errors_between, words
 from flowctl.errors import ConfigError
 
 SURE_OF_MANY: Final = 3.3
-"""Standard errors, as `SURE`, for streams, networks and nodes, of which there are dozens: once in a thousand."""
+"""`SURE_OF_DIFFERENCE` for streams, networks and nodes, of which there are dozens: chance once in a thousand."""
 MOST_LISTED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """One figure in both runs, in words."""
+    """One figure of both runs, in words."""
 
     what: str
     before: str
@@ -33,17 +33,17 @@ class FigureChange:
     # "better", "worse", "changed" (neither), "too small" (sure, and less than what matters), "no difference" or "too
     # few"
     verdict: str
-    errors: float | None = None  # how far apart, in standard errors. None: not to be told.
+    errors: float | None = None  # how far apart, in standard errors. None: not known.
 
     def cells(self) -> tuple[str, str, str, str]:
-        told = self.errors is not None and self.verdict in ("better", "worse", "changed")
-        sure = f" ({abs(self.errors or 0.0):.1f} errors)" if told else ""
+        certain = self.errors is not None and self.verdict in ("better", "worse", "changed")
+        sure = f" ({abs(self.errors or 0.0):.1f} errors)" if certain else ""
         return self.what, self.before, self.after, self.verdict + sure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What became of what, from one run to another."""
+    """What changed between two runs."""
 
     runs: Sequence[str]
     changes: Sequence[FigureChange]
@@ -58,8 +58,8 @@ class Comparison:
 
     @property
     def answer(self) -> str:
-        told = {verdict: [c.what for c in self.changes if c.verdict == verdict] for verdict in ("better", "worse")}
-        named = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in told.items() if names)
+        lists = {verdict: [c.what for c in self.changes if c.verdict == verdict] for verdict in ("better", "worse")}
+        named = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in lists.items() if names)
         if named:
             return f"{named[0].upper()}{named[1:]}."
         none = "No difference that these viewers show."
@@ -105,8 +105,8 @@ def _missing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
         for word, notes in (("before", before), ("after", after))
         for name in ("sessions", "experience", "whatif", "abuse")
     ]
-    left = [item for item in states if item[2] != "done"]
-    return [f"{word}, the job {name}: {state}; what it tells is not compared" for word, name, state in left]
+    missing = [row for row in states if row[2] != "done"]
+    return [f"{word}, the job {name}: {state}; what it tells is not compared" for word, name, state in missing]
 
 
 def _place(folder: str) -> RecordPlace:
@@ -116,51 +116,50 @@ def _place(folder: str) -> RecordPlace:
 
 
 def _jobs(place: RecordPlace) -> Mapping[str, Any]:
-    found = json_of(place.read_text("summary.json")).get("jobs")
-    return {name: note for name, note in found.items() if isinstance(note, dict)} if isinstance(found, dict) else {}
+    jobs = json_of(place.read_text("summary.json")).get("jobs")
+    return {name: note for name, note in jobs.items() if isinstance(note, dict)} if isinstance(jobs, dict) else {}
 
 
 def _figures(place: RecordPlace, jobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    said = jobs.get("report", {}).get("summary")
-    found = said.get("figures") if isinstance(said, dict) else None
+    summary = jobs.get("report", {}).get("summary")
+    figures = summary.get("figures") if isinstance(summary, dict) else None
     hint = f"make them with this version: flowctl analyze all EVENTS --out {place.folder}"
-    if not isinstance(found, dict):
+    if not isinstance(figures, dict):
         raise ConfigError(f"{place.folder} has no report, whose figures are compared", hint=hint)
-    if found.get("format") != FORMAT:
-        of = words(found.get("format"), 12)
+    if figures.get("format") != FORMAT:
+        of = words(figures.get("format"), 12)
         raise ConfigError(f"the figures of {place.folder} mean something else: format {of}, not {FORMAT}", hint=hint)
-    figures: Mapping[str, Any] = found
     return figures
 
 
 def _run(word: str, found: Mapping[str, Any]) -> str:
     totals = found.get("totals") or {}
     window = f", {found['window']}" if found.get("window") else ""
-    few = f"; fewer than {FEW} show little" if whole(totals.get("viewers")) < FEW else ""
+    few = f"; fewer than {FEW} show little" if count_of(totals.get("viewers")) < FEW else ""
     return f"{word}: {figure(totals.get('viewers'))} viewers in {span(totals.get('span_s'))}{window}{few}."
 
 
 def changed(
-    name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, sure: float = SURE
+    name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, sure: float = SURE_OF_DIFFERENCE
 ) -> FigureChange:
-    """Return what became of a figure, and whether that is more than chance."""
-    known, (was, now) = MEASURES[name], (measured(name, one) if one else "-" for one in (before, after))
-    few = FigureChange(known.words, was, now, "too few")
-    if not before or not after or not whole(before.get("n")) or not whole(after.get("n")):
+    """Return how a figure changed, and whether that is more than chance."""
+    measure, (was, now) = MEASURES[name], (measured(name, one) if one else "-" for one in (before, after))
+    few = FigureChange(measure.words, was, now, "too few")
+    if not before or not after or not count_of(before.get("n")) or not count_of(after.get("n")):
         return few
     if before.get("part") is not None and after.get("part") is not None:
-        errors = apart(after["part"], after["n"], before["part"], before["n"])
+        errors = standard_errors_between(after["part"], after["n"], before["part"], before["n"])
     elif min(before["n"], after["n"]) < FEW:
         return few
     else:
-        errors = _errors(before, after, even=known.kind == "ratio")
-    gained = "better" if (errors > 0) == (known.better > 0) else "worse"
-    verdict = gained if known.better else "changed"
+        errors = _errors(before, after, even=measure.kind == "ratio")
+    gained = "better" if (errors > 0) == (measure.better > 0) else "worse"
+    verdict = gained if measure.better else "changed"
     if abs(errors) < sure:
         verdict = "no difference"
-    elif not _matters(known, before["value"], after["value"]):
+    elif not _matters(measure, before["value"], after["value"]):
         verdict = "too small"
-    return FigureChange(known.words, was, now, verdict, errors)
+    return FigureChange(measure.words, was, now, verdict, errors)
 
 
 def _errors(before: Mapping[str, Any], after: Mapping[str, Any], *, even: bool) -> float:
@@ -174,26 +173,26 @@ def _errors(before: Mapping[str, Any], after: Mapping[str, Any], *, even: bool) 
         sizes = [math.sqrt(one["n"]) for one in (lower, higher)]
         spread = max(bound * size for bound, size in zip(bounds, sizes, strict=True))
         bounds = [spread / size for size in sizes]
-    error = math.hypot(*bounds) / SURE
+    error = math.hypot(*bounds) / SURE_OF_DIFFERENCE
     return off / error if error else math.copysign(math.inf, off) if off else 0.0
 
 
-def _matters(known: Measure, before: float, after: float) -> bool:
-    most = max(known.least, known.step * min(before, after))
+def _matters(measure: Measure, before: float, after: float) -> bool:
+    most = max(measure.least, measure.step * min(before, after))
     return abs(after - before) > most * (1 + 1e-9)
 
 
 def _groups(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[FigureChange]:
     """Return the streams, networks and nodes whose share of trouble changed, the clearest first."""
-    told = []
+    changes = []
     for kind, rows in after["groups"].items():
         for key, counts in rows.items():
             both = (before["groups"].get(kind, {}).get(key), counts)
-            was, now = (_share(min(map(whole, one)), whole(one[1])) if one else None for one in both)
+            was, now = (_share(min(map(count_of, one)), count_of(one[1])) if one else None for one in both)
             change = changed("troubled", was, now, SURE_OF_MANY)
             if change.verdict in ("better", "worse"):
-                told.append(replace(change, what=f"{kind} {words(key, 40)}"))
-    return sorted(told, key=lambda change: -abs(change.errors or 0.0))[:MOST_LISTED]
+                changes.append(replace(change, what=f"{kind} {words(key, 40)}"))
+    return sorted(changes, key=lambda change: -abs(change.errors or 0.0))[:MOST_LISTED]
 
 
 def _share(part: int, n: int) -> dict[str, Any]:
@@ -206,15 +205,15 @@ def _bans(before: str | None, after: str | None) -> list[str]:
         {f"{words(row.get('cidr'))} ({words(row.get('action') or 'ban', 10)})" for row in one if row} for one in rows
     )
     lines = []
-    for what, found in (("new", now - was), ("gone", was - now)):
-        lines += [f"{what}: {name}" for name in sorted(found)[:MOST_LISTED]]
-        lines += [f"{what}: {len(found) - MOST_LISTED:,} more"] if len(found) > MOST_LISTED else []
+    for what, names in (("new", now - was), ("gone", was - now)):
+        lines += [f"{what}: {name}" for name in sorted(names)[:MOST_LISTED]]
+        lines += [f"{what}: {len(names) - MOST_LISTED:,} more"] if len(names) > MOST_LISTED else []
     return lines
 
 
 def _warnings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     lines = ["both are the same results"] if before == after else []
-    few, many = sorted(whole((found.get("totals") or {}).get("viewers")) for found in (before, after))
+    few, many = sorted(count_of((found.get("totals") or {}).get("viewers")) for found in (before, after))
     if 0 < few * 10 < many:
         lines.append("one run has more than ten times the viewers of the other: other viewers, maybe at other hours")
     return lines

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 RECORD_FILE: Final = "record.json"
 RECORD_FORMAT: Final = 4
-"""Of the record; counted up when a key goes or changes its meaning."""
+"""Format of the record, raised when a key goes or changes its meaning."""
 _RECORDED: Final = re.compile(r"(.+-\d{16}-)(0|[1-9]\d{0,15})\.parquet")
-"""Name of a file of a recorder: node, microsecond of its start, and number, which counts over all tables."""
+"""Name of a recorder's file: node, microsecond of its start, and number, which counts over all tables."""
 
 Names = dict[str, list[list[int]]]
-"""Names of files: begin of those of a recorder -> first and last of the numbers that follow each other."""
+"""Names of files: prefix of a recorder's files -> ranges (first, last) of their numbers."""
 
 
 @dataclass(slots=True)
 class Made:
-    """What is remembered of a part of an hour."""
+    """Entry of a part of an hour in the record."""
 
     made_with: str  # see `Part.made_with`
     made_of: str  # digest of the files of the hour
@@ -42,7 +42,7 @@ class Made:
 
 @dataclass(slots=True)
 class Known:
-    """What is remembered of an hour."""
+    """Entry of an hour in the record."""
 
     listed: str = ""  # digest of its files when they were listed last; "": it is to be made anew
     made_of: str = ""  # digest of those that it was made of; another than `listed`: some of these are gone

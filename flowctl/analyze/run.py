@@ -71,16 +71,16 @@ JOBS: Final = {
 """Name of a job -> the module with its `JOB`, in the order in which their answers are made."""
 SUMMARY_FILE: Final = "summary.json"
 FORMAT: Final = 2
-"""Of the summary; counted up when a key goes or changes its meaning."""
+"""Format of the summary, raised when a key goes or changes its meaning."""
 QUARANTINE: Final = "quarantine"
 ALL: Final = ""
 """Stands among the parts of an hour for its accounts and what is put aside."""
 MOST_DAMAGED: Final = 8
-"""More is not a damaged file, but a disk that fails."""
+"""Most damaged files of a run: more of them mean that the disk fails."""
 AT_A_TIME: Final = 2
-"""Parts, or answers: while one is planned, which one core does, another can be computed."""
+"""Parts, or answers, that are made at a time: one is planned, by one core, while another is computed."""
 SMALL_BYTES: Final = 32 << 20
-"""Parts of so much, as they lie on disk, are some 200 MB in pandas at most."""
+"""Largest size on disk of parts that pandas is used for: they take 200 MB of memory at most."""
 
 
 _Of = TypeVar("_Of")
@@ -88,7 +88,7 @@ _Of = TypeVar("_Of")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllResult:
-    """What a run did."""
+    """Results of a run."""
 
     jobs: Mapping[str, JobNote]  # by name, in the order in which they ran
     outputs: Mapping[str, str]  # name -> path, of all results

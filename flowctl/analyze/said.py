@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.analyze.records.accounts import Accounts
-from flowctl.charts.words import filled, plural, words
+from flowctl.charts.words import fill_template, plural, words
 
 if TYPE_CHECKING:
     from flowctl.analyze.run import AllResult
@@ -41,7 +41,7 @@ def lines(result: AllResult) -> Iterator[str]:
         causes = figures({cause: count for cause, count in said.get("blame", {}).items() if cause != "none"})
         counted = {figure: plural(said[figure], noun) for figure, noun in _COUNTED.items() if figure in said}
         told = {**said, **counted, "causes": causes}
-        answer = words(said["headline"], 600) if "headline" in said else filled(ANSWERS.get(name, ""), told)
+        answer = words(said["headline"], 600) if "headline" in said else fill_template(ANSWERS.get(name, ""), told)
         yield f"{name}: {answer if said else note.state.value}"
         yield from (f"  {words(item['do'], 600)}" for item in said.get("answers", ()))
         if "truth" in said:

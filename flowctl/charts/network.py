@@ -32,12 +32,12 @@ _BOX_WIDTH: Final = 118
 _BOX_HEIGHT: Final = 40
 _ROW: Final = 70
 _EDGE: Final = 6
-_CHARS: Final = 19
+_MOST_BOX_CHARS: Final = 19
 """That fit into a box."""
-_WIDE: Final = 4.0
+_WIDE_GAP_RATIO: Final = 4.0
 """A gap between columns whose arrows have texts is so many times as wide as one without."""
 _MOST_STROKE: Final = 7.0
-_SHARES: Final = (0.5, 0.35, 0.65, 0.2, 0.8, 0.08, 0.92)
+_TEXT_PLACES: Final = (0.5, 0.35, 0.65, 0.2, 0.8, 0.08, 0.92)
 """Of its way, where the text of an arrow may stand."""
 _CHAR_WIDTH: Final = 6.8
 _LINE: Final = 13
@@ -106,7 +106,7 @@ class Network(Picture):
         """Return the upper left corner of each box."""
         columns = self._columns()
         told = {box.column for arrow in self.arrows if arrow.text for box in self.boxes if box.name == arrow.source}
-        gaps = [_WIDE if number in told else 1.0 for number in range(len(columns) - 1)]
+        gaps = [_WIDE_GAP_RATIO if number in told else 1.0 for number in range(len(columns) - 1)]
         unit = (WIDTH - len(columns) * _BOX_WIDTH - 2 * _EDGE) / max(sum(gaps), 1.0)
         places, x = {}, float(_EDGE)
         for number, boxes in enumerate(columns):
@@ -123,10 +123,10 @@ def _box(one: Box, x: float, y: float) -> list[Mark]:
     middle = x + _BOX_WIDTH / 2
     found = [
         rectangle(x, y, _BOX_WIDTH, _BOX_HEIGHT, style, title=f"{one.name}\n{one.text}", rx=5),
-        said(middle, y + (17 if one.text else 24), short(one.name, _CHARS), anchor="middle", strong=True),
+        said(middle, y + (17 if one.text else 24), short(one.name, _MOST_BOX_CHARS), anchor="middle", strong=True),
     ]
     if one.text:
-        found.append(said(middle, y + 32, short(one.text, _CHARS + 2), anchor="middle"))
+        found.append(said(middle, y + 32, short(one.text, _MOST_BOX_CHARS + 2), anchor="middle"))
     return found
 
 
@@ -153,7 +153,7 @@ def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], taken: lis
     x, y, to_x, to_y = _ends(arrow, places)
     half = len(arrow.text) * _CHAR_WIDTH / 2
     tried: list[tuple[float, float, float]] = []
-    for share in _SHARES:
+    for share in _TEXT_PLACES:
         # The curve of `_arrow` at that share of its way: with both its bends in the middle, y follows 3 s^2 - 2 s^3.
         at_y = y + (to_y - y) * (3 * share**2 - 2 * share**3)
         at_x = x + (to_x - x) * (1.5 * share * (1 - share) + share**3)

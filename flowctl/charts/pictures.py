@@ -34,7 +34,7 @@ from flowctl.charts.axes import (
 
 Point = tuple[float, float]
 
-_COLUMNS: Final = 60
+_MOST_TOOLTIPS: Final = 60
 """Columns with a tooltip: narrower ones are hard to hit, wider ones say too little."""
 
 COLOURS: Final = 8
@@ -43,7 +43,7 @@ COLOURS: Final = 8
 MOST_POINTS: Final = 300
 """Points of a line: about two per pixel of a wide screen are all that can be seen."""
 
-_BAR: Final = 26
+_BAR_HEIGHT: Final = 26
 """Height of a bar with its gap, in units of the paper: a line of text and some air."""
 
 _BAR_LEFT: Final = 190
@@ -54,10 +54,10 @@ _NAME_CHARS: Final = 28
 MOST_BARS: Final = 16
 """More bars than that are a table."""
 
-_NEAR: Final = 34.0
+_NEAR_DOTS: Final = 34.0
 """Labels of dots that are closer than this on the paper are put on different sides."""
 
-_FAR: Final = 20.0
+_LOG_FROM_RATIO: Final = 20.0
 """From this ratio on, the small ones would all lie on the axis."""
 
 
@@ -130,9 +130,9 @@ class Lines(Picture):
 
     def _columns(self, x: ChartAxis) -> list[Mark]:
         """Return invisible columns whose tooltips say the value of every line there."""
-        width = (RIGHT - LEFT) / _COLUMNS
+        width = (RIGHT - LEFT) / _MOST_TOOLTIPS
         parts = []
-        for place in range(_COLUMNS):
+        for place in range(_MOST_TOOLTIPS):
             first = LEFT + place * width
             at = x.scale.value_at(first + width / 2)
             values = [
@@ -251,7 +251,7 @@ class Bars(Picture):
 
     @property
     def height(self) -> int:
-        return _BAR * min(len(self.bars), MOST_BARS) + 6
+        return _BAR_HEIGHT * min(len(self.bars), MOST_BARS) + 6
 
     def marks(self) -> list[Mark]:
         shown = self.bars[:MOST_BARS]
@@ -259,13 +259,13 @@ class Bars(Picture):
         most = max((bar.value for bar in shown if math.isfinite(bar.value)), default=0.0)
         parts = []
         for place, bar in enumerate(shown):
-            top = place * _BAR + 4
+            top = place * _BAR_HEIGHT + 4
             name = short(bar.label, _NAME_CHARS)
             # A bar of something is never invisible: a pixel says "there is one".
             length = min(max(bar.value / most * room, 1.5), room) if most > 0 and bar.value > 0 else 0.0
             parts.append(said(_BAR_LEFT - 10, top + 13, name, anchor="end"))
             told = f"{bar.label}: {bar.text}"
-            parts.append(rectangle(_BAR_LEFT, top, length, _BAR - 8, f"fill:{bar.paint}", title=told, rx=2))
+            parts.append(rectangle(_BAR_LEFT, top, length, _BAR_HEIGHT - 8, f"fill:{bar.paint}", title=told, rx=2))
             parts.append(said(_BAR_LEFT + length + 6, top + 13, bar.text, strong=True))
         return parts
 
@@ -318,7 +318,7 @@ class Dots(Picture):
         x_ticks = linear_ticks(max(dot.x for dot in self.dots), 8)
         x = ChartAxis(Scale(0, x_ticks[-1], LEFT, RIGHT), x_ticks, self.x_label, self.x_text)
         lowest, highest = (max(limit(dot.y for dot in self.dots), self.y_least) for limit in (min, max))
-        return x, y_axis(highest, self.y_label, self.y_text, low=lowest if highest > lowest * _FAR else None)
+        return x, y_axis(highest, self.y_label, self.y_text, low=lowest if highest > lowest * _LOG_FROM_RATIO else None)
 
 
 def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[Mark]:
@@ -330,7 +330,7 @@ def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[Mark]:
         # Beyond the middle a text grows to the left, or it would leave the paper.
         left = at_x > (LEFT + RIGHT) / 2
         text_x, text_y = at_x + (-16 if left else 16), at_y - 8
-        while any(abs(text_y - other) < 16 and abs(text_x - before) < _NEAR * 4 for before, other in used):
+        while any(abs(text_y - other) < 16 and abs(text_x - before) < _NEAR_DOTS * 4 for before, other in used):
             text_y += 16
         used.append((text_x, text_y))
         parts.append(said(text_x, max(text_y, 12), dot.label, anchor="end" if left else "start", strong=True))

@@ -1,4 +1,4 @@
-"""What a record says about its address: evidence against it, and who behaves there. Kept per hour as part `evidence`.
+"""What a record says about its address: evidence against it, and good standing. Kept per hour as part `evidence`.
 
 Each record is judged alone. Connections that play, publish or do harm are kept one by one, so that `scores` can follow
 them from hour to hour. An address is one of `addresses.with_unit`: of IPv6 it is the /64.
@@ -25,7 +25,7 @@ _HIT, _REFUSED, _STARTED = (
     name.value for name in (EventName.LIMIT_HIT, EventName.CONN_REFUSED, EventName.SERVER_STARTED)
 )
 _OPEN: Final = "open"
-"""As which a row of `flow_opens` goes among events; one of `flow_closes` has no event."""
+"""Event name given to rows of `flow_opens`; rows of `flow_closes` have none."""
 _IDENTITY: Final = ("date", "hour", "ts", "node", "conn_id", "peer_ip", "role")
 _OF_EVENTS: Final = ("event", "reason", "axis", "count")
 _OF_CLOSES: Final = (
@@ -43,33 +43,33 @@ _OF_CLOSES: Final = (
     "probes",
 )
 _BEFORE_HANDSHAKE: Final = ("not-rtmp", "tls-on-plain-port", "rtmpe", "real-ip-prefix")
-"""Codes of protocol errors of the handshake."""
-_MARKS: Final = ("short_s", "deaf_bytes_per_s", "settled_s")
-"""Of the weights: what the part is made with."""
+"""Codes of protocol errors in the handshake."""
+_WEIGHTS_USED: Final = ("short_s", "deaf_bytes_per_s", "settled_s")
+"""Fields of `Weights` that the part is made with."""
 _WAIT_LIMIT: Final = "player_wait_s"
-"""Limit that ends those who wait for long."""
+"""Limit that ends connections that wait for too long."""
 _LEFT: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
-_BAD: Final = ("deaf_close", "never_read", "deaf_http", "cut_at_once", "protocol_error", "short_connection")
-"""Ends of connections that are no good standing."""
+_BAD_ENDS: Final = ("deaf_close", "never_read", "deaf_http", "cut_at_once", "protocol_error", "short_connection")
+"""Ends of connections that do not count as good standing."""
 _DEAF_FROM_MS: Final = 5_000.0
-"""Of trouble: a publisher's picture of some MB has viewers cut in milliseconds, before any can have read of it."""
+"""Least time of trouble of a deaf viewer: after a picture of some MB viewers are cut before they can have read it."""
 _SEGMENT_BYTES: Final = 1460
-"""A peer's window with less room than a segment is closed: its program does not read what its kernel has."""
-_UNANSWERED: Final = 2
-"""Retransmissions or probes without an answer that make a line lost: one may just be under way, or was not answered
-because kernels answer only two of them in a second."""
+"""Room below which a peer's window is closed: its program does not read what its kernel has."""
+_LEAST_UNANSWERED: Final = 2
+"""Least retransmissions or probes without an answer on a lost line: one may be under way, or was not answered because
+kernels answer only two a second."""
 _HELD_BYTES: Final = 16 * 1024 * 1024
-"""A kernel may hold so much for a program that reads nothing (Linux tunes up to 6 MiB, who owns it may set more): who
+"""Most that a kernel holds for a program that reads nothing (Linux: up to 6 MiB, or what its owner sets): a viewer that
 was sent less, for less than a minute (`Weights.settled_s`), need not have read at all."""
-_MOST_NAME: Final = 80
-"""Of a limit or a reason: a ban takes kinds of 100 characters that can be printed."""
+_MOST_NAME_CHARS: Final = 80
+"""Longest name of a limit or a reason: a kind in a ban has at most 100 printable characters."""
 _MOST_AMOUNT: Final = 1_000_000
-"""Refusals that one record may sum up."""
+"""Most refusals that one record may sum up."""
 
 COLUMNS: Final = {
     "minute": "timestamp",
-    "address": "string",  # null: of a server: `last_seen` is when its process began
-    "kind": "string",  # of evidence; null: none
+    "address": "string",  # null: a row of a server, whose process began at `last_seen`
+    "kind": "string",  # of evidence; null: not evidence
     "node": "string",  # with conn_id: of a connection that plays, publishes or does harm; null: of many others
     "conn_id": "bigint",  # 0: of many
     "amount": "bigint",  # occurrences
@@ -80,7 +80,7 @@ COLUMNS: Final = {
     "first_seen": "timestamp",
     "last_seen": "timestamp",
 }
-"""One row per address and minute for each kind of evidence, and one per hour for what is none."""
+"""Grain: one row per address, minute and kind of evidence, and one per address and hour without evidence."""
 
 
 def with_evidence(rows: DataFrame, weights: Weights) -> DataFrame:
@@ -101,7 +101,7 @@ def _make(records: Records, options: Any) -> DataFrame:
     for more in (there, told):
         rows = rows.unionByName(more, allowMissingColumns=True)
     is_open, closed = event.eqNullSafe(_OPEN), event.isNull()
-    good = closed & served & ~f.coalesce(kind.isin(*_BAD), f.lit(False))
+    good = closed & served & ~f.coalesce(kind.isin(*_BAD_ENDS), f.lit(False))
     serious = f.coalesce(~kind.isin(*BEFORE_PLAYING) & ~kind.startswith("refused."), f.lit(False))
     ours = (f.col("reason") == CloseReason.SHUTDOWN.value) | f.col("limit_name").eqNullSafe(_WAIT_LIMIT)
     waits = f.coalesce(waits & (is_open | (closed & ours)), f.lit(False))
@@ -133,7 +133,7 @@ EVIDENCE: Final = JobPart(
     columns=COLUMNS,
     make=_make,
     reads=("flow_closes", "flow_opens", "flow_events"),
-    depends=lambda options: " ".join(f"{getattr(options.weights, name):g}" for name in _MARKS),
+    depends=lambda options: " ".join(f"{getattr(options.weights, name):g}" for name in _WEIGHTS_USED),
     version=5,
     looks_back_h=24,
 )
@@ -144,7 +144,7 @@ def _kind(weights: Weights) -> Column:
 
     def named(column: str) -> Column:
         words = f.regexp_replace(f.coalesce(column, f.lit("unknown")), r"[^\w.-]", "_")
-        return f.substring(words, 1, _MOST_NAME)
+        return f.substring(words, 1, _MOST_NAME_CHARS)
 
     ends = f.coalesce(*(f.when(is_one, kind) for kind, is_one in _ends(weights).items()))
     return (
@@ -155,14 +155,14 @@ def _kind(weights: Weights) -> Column:
 
 
 def _ends(weights: Weights) -> dict[str, Column]:
-    """Return how connections end: kind of evidence -> whether one that is none of those before is one.
+    """Return how connections end: kind of evidence -> condition; the first kind whose condition is true counts.
 
-    Whether one that was cut as slow reads: the kernel's buffers are full by then, so even the first octet says that it
-    does. Where the record does not tell, only who was *stuck* does not: for that reason nothing was taken for seconds.
-    Of one who was cut within moments nothing is known. Whether its line was lost: its own kernel says so, which closes
-    its window and answers probes of it for as long as there is a line, while a program takes nothing. Where the record
-    does not tell that (there is a proxy in between), a line is lost of one who had read for longer.
-    Whether a protocol error came after the handshake: where the record does not tell, it did not.
+    Does a viewer that was cut as slow read? The kernel's buffers are full by then, so one octet more shows that it
+    does. If the record does not tell, only a *stuck* one does not read: there, nothing was taken for seconds. If it was
+    cut within moments, nothing is known. Was its line lost? While there is a line, the peer's kernel closes the window
+    of a program that does not read, and answers probes. If the record does not tell (there is a proxy in between), the
+    line of a viewer that had read for longer was lost.
+    Did a protocol error come after the handshake? If the record does not tell, it did not.
     """
     reason, code, role = f.col("reason"), f.col("code"), f.col("role")
     broken, slow, left = reason == CloseReason.PROTOCOL_ERROR.value, reason.isin(*SLOW_ENDS), reason.isin(*_LEFT)
@@ -173,7 +173,7 @@ def _ends(weights: Weights) -> dict[str, Column]:
     reads = taken >= f.greatest(trouble_ms, f.lit(1000.0)) / 1000 * weights.deaf_bytes_per_s
     told = trouble_ms.isNotNull() & taken.isNotNull()
     closed = f.col("window_bytes") < _SEGMENT_BYTES
-    stalls = closed & (f.col("retransmits") + f.col("probes") < _UNANSWERED)  # null: not told
+    stalls = closed & (f.col("retransmits") + f.col("probes") < _LEAST_UNANSWERED)  # null: not told
     return {
         "handshake_timeout": reason == CloseReason.HANDSHAKE_TIMEOUT.value,
         "not_rtmp": broken & of_handshake & unknown & f.col("handshake_ms").isNull(),

@@ -37,7 +37,7 @@ from flowctl.analyze.job import arrow_schema
 from flowctl.analyze.records import addresses
 from flowctl.core.server.bans import BanAction
 from flowctl.core.server.guilt import PROOF
-from flowctl.core.text.addresses import Network
+from flowctl.core.text.addresses import NETWORK_BITS, Network
 from flowctl.records.telemetry.schema import OPENS_EVERY_S
 
 if TYPE_CHECKING:
@@ -62,41 +62,41 @@ SCORE_COLUMNS: Final = {
 }
 """Columns of `abuse_scores`; one row per address, of IPv6 per /64, and per subnet with an abusive one of these."""
 ACTIONS: Final = {"ban": BanAction.BAN, "shared": BanAction.LIMIT, "limit": BanAction.LIMIT}
-"""Verdicts that make a line of the list."""
+"""Verdicts that become a line of the ban list, with its action."""
 NEVER_READ: Final = "never_read"
 DEAF: Final = "deaf_close"
 SLOW: Final = (DEAF, NEVER_READ)
-"""Evidence that bans, and is about being slow, which is what limits are for."""
-_CROWD: Final = 1000
-"""People at an address from which on it is not limited: they could not come back within minutes, at two per second."""
-_WAITING: Final = 20
-"""Who wait at an address at once, from which on they are people: fewer may be an attacker's own, at no cost."""
-_BACK_S: Final = 60.0
-"""Who was ended while waiting comes back within this."""
-_OFTEN: Final = 0.05
-"""Of a shared address's connections: phones that are lost as they connect are fewer."""
+"""Kinds of evidence that ban, but are about being slow, which is what limits are for."""
+_CROWD_PEOPLE: Final = 1000
+"""Most people at an address that may be limited: more could not come back within minutes, at two per second."""
+_LEAST_WAITING: Final = 20
+"""Least connections that wait at an address at once to count as people: fewer cost an attacker nothing."""
+_RETURN_WITHIN_S: Final = 60.0
+"""Time within which a viewer that was ended while waiting comes back."""
+_DEAF_SHARE: Final = 0.05
+"""Least share of an address's connections that never read for it to be proven deaf; phones that are lost as they
+connect are fewer."""
 _BROADCAST: Final = ipaddress.ip_address("255.255.255.255")
-_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
-"""Of translators within networks (RFC 8215): behind one /64 of it may be all of IPv4."""
-_SUBNET_LENGTHS: Final = {4: 24, 6: 48}
+_LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""Prefix of translators within networks (RFC 8215): behind one /64 of it may be all of IPv4."""
 _SILENT_S: Final = OPENS_EVERY_S + 60
-"""A connection that is open has a row each `OPENS_EVERY_S`, in a file some seconds later; without, it has gone."""
+"""Time without a row in `flow_opens` after which a connection has gone: files come some seconds late."""
 _CLOCKS_S: Final = 3600.0
-"""Clocks of servers differ by less: one that is ahead of the others must not make all their viewers gone."""
+"""Most that clocks of servers differ: one that is ahead must not make the viewers of all others look gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbuseRules:
-    """By what to judge."""
+    """What a judgement depends on."""
 
     weights: Weights
     seen_us: int  # end of the data, microseconds since the epoch
     now_us: int
-    since_us: int = 0  # begin of the window: what is older tells who behaved, and is no evidence against anybody
+    since_us: int = 0  # begin of the window: older rows show who behaved, and are no evidence
     spared: tuple[Network, ...] = ()  # networks that are neither banned nor limited
 
-    def left(self, us: Any) -> Any:
-        """Return what is left of what was then; what is newer than now, by a clock that is ahead, is of now."""
+    def decay_factor(self, us: Any) -> Any:
+        """Return how much evidence from time `us` still counts, 0 to 1; times after now count as now."""
         return 0.5 ** (np.maximum(0, self.now_us - us) / (self.weights.half_life_s * 1e6))
 
     def spares(self, network: Network) -> bool:
@@ -127,18 +127,18 @@ def begin_us(parts: Parts) -> int:
 
 
 def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
-    """Return of each node when its newest process began, and when it was heard of last, by its own clock, us."""
+    """Return for each node, by its own clock in us, when its newest process began and when its last record was made."""
     if not isinstance(found, pd.DataFrame):
         who = f.when(f.col("address").isNotNull(), "").alias("address")
         newest = found.where(f.col("node").isNotNull()).groupBy("node", who).agg(f.max("last_seen").alias("last_seen"))
         found = newest.toArrow().to_pandas()
-    last_us = _us(found["last_seen"])
+    last_us = _epoch_us(found["last_seen"])
     began_us = last_us.where(found["address"].isna(), 0)
     return pd.DataFrame({"began": began_us, "heard": last_us}).groupby(found["node"]).max()
 
 
-def scores(found: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame | None = None) -> pd.DataFrame:
-    each = address_scores(found, rules, nodes(found) if known is None else known)
+def scores(evidence: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame | None = None) -> pd.DataFrame:
+    each = address_scores(evidence, rules, nodes(evidence) if known is None else known)
     subnets = _subnet_scores(each, rules)
     covered = each["subnet"].isin(subnets["subnet"][subnets["verdict"] == "ban"])
     each["verdict"] = each["verdict"].mask(covered & (each["verdict"] == "ban"), "subnet_ban")
@@ -150,53 +150,55 @@ def scores(found: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame | None = 
     return both.round(digits)[list(SCORE_COLUMNS)]
 
 
-def address_scores(found: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame) -> pd.DataFrame:
-    """Return the score of every address, by address; `verdict` not yet with what subnets change."""
-    weights, found = rules.weights, found[found["address"].notna()]
-    found = found.assign(harmful=found["kind"].isin(_kinds(found, weights)), last_us=_us(found["last_seen"]))
-    inside = found["last_us"] >= rules.since_us
-    who = found.assign(counted=found["opened"].where(inside, 0), addresses=inside.astype("int64")).groupby("address")
-    who = who.agg(
+def address_scores(evidence: pd.DataFrame, rules: AbuseRules, known: pd.DataFrame) -> pd.DataFrame:
+    """Return the score of every address, by address; `verdict` does not regard subnets yet."""
+    weights, evidence = rules.weights, evidence[evidence["address"].notna()]
+    harmful, last_us = evidence["kind"].isin(_kinds(evidence, weights)), _epoch_us(evidence["last_seen"])
+    evidence, inside = evidence.assign(harmful=harmful, last_us=last_us), last_us >= rules.since_us
+    per_address = evidence.assign(counted=evidence["opened"].where(inside, 0), addresses=inside.astype("int64"))
+    per_address = per_address.groupby("address").agg(
         connections=("counted", "sum"),
         first_seen=("first_seen", "min"),
         last_seen=("last_seen", "max"),
-        addresses=("addresses", "max"),  # 0: of one that was there only before the window
+        addresses=("addresses", "max"),  # 0: it was there only before the window
     )
-    who = who.join(_standing(found, rules, known)).fillna({"people": 0, "open": 0, "standing_hours": 0.0})
-    who["connections"] += who["open"]
-    shared = (who["people"] > 0) | (who["standing_hours"] >= weights.shared_hours)
-    sums = (
-        _points(found[inside], who.index[shared], rules).reindex(who.index).astype({"evidence": object})
-    )  # also of none
-    who = who.join(sums).fillna(dict.fromkeys(sums.columns, 0.0) | {"evidence": "{}"})
-    hours, threshold = 1 + who["standing_hours"], weights.threshold
-    who["score"] = (who["points"] / hours).round(3)
-    deaf = (who["never"] * weights.of(NEVER_READ) >= threshold) & (who["never"] >= _OFTEN * who["connections"])
-    enough, proven = who["score"] >= threshold, (who["proof"] >= threshold) | deaf
-    harms = (who["harm"] / hours).round(3) >= threshold
-    # In this order: where anybody behaves, the two last do not come into question.
-    limited = shared & (enough | proven) & (who["people"] <= _CROWD)
+    standing = _standing(evidence, rules, known)
+    per_address = per_address.join(standing).fillna({"people": 0, "open": 0, "standing_hours": 0.0})
+    per_address["connections"] += per_address["open"]
+    shared = (per_address["people"] > 0) | (per_address["standing_hours"] >= weights.shared_hours)
+    points = _points(evidence[inside], per_address.index[shared], rules)
+    sums = points.reindex(per_address.index).astype({"evidence": object})  # addresses without points have a row too
+    per_address = per_address.join(sums).fillna(dict.fromkeys(sums.columns, 0.0) | {"evidence": "{}"})
+    hours, threshold = 1 + per_address["standing_hours"], weights.threshold
+    per_address["score"] = (per_address["points"] / hours).round(3)
+    never = per_address["never"]
+    deaf = (never * weights.of(NEVER_READ) >= threshold) & (never >= _DEAF_SHARE * per_address["connections"])
+    enough, proven = per_address["score"] >= threshold, (per_address["proof"] >= threshold) | deaf
+    harms = (per_address["harm"] / hours).round(3) >= threshold
+    # The order matters: where people behave, the last two do not apply.
+    limited = shared & (enough | proven) & (per_address["people"] <= _CROWD_PEOPLE)
     said = np.select([limited, shared, harms, enough], ["shared", "", "ban", "limit"], "")
-    lesser = np.where(who["score"] >= threshold / 2, "watch", "ok")
-    who = who.reset_index()
-    places = [_place(address) for address in who["address"]]
-    who["cidr"] = [None if unit is None else str(unit) for unit, _ in places]
-    who["subnet"] = [subnet for _, subnet in places]
-    who["verdict"] = [
+    lesser = np.where(per_address["score"] >= threshold / 2, "watch", "ok")
+    per_address = per_address.reset_index()
+    places = [_unit_and_subnet(address) for address in per_address["address"]]
+    per_address["cidr"] = [None if unit is None else str(unit) for unit, _ in places]
+    per_address["subnet"] = [subnet for _, subnet in places]
+    per_address["verdict"] = [
         ("no_address" if unit is None else "allowed" if rules.spares(unit) else verdict) if verdict else other
         for (unit, _), verdict, other in zip(places, said, lesser, strict=True)
     ]
-    who["abusive_addresses"] = (who["verdict"] == "ban").astype("int64")
-    return who.assign(kind="address").astype({"people": "int64", "connections": "int64"})
+    per_address["abusive_addresses"] = (per_address["verdict"] == "ban").astype("int64")
+    return per_address.assign(kind="address").astype({"people": "int64", "connections": "int64"})
 
 
-def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: AbuseRules) -> pd.DataFrame:
-    """Return by address: points, of these harm (kinds that can ban) and proof, how many never read, evidence."""
-    weights, harm = rules.weights, _kinds(found, rules.weights)
-    # What cuts many of an address in one minute is their line: it counts once.
-    at_once = found.groupby(["address", "kind", "minute"])["amount"].transform("sum").where(found["kind"] == DEAF, 1)
-    micro = (found["amount"] / at_once * rules.left(found["last_us"]) * MICRO).astype("int64")
-    kinds = micro.groupby([found["address"], found["kind"]]).sum().rename("micro").reset_index()
+def _points(evidence: pd.DataFrame, shared: pd.Index[Any], rules: AbuseRules) -> pd.DataFrame:
+    """Return per address: points, those of harm (kinds that can ban) and proof, ends without reading, and evidence."""
+    weights, harm = rules.weights, _kinds(evidence, rules.weights)
+    # Many connections of an address that are cut in one minute share a line that broke: they count once.
+    together = evidence.groupby(["address", "kind", "minute"])["amount"].transform("sum")
+    at_once = together.where(evidence["kind"] == DEAF, 1)
+    micro = (evidence["amount"] / at_once * rules.decay_factor(evidence["last_us"]) * MICRO).astype("int64")
+    kinds = micro.groupby([evidence["address"], evidence["kind"]]).sum().rename("micro").reset_index()
     points = (kinds["micro"] * kinds["kind"].map(weights.of).astype(float)).astype("int64")
     points = points.where(~kinds["address"].isin(shared), points.clip(upper=int(weights.threshold * MICRO)))
     proof = [kind for kind in harm if weights.of(kind) >= PROOF]
@@ -207,23 +209,23 @@ def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: AbuseRules) -> pd
         never=kinds["micro"].where(kinds["kind"] == NEVER_READ, 0),
     )
     sums = kinds.groupby("address")[["points", "harm", "proof", "never"]].sum() / MICRO
-    told: dict[str, dict[str, float]] = {address: {} for address in sums.index}
+    kinds_of: dict[str, dict[str, float]] = {address: {} for address in sums.index}
     for address, kind, count in zip(kinds["address"], kinds["kind"], kinds["micro"], strict=True):
-        told[address][kind] = round(count / MICRO, 3)
-    return sums.assign(evidence=[json.dumps(amounts, separators=(",", ":")) for amounts in told.values()])
+        kinds_of[address][kind] = round(count / MICRO, 3)
+    return sums.assign(evidence=[json.dumps(amounts, separators=(",", ":")) for amounts in kinds_of.values()])
 
 
-def _standing(found: pd.DataFrame, rules: AbuseRules, servers: pd.DataFrame) -> pd.DataFrame:
-    """Return who behaves at each address.
+def _standing(evidence: pd.DataFrame, rules: AbuseRules, servers: pd.DataFrame) -> pd.DataFrame:
+    """Return the people and the standing of each address: connections that behave, and for how long.
 
     A connection counts with the time for which it played or published, if it did nothing that bans and was not cut. One
     that is open counts up to the end of the data, and as one who is there now if it has played for `Weights.settled_s`.
-    One whose server went away, so that nobody told its end, counts up to when it was last seen. Those who wait for a
-    show are people too, from `_WAITING` at once on; that they waited is no standing.
+    One whose server went away, so that its end was not recorded, counts up to when it was last seen. Connections that
+    wait for a show are people too, from `_LEAST_WAITING` at once on; that they waited is no standing.
     """
     weights, seen_us = rules.weights, min(rules.seen_us, rules.now_us)
-    single = found[found["node"].notna()]
-    single = single.assign(begun_us=_us(single["begun"]))
+    single = evidence[evidence["node"].notna()]
+    single = single.assign(begun_us=_epoch_us(single["begun"]))
     one = single.groupby(["node", "conn_id", "address"], as_index=False).agg(
         **{name: (name, "max") for name in ("opened", "good_ms", "begun_us", "last_us", "harmful", "waits")}
     )
@@ -235,14 +237,14 @@ def _standing(found: pd.DataFrame, rules: AbuseRules, servers: pd.DataFrame) -> 
     lasted_ms = (until_us - one["begun_us"]) / 1000
     open_ms = lasted_ms.clip(lower=weights.play_s * 1000).where(known, 0)
     ms = one["good_ms"].where(ended, open_ms).where(~one["harmful"], 0)
-    one["standing_ms"] = (ms * rules.left(until_us)).astype("int64")
+    one["standing_ms"] = (ms * rules.decay_factor(until_us)).astype("int64")
     one["open"] = known & ~ended
     one["people"] = one["open"] & ~one["harmful"] & ~gone & (lasted_ms >= weights.settled_s * 1000)
-    still = (last_us >= seen_us - _BACK_S * 1e6).where(ended, ~gone)
+    still = (last_us >= seen_us - _RETURN_WITHIN_S * 1e6).where(ended, ~gone)
     one["waiting"] = (one["waits"] > 0) & ~known & ~one["harmful"] & still
     sums = one.groupby("address")[["people", "waiting", "open", "standing_ms"]].sum()
     waiting = sums.pop("waiting")
-    sums["people"] += waiting.where(waiting >= _WAITING, 0)
+    sums["people"] += waiting.where(waiting >= _LEAST_WAITING, 0)
     return sums.assign(standing_hours=sums.pop("standing_ms") / 3_600_000)
 
 
@@ -265,9 +267,9 @@ def _subnet_scores(each: pd.DataFrame, rules: AbuseRules) -> pd.DataFrame:
     sums = sums[(sums["abusive_addresses"] > 0) | (sums["allowed"] > 0)].reset_index(drop=True)
     share = sums["abusive_addresses"] / sums["addresses"]
     enough = (sums["abusive_addresses"] >= weights.subnet_addresses) & (share >= weights.subnet_share)
-    nobody = (sums["people"] == 0) & (sums["standing_hours"] == 0) & (sums["allowed"] == 0)
+    unused = (sums["people"] == 0) & (sums["standing_hours"] == 0) & (sums["allowed"] == 0)
     spared = [rules.spares(ipaddress.ip_network(subnet)) for subnet in sums["subnet"]]
-    whole = enough & nobody & ~np.array(spared, bool)
+    whole = enough & unused & ~np.array(spared, bool)
     counts = zip(sums["addresses"], sums["abusive_addresses"], strict=True)
     abusive = each[each["verdict"] == "ban"].groupby("subnet")["cidr"].agg(list)
     return sums.assign(
@@ -284,7 +286,7 @@ def _subnet_scores(each: pd.DataFrame, rules: AbuseRules) -> pd.DataFrame:
 
 
 def _narrowest(units: Sequence[str]) -> str:
-    """Return the network that holds some /64s, and as little else as can be."""
+    """Return the smallest network that holds all of these /64s."""
     begins = [int(ipaddress.ip_network(unit).network_address) for unit in units]
     bits = (min(begins) ^ max(begins)).bit_length()
     return str(ipaddress.IPv6Network((min(begins) >> bits << bits, 128 - max(bits, 64))))
@@ -293,7 +295,7 @@ def _narrowest(units: Sequence[str]) -> str:
 def attackers(
     parts: Parts, who: Collection[str], seen_us: int, weights: Weights | None = None
 ) -> tuple[set[tuple[str, int]], set[str]]:
-    """Return whom the rules call attackers: what limits do to them is no reason for other limits."""
+    """Return the attackers, as connections and as addresses: what limits do to them is no reason for other limits."""
     rules = AbuseRules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us, since_us=begin_us(parts))
     if parts.small:
         found = parts.pandas(EVIDENCE.name)
@@ -309,29 +311,28 @@ def attackers(
     return set(zip(direct["node"], direct["conn_id"], strict=True)), set(judged["address"][judged["verdict"] == "ban"])
 
 
-def _kinds(found: pd.DataFrame, weights: Weights) -> list[str]:
+def _kinds(evidence: pd.DataFrame, weights: Weights) -> list[str]:
     """Return the kinds of evidence that can lead to a ban; other evidence leads to a limit at most."""
-    return [kind for kind in found["kind"].dropna().unique() if weights.bans(kind)]
+    return [kind for kind in evidence["kind"].dropna().unique() if weights.bans(kind)]
 
 
-def _place(address: str) -> tuple[Network | None, str | None]:
-    """Return what a ban of an address would name, and its subnet; (None, None) of what is no address.
+def _unit_and_subnet(address: str) -> tuple[Network | None, str | None]:
+    """Return what a ban of an address would name, and its subnet; (None, None) for a text that is not an address.
 
-    None as well of what no peer can have, or what stands for all others: unspecified, groups, broadcast, a translator.
+    The first is None for an address that no peer has, or that all peers of a translator share.
     """
     try:
         unit = ipaddress.ip_network(address)
     except ValueError:
         return None, None
-    length, single = _SUBNET_LENGTHS[unit.version], unit.version == 4 and "/" not in address
+    length, single = NETWORK_BITS[unit.version], unit.version == 4 and "/" not in address
     if single or (unit.prefixlen == 64 and address.endswith("::/64")):
         first = unit.network_address
-        nobody = first.is_unspecified or first.is_multicast or first == _BROADCAST
-        nobody = nobody or first in _TRANSLATED
-        return None if nobody else unit, str(unit.supernet(new_prefix=length))
+        no_peer = first.is_unspecified or first.is_multicast or first == _BROADCAST or first in _LOCAL_NAT64
+        return None if no_peer else unit, str(unit.supernet(new_prefix=length))
     return None, address if unit.prefixlen == length else None
 
 
-def _us(moments: pd.Series[Any]) -> pd.Series[int]:
-    """Return times in microseconds since the epoch; of none a number far below 0."""
+def _epoch_us(moments: pd.Series[Any]) -> pd.Series[int]:
+    """Return times in microseconds since the epoch; a missing time becomes a number far below 0."""
     return pd.Series(moments.to_numpy("datetime64[us]").astype("int64"), moments.index)

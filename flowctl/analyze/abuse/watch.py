@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SOURCE: Final = "watch"
-"""As which the list names its bans: `AbuseOptions.replace_bans` spares them."""
+"""Source of its bans, as the list names it: `AbuseOptions.replace_bans` spares them."""
 JUDGE_FOLDER: Final = "_watch"
-"""Of the judge, in that of the results."""
+"""Folder of the judge, in that of the results."""
 LOOK_BACK: Final = dt.timedelta(days=1)
-"""Records of that time say who an address of an alarm is, and who else behaves there."""
+"""Time whose records say what else the address of an alarm did, and what behaves there."""
 MOST_STATE_PARTITIONS: Final = 8
-"""Each is a task and a file per batch, so more of them than cores cost time; fixed with a checkpoint's first batch."""
+"""Most partitions of the state: each is a task and a file per batch; fixed with a checkpoint's first batch."""
 _POLL_S: Final = 0.2
 _TABLES: Final = (FLOW_CLOSES, FLOW_EVENTS)
 Tell = Callable[[str], None]
-"""Given a line for people."""
+"""Function that shows a line to the user."""
 
 
 def points(weights: Weights) -> Column:

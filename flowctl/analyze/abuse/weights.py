@@ -46,12 +46,12 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
 """Points per occurrence. A name that ends with ``.*`` stands for those of its group that are not named."""
 
 BEFORE_PLAYING: Final = ("handshake_timeout", "not_rtmp", "auth_refused", "fruitless_connection", "short_connection")
-"""Ends of connections that did not come to play or publish, or left at once."""
+"""Ends of connections that never played or published, or left at once."""
 MILD: Final = frozenset(
     {*BEFORE_PLAYING, "protocol_error", "deaf_http", *(f"limit_hit.{name}" for name in MILD_LIMITS)}
 )
-"""Kinds for which nobody is banned, however often: third parties can cause them, or honest clients do them for hours.
-So is what has no weight of its own name: a limit of another version may be one that honest peers run into."""
+"""Kinds that never ban, however often: third parties can cause them, or honest clients do them for hours. Kinds without
+a weight of their own never ban either: a limit of another version may be one that honest peers run into."""
 
 
 def _within(default: float, low: float, high: float) -> Any:
@@ -67,13 +67,13 @@ class Weights:
     half_life_s: float = _within(86_400.0, 1, 1e9)  # time after which evidence counts half
     ban_s: float = _within(3_600.0, 1, 1e8)  # length of a ban at the threshold; it grows in proportion to the score
     longest_ban_s: float = _within(86_400.0, 1, 1e8)
-    short_s: float = _within(5.0, 0, 3600)  # a connection that played for less than that is a short one
-    deaf_bytes_per_s: float = _within(1_000.0, 0, 1e9)  # who takes less takes nothing: throttled phones get twice that
-    play_s: float = _within(180.0, 0, 86_400)  # what a play whose end is not known counts as good standing at least
-    settled_s: float = _within(60.0, 0, 86_400)  # who has played for so long behaves: what reads nothing is cut before
-    shared_hours: float = _within(0.25, 0.001, 1e6)  # of standing, aged, from which on an address is shared by others
-    subnet_share: float = _within(0.8, 0.5, 1)  # of its addresses that must be abusive for it to be banned whole
-    subnet_addresses: int = _within(8, 2, 65_536)  # how many of them there must be at least
+    short_s: float = _within(5.0, 0, 3600)  # a connection that played for less is a short one
+    deaf_bytes_per_s: float = _within(1_000.0, 0, 1e9)  # taking less is not reading: throttled phones get twice that
+    play_s: float = _within(180.0, 0, 86_400)  # least good standing of a play whose end is not known
+    settled_s: float = _within(60.0, 0, 86_400)  # a play of this length behaves: a deaf one is cut before
+    shared_hours: float = _within(0.25, 0.001, 1e6)  # aged standing from which an address is shared by others
+    subnet_share: float = _within(0.8, 0.5, 1)  # share of abusive addresses for which a subnet is banned whole
+    subnet_addresses: int = _within(8, 2, 65_536)  # least number of them
 
     def __post_init__(self) -> None:
         for name, value in self.points.items():

@@ -23,7 +23,7 @@ from flowctl.analyze.capacity.node import MEASURE, Measurement, NodeModel, fit, 
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts
 from flowctl.analyze.options import CapacityOptions
 from flowctl.analyze.records.expressions import summed
-from flowctl.charts.words import figure, percent, plural, sentences, size, told
+from flowctl.charts.words import figure, percent, plural, sentences, size, value_text
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry.schema import CLASS_NAMES, VIEWING
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 WINDOW_S: Final = 10
 LEAST_WINDOW_VIEWERS: Final = 5
-"""A window with fewer viewers says more about the idle server than about them: `step` is -1."""
+"""Least viewers of a window: one with fewer says more about the idle server; its `step` is -1."""
 MOST_BUSY: Final = 0.95
-"""A thread that is busier is full: what it did then is less than what its viewers needed."""
+"""Busy share from which a thread is full: it does less than its viewers need."""
 
 _SUMS: Final = ("ms", "accepted", "trouble_ms")
 LOAD_COLUMNS: Final[dict[str, str]] = {
@@ -79,8 +79,8 @@ LOADS: Final = JobPart("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=
 
 
 MOST_REACH: Final = 4
-"""No node of more than so many times the largest measured crowd is answered for: a viewer's cost on one
-machine changes by a fifth from 1000 to 4000 viewers."""
+"""Largest node that is answered for, in multiples of the largest measured crowd: a viewer's cost on one machine
+changes by a fifth from 1000 to 4000 viewers."""
 NODE_COLUMNS: Final[dict[str, str]] = {
     "node": "string", "carries_viewers": "bigint", "carries_from": "string", "carries_at_least": "boolean",
     **dict.fromkeys(("viewers_peak", "load_peak", "viewers_mean", "recorded_s", "bit_rate", "busy_peak"), "double"),
@@ -148,7 +148,7 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
 
 
 MOST_NAMED: Final = 5
-"""Nodes in a sentence; the table has all."""
+"""Most nodes named in a sentence; the table has all."""
 _HEADLINE: Final = """
 Nodes carry {each} (viewers of {rate}).
 {one?}A node carries {one} viewers of {rate}.
@@ -178,8 +178,10 @@ def said(found: dict[str, Any], options: CapacityOptions) -> str:
     (low, high), rate, viewers = found["measured_bit_rates"], found["bit_rate"], found["viewers_per_node"]
     beyond, memory, error = found["at_least"], found["memory_bytes_per_node"], found["error_share"]
     facts = found | {
-        "asked": f"viewers of {told('bit_rate', rate)} at {percent(options.busy)} of a thread",
-        "far": "" if low / 2 <= rate <= high * 2 else f"{told('bit_rate', low)} to {told('bit_rate', high)}",
+        "asked": f"viewers of {value_text('bit_rate', rate)} at {percent(options.busy)} of a thread",
+        "far": ""
+        if low / 2 <= rate <= high * 2
+        else f"{value_text('bit_rate', low)} to {value_text('bit_rate', high)}",
         "a_node": "One like all of them together" if found.get("nodes_recorded", 0) > 1 else "A node",
         "none": not viewers,
         "reach": MOST_REACH,
@@ -205,7 +207,7 @@ def headline(found: dict[str, Any], options: CapacityOptions) -> str:
     facts = {
         "each": found.get("each"),
         "one": not found.get("each") and f"{least}{figure(viewers)}" if viewers else "no",
-        "rate": told("bit_rate", found["bit_rate"]),
+        "rate": value_text("bit_rate", found["bit_rate"]),
         "crowd": figure(options.viewers),
         "nodes": found["nodes"] and plural(found["nodes"], "node"),
     }

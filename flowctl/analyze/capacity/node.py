@@ -18,23 +18,23 @@ import numpy as np
 from flowctl.errors import ConfigError
 
 BYTE_US: Final = 3.4e-5
-"""Of one byte: docs/benchmarks.md, 1000 viewers, 8 us more for 237 kB more."""
+"""Processor time per byte, in us: docs/benchmarks.md, 1000 viewers, 8 us more for 237 kB more."""
 SLOW_MORE: Final = 0.5
-"""A viewer that is served by itself costs so much more; assumed."""
+"""Extra cost, as a share, of a viewer that is served by itself; assumed."""
 SATURATED_MS: Final = 500.0
-"""Healthy viewers that are so late were not served in time: such a crowd says nothing of what it would need."""
+"""Delay of healthy viewers that were not served in time: their crowd says nothing of what it would need."""
 LEAST_RECORDED_VIEWERS: Final = 200
-"""Largest recorded crowd from which on records are fitted to: below, what a thread does for itself is most of it."""
+"""Least viewers of the largest recorded crowd for a fit: with fewer, most of the load is the thread's own."""
 LEAST_RECORDED_BUSY: Final = 0.1
-"""The same for the share of time that the thread was busy: below, waking up costs more than writing."""
+"""Least busy share of the thread for a fit: below, waking up costs more than writing."""
 LEAST_VIEWER_US: Final = 12.5
-"""A fit below this is none: system calls alone, one per 40 ms (the flush interval at its ceiling), take as long."""
+"""Least cost of a viewer that is believed: system calls alone, one per 40 ms (the longest flush interval), take it."""
 
 MEASURE: Final = (
     "not known for your machine: measure it (flowctl load rtmp://127.0.0.1/live/test --publishers 1 --viewers 500 "
     "--server-pid PID --json > FILE, then flowctl analyze capacity EVENTS --out DIR --measurements FILE)"
 )
-"""What is said of a node that was not measured."""
+"""Advice for a node that was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Addresses as expressions of Spark: hexadecimal digits and subnets; all built in.
 
-The common form is the address in hexadecimal digits, 8 for IPv4 and 32 for IPv6. A network is a prefix of it. What is
-no address, a hash for instance, has no digits (null), and nothing is said of it.
+The common form is the address in hexadecimal digits, 8 for IPv4 and 32 for IPv6. A network is a prefix of it. A text
+that is not an address, such as a hash, has no digits (null).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.core.text.addresses import EMBEDDED
+from flowctl.core.text.addresses import EMBEDDED, NETWORK_BITS, UNIT_BITS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -20,13 +20,13 @@ IPV4_DIGITS: Final = 8
 _DIGITS: Final = "0123456789abcdef"
 _OCTET: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4: Final = rf"^{_OCTET}(\.{_OCTET}){{3}}$"
-"""No leading zeros: some read 010 as eight, so it is no address to Python, nor to the server that takes the bans."""
+"""Pattern without leading zeros: some read 010 as eight, so neither Python nor the server accepts it in an address."""
 _IPV6: Final = r"^[0-9a-fA-F]{0,4}(:[0-9a-fA-F]{0,4}){2,8}$"
 _NOT_IPV6: Final = r":::|::.*::|^:[^:]|[^:]:$"
-"""Two gaps, or a colon at an end that is part of none."""
+"""Pattern of two gaps, or of a single colon at an end."""
 _MAPPED: Final = r"(?i)^::ffff:([0-9.]+)$"
-_CUT: Final = r"^([0-9.]+/24|[0-9a-fA-F:]+/48)$"
-"""What is recorded with ``events_addresses=truncated``."""
+_TRUNCATED: Final = r"^([0-9.]+/24|[0-9a-fA-F:]+/48)$"
+"""Pattern of what is recorded with ``events_addresses=truncated``."""
 _PRIVATE: Final = "127.0.0.0/8 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 100.64.0.0/10"
 PRIVATE: Final = tuple(map(ipaddress.ip_network, (*_PRIVATE.split(), "::1/128", "fe80::/10", "fc00::/7")))
 """Loopback and networks of one's own: monitors, load balancers and proxies are there, and no stranger. Of 100.64.0.0/10
@@ -34,13 +34,13 @@ PRIVATE: Final = tuple(map(ipaddress.ip_network, (*_PRIVATE.split(), "::1/128", 
 
 
 def digits(address: Column) -> Column:
-    """Return the hexadecimal digits of an address, 8 or 32; null for what is none."""
+    """Return the hexadecimal digits of an address, 8 or 32; null for other text."""
     octets = f.transform(f.split(address, r"\."), lambda octet: f.lpad(f.hex(octet.cast("bigint")), 2, "0"))
     return f.when(address.rlike(_IPV4), f.lower(f.concat_ws("", octets))).otherwise(_digits6(address))
 
 
 def _digits6(address: Column) -> Column:
-    """Return the 32 digits of an IPv6 address; null for what is none."""
+    """Return the 32 digits of an IPv6 address; null for other text."""
     sides = f.split(address, "::")
     head, tail = (
         f.filter(f.split(f.coalesce(f.get(sides, f.lit(side)), f.lit("")), ":"), lambda part: part != "")
@@ -66,7 +66,7 @@ def with_unit(frame: DataFrame, name: str) -> DataFrame:
     frame = frame.withColumn("_four", f.coalesce(*(_embedded(six, *item) for item in EMBEDDED)))
     parts = [f.conv(f.substring("_four", start, 2), 16, 10) for start in (1, 3, 5, 7)]
     four = f.when(f.col("_four").isNotNull(), f.concat_ws(".", *parts))
-    found = f.coalesce(four, _network6(six, 64), f.regexp_replace(text, _MAPPED, "$1"))
+    found = f.coalesce(four, _network6(six, UNIT_BITS[6]), f.regexp_replace(text, _MAPPED, "$1"))
     return frame.withColumn("address", f.when(text.contains(":"), found).otherwise(text)).drop("_six", "_four")
 
 
@@ -77,15 +77,15 @@ def _embedded(six: Column, prefix: str, begin: int, inverted: bool) -> Column:  
 
 
 def unit_digits(who: Column) -> Column:
-    """Return the `digits` of a unit, as of `with_unit`: of a /64 those of its first address; null for what is none."""
+    """Return the `digits` of a unit, as of `with_unit`: of a /64 those of its first address; null for other text."""
     return digits(f.regexp_replace(who, "::/64$", "::"))
 
 
 def subnet(who: Column, hexadecimal: Column) -> Column:
     """Return the /24 of IPv4 or the /48 of IPv6, which one holder often has, of a unit with its digits."""
-    four = f.concat(f.substring_index(who, ".", 3), f.lit(".0/24"))
-    found = f.when(f.length(hexadecimal) == IPV4_DIGITS, four).otherwise(_network6(hexadecimal, 48))
-    return f.coalesce(found, f.when(who.rlike(_CUT), who))
+    four = f.concat(f.substring_index(who, ".", 3), f.lit(f".0/{NETWORK_BITS[4]}"))
+    found = f.when(f.length(hexadecimal) == IPV4_DIGITS, four).otherwise(_network6(hexadecimal, NETWORK_BITS[6]))
+    return f.coalesce(found, f.when(who.rlike(_TRUNCATED), who))
 
 
 def _network6(hexadecimal: Column, length: int) -> Column:

@@ -1,4 +1,4 @@
-"""What a row must be like to be used: the checks of each table, over Arrow columns and over statistics of footers.
+"""Checks that a row must pass to be used: those of each table, over Arrow columns and over statistics of footers.
 
 A check says what one column may hold: something, a value between two others, or one of some words. Most are answered by
 the least and largest value in a footer; words and NaN do not lie between, so these columns are read.
@@ -20,28 +20,28 @@ from flowctl.core.flow.state import SendState
 from flowctl.records.telemetry.schema import TABLES, EventName, FlightKind, Kind, RecordedRole
 
 OLDEST_US: Final = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
-"""Before flowctl existed: a clock that was never set."""
+"""Oldest time that is believed, before flowctl existed: an older one is of a clock that was never set."""
 DAY_US: Final = 86_400_000_000
-"""A clock may be in the wrong time zone; more than a day ahead it is wrong."""
+"""Most that a clock may be ahead: it may be in the wrong time zone."""
 HOUR_US: Final = DAY_US // 24
 SIGNED: Final = frozenset({"value", "limit", "seq"})
-"""Columns that mean what their event says, so that below zero is not wrong by itself; seq only orders."""
+"""Columns that may be negative: they mean what their event says, and seq only orders."""
 MOST_COUNT: Final = 1 << 48
-"""A count or a size is below: of octets, what a connection of 1 Gbit/s carries in 26 days. The sum of 32,768
-such fits 64 bits; one beyond is 2^63 - 1, and ends no job: see `flowctl.analyze.records.expressions.summed`."""
+"""Counts and sizes are below this: in octets, 26 days of 1 Gbit/s. The sum of 32,768 such fits 64 bits; a larger sum
+becomes 2^63 - 1 and ends no job: see `flowctl.analyze.records.expressions.summed`."""
 MOST_REAL: Final = 1e12
-"""A figure is at most so large: 30 years in ms, a terabyte. Infinity and NaN make every sum worthless."""
+"""Largest figure that is believed: 30 years in ms, a terabyte. Infinity and NaN make every sum worthless."""
 MOST_S: Final = 60 * 86_400.0
-"""For so many seconds a connection is open: of each, minutes are made one by one, and 30 years would be 16 million."""
-MOST: Final = {"duration_s": MOST_S, "picture_share": 10.0, "thread_busy": 10.0, "seq": 1 << 60}
-"""Of columns with a mark of their own. Shares are up to 1, but for rounding; `seq`, microseconds since 1970, is not
-added up."""
+"""Longest duration that is believed: a row is made per minute, and 30 years would make 16 million."""
+MOST_BY_COLUMN: Final = {"duration_s": MOST_S, "picture_share": 10.0, "thread_busy": 10.0, "seq": 1 << 60}
+"""Largest value of columns with a bound of their own. Shares are up to 1, but for rounding; `seq`, microseconds since
+1970, is not added up."""
 _LAST: Final = (1 << 63) - 1
 NO_NUMBER: Final = "no number"
 
 
 class Bounds(NamedTuple):
-    """What a footer says of a column of a file: None is what it does not say."""
+    """Statistics of one column in a footer; None: the footer does not tell."""
 
     rows: int
     nulls: int | None
@@ -54,10 +54,10 @@ class Check:
     """One check of one column; null passes all but the first kind. Times are in microseconds since the epoch."""
 
     column: str
-    what: str  # is wrong with a row that fails: ``null``, or in words
+    what: str  # fault of a row that fails: ``null``, or in words
     low: Any = -_LAST  # least value that is allowed
     high: Any = _LAST  # largest
-    words: tuple[str, ...] = ()  # what is allowed instead, of a text
+    words: tuple[str, ...] = ()  # allowed values of a text, instead of bounds
 
     @property
     def key(self) -> str:
@@ -100,43 +100,43 @@ _WORDS: Final = {
 def _checks(table: str) -> tuple[Check, ...]:
     """Return the checks that are the same whenever and wherever a file is read."""
     columns = TABLES[table].columns
-    found = [Check(column.name, "null") for column in columns if not column.nullable]
+    checks = [Check(column.name, "null") for column in columns if not column.nullable]
     for name, kind in ((column.name, column.kind) for column in columns):
         if kind is Kind.TIMESTAMP:
-            found.append(Check(name, "too old", low=OLDEST_US))
+            checks.append(Check(name, "too old", low=OLDEST_US))
         if kind is Kind.REAL:
-            most = MOST.get(name, MOST_REAL)
-            found.append(Check(name, NO_NUMBER, -most, most))
+            most = MOST_BY_COLUMN.get(name, MOST_REAL)
+            checks.append(Check(name, NO_NUMBER, -most, most))
         # The upper bits of a connection's identity are a time: it may be large, and nobody adds it up.
         if kind is Kind.INT and name != "conn_id":
-            found.append(Check(name, "too large", high=int(MOST.get(name, MOST_COUNT)) - 1))
+            checks.append(Check(name, "too large", high=int(MOST_BY_COLUMN.get(name, MOST_COUNT)) - 1))
         if kind in (Kind.INT, Kind.REAL) and name not in SIGNED:
-            found.append(Check(name, "negative", 0, _LAST if kind is Kind.INT else math.inf))
+            checks.append(Check(name, "negative", 0, _LAST if kind is Kind.INT else math.inf))
         if words := _WORDS.get((table, name)):
-            found.append(Check(name, "unknown word", words=words))
-    return tuple(found)
+            checks.append(Check(name, "unknown word", words=words))
+    return tuple(checks)
 
 
 WORDED: Final = {table: frozenset(name for of, name in _WORDS if of == table) for table in TABLES}
-"""Columns of a table that hold one of some words."""
+"""Columns of each table that hold one of a few words."""
 _OF_TABLES: Final = {name: _checks(name) for name in TABLES}
 
 
 def checks_of(table: str, hour: Hour | None, now_us: int) -> tuple[Check, ...]:
     """Return all checks of a file; the first that fails names the reason."""
     times = [column.name for column in TABLES[table].columns if column.kind is Kind.TIMESTAMP]
-    found = [Check(name, "in the future", high=now_us + DAY_US) for name in times]
+    checks = [Check(name, "in the future", high=now_us + DAY_US) for name in times]
     if hour is not None:
         begin_us = int(begin_of(hour).timestamp()) * 1_000_000
-        found.append(Check("ts", "not its hour", begin_us, begin_us + HOUR_US - 1))
-    return (*_OF_TABLES[table], *found)
+        checks.append(Check("ts", "not its hour", begin_us, begin_us + HOUR_US - 1))
+    return (*_OF_TABLES[table], *checks)
 
 
 def reasons(rows: Any, checks: Sequence[Check]) -> Any:
     """Return why each row of an Arrow table cannot be used: the key of the first check that it fails; null: it can."""
-    found = pa.nulls(rows.num_rows, pa.string())
+    keys = pa.nulls(rows.num_rows, pa.string())
     for check in checks:
         fails = check.fails(rows[check.column])
         if pc.any(fails).as_py():
-            found = pc.if_else(pc.and_(fails, pc.is_null(found)), check.key, found)
-    return found
+            keys = pc.if_else(pc.and_(fails, pc.is_null(keys)), check.key, keys)
+    return keys

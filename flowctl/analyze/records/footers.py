@@ -27,7 +27,7 @@ MOST_ROWS: Final = 100_000_000
 without it some octets could be read for days."""
 MOST_FOOTER_BYTES: Final = 16 << 20
 """A recorder's has some KiB; as it is in memory it has many times that."""
-_WORD: Final = 64
+_MOST_WORD_CHARS: Final = 64
 """Characters of a text that tell whether it is a word: each is shorter."""
 _FITTING: Final = {
     Kind.TIMESTAMP: ("timestamp[us, tz=", "timestamp[ms, tz="),
@@ -244,7 +244,7 @@ def _typed(values: Any, kind: Any) -> Any:
     """Return a column in a type of the table; of words, if stored as a dictionary, as much as tells them apart."""
     if not pa.types.is_dictionary(values.type):
         return values.cast(kind)
-    words = pc.utf8_slice_codeunits(values.dictionary.cast(kind), 0, _WORD)
+    words = pc.utf8_slice_codeunits(values.dictionary.cast(kind), 0, _MOST_WORD_CHARS)
     return pc.take(words, values.indices)
 
 

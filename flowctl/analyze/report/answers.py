@@ -2,7 +2,7 @@
 
 Each answer is an order, then what it would change or what was seen, then what it rests on. Facts are texts by name, and
 a sentence that lacks one of its facts is left out (`flowctl.charts.words.sentences`): the first rule of a question
-whose order can be said is the answer. Nothing stands out below `SURE` standard errors.
+whose order can be said is the answer. Nothing stands out below `SURE_ENOUGH_TO_CALL` standard errors.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from flowctl.analyze.report.found import ReportFindings, Row, json_of
 from flowctl.analyze.viewers.ingest import GAP_MAX_MS, GAP_SHARE, JITTER_MS, KEY_MAX_MS
 from flowctl.charts.words import (
     FEW,
-    apart,
+    count_of,
     figure,
-    filled,
+    fill_template,
     number,
     percent,
     plural,
     sentences,
     share,
     span,
-    told,
-    whole,
+    standard_errors_between,
+    value_text,
     words,
 )
 
-SURE: Final = 3.0
-"""Standard errors: chance does that once in 370 times, and a page has some dozen networks and nodes."""
+SURE_ENOUGH_TO_CALL: Final = 3.0
+"""Standard errors from which a call is advised: chance makes one in 370, and a page has dozens of networks."""
 LEAST_TROUBLED: Final = 5
-"""Viewers in trouble from which a network or a thread is worth a call."""
+"""Least viewers in trouble for which a network or a thread is worth a call."""
 SURE_OF_CHANGE: Final = 2.4
-"""Standard errors of a change in who is cut, as of six viewers all to one side: chance does that once in 32 times."""
-FREE: Final = 0.2
-"""Share of each node that is kept free for the death of another one, where the job capacity does not say it."""
+"""Standard errors of a change in the viewers cut, as of six that all go one way: chance makes one in 32."""
+SPARE_NODE_SHARE: Final = 0.2
+"""Share of each node that is kept free for the load of a node that dies, unless the job capacity says it."""
 LEAST_DAYS: Final = 3
-"""Of records for a trend of the daily peaks."""
+"""Least days of records for a trend of the daily peaks."""
 SOON_S: Final = 15.0
-"""An encoder that lost its connection tries again within seconds; after more somebody has ended and begun anew."""
+"""Longest absence of an encoder that lost its connection; after a longer one somebody has begun anew."""
 LEAST_BACK: Final = 3
-"""Such returns from which a publisher is worth a call: one or two happen to every line."""
+"""Least returns within `SOON_S` for which a publisher is worth a call: one or two happen to every line."""
 LEAST_MEASURED_S: Final = 10.0
-"""Of publishing: in less hardly a key frame is due again, and a connection of a moment says nothing of its stream."""
+"""Least time of publishing that is judged: in less, hardly a second key frame is due."""
 MOST_NAMED: Final = 5
 CHANGES: Final = {
     "p95 of the delay": "delay_p95_ms",
@@ -136,7 +136,7 @@ RULES: Final = (
     *(Advice(about, "unknown", "{why_not}", "", _CAPACITY if about == "capacity" else "")
       for about in ("limits", "bans", "capacity", "calls")),
 )  # fmt: skip
-"""What is said of each question: texts of `flowctl.charts.words.sentences`; the first whose order has its facts."""
+"""Answers to the questions, texts of `flowctl.charts.words.sentences`; the first whose order has its facts counts."""
 
 
 def answers(found: ReportFindings) -> list[Advice]:
@@ -154,7 +154,7 @@ def answers(found: ReportFindings) -> list[Advice]:
 
 
 def _said(about: str, facts: Facts) -> Advice:
-    """Return the first rule about it of which the order can be said."""
+    """Return the first rule about the question whose order has its facts."""
     rules = [rule for rule in RULES if rule.about == about and sentences(facts, rule.do)]
     return Advice(about, rules[0].kind, *(sentences(facts, text) for text in rules[0][2:]))
 
@@ -190,13 +190,13 @@ def limits(found: ReportFindings) -> Facts:
     chosen = next((row for row in rows if row.get("recommended")), None)
     present = next((row for row in rows if row.get("in_force")), None)
     row = chosen or rows[0]
-    viewers, refused = whole(row.get("viewers")), number(said.get("viewers_refused", FEW)) or 0.0
+    viewers, refused = count_of(row.get("viewers")), number(said.get("viewers_refused", FEW)) or 0.0
     taken = number(row.get("sampled_share"))
     cut, share_cut = (
         [number(one.get(name)) or 0.0 for one in (row, present or row)]
         for name in ("disconnected", "disconnected_share")
     )
-    moved, off = abs(whole(cut[0] - cut[1])), number(row.get("change_error"))
+    moved, off = abs(count_of(cut[0] - cut[1])), number(row.get("change_error"))
     chance = off is not None and abs(share_cut[0] - share_cut[1]) < SURE_OF_CHANGE * off
     how = {"flight": ", recorded message by message", "samples": ", recorded second by second"}
     best = chosen is not None and bool(chosen.get("in_force"))
@@ -208,7 +208,7 @@ def limits(found: ReportFindings) -> Facts:
         "viewers": f"{plural(viewers, 'viewer')}{how.get(str(said.get('source')), '')}",
         "taken": taken is not None and taken < 1 and percent(taken),
         "assumed_share": row.get("assumed_share"),
-        "ended": whole(said.get("viewers_cut")) and plural(said["viewers_cut"], "viewer"),
+        "ended": count_of(said.get("viewers_cut")) and plural(said["viewers_cut"], "viewer"),
         "rests": "viewers_refused" in said and refused < FEW and plural(refused, "viewer"),
         "few": viewers < FEW,
         "viewers_refused": viewers >= FEW and refused < FEW and f"{refused:.0f}",
@@ -220,7 +220,7 @@ def limits(found: ReportFindings) -> Facts:
         "levels": said.get("levels") and words(said["levels"], 200),
     }
     if present is not None:
-        pairs = {name: [told(column, one.get(column)) for one in (present, row)] for name, column in CHANGES.items()}
+        pairs = {name: [value_text(key, one.get(key)) for one in (present, row)] for name, key in CHANGES.items()}
         pairs = {"disconnected": [share(one.get("disconnected"), one.get("viewers")) for one in (present, row)]} | pairs
         facts["changes"] = "; ".join(f"{name} {' → '.join(pair)}" for name, pair in pairs.items() if "-" not in pair)
     return facts
@@ -236,7 +236,7 @@ def bans(found: ReportFindings) -> Facts:
         return {"why_not": found.why_not("abuse")}
     facts: Facts = {"recorded": recorded(found)}
     if not rows:
-        spared = whole((found.summary("abuse").get("verdicts") or {}).get("address_allowed"))
+        spared = count_of((found.summary("abuse").get("verdicts") or {}).get("address_allowed"))
         facts["spared"] = spared and plural(spared, "address", "addresses")
         return facts | {"many": plural(scores.total if scores else 0, "address or subnet", "addresses and subnets")}
     kinds, addresses = Counter(map(_kind, rows)), ("address or subnet", "addresses and subnets")
@@ -248,7 +248,7 @@ def bans(found: ReportFindings) -> Facts:
     named = [f"{words(row.get('cidr'))}: {evidence_text(row.get('evidence'))}" for row in rows[:MOST_NAMED]]
     named += [f"and {len(rows) - MOST_NAMED:,} more"] if len(rows) > MOST_NAMED else []
     on_list = {row.get("cidr") for row in rows}
-    made = [whole(row.get("connections")) for row in found.rows("abuse_scores") if row.get("cidr") in on_list]
+    made = [count_of(row.get("connections")) for row in found.rows("abuse_scores") if row.get("cidr") in on_list]
     few = sum(count < FEW for count in made)
     return facts | {
         "order": order[:1].upper() + order[1:],
@@ -278,11 +278,11 @@ def capacity(found: ReportFindings, hung: set[str]) -> Facts:
     """Return how many more viewers there is room for, and when the next node is needed; `hung` nodes have none."""
     said = found.summary("capacity")
     everyone = {words(row.get("node"), 48): row for row in found.rows("capacity_nodes")}
-    rows = {name: row for name, row in everyone.items() if whole(row.get("carries_viewers"))}
+    rows = {name: row for name, row in everyone.items() if count_of(row.get("carries_viewers"))}
     sources = Counter(str(row.get("carries_from")) for row in rows.values())
     unknown, error = len(everyone) - len(rows), number(said.get("error_share"))
     kept = number(said.get("headroom_share"))
-    free = FREE if kept is None else kept
+    free = SPARE_NODE_SHARE if kept is None else kept
     facts: Facts = {
         **said,
         "why_not": (said.get("answer") and words(said["answer"], 1500)) or found.why_not("capacity"),
@@ -302,7 +302,7 @@ def capacity(found: ReportFindings, hung: set[str]) -> Facts:
         return facts
     rest = {name: row for name, row in rows.items() if name not in full}
     rooms = {
-        name: int((1 - free) * whole(row["carries_viewers"]) - (number(row.get("viewers_peak")) or 0.0))
+        name: int((1 - free) * count_of(row["carries_viewers"]) - (number(row.get("viewers_peak")) or 0.0))
         for name, row in rest.items()
     }
     least = {name: "at least " if row.get("carries_at_least") else "" for name, row in rest.items()}
@@ -342,13 +342,13 @@ def _next_node(peaks: Mapping[int, float], free: float) -> str:
 def networks(found: ReportFindings) -> list[Facts]:
     """Return the networks whose viewers have trouble by their link more often than all others, the clearest first."""
     links = {row["key"]: row for row in found.rows("links")}
-    troubled, viewers = sum(row["troubled"] for row in links.values()), whole((found.totals or {}).get("people"))
+    troubled, viewers = sum(row["troubled"] for row in links.values()), count_of((found.totals or {}).get("people"))
     clear = []
     for row in (links[row["key"]] for row in found.rows("network") if row.get("key") in links):
         part = row["troubled"]
         of, others = max(row["viewers"], part), troubled - part
-        errors = apart(part, of, others, viewers - of) if viewers > of else 0.0
-        if part >= LEAST_TROUBLED and errors >= SURE:
+        errors = standard_errors_between(part, of, others, viewers - of) if viewers > of else 0.0
+        if part >= LEAST_TROUBLED and errors >= SURE_ENOUGH_TO_CALL:
             facts = {"name": words(row["key"]), "part": share(part, of), "others": share(others, viewers - of)}
             facts |= {"viewers": plural(of, "viewer"), "errors": f"{errors:.1f}", "few": of < FEW and str(of)}
             clear.append((errors, facts | {"one": row["addresses"] == 1}))
@@ -372,7 +372,7 @@ def publishers(found: ReportFindings) -> list[Facts]:
         ]
         bad = [(place, text, row) for place, text, row, of, mark in worst if (number(row.get(of)) or 0.0) > mark]
         if bad:
-            line = "; ".join(filled(text, row) for _, text, row in bad)
+            line = "; ".join(fill_template(text, row) for _, text, row in bad)
             row = bad[0][2]
             facts: Facts = {"name": name, "wrong": line[0].upper() + line[1:], "measured": span(row.get("duration_s"))}
             facts |= {"hashed": str(row.get("stream")).startswith("h:"), "address": words(row.get("peer_ip"))}
@@ -393,14 +393,14 @@ _WRONG: Final = (
     ("key_interval_max_ms", KEY_MAX_MS, "key frames up to {key_interval_max_ms} apart"),
     ("jitter_ms", JITTER_MS, "jitter {jitter_ms}"),
 )
-"""Columns of ``ingest``, above what they are worth a call, and how that is said; the worst first."""
+"""Columns of ``ingest``, the value above which each is worth a call, and its words; the worst first."""
 
 
 def threads(found: ReportFindings) -> list[Facts]:
     """Return the nodes whose own thread was what made viewers slow."""
     nodes: dict[str, Counter[str]] = {}
     for row in found.rows("nodes"):
-        nodes.setdefault(str(row.get("node")), Counter())[str(row.get("blame"))] += whole(row.get("count"))
+        nodes.setdefault(str(row.get("node")), Counter())[str(row.get("blame"))] += count_of(row.get("count"))
     told = []
     for node, blames in sorted(nodes.items(), key=lambda item: -item[1]["server_loop"]):
         part, troubled = blames["server_loop"], blames.total() - blames["none"]

@@ -15,7 +15,19 @@ from flowctl.analyze.report.answers import choice_text, evidence_text
 from flowctl.analyze.report.found import MEASURES, STATES, CutTable, ReportFindings, Row
 from flowctl.charts.page import Figure
 from flowctl.charts.pictures import MOST_BARS, Bar, Bars, Dot, Dots, Layer, Lines, Series, Stack
-from flowctl.charts.words import figure, filled, ms, number, percent, plural, share, size, told, whole, words
+from flowctl.charts.words import (
+    count_of,
+    figure,
+    fill_template,
+    ms,
+    number,
+    percent,
+    plural,
+    share,
+    size,
+    value_text,
+    words,
+)
 
 WORDS: Final = {
     "viewer_link": "the viewer's link",
@@ -132,14 +144,15 @@ def _cell(row: Row, column: str) -> str:
     part, _, of = column.partition("/")
     value = row.get(part)
     if of:
-        return share(value, row.get(of), brief=True) if whole(row.get(of)) else "-"
+        return share(value, row.get(of), brief=True) if count_of(row.get(of)) else "-"
     if column == "key" and not value:
-        return "not known" if value == "" else f"all others ({whole(row.get('keys')):,})"
+        return "not known" if value == "" else f"all others ({count_of(row.get('keys')):,})"
     if column == "stream" and row.get("app"):
         return words(f"{row['app']}/{value}")
     if column == "evidence":
         return evidence_text(value)
-    return WORDS.get(str(value)) or told(column, value) if column in ("blame", "verdict") else told(column, value)
+    text = value_text(column, value)
+    return WORDS.get(str(value), text) if column in ("blame", "verdict") else text
 
 
 def _marks(row: Row) -> str:
@@ -187,7 +200,7 @@ def bars(found: ReportFindings, name: str) -> Figure | None:
     for row in [row for row in found.rows(name) if number(row.get(look.value))][: MOST_BARS - 1]:
         paint = look.paints.get(str(row.get(look.by)), "7") if look.by else "1"
         label = words(WORDS.get(str(row.get(look.label)), row.get(look.label)), 48)
-        drawn.append(Bar(label, number(row[look.value]) or 0.0, filled(look.text, row), f"var(--s{paint})"))
+        drawn.append(Bar(label, number(row[look.value]) or 0.0, fill_template(look.text, row), f"var(--s{paint})"))
     if not drawn:
         return None
     if name == "capacity_nodes":  # as long as nodes are full, not as long as the fullest is

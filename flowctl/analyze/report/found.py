@@ -11,32 +11,32 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from flowctl.charts.words import share, told
+from flowctl.charts.words import share, value_text
 
 Row = Mapping[str, Any]
 
 FORMAT: Final = 4
-"""Of the figures over viewers in a summary, counted up when one changes its meaning: such runs cannot be compared."""
-SURE: Final = 2.6
-"""Standard errors: chance alone does that once in a hundred times, and a dozen figures are looked at."""
+"""Format of the figures over viewers, raised when one changes its meaning: runs of two formats are not compared."""
+SURE_OF_DIFFERENCE: Final = 2.6
+"""Standard errors of a sure difference: chance makes one in a hundred, and a dozen figures are looked at."""
 STEP: Final = 0.032
-"""From one bucket of delay to the next: each viewer's delay is the middle of one, so 1.6 % off at most, up or down."""
+"""Width of a delay bucket: a viewer's delay is the middle of one, so 1.6 % off at most, up or down."""
 STATES: Final = ("ready", "overloaded", "soft", "hard")
-"""As in the names of columns, from good to bad."""
+"""States as in the names of columns, from good to bad."""
 
 
 class Measure(NamedTuple):
-    """What a figure over viewers is; its unit is the end of its name (`flowctl.charts.words.told`)."""
+    """What a figure over viewers is; its unit is the end of its name (`flowctl.charts.words.value_text`)."""
 
     kind: str  # "share" of a total, "quantile" over viewers, or "ratio" of sums
     words: str
     better: int
-    least: float  # change that matters, in its unit: a smaller one is none, however sure
+    least: float  # change that matters, in its unit; a smaller one does not, however sure
     # Of a share: the total; of a quantile: the column of the sessions; of a ratio: the column of the sessions that each
     # viewer weighs by
     of: str
     at: float = 0.0
-    step: float = 0.0  # share of it by which it is measured in steps: a change of one step may be none
+    step: float = 0.0  # share of it by which it is measured in steps: a change of one step may be chance
     tile: bool = False  # whether it is one of the few figures that one looks for first
 
 
@@ -59,7 +59,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
 
 
 def measured(name: str, one: Row) -> str:
-    return told(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
+    return value_text(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
 
 
 class CutTable(NamedTuple):
@@ -96,8 +96,8 @@ class ReportFindings:
         return self.tables.get(table, CutTable()).rows
 
     def summary(self, job: str) -> Row:
-        found = self.jobs.get(job, {}).get("summary")
-        return found if isinstance(found, Mapping) else {}
+        summary = self.jobs.get(job, {}).get("summary")
+        return summary if isinstance(summary, Mapping) else {}
 
     def why_not(self, job: str) -> str:
         note = self.jobs.get(job, {})

@@ -24,22 +24,22 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from flowctl.analyze.records.place import RecordPlace
-from flowctl.analyze.report.found import MEASURES, STATES, SURE, CutTable, ReportFindings, Row, json_of
+from flowctl.analyze.report.found import MEASURES, STATES, SURE_OF_DIFFERENCE, CutTable, ReportFindings, Row, json_of
 from flowctl.analyze.viewers.ingest import HEALTH
 from flowctl.charts.words import number
-from flowctl.core.text.addresses import Network, meanings
+from flowctl.core.text.addresses import NETWORK_BITS, UNIT_BITS, Network, meanings
 from flowctl.core.text.printable import foreign
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import VIEWING
 
 MOST_ROWS: Final = 20
-"""Rows of a table on the page: what a person reads. The whole table lies beside as Parquet."""
+"""Most rows of a table on the page, as a person reads them. The whole table lies beside as Parquet."""
 MOST_MOMENTS: Final = 120
-"""Places along time: each is five pixels of a wide picture."""
+"""Most places along time: each is five pixels of a wide picture."""
 LEAST_STAY_S: Final = 2.0
-"""Viewers who were there for less are in no distribution over viewers: that is a sample or two, of a join."""
+"""Least stay of a viewer in a distribution over viewers: a shorter one has a sample or two, of its join."""
 MOST_SAMPLED: Final = 300_000
-"""Sessions that figures over viewers are made of; of more a random sample, which takes some 150 MB."""
+"""Most sessions that figures over viewers are made of; of more a random sample is taken, some 150 MB."""
 PICTURES: Final = (-math.inf, 0.5, 0.8, 0.95, 1.0, math.inf)
 _PICTURE_WORDS: Final = ["all", "95 % and more", "80 to 95 %", "50 to 80 %", "less than half", "not known"]
 """Classes of viewers by their share of the pictures, and what they are called."""
@@ -47,8 +47,8 @@ _POINTS: Final = [point / 200 for point in range(201)]
 """Shares of the viewers for which a curve tells their delay."""
 _BATCH_ROWS: Final = 16_384
 _BATCHES: Final = 16
-_MOST: Final = 1e15
-"""Beyond, a figure is none: the checks of records have put such rows aside."""
+_MOST_FIGURE: Final = 1e15
+"""Largest figure that is believed: the checks of records have put rows with larger ones aside."""
 _STEPS_S: Final = (60, 120, 300, 600, 900, 1800, *(3600 * hours for hours in (1, 2, 4, 6, 12, 24, 48, 168, 720, 8760)))
 """Lengths of a place along time: round ones, so that ticks fall between places."""
 _TIES: Final = ("node", "conn_id", "cidr", "address", "choice_id", "key", "app", "stream")
@@ -125,7 +125,7 @@ def first(rows: pd.DataFrame, order: Sequence[str], most: int = MOST_ROWS) -> pd
 
 
 _BY_HEALTH: Final = (*(word for word in HEALTH if word not in ("came back", "steady")), "came back", "steady")
-"""Every publication but the first is one that came back: what else is wrong with some of them is to be seen first."""
+"""Health of publishers in the order of the table: all publications but the first came back, so that is said last."""
 
 
 def _ranked(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -205,7 +205,7 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
     if frame.empty:
         return {}
     values = frame[_NUMBERS].astype(float)
-    frame[_NUMBERS] = values.where(values.abs() <= _MOST)
+    frame[_NUMBERS] = values.where(values.abs() <= _MOST_FIGURE)
     times = frame[_TIMES].apply(pd.to_datetime, utc=True, errors="coerce")
     frame["cut_slow"] = frame["close_reason"].isin(SLOW_ENDS)
     frame = frame.fillna({"blame": "none", "node": "-", "close_reason": "still open", "closed_by": "open"})
@@ -299,19 +299,19 @@ class Listed:
 
 
 def _meant(text: str) -> list[Network]:
-    """Return the networks of one by which an address is found (`meanings`), or a network as it is; none for a text."""
+    """Return the networks by which an address is found (`meanings`), or a network as it is; [] for other text."""
     with contextlib.suppress(ValueError):
         return [*map(ipaddress.ip_network, meanings(text))] or [ipaddress.ip_network(text, strict=False)]
     return []
 
 
 def _networks_of(address: str) -> tuple[str, str]:
-    """Return what a ban of an address would name, and its network as in `experience`; what is none as it is."""
+    """Return what a ban of an address would name, and its network as in `experience`; other text as it is."""
     if not (meant := _meant(address)):
         return address, address
     host = meant[-1]
     unit, network = (
-        host.supernet(new_prefix=min(bits, host.prefixlen)) for bits in ((32, 24), (64, 48))[host.version == 6]
+        host.supernet(new_prefix=min(bits[host.version], host.prefixlen)) for bits in (UNIT_BITS, NETWORK_BITS)
     )
     return str(unit), str(network)
 
@@ -347,8 +347,8 @@ def _measure(name: str, whole: Row, viewers: pd.DataFrame, stayed: pd.DataFrame)
 
 
 def ranks(n: int, at: float, off: float = 0.0) -> tuple[int, int]:
-    """Return between which ranks of `n` values, from 1, a quantile lies but for chance (`SURE`); 0, n + 1: beyond."""
-    chance = math.erfc(SURE / math.sqrt(2)) / 2
+    """Return the ranks, of `n` values from 1, between which a quantile surely lies; 0, n + 1: beyond all values."""
+    chance = math.erfc(SURE_OF_DIFFERENCE / math.sqrt(2)) / 2
     ratios = (n - np.arange(n)) / np.arange(1, n + 1) * (at / (1 - at))
     at_most = np.exp(np.cumsum(np.log(np.concatenate([[1.0], ratios]))) + n * math.log1p(-at)).cumsum()
     first, last = int((at_most <= chance).sum()), int((at_most[:n] < 1 - chance).sum()) + 1
@@ -357,8 +357,8 @@ def ranks(n: int, at: float, off: float = 0.0) -> tuple[int, int]:
 
 
 def _student(freedom: float) -> float:
-    """Return what `SURE` errors are with so many degrees of freedom, which is more (Wallace, 1959)."""
-    wide = (SURE * (8 * freedom + 3) / (8 * freedom + 1)) ** 2 / freedom
+    """Return the errors that `SURE_OF_DIFFERENCE` takes with few degrees of freedom, which is more (Wallace, 1959)."""
+    wide = (SURE_OF_DIFFERENCE * (8 * freedom + 3) / (8 * freedom + 1)) ** 2 / freedom
     return math.sqrt(freedom * math.expm1(min(wide, 100.0)))
 
 
@@ -371,7 +371,7 @@ def _over_time(tables: Tables) -> dict[str, Any]:
     sums = pd.DataFrame()
     for frame in tables.batches("fleet_streams", ("minute", "viewers", *states), "minute"):
         values = frame[["viewers", *states]].astype(float)
-        values = values.where(values.abs() <= _MOST)
+        values = values.where(values.abs() <= _MOST_FIGURE)
         values[states] = values[states].mul(values["viewers"], axis=0)
         part = values.groupby(pd.to_datetime(frame["minute"], utc=True, errors="coerce")).sum()
         sums = part if sums.empty else sums.add(part, fill_value=0.0)

@@ -1,10 +1,10 @@
 """``experience``: what viewers felt, in the words of CTA-2066, by stream, application, network, agent, node and role.
 
 Of each hour, sums and sketches are kept per value of each dimension (part `felt`): sums are of whole numbers, and
-sketches of KLL merge. The answer adds those that are still open, keeps the `MOST` values of each dimension with the
-most viewers, and puts all others into one row. Attempts are all that asked to play, plays those that were given media.
-A distribution has each viewer once, and none who was there for less than `LEAST_STAY_S`; ratios are sum over sum. Up to
-`SKETCH_K` viewers a percentile is exact; beyond, its rank is off by at most `RANK_ERROR`.
+sketches of KLL merge. The answer adds sessions that are still open, keeps of each dimension the values with the most
+viewers (`MOST_VALUES_PER_DIMENSION`), and puts all others into one row. Attempts are all that asked to play, plays
+those that were given media. A distribution has each viewer once, without those that stayed less than `LEAST_STAY_S`;
+ratios are sum over sum. Up to `SKETCH_K` viewers a percentile is exact; beyond, its rank is `RANK_ERROR` off at most.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from flowctl.analyze.job import Parts
 
 LEAST_STAY_S: Final = 2.0
-"""Who left sooner has been shown the group of pictures that everybody is given at once, and little else."""
-MOST: Final = 100
-"""Values of a dimension that have a row of their own."""
+"""Least stay of a viewer: before, it has had little but the group of pictures that everybody is given at once."""
+MOST_VALUES_PER_DIMENSION: Final = 100
+"""Most values of a dimension that have a row of their own."""
 FEW: Final = 20
-"""A 95th percentile of fewer viewers is the worst of them."""
-BY: Final = ("all", "stream", "application", "network", "agent", "node", "role")
-"""The dimensions."""
+"""Viewers below which figures are few: their 95th percentile is the worst of them."""
+DIMENSIONS: Final = ("all", "stream", "application", "network", "agent", "node", "role")
+"""Dimensions by which figures are summed up."""
 SKETCH_K: Final = 1000
 RANK_ERROR: Final = 2.296 / SKETCH_K**0.9723
-"""Of a KLL sketch with that k: 0.28 %."""
+"""Rank error of a KLL sketch with that k: 0.28 %."""
 FAMILIES: Final = {
     "obs": "OBS", "lavf": "FFmpeg", "ffmpeg": "FFmpeg", "vlc": "VLC", "mpv": "mpv", "gstreamer": "GStreamer",
     "edg": "Edge", "opr/": "Opera", "firefox/": "Firefox", "chrome/": "Chrome", "safari/": "Safari", "curl": "curl",
 }  # fmt: skip
-"""Part of an agent's text, in small letters -> its family; in this order, for browsers name each other."""
+"""Part of an agent's text, in small letters -> its family; the order matters, for browsers name each other."""
 
 _WHO: Final = ("peer_ip", "app", "stream", "agent", "node", "role")
 _SKETCHES: Final = {"first_frames": "first_frame_ms", "delays": "delay_p50_ms"}
@@ -74,7 +74,7 @@ COLUMNS: Final[dict[str, str]] = {
 
 
 def family(agent: Column) -> Column:
-    """Return the family of an agent: one that is known, else the first word of its name; "" for none."""
+    """Return the family of an agent: one of `FAMILIES`, else the first word of its name; "" without one."""
     small = f.lower(agent)
     known = (f.when(small.contains(part), f.lit(name)) for part, name in FAMILIES.items())
     return f.coalesce(*known, f.regexp_extract(agent, "^[A-Za-z][A-Za-z0-9._-]{0,23}", 0))
@@ -99,7 +99,7 @@ def _keyed(names: Sequence[str]) -> Column:
 
 
 def _counts() -> dict[str, Column]:
-    """Return what is added up of a session, each a whole number; null: nothing."""
+    """Return the whole numbers that are added up over sessions; null adds nothing."""
     play_ms = f.round(f.col("play_s") * 1e3)
     flags = {
         "viewers": f.col("play_s").isNotNull() & (f.col("duration_s") >= LEAST_STAY_S),
@@ -132,10 +132,10 @@ def _counts() -> dict[str, Column]:
     }
 
 
-def felt(sessions: DataFrame, *more: str, by: Sequence[str] = BY) -> DataFrame:
-    """Sum up what viewers had (`PART_COLUMNS`), by each value of each dimension and more columns of sessions."""
+def sum_by_dimension(sessions: DataFrame, *more: str, by: Sequence[str] = DIMENSIONS) -> DataFrame:
+    """Sum up what viewers had (`PART_COLUMNS`), by the values of each dimension and by `more` columns of sessions."""
     stayed = f.col("duration_s") >= LEAST_STAY_S
-    once = sessions.filter(viewing()).select(  # few columns, for each of the steps to come copies them all
+    once = sessions.filter(viewing()).select(  # few columns: each later step copies them all
         *more, *_WHO,
         *(value.cast("bigint").alias(name) for name, value in _counts().items()),
         *(f.when(stayed, f.col(value)).cast("float").alias(name) for name, value in _SKETCHES.items()),
@@ -194,14 +194,15 @@ def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
     return present.groupBy("by", "key").agg(f.max("present").alias("peak_viewers"), peak_at.alias("peak_at"))
 
 
-def by_value(parts: Parts, by: Sequence[str] = BY) -> DataFrame:
+def by_value(parts: Parts, by: Sequence[str] = DIMENSIONS) -> DataFrame:
     closed = parts.table("felt").filter(f.col("by").isin(*by))
-    return merged(closed.select(*PART_COLUMNS).unionByName(felt(still_open(parts), by=by)))
+    return merged(closed.select(*PART_COLUMNS).unionByName(sum_by_dimension(still_open(parts), by=by)))
 
 
 def experience(parts: Parts) -> DataFrame:
     order = Window.partitionBy("by").orderBy(f.desc("viewers"), f.desc("attempts"), "key")
-    ranked = by_value(parts).withColumn("key", f.when(f.row_number().over(order) <= MOST, f.col("key")))
+    has_row = f.row_number().over(order) <= MOST_VALUES_PER_DIMENSION
+    ranked = by_value(parts).withColumn("key", f.when(has_row, f.col("key")))
     names = ("role", "app", "stream", "node", "play_s", "asked_ms", "peer_ip", "agent", "seen_at")
     life = f.shiftright("conn_id", CONN_NUMBER_BITS).alias("life")  # when its process started, in seconds
     sessions, still = parts.table("sessions"), still_open(parts)
@@ -219,14 +220,14 @@ def experience(parts: Parts) -> DataFrame:
 
 
 def answer(parts: Parts, _: Any = None) -> JobAnswer:
-    found = typed(experience(parts), COLUMNS).toArrow()  # some hundred rows: `MOST` of each dimension
-    parts.write("experience", found, COLUMNS)
+    rows = typed(experience(parts), COLUMNS).toArrow()  # some hundred
+    parts.write("experience", rows, COLUMNS)
     health = Observation()
     counts = (f.count_if(f.col("health") == word).alias(word) for word in ingest.HEALTH)
     parts.write("ingest", ingest.ingest(parts).observe(health, *counts), ingest.COLUMNS)
-    whole = [row for row in found.select(["by", "peak_viewers", *FIGURES]).to_pylist() if row.pop("by") == "all"]
-    told = whole[0].items() if whole else ()
-    summary = {name: round(value, 4) if isinstance(value, float) else value for name, value in told}
+    whole = [row for row in rows.select(["by", "peak_viewers", *FIGURES]).to_pylist() if row.pop("by") == "all"]
+    totals = whole[0].items() if whole else ()
+    summary = {name: round(value, 4) if isinstance(value, float) else value for name, value in totals}
     publishers = {word: count for word, count in sorted(health.get.items()) if count}
     return JobAnswer(summary={**summary, "publishers": publishers})
 
@@ -235,7 +236,10 @@ JOB: Final = AnalysisJob(
     name="experience",
     parts=(
         JobPart(
-            "felt", PART_COLUMNS, lambda records, _: felt(seen_sessions(records), "date", "hour"), ("flow_closes",)
+            name="felt",
+            columns=PART_COLUMNS,
+            reads=("flow_closes",),
+            make=lambda records, _: sum_by_dimension(seen_sessions(records), "date", "hour"),
         ),
     ),
     uses=("sessions", "open_sessions"),

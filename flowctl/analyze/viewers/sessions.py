@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from flowctl.analyze.job import Parts, Records
 
 TROUBLE_MS: Final = 1_000.0
-"""So long a player plays from what it has; a picture that stands for less is a flicker."""
+"""Trouble shorter than this is covered by the player's buffer and is no trouble."""
 TROUBLE_SHARE: Final = 0.01
-"""Of the session; a second of each hour and a half, in flickers, is no trouble."""
+"""Share of a session that may be trouble all the same: of a long one, flickers of a second in 100 s are none."""
 BLAMES: Final = ("viewer_link", "server_loop", "publisher_burst", "policy")
-"""In this order where shares are equal."""
+"""Causes of trouble; the first of those with equal shares is blamed."""
 BURST: Final = 1.5
-"""Times the mean rate from which a stream counts as bursting; key frames alone move a second's rate less than that."""
+"""Multiple of the mean rate from which a stream is bursting; key frames alone move a second's rate less than that."""
 UNFORCED_KINDS: Final = ("dropped_by_closed", "dropped_by_unfollowed", "dropped_by_requested")
-"""Drops that no slowness has caused and no policy has made: the peer or the application did not want them any more."""
+"""Columns of drops that neither slowness nor policy caused: the peer or the application did not want the messages."""
 
 
 def troubled(trouble_ms: Column) -> Column:
-    """Return whether a connection was in trouble; never null. Over a close, and how long that tells of trouble."""
+    """Return whether the connection of a close was in trouble, of which the close tells `trouble_ms`; never null."""
     long = f.greatest(f.lit(TROUBLE_MS), TROUBLE_SHARE * 1e3 * f.col("duration_s"))
     limits = added(("episodes_soft", "episodes_hard"))
     return (
@@ -55,7 +55,7 @@ def troubled(trouble_ms: Column) -> Column:
 
 
 def causes(trouble_ms: Column, dropped_messages: Column) -> dict[str, Column]:
-    """Return what shares are made of, over a close: whether it was in trouble, and what spoke for each cause."""
+    """Return, over a close, the parts of `shares`: whether it was in trouble, and what spoke for each cause."""
     # Of the time in which anything was published for it: from its start, as far as that is known.
     mean = f.try_divide("accepted_bytes", f.col("duration_s") * 1e3 - zero("startup_ms"))
     rate = f.try_divide("left_bytes", "left_ms")
@@ -80,15 +80,15 @@ def shares() -> dict[str, Column]:
 
 KEYS: Final = ("node", "conn_id")
 RECORD: Final = (*KEYS, "seq")
-"""Names one row of a table of records."""
+"""Columns that identify one row of a table of records."""
 MOST_BROADCAST: Final = 500_000
-"""Names of rows that every task is given as they are: 130 octets each, of the 2 GiB of the driver."""
+"""Most row names that are broadcast to every task: 130 octets each, of the 2 GiB of the driver."""
 _CLOSED: Final = 1 << 62
-"""Beyond every `seq`."""
+"""Stands for `seq` in the row of a close: beyond every real one."""
 BY_PEER: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
 """Reasons of a close that was the peer's doing; all others are ours."""
 LEAST_PLAY_S: Final = 1.0
-"""Rates over less are those of the group of pictures that everybody is given at once."""
+"""Shortest play with a rate: a shorter one had little but the group of pictures that everybody is given at once."""
 WORST_STATES: Final = ("READY", "OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT")
 
 COLUMNS: Final[dict[str, str]] = {
@@ -116,7 +116,7 @@ COLUMNS: Final[dict[str, str]] = {
 }
 """The contract of the table: columns and their types of Spark, in order. Grain: one connection."""
 OPEN_COLUMNS: Final[dict[str, str]] = {**COLUMNS, "seen_at": "timestamp"}
-"""Of connections that are open: the same, `closed_at` and `close_reason` null, and when that was so."""
+"""Columns of open connections: the same, `closed_at` and `close_reason` null, and the time of the row."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -131,7 +131,7 @@ def projected(closes: DataFrame) -> DataFrame:
 
 
 def _columns() -> dict[str, Column]:
-    """Return the columns that a close has not; in one step, for each step copies every column of every row."""
+    """Return the columns that a close lacks; in one step, as each step copies every column of every row."""
     ended = f.col("reason").isNotNull()
     by_peer = f.col("reason").isin(*BY_PEER)
     never = f.col("asked_ms").isNotNull() & f.col("startup_ms").isNull()
@@ -151,7 +151,7 @@ def _columns() -> dict[str, Column]:
         "closed_by": f.when(~ended, "open").when(by_peer, "peer").otherwise("server"),
         "play_s": play_s,
         "first_frame_ms": not_negative(f.col("startup_ms") - f.col("asked_ms")),
-        # Why its request came to nothing, if that was our doing: the refusal, else the code, else the close reason.
+        # Why its request failed, if that was our doing: the refusal, else the code, else the close reason.
         "start_failure": f.when(failed, f.coalesce("refusal", "code", "reason")),
         "exit_before_start": never & ~failed & ended,
         "recover_mean_ms": f.try_divide("recover_ms", "recoveries"),
@@ -194,7 +194,7 @@ def left_open(opens: DataFrame, closes: DataFrame) -> DataFrame:
 
 
 def among(rows: DataFrame, wanted: DataFrame) -> DataFrame:
-    """Return those rows that are `wanted` by `RECORD`; where these are few, no others of their columns are touched."""
+    """Return the rows whose `RECORD` is in `wanted`; if these are few, no other column of the rest is read."""
     wanted = wanted.persist()
     few = wanted.count() <= MOST_BROADCAST
     found = rows.join(f.broadcast(wanted) if few else wanted, list(RECORD), "left_semi")
@@ -218,7 +218,7 @@ def still_open(parts: Parts) -> DataFrame:
 
 
 def _still_open(parts: Parts) -> pa.Table:
-    """Return the same without Spark."""
+    """Return the rows of `still_open`, without Spark."""
     import pyarrow as pa
 
     rows = parts.arrow("open_sessions", [*OPEN_COLUMNS]).sort_by("seen_at")

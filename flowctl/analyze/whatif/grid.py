@@ -33,11 +33,11 @@ DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,
 """What ``flowctl serve live`` has without options; taken where the records do not say what was in force."""
 
 _KEYS: Final = ("soft", "hard", "policy", "target_delay", "hard_policy", "soft_too_long_s", "stuck_s", "return_after_s")
-_SCALES: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+_SIZE_SCALES: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Of bytes and messages: three octaves down, because memory is what limits cost, and two up."""
 _TARGETS_MS: Final = (None, 800, 1500, 3000, 4000)
 """Target delays, the one by the stream among them."""
-_AGES: Final = (0.5, 1.0, 2.0)
+_AGE_SCALES: Final = (0.5, 1.0, 2.0)
 """Of the age mark."""
 
 
@@ -64,7 +64,7 @@ def default_grid(present: Choice) -> list[Choice]:
     """Return about fifty choices around the one in force, which comes first."""
     limits = present.limits
     choices = [present]
-    for load, age, target_ms in itertools.product(_SCALES, _AGES, (limits.target_delay_ms, 0)):
+    for load, age, target_ms in itertools.product(_SIZE_SCALES, _AGE_SCALES, (limits.target_delay_ms, 0)):
         choices.append(replace(present, limits=replace(scaled(limits, load=load, age=age), target_delay_ms=target_ms)))
     choices += [replace(present, limits=replace(limits, target_delay_ms=target_ms)) for target_ms in _TARGETS_MS]
     for load in (0.5, 1.0, 2.0):

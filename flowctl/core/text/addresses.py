@@ -21,6 +21,12 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
+UNIT_BITS: Final = {4: 32, 6: 64}
+"""Prefix length, by version of IP, of what counts as one address."""
+NETWORK_BITS: Final = {4: 24, 6: 48}
+"""Prefix length, by version of IP, of the network that a site is given: of IPv4 some hundred machines."""
+
+
 class Embedding(NamedTuple):
     """Addresses of IPv6 that hold an IPv4 address; written as digits, so that columns of text are read by it too."""
 

@@ -33,7 +33,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from flowctl.core.outcomes.bucket import TokenBucket
-from flowctl.core.text.addresses import meanings
+from flowctl.core.text.addresses import NETWORK_BITS, UNIT_BITS, meanings
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 from flowctl.units import format_duration
@@ -277,8 +277,6 @@ def networks_of(address: str) -> tuple[str, str] | None:
     addresses = meanings(address)
     if not addresses:
         return None
-    parsed = addresses[-1]
-    own, wide = (32, 24) if parsed.version == 4 else (64, 48)
-    return str(ipaddress.ip_network((parsed, own), strict=False)), str(
-        ipaddress.ip_network((parsed, wide), strict=False)
-    )
+    parsed, lengths = addresses[-1], (UNIT_BITS, NETWORK_BITS)
+    own, wide = (str(ipaddress.ip_network((parsed, bits[parsed.version]), strict=False)) for bits in lengths)
+    return own, wide

@@ -14,7 +14,7 @@ from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, signed_difference
 
 GAP_S: Final = 1.0
 """A player has a second or so in store; where no media comes for longer, everybody who watches sees it."""
-_SMOOTH: Final = 16
+_JITTER_DIVISOR: Final = 16
 """RFC 3550, 6.4.1: a sixteenth of each difference."""
 _JUMP_MS: Final = 10_000
 """A time stamp that jumps by more is another timeline, and says nothing of how evenly messages come."""
@@ -67,7 +67,7 @@ class Ingest:
         # `signed_difference` without the call, per message.
         media_ms = (timestamp_ms - last[1] + CLOCK_HALF & CLOCK_MASK) - CLOCK_HALF
         if abs(media_ms) <= _JUMP_MS:
-            self._jitter_ms += (abs(took_s * 1000 - media_ms) - self._jitter_ms) / _SMOOTH
+            self._jitter_ms += (abs(took_s * 1000 - media_ms) - self._jitter_ms) / _JITTER_DIVISOR
             self._jitter_ms_s += self._jitter_ms * took_s
             self._jitter_s += took_s
 

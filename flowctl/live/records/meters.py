@@ -29,10 +29,10 @@ OTHERS: Final = "other"
 """Stands for all other streams, and is the name of none: names have an application in front."""
 NO_STREAM: Final = ""
 DELAY_BOUNDS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-_MOST_TEXT: Final = 100
+_MOST_STREAM_CHARS: Final = 100
 
 
-class Whose(NamedTuple):
+class SumKey(NamedTuple):
     """What is summed up together."""
 
     stream: str  # its name, `OTHERS`, or empty: neither played nor published one
@@ -99,10 +99,10 @@ class Meters(Observer):
         self._lock: Final = OwnedLock()
         self._observes = False  # guarded by _lock
         self._named: set[str] = set()  # guarded by _lock
-        self._whose: dict[int, Whose] = {}  # of open connections, by number; guarded by _lock
-        self._past: dict[Whose, Sums] = {}  # of those that have gone; guarded by _lock
+        self._keys: dict[int, SumKey] = {}  # of open connections, by number; guarded by _lock
+        self._past: dict[SumKey, Sums] = {}  # of those that have gone; guarded by _lock
         # What ends while sums are made, for each that makes them; guarded by _lock
-        self._passes: list[list[tuple[int, Whose, Sums]]] = []
+        self._passes: list[list[tuple[int, SumKey, Sums]]] = []
         self._limits: Counter[str] = Counter()  # hits; guarded by _lock
         self._rounds = 0  # of all fan-outs so far; guarded by _lock
         self._round_of: weakref.WeakKeyDictionary[Fanout, int] = weakref.WeakKeyDictionary()  # guarded by _lock
@@ -113,7 +113,7 @@ class Meters(Observer):
             first, self._observes = not self._observes, True
         if first:
             self._add_observer(self)
-        ended: list[tuple[int, Whose, Sums]] = []
+        ended: list[tuple[int, SumKey, Sums]] = []
         with self._lock:
             self._passes.append(ended)
         try:
@@ -123,13 +123,13 @@ class Meters(Observer):
                 self._passes.remove(ended)
 
     def _figures(
-        self, connections: Iterable[Connection], fanouts: Iterable[Fanout], ended: list[tuple[int, Whose, Sums]]
+        self, connections: Iterable[Connection], fanouts: Iterable[Fanout], ended: list[tuple[int, SumKey, Sums]]
     ) -> dict[str, Any]:
         """Return all sums; `ended` is told of those that end meanwhile."""
-        total: dict[Whose, Sums] = defaultdict(Sums)
+        total: dict[SumKey, Sums] = defaultdict(Sums)
         counted: set[int] = set()
         for item in RestingPace().over(connections):
-            whose = self._whose_is(item)
+            whose = self._sum_key(item)
             if whose is None:
                 continue
             account = item.sender.account(rows=False)
@@ -151,22 +151,22 @@ class Meters(Observer):
         rows = [{"stream": whose.stream, "role": whose.role} | sums.as_dict() for whose, sums in total.items()]
         return {"rows": rows, "limit_hits": limits, "flush_rounds": rounds_total}
 
-    def _whose_is(self, connection: Connection) -> Whose | None:
+    def _sum_key(self, connection: Connection) -> SumKey | None:
         """Return where a connection is counted. None: it has ended, and is counted, or will be, as of the past."""
         role, streams = connection.session.role, connection.session.streams()
         with self._lock:
-            known = self._whose.get(connection.number)
+            known = self._keys.get(connection.number)
             if known is not None and known.role != "none":
                 return known
             if known is None and connection.ended is not None:
                 return None
-            whose = Whose(self._label_locked(streams[0]), role) if role and streams else Whose(NO_STREAM, "none")
-            self._whose[connection.number] = whose
+            whose = SumKey(self._label_locked(streams[0]), role) if role and streams else SumKey(NO_STREAM, "none")
+            self._keys[connection.number] = whose
             return whose
 
     def _label_locked(self, stream: str) -> str:
         self._lock.assert_owned()
-        name = foreign(stream, _MOST_TEXT)
+        name = foreign(stream, _MOST_STREAM_CHARS)
         if name not in self._named:
             if len(self._named) >= MOST_NAMED:
                 return OTHERS
@@ -176,13 +176,13 @@ class Meters(Observer):
     # -- as an observer
 
     def opened(self, connection: Connection) -> None:
-        self._whose_is(connection)
+        self._sum_key(connection)
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        self._whose_is(connection)
+        self._sum_key(connection)
 
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
-        self._whose_is(connection)
+        self._sum_key(connection)
 
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
@@ -195,7 +195,7 @@ class Meters(Observer):
         sums.add_connection(connection, connection.sender.account(rows=False))
         sums.closed[reason.value] += 1
         with self._lock:
-            whose = self._whose.pop(connection.number, None) or Whose(NO_STREAM, "none")
+            whose = self._keys.pop(connection.number, None) or SumKey(NO_STREAM, "none")
             self._past.setdefault(whose, Sums()).add_sums(sums)
             for ended in self._passes:
                 ended.append((connection.number, whose, sums))

@@ -22,9 +22,9 @@ from flowctl.live.observer import Observer
 from flowctl.live.rows import identity_row
 from flowctl.reasons import CloseReason
 
-KEPT: Final = 1024
+MOST_KEPT_EVENTS: Final = 1024
 """Events kept: seconds of the worst trouble, hours of usual days, and half a megabyte."""
-_TEXT: Final = 200
+_MOST_TEXT_CHARS: Final = 200
 """Longest text of an event, characters."""
 _TOLD: Final = frozenset({LedgerKind.DROPS, LedgerKind.LATE, LedgerKind.RETURN})
 _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
@@ -38,7 +38,7 @@ class RecentEvents(Observer):
         self.run: Final = secrets.token_hex(4)
         self._wall: Final = wall
         self._lock: Final = OwnedLock()
-        self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)  # guarded by _lock
+        self._kept: deque[dict[str, Any]] = deque(maxlen=MOST_KEPT_EVENTS)  # guarded by _lock
         self._count = 0  # number of the last one; guarded by _lock
 
     def since(self, number: int | None, most: int) -> tuple[list[dict[str, Any]], int, int]:
@@ -73,7 +73,7 @@ class RecentEvents(Observer):
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         change = entry.change
-        why = foreign(entry.why, _TEXT)
+        why = foreign(entry.why, _MOST_TEXT_CHARS)
         if change is not None and max(change.old, change.new) > _FLAP:
             self._note("state", connection, old=change.old.name, state=change.new.name, why=why)
         elif entry.kind in _TOLD:
@@ -81,4 +81,4 @@ class RecentEvents(Observer):
             self._note(entry.kind.value, connection, dropped=lost, why=why)
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
-        self._note("close", connection, reason=reason.value, why=foreign(details, _TEXT), limit=limit)
+        self._note("close", connection, reason=reason.value, why=foreign(details, _MOST_TEXT_CHARS), limit=limit)

@@ -20,7 +20,7 @@ from flowctl.core.flow.timing import target_s
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.records.telemetry.events import ConnectionEvents
-from flowctl.records.telemetry.felt import NOTHING_FELT, Felt, tells
+from flowctl.records.telemetry.felt import NO_SAMPLE_SUMS, SampleSums, shows_trouble
 from flowctl.records.telemetry.sampling import (
     NOTHING,
     Identities,
@@ -36,12 +36,12 @@ from flowctl.records.telemetry.schema import VIEWING, Row
 from flowctl.sender import Sender
 
 KERNEL_ROUNDS: Final = 60
-"""A viewer that keeps up is asked about by two system calls once in so many rounds."""
+"""Rounds between two looks into the kernel for a viewer that keeps up: each takes two system calls."""
 
 _NUMBER: Final = attrgetter("number")
 
 _Thread = tuple[float | None, bool | None]
-"""How busy a poll group is, 0 to 1, and whether it had no room; None where a connection is on none."""
+"""Load of a poll group, 0 to 1, and whether it had no room; None for a connection without a group."""
 
 _Sums = tuple[int, Figures, Figures, Figures]
 """Wire bytes sent, and by class what was accepted, sent and dropped, since a connection was opened."""
@@ -81,12 +81,12 @@ class SampledSquad:
 
 
 @dataclass(slots=True, eq=False)
-class Book:
-    """What the records so far say of one connection. The sampler's thread."""
+class SampleBook:
+    """Totals that the samples of one connection have recorded so far. The sampler's thread."""
 
     at: float  # when it was sampled last by itself, in seconds; with its squad, at `seen.at`
     first: int = 0
-    felt: Felt | None = None  # what its samples say, where they tell anything. None: it kept up.
+    felt: SampleSums | None = None  # what its samples say, where they tell anything. None: it kept up.
     target_ms: float = 0.0  # target delay of its stream, in ms, when it was asked last; 0: none
     accepted: Figures = NO_FIGURES  # totals in the records, less those at `seen.mark` where that is set
     sent: Figures = NO_FIGURES
@@ -107,15 +107,15 @@ class Book:
         last = self.round if self.seen is None else max(self.round, self.seen.round)
         return last - self.first + 1 if self.round >= 0 else 0
 
-    def aims(self, sender: Sender, record: ConnectionEvents, log: StreamLog | None) -> float:
-        """Return the target delay in force, in ms, 0 for none; `log`: what it follows, where that is known."""
+    def target_ms_of(self, sender: Sender, record: ConnectionEvents, log: StreamLog | None) -> float:
+        """Return the target delay in force, in ms, 0 for none; `log`: the log that it follows, if that is known."""
         if record.role.value in VIEWING and (log is not None or not self.target_ms):
             gop_s = 0.0 if log is None else log.gop_duration_s
             self.target_ms = target_s(sender.limits.target_delay_ms, gop_s) * 1000
         return self.target_ms
 
     def columns(self, sampled_ms: float, count: int, left_at: tuple[float, ...]) -> dict[str, Any]:
-        felt = NOTHING_FELT if self.felt is None else self.felt.columns(sampled_ms, left_at)
+        felt = NO_SAMPLE_SUMS if self.felt is None else self.felt.columns(sampled_ms, left_at)
         return felt | {
             "samples_count": count,
             "sampled_ms": sampled_ms,
@@ -125,7 +125,7 @@ class Book:
 
 @lru_cache(1024)
 def _shared(figures: Figures) -> Figures:
-    """Return one object for all that are equal to `figures`: most of a crowd's are, at 0.5 kB each."""
+    """Return one object for all equal `figures`: most viewers have the same ones, at 0.5 kB each."""
     return figures
 
 
@@ -134,49 +134,49 @@ class Round:
 
     def __init__(
         self,
-        books: dict[int, Book],
+        books: dict[int, SampleBook],
         records: Mapping[int, ConnectionEvents],
         wall_us: Callable[[float], int],
         number: int,
         now: float,
-        told_from: SendState,
+        events_from: SendState,
     ) -> None:
         self._books = books  # what the records so far say, by number of the connection
         self._records = records
         self._wall_us = wall_us
-        self._told_from = told_from
+        self._events_from = events_from
         self._now = now
         self._number = number
         self._block = SampleBlock(wall_us(now))
         self._runs: dict[Any, SharedRows] = {}
         self._threads: dict[Any, _Thread] = {}  # how busy each poll group is
 
-    def _book(self, connection: Connection) -> Book:
+    def _book(self, connection: Connection) -> SampleBook:
         number = connection.number
         book = self._books.get(number)
         if book is None:
-            book = self._books[number] = Book(connection.opened_at)
+            book = self._books[number] = SampleBook(connection.opened_at)
         return book
 
-    def left(self, connections: Iterable[Connection], squads: Iterable[SampledSquad]) -> list[Connection]:
-        """Return those that have not been in this round: few, where most are members of a squad."""
-        number, left = self._number, []
+    def unsampled(self, connections: Iterable[Connection], squads: Iterable[SampledSquad]) -> list[Connection]:
+        """Return the connections without a sample in this round: few, as most are members of a squad."""
+        number, unsampled = self._number, []
         others = set(connections).difference(*[seen.connections for seen in squads])
         for connection in sorted(others, key=_NUMBER):
             book = self._books.get(connection.number)
             if book is None or not (book.round == number or (book.seen is not None and book.seen.round == number)):
-                left.append(connection)
-        return left
+                unsampled.append(connection)
+        return unsampled
 
     def block(self) -> SampleBlock:
         for run in self._runs.values():
             self._block.add_run(run)
         return self._block
 
-    # -- those who keep up
+    # -- viewers that keep up
 
-    def squad(self, fanout: Fanout, squad: Squad, before: SampledSquad | None) -> SampledSquad | None:
-        """Sample the members of a squad; return what to compare with next time. None: it has no members."""
+    def sample_squad(self, fanout: Fanout, squad: Squad, before: SampledSquad | None) -> SampledSquad | None:
+        """Sample the members of a squad; return its state for the next round. None: it has no members."""
         log = fanout.log
         mark = Mark.of(log, squad.entry, log.tail)  # the place first: the log does not end before it
         members = list(squad.members)
@@ -191,28 +191,28 @@ class Round:
             moved = (index for index, pair in enumerate(zip(pulses, before.pulses, strict=True)) if pair[0] != pair[1])
             apart = before.odd.union(moved)
         if apart:
-            self._apart(before, pulses, mark, thread, apart)
+            self._sample_apart(before, pulses, mark, thread, apart)
         else:
-            self._together(before, mark, thread)
+            self._sample_together(before, mark, thread)
         before.pulses, before.mark, before.round, before.at = pulses, mark, self._number, self._now
         return before if members else None
 
-    def _apart(
+    def _sample_apart(
         self, seen: SampledSquad, pulses: list[int | None], mark: Mark, thread: _Thread, indices: frozenset[int]
     ) -> None:
-        """Sample these members of a squad one by one, and let those who stand at its mark now be part of it."""
-        # Who moved by itself is asked before the mark of `seen` moves: it is what its books are about.
+        """Sample these members of a squad one by one, and count those at its mark as part of it from now on."""
+        # Members that moved by themselves are asked before the mark of `seen` moves: their books refer to it.
         odd = frozenset(
-            index for index in indices if not self._member(seen.members[index], pulses[index], seen, mark, thread)
+            index for index in indices if not self._sample_one(seen.members[index], pulses[index], seen, mark, thread)
         )
         if not seen.odd >= indices:
             seen.settle(seen.odd | indices, self._records)
-        self._together(seen, mark, thread)
+        self._sample_together(seen, mark, thread)
         if odd != seen.odd:
             seen.settle(odd, self._records)
 
-    def _member(self, sender: Sender, pulse: int | None, seen: SampledSquad, mark: Mark, thread: _Thread) -> bool:
-        """Sample a member of a squad by itself; return whether it stands at `mark` with the others now."""
+    def _sample_one(self, sender: Sender, pulse: int | None, seen: SampledSquad, mark: Mark, thread: _Thread) -> bool:
+        """Sample one member of a squad; return whether it stands at `mark` with the others now."""
         connection = sender.host
         if not isinstance(connection, Connection) or (record := self._records.get(connection.number)) is None:
             return False
@@ -221,19 +221,19 @@ class Round:
             return False  # it came from another squad during this round
         old = book.seen
         if pulse is None or pulse != book.pulse or old is None or old.mark.log is not mark.log:
-            self._ask(connection, record, book)
+            self._sample_sender(connection, record, book)
             return False
         if old.round == self._number or mark.sequence < old.mark.sequence:
             return False  # it came with all of its squad
-        run = self._run(record.who[2:], old, mark, thread)
+        run = self._shared_rows(record.who[2:], old, mark, thread)
         run.add(record.conn_id, *record.who[:2])
         book.seen = seen
         return True
 
-    def _together(self, seen: SampledSquad, mark: Mark, thread: _Thread) -> None:
-        """Sample those of a squad who stood at its mark and went on with it, all at once."""
+    def _sample_together(self, seen: SampledSquad, mark: Mark, thread: _Thread) -> None:
+        """Sample, all at once, the members of a squad that moved from mark to mark with it."""
         for use, crowd in seen.crowds.items():
-            run = self._run(use, seen, mark, thread)
+            run = self._shared_rows(use, seen, mark, thread)
             first = run.size
             run.add_crowd(crowd)
             if len(seen.crowds) == 1:  # else the order of connections is another
@@ -242,8 +242,8 @@ class Round:
                     line = connection.line_figures()
                     run.kernel[first + index] = (line and line.rtt_us, connection.kernel_bytes())
 
-    def _run(self, use: tuple[str | None, ...], old: SampledSquad, mark: Mark, thread: _Thread) -> SharedRows:
-        """Return the run of those who went from the mark of `old` to another."""
+    def _shared_rows(self, use: tuple[str | None, ...], old: SampledSquad, mark: Mark, thread: _Thread) -> SharedRows:
+        """Return the shared rows of members that moved from the mark of `old` to `mark`."""
         was = old.mark
         key = (id(mark.log), was.sequence, was.end_sequence, mark.sequence, mark.end_sequence, old.at, use, thread)
         run = self._runs.get(key)
@@ -253,7 +253,7 @@ class Round:
         return run
 
     def _keeping_up(self, mark: Mark, thread: _Thread, interval_ms: float) -> SampledCondition:
-        """Return how those stand who have taken everything but what the next flush brings them."""
+        """Return the condition of viewers that have taken everything but what the next flush brings."""
         waiting = mark.end_sequence - mark.sequence
         age_ms = max(self._now - mark.since, 0.0) * 1000 if waiting and mark.since else 0.0
         return SampledCondition(
@@ -268,7 +268,7 @@ class Round:
 
     # -- all others
 
-    def connection(self, connection: Connection) -> None:
+    def sample_connection(self, connection: Connection) -> None:
         record = self._records.get(connection.number)
         if record is None:
             return
@@ -283,9 +283,9 @@ class Round:
             run.add(record.conn_id, *record.who[:2])
             book.at, book.round = self._now, self._number
             return
-        self._ask(connection, record, book)
+        self._sample_sender(connection, record, book)
 
-    def _ask(self, connection: Connection, record: ConnectionEvents, book: Book) -> None:
+    def _sample_sender(self, connection: Connection, record: ConnectionEvents, book: SampleBook) -> None:
         sender = connection.sender
         account = sender.account()
         pulse, mark = account.pulse, None
@@ -317,15 +317,15 @@ class Round:
         sums_now = (account.bytes_sent, account.accepted, account.sent, account.dropped)
         happened = self._settle(book, sums_now, mark, pulse)
         self._block.add_row(who, condition, happened)
-        target_ms = book.aims(sender, record, sender.following)
-        self._feel(book, condition, happened, self._now, record, target_ms, cached_bytes)
+        target_ms = book.target_ms_of(sender, record, sender.following)
+        self._add_to_sums(book, condition, happened, self._now, record, target_ms, cached_bytes)
         book.still = mark is None and pulse is not None and account.idle
-        if unsent_bytes is not None and account.state >= self._told_from:
+        if unsent_bytes is not None and account.state >= self._events_from:
             record.sample(self._now, account, line and line.rtt_us, unsent_bytes)
 
-    def _feel(
+    def _add_to_sums(
         self,
-        book: Book,
+        book: SampleBook,
         condition: SampledCondition,
         happened: Row,
         at: float,
@@ -333,14 +333,14 @@ class Round:
         target_ms: float,
         cached_bytes: int = 0,
     ) -> None:
-        """Add a sample to what the connection's row of `flow_closes` will say, if it tells anything."""
-        if book.felt is None and tells(condition, happened):
-            book.felt = Felt()
+        """Add a sample to the sums for the connection's row in `flow_closes`, if there is any trouble."""
+        if book.felt is None and shows_trouble(condition, happened):
+            book.felt = SampleSums()
         if book.felt is not None:
             book.felt.add_sample(condition, happened, at, record.left_at, target_ms, cached_bytes)
 
-    def _settle(self, book: Book, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
-        """Return what happened since the last sample, and enter it in the books."""
+    def _settle(self, book: SampleBook, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
+        """Return the figures since the last sample, and enter the new totals in the book."""
         sent_bytes, accepted, sent, dropped = so_far
         accepted_before, sent_before, bytes_before = book.accepted, book.sent, book.sent_bytes
         if book.seen is not None:
@@ -365,10 +365,10 @@ class Round:
         book.pulse, book.at, book.round = pulse, self._now, self._number
         return happened
 
-    def end(
+    def record_end(
         self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float
     ) -> dict[str, Any]:
-        """Record what a connection that has ended was sent since its last sample; return what all its samples say."""
+        """Record the last sample of an ended connection; return the columns that sum up all its samples."""
         book = self._book(connection)
         count, log = book.count + 1, None if book.seen is None else book.seen.mark.log
         condition = SampledCondition(
@@ -383,19 +383,19 @@ class Round:
         del self._books[connection.number]
         who = (record.conn_id, *record.who)
         self._block.add_row(who, condition, happened, self._wall_us(at))
-        self._feel(book, condition, happened, at, record, book.aims(connection.sender, record, log))
+        self._add_to_sums(book, condition, happened, at, record, book.target_ms_of(connection.sender, record, log))
         return book.columns(max(at - connection.opened_at, 0.0) * 1000, count, record.left_at)
 
-    def so_far(self, connection: Connection, record: ConnectionEvents) -> dict[str, Any]:
+    def columns_so_far(self, connection: Connection, record: ConnectionEvents) -> dict[str, Any]:
         book = self._book(connection)
-        book.aims(connection.sender, record, connection.sender.following)
+        book.target_ms_of(connection.sender, record, connection.sender.following)
         sampled_ms = max(book.since - connection.opened_at, 0.0) * 1000
         return book.columns(sampled_ms, book.count, record.left_at)
 
     def _thread(self, group: Any) -> _Thread:
         if group is None:
             return None, None
-        found = self._threads.get(group)
-        if found is None:
-            found = self._threads[group] = (round(group.busy_fraction(), 4), group.strained())
-        return found
+        thread = self._threads.get(group)
+        if thread is None:
+            thread = self._threads[group] = (round(group.busy_fraction(), 4), group.strained())
+        return thread

@@ -28,8 +28,8 @@ from flowctl.records.telemetry.schema import FLIGHT, FlightKind
 _NAMES: Final = FLIGHT.names
 _KINDS: Final = frozenset(kind.value for kind in FlightKind)
 _OWN_FROM: Final = _NAMES.index(FlightRow._fields[0])
-_BEYOND: Final = 1024
-"""Rows that a flight may have beyond its bound: those of the call in which it was reached, and END."""
+_MOST_ROWS_BEYOND: Final = 1024
+"""Most rows that a flight may have beyond its bound: those of the call in which it was reached, and END."""
 _MOST_OFFSET_US: Final = 366 * 86_400 * 1_000_000
 _REALS: Final = frozenset({"queued_age_ms", "value", "limit"})
 
@@ -60,7 +60,7 @@ class Flight:
 
     @property
     def figures(self) -> dict[str, Any] | None:
-        """What END says: see `flowctl.records.flight.words.figures_of`. None: it was cut off."""
+        """Figures in END: see `flowctl.records.flight.words.figures_of`. None: the flight was cut off."""
         if not self.complete:
             return None
         try:
@@ -88,7 +88,7 @@ def read_flights(rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> Flight:
             first = item
         if row.number > highest:
             highest, last = row.number, item
-        if len(taken) > MOST_ROWS + _BEYOND:
+        if len(taken) > MOST_ROWS + _MOST_ROWS_BEYOND:
             raise DamagedFlightError(f"a flight of more than {MOST_ROWS} rows: the recorder writes none")
     if last is None:
         raise DamagedFlightError("a flight without rows")

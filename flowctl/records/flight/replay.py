@@ -46,15 +46,15 @@ _CALL: Final = FlightKind.CALL.value
 _ZEROS: Final = bytes(64 * 1024)
 """Stands for the payload of messages up to this size: what they say is of no consequence, and was not recorded."""
 MOST_WIRE_BYTES: Final = 32 * 1024 * 1024
-"""Of one message: RTMP has 16 MiB and the headers of its chunks."""
+"""Largest message: RTMP has 16 MiB and the headers of its chunks."""
 MOST_QUEUED_BYTES: Final = 1024 * 1024 * 1024
-"""What may wait in a replay: a server allows a viewer a few MiB, and other servers some hundred."""
+"""Most that may wait in a replay: a server allows a viewer a few MiB, and other servers some hundred."""
 _CHECK_EVERY_BYTES: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayResult:
-    """What came out of a replay."""
+    """Outputs of a replay."""
 
     # edges, drops, first late messages, returns and the close, in order, as rows (their `number` is 0)
     outputs: tuple[FlightRow, ...]

@@ -31,7 +31,7 @@ _CALL: Final = FlightKind.CALL.value
 
 
 class Identity(NamedTuple):
-    """Whose flight it is: the first columns of its rows, as the privacy settings let them through."""
+    """Connection of a flight: the first columns of its rows, as the privacy settings let them through."""
 
     began_at_us: int  # microseconds since the epoch (UTC) when the flight began
     conn_id: int  # see `flowctl.records.telemetry.schema`

@@ -26,7 +26,7 @@ from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
 
 FLIGHT_FORMAT: Final = 1
-"""Of BEGIN; counted up when rows change their meaning: a reader of another number says so instead of guessing."""
+"""Format in BEGIN, raised when rows change their meaning: a reader of another format says so instead of guessing."""
 
 MICROSECONDS: Final = 1_000_000
 
@@ -70,7 +70,7 @@ OUTPUT_KINDS: Final = frozenset(
         FlightKind.DRAINED,
     )
 )
-"""Rows that came out; a replay has to bring the same ones."""
+"""Kinds of rows that are outputs; a replay has to make the same ones."""
 LOG_LANE: Final = "log"
 OWN_LANE: Final = "own"
 
@@ -81,7 +81,7 @@ def dump(value: Mapping[str, Any]) -> str:
 
 
 _MOST_DETAIL_CHARS: Final = 1024 * 1024
-"""Text of one detail: what a Sender writes has a few thousand; a restart names one size per header."""
+"""Longest detail: a Sender writes a few thousand characters; a restart names one size per header."""
 
 
 def detail_of(text: str | None) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def error_from(values: Mapping[str, Any]) -> Exception:
 
 
 class Call(NamedTuple):
-    """How the arguments of one method of a Sender stand in the detail of a row, there and back."""
+    """Codec between the arguments of a method of a Sender and the detail of a row."""
 
     write: Callable[..., dict[str, Any]] = dict  # called with the arguments of the method
     read: Callable[[Mapping[str, Any]], tuple[Any, ...]] = lambda _: ()  # returns arguments that make the same call

@@ -36,12 +36,12 @@ from flowctl.records.telemetry.schema import (
 from flowctl.records.telemetry.whole import NO_COURSE, ConnectionCourse, sender_columns
 
 _REFUSALS_PER_S: Final = 20
-"""Refused connections of one address that have a record of their own in a second; the others are summed up in one,
-within a second or so."""
+"""Most refused connections of an address with a record of their own per second; the others are summed up in one, about
+a second later."""
 _KEPT_LEFT: Final = 16
-"""Times at which READY was left that are remembered for the sampler: a ledger holds as many between two looks."""
+"""Most times of leaving READY that are kept for the sampler: a ledger holds as many between two looks."""
 _MOST_REFUSED: Final = 4096
-"""Addresses (see `flowctl.core.text.addresses`) whose refusals are remembered for that."""
+"""Most addresses (see `flowctl.core.text.addresses`) whose refusals are counted."""
 
 
 _EVENT: Final = FLOW_EVENTS.row_names.index("event")

@@ -1,7 +1,7 @@
 """What samples say of one connection, summed up while they are made: delay, stalls, what its line carried (pure).
 
-Who runs with the crowd has none of this: its delay counts as none. Delays are kept by time in buckets: a quantile is
-the middle of its bucket, 1.6 % off at most.
+A viewer that keeps up has no such sums: its delay counts as 0. Delays are kept as time per bucket: a quantile is the
+middle of its bucket, 1.6 % off at most.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from flowctl.records.telemetry.sampling import SampledCondition
 from flowctl.records.telemetry.schema import Row
 
 STALL_MS: Final = 500.0
-"""A peer that takes nothing for so long while something waits shows a still picture: players buffer about a second."""
+"""Time without progress, while something waits, that is a stall: players buffer about a second."""
 BUSY: Final = 0.9
-"""A thread that is busy for so much of the time has no room for bursts: queues of all its viewers grow."""
-_BITS: Final = 6
-"""Of a delay in microseconds; one below 1 ms counts as nothing."""
+"""Share of the time from which a thread is too busy for bursts: the queues of all its viewers grow."""
+_DELAY_BITS: Final = 6
+"""Precision of delay buckets, in bits; delays are in microseconds, and one below 1 ms counts as 0."""
 _QUANTILES: Final = (("delay_p50_ms", 0.5), ("delay_p95_ms", 0.95), ("delay_p99_ms", 0.99))
 _READY: Final = SendState.READY.name
 _ACCEPTED_BYTES: Final = slice(1 + CLASS_COUNT, 1 + 2 * CLASS_COUNT)
 _DROPPED_MESSAGES: Final = slice(1 + 4 * CLASS_COUNT, 1 + 5 * CLASS_COUNT)
 
 
-def tells(condition: SampledCondition, happened: Row) -> bool:
-    """Return whether a sample says more of its connection than that it kept up."""
+def shows_trouble(condition: SampledCondition, happened: Row) -> bool:
+    """Return whether a sample shows more than a viewer that keeps up."""
     delay_ms, share = condition.viewer_delay_ms, condition.picture_share
     calm = condition.state == _READY and share >= 1 and not condition.stalled_ms and (delay_ms or 0.0) < 1
     return not calm or any(happened[_DROPPED_MESSAGES])
 
 
 @dataclass(slots=True)
-class Felt:
-    """Sums over the samples of one connection that tell anything, by column. The sampler's thread."""
+class SampleSums:
+    """Sums over the samples that show trouble of one connection, by column. The sampler's thread."""
 
     ms: float = 0.0  # time that they are about; what else was sampled passed without delay
     delay_max_ms: float = 0.0
@@ -63,7 +63,7 @@ class Felt:
         cached_bytes: int = 0,
     ) -> None:
         ms, delay_ms, stalled_ms = condition.interval_ms, condition.viewer_delay_ms or 0.0, condition.stalled_ms
-        bucket = bucket_of(int(delay_ms * 1000), _BITS) if delay_ms >= 1 else 0
+        bucket = bucket_of(int(delay_ms * 1000), _DELAY_BITS) if delay_ms >= 1 else 0
         accepted = sum(happened[_ACCEPTED_BYTES]) - cached_bytes
         self.ms += ms
         self._ms_sum += delay_ms * ms
@@ -98,7 +98,7 @@ class Felt:
 
     def columns(self, sampled_ms: float, left_at: tuple[float, ...]) -> dict[str, Any]:
         self._settle(left_at)
-        found: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
+        sums: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
         whole_ms = max(sampled_ms, self.ms)
         times = {**self._delays_ms, 0: self._delays_ms.get(0, 0.0) + whole_ms - self.ms}
         for name, share in _QUANTILES:
@@ -106,10 +106,10 @@ class Felt:
             for bucket in sorted(times):
                 passed_ms += times[bucket]
                 if passed_ms >= share * whole_ms:
-                    found[name] = min(sum(bounds_of(bucket, _BITS)) / 2000, self.delay_max_ms) if bucket else 0.0
+                    sums[name] = min(sum(bounds_of(bucket, _DELAY_BITS)) / 2000, self.delay_max_ms) if bucket else 0.0
                     break
-        return found | {"delay_mean_ms": self._ms_sum / whole_ms if whole_ms else 0.0}
+        return sums | {"delay_mean_ms": self._ms_sum / whole_ms if whole_ms else 0.0}
 
 
-_SUMS: Final = tuple(item.name for item in fields(Felt) if item.name != "ms" and not item.name.startswith("_"))
-NOTHING_FELT: Final = Felt().columns(0.0, ())
+_SUMS: Final = tuple(item.name for item in fields(SampleSums) if item.name != "ms" and not item.name.startswith("_"))
+NO_SAMPLE_SUMS: Final = SampleSums().columns(0.0, ())

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 _SUFFIX: Final = ".parquet"
 _BATCH_ROWS: Final = 65_536
 _MOST_FILES: Final = 20_000
-"""Files of a folder: at one in ten seconds two days and more of them; Spark is for what is beyond."""
+"""Most files of a folder, two days of one in ten seconds; Spark is for more."""
 _MOST_FLIGHTS: Final = 200_000
-"""Flights of a list, some 100 MB."""
+"""Most flights in a list, some 100 MB."""
 _MOST_ROWS: Final = 2_002_000
-"""Rows of one flight that are handed over: a few more than a recorder writes, so that its reader can say so."""
+"""Most rows read of one flight: a few more than a recorder writes, so that its reader can refuse it."""
 _MOST_FILE_ROWS: Final = 10_000_000
-"""Rows of one file: a hundred times what a recorder writes."""
+"""Most rows of one file: a hundred times what a recorder writes."""
 _MOST_FOOTER_BYTES: Final = 16 * 1024 * 1024
-"""Of one file: a recorder's has some KiB; as it is in memory it has many times that."""
+"""Largest footer of a file: a recorder's has some KiB, and takes many times its size in memory."""
 _MOST_GROUP_BYTES: Final = 512 * 1024 * 1024
-"""Of a row group as it is in memory: a recorder's has some 5 MB."""
+"""Largest row group in memory: a recorder's has some 5 MB."""
 _MOST_TEXT_BYTES: Final = 64 * 1024 * 1024
-"""Texts of one batch, written out: a few bytes in a file can stand for very many."""
+"""Most text in one batch: a few bytes in a file can stand for very much of it."""
 _ROWS_AT_ONCE: Final = 500_000
-"""Rows of several flights held at a time, some 300 MB; one flight alone may have more."""
+"""Most rows of several flights in memory at a time, some 300 MB; one flight alone may have more."""
 _NODE_AT: Final = FLIGHT.names.index("node")
 _CONN_AT: Final = FLIGHT.names.index("conn_id")
 _LIST_COLUMNS: Final = [
@@ -54,7 +54,7 @@ _LIST_COLUMNS: Final = [
 
 @dataclass(slots=True)
 class FlightSummary:
-    """What a list of flights says of one."""
+    """One flight in a list."""
 
     node: str
     conn_id: int
@@ -270,7 +270,7 @@ def _rows(files: list[Path], conn_ids: Collection[int], damaged: Damaged | None 
 
 
 def list_flights(files: list[Path], damaged: Damaged | None = None) -> list[FlightSummary]:
-    """Return what there is, oldest first."""
+    """Return the flights of the files, oldest first."""
     found: dict[tuple[str, int], FlightSummary] = {}
     for batch in _batches(files, _LIST_COLUMNS, damaged=damaged):
         for row in batch.to_pylist():

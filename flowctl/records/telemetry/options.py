@@ -13,11 +13,11 @@ from flowctl.errors import ConfigError
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Names of nodes are part of file names: no separators, and no beginning that readers take for a hidden file."""
 _LEAST_INTERVAL_S: Final = 0.1
-"""Samples more often than the flush interval's double would tell of the rounds, not of the viewers."""
+"""Least interval of samples, over twice the flush interval: shorter ones would show the rounds, not the viewers."""
 _LEAST_ROTATE_S: Final = 0.5
-"""A file each half second is 7200 an hour and table; readers are slow with many small files."""
+"""Least time per file: half a second makes 7200 an hour and table; readers are slow with many small files."""
 _MOST_S: Final = 3600.0
-"""No interval is longer than the folder of an hour."""
+"""Longest interval: the folder of an hour."""
 
 
 class Addresses(enum.Enum):

@@ -14,23 +14,21 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from flowctl.core.text.addresses import embedded_ipv4, meanings
+from flowctl.core.text.addresses import NETWORK_BITS, embedded_ipv4, meanings
 from flowctl.core.text.printable import carries_secret, without_secret
 from flowctl.core.text.private import check_private
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry.options import Addresses, RecordedStreams
 
-_MARK: Final = "h:"
-"""Begins every hash, so that nobody takes one for a name, and a stored hash is told from an address."""
+_HASH_PREFIX: Final = "h:"
+"""Prefix of every hash: a stored hash is not taken for a name or an address."""
 _DIGEST_BYTES: Final = 8
-"""64 bits: two of a million names have the same hash with a probability of 3e-8."""
-_KNOWN: Final = 16_384
-"""Hashes remembered, some 3 MB; beyond that all are forgotten and made again, at 2 us each."""
-_TEXT: Final = 120
+"""Length of a hash: with 64 bits, two of a million names have the same hash with a probability of 3e-8."""
+_MOST_KEPT_HASHES: Final = 16_384
+"""Most hashes that are kept, some 3 MB; then all are forgotten and made again, at 2 us each."""
+_MOST_TEXT_CHARS: Final = 120
 """Longest text of a peer in a record; user agents are 20 to 60 characters."""
 _MAPPED: Final = "::ffff:"
-_KEPT_BITS: Final = {4: 24, 6: 48}
-"""What is left of a truncated address, by version: the networks that sites are given, of some hundred machines."""
 _KEY_BYTES: Final = 32
 _MOST_KEY_BYTES: Final = 4096
 
@@ -58,14 +56,14 @@ class Privacy:
     def __init__(self, addresses: Addresses, streams: RecordedStreams, key: bytes | None = None) -> None:
         self._addresses = addresses
         self._streams = streams
-        # BLAKE2b takes keys of up to 64 bytes; a longer one is hashed to one first.
+        # BLAKE2b takes keys of up to 64 bytes; a longer one is hashed first.
         self._key = hashlib.blake2b(key or secrets.token_bytes(_KEY_BYTES)).digest()
         self._known: dict[str, str] = {}  # what was stored for a text; a race makes one twice, which is harmless
 
     def hashed(self, text: str) -> str:
         """Return the keyed hash of a text: ``h:`` and 16 hexadecimal digits."""
         raw = text.encode("utf-8", "surrogatepass")
-        return _MARK + hashlib.blake2b(raw, digest_size=_DIGEST_BYTES, key=self._key).hexdigest()
+        return _HASH_PREFIX + hashlib.blake2b(raw, digest_size=_DIGEST_BYTES, key=self._key).hexdigest()
 
     def address(self, address: str) -> str:
         """Return what is stored of the address of a peer."""
@@ -87,7 +85,7 @@ class Privacy:
             return self.hashed(plain)
         if not found:  # a socket without addresses
             return ""
-        bits = _KEPT_BITS[found[-1].version]
+        bits = NETWORK_BITS[found[-1].version]
         return str(ipaddress.ip_network(f"{plain}/{bits}", strict=False))  # with its length: x.y.z.0 is an address too
 
     def network(self, cidr: str) -> str | None:
@@ -99,7 +97,7 @@ class Privacy:
         found = ipaddress.ip_network(cidr, strict=False)
         if embedded_ipv4(found.network_address) is not None:
             return None
-        bits = _KEPT_BITS[found.version]
+        bits = NETWORK_BITS[found.version]
         return str(found if found.prefixlen <= bits else found.supernet(new_prefix=bits))
 
     def stream(self, path: str, *, app_named: bool = True) -> tuple[str, str]:
@@ -120,10 +118,10 @@ class Privacy:
 
     def text(self, text: str) -> str:
         """Return a text of a peer fit for a record: printable, short, without what is behind ``?`` or ``://``."""
-        return without_secret(text, _TEXT, self.hashed)
+        return without_secret(text, _MOST_TEXT_CHARS, self.hashed)
 
     def _remember(self, text: str, stored: str) -> str:
-        if len(self._known) >= _KNOWN:
+        if len(self._known) >= _MOST_KEPT_HASHES:
             self._known.clear()
         self._known[text] = stored
         return stored

@@ -25,7 +25,7 @@ from flowctl.records.telemetry.writer import Block, Books, RecordFiles, TableWri
 
 _EVENT, _AXIS = map(FLOW_EVENTS.row_names.index, ("event", "axis"))
 _MOST_KINDS: Final = 1024
-"""Different names counted of one kind; the names are ours, so more would be a fault of ours, and is bounded too."""
+"""Most different names that are counted of one kind; they are our own, so more would be a fault of ours."""
 _OTHERS: Final = "(others)"
 
 
@@ -66,16 +66,16 @@ def _add(counter: Counter[str], name: str | None) -> None:
 _log: Final = structlog.get_logger("flowctl.telemetry")
 
 _DRAIN_S: Final = 0.25
-"""How often the lanes are emptied: what live surfaces lag behind at most, and 25 wake-ups per file of 10 s and less
-than 0.1 % of a core."""
-_STEP_S: Final = 1.0
-"""How often the recorder's turn does what others asked it to do now and then."""
-_SAY_S: Final = 60.0
-"""Losses are logged, and recorded, at most once in this time."""
+"""Time between two turns that empty the lanes: live surfaces lag by it at most; its wake-ups cost less than 0.1 % of a
+core."""
+_SECOND_STEP_S: Final = 1.0
+"""Time between two calls of the steps given to `each_second`."""
+_LOG_EVERY_S: Final = 60.0
+"""Least time between two log lines, and records, about losses."""
 _SWEEP_S: Final = 300.0
-"""How often what crashed processes left is looked for, and the clock compared."""
+"""Time between two looks for files of crashed processes and at the wall clock."""
 _CLOCK_OFF_US: Final = 50_000
-"""The wall clock is followed when it has moved so far away from where it was: less is the jitter of asking."""
+"""Least move of the wall clock that is followed: less is the jitter of reading it."""
 _STOP_S: Final = 5.0
 
 
@@ -289,7 +289,7 @@ class Recorder:
 
     def _say_failed(self, error: Exception) -> None:
         now = time.monotonic()
-        if now - self._failed_at >= _SAY_S:
+        if now - self._failed_at >= _LOG_EVERY_S:
             self._failed_at = now
             _log.error("recording failed", error=f"{type(error).__name__}: {error}")
 
@@ -302,12 +302,12 @@ class Recorder:
             off_us = self.wall.compare()
             if off_us:
                 _log.info("wall clock was set", by_ms=off_us // 1000)
-        if now - self._stepped_at >= _STEP_S:
+        if now - self._stepped_at >= _SECOND_STEP_S:
             self._stepped_at = now
             for step in self._steps:
                 self._guarded(step)
         self._drain()
-        if now - self._said_at >= _SAY_S:
+        if now - self._said_at >= _LOG_EVERY_S:
             self._tell_losses(now)
         for name, writer in self._writers.items():
             if not writer.rows_wait:

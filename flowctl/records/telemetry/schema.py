@@ -7,7 +7,7 @@ with ``.`` or ``_`` is not data.
 
 - ``flow_closes``, one row per connection, when it has ended, with everything that is known of it then;
 - ``flow_opens``, the same columns for a connection that is still open: once soon after it asked to play, was given
-  media or published, and then every `OPENS_EVERY_S`, so that none who is there, or was as a server died, is missing;
+  media or published, and then every `OPENS_EVERY_S`, so that connections of a server that died are not missing;
 - ``flow_events``, what happened in between (edges, drops, pauses, limits, evidence), and what the server itself did
   (`conn_id` 0);
 - ``flow_samples``, one row per connection and sampling interval: what happened *in* the interval, and how it stood at
@@ -35,15 +35,15 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.reasons import DropReason
 
 FORMAT: Final = 3
-"""Counted up when a column goes or changes its meaning; new columns at the end do not count."""
+"""Number of the file format: raised when a column goes or changes its meaning, not for new columns at the end."""
 METADATA_PREFIX: Final = "flowctl."
 CONN_NUMBER_BITS: Final = 30
 CONN_NUMBERS: Final = 10**9
-"""Numbers that a process has for connections: where several are one server, each begins at a multiple of this."""
+"""Range of connection numbers of a process: where several are one server, each begins at a multiple of this."""
 OPENS_FIRST_S: Final = 10.0
-"""A connection has a row in `flow_opens` when it has waited for media, played or published for so long."""
+"""Time for which a connection waits for media, plays or publishes before it gets its first row in `flow_opens`."""
 OPENS_EVERY_S: Final = 300.0
-"""And then one each five minutes: what the end of a server costs at most."""
+"""Time between the further rows of a connection in `flow_opens`: at most this much is lost when a server dies."""
 
 
 class Kind(enum.Enum):
@@ -148,7 +148,7 @@ RECORDED: Final = frozenset(
         EventName.CONN_CLOSED,
     }
 )
-"""Events that stand in files; what the others say is in `flow_closes`, and live surfaces alone are told of them."""
+"""Events that are written to files; the others go to live surfaces only: `flow_closes` has what they say."""
 
 
 class RecordedRole(enum.Enum):
@@ -162,9 +162,9 @@ class RecordedRole(enum.Enum):
 
 
 VIEWING: Final = (RecordedRole.PLAY.value, RecordedRole.HTTP_FLV.value)
-"""Values of `role` of those who watch."""
+"""Values of `role` for viewers."""
 CLASS_NAMES: Final = tuple(item.name.lower() for item in MessageClass)
-"""In the order of `MessageClass`: control, header, key, inter, disposable, audio, data."""
+"""Names of the members of `MessageClass`, in its order: control, header, key, inter, disposable, audio, data."""
 
 _IDENTITY: Final = (
     Column("ts", Kind.TIMESTAMP, "when, UTC, microseconds", nullable=False),
@@ -202,7 +202,7 @@ _LINE: Final = (
     Column("heard_ms", Kind.INT, "since the peer's kernel was heard (an acknowledgement), ms"),
     Column("window_bytes", Kind.INT, "what the peer's kernel has room for, as it said last, bytes; 0: it is not read"),
 )
-"""What the kernel knows of the line; null: not asked, or there is a proxy in between, whose line it would be."""
+"""Columns that the kernel knows of the line; null: not asked, or a proxy is in between, whose line it would be."""
 
 FLOW_EVENTS: Final = Table(
     "flow_events",
@@ -238,9 +238,9 @@ def _real(name: str, meaning: str) -> Column:
 
 
 DROP_REASONS: Final = tuple(reason.name.lower() for reason in DropReason)
-"""In the names of columns: refused, late, thinned, returned, key_wait, held, requested, unfollowed, closed."""
+"""Drop reasons in column names: refused, late, thinned, returned, key_wait, held, requested, unfollowed, closed."""
 STATE_NAMES: Final = ("ready", "overloaded", "soft", "hard")
-"""In the names of columns, from best to worst: READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT."""
+"""States in the names of columns, from best to worst: READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT."""
 
 _WHOLE: Final = (
     *_IDENTITY,

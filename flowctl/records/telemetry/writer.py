@@ -35,23 +35,23 @@ _log: Final = structlog.get_logger("flowctl.telemetry")
 
 SUFFIX: Final = ".parquet"
 _TEMPORARY: Final = ".part"
-_LEFT_S: Final = 300.0
-"""A hidden file of this age belongs to nobody any more: writing one takes a fraction of a second."""
-_SAY_S: Final = 60.0
-"""Failures are logged at most once in this time."""
-_RETRY_S: Final = 2.0
-"""After a failure the disk is left alone for so long."""
+_ORPHAN_AGE_S: Final = 300.0
+"""Age at which a hidden file has no writer any more: writing one takes a fraction of a second."""
+_LOG_EVERY_S: Final = 60.0
+"""Least time between two log lines about failures."""
+_RETRY_AFTER_S: Final = 2.0
+"""Time after a failure before the disk is tried again."""
 _ROW_GROUP: Final = 131_072
-"""Rows of a row group: a file has one, up to the bound of the queue; readers split large files by groups."""
+"""Rows per row group: a file has one, up to the bound of the queue; readers split large files by groups."""
 _STATISTICS: Final = frozenset({"ts", "node", "seq", "conn_id", "event", "kind", "state"})
-"""Columns by which readers skip row groups; smallest and largest of the other columns help nobody."""
+"""Columns by which readers skip row groups; for other columns a smallest and largest value is of no use."""
 _HOUR_US: Final = 3_600_000_000
-_MANY: Final = 256
-"""So many rows become columns at once: a hundred columns cost 1.3 ms each time, and 6 us by row."""
+_ROWS_PER_BATCH: Final = 256
+"""This many rows are turned into columns together: a hundred columns cost 1.3 ms each time, and 6 us per row."""
 _CELL_BYTES: Final = 8
-"""A value in a column, for what rows will take that are no columns yet."""
-_SHARE: Final = 0.05
-"""How much more than is needed is removed when the disk's share is used up, so that not every file removes one."""
+"""Estimated size of a value in a column, for rows that are not columns yet."""
+_EXTRA_REMOVED_SHARE: Final = 0.05
+"""Share of the disk space that is freed beyond need when it is used up, so that not every new file removes one."""
 
 
 class Block(Protocol):
@@ -59,7 +59,7 @@ class Block(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of records."""
 
     def arrays(self) -> list[Any]:
         """Return a pyarrow array per column, `node` and `seq` left out. The recorder's thread."""
@@ -69,7 +69,7 @@ class Block(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingPart:
     """Rows that wait for their file: columns, or a block that is made into columns when the file is."""
 
     rows: int
@@ -78,7 +78,7 @@ class _Waiting:
     block: Block | None
     batch: pa.RecordBatch | None = None
 
-    def by_hour(self) -> list[tuple[int, _Waiting]]:
+    def by_hour(self) -> list[tuple[int, _WaitingPart]]:
         """Return the rows of each hour since the epoch, in the order in which they came; made columns before."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -92,7 +92,7 @@ class _Waiting:
         pieces = []
         for hour in found:
             batch = self.batch.filter(pc.equal(hours, hour))
-            piece = _Waiting(batch.num_rows, 0, 0, None)
+            piece = _WaitingPart(batch.num_rows, 0, 0, None)
             piece.batch, piece.size_bytes = batch, self.size_bytes * batch.num_rows // self.rows
             pieces.append((hour, piece))
         pieces[0][1].size_bytes += self.size_bytes - sum(piece.size_bytes for _, piece in pieces)
@@ -101,7 +101,7 @@ class _Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Books:
-    """What became of the rows of one table."""
+    """Counts of the rows of one table, by what became of them."""
 
     files: int = 0
     written_rows: int = 0
@@ -177,7 +177,7 @@ class RecordFiles:
 
     def sweep(self) -> None:
         """Remove the hidden files of this node that were there at the start, once nobody writes them any more."""
-        old = time.time() - _LEFT_S
+        old = time.time() - _ORPHAN_AGE_S
         left, self._left = self._left, []
         for path in left:
             with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
@@ -256,7 +256,7 @@ class RecordFiles:
                 if number > until or number == newest or self._own_bytes + size <= enough:
                     self._note(hour, number, size)
                     continue
-                enough = most * (1 - _SHARE)
+                enough = most * (1 - _EXTRA_REMOVED_SHARE)
                 with contextlib.suppress(OSError):
                     path.unlink()
                     removed += 1
@@ -269,7 +269,7 @@ class RecordFiles:
         """A file could not be written, and log that, but not each time."""
         self.last_error = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
         self._untold += 1
-        if now - self._said_at >= _SAY_S:
+        if now - self._said_at >= _LOG_EVERY_S:
             _log.error("records cannot be written", table=of.name, error=self.last_error, attempts=self._untold)
             self._said_at, self._untold = now, 0
 
@@ -298,7 +298,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(number)
 
 
-def _give_back() -> None:
+def _release_memory() -> None:
     """Give memory back that a file was made in: 14 MB at a thousand viewers, in a fraction of a millisecond."""
     import pyarrow as pa
 
@@ -311,11 +311,11 @@ class TableWriter:
     def __init__(self, table: Table, files: RecordFiles) -> None:
         self.table: Final = table
         self._files: Final = files
-        self._few: list[tuple[Any, ...]] = []  # that are no part yet
-        self._parts: list[_Waiting] = []
+        self._rows: list[tuple[Any, ...]] = []  # that are not in a part yet
+        self._parts: list[_WaitingPart] = []
         self._bytes = 0
         self._waiting = 0
-        self._since: float | None = None  # when the first of them came
+        self._first_at: float | None = None  # when the first of them came
         self._retry_at = float("-inf")
         self._failing = False  # the last attempt to write failed: only then are rows given up
         self._written_files = 0
@@ -343,10 +343,10 @@ class TableWriter:
     @property
     def rows_wait(self) -> bool:
         """Whether there is anything to make a file of."""
-        return self._since is not None
+        return self._first_at is not None
 
     def warm_up(self) -> None:
-        """Load what is needed to write, while nobody waits for anything."""
+        """Load what is needed to write, before the first file is due."""
         import pyarrow as pa
         import pyarrow.compute
         import pyarrow.parquet
@@ -358,17 +358,17 @@ class TableWriter:
 
     def add_rows(self, rows: list[tuple[Any, ...]]) -> None:
         """Take rows: the columns in order, without `node` and `seq`; they become columns many at a time."""
-        self._few += rows
-        self._came(len(rows), self._cells_bytes(len(rows)))
-        if len(self._few) >= _MANY or self._failing:  # while the disk takes nothing, rows are given up in small parts
-            self._make_few()
+        self._rows += rows
+        self._count_arrived(len(rows), self._cells_bytes(len(rows)))
+        if len(self._rows) >= _ROWS_PER_BATCH or self._failing:  # rows are given up in small parts if the disk fails
+            self._convert_rows()
 
     def _cells_bytes(self, rows: int) -> int:
         return rows * len(self.table.columns) * _CELL_BYTES
 
-    def _make_few(self) -> None:
-        """Make columns of the rows that are none yet, without those that do not fit."""
-        rows, self._few = self._few, []
+    def _convert_rows(self) -> None:
+        """Make columns of the pending rows, without those that do not fit."""
+        rows, self._rows = self._rows, []
         self._waiting -= len(rows)
         self._bytes -= self._cells_bytes(len(rows))
         try:
@@ -378,9 +378,9 @@ class TableWriter:
             if not rows:
                 return
             arrays = self._arrays(rows)
-        part = _Waiting(len(rows), self._seq, 0, None)
-        self._make(part, arrays)
-        self._add(part)
+        part = _WaitingPart(len(rows), self._seq, 0, None)
+        self._convert_part(part, arrays)
+        self._add_part(part)
 
     def _fits(self, row: tuple[Any, ...], error: Exception) -> bool:
         try:
@@ -422,16 +422,16 @@ class TableWriter:
             last.rows += rows
             last.size_bytes += size_bytes
             self._seq += rows
-            self._came(rows, size_bytes)
+            self._count_arrived(rows, size_bytes)
         else:
-            self._add(_Waiting(rows, self._seq, size_bytes, block))
+            self._add_part(_WaitingPart(rows, self._seq, size_bytes, block))
 
-    def _add(self, part: _Waiting) -> None:
+    def _add_part(self, part: _WaitingPart) -> None:
         self._parts.append(part)
         self._seq += part.rows
-        self._came(part.rows, part.size_bytes)
+        self._count_arrived(part.rows, part.size_bytes)
 
-    def _make(self, part: _Waiting, arrays: list[Any]) -> None:
+    def _convert_part(self, part: _WaitingPart, arrays: list[Any]) -> None:
         import pyarrow as pa
 
         node = pa.repeat(pa.scalar(self._files.options.node), part.rows)
@@ -440,36 +440,36 @@ class TableWriter:
         batch = pa.RecordBatch.from_arrays([arrays[0], node, seq, *arrays[1:]], schema=self._schema_of())
         part.batch, part.block, part.size_bytes = batch, None, batch.nbytes
 
-    def _came(self, rows: int, size_bytes: int) -> None:
-        """Note rows that were added, and give up the oldest where the disk has not taken any for too long."""
+    def _count_arrived(self, rows: int, size_bytes: int) -> None:
+        """Count rows that were added, and give up the oldest if the disk has failed for too long."""
         self._waiting += rows
         self._bytes += size_bytes
-        if self._since is None:
-            self._since = time.monotonic()
+        if self._first_at is None:
+            self._first_at = time.monotonic()
         while self._waiting > self._files.options.queue_rows and len(self._parts) > 1 and self._failing:
-            self._lost += self._forget(self._parts.pop(0))
+            self._lost += self._discount_part(self._parts.pop(0))
 
-    def _forget(self, part: _Waiting) -> int:
-        """Take rows that are no longer there off the accounts; return how many."""
+    def _discount_part(self, part: _WaitingPart) -> int:
+        """Subtract a part that has gone from the counts; return its number of rows."""
         self._waiting -= part.rows
         self._bytes -= part.size_bytes
         return part.rows
 
     def _make_batches(self) -> None:
         """Make columns of all that waits."""
-        if self._few:
-            self._make_few()
+        if self._rows:
+            self._convert_rows()
         for part in list(self._parts):
             if part.block is None:
                 continue
             before = part.size_bytes
             try:
                 arrays = part.block.arrays()
-                self._make(part, arrays)
+                self._convert_part(part, arrays)
             except Exception as error:  # noqa: BLE001 - a fault of ours, which the next attempt would meet again
                 _log.error("records do not fit their table", table=self.table.name, error=str(error)[:200])
                 self._parts.remove(part)
-                self._refused += self._forget(part)
+                self._refused += self._discount_part(part)
             else:
                 self._bytes += part.size_bytes - before
 
@@ -483,18 +483,18 @@ class TableWriter:
     def finish_if_due(self, now: float) -> None:
         """Make a file of what there is if it is time, or enough."""
         options = self._files.options
-        if self._since is None or now < self._retry_at:
+        if self._first_at is None or now < self._retry_at:
             return
         full = self._bytes >= options.file_bytes or self._waiting >= options.queue_rows
-        if (full or now - self._since >= options.rotate_s) and self.finish():
-            _give_back()
+        if (full or now - self._first_at >= options.rotate_s) and self.finish():
+            _release_memory()
 
     def finish(self) -> bool:
         """Make files of what there is, one for each hour that rows are of; return whether nothing is left."""
         import pyarrow as pa
 
         self._make_batches()
-        hours: dict[int, list[_Waiting]] = {}
+        hours: dict[int, list[_WaitingPart]] = {}
         for part in self._parts:
             for hour, piece in part.by_hour():
                 hours.setdefault(hour, []).append(piece)
@@ -508,14 +508,14 @@ class TableWriter:
             except Exception as error:  # noqa: BLE001 - pyarrow has errors of its own beside OSError
                 self._failures += 1
                 self._failing = True
-                self._retry_at = now + _RETRY_S
+                self._retry_at = now + _RETRY_AFTER_S
                 self._files.failed(self.table, error, now)
                 return False
             del self._parts[: len(hours[hour])]
             self._written_files += 1
-            self._written += sum(map(self._forget, hours[hour]))
+            self._written += sum(map(self._discount_part, hours[hour]))
             self._written_bytes += size
-        self._since = None
+        self._first_at = None
         self._failing = False
         return True
 

@@ -18,7 +18,7 @@ from pyarrow.fs import LocalFileSystem
 from record_kit import at, close, event, folder, sample, schema_of, write, write_closes
 
 from flowctl.analyze.records import footers
-from flowctl.analyze.records.checks import MOST, MOST_COUNT, MOST_S, checks_of
+from flowctl.analyze.records.checks import MOST_BY_COLUMN, MOST_COUNT, MOST_S, checks_of
 from flowctl.analyze.records.footers import Facts, facts_of
 from flowctl.analyze.records.listing import list_records
 from flowctl.analyze.records.read import judged, look, meeting
@@ -215,7 +215,7 @@ BAD_EVENTS = {
     "ts: not its hour": {"ts": at(3600)},
     "queued_bytes: negative": {"queued_bytes": -1},
     "queued_bytes: too large": {"queued_bytes": MOST_COUNT},
-    "seq: too large": {"seq": MOST["seq"]},
+    "seq: too large": {"seq": MOST_BY_COLUMN["seq"]},
     "conn_id: negative": {"conn_id": -1},
     "state_ms: negative": {"state_ms": -0.5},
     "value: no number": {"value": math.nan},

@@ -10,7 +10,7 @@ from report_kit import BEGAN, choice, empty, felt, node, notes, publication
 from flowctl.analyze.capacity.node import MEASURE
 from flowctl.analyze.report import answers
 from flowctl.analyze.report.found import CutTable, ReportFindings
-from flowctl.charts.words import apart, percent, sentences, share, span
+from flowctl.charts.words import percent, sentences, share, span, standard_errors_between
 
 
 def found(jobs=None, totals=None, peaks=None, **tables):
@@ -326,6 +326,6 @@ def test_sentences_when_a_fact_is_lacking_are_left_out_and_facts_are_not_filled_
 
 
 def test_shares_when_of_few_viewers_are_never_surely_apart():
-    assert abs(apart(3, 3, 0, 3)) < answers.SURE
-    assert apart(30, 30, 0, 30) > answers.SURE
-    assert apart(5, 50, 5, 50) == 0
+    assert abs(standard_errors_between(3, 3, 0, 3)) < answers.SURE_ENOUGH_TO_CALL
+    assert standard_errors_between(30, 30, 0, 30) > answers.SURE_ENOUGH_TO_CALL
+    assert standard_errors_between(5, 50, 5, 50) == 0

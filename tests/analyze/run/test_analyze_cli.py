@@ -21,7 +21,7 @@ from flowctl.analyze.capacity.node import MEASURE
 from flowctl.analyze.job import JobNote, JobState
 from flowctl.analyze.record import RECORD_FORMAT
 from flowctl.analyze.spark import progress
-from flowctl.charts.words import filled
+from flowctl.charts.words import fill_template
 from flowctl.cli import main
 from flowctl.cli.analyze.app import app
 from flowctl.cli.analyze.common import check_apart, show
@@ -253,7 +253,7 @@ def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch
 def test_answers_when_said_name_figures_that_jobs_have():
     assert set(said.ANSWERS) == set(run.JOBS) - {"capacity"}  # which words its own
     for name, words in said.ANSWERS.items():
-        assert "{" not in filled(words, {}), name
+        assert "{" not in fill_template(words, {}), name
 
 
 @pytest.mark.parametrize("job", ["sessions", "all", "watch"])

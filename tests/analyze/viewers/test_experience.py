@@ -155,7 +155,7 @@ def test_summary_of_experience_is_the_row_of_all(world):
 def test_experience_of_many_values_keeps_those_with_most_viewers(spark, monkeypatch):
     from flowctl.analyze.viewers import experience, sessions
 
-    monkeypatch.setattr(experience, "MOST", 2)
+    monkeypatch.setattr(experience, "MOST_VALUES_PER_DIMENSION", 2)
     agents = (
         "OBS 30",
         "Mozilla/5.0 Chrome/120 Safari/537",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import NO_FIGURES
-from flowctl.records.telemetry.felt import STALL_MS, Felt, tells
+from flowctl.records.telemetry.felt import STALL_MS, SampleSums, shows_trouble
 from flowctl.records.telemetry.sampling import NOTHING, SampledCondition, sums
 
 ERROR = 1 / 64
@@ -23,7 +23,7 @@ def slow(delay_ms=0.0, ms=1000.0, **values):
 
 def felt(*samples, sampled_ms=None, left_at=(), target_ms=0.0):
     """Return the columns of samples, (condition, happened) each, one after the other from 0 s on."""
-    made, until = Felt(), 0.0
+    made, until = SampleSums(), 0.0
     for condition, happened in samples:
         until += condition.interval_ms / 1000
         made.add_sample(condition, happened, until, left_at, target_ms)
@@ -76,7 +76,7 @@ def test_leaving_when_ready_was_left_in_the_interval_counts_that_sample():
     conditions = [slow(), slow(strained=True), slow(thread_busy=0.95), slow()]
     found = felt(*((condition, accepted) for condition in conditions), left_at=(0.0, 1.5, 3.0))
     assert (found["left_ms"], found["left_server_ms"], found["left_bytes"]) == (2000.0, 2000.0, 1400)
-    made = Felt()
+    made = SampleSums()
     made.add_sample(slow(), accepted, 1.0, (), 0.0)  # that READY was left is heard of after the sample was made
     assert made.columns(1000.0, (0.5,))["left_ms"] == 1000.0
 
@@ -88,7 +88,7 @@ def test_drops_when_nothing_forced_them_are_counted_apart():
 
 
 def test_sample_when_its_connection_kept_up_tells_nothing():
-    assert not tells(SampledCondition(1000.0, viewer_delay_ms=None), NOTHING)
+    assert not shows_trouble(SampledCondition(1000.0, viewer_delay_ms=None), NOTHING)
     odd = [{"state": "OVERLOADED"}, {"picture_share": 0.99}, {"stalled_ms": 1.0}, {"viewer_delay_ms": 1.0}]
-    assert all(tells(SampledCondition(1000.0, **values), NOTHING) for values in odd)
-    assert tells(SampledCondition(1000.0), sums(0, NO_FIGURES, NO_FIGURES, LOST))
+    assert all(shows_trouble(SampledCondition(1000.0, **values), NOTHING) for values in odd)
+    assert shows_trouble(SampledCondition(1000.0), sums(0, NO_FIGURES, NO_FIGURES, LOST))

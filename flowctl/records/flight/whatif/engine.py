@@ -43,14 +43,14 @@ from flowctl.records.flight.whatif.types import (
 )
 
 _DEAD_S: Final = 2.5
-"""A link that carried nothing for so long when the viewer was closed, or for longer than it ever carried anything, is
-dead: half of the stall after which a viewer is brought back to live, which few do not come back from."""
-_LATER_S: Final = 0.3
-"""By so much the line of a repeat is later than that of the one before: a part of any group of pictures."""
+"""Time without progress at the close from which a link is dead, as is one that carried nothing for longer than it ever
+carried anything: half of the stall after which a viewer is brought back to live, from which nearly all recover."""
+_REPEAT_SHIFT_S: Final = 0.3
+"""Time by which the line of each repeat is later than that before it: a part of any group of pictures."""
 _LEAST_STALL_S: Final = 1.0
-"""Slow links carry in steps of up to half a second."""
+"""Least pause that is a stall: slow links carry in steps of up to half a second."""
 _STILL_BYTES: Final = 3000
-"""Two packets: a probe of a closed window is no progress."""
+"""Most bytes that are not progress, two packets: probes of a closed window."""
 _SETTLE_S: Final = 1024 * GRID_S
 """About a millisecond between what was recorded and what is assumed after it: the limit that closed the viewer was
 crossed at the very end of the recording, and has to be crossed again before the link is assumed to take anything."""
@@ -98,11 +98,11 @@ def recorded_viewer(
     )
     if close_reason in SLOW_ENDS:
         viewer = extended(viewer, extend_s, for_good=repeat % 2 == 1)
-    return _later(viewer, repeat * _LATER_S) if repeat else viewer
+    return _later(viewer, repeat * _REPEAT_SHIFT_S) if repeat else viewer
 
 
 def _later(viewer: RecordedViewer, seconds: float) -> RecordedViewer:
-    """Return `viewer` with its line so much later than its stream: two real runs never meet at the same moment."""
+    """Return `viewer` with its line later than its stream: two real runs never meet at the same moment."""
     last = viewer.ended_at
     events = [(at if what >= 0 else min(on_grid(at + seconds), last), what, size) for at, what, size in viewer.events]
     return replace(viewer, events=sorted(events, key=itemgetter(0)))

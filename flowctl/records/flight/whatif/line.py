@@ -17,13 +17,13 @@ from typing import Final
 from flowctl.records.flight.whatif.types import HELD, LEAST_KERNEL_BYTES, REFUSED, TAKEN, Event, RecordedViewer
 
 _STRAIGHT_S: Final = 1.0
-"""A viewer that lags is looked at twice a second. Between looks further apart it kept up, until it did not."""
+"""Longest time between two looks at a viewer that lags, which come twice a second; else it kept up in between."""
 _RATE_S: Final = 1.0
-"""A rate is that of the last second in which the line was busy."""
+"""Time over which a rate is measured: the last second in which the line was busy."""
 _LEAST_RATE_S: Final = 0.08
-"""Two flush intervals: a shorter time tells of no rate."""
-_PLENTY: Final = 1 << 24
-"""What an idle line of unknown rate may have carried since the event before: more than a kernel holds."""
+"""Least time for a rate: two flush intervals."""
+_IDLE_LINE_BYTES: Final = 1 << 24
+"""Most that an idle line of unknown rate may have carried since the event before: more than a kernel holds."""
 
 
 class RecordedLine:
@@ -105,7 +105,7 @@ def _carried(events: Sequence[Event], acknowledged: Sequence[float], held: Seque
                 if busy_s >= _LEAST_RATE_S:
                     rate = busy_bytes / busy_s
         else:
-            more = max(more, _PLENTY if rate is None else rate * seconds)
+            more = max(more, _IDLE_LINE_BYTES if rate is None else rate * seconds)
         total += more
         found.append(total)
     return found

@@ -45,10 +45,10 @@ _FLUSH_S: Final = 0.04
 """Flush interval of the live server: how often a choice that is not blocked is offered a write in between."""
 _CLASSES: Final = tuple(MessageClass)
 _KEY: Final = int(MessageClass.KEY)
-_PLENTY: Final = 1 << 60
-"""Room of a kernel of which no end is known."""
+_UNBOUNDED_BYTES: Final = 1 << 60
+"""Room of a kernel whose bound is not known."""
 _UNDER_WAY_BYTES: Final = LEAST_AHEAD_BYTES
-"""What is sent and not yet acknowledged counts as held by the kernel, and not as unsent: some packets."""
+"""Bytes held by the kernel that do not count as unsent: some packets are sent and not acknowledged yet."""
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class Seat:
         level = self.run.line.level
         if self.ahead:
             level = min(level, _UNDER_WAY_BYTES + 2 * self.ahead)
-        return _PLENTY if level == inf else round(level - self.held)
+        return _UNBOUNDED_BYTES if level == inf else round(level - self.held)
 
     @property
     def asks(self) -> bool:
@@ -173,7 +173,7 @@ class Seat:
         return self.run.now
 
     def wrote(self, size_bytes: int) -> None:
-        """Nobody counts the bytes of all."""
+        """Do nothing: total bytes are not counted here."""
 
     def request_flush(self) -> None:
         """A round of the fan-out offers it a write: what was late was left out, say, and nothing is queued."""
@@ -202,7 +202,7 @@ class Seat:
         raise AssertionError(f"{where} failed") from error
 
     def ledger_grew(self) -> None:
-        """Nobody reads it."""
+        """Do nothing: the ledger is not read here."""
 
     def kernel_bytes(self) -> int:
         """Return what the kernel holds for this choice; 0 where nothing is known of it."""

@@ -34,17 +34,17 @@ HELD: Final = -3
 GRID_S: Final = 1 / (1 << 20)
 """Times are multiples of this, so that sums and differences of times are exact and the order of adding is no matter."""
 PLAYER_BUFFER_S: Final = 1.0
-"""What a player is taken to have buffered, in seconds: the low end of what live players keep (ffplay, hls.js)."""
+"""Buffer that a player is assumed to have, in seconds: the low end of what live players keep (ffplay, hls.js)."""
 LEAST_KERNEL_BYTES: Final = 64 * 1024
-"""A kernel's send buffer is taken to hold at least this (Linux: tcp_wmem starts with 16 kB and grows to megabytes)."""
+"""Least assumed size of a kernel's send buffer (Linux: tcp_wmem starts with 16 kB and grows to megabytes)."""
 RESTART_BYTES: Final = 64
 """Metadata and codec configuration in front of a key frame after a loss, where their size is not recorded."""
 EXTEND_S: Final = 30.0
-"""So much is added for a viewer that the server closed: twice the time after which one that takes nothing is closed."""
+"""Time added for a viewer that the server closed: twice the time after which one that takes nothing is closed."""
 MOST_CHOICES: Final = 4096
-"""Choices in one run: each has a Sender, about 10 kB while it lags."""
+"""Most choices in one run: each has a Sender, about 10 kB while it lags."""
 MOST_EVENTS: Final = 4_000_000
-"""Events of one viewer: ten hours of a stream of 100 messages a second; more is to be cut before."""
+"""Most events of one viewer: ten hours of a stream of 100 messages a second; longer ones are cut before."""
 
 
 def policy_name(policy: DropPolicy) -> str:
@@ -66,7 +66,7 @@ _SETTINGS: Final = SenderSettings()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What is to be tried."""
+    """Limits and a policy to try."""
 
     limits: Limits  # soft, hard and low marks, target delay, and whether the hard limit closes or is held
     policy: str = "all-or-cut"
@@ -103,7 +103,7 @@ def marks_text(limits: Limits, level: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedViewer:
-    """What was recorded of one viewer."""
+    """Events of one viewer, as recorded."""
 
     events: Sequence[Event]  # messages and writes in order; times do not fall and are rounded to `GRID_S` by `on_grid`
     # how many of the first messages were the GOP cache that joining gave; they do not count against limits
@@ -141,7 +141,7 @@ def on_grid(seconds: float) -> float:
 
 
 class ChoiceOutcome(NamedTuple):
-    """What one choice did for one viewer."""
+    """Result of one choice for one viewer."""
 
     closed: CloseReason | None  # why it closed the viewer. None: it did not.
     watched_s: float  # until then, or until the recording ended, in seconds
@@ -180,7 +180,7 @@ class Work:
 # -- delay in buckets
 
 _BITS: Final = 4
-"""Of a delay in ms: eight buckets to the doubling, so that the upper end is 12.5 % away at most."""
+"""Precision of delay buckets, in bits: eight per doubling, so that the upper end is 12.5 % away at most."""
 
 
 def delay_bucket(ms: float) -> int:

@@ -24,7 +24,7 @@ _CLASSES: Final = {name: int(item) for item, name in zip(MessageClass, CLASS_NAM
 
 
 class StreamAndLink(NamedTuple):
-    """What a flight says of stream and link."""
+    """Stream and link of a flight."""
 
     # (seconds since BEGIN, `MessageClass`, TAKEN, REFUSED or HELD, bytes); times do not fall
     events: list[tuple[float, int, int]]
