@@ -18,7 +18,7 @@ LEFT: Final = 58
 RIGHT: Final = WIDTH - 24
 TOP: Final = 26
 BOTTOM: Final = HEIGHT - 40
-"""Of the paper, and where on it the axes run."""
+"""Size of the paper, and the places of the axes on it."""
 
 
 def plain(value: float) -> str:
@@ -68,7 +68,7 @@ def _is_power(value: float) -> bool:
 
 
 class Scale:
-    """Where values stand between two ends of the paper; those beyond an end stand at it."""
+    """Maps values to places between two ends of the paper; values beyond an end stand at it."""
 
     def __init__(self, low: float, high: float, first: float, last: float, *, log: bool = False) -> None:
         self._log, self._least = log, low

@@ -33,12 +33,12 @@ _BOX_HEIGHT: Final = 40
 _ROW: Final = 70
 _EDGE: Final = 6
 _MOST_BOX_CHARS: Final = 19
-"""That fit into a box."""
+"""Most characters that fit into a box."""
 _WIDE_GAP_RATIO: Final = 4.0
-"""A gap between columns whose arrows have texts is so many times as wide as one without."""
+"""Width of a gap with texts at its arrows, in those of one without."""
 _MOST_STROKE: Final = 7.0
 _TEXT_PLACES: Final = (0.5, 0.35, 0.65, 0.2, 0.8, 0.08, 0.92)
-"""Of its way, where the text of an arrow may stand."""
+"""Places along an arrow where its text may stand, as shares of its length; the first free one is taken."""
 _CHAR_WIDTH: Final = 6.8
 _LINE: Final = 13
 _HEAD: Final = 10
@@ -63,7 +63,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """What went from one box to another."""
+    """A flow from one box to another."""
 
     source: str
     target: str  # name of one in a column further to the right
@@ -183,7 +183,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans(Picture):
-    """Who did what when."""
+    """Bars along time: who did what, and when."""
 
     rows: Sequence[str]
     spans: Sequence[Span]

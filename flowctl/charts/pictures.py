@@ -35,30 +35,30 @@ from flowctl.charts.axes import (
 Point = tuple[float, float]
 
 _MOST_TOOLTIPS: Final = 60
-"""Columns with a tooltip: narrower ones are hard to hit, wider ones say too little."""
+"""Most columns with a tooltip: narrower ones are hard to hit, wider ones say too little."""
 
 COLOURS: Final = 8
-"""Colours there are; a picture has no more series than that."""
+"""Number of colours, and so most series of a picture."""
 
 MOST_POINTS: Final = 300
-"""Points of a line: about two per pixel of a wide screen are all that can be seen."""
+"""Most points of a line: no more can be seen on a wide screen."""
 
 _BAR_HEIGHT: Final = 26
 """Height of a bar with its gap, in units of the paper: a line of text and some air."""
 
 _BAR_LEFT: Final = 190
-"""Room for the names of bars: some 28 characters."""
+"""Width of the names of bars: some 28 characters."""
 
 _NAME_CHARS: Final = 28
 
 MOST_BARS: Final = 16
-"""More bars than that are a table."""
+"""Most bars of a picture; more of them are shown as a table."""
 
 _NEAR_DOTS: Final = 34.0
-"""Labels of dots that are closer than this on the paper are put on different sides."""
+"""Distance on the paper below which the labels of two dots are put on different sides."""
 
 _LOG_FROM_RATIO: Final = 20.0
-"""From this ratio on, the small ones would all lie on the axis."""
+"""Ratio of the largest value to the smallest from which an axis is logarithmic: small ones would lie on it."""
 
 
 def colour(number: int) -> str:

@@ -16,13 +16,13 @@ from flowctl.units import format_count
 
 @dataclass(slots=True, kw_only=True)
 class Accounts:
-    """What became of the rows of one table."""
+    """Counts of the rows of one table, by what became of them."""
 
     table: str
     files_in: int = 0
     files_quarantined: int = 0  # of these, put aside whole
     files_by_reason: dict[str, int] = field(default_factory=dict)  # the same
-    files_unknown_rows: int = 0  # of these, without a footer, so that nobody knows how many rows they have
+    files_unknown_rows: int = 0  # of these, without a footer, so that their number of rows is not known
     rows_in: int = 0  # by the footers; also of files that are put aside, where they have one
     rows_out: int = 0  # that go into the job
     rows_quarantined: int = 0  # put aside, alone or with their whole file

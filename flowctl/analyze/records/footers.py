@@ -21,14 +21,14 @@ from flowctl.records.telemetry.schema import ARROW_TYPES, FORMAT, METADATA_PREFI
 
 BATCH_ROWS: Final = 1 << 16
 MOST_UNPACKED_BYTES: Final = 256 << 20
-"""Of a column that is read, in one row group: a hundred times what a recorder writes, and what memory has room for."""
+"""Largest column of a row group that is read: a hundred times what a recorder writes, and what fits into memory."""
 MOST_ROWS: Final = 100_000_000
-"""Of a file: a thousand times what a recorder writes. A row that is like the one before takes nothing in a file, so
-without it some octets could be read for days."""
+"""Most rows of a file: a thousand times what a recorder writes. A row like the one before takes nothing in a file, so
+a few octets could take days to read."""
 MOST_FOOTER_BYTES: Final = 16 << 20
-"""A recorder's has some KiB; as it is in memory it has many times that."""
+"""Largest footer: a recorder's has some KiB, and takes many times its size in memory."""
 _MOST_WORD_CHARS: Final = 64
-"""Characters of a text that tell whether it is a word: each is shorter."""
+"""Characters of a text that are compared with words, all of which are shorter."""
 _FITTING: Final = {
     Kind.TIMESTAMP: ("timestamp[us, tz=", "timestamp[ms, tz="),
     Kind.INT: ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"),
@@ -36,15 +36,15 @@ _FITTING: Final = {
     Kind.TEXT: ("string", "large_string", "dictionary<values=string"),
     Kind.FLAG: ("bool",),
 }
-"""Types of a file that are read as the type of the table, by Spark too, without losing anything."""
+"""Types in a file that are read, by Spark too, as the type of the table without loss."""
 CODECS: Final = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "LZ4", "ZSTD"})
-"""That Spark reads by itself."""
+"""Compressions that Spark reads by itself."""
 UNREADABLE: Final = "unreadable file"
-"""Problem of a file that cannot be opened, which may be another time."""
+"""Problem of a file that cannot be opened now, but may be later."""
 STRANGE: Final = "no file of the folder"
-"""Problem of what is not opened: a pipe, a device, a link that leads out of the folder."""
+"""Problem of a path that is not opened: a pipe, a device, a link that leads out of the folder."""
 DAMAGED: Final = "damaged"
-"""Problem of a file whose footer is well and of whose pages some cannot be read."""
+"""Problem of a file with a sound footer and pages that cannot be read."""
 _ARROW: Final = {
     kind: pa.timestamp("us", tz="UTC") if kind is Kind.TIMESTAMP else pa.type_for_alias(name)
     for kind, name in ARROW_TYPES.items()
@@ -52,7 +52,7 @@ _ARROW: Final = {
 
 
 class Facts(NamedTuple):
-    """What is known of a file."""
+    """Facts about a file."""
 
     path: str  # as the file system names it
     problem: str | None = None  # why it is put aside whole; None: it is used

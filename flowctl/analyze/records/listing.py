@@ -39,7 +39,7 @@ class File:
 
     @property
     def mark(self) -> str:
-        """What tells it from what it was before, and from others of its hour."""
+        """Value that changes with the file, and differs from those of other files of its hour."""
         return f"{self.table} {self.path.rpartition('/')[2]} {self.size_bytes} {self.mtime_ns}"
 
 

@@ -29,13 +29,13 @@ from flowctl.errors import ConfigError, FlowctlError
 MOST_TEXT_BYTES: Final = 64 * 1024 * 1024
 """Longest text file that is read here: four times the longest ban list, so that one that outgrew it can be cut."""
 _STAGING: Final = "_new-"
-"""Begin of the names of folders in the making: Spark passes over names that begin with ``_``."""
+"""Prefix of folders that are not complete yet: Spark passes over names that begin with ``_``."""
 _MARK: Final = "_flowctl"
-"""File in each folder of results: without it a folder is somebody else's, and left alone."""
+"""File that marks a folder of results as ours; folders without it are left alone."""
 _PATIENCE_S: Final = 60.0
-"""For others who write a file, which takes them seconds; any user who may read a folder can lock it for ever."""
+"""Longest wait for another writer of a file, who takes seconds; any reader of a folder can lock it for ever."""
 _FOR_ALL: Final = stat.S_ISVTX | stat.S_IWOTH
-"""Rights of a folder like /tmp."""
+"""Mode bits of a folder that all users write to, like /tmp."""
 _FLAT: Final = ("s3", "gcs")
 """Stores that cannot rename a folder."""
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")

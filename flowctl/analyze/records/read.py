@@ -39,13 +39,13 @@ THREADS: Final = 8
 """Footers that are read at a time: a store answers each in some ten milliseconds."""
 DRIVER_FILES: Final = 256
 DRIVER_BYTES: Final = 256 << 20
-"""So many files of so many octets are looked at here: a job of Spark takes longer to start than that takes."""
+"""Most octets, in `DRIVER_FILES` files at most, that are checked here: a job of Spark takes longer to start."""
 FILES_PER_TASK: Final = 500
-"""Some seconds of work, so that a lost worker repeats little."""
+"""Files per task, some seconds of work: little is repeated when a worker is lost."""
 MOST_NAMED: Final = 32
-"""More files than these are named by their folders, see `Read._named`: Spark lists up to so many without a job."""
+"""Most files that Spark is given by name, see `Read._named`: it lists up to so many without a job."""
 SETTLED_NS: Final = 3_600 * 10**9
-"""An hour into which no file came for so long gets none while it is read."""
+"""Time without a new file after which an hour is complete."""
 _BESIDE: Final = "date string, hour string"
 _FILES_DDL: Final = f"path string, reason string, detail string, rows bigint, size bigint, {_BESIDE}"
 

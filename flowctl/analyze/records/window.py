@@ -13,7 +13,7 @@ Hour = tuple[str, str]
 """Date and hour of a folder of records, UTC: ``("2026-03-01", "12")``."""
 
 ODD_HOUR: Final[Hour] = ("1970-01-01", "00")
-"""Where files are counted that lie in no folder of an hour."""
+"""Hour to which files are counted that lie in no folder of an hour."""
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _HINT: Final = "write it like 2026-03-01, 2026-03-01T12:30 or 2026-03-01T12:30:00+02:00; without a zone it is UTC"

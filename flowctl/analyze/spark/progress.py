@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.25
 LINE_EVERY_S: Final = 10.0
-"""Between lines where nobody watches a bar: a log of an hour has 360 of them at most."""
+"""Time between two lines where no bar is shown: a log of an hour has 360 of them at most."""
 
 
 class Progress:

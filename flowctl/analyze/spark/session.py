@@ -41,24 +41,24 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 KEPT_LOGS: Final = 10
-"""Folders of Java's logs that a user keeps among the temporary files: of failed runs, and of those at work."""
+"""Most folders of Java's logs that are kept among a user's temporary files: of failed runs, and of running ones."""
 _TEMPORARY: Final = "tmp"
-"""Folder in that of the log for what Java writes in between, blocks of shuffles for instance."""
+"""Folder, in that of the log, for temporary files of Java such as blocks of shuffles."""
 _MASTER: Final = re.compile(
     r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+:\d+|yarn|k8s://.+", re.DOTALL
 )
-"""Where Spark runs, see "Master URLs" in its documentation."""
+"""Values for where Spark runs, see "Master URLs" in its documentation."""
 _CHOSEN: Final = "spark.flowctl.chosen"
-"""Setting that says which others somebody chose, so that `fit` leaves them alone."""
+"""Setting that names the settings chosen by the user, which `fit` leaves alone."""
 PARTITION_BYTES: Final = 12 << 20
-"""Of input per partition of a shuffle, so that two tasks fit into the 2 GiB of the driver whatever the data."""
+"""Input per partition of a shuffle: two tasks fit into the 2 GiB of the driver whatever the data."""
 MAX_PARTITIONS: Final = 4096
 LARGE_FROM_BYTES: Final = 8 << 20
-"""Of records: some 100,000 rows. Of 4,000 it took two thirds of the processor time without generated code; from 300,000
-rows (25 MB) on it takes longer without."""
+"""Size of records from which code is generated, some 100,000 rows. Without generated code, 4,000 rows took two thirds
+of the processor time; 300,000 rows (25 MB) took more."""
 SMALL_JAVA_BYTES: Final = 32 << 20
-"""Of records: of less, Java's second compiler never earns what it costs. `sessions` and `abuse` of 5,000 events in a
-day: 30 s of processor time without it, 55 s with it. What runs for long is two to three times faster with it."""
+"""Size of records below which Java's second compiler costs more than it saves. `sessions` and `abuse` of 5,000 events
+in a day: 30 s of processor time without it, 55 s with it. Long runs are two to three times faster with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

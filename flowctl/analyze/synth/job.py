@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TRUTH_FOLDER: Final = "_truth"
-"""Below the data; a name with ``_`` is not data, so no job reads it by accident."""
+"""Folder of the truth, below the data: no job reads a name with ``_`` as data."""
 MARKER: Final = "_synth.txt"
 """Says that the tables of a folder were made here; written before them, so that half of a set is known as such."""
 

@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 MOST_EVENTS: Final = 100_000_000_000
-"""A terabyte or so; beyond, identities would not fit."""
+"""Most events, a terabyte or so: with more, identities would not fit."""
 MOST_CLIENTS: Final = 16_000_000
 WAVES: Final = 8
-"""How often a client comes, where there are not more visits than clients can make."""
+"""Visits per client, unless there are more visits than that."""
 CLIENTS_PER_STREAM: Final = 200
 VISITS_PER_TASK: Final = 100_000
 CONNECTION_BITS: Final = 8
 HARD_US: Final = 100_000
-"""For so long HARD_LIMIT lasts before the connection is ended for it."""
+"""Time in HARD_LIMIT before the connection is ended for it."""
 REST_US: Final = 90e6
-"""Longer than the time after which a publisher that comes back has begun a new broadcast."""
+"""Pause of a publisher: longer than `BACK_S` of `ingest`, so that it begins a new broadcast."""
 _BLOCK: Final = 256 * 254
 """Addresses of a /16 without those that end with 0 or 255: worlds share none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthOptions:
-    """What to make."""
+    """Size, time and seed of synthetic records."""
 
     events: int = 100_000  # about how many closes and events, together
     seed: int = 1  # of everything that is random
@@ -91,7 +91,7 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who comes: all that follows from `SynthOptions`."""
+    """Clients and connections that follow from `SynthOptions`."""
 
     crowds: tuple[Crowd, ...]
     waves: int

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 PER_S: Final = {"key": 0.5, "inter": 29.5, "audio": 43.0}
 """Messages of a stream per second."""
 SIZES: Final = {"key": 12.0, "inter": 1.0, "audio": 0.1}
-"""Of a message, in those of an inter frame."""
+"""Size of a message by class, relative to an inter frame."""
 KEY_US: Final = 2_000_000
-"""From key frame to key frame."""
+"""Distance of key frames."""
 TARGET_MS: Final = 2000.0
 DELAYS_MS: Final = (0.0, 900.0, 3500.0)
-"""Behind live by queueing while READY, OVERLOADED, and worse."""
+"""Delay by queueing while READY, OVERLOADED, and worse."""
 LIMITS: Final = {"messages": None, "bytes": "4194304 8388608", "age": "2s 8s"}
-"""In force at all servers."""
+"""Limits in force at all servers."""
 
 
 def clocks(frame: DataFrame, at: str, name: str) -> DataFrame:

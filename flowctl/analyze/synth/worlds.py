@@ -28,7 +28,7 @@ def _step(*values: object) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedKind:
-    """What a client is."""
+    """Kind of a client: what it does, and how often."""
 
     name: str
     share: float = 1.0  # weight among the kinds of its world that are not `placed`, in tenths
@@ -81,7 +81,7 @@ PUBLISHER: Final = PlantedKind(name="publisher", plain=True, role="publish", lea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Who comes together."""
+    """Clients that are planted together."""
 
     name: str  # as ``--worlds`` takes it; begin of the names of its streams
     weight: float  # its part of all rows
@@ -99,7 +99,7 @@ class World:
 
 
 _brief = partial(PlantedKind, least_s=0.3, most_s=3.0, role="unknown")
-"""One that connects and never plays."""
+"""Makes a kind that connects and never plays."""
 
 VIEWER: Final = PlantedKind(name="viewer", plain=True)
 MILD: Final = replace(VIEWER, name="hiccup", share=0.2, episodes=1, trouble=0.0005)

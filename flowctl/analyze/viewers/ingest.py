@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from flowctl.analyze.job import Parts
 
 BACK_S: Final = 60.0
-"""Encoders that lost their connection try again within seconds; after a minute it is a new broadcast."""
+"""Longest absence after which a publisher came back: encoders try again within seconds; later it is a new broadcast."""
 GAP_SHARE: Final = 0.01
-"""Of the time without media from which viewers see it: a player's buffer of some seconds is used up."""
+"""Least share of the time without media that viewers see: a player's buffer of some seconds is used up."""
 GAP_MAX_MS: Final = 5_000.0
-"""One gap that no player's buffer bridges."""
+"""Length of a gap that no player's buffer bridges."""
 KEY_MAX_MS: Final = 10_000.0
-"""Who joins or has lost pictures waits for a key frame: encoders are told 2 s, and 10 s is their largest default."""
+"""Longest healthy distance of key frames, for which viewers wait: encoders are told 2 s, and 10 s is a default."""
 JITTER_MS: Final = 100.0
-"""Three pictures at 30 a second: they come in bursts, and queues of viewers grow with each."""
+"""Jitter from which pictures come in bursts, three at 30 a second: queues of viewers grow with each."""
 
 TAKEN_OVER_S: Final = 1.0
-"""Between the first media of one that takes a stream over and the close of the other: they are noted one by one."""
+"""Most time between the first media of a publisher that takes over and the close of the other, which come in turn."""
 
 _KEPT: Final = (
     *("node", "conn_id", "app", "stream", "peer_ip", "agent", "opened_at", "duration_s", "close_reason", "bit_rate"),
@@ -51,7 +51,7 @@ COLUMNS: Final[dict[str, str]] = {
 }
 """Contract of ``ingest``. Grain: one publishing connection."""
 HEALTH: Final = ("no media", "gaps", "came back", "key frames far apart", "jitter", "steady")
-"""From worst to best."""
+"""Health of a publication, from worst to best."""
 
 
 def _health() -> Column:

@@ -30,15 +30,15 @@ from flowctl.records.flight.whatif.types import MOST_CHOICES, Choice, marks_text
 from flowctl.records.flight.words import TablePolicy, limits_from, settings_from
 
 DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"))
-"""What ``flowctl serve live`` has without options; taken where the records do not say what was in force."""
+"""Limits of ``flowctl serve live`` without options, for records that do not say what was in force."""
 
 _KEYS: Final = ("soft", "hard", "policy", "target_delay", "hard_policy", "soft_too_long_s", "stuck_s", "return_after_s")
 _SIZE_SCALES: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Of bytes and messages: three octaves down, because memory is what limits cost, and two up."""
+"""Factors for marks of bytes and messages: three octaves down, because limits cost memory, and two up."""
 _TARGETS_MS: Final = (None, 800, 1500, 3000, 4000)
-"""Target delays, the one by the stream among them."""
+"""Target delays to try; None: the one that follows from the stream."""
 _AGE_SCALES: Final = (0.5, 1.0, 2.0)
-"""Of the age mark."""
+"""Factors for the age mark."""
 
 
 def scaled(limits: Limits, *, load: float = 1.0, age: float = 1.0, hard_times: float | None = None) -> Limits:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 MOST_TRIED_S: Final = 400.0
 """Seconds around trouble, and assumed after cuts, that are tried: of a busy stream each costs 50 choices 25 ms."""
 FEW_REFUSED: Final = 20
-"""From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
+"""Least viewers in trouble for a share: with fewer, one more or less is over five percent."""
 REPEATS: Final = 3
 """Trials of what is in force and what is recommended, each with the lines at another moment of the stream."""
 RANGED: Final = ("disconnected", "honest_disconnected", "dropped_share")

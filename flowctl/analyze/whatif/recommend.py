@@ -36,18 +36,18 @@ MEASURES: Final = {
 """Words of an objective, and the columns that they stand for."""
 LARGER_IS_BETTER: Final = frozenset({"key_share"})
 FRONT: Final = ("disconnected_share", "delay_p95_ms", "memory_peak_bytes", "dropped_share")
-"""What a choice may not be beaten in, all four at once, to be on the front; smaller is better in each."""
+"""Columns of the Pareto front: a choice on it is not beaten in all four at once; smaller is better in each."""
 HONEST_TOLERANCE: Final = 0.001
-"""Share of honest viewers, one of a thousand: choices that differ by less are told apart by the rest."""
+"""Difference in the share of honest viewers cut, one of a thousand, below which the other figures decide."""
 DROPS_TOLERANCE: Final = 1.1
-"""Limits that cut no fewer honest viewers may leave out so many times what those in force leave out."""
+"""Most drops of limits that cut no fewer honest viewers, in multiples of those of the limits in force."""
 LEAST_GAIN: Final = 0.1
-"""Of delay, memory and lost key frames all in all: real runs of the same limits differ by as much."""
+"""Least gain in delay, memory and lost key frames together: real runs of the same limits differ by as much."""
 _DOUBLE: Final = 2.0
 _FEW_DROPS: Final = 0.001
-"""Share of the messages, one of a thousand: so little left out is as good as nothing."""
+"""Share of dropped messages, one of a thousand, that counts as none."""
 BALANCED_WORDS: Final = " (fewest honest viewers cut, then the least of delay, memory and lost key frames together)"
-"""What ``balanced`` is, for the comment of a limits file."""
+"""Meaning of ``balanced``, for the comment of a limits file."""
 _BALANCED: Final = ("delay_p95_ms", "memory_peak_bytes", "lost")
 _PART: Final = re.compile(r"([a-z0-9_]+)\s*(?:(<=|>=)\s*(\S+))?$")
 Row = Mapping[str, Any]

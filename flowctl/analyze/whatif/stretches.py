@@ -52,17 +52,17 @@ if TYPE_CHECKING:
     from flowctl.records.flight.whatif.viewing import StreamAndLink
 
 BEFORE_S: Final = 20.0
-"""In front of trouble: two key frames at the longest usual distance, so that the log is as it was."""
+"""Time kept before trouble: two key frames at the longest usual distance, so that the log is as it was."""
 AFTER_S: Final = 30.0
-"""Behind it: a choice that let more wait has drained by then, unless its link is hardly faster than the stream."""
+"""Time kept after trouble: a choice that queued more has drained by then, unless the link is hardly faster."""
 LEAST_STAY_S: Final = 2.0
-"""Who was there for less was no viewer: a check of a monitor, a page that was closed at once."""
+"""Least stay of a viewer: shorter ones are checks of monitors, and pages that were closed at once."""
 NORMAL_MS: Final = 40.0
 """Delay of a viewer in no trouble where only samples say so, and how often it is written to: the flush interval."""
 WRITES_PER_S: Final = 2
 """Writes made up per second of a viewer in trouble; of longer intervals at most `MOST_WRITES` each."""
 MOST_MESSAGE_BYTES: Final = (1 << 24) - 1
-"""No message is larger (RTMP 1.0, section 5.3.1.2.1): a row that says so would have the trial make it."""
+"""Largest message (RTMP 1.0, section 5.3.1.2.1): a trial would have to make what a false row says."""
 MOST_WRITES: Final = 20
 
 STRETCH_COLUMNS: Final[dict[str, str]] = {
@@ -96,10 +96,10 @@ _APPLIED: Final = {**STRETCH_COLUMNS, "date": "string", "hour": "string"}
 NO_STREAM: Final = "it followed no stream"
 SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
 NO_VIEWER: Final = (NO_STREAM, SHORT)
-"""Reasons of those with whom nothing is wrong."""
+"""Reasons of connections that are sound, but not viewers."""
 SERVER: Final = "server"
 _AT_THE_END: Final = (DropReason.CLOSED.value, DropReason.UNFOLLOWED.value)
-"""What was queued when the viewer left, or was cut, was not left out."""
+"""Drop reasons that do not count: messages that were queued when the viewer left or was cut."""
 _ANY: Final = Choice(limits=NO_LIMITS)
 
 _KEY: Final = int(MessageClass.KEY)

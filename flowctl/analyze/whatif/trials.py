@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALL_CHOICES: Final = -1
-"""Choice of what every choice does the same."""
+"""Stands for all choices, in sums that are the same for each."""
 HONEST_SHARE: Final = 0.05
-"""A viewer that takes less than this share of its stream is not watching: it stands still or pretends to read."""
+"""Least share of the stream that a viewer takes: with less it stands still or pretends to read."""
 PEAK: Final = "memory_peak_bytes"
-"""The one measure of which the largest counts, and not the sum."""
+"""Measure of which the largest value counts, not the sum."""
 DELAY: Final = "delay."
-"""Begin of the measures that are microseconds by bucket of delay."""
+"""Prefix of the measures of time per delay bucket, in microseconds."""
 
 _KEY: Final = int(MessageClass.KEY)
 _DROPS: Final = tuple(f"dropped_messages_{name}" for name in CLASS_NAMES)
@@ -156,12 +156,12 @@ CUT: Final = 1
 """Cut for being slow while recorded: what would have followed is assumed."""
 TROUBLED: Final = 2
 LEAST_TRIED: Final = 2
-"""Of each stratum: a standard error takes two."""
+"""Least viewers tried per stratum: a standard error takes two."""
 VIEWER: Final = ["picked", "node", "conn_id"]
 
 
 class Stratum(NamedTuple):
-    """How many viewers of the sample are in it, and how many of these are tried."""
+    """Viewers of the sample in one stratum, and those of them that are tried."""
 
     size: int
     tried: int

@@ -13,11 +13,11 @@ from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass
 from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, signed_difference
 
 GAP_S: Final = 1.0
-"""A player has a second or so in store; where no media comes for longer, everybody who watches sees it."""
+"""Least time without media that is a gap: players buffer about a second, so viewers see it."""
 _JITTER_DIVISOR: Final = 16
-"""RFC 3550, 6.4.1: a sixteenth of each difference."""
+"""Divisor of each difference before it enters the jitter: RFC 3550, 6.4.1."""
 _JUMP_MS: Final = 10_000
-"""A time stamp that jumps by more is another timeline, and says nothing of how evenly messages come."""
+"""Largest step of time stamps that counts for jitter: a larger one begins another timeline."""
 _KEY: Final = MessageClass.KEY
 _AUDIO: Final = MessageClass.AUDIO
 

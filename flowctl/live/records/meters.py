@@ -1,8 +1,8 @@
 """Sums for monitoring: by stream, role, state and reason, never by connection, and never going down.
 
-It observes from the first time that somebody asks. What a connection was sent and spared is counted for the stream that
-it played or published first, so that nothing that was counted moves; only so many streams have a name of their own
-here, once and for all, and the rest are one. A connection that always kept up costs 3 us to ask, others ten times that.
+It observes from the first call of `figures` on. What a connection was sent and spared is counted for the stream that it
+played or published first, so that nothing that was counted moves; the first `MOST_NAMED` streams have a name of their
+own, and the rest are one. A connection that always kept up costs 3 us to ask, others ten times that.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from flowctl.live.oversight.pace import RestingPace
 from flowctl.reasons import CloseReason
 
 MOST_NAMED: Final = 50
-"""Streams that have a name of their own; each has some 30 time series, and a database of them is not to drown."""
+"""Most streams with a name of their own: each makes some 30 time series in a database."""
 OTHERS: Final = "other"
-"""Stands for all other streams, and is the name of none: names have an application in front."""
+"""Name of all other streams together; real names have an application in front."""
 NO_STREAM: Final = ""
 DELAY_BOUNDS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _MOST_STREAM_CHARS: Final = 100
 
 
 class SumKey(NamedTuple):
-    """What is summed up together."""
+    """Key of connections that are summed up together."""
 
     stream: str  # its name, `OTHERS`, or empty: neither played nor published one
     role: str  # ``viewer``, ``publisher`` or ``none``
 
 
 class Sums:
-    """Sums over connections, of those that have gone or those that are there."""
+    """Sums over connections, either ended or open ones."""
 
     def __init__(self) -> None:
         self.sent_bytes = self.received_bytes = 0
@@ -57,10 +57,10 @@ class Sums:
             self.sent_bytes += account.bytes_sent
             self.states_s[SendState.READY] += max(0.0, connection.now() - connection.opened_at)
             return
-        found = connection.sender.statistics()
-        self.sent_bytes += found.bytes_sent
-        self.states_s = [known + more for known, more in zip(self.states_s, found.time_in_states_s, strict=True)]
-        for reason, counts in found.dropped.items():
+        statistics = connection.sender.statistics()
+        self.sent_bytes += statistics.bytes_sent
+        self.states_s = [known + more for known, more in zip(self.states_s, statistics.time_in_states_s, strict=True)]
+        for reason, counts in statistics.dropped.items():
             self.dropped[reason.value] += counts.total_messages
 
     def count_standing(self, account: Account, *, viewer: bool) -> None:

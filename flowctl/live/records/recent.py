@@ -23,9 +23,9 @@ from flowctl.live.rows import identity_row
 from flowctl.reasons import CloseReason
 
 MOST_KEPT_EVENTS: Final = 1024
-"""Events kept: seconds of the worst trouble, hours of usual days, and half a megabyte."""
+"""Most events that are kept: seconds of the worst trouble, hours of usual days, and half a megabyte."""
 _MOST_TEXT_CHARS: Final = 200
-"""Longest text of an event, characters."""
+"""Longest text of an event."""
 _TOLD: Final = frozenset({LedgerKind.DROPS, LedgerKind.LATE, LedgerKind.RETURN})
 _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
 
