@@ -202,11 +202,11 @@ class Sampler:
             felt = work.record_end(connection, record, statistics, at)
             self._closes.put(record.whole(at, statistics, felt | more if self._rows else more))
         for connection in pace(self._due_connections()):
-            record, now = self._open.get(connection.number), self._clock()
-            if record is not None:
-                felt, more = work.columns_so_far(connection, record), _session_columns(connection, now)
+            events, now = self._open.get(connection.number), self._clock()
+            if events is not None:
+                felt, more = work.columns_so_far(connection, events), _session_columns(connection, now)
                 columns = felt | more if self._rows else more
-                self._opens.put(record.whole(now, connection.sender.statistics(), columns))
+                self._opens.put(events.whole(now, connection.sender.statistics(), columns))
         block = work.block()
         if self._rows and block.rows:
             self._lane.put_block(block)

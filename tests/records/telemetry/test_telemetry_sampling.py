@@ -31,13 +31,13 @@ def stream(world, publisher):
 
 def asked(monkeypatch):
     seen = []
-    ask = Round._ask
+    ask = Round._sample_sender
 
     def note(self, connection, record, book):
         seen.append(connection)
         ask(self, connection, record, book)
 
-    monkeypatch.setattr(Round, "_ask", note)
+    monkeypatch.setattr(Round, "_sample_sender", note)
     return seen
 
 

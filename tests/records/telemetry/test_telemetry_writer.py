@@ -81,13 +81,13 @@ def test_files_when_due_by_time_or_by_size_are_finished(tmp_path):
     made = recorder(tmp_path, rotate_s=10.0, file_bytes=20_000)
     table = made._writers["flow_events"]
     table.add_rows([row()])
-    since = table._since
+    since = table._first_at
     table.finish_if_due(since + 9.9)
     assert files(tmp_path) == []
     table.finish_if_due(since + 10.0)
     assert len(files(tmp_path)) == 1
     table.add_rows([row(number, detail="x" * 100) for number in range(300)])
-    table.finish_if_due(table._since)
+    table.finish_if_due(table._first_at)
     assert len(files(tmp_path)) == 2
 
 
