@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flowctl.charts.axes import HEIGHT, WIDTH, Mark, rectangle, said
+from flowctl.charts.axes import HEIGHT, WIDTH, Mark, rectangle, text_mark
 from flowctl.charts.page import Figure, page
 
 MOST_BYTES: Final = 150_000
@@ -23,7 +23,7 @@ def save(figures: Sequence[Figure], path: Path, alt: str, *, columns: int = 2, n
     width, height = WIDTH * min(columns, len(figures)), rows * (HEIGHT + _HEAD) + (24 if note else 0)
     places = [(place % columns * WIDTH, place // columns * (HEIGHT + _HEAD)) for place in range(len(figures))]
     marks = [mark for figure, place in zip(figures, places, strict=True) for mark in _head(figure, *place)]
-    marks += [said(10, height - 8, note)] if note else []
+    marks += [text_mark(10, height - 8, note)] if note else []
     panels = [
         (figure.picture, {"x": x, "y": y + _HEAD, "width": WIDTH, "height": figure.picture.height})
         for figure, (x, y) in zip(figures, places, strict=True)
@@ -41,6 +41,6 @@ def _head(figure: Figure, left: int, top: int) -> list[Mark]:
     title = {"class": "strong head", "x": left + 10, "y": top + 18}
     parts, at = [Mark("text", title, figure.picture.title)], left + 10.0
     for label, paint in figure.keys:
-        parts += [rectangle(at, top + 28, 14, 4, f"fill:{paint}", rx=2), said(at + 20, top + 34, label)]
+        parts += [rectangle(at, top + 28, 14, 4, f"fill:{paint}", rx=2), text_mark(at + 20, top + 34, label)]
         at += 36 + len(label) * _CHAR
     return parts

@@ -32,7 +32,7 @@ Names = dict[str, list[list[int]]]
 
 
 @dataclass(slots=True)
-class Made:
+class MadePart:
     """Entry of a part of an hour in the record."""
 
     made_with: str  # see `Part.made_with`
@@ -41,7 +41,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Known:
+class KnownHour:
     """Entry of an hour in the record."""
 
     listed: str = ""  # digest of its files when they were listed last; "": it is to be made anew
@@ -50,7 +50,7 @@ class Known:
     damaged: list[str] = field(default_factory=list)  # marks of files whose pages cannot be read
     accounts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by table
     newest: str = ""  # time of the newest record that can be used, ISO 8601; "": there is none
-    parts: dict[str, Made] = field(default_factory=dict)  # by name
+    parts: dict[str, MadePart] = field(default_factory=dict)  # by name
 
     def size_bytes(self, name: str) -> int:
         """Return how large a part is; 0: it has no rows."""
@@ -62,7 +62,7 @@ class Known:
         return made is None or (self.made_of == self.listed and made_of_other(made, self.made_of, made_with))
 
 
-def made_of_other(made: Made | None, made_of: str, made_with: str) -> bool:
+def made_of_other(made: MadePart | None, made_of: str, made_with: str) -> bool:
     """Return whether a part is not there, or was made of other files or with other options."""
     return made is None or (made.made_of, made.made_with) != (made_of, made_with)
 
@@ -92,14 +92,14 @@ def _numbered(file: File) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else (f"{file.table}/{name}", 0)
 
 
-def read_record(place: RecordPlace) -> tuple[str | None, dict[Hour, Known]]:
+def read_record(place: RecordPlace) -> tuple[str | None, dict[Hour, KnownHour]]:
     """Return where the records lie, and the hours that were read; None and empty where there is no record."""
     found = read_json(place, RECORD_FILE, RECORD_FORMAT)
     with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
         if found:
             return found["events"], {
-                (text[:10], text[11:]): Known(
-                    **item | {"parts": {name: Made(**made) for name, made in item["parts"].items()}}
+                (text[:10], text[11:]): KnownHour(
+                    **item | {"parts": {name: MadePart(**made) for name, made in item["parts"].items()}}
                 )
                 for text, item in found["hours"].items()
             }

@@ -35,8 +35,8 @@ from flowctl.analyze.job import BY_HOUR, AnalysisJob, JobNote, JobPart, JobState
 from flowctl.analyze.record import (
     RECORD_FILE,
     RECORD_FORMAT,
-    Known,
-    Made,
+    KnownHour,
+    MadePart,
     compared,
     made_of_other,
     packed,
@@ -198,7 +198,7 @@ class _AnalysisRun:
     window: Window
     tell: Callable[[str], None]
     options: dict[str, Any]
-    known: dict[Hour, Known]
+    known: dict[Hour, KnownHour]
     source: str = ""  # where the records lie, without links
     summary: dict[str, Any] = field(default_factory=dict)  # of the run before, as it lies there
     wanted: dict[str, tuple[JobPart, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
@@ -324,7 +324,7 @@ class _AnalysisRun:
         found: dict[Hour, list[str]] = {}
         end = max((end_of(hour) for hour in self.listed if self.window.meets(hour)), default=None)
         for hour, listed in self.listed.items():
-            inside, known = self.window.meets(hour), self.known.get(hour, Known())
+            inside, known = self.window.meets(hour), self.known.get(hour, KnownHour())
             names = [name for name in self.wanted if inside or (end and self._looks_back(name, hour, end))]
             if known.listed != listed and (inside or names):
                 found[hour] = [ALL, *names]
@@ -447,7 +447,7 @@ class _AnalysisRun:
             else:
                 folders = [self.wanted[name][0].folder(hour)]
             sizes |= {folder: self._synced_bytes(folder) for folder in folders}
-            known = self.known.setdefault(hour, Known())
+            known = self.known.setdefault(hour, KnownHour())
             gives_up |= bool(known.listed) if name == ALL else known.parts.pop(name, None) is not None
             known.listed = "" if name == ALL else known.listed
         if gives_up:
@@ -462,7 +462,7 @@ class _AnalysisRun:
             self.read.add(hour)
             if name != ALL:
                 part = self.wanted[name][0]
-                known.parts[name] = Made(self._made_with(name), self.listed[hour], sizes[part.folder(hour)])
+                known.parts[name] = MadePart(self._made_with(name), self.listed[hour], sizes[part.folder(hour)])
                 continue
             known.listed = known.made_of = self.listed[hour]
             known.files = packed(file for file, facts in files if facts.problem is None)
@@ -602,7 +602,7 @@ class _AnalysisRun:
             before={name: [hour for hour, item in self._before(hours) if item.size_bytes(name)] for name in names},
         )
 
-    def _before(self, hours: Sequence[Hour]) -> list[tuple[Hour, Known]]:
+    def _before(self, hours: Sequence[Hour]) -> list[tuple[Hour, KnownHour]]:
         return sorted((hour, known) for hour, known in self.known.items() if [hour] < [*hours[:1]])
 
     def _missing(self, names: Sequence[str], hours: Sequence[Hour]) -> list[str]:

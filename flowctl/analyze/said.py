@@ -37,15 +37,16 @@ _REPORT: Final = "report.html"
 def lines(result: AllResult) -> Iterator[str]:
     """Yield what each job answers, the accounts, and where the results are, the report last."""
     for name, note in result.jobs.items():
-        said = note.summary
-        causes = figures({cause: count for cause, count in said.get("blame", {}).items() if cause != "none"})
-        counted = {figure: plural(said[figure], noun) for figure, noun in _COUNTED.items() if figure in said}
-        told = {**said, **counted, "causes": causes}
-        answer = words(said["headline"], 600) if "headline" in said else fill_template(ANSWERS.get(name, ""), told)
-        yield f"{name}: {answer if said else note.state.value}"
-        yield from (f"  {words(item['do'], 600)}" for item in said.get("answers", ()))
-        if "truth" in said:
-            yield f"  planted: {figures(said['truth'])}"
+        summary = note.summary
+        causes = figures({cause: count for cause, count in summary.get("blame", {}).items() if cause != "none"})
+        counted = {figure: plural(summary[figure], noun) for figure, noun in _COUNTED.items() if figure in summary}
+        facts = {**summary, **counted, "causes": causes}
+        template = ANSWERS.get(name, "")
+        answer = words(summary["headline"], 600) if "headline" in summary else fill_template(template, facts)
+        yield f"{name}: {answer if summary else note.state.value}"
+        yield from (f"  {words(item['do'], 600)}" for item in summary.get("answers", ()))
+        if "truth" in summary:
+            yield f"  planted: {figures(summary['truth'])}"
     yield f"records of {plural(result.hours, 'hour')}, read now: {result.hours_read}"
     yield from (f"  {Accounts(**account).line()}" for account in result.accounts)
     others = [name for name in result.outputs if name != _REPORT]
@@ -59,5 +60,5 @@ def lines(result: AllResult) -> Iterator[str]:
 def figures(value: Any) -> str:
     if not isinstance(value, Mapping):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    told = ((name, figures(item), isinstance(item, Mapping)) for name, item in value.items())
-    return ", ".join(f"{name} ({item})" if nested else f"{name} {item}" for name, item, nested in told)
+    texts = ((name, figures(item), isinstance(item, Mapping)) for name, item in value.items())
+    return ", ".join(f"{name} ({item})" if nested else f"{name} {item}" for name, item, nested in texts)

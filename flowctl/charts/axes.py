@@ -132,12 +132,12 @@ def frame(x: ChartAxis, y: ChartAxis) -> list[Mark]:
     parts = []
     for tick, written in zip(y.ticks, tick_texts(y.ticks, y.write), strict=True):
         at = y.scale(tick)
-        parts += [grid(f"M{LEFT} {at:.1f}H{RIGHT}", base=tick == 0), said(LEFT - 8, at + 4, written, anchor="end")]
+        parts += [grid(f"M{LEFT} {at:.1f}H{RIGHT}", base=tick == 0), text_mark(LEFT - 8, at + 4, written, anchor="end")]
     for tick, written in zip(x.ticks, tick_texts(x.ticks, x.write), strict=True):
         at = x.scale(tick)
-        parts += [grid(f"M{at:.1f} {BOTTOM}v4", base=True), said(at, BOTTOM + 17, written, anchor="middle")]
-    label = said((LEFT + RIGHT) / 2, HEIGHT - 6, x.label, anchor="middle")
-    return [*parts, said(LEFT, 13, y.label), label]
+        parts += [grid(f"M{at:.1f} {BOTTOM}v4", base=True), text_mark(at, BOTTOM + 17, written, anchor="middle")]
+    label = text_mark((LEFT + RIGHT) / 2, HEIGHT - 6, x.label, anchor="middle")
+    return [*parts, text_mark(LEFT, 13, y.label), label]
 
 
 def grid(path: str, *, base: bool = False) -> Mark:
@@ -145,7 +145,7 @@ def grid(path: str, *, base: bool = False) -> Mark:
     return Mark("path", {"class": "base" if base else "grid", "d": path})
 
 
-def said(
+def text_mark(
     x: float, y: float, text: str, *, anchor: str = "start", strong: bool = False, style: str | None = None
 ) -> Mark:
     """Return a text on the paper; `anchor`: which end of it stands at `x` (start, middle, end)."""

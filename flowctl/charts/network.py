@@ -23,7 +23,7 @@ from flowctl.charts.axes import (
     linear_ticks,
     plain,
     rectangle,
-    said,
+    text_mark,
     tick_texts,
 )
 from flowctl.charts.pictures import short
@@ -123,10 +123,10 @@ def _box(one: Box, x: float, y: float) -> list[Mark]:
     middle = x + _BOX_WIDTH / 2
     found = [
         rectangle(x, y, _BOX_WIDTH, _BOX_HEIGHT, style, title=f"{one.name}\n{one.text}", rx=5),
-        said(middle, y + (17 if one.text else 24), short(one.name, _MOST_BOX_CHARS), anchor="middle", strong=True),
+        text_mark(middle, y + (17 if one.text else 24), short(one.name, _MOST_BOX_CHARS), anchor="middle", strong=True),
     ]
     if one.text:
-        found.append(said(middle, y + 32, short(one.text, _MOST_BOX_CHARS + 2), anchor="middle"))
+        found.append(text_mark(middle, y + 32, short(one.text, _MOST_BOX_CHARS + 2), anchor="middle"))
     return found
 
 
@@ -163,7 +163,7 @@ def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], taken: lis
     found = next(free, tried[0])
     taken.append(found)
     halo = "paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round"
-    return said((found[0] + found[1]) / 2, found[2] + 4, arrow.text, anchor="middle", style=halo)
+    return text_mark((found[0] + found[1]) / 2, found[2] + 4, arrow.text, anchor="middle", style=halo)
 
 
 def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
@@ -208,12 +208,12 @@ class Spans(Picture):
         axis = ChartAxis(scale, ticks, self.x_label, self.x_text)
         for tick, written in zip(ticks, tick_texts(ticks, axis.write), strict=True):
             parts.append(grid(f"M{scale(tick):.1f} {_SPAN_TOP}V{bottom}"))
-            parts.append(said(scale(tick), bottom + 17, written, anchor="middle"))
-        parts.append(said((_LABEL_RIGHT + RIGHT) / 2, bottom + 34, self.x_label, anchor="middle"))
+            parts.append(text_mark(scale(tick), bottom + 17, written, anchor="middle"))
+        parts.append(text_mark((_LABEL_RIGHT + RIGHT) / 2, bottom + 34, self.x_label, anchor="middle"))
         for place, row in enumerate(self.rows):
             y = _SPAN_TOP + place * _SPAN_ROW
             parts.append(grid(f"M{_LABEL_RIGHT} {y + _SPAN_ROW}H{RIGHT}"))
-            parts.append(said(_LABEL_RIGHT - 8, y + 16, short(row, _LABEL_CHARS), anchor="end"))
+            parts.append(text_mark(_LABEL_RIGHT - 8, y + 16, short(row, _LABEL_CHARS), anchor="end"))
         parts += [_span(span, scale) for span in self.spans]
         return [*parts, *(mark for moment in self.moments for mark in _moment(moment, scale, bottom))]
 
@@ -230,5 +230,5 @@ def _moment(moment: tuple[float, str], scale: Scale, bottom: float) -> list[Mark
     style = "stroke:var(--bad);stroke-dasharray:4 3;fill:none"
     return [
         Mark("path", {"style": style, "d": f"M{at:.1f} {_SPAN_TOP - 6}V{bottom}"}),
-        said(at + (-6 if left else 6), 13, moment[1], anchor="end" if left else "start", strong=True),
+        text_mark(at + (-6 if left else 6), 13, moment[1], anchor="end" if left else "start", strong=True),
     ]

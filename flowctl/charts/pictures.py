@@ -27,7 +27,7 @@ from flowctl.charts.axes import (
     linear_ticks,
     plain,
     rectangle,
-    said,
+    text_mark,
     x_axis,
     y_axis,
 )
@@ -263,10 +263,10 @@ class Bars(Picture):
             name = short(bar.label, _NAME_CHARS)
             # A bar of something is never invisible: a pixel says "there is one".
             length = min(max(bar.value / most * room, 1.5), room) if most > 0 and bar.value > 0 else 0.0
-            parts.append(said(_BAR_LEFT - 10, top + 13, name, anchor="end"))
+            parts.append(text_mark(_BAR_LEFT - 10, top + 13, name, anchor="end"))
             told = f"{bar.label}: {bar.text}"
             parts.append(rectangle(_BAR_LEFT, top, length, _BAR_HEIGHT - 8, f"fill:{bar.paint}", title=told, rx=2))
-            parts.append(said(_BAR_LEFT + length + 6, top + 13, bar.text, strong=True))
+            parts.append(text_mark(_BAR_LEFT + length + 6, top + 13, bar.text, strong=True))
         return parts
 
 
@@ -333,5 +333,5 @@ def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[Mark]:
         while any(abs(text_y - other) < 16 and abs(text_x - before) < _NEAR_DOTS * 4 for before, other in used):
             text_y += 16
         used.append((text_x, text_y))
-        parts.append(said(text_x, max(text_y, 12), dot.label, anchor="end" if left else "start", strong=True))
+        parts.append(text_mark(text_x, max(text_y, 12), dot.label, anchor="end" if left else "start", strong=True))
     return parts

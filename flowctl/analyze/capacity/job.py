@@ -126,7 +126,7 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
             hint="give --measurements of crowds of several sizes with memory (python bench capacity), or no --memory",
         )
     viewers, ended_by = carried(model, options)
-    found = recorded | {
+    figures = recorded | {
         "viewers_per_node": viewers or None,
         "ended_by": ended_by,
         "at_least": ended_by == "measured",
@@ -144,7 +144,7 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
         "residual_share": round(model.residual, 4),
         "error_share": round(held_out[0], 4) if held_out else None,
     }
-    return {"answer": said(found, options), **found}
+    return {"answer": answer_text(figures, options), **figures}
 
 
 MOST_NAMED: Final = 5
@@ -172,44 +172,42 @@ most {viewers_peak} viewers at once, {watched_s} of watching. ASSUMED: {assumed}
 """The answer, where the machine was measured."""
 
 
-def said(found: dict[str, Any], options: CapacityOptions) -> str:
-    if not found["fitted_to"]:
-        return str(found["answer"])
-    (low, high), rate, viewers = found["measured_bit_rates"], found["bit_rate"], found["viewers_per_node"]
-    beyond, memory, error = found["at_least"], found["memory_bytes_per_node"], found["error_share"]
-    facts = found | {
+def answer_text(figures: dict[str, Any], options: CapacityOptions) -> str:
+    if not figures["fitted_to"]:
+        return str(figures["answer"])
+    (low, high), rate, viewers = figures["measured_bit_rates"], figures["bit_rate"], figures["viewers_per_node"]
+    beyond, memory, error = figures["at_least"], figures["memory_bytes_per_node"], figures["error_share"]
+    facts = figures | {
         "asked": f"viewers of {value_text('bit_rate', rate)} at {percent(options.busy)} of a thread",
-        "far": ""
-        if low / 2 <= rate <= high * 2
-        else f"{value_text('bit_rate', low)} to {value_text('bit_rate', high)}",
-        "a_node": "One like all of them together" if found.get("nodes_recorded", 0) > 1 else "A node",
+        "far": "" if low / 2 <= rate <= high * 2 else " to ".join(value_text("bit_rate", one) for one in (low, high)),
+        "a_node": "One like all of them together" if figures.get("nodes_recorded", 0) > 1 else "A node",
         "none": not viewers,
         "reach": MOST_REACH,
-        "low": figure(found["viewers_per_node_low"]),
-        "high": figure(found["viewers_per_node_high"]),
-        "resource": "" if beyond else found["ended_by"],
+        "low": figure(figures["viewers_per_node_low"]),
+        "high": figure(figures["viewers_per_node_high"]),
+        "resource": "" if beyond else figures["ended_by"],
         "memory": "Memory not measured" if memory is None else f"{size(memory)} of memory",
         "crowd": options.viewers,
-        "most": f"{'at most ' if beyond else ''}{figure(found['nodes'])}",
-        "residual": percent(found["residual_share"]),
-        "free": percent(found["headroom_share"]),
+        "most": f"{'at most ' if beyond else ''}{figure(figures['nodes'])}",
+        "residual": percent(figures["residual_share"]),
+        "free": percent(figures["headroom_share"]),
         "error": "" if error is None else f"{error:+.1%}",
-        "assumed": percent(max(0.0, 1 - found.get("viewers_peak", 0.0) / options.viewers)),
+        "assumed": percent(max(0.0, 1 - figures.get("viewers_peak", 0.0) / options.viewers)),
     }
     return sentences(facts, _SAID)
 
 
-def headline(found: dict[str, Any], options: CapacityOptions) -> str:
+def headline(figures: dict[str, Any], options: CapacityOptions) -> str:
     """Return the answer in a line: what each node carries, where nodes were recorded."""
-    if not found["fitted_to"]:
+    if not figures["fitted_to"]:
         return MEASURE
-    least, viewers = "at least " if found["at_least"] else "", found["viewers_per_node"]
+    least, viewers = "at least " if figures["at_least"] else "", figures["viewers_per_node"]
     facts = {
-        "each": found.get("each"),
-        "one": not found.get("each") and f"{least}{figure(viewers)}" if viewers else "no",
-        "rate": value_text("bit_rate", found["bit_rate"]),
+        "each": figures.get("each"),
+        "one": not figures.get("each") and f"{least}{figure(viewers)}" if viewers else "no",
+        "rate": value_text("bit_rate", figures["bit_rate"]),
         "crowd": figure(options.viewers),
-        "nodes": found["nodes"] and plural(found["nodes"], "node"),
+        "nodes": figures["nodes"] and plural(figures["nodes"], "node"),
     }
     return sentences(facts, _HEADLINE).removesuffix(".")
 
@@ -240,16 +238,16 @@ def measured(loads: pd.DataFrame) -> list[Measurement]:
 def nodes_table(loads: pd.DataFrame, carries: Sequence[tuple[int | None, str, bool]]) -> pd.DataFrame:
     """Return ``capacity_nodes``; `carries` are its columns of what each node carries, nodes by name."""
     add = dict.fromkeys(("windows", "ms", "accepted", "trouble_ms"), "sum")
-    found = loads.groupby("node").agg({**add, "peak_ms": "max", "peak_busy_ppm": "max"}).reset_index()
-    found[["carries_viewers", "carries_from", "carries_at_least"]] = carries
-    found["viewers_peak"] = found["peak_ms"] / (WINDOW_S * 1000)
-    return found.assign(
-        load_peak=found["viewers_peak"] / found["carries_viewers"].astype("Float64"),
-        viewers_mean=found["ms"] / found["windows"] / (WINDOW_S * 1000),
-        recorded_s=found["windows"] * float(WINDOW_S),
-        bit_rate=found["accepted"] * 8000 / found["ms"],
-        trouble_share=found["trouble_ms"] / found["ms"],
-        busy_peak=found["peak_busy_ppm"] / 1e6,
+    table = loads.groupby("node").agg({**add, "peak_ms": "max", "peak_busy_ppm": "max"}).reset_index()
+    table[["carries_viewers", "carries_from", "carries_at_least"]] = carries
+    table["viewers_peak"] = table["peak_ms"] / (WINDOW_S * 1000)
+    return table.assign(
+        load_peak=table["viewers_peak"] / table["carries_viewers"].astype("Float64"),
+        viewers_mean=table["ms"] / table["windows"] / (WINDOW_S * 1000),
+        recorded_s=table["windows"] * float(WINDOW_S),
+        bit_rate=table["accepted"] * 8000 / table["ms"],
+        trouble_share=table["trouble_ms"] / table["ms"],
+        busy_peak=table["peak_busy_ppm"] / 1e6,
     )
 
 
@@ -265,11 +263,11 @@ def answer(parts: Parts, options: CapacityOptions) -> JobAnswer:
         slow_share=float(slow) if options.slow_share is None else options.slow_share,
     )
     points = measured(loads)
-    found = estimate(points, options)
+    figures = estimate(points, options)
     if not ms:
-        return JobAnswer(summary=found | {"headline": headline(found, options)})
+        return JobAnswer(summary=figures | {"headline": headline(figures, options)})
     names = [str(name) for name, _ in loads.groupby("node")]
-    of_all, carries = (found["viewers_per_node"], found["fitted_to"], found["at_least"]), []
+    of_all, carries = (figures["viewers_per_node"], figures["fitted_to"], figures["at_least"]), []
     for _, rows in loads.groupby("node"):
         own = measured(rows)
         if of_all[1] == "measurements" or why_weak(own):
@@ -279,7 +277,7 @@ def answer(parts: Parts, options: CapacityOptions) -> JobAnswer:
             carries.append((viewers or None, "own records", ended_by == "measured"))
     parts.write("capacity_nodes", nodes_table(loads, carries), NODE_COLUMNS)
     carry = [viewers or 0 for viewers, _, _ in carries]
-    found |= {
+    figures |= {
         "nodes_recorded": len(carry),
         "carry_viewers": sum(carry),
         "carry_viewers_one_down": sum(carry) - max(carry),
@@ -287,7 +285,8 @@ def answer(parts: Parts, options: CapacityOptions) -> JobAnswer:
         "watched_s": round(ms / 1000, 1),
         "each": _each(names, carries),
     }
-    return JobAnswer(summary=found | {"answer": said(found, options), "headline": headline(found, options)})
+    figures |= {"answer": answer_text(figures, options), "headline": headline(figures, options)}
+    return JobAnswer(summary=figures)
 
 
 JOB: Final = AnalysisJob(

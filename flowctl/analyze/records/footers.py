@@ -124,10 +124,10 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
     if not uid:
         source.seek(begin)
         identity = f"{facts.size_bytes} {hashlib.sha256(source.read()).hexdigest()}"
-    said = metadata.get(f"{METADATA_PREFIX}format")
+    number = metadata.get(f"{METADATA_PREFIX}format")
     problem, detail = _problem(file.schema_arrow, table, metadata.get(f"{METADATA_PREFIX}table"))
-    if said not in (None, str(FORMAT).encode()):  # a tool may have dropped what it said
-        problem, detail = "other format", f"format {said!r}, this flowctl reads {FORMAT}"
+    if number not in (None, str(FORMAT).encode()):  # a tool may have dropped the metadata
+        problem, detail = "other format", f"format {number!r}, this flowctl reads {FORMAT}"
     if problem is None and not codecs <= CODECS:
         problem, detail = "unknown codec", f"it is compressed by {', '.join(sorted(codecs - CODECS))}"
     if problem is None and footer.num_rows > MOST_ROWS:
@@ -151,7 +151,7 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
 def _bounds(footer: Any, table: str) -> tuple[dict[str, Bounds], int, set[str]]:
     """Return what a footer says of each column, where the last of what it speaks of ends, and how that is packed."""
     times = {column.name for column in TABLES[table].columns if column.kind is Kind.TIMESTAMP}
-    found: dict[str, Bounds] = {}
+    bounds: dict[str, Bounds] = {}
     end = 0
     codecs = set()
     groups = [group for number in range(footer.num_row_groups) if (group := footer.row_group(number)).num_rows]
@@ -161,22 +161,22 @@ def _bounds(footer: Any, table: str) -> tuple[dict[str, Bounds], int, set[str]]:
         for chunk in (group.column(index) for group in groups if index < group.num_columns):
             codecs.add(chunk.compression)
             end = max(end, (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size)
-            said = chunk.statistics if name in TABLES[table].names else None
-            none = said.null_count if said is not None and said.has_null_count else None
+            statistics = chunk.statistics if name in TABLES[table].names else None
+            none = statistics.null_count if statistics is not None and statistics.has_null_count else None
             nulls = None if nulls is None or none is None else nulls + none
             if none == chunk.num_values:
                 continue
-            if said is None or not said.has_min_max:
+            if statistics is None or not statistics.has_min_max:
                 spans.append((None, None))
-            elif name in times and said.physical_type == "INT64":  # raw values: not every one is a time of Python
-                factor = 1000 if "milliseconds" in str(said.logical_type) else 1
-                spans.append((said.min_raw * factor, said.max_raw * factor))
+            elif name in times and statistics.physical_type == "INT64":  # raw values: not every one is a time of Python
+                factor = 1000 if "milliseconds" in str(statistics.logical_type) else 1
+                spans.append((statistics.min_raw * factor, statistics.max_raw * factor))
             else:
-                spans.append((said.min, said.max))
+                spans.append((statistics.min, statistics.max))
         known = spans and all(low is not None for low, _ in spans)
         low, high = (min(low for low, _ in spans), max(high for _, high in spans)) if known else (None, None)
-        found[name] = Bounds(footer.num_rows, nulls, low, high)
-    return found, end, codecs
+        bounds[name] = Bounds(footer.num_rows, nulls, low, high)
+    return bounds, end, codecs
 
 
 def _problem(schema: Any, table: str, named: bytes | None) -> tuple[str | None, str | None]:
@@ -184,11 +184,11 @@ def _problem(schema: Any, table: str, named: bytes | None) -> tuple[str | None, 
     if named is not None and named != table.encode():
         return "of another table", f"it says it holds {named.decode('utf-8', 'replace')!r}"
     columns = TABLES[table].columns
-    found = {field.name: str(field.type) for field in schema}
-    missing = [column.name for column in columns if not column.nullable and column.name not in found]
+    types = {field.name: str(field.type) for field in schema}
+    missing = [column.name for column in columns if not column.nullable and column.name not in types]
     if missing:
         return "foreign schema", f"it has no column {', '.join(missing[:5])}"
-    there = ((column.name, found.get(column.name), _FITTING[column.kind]) for column in columns)
+    there = ((column.name, types.get(column.name), _FITTING[column.kind]) for column in columns)
     wrong = [f"{name} is {kind}" for name, kind, fitting in there if kind and not kind.startswith(fitting)]
     return ("wrong types", "; ".join(wrong[:5])) if wrong else (None, None)
 
@@ -253,5 +253,5 @@ def pieces(file: Any, table: str, names: Sequence[str]) -> Iterator[Any]:
     kinds = {column.name: _ARROW[column.kind] for column in TABLES[table].columns}
     there = [name for name in names if name in file.schema_arrow.names]
     for batch in file.iter_batches(BATCH_ROWS, columns=there, use_threads=False):
-        found = {name: _typed(batch.column(name), kinds[name]) for name in there}
-        yield pa.table({name: found.get(name, pa.nulls(batch.num_rows, kinds[name])) for name in names})
+        columns = {name: _typed(batch.column(name), kinds[name]) for name in there}
+        yield pa.table({name: columns.get(name, pa.nulls(batch.num_rows, kinds[name])) for name in names})

@@ -139,18 +139,19 @@ RULES: Final = (
 """Answers to the questions, texts of `flowctl.charts.words.sentences`; the first whose order has its facts counts."""
 
 
-def answers(found: ReportFindings) -> list[Advice]:
-    hung = threads(found)
-    said = [_said(about, facts(found)) for about, facts in (("limits", limits), ("bans", bans))]
-    said.append(_said("capacity", capacity(found, {row["name"] for row in hung})))
+def answers(findings: ReportFindings) -> list[Advice]:
+    hung = threads(findings)
+    said = [_said(about, facts(findings)) for about, facts in (("limits", limits), ("bans", bans))]
+    said.append(_said("capacity", capacity(findings, {row["name"] for row in hung})))
     calls = list[Advice]()
-    for about, items in (("network", networks(found)), ("publisher", publishers(found)), ("node", hung)):
+    for about, items in (("network", networks(findings)), ("publisher", publishers(findings)), ("node", hung)):
         calls += [_said(about, facts) for facts in items[:MOST_NAMED]]
         if more := items[MOST_NAMED:]:
             calls.append(Advice(about, "act", f"And {plural(len(more), f'more {about}')}: see the tables."))
-    missing = found.why_not("experience" if found.totals else "sessions")
-    published = plural(found.tables["ingest"].total, "publication") if found.rows("ingest") else ""
-    return said + (calls or [_said("calls", {"recorded": recorded(found), "published": published, "why_not": missing})])
+    missing = findings.why_not("experience" if findings.totals else "sessions")
+    published = plural(findings.tables["ingest"].total, "publication") if findings.rows("ingest") else ""
+    nothing: Facts = {"recorded": recorded(findings), "published": published, "why_not": missing}
+    return said + (calls or [_said("calls", nothing)])
 
 
 def _said(about: str, facts: Facts) -> Advice:
@@ -159,9 +160,9 @@ def _said(about: str, facts: Facts) -> Advice:
     return Advice(about, rules[0].kind, *(sentences(facts, text) for text in rules[0][2:]))
 
 
-def recorded(found: ReportFindings) -> str:
+def recorded(findings: ReportFindings) -> str:
     """Return how much was recorded, as one sentence; "" if that is unknown."""
-    totals = found.totals or {}
+    totals = findings.totals or {}
     viewers, drawn = number(totals.get("viewers")), number(totals.get("drawn_share")) or 1.0
     facts = {
         "viewers": viewers is not None and plural(viewers, "viewer"),
@@ -182,11 +183,11 @@ worst off leave them out.
 """
 
 
-def limits(found: ReportFindings) -> Facts:
-    rows, said = found.rows("whatif_choices"), found.summary("whatif")
+def limits(findings: ReportFindings) -> Facts:
+    rows, said = findings.rows("whatif_choices"), findings.summary("whatif")
     if not rows:
         nobody = said.get("viewers") == 0
-        return {"why_not": f"Not known: {words(said.get('why'), 400)}." if nobody else found.why_not("whatif")}
+        return {"why_not": f"Not known: {words(said.get('why'), 400)}." if nobody else findings.why_not("whatif")}
     chosen = next((row for row in rows if row.get("recommended")), None)
     present = next((row for row in rows if row.get("in_force")), None)
     row = chosen or rows[0]
@@ -201,7 +202,7 @@ def limits(found: ReportFindings) -> Facts:
     how = {"flight": ", recorded message by message", "samples": ", recorded second by second"}
     best = chosen is not None and bool(chosen.get("in_force"))
     facts: Facts = {
-        "tried": plural(found.tables["whatif_choices"].total, "choice"),
+        "tried": plural(findings.tables["whatif_choices"].total, "choice"),
         "best": best,
         "set": chosen is not None and not best,
         "choice": choice_text(row),
@@ -230,13 +231,13 @@ def choice_text(row: Row) -> str:
     return words(row.get("choice") or row.get("choice_id"), 160)
 
 
-def bans(found: ReportFindings) -> Facts:
-    scores, rows = found.tables.get("abuse_scores"), found.rows("bans")
-    if scores is None and "bans" not in found.tables:
-        return {"why_not": found.why_not("abuse")}
-    facts: Facts = {"recorded": recorded(found)}
+def bans(findings: ReportFindings) -> Facts:
+    scores, rows = findings.tables.get("abuse_scores"), findings.rows("bans")
+    if scores is None and "bans" not in findings.tables:
+        return {"why_not": findings.why_not("abuse")}
+    facts: Facts = {"recorded": recorded(findings)}
     if not rows:
-        spared = count_of((found.summary("abuse").get("verdicts") or {}).get("address_allowed"))
+        spared = count_of((findings.summary("abuse").get("verdicts") or {}).get("address_allowed"))
         facts["spared"] = spared and plural(spared, "address", "addresses")
         return facts | {"many": plural(scores.total if scores else 0, "address or subnet", "addresses and subnets")}
     kinds, addresses = Counter(map(_kind, rows)), ("address or subnet", "addresses and subnets")
@@ -248,7 +249,7 @@ def bans(found: ReportFindings) -> Facts:
     named = [f"{words(row.get('cidr'))}: {evidence_text(row.get('evidence'))}" for row in rows[:MOST_NAMED]]
     named += [f"and {len(rows) - MOST_NAMED:,} more"] if len(rows) > MOST_NAMED else []
     on_list = {row.get("cidr") for row in rows}
-    made = [count_of(row.get("connections")) for row in found.rows("abuse_scores") if row.get("cidr") in on_list]
+    made = [count_of(row.get("connections")) for row in findings.rows("abuse_scores") if row.get("cidr") in on_list]
     few = sum(count < FEW for count in made)
     return facts | {
         "order": order[:1].upper() + order[1:],
@@ -274,10 +275,10 @@ def evidence_text(value: Any) -> str:
     return ", ".join(f"{words(name)} {figure(amount)}" for name, amount in order[:8]) or "-"
 
 
-def capacity(found: ReportFindings, hung: set[str]) -> Facts:
+def capacity(findings: ReportFindings, hung: set[str]) -> Facts:
     """Return how many more viewers there is room for, and when the next node is needed; `hung` nodes have none."""
-    said = found.summary("capacity")
-    everyone = {words(row.get("node"), 48): row for row in found.rows("capacity_nodes")}
+    said = findings.summary("capacity")
+    everyone = {words(row.get("node"), 48): row for row in findings.rows("capacity_nodes")}
     rows = {name: row for name, row in everyone.items() if count_of(row.get("carries_viewers"))}
     sources = Counter(str(row.get("carries_from")) for row in rows.values())
     unknown, error = len(everyone) - len(rows), number(said.get("error_share"))
@@ -285,7 +286,7 @@ def capacity(found: ReportFindings, hung: set[str]) -> Facts:
     free = SPARE_NODE_SHARE if kept is None else kept
     facts: Facts = {
         **said,
-        "why_not": (said.get("answer") and words(said["answer"], 1500)) or found.why_not("capacity"),
+        "why_not": (said.get("answer") and words(said["answer"], 1500)) or findings.why_not("capacity"),
         "unknown": rows and unknown and plural(unknown, "node"),
         "measure": MEASURE,
         "known": rows and sources and plural(sources.total(), "node"),
@@ -318,7 +319,7 @@ def capacity(found: ReportFindings, hung: set[str]) -> Facts:
         "room": room,
         "fullest": fullest,
         "load": fullest and percent(load[fullest]),
-        "next": rows and _next_node(found.peaks, float(sum(rooms.values()))),
+        "next": rows and _next_node(findings.peaks, float(sum(rooms.values()))),
     }
 
 
@@ -339,12 +340,12 @@ def _next_node(peaks: Mapping[int, float], free: float) -> str:
     )
 
 
-def networks(found: ReportFindings) -> list[Facts]:
+def networks(findings: ReportFindings) -> list[Facts]:
     """Return the networks whose viewers have trouble by their link more often than all others, the clearest first."""
-    links = {row["key"]: row for row in found.rows("links")}
-    troubled, viewers = sum(row["troubled"] for row in links.values()), count_of((found.totals or {}).get("people"))
+    links = {row["key"]: row for row in findings.rows("links")}
+    troubled, viewers = sum(row["troubled"] for row in links.values()), count_of((findings.totals or {}).get("people"))
     clear = []
-    for row in (links[row["key"]] for row in found.rows("network") if row.get("key") in links):
+    for row in (links[row["key"]] for row in findings.rows("network") if row.get("key") in links):
         part = row["troubled"]
         of, others = max(row["viewers"], part), troubled - part
         errors = standard_errors_between(part, of, others, viewers - of) if viewers > of else 0.0
@@ -355,10 +356,10 @@ def networks(found: ReportFindings) -> list[Facts]:
     return [facts for _, facts in sorted(clear, key=lambda item: -item[0])]
 
 
-def publishers(found: ReportFindings) -> list[Facts]:
+def publishers(findings: ReportFindings) -> list[Facts]:
     """Return the streams that come to us badly, the worst first, each with the worst of its publications."""
     streams: dict[str, list[Row]] = {}
-    for row in found.rows("ingest"):
+    for row in findings.rows("ingest"):
         name = words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part)))
         streams.setdefault(name, []).append({**row, "silent": int(row.get("health") == "no media")})
     told = []
@@ -396,10 +397,10 @@ _WRONG: Final = (
 """Columns of ``ingest``, the value above which each is worth a call, and its words; the worst first."""
 
 
-def threads(found: ReportFindings) -> list[Facts]:
+def threads(findings: ReportFindings) -> list[Facts]:
     """Return the nodes whose own thread was what made viewers slow."""
     nodes: dict[str, Counter[str]] = {}
-    for row in found.rows("nodes"):
+    for row in findings.rows("nodes"):
         nodes.setdefault(str(row.get("node")), Counter())[str(row.get("blame"))] += count_of(row.get("count"))
     told = []
     for node, blames in sorted(nodes.items(), key=lambda item: -item[1]["server_loop"]):

@@ -59,46 +59,46 @@ SECTIONS: Final = {
 """Name of a section, for links -> what it shows, in the order of the page."""
 
 
-def render(found: ReportFindings) -> str:
-    failed = [(name, note) for name, note in found.jobs.items() if note.get("state") == "failed"]
+def render(findings: ReportFindings) -> str:
+    failed = [(name, note) for name, note in findings.jobs.items() if note.get("state") == "failed"]
     return page(
         "analyze/report/report.html",
-        title=f"What the servers saw: {found.events}",
-        found=found,
+        title=f"What the servers saw: {findings.events}",
+        found=findings,
         failed=[(name, f"{note.get('message')} {note.get('hint') or ''}") for name, note in failed],
-        sections=[_section(found, name, section) for name, section in SECTIONS.items()],
+        sections=[_section(findings, name, section) for name, section in SECTIONS.items()],
     )
 
 
-def _section(found: ReportFindings, name: str, section: Section) -> dict[str, Any]:
+def _section(findings: ReportFindings, name: str, section: Section) -> dict[str, Any]:
     """Return what a section shows; where that is nothing, why."""
-    drawn = [bars(found, item) if isinstance(item, str) else item(found) for item in section.pictures]
+    drawn = [bars(findings, item) if isinstance(item, str) else item(findings) for item in section.pictures]
     said = {
-        "do": recorded(found),
-        "capacity": str(found.summary("capacity").get("answer") or ""),
-        "read": "" if found.rows("aside") else "Nothing was set aside.",
+        "do": recorded(findings),
+        "capacity": str(findings.summary("capacity").get("answer") or ""),
+        "read": "" if findings.rows("aside") else "Nothing was set aside.",
     }
     made: dict[str, Any] = {
         "said": said.get(name),
-        "advice": [(_ASKED[item.about], _KINDS[item.kind], item) for item in answers(found)] if name == "do" else (),
-        "tiles": _tiles(found) if name == "felt" else (),
+        "advice": [(_ASKED[item.about], _KINDS[item.kind], item) for item in answers(findings)] if name == "do" else (),
+        "tiles": _tiles(findings) if name == "felt" else (),
         "figures": [item for item in drawn if item is not None],
-        "tables": [table for item in section.tables if (table := _table(found, item))],
+        "tables": [table for item in section.tables if (table := _table(findings, item))],
     }
-    made["said"] = made["said"] if any(made.values()) else found.why_not(section.job)
+    made["said"] = made["said"] if any(made.values()) else findings.why_not(section.job)
     return {"name": name, "title": section.title, **made}
 
 
-def _table(found: ReportFindings, name: str) -> dict[str, Any] | None:
-    shown, cells = TABLES[name], cells_of(found, name)
+def _table(findings: ReportFindings, name: str) -> dict[str, Any] | None:
+    shown, cells = TABLES[name], cells_of(findings, name)
     if cells is None:
         return None
     heads, rows = cells
-    return {"title": shown.title, "folded": shown.folded, "note": note_of(found, name), "heads": heads, "rows": rows}
+    return {"title": shown.title, "folded": shown.folded, "note": note_of(findings, name), "heads": heads, "rows": rows}
 
 
-def _tiles(found: ReportFindings) -> list[tuple[str, str]]:
-    totals, known = found.totals or {}, found.measures
+def _tiles(findings: ReportFindings) -> list[tuple[str, str]]:
+    totals, known = findings.totals or {}, findings.measures
     if "viewers" not in totals:
         return []
     figured = [
@@ -117,23 +117,23 @@ def answer(parts: Parts, _: Any = None) -> JobAnswer:
     # Alone it is given none: the record knows them.
     events = parts.events or str(json_of(parts.place.read_text(RECORD_FILE)).get("events") or "")
     bounds = [f"{word} {at:%Y-%m-%d %H:%M} UTC" for word, at in (("from", parts.since), ("to", parts.until)) if at]
-    found = gather(tables, events, jobs, parts.accounts, " ".join(bounds))
-    parts.write_text(REPORT_FILE, render(found))
-    return JobAnswer(summary={"answers": [item._asdict() for item in answers(found)], "figures": figures(found)})
+    findings = gather(tables, events, jobs, parts.accounts, " ".join(bounds))
+    parts.write_text(REPORT_FILE, render(findings))
+    return JobAnswer(summary={"answers": [item._asdict() for item in answers(findings)], "figures": figures(findings)})
 
 
-def figures(found: ReportFindings) -> dict[str, Any]:
+def figures(findings: ReportFindings) -> dict[str, Any]:
     """Return what a later comparison needs: figures over viewers with errors, and each viewer's troubles."""
     return {
         "format": FORMAT,
-        "events": found.events,
-        "window": found.window,
-        "totals": found.totals,
-        "measures": found.measures,
-        "in_force": next((row.get("choice") for row in found.rows("whatif_choices") if row.get("in_force")), None),
+        "events": findings.events,
+        "window": findings.window,
+        "totals": findings.totals,
+        "measures": findings.measures,
+        "in_force": next((row.get("choice") for row in findings.rows("whatif_choices") if row.get("in_force")), None),
         "groups": {
-            name: {str(row["key"]): [row.get("troubled"), row.get("plays")] for row in found.rows(name) if row["key"]}
-            for name in ("stream", "network", "node")
+            by: {str(row["key"]): [row.get("troubled"), row.get("plays")] for row in findings.rows(by) if row["key"]}
+            for by in ("stream", "network", "node")
         },
     }
 

@@ -148,7 +148,7 @@ def events(frame: DataFrame) -> DataFrame:
         "reason": f.when(col("refused"), col("hit.axis")),
         "count": 1,
     }
-    return told(frame, FLOW_EVENTS, identity() | columns)
+    return table_rows(frame, FLOW_EVENTS, identity() | columns)
 
 
 def server_events(spark: SparkSession, options: SynthOptions) -> DataFrame:
@@ -162,7 +162,7 @@ def server_events(spark: SparkSession, options: SynthOptions) -> DataFrame:
         "detail": json.dumps({"limits": LIMITS, "policy": "thin", "made_by": "flowctl analyze synth"}),
         "count": 1,
     }
-    return told(spark.createDataFrame(rows, "node string, at_s bigint, seq bigint"), FLOW_EVENTS, columns)
+    return table_rows(spark.createDataFrame(rows, "node string, at_s bigint, seq bigint"), FLOW_EVENTS, columns)
 
 
 def samples(frame: DataFrame, options: SynthOptions) -> DataFrame:
@@ -199,10 +199,10 @@ def samples(frame: DataFrame, options: SynthOptions) -> DataFrame:
         for item in CLASS_NAMES:
             count = messages("now", what, item) - messages("then", what, item)
             columns |= {f"{what}_messages_{item}": count, f"{what}_bytes_{item}": count * size_of(item)}
-    return told(frame, FLOW_SAMPLES, identity() | columns)
+    return table_rows(frame, FLOW_SAMPLES, identity() | columns)
 
 
-def told(frame: DataFrame, table: Table, columns: Mapping[str, Any]) -> DataFrame:
+def table_rows(frame: DataFrame, table: Table, columns: Mapping[str, Any]) -> DataFrame:
     """Return the columns of a table and the folder of each row; those that are not given are null."""
     frame = frame.select(
         *(f.lit(columns.get(column.name)).cast(SPARK_TYPES[column.kind]).alias(column.name) for column in table.columns)
@@ -242,7 +242,7 @@ def _rows(frame: DataFrame, options: SynthOptions) -> DataFrame:
     sampled["samples_count"] = f.when(watched, number).otherwise(0 if options.samples_s else None)
     published = (col("role") == "publish") & (col("startup_us") <= col("at_us"))
     ingest = {name: f.when(published, value) for name, value in _ingest().items()}
-    return told(frame, FLOW_CLOSES, identity() | _known() | _sent() | sampled | ingest)
+    return table_rows(frame, FLOW_CLOSES, identity() | _known() | _sent() | sampled | ingest)
 
 
 def _known() -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _known() -> dict[str, Any]:
     reasons = CloseReason.HANDSHAKE_TIMEOUT, CloseReason.PROTOCOL_ERROR, CloseReason.AUTH_REFUSED, CloseReason.LIMIT_HIT
     timeout, error, refused, hit = (f.coalesce(col("end") == reason.value, f.lit(False)) for reason in reasons)
 
-    def reached(ms: Column) -> Column:
+    def if_reached(ms: Column) -> Column:
         return f.when((ms * 1000 < col("at_us")) & ~(timeout | error), ms)
 
     happened = f.size(f.filter("script", lambda step: event_at(step) <= col("at_us")))
@@ -263,8 +263,8 @@ def _known() -> dict[str, Any]:
         "code": f.when(error, "not-rtmp"),
         "limit_name": f.when(hit, col("hit.axis")),
         "refusal": f.when(refused, "key"),
-        "handshake_ms": reached(col("far") * 24),
-        "asked_ms": f.when((col("role") != "unknown") | refused, reached(col("far") * 48)),
+        "handshake_ms": if_reached(col("far") * 24),
+        "asked_ms": f.when((col("role") != "unknown") | refused, if_reached(col("far") * 48)),
         "startup_ms": f.when(col("startup_us") <= col("at_us"), col("startup_us") / 1000),
         "limit_hits": (f.size("limits") > 0).cast("bigint"),
         "events_count": f.when(col("startup_us").isNotNull() | (f.size("limits") > 0), happened).otherwise(0),
@@ -316,14 +316,14 @@ def _sampled() -> dict[str, Any]:
     stream = octets("now", "accepted") * (over + soft) / f.greatest(f.lit(1), col("now_whole"))
     lined = f.when(over + soft > 0, stream)
 
-    def nearest(of: Column) -> Column:
+    def delay_at(of: Column) -> Column:
         """Return the delay of that time, the least first."""
         return f.when(of <= ready, delay_ms(0)).when(of <= whole - soft, delay_ms(1)).otherwise(delay_ms(2))
 
     return {
         "sampled_ms": whole / 1000,
-        **{f"delay_p{share}_ms": nearest(whole * (share / 100)) for share in (50, 95, 99)},
-        "delay_max_ms": nearest(whole),
+        **{f"delay_p{share}_ms": delay_at(whole * (share / 100)) for share in (50, 95, 99)},
+        "delay_max_ms": delay_at(whole),
         "target_delay_ms": f.lit(TARGET_MS),
         "late_ms": sum((f.when(delay > TARGET_MS, time).otherwise(0) for delay, time in delays), f.lit(0)) / 1000,
         "stall_count": f.coalesce(f.ceil(f.try_divide(stalled, col("soft_us"))), f.lit(0)),

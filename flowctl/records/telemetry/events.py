@@ -120,9 +120,9 @@ class Events:
         self._server(at, EventName.SERVER_STOPPED, value=float(connections))
 
     def config_changed(self, at: float, reason: str, detail: Mapping[str, Any]) -> None:
-        self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=self._shown(detail))
+        self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=self._detail_shown(detail))
 
-    def _shown(self, detail: Mapping[str, Any]) -> dict[str, Any]:
+    def _detail_shown(self, detail: Mapping[str, Any]) -> dict[str, Any]:
         """Return `detail` with its network as addresses are stored; without it where they are not."""
         shown = dict(detail)
         network = None if "cidr" not in shown else self.privacy.network(shown.pop("cidr"))
@@ -141,37 +141,37 @@ class Events:
         """
         key, second = (address_key(peer[0]), reason), int(at)
         with self._lock:
-            known = self._refused.get(key)
-            if known is None:
+            refused = self._refused.get(key)
+            if refused is None:
                 if len(self._refused) >= _MOST_REFUSED:
                     self._tell_refused_locked()
                     self._refused.clear()
-                known = self._refused[key] = _Refused(second)
-            if known.second != second:
-                known.second, known.count = second, 0
-            known.count += 1
-            known.at, known.host, known.figures, known.fresh = at, peer[0], (value, limit), True
-            if known.count > _REFUSALS_PER_S:
-                known.untold += 1
+                refused = self._refused[key] = _Refused(second)
+            if refused.second != second:
+                refused.second, refused.count = second, 0
+            refused.count += 1
+            refused.at, refused.host, refused.figures, refused.fresh = at, peer[0], (value, limit), True
+            if refused.count > _REFUSALS_PER_S:
+                refused.untold += 1
                 return
-            count, known.untold = 1 + known.untold, 0
+            count, refused.untold = 1 + refused.untold, 0
         self._put_refused(at, peer, reason, (value, limit), count)
 
     def tell_refused(self) -> None:
         """Record the refusals that were summed up and not told yet, and forget who is refused no longer. Any thread."""
         with self._lock:
             self._tell_refused_locked()
-            for key, known in list(self._refused.items()):
-                if not known.fresh:
+            for key, refused in list(self._refused.items()):
+                if not refused.fresh:
                     del self._refused[key]
-                known.fresh = False  # stays for a second, or its next refusals would have 20 more records in this one
+                refused.fresh = False  # stays for a second, or its next refusals would have 20 more records in this one
 
     def _tell_refused_locked(self) -> None:
         self._lock.assert_owned()
-        for (_, reason), known in self._refused.items():
-            if known.untold:
-                self._put_refused(known.at, (known.host, None), reason, known.figures, known.untold)
-                known.untold = 0
+        for (_, reason), refused in self._refused.items():
+            if refused.untold:
+                self._put_refused(refused.at, (refused.host, None), reason, refused.figures, refused.untold)
+                refused.untold = 0
 
     def _put_refused(
         self,
@@ -184,13 +184,13 @@ class Events:
         who = (self.privacy.address(peer[0]), peer[1], RecordedRole.UNKNOWN.value, None, None)
         axis = None if reason == CloseReason.BANNED.value else reason
         value, limit = figures
-        told: dict[str, Any] = {"axis": axis, "value": value, "limit": limit, "reason": reason}
+        columns: dict[str, Any] = {"axis": axis, "value": value, "limit": limit, "reason": reason}
         self.lane.put(
-            event_row(self.wall.us(at), 0, EventName.CONN_REFUSED, who, count=count if count > 1 else None, **told)
+            event_row(self.wall.us(at), 0, EventName.CONN_REFUSED, who, count=count if count > 1 else None, **columns)
         )
 
     def banned(self, at: float, number: int, peer: tuple[str, int], detail: Mapping[str, Any]) -> None:
-        shown = self._shown(detail)
+        shown = self._detail_shown(detail)
         who = (self.privacy.address(peer[0]), peer[1], RecordedRole.UNKNOWN.value, None, None)
         reason = CloseReason.BANNED.value
         ts_us, conn_id = self.wall.us(at), self.conn_id(number)
@@ -253,20 +253,20 @@ class ConnectionEvents:
         """Record a request to publish or play `path` (``app/name``); `agent`: what the peer calls itself."""
         if role is RecordedRole.HTTP_FLV:  # nothing was named before, and anybody may ask for any path
             self._app_named = False
-        self.names(role, path)
+        self.name_stream(role, path)
         self._agent = self._events.privacy.text(agent) or self._agent
         if self._asked_ms is None:
             self._asked_ms = (at - self._opened_at) * 1000
         self.command(at, RecordedRole.PUBLISH.value if role is RecordedRole.PUBLISH else RecordedRole.PLAY.value)
 
-    def names(self, role: RecordedRole, path: str) -> None:
+    def name_stream(self, role: RecordedRole, path: str) -> None:
         """Let records say from now on what the connection is used for, and for which stream (``app/name``)."""
         app, stream = self._events.privacy.stream(path, app_named=self._app_named)
         self.role = role
         self.who = (self.who[0], self.who[1], role.value, app, stream)
 
     def publish_started(self, at: float, path: str, detail: Mapping[str, Any]) -> None:
-        self.names(RecordedRole.PUBLISH, path)
+        self.name_stream(RecordedRole.PUBLISH, path)
         since_ms = (at - self._opened_at) * 1000
         if self._startup_ms is None:
             self._startup_ms = since_ms
@@ -278,7 +278,7 @@ class ConnectionEvents:
             return
         self._startup_ms = (at - self._opened_at) * 1000
         self._app_named |= self.role is RecordedRole.HTTP_FLV  # the stream is there, and so is its application
-        self.names(RecordedRole.HTTP_FLV if self.role is RecordedRole.HTTP_FLV else RecordedRole.PLAY, path)
+        self.name_stream(RecordedRole.HTTP_FLV if self.role is RecordedRole.HTTP_FLV else RecordedRole.PLAY, path)
         self.put(at, EventName.PLAY_STARTED, value=self._startup_ms)
 
     @property
@@ -291,11 +291,11 @@ class ConnectionEvents:
         self.put(at, EventName.LIMIT_HIT, axis=limit, value=value, limit=maximum)
 
     def sample(self, at: float, account: Account, rtt_us: int | None, unsent_bytes: int) -> None:
-        """Record how a viewer in trouble stands. The sampler's thread."""
+        """Record the condition of a viewer in trouble. The sampler's thread."""
         self._sampled_events += 1
         us, state = self._events.wall.us(at), account.state.name
-        told: dict[str, Any] = {"state_to": state, "rtt_us": rtt_us, "unsent_bytes": unsent_bytes}
-        self._events.lane.put(event_row(us, self.conn_id, EventName.SAMPLE, self.who, account=account, **told))
+        columns: dict[str, Any] = {"state_to": state, "rtt_us": rtt_us, "unsent_bytes": unsent_bytes}
+        self._events.lane.put(event_row(us, self.conn_id, EventName.SAMPLE, self.who, account=account, **columns))
 
     def _course_of(self) -> ConnectionCourse:
         course = self._course
@@ -306,12 +306,12 @@ class ConnectionEvents:
     # -- what its Sender did
 
     def ledger_entry(self, entry: LedgerEntry, account: Account) -> None:
-        """Record what an entry of the ledger tells; LIMITS and CLOSE have records of their own."""
+        """Record an entry of the ledger; LIMITS and CLOSE have records of their own."""
         kind, change = entry.kind, entry.change
         if change is not None:
-            self._edge(change, account)
+            self._put_state_change(change, account)
         elif kind is LedgerKind.DROPS:
-            self._drops(entry, account)
+            self._put_drops(entry, account)
         elif kind is LedgerKind.LATE:
             self._course_of().late_episodes += 1
             self.put(entry.at, EventName.PICTURES_LATE, reason=entry.why or None, account=account)
@@ -328,7 +328,7 @@ class ConnectionEvents:
             course.input_paused_ms, course.paused_at = course.input_paused_ms + entry.duration_s * 1000, None
             self.put(entry.at, EventName.INPUT_RESUMED, value=entry.duration_s * 1000, reason=_after_colon(entry.why))
 
-    def _edge(self, change: StateChange, account: Account) -> None:
+    def _put_state_change(self, change: StateChange, account: Account) -> None:
         missed = change.sequence - self._sequence - 1
         self._seen_edges += 1
         if change.old is SendState.READY:
@@ -355,7 +355,7 @@ class ConnectionEvents:
         )
         self._sequence, self._state, self._at = change.sequence, change.new, change.at
 
-    def _drops(self, entry: LedgerEntry, account: Account) -> None:
+    def _put_drops(self, entry: LedgerEntry, account: Account) -> None:
         dropped = entry.dropped or {}
         whole = total(dropped.values())
         detail: dict[str, Any] = {"dropped": by_reason(dropped)}
@@ -379,7 +379,7 @@ class ConnectionEvents:
     def closed(
         self, at: float, reason: CloseReason, details: str, statistics: SenderStatistics, limit: str | None, agent: str
     ) -> None:
-        """Record the end of the connection; `whole` tells of it from now on as of one that has ended."""
+        """Record the end of the connection, which `whole` makes its last row of."""
         self._agent = self._events.privacy.text(agent) or self._agent
         # What follows the code may quote the peer; it is short and ours.
         code = details.partition(":")[0][:64] if reason is CloseReason.PROTOCOL_ERROR else None
@@ -398,14 +398,14 @@ class ConnectionEvents:
         )
 
     def whole(self, at: float, statistics: SenderStatistics, more: Mapping[str, Any]) -> Row:
-        """Return what it was, or is by now, in one row of `flow_closes` or `flow_opens`. Any thread."""
+        """Return the row of the connection for `flow_closes` or `flow_opens`. Any thread."""
         us, left = self._events.wall.us, self._left_ready
-        found = sender_columns(statistics)
-        found |= NO_COURSE if self._course is None else self._course.columns(at)
+        columns = sender_columns(statistics)
+        columns |= NO_COURSE if self._course is None else self._course.columns(at)
         if left is not None and statistics.state is not SendState.READY:
-            # Tells a link that is slow, which drains all the time, from a peer that reads nothing.
-            found |= {"unrecovered_ms": (at - left[0]) * 1000, "unrecovered_bytes": statistics.bytes_sent - left[1]}
-        found |= {
+            # These tell a slow link, which drains all the time, from a peer that reads nothing.
+            columns |= {"unrecovered_ms": (at - left[0]) * 1000, "unrecovered_bytes": statistics.bytes_sent - left[1]}
+        columns |= {
             "ts": us(at),
             "conn_id": self.conn_id,
             **dict(zip(PEER_NAMES, self.who, strict=True)),
@@ -418,7 +418,7 @@ class ConnectionEvents:
             "edges_missed": statistics.transitions - self._seen_edges,
             "events_count": self._events_count + self._sampled_events,
         }
-        return FLOW_CLOSES.row(**{**found, **self._end, **self.line, **more})
+        return FLOW_CLOSES.row(**{**columns, **self._end, **self.line, **more})
 
 
 def by_class(counts: Counts) -> dict[str, int]:
@@ -427,7 +427,7 @@ def by_class(counts: Counts) -> dict[str, int]:
 
 
 def by_reason(dropped: Mapping[DropReason, Counts]) -> dict[str, dict[str, int]]:
-    """Return the same by reason and class."""
+    """Return numbers of messages by reason and class, likewise."""
     return {reason.value: by_class(counts) for reason, counts in dropped.items()}
 
 

@@ -30,16 +30,16 @@ _NOTHING_DROPPED: Final = dict.fromkeys((*_MESSAGES["dropped"], *_DROPPED_BY.val
 
 def sender_columns(statistics: SenderStatistics) -> dict[str, Any]:
     accepted, sent, dropped = statistics.accepted, statistics.sent, statistics.dropped
-    found: dict[str, Any] = dict(zip(_MESSAGES["accepted"], accepted.messages, strict=True))
-    found.update(zip(_MESSAGES["sent"], sent.messages, strict=True))
-    found.update(zip(_TIMES, (time_s * 1000 for time_s in statistics.time_in_states_s), strict=True))
-    found.update(_NOTHING_DROPPED)
+    columns: dict[str, Any] = dict(zip(_MESSAGES["accepted"], accepted.messages, strict=True))
+    columns.update(zip(_MESSAGES["sent"], sent.messages, strict=True))
+    columns.update(zip(_TIMES, (time_s * 1000 for time_s in statistics.time_in_states_s), strict=True))
+    columns.update(_NOTHING_DROPPED)
     if dropped:
         whole = total(dropped.values())
-        found.update(zip(_MESSAGES["dropped"], whole.messages, strict=True))
-        found.update((_DROPPED_BY[reason], counts.total_messages) for reason, counts in dropped.items())
-        found["dropped_bytes"] = whole.total_bytes
-    return found | {
+        columns.update(zip(_MESSAGES["dropped"], whole.messages, strict=True))
+        columns.update((_DROPPED_BY[reason], counts.total_messages) for reason, counts in dropped.items())
+        columns["dropped_bytes"] = whole.total_bytes
+    return columns | {
         "recoveries": statistics.recoveries,
         "returns": statistics.returns,
         "accepted_bytes": accepted.total_bytes,
@@ -98,9 +98,9 @@ class ConnectionCourse:
     def columns(self, at: float) -> dict[str, Any]:
         pause_s = 0.0 if self.paused_at is None else max(at - self.paused_at, 0.0)
         names = ("hard_at_once", "recover_ms", "recover_max_ms", "late_episodes", "input_pauses", "limit_hits")
-        found = {name: getattr(self, name) for name in names}
-        found.update((f"episodes_{name}", self.episodes[index]) for index, name in enumerate(STATE_NAMES) if index)
-        return found | {"input_paused_ms": self.input_paused_ms + pause_s * 1000}
+        columns = {name: getattr(self, name) for name in names}
+        columns.update((f"episodes_{name}", self.episodes[index]) for index, name in enumerate(STATE_NAMES) if index)
+        return columns | {"input_paused_ms": self.input_paused_ms + pause_s * 1000}
 
 
 NO_COURSE: Final = ConnectionCourse().columns(0.0)
