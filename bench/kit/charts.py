@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flowctl.charts.axes import HEIGHT, WIDTH, Mark, rectangle, text_mark
+from flowctl.charts.axes import HEIGHT, WIDTH, DrawnMark, rectangle, text_mark
 from flowctl.charts.page import Figure, page
 
 MOST_BYTES: Final = 150_000
@@ -36,10 +36,10 @@ def save(figures: Sequence[Figure], path: Path, alt: str, *, columns: int = 2, n
     path.write_text(text, "utf-8")
 
 
-def _head(figure: Figure, left: int, top: int) -> list[Mark]:
+def _head(figure: Figure, left: int, top: int) -> list[DrawnMark]:
     """Return the title and the legend of a figure."""
     title = {"class": "strong head", "x": left + 10, "y": top + 18}
-    parts, at = [Mark("text", title, figure.picture.title)], left + 10.0
+    parts, at = [DrawnMark("text", title, figure.picture.title)], left + 10.0
     for label, paint in figure.keys:
         parts += [rectangle(at, top + 28, 14, 4, f"fill:{paint}", rx=2), text_mark(at + 20, top + 34, label)]
         at += 36 + len(label) * _CHAR

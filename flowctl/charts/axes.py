@@ -119,7 +119,7 @@ def y_axis(
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DrawnMark:
     """One element of a picture."""
 
     tag: str
@@ -128,7 +128,7 @@ class Mark:
     title: str = ""  # its tooltip, which every browser shows where a pointer rests; may have several lines
 
 
-def frame(x: ChartAxis, y: ChartAxis) -> list[Mark]:
+def frame(x: ChartAxis, y: ChartAxis) -> list[DrawnMark]:
     parts = []
     for tick, written in zip(y.ticks, tick_texts(y.ticks, y.write), strict=True):
         at = y.scale(tick)
@@ -140,28 +140,28 @@ def frame(x: ChartAxis, y: ChartAxis) -> list[Mark]:
     return [*parts, text_mark(LEFT, 13, y.label), label]
 
 
-def grid(path: str, *, base: bool = False) -> Mark:
+def grid(path: str, *, base: bool = False) -> DrawnMark:
     """Return a thin line, of the grid or of an axis."""
-    return Mark("path", {"class": "base" if base else "grid", "d": path})
+    return DrawnMark("path", {"class": "base" if base else "grid", "d": path})
 
 
 def text_mark(
     x: float, y: float, text: str, *, anchor: str = "start", strong: bool = False, style: str | None = None
-) -> Mark:
+) -> DrawnMark:
     """Return a text on the paper; `anchor`: which end of it stands at `x` (start, middle, end)."""
     kind = "strong" if strong else None
     place = {"x": round(x, 1), "y": round(y, 1), "text-anchor": anchor}
-    return Mark("text", {"class": kind, "style": style, **place}, text)
+    return DrawnMark("text", {"class": kind, "style": style, **place}, text)
 
 
 def rectangle(
     x: float, y: float, width: float, height: float, style: str | None = None, *, title: str = "", **more: object
-) -> Mark:
+) -> DrawnMark:
     sizes = {name: round(value, 1) for name, value in {"x": x, "y": y, "width": width, "height": height}.items()}
-    return Mark("rect", {"style": style, **sizes, **more}, title=title)
+    return DrawnMark("rect", {"style": style, **sizes, **more}, title=title)
 
 
-def column(first: float, last: float, lines: Iterable[str]) -> Mark:
+def column(first: float, last: float, lines: Iterable[str]) -> DrawnMark:
     """Return an invisible column between two places along the paper, whose tooltip says `lines`."""
     return rectangle(first, TOP, max(last - first, 0.5), BOTTOM - TOP, title="\n".join(lines), **{"class": "hit"})
 
@@ -189,5 +189,5 @@ class Picture(ABC):
         return ()
 
     @abstractmethod
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[DrawnMark]:
         """Return what is drawn."""

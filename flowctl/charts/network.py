@@ -16,7 +16,7 @@ from flowctl.charts.axes import (
     RIGHT,
     WIDTH,
     ChartAxis,
-    Mark,
+    DrawnMark,
     Picture,
     Scale,
     grid,
@@ -92,7 +92,7 @@ class Network(Picture):
         count = max((box.column for box in self.boxes), default=0) + 1
         return [[box for box in self.boxes if box.column == number] for number in range(count)]
 
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[DrawnMark]:
         """Return what is drawn: arrows first, so that boxes lie over their ends."""
         places = self._places()
         most = max((arrow.weight for arrow in self.arrows), default=0.0) or 1.0
@@ -117,7 +117,7 @@ class Network(Picture):
         return places
 
 
-def _box(one: Box, x: float, y: float) -> list[Mark]:
+def _box(one: Box, x: float, y: float) -> list[DrawnMark]:
     dashes = "stroke-dasharray:4 3;" if one.gone else ""
     style = f"fill:var(--card);stroke:{one.paint};stroke-width:1.5;{dashes}"
     middle = x + _BOX_WIDTH / 2
@@ -135,7 +135,7 @@ def _ends(arrow: Arrow, places: dict[str, tuple[float, float]]) -> tuple[float, 
     return from_x + _BOX_WIDTH, from_y + _BOX_HEIGHT / 2, to_x, to_y + _BOX_HEIGHT / 2
 
 
-def _arrow(arrow: Arrow, places: dict[str, tuple[float, float]], most: float) -> list[Mark]:
+def _arrow(arrow: Arrow, places: dict[str, tuple[float, float]], most: float) -> list[DrawnMark]:
     x, y, to_x, to_y = _ends(arrow, places)
     width = max(1.0, _MOST_STROKE * math.sqrt(max(arrow.weight, 0.0) / most))
     bend = (to_x - x) / 2
@@ -144,11 +144,13 @@ def _arrow(arrow: Arrow, places: dict[str, tuple[float, float]], most: float) ->
     path = f"M{x:.1f} {y:.1f}C{x + bend:.1f} {y:.1f} {to_x - bend:.1f} {to_y:.1f} {to_x:.1f} {to_y:.1f}"
     head = f"M{to_x - 8:.1f} {to_y - 5:.1f}L{to_x:.1f} {to_y:.1f}L{to_x - 8:.1f} {to_y + 5:.1f}Z"
     told = f"{arrow.source} to {arrow.target}\n{arrow.text}"
-    line = Mark("path", {"style": style, "d": path}, title=told)
-    return [line, Mark("path", {"style": f"fill:{arrow.paint}", "d": head})]
+    line = DrawnMark("path", {"style": style, "d": path}, title=told)
+    return [line, DrawnMark("path", {"style": f"fill:{arrow.paint}", "d": head})]
 
 
-def _arrow_text(arrow: Arrow, places: dict[str, tuple[float, float]], taken: list[tuple[float, float, float]]) -> Mark:
+def _arrow_text(
+    arrow: Arrow, places: dict[str, tuple[float, float]], taken: list[tuple[float, float, float]]
+) -> DrawnMark:
     """Return the text of an arrow, where its way is free of others; `taken` has (left, right, y) of these."""
     x, y, to_x, to_y = _ends(arrow, places)
     half = len(arrow.text) * _CHAR_WIDTH / 2
@@ -200,7 +202,7 @@ class Spans(Picture):
     def height(self) -> int:
         return _SPAN_TOP + _SPAN_ROW * len(self.rows) + _AXIS
 
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[DrawnMark]:
         scale = Scale(0.0, max(self.x_end, 1e-9), _LABEL_RIGHT, RIGHT)
         bottom = _SPAN_TOP + _SPAN_ROW * len(self.rows)
         ticks = [tick for tick in linear_ticks(self.x_end, 8) if tick <= self.x_end * 1.0001]
@@ -218,17 +220,17 @@ class Spans(Picture):
         return [*parts, *(mark for moment in self.moments for mark in _moment(moment, scale, bottom))]
 
 
-def _span(span: Span, scale: Scale) -> Mark:
+def _span(span: Span, scale: Scale) -> DrawnMark:
     first, width = scale(span.start), max(scale(span.end) - scale(span.start), 2.0)
     y = _SPAN_TOP + span.row * _SPAN_ROW + 4
     return rectangle(first, y, width, _SPAN_ROW - 8, f"fill:{span.paint}", title=span.text, rx=2)
 
 
-def _moment(moment: tuple[float, str], scale: Scale, bottom: float) -> list[Mark]:
+def _moment(moment: tuple[float, str], scale: Scale, bottom: float) -> list[DrawnMark]:
     at = scale(moment[0])
     left = at > (_LABEL_RIGHT + RIGHT) / 2  # beyond the middle a text grows to the left, or it would leave the paper
     style = "stroke:var(--bad);stroke-dasharray:4 3;fill:none"
     return [
-        Mark("path", {"style": style, "d": f"M{at:.1f} {_SPAN_TOP - 6}V{bottom}"}),
+        DrawnMark("path", {"style": style, "d": f"M{at:.1f} {_SPAN_TOP - 6}V{bottom}"}),
         text_mark(at + (-6 if left else 6), 13, moment[1], anchor="end" if left else "start", strong=True),
     ]

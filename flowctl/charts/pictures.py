@@ -19,7 +19,7 @@ from flowctl.charts.axes import (
     RIGHT,
     WIDTH,
     ChartAxis,
-    Mark,
+    DrawnMark,
     Picture,
     Scale,
     column,
@@ -120,7 +120,7 @@ class Lines(Picture):
         """Label and colour of each line that is drawn. A single one has them too: the title does not name it."""
         return [(series.label, colour(series.colour)) for series in self.series if series.points]
 
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[DrawnMark]:
         xs = [x for series in self.series for x, _ in series.points]
         ys = [y for series in self.series for _, y in series.points]
         x = x_axis(min(xs) if self.x_log else 0.0, max(xs), self.x_label, self.x_text, log=self.x_log)
@@ -128,7 +128,7 @@ class Lines(Picture):
         lines = [_line(series, x.scale, y.scale) for series in self.series if series.points]
         return [*frame(x, y), *lines, *self._columns(x)]
 
-    def _columns(self, x: ChartAxis) -> list[Mark]:
+    def _columns(self, x: ChartAxis) -> list[DrawnMark]:
         """Return invisible columns whose tooltips say the value of every line there."""
         width = (RIGHT - LEFT) / _MOST_TOOLTIPS
         parts = []
@@ -145,14 +145,14 @@ class Lines(Picture):
         return parts
 
 
-def _line(series: Series, x: Scale, y: Scale) -> Mark:
+def _line(series: Series, x: Scale, y: Scale) -> DrawnMark:
     points = [(x(at), y(value)) for at, value in series.points]
     path = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     if len(points) == 1:
         path.append("h.01")  # a dot: the ends of lines are round
     for at, value in points[1:]:
         path.append(f"H{at:.1f}V{value:.1f}" if series.steps else f"L{at:.1f} {value:.1f}")
-    return Mark("path", {"class": "line", "style": f"stroke:{colour(series.colour)}", "d": "".join(path)})
+    return DrawnMark("path", {"class": "line", "style": f"stroke:{colour(series.colour)}", "d": "".join(path)})
 
 
 def _at(series: Series, x: float) -> float | None:
@@ -188,7 +188,7 @@ class Stack(Picture):
     def empty(self) -> bool:
         return not self.xs
 
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[DrawnMark]:
         ends = [*self.xs[1:], max(self.x_end, self.xs[-1])]
         x = x_axis(self.xs[0], ends[-1], self.x_label, self.x_text)
         y = y_axis(self.y_top, self.y_label, self.y_text, exact=True)
@@ -203,7 +203,7 @@ class Stack(Picture):
         # The grid lies over the areas: under a full stack nobody would see it.
         return [*areas, *frame(x, y), *self._columns(places, x.scale)]
 
-    def _columns(self, places: Sequence[tuple[float, float]], x: Scale) -> list[Mark]:
+    def _columns(self, places: Sequence[tuple[float, float]], x: Scale) -> list[DrawnMark]:
         """Return invisible columns with the figures of each place."""
         parts = []
         for place, (start, end) in enumerate(places):
@@ -221,12 +221,12 @@ def _area(
     x: Scale,
     y: Scale,
     paint: str,
-) -> Mark:
+) -> DrawnMark:
     """Return one layer: along its upper edge to the right, and back along the lower one."""
     upper = [f"{x(start):.1f} {y(value):.1f}H{x(end):.1f}" for (start, end), value in zip(places, above, strict=True)]
     lower = [f"{x(end):.1f} {y(value):.1f}H{x(start):.1f}" for (start, end), value in zip(places, below, strict=True)]
     path = f"M{'L'.join(upper)}L{'L'.join(reversed(lower))}Z"
-    return Mark("path", {"class": "area", "style": f"fill:{paint}", "d": path})
+    return DrawnMark("path", {"class": "area", "style": f"fill:{paint}", "d": path})
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class Bars(Picture):
     def height(self) -> int:
         return _BAR_HEIGHT * min(len(self.bars), MOST_BARS) + 6
 
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[DrawnMark]:
         shown = self.bars[:MOST_BARS]
         room = WIDTH - _BAR_LEFT - 96
         most = max((bar.value for bar in shown if math.isfinite(bar.value)), default=0.0)
@@ -299,7 +299,7 @@ class Dots(Picture):
     def empty(self) -> bool:
         return not self.dots
 
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[DrawnMark]:
         x, y = self._axes()
         largest = max(dot.size for dot in self.dots) or 1.0
         parts = frame(x, y)
@@ -311,7 +311,7 @@ class Dots(Picture):
             if dot.hollow:
                 kind, paint = "dot hollow", f"fill:none;stroke:{dot.paint}"
             place = {"cx": round(x.scale(dot.x), 1), "cy": round(y.scale(dot.y), 1), "r": round(radius, 1)}
-            parts.append(Mark("circle", {"class": kind, "style": paint, **place}, title=dot.title))
+            parts.append(DrawnMark("circle", {"class": kind, "style": paint, **place}, title=dot.title))
         return [*parts, *_labels([dot for dot in self.dots if dot.label], x.scale, y.scale)]
 
     def _axes(self) -> tuple[ChartAxis, ChartAxis]:
@@ -321,9 +321,9 @@ class Dots(Picture):
         return x, y_axis(highest, self.y_label, self.y_text, low=lowest if highest > lowest * _LOG_FROM_RATIO else None)
 
 
-def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[Mark]:
+def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[DrawnMark]:
     """Return the names of marked dots, on the side where there is room, and not on top of each other."""
-    parts: list[Mark] = []
+    parts: list[DrawnMark] = []
     used: list[tuple[float, float]] = []
     for dot in sorted(marked, key=lambda item: -item.y):
         at_x, at_y = x(dot.x), y(dot.y)

@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
-class _Request(enum.Enum):
+class _ReloadRequest(enum.Enum):
     LOOK = enum.auto()
     READ_ALL = enum.auto()  #: look though the file of settings is as it was: those that it names may have changed
     END = enum.auto()
@@ -86,7 +86,7 @@ class Reload:
         self._poll_s: Final = poll_s
         self._on_error = on_error
         # The only way to wake a thread that is safe in a signal handler: its `put` takes no lock of Python's.
-        self._requests: Final[queue.SimpleQueue[_Request | _Job]] = queue.SimpleQueue()
+        self._requests: Final[queue.SimpleQueue[_ReloadRequest | _Job]] = queue.SimpleQueue()
         self._looked_at = time.monotonic()  # the thread's only, once it runs
         self._lock: Final = OwnedLock()
         self._thread: threading.Thread | None = None  # guarded by _lock
@@ -127,7 +127,7 @@ class Reload:
         with self._lock:
             thread, self._thread, self._stopped = self._thread, None, True
         if thread is not None and thread is not threading.current_thread():
-            self._requests.put(_Request.END)
+            self._requests.put(_ReloadRequest.END)
             thread.join(_JOIN_S)
 
     def look_now(self) -> None:
@@ -135,7 +135,7 @@ class Reload:
 
         Any thread, and signal handlers.
         """
-        self._requests.put(_Request.READ_ALL)
+        self._requests.put(_ReloadRequest.READ_ALL)
 
     def run_job(self, job: Callable[[], _T], timeout_s: float = DO_S) -> _T:
         """Run `job` on the thread of the files, after earlier jobs, and return its result.
@@ -189,10 +189,10 @@ class Reload:
         return {name: file.status.applied > before[name] for name, file in self._files.items()}
 
     def _run(self) -> None:
-        for request in iter(self._next_request, _Request.END):
+        for request in iter(self._next_request, _ReloadRequest.END):
             if isinstance(request, tuple):
                 _run_job(*request)
-            elif request is _Request.READ_ALL:
+            elif request is _ReloadRequest.READ_ALL:
                 self._reread_all()
             else:
                 self._look_at_files()
@@ -209,16 +209,16 @@ class Reload:
             config.forget_contents()
         self._look_at_files()
 
-    def _next_request(self) -> _Request | _Job:
+    def _next_request(self) -> _ReloadRequest | _Job:
         """Wait for the next thing to be done: a look when it is due, however many jobs come meanwhile."""
         looks = self._files or self._also
         left_s = self._looked_at + self._poll_s - time.monotonic() if looks else None
         if left_s is not None and left_s <= 0:
-            return _Request.LOOK
+            return _ReloadRequest.LOOK
         try:
             return self._requests.get(timeout=left_s)
         except queue.Empty:
-            return _Request.LOOK
+            return _ReloadRequest.LOOK
 
     def _look_at_files(self) -> None:
         for name, file in self._files.items():
