@@ -54,8 +54,8 @@ class SegmentForm(enum.Enum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HlsSettings:
     folder: Path
+    listed: int  # segments in the playlist, 3 to 100; as many more stay for players that are behind
     segment_s: float = 4.0  # least length of a segment, 1 to 30 s; it ends at the next key frame
-    listed: int = 6  # segments in the playlist, 3 to 100; as many more stay for players that are behind
     form: SegmentForm = SegmentForm.AUTO
     keep_free_bytes: int = 0  # room on the disk that is left to others. 0: none.
 

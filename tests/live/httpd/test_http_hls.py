@@ -196,7 +196,7 @@ def test_ffmpeg_when_it_plays_over_http_decodes_every_picture(web, tmp_path):
         )
     except FlowctlError as error:
         pytest.skip(str(error))
-    writer = HlsWriter("live", "a b", HlsSettings(folder=tmp_path / "hls", segment_s=1.0))
+    writer = HlsWriter("live", "a b", HlsSettings(folder=tmp_path / "hls", listed=6, segment_s=1.0))
     writer.work([MessageTaken(*tag) for tag in FlvReader().feed(path.read_bytes())])
     writer.work([PublicationEnded("over")])
     writer.start()

@@ -30,7 +30,7 @@ class Writing:
         self.writer = HlsWriter(
             app,
             stream,
-            HlsSettings(folder=folder, **{"segment_s": 1.0} | settings),
+            HlsSettings(folder=folder, **{"segment_s": 1.0, "listed": 6} | settings),
             room=room,
             clock=self.clock,
             wall=lambda: wall_s,
@@ -248,7 +248,7 @@ def test_hls_when_the_stream_has_a_bad_name_stays_in_the_folder(tmp_path):
 @pytest.mark.parametrize("settings", [{"segment_s": 0.5}, {"segment_s": 31}, {"listed": 2}, {"listed": 101}])
 def test_settings_when_out_of_range_are_refused(tmp_path, settings):
     with pytest.raises(ConfigError, match=f"{next(iter(settings))} is"):
-        HlsSettings(folder=tmp_path, **settings)
+        HlsSettings(folder=tmp_path, **{"listed": 6} | settings)
 
 
 def test_hls_when_its_folder_is_removed_makes_it_again(tmp_path):
