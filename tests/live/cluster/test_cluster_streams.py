@@ -251,7 +251,7 @@ def test_viewers_when_a_publisher_begins_elsewhere_get_the_last_pictures_of_the_
 
 
 def test_publish_when_the_desk_does_not_answer_is_refused_in_time(workers, monkeypatch):
-    monkeypatch.setattr("flowctl.live.session._NAME_S", 0.05)
+    monkeypatch.setattr("flowctl.live.session._NAME_WAIT_S", 0.05)
     workers.servers[1].hub.names._send = lambda values: None
     client = Client(workers.address(1), ask="publish")
     until(lambda: refused(client))

@@ -278,6 +278,7 @@ def test_file_when_another_program_writes_to_it_is_opened_all_the_same(path):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     file = StoreFile(path, MAX_BYTES)  # else it would wait, and give up
+    assert connection.in_transaction
     connection.close()
     file.close()
 
