@@ -32,6 +32,8 @@ from flowctl.errors import RemoteProtocolError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+LEAST_VERSION: Final = ssl.TLSVersion.TLSv1_2
+"""Oldest version that is spoken, as a server and as a client: those before it must not be used (RFC 8996)."""
 RECORD_BYTES: Final = 16 * 1024
 """Most bytes in one record (RFC 8446, 5.1): what is encrypted at a time, and what may be left over."""
 HANDSHAKE_S: Final = 10.0

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from flowctl.core.loop.tls import TlsSocket, with_tls
+from flowctl.core.loop.tls import LEAST_VERSION, TlsSocket, with_tls
 from flowctl.core.text.private import check_private
 from flowctl.errors import ConfigError
 
@@ -64,7 +64,7 @@ class Certificate:
             why = f"cannot read {self.key}: {error.strerror}"
             raise ConfigError(f"tls_key: {why}", hint="name a file in PEM") from error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = LEAST_VERSION
         # Peers that renegotiate would make us work at will; TLS 1.3 has no such thing.
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from flowctl.connection import Connection
-from flowctl.core.loop.tls import with_tls
+from flowctl.core.loop.tls import LEAST_VERSION, with_tls
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import BrokenError, ConfigError, RemoteProtocolError
 from flowctl.pollgroup import PollGroup
@@ -105,7 +105,7 @@ def client_context() -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=file)
     except OSError as error:
         raise ConfigError(f"cannot use the authorities in {file}: {error}", hint="it must be a file in PEM") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = LEAST_VERSION
     if os.environ.get(_INSECURE) == "1":
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
