@@ -38,6 +38,7 @@ from flowctl.core.fanout.following import FollowPlace
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
+from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.core.flow.state import MessageClass, SendState, StateChange
 from flowctl.core.loop.coroutines import Coroutines
 from flowctl.core.loop.faults import as_exception, log_error, report
@@ -319,6 +320,7 @@ class Connection:
         "place",
         "receiver",
         "registration",
+        "renditions",
         "sender",
         "session",
         "work",
@@ -356,6 +358,7 @@ class Connection:
         self.group: PollGroup | None = None  # where it lives; None on the way between two groups
         self._home: PollGroup | None = None  # where it lived last, to report to
         self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.core.fanout.following
+        self.renditions: RenditionBook | None = None  # what it followed of sets; kept by flowctl.streamset
         self.opened_at: Final = clock()
         self.work: Final = WorkAccount(work_limits, self.opened_at)
         self.registration: Final = Registration(self._lock)
@@ -1079,11 +1082,13 @@ class Connection:
     # -- what it is
 
     def why(self) -> str:
-        """Return the Sender's `why`, and whether input is slowed because it is too much work. Any thread."""
-        why = self.sender.why()
-        if not self.work.slowed(self.clock()):
-            return why
-        return f"{why}; input slowed, it took {self.work.work_s:.3g} s of the thread's time"
+        """Return the Sender's `why`, the rendition, and whether input is slowed as too much work. Any thread."""
+        parts, now = [self.sender.why()], self.clock()
+        if self.renditions is not None and self.renditions.name:
+            parts.append(self.renditions.describe(now))
+        if self.work.slowed(now):
+            parts.append(f"input slowed, it took {self.work.work_s:.3g} s of the thread's time")
+        return "; ".join(parts)
 
     def delay_ms(self) -> float:
         """Return how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel.

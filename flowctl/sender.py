@@ -512,7 +512,7 @@ class Sender:
             return self._ledger.unread() if self._ledger else ()
 
     def note(self, kind: LedgerKind, why: str, *, duration_s: float = 0.0) -> None:
-        """Add an entry to the ledger, for pauses of input. Any thread, also from this Sender's own handler."""
+        """Add an entry to the ledger: a pause of input, a switch. Any thread, also from this Sender's own handler."""
         if not self._lock.owned():
             self._refuse_reentry("note")
         with self._lock:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.pollgroup import PollGroup
@@ -88,6 +89,7 @@ class Follower(Protocol):
 
     group: PollGroup | None  #: where it lives; None on the way between two groups
     place: FollowPlace | None  #: where it follows a log
+    renditions: RenditionBook | None  #: what it followed of sets
 
     @property
     def sender(self) -> Sender:

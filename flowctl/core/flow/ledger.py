@@ -35,6 +35,7 @@ class LedgerKind(enum.Enum):
     LIMITS = "limits"
     LATE = "late"
     RETURN = "return"
+    SWITCH = "switch"
     CLOSE = "close"
 
 
@@ -48,7 +49,7 @@ class LedgerEntry:
         why: one line: cause, axis, value, limit. Given empty, it is made from the edge, or from what was dropped.
         change: the edge, for STATE.
         dropped: what an episode of drops took, by reason, for DROPS.
-        duration_s: length of the episode, for DROPS and RESUME; 0 for the others.
+        duration_s: length of the episode, for DROPS and RESUME, or of the stay that ended, for SWITCH; else 0.
         reason: why the connection ended, for CLOSE.
         delay_removed_ms: by how much what waits became younger, for DROPS and RETURN; 0 for the others.
         picture_share: share of the pictures of the episode that were sent, 0 to 1, for DROPS; 1 for the others.

@@ -1,0 +1,76 @@
+"""In which renditions of a set a viewer was, since when and why: what is told of it (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from flowctl.units import format_duration
+
+
+@dataclass(slots=True, eq=False)
+class RenditionBook:
+    """The renditions of one connection, over all the time in which it followed a set.
+
+    Changed on the connection's thread, read by any. A rendition counts as smaller where it was not the largest of its
+    set when it was left.
+    """
+
+    name: str = ""  # of the one that is followed; empty: none is now
+    since: float = 0.0  # when that began, in seconds
+    why: str = ""
+    before: str = ""  # name of the one that the last switch left
+    ups: int = 0
+    downs: int = 0
+    failed: int = 0  # switches up that the line did not carry
+    _rates: Callable[[], Mapping[str, float]] = dict  # of the set, by name, smallest first
+    _seconds: dict[str, float] = field(default_factory=dict)  # by name, without the present stay
+    _smaller_s: float = 0.0  # likewise
+
+    def enter(self, now: float, name: str, why: str, rates: Callable[[], Mapping[str, float]]) -> None:
+        """A set is followed from now on, in the rendition `name`; `rates`: those of the set, smallest first."""
+        self.name, self.since, self.why, self._rates = name, now, why, rates
+
+    def switch(self, now: float, name: str, why: str, *, failed: bool = False) -> str:
+        """Go on in another rendition; return the words for the ledger. `failed`: the line did not carry the last."""
+        order = [*self._rates()]
+        up = name in order and self.name in order[: order.index(name)]
+        self._settle(now)
+        self.before, self.name, self.since, self.why = self.name, name, now, why
+        self.ups += up
+        self.downs += not up
+        self.failed += failed
+        return f"rendition {self.before} to {name}: {why}"
+
+    def leave(self, now: float) -> None:
+        """No set is followed any more."""
+        self._settle(now)
+        rates = dict(self._rates())
+        self.name, self.why, self._rates = "", "", lambda: rates  # not the set, which may go
+
+    def _settle(self, now: float) -> None:
+        self._seconds, self._smaller_s = self.seconds(now), self.smaller_s(now)
+
+    @property
+    def count(self) -> int:
+        """How many renditions the set has now."""
+        return len(self._rates())
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Return the time in each rendition, smallest first."""
+        name, found = self.name, dict(self._seconds)
+        if name:
+            found[name] = found.get(name, 0.0) + max(now - self.since, 0.0)
+        order = {known: place for place, known in enumerate(self._rates())}
+        return dict(sorted(found.items(), key=lambda item: order.get(item[0], -1)))
+
+    def smaller_s(self, now: float) -> float:
+        """Return the time in renditions below the largest, in seconds."""
+        name = self.name
+        smaller = name and [name] != [*self._rates()][-1:]
+        return self._smaller_s + (max(now - self.since, 0.0) if smaller else 0.0)
+
+    def describe(self, now: float) -> str:
+        """Return ``rendition 720 of 3 for 41.0 s: the line takes 1.25 of 2.5 Mbit/s``; empty: none is followed."""
+        name = self.name
+        return f"rendition {name} of {self.count} for {format_duration(now - self.since)}: {self.why}" if name else ""
