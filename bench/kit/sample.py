@@ -27,6 +27,12 @@ _HEAD_BYTES: Final = 16 * 1024
 _ENCODERS: Final = {"h264": "libx264", "hevc": "libx265"}
 
 
+RENDITIONS: Final = {"720": (1280, 720, 2_500_000), "480": (854, 480, 1_200_000), "360": (640, 360, 500_000)}
+"""A set of one content: width, height and bit rate with sound and FLV's own octets, by name, the largest first."""
+_FLV_BIT_RATE: Final = 12_000
+"""What FLV adds to 30 pictures and 47 pieces of sound a second."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleRecipe:
     """How a sample is made; equal recipes give interchangeable files.
@@ -36,6 +42,7 @@ class SampleRecipe:
         audio_bit_rate: 0 for no audio.
         b_frames: most B-frames in a row; they are disposable and have composition times. Not with baseline.
         profile: of H.264; ignored for HEVC, which is always Main.
+        drawn: size in which the content is drawn before it is scaled. None: the sample's own.
         codec: ``hevc`` is Enhanced RTMP, FourCC ``hvc1``; FFmpeg 6.1 or newer with libx265.
     """
 
@@ -49,6 +56,7 @@ class SampleRecipe:
     b_frames: int = 0
     profile: Literal["baseline", "main", "high"] = "high"
     codec: Literal["h264", "hevc"] = "h264"
+    drawn: tuple[int, int] | None = None
 
     @property
     def gop_frames(self) -> int:
@@ -62,13 +70,15 @@ class SampleRecipe:
         return (
             f"flowctl-sample-{self.codec}{profile}-{self.width}x{self.height}-{self.fps}fps-{self.seconds:g}s"
             f"-gop{self.gop_frames}-b{self.b_frames}-v{self.video_bit_rate}-a{self.audio_bit_rate}"
+            f"{'-scaled' if self.drawn else ''}"
         )
 
     def arguments(self, target: Path) -> list[str]:
         """Return FFmpeg's arguments, without the program, to make this sample at `target`."""
         gop, rate, sound = self.gop_frames, self.video_bit_rate, self.audio_bit_rate
         text = "-hide_banner -loglevel error -nostdin -y"
-        text += f" -f lavfi -i testsrc2=size={self.width}x{self.height}:rate={self.fps}"
+        width, height = self.drawn or (self.width, self.height)
+        text += f" -f lavfi -i testsrc2=size={width}x{height}:rate={self.fps},scale={self.width}:{self.height}"
         text += " -f lavfi -i sine=frequency=440:sample_rate=48000" if sound else ""
         # One thread: reproducible output, and a machine that runs a server beside it is not taken over.
         text += f" -c:v {_ENCODERS[self.codec]} -preset veryfast -pix_fmt yuv420p -threads 1"
@@ -81,6 +91,17 @@ class SampleRecipe:
             text += f":bframes={self.b_frames}:pools=1:log-level=error"
         text += f" -c:a aac -b:a {sound} -ac 2" if sound else ""
         return [*f"{text} -t {self.seconds:g} -metadata comment={self.label} -f flv".split(), str(target)]
+
+
+def rendition_recipes(seconds: float) -> dict[str, SampleRecipe]:
+    """Return the recipes of `RENDITIONS`: key frames at the same times, and the same sound."""
+    others = SampleRecipe.audio_bit_rate + _FLV_BIT_RATE
+    return {
+        name: SampleRecipe(
+            seconds=seconds, width=width, height=height, video_bit_rate=rate - others, drawn=RENDITIONS["720"][:2]
+        )
+        for name, (width, height, rate) in RENDITIONS.items()
+    }
 
 
 def find_ffmpeg() -> Path:

@@ -12,7 +12,8 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.errors import FlowctlError
 from flowctl.flv import FlvReader, FlvWriter
 from flowctl.wire.rtmp.media.media import inspect
-from kit.sample import SampleRecipe, ensure_sample, find_ffmpeg, read_label
+from flowctl.wire.rtmp.media.size import read_size
+from kit.sample import RENDITIONS, SampleRecipe, ensure_sample, find_ffmpeg, read_label, rendition_recipes
 
 SMALL = {"seconds": 1.0, "width": 160, "height": 90, "gop_s": 0.5}
 RECIPES = {
@@ -126,3 +127,18 @@ def test_sample_when_its_recipe_is_there_is_not_made_again(samples, monkeypatch)
     assert (again, again.stat().st_ino, again.stat().st_mtime_ns) == (path, before.st_ino, before.st_mtime_ns)
     with pytest.raises(FlowctlError, match="FFmpeg was not found"):
         ensure_sample(path.parent, SampleRecipe(**SMALL, b_frames=1))
+
+
+def test_renditions_when_made_have_their_sizes_equal_key_frames_and_equal_sound(tmp_path):
+    tags = {name: read(ensure_sample(tmp_path, recipe)) for name, recipe in rendition_recipes(2.5).items()}
+    video = {name: [tag for tag in found if tag.type_id == 9] for name, found in tags.items()}
+    assert {name: (width, height) for name, (width, height, _) in RENDITIONS.items()} == {
+        name: read_size(found[0].payload) for name, found in video.items()
+    }
+    keys = {
+        tuple(tag.timestamp for tag in found if inspect(9, tag.payload).message_class is MessageClass.KEY)
+        for found in video.values()
+    }
+    assert [len(times) for times in keys] == [2]
+    sound = [[tag for tag in found if tag.type_id == 8] for found in tags.values()]
+    assert sound[0] == sound[1] == sound[2] != []
