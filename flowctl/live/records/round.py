@@ -59,7 +59,7 @@ class SampledSquad:
     # members that stand, or stood, for themselves, by index: they are looked at one by one
     odd: frozenset[int] = frozenset()
     connections: list[Connection] = field(default_factory=list)  # of the others, all of which stood at `mark`
-    # identities of the others by use: (role, application, stream)
+    # identities of the others by use: (role, application, stream, rendition)
     crowds: dict[tuple[str | None, ...], Identities] = field(default_factory=dict)
 
     def settle(self, odd: frozenset[int], records: Mapping[int, ConnectionEvents]) -> None:
@@ -72,10 +72,11 @@ class SampledSquad:
                 continue
             record = records.get(connection.number)
             if record is not None:
-                address, port, *use = record.who
-                crowd = self.crowds.get(tuple(use))
+                address, port, *_ = record.who
+                use = _use(connection, record)
+                crowd = self.crowds.get(use)
                 if crowd is None:
-                    crowd = self.crowds[tuple(use)] = Identities()
+                    crowd = self.crowds[use] = Identities()
                 crowd.add(record.conn_id, address, port)
                 self.connections.append(connection)
 
@@ -121,6 +122,14 @@ class SampleBook:
             "sampled_ms": sampled_ms,
             "target_delay_ms": self.target_ms or None,
         }
+
+
+def _rendition(connection: Connection) -> str | None:
+    return None if connection.renditions is None else connection.renditions.name or None
+
+
+def _use(connection: Connection, record: ConnectionEvents) -> tuple[str | None, ...]:
+    return (*record.who[2:], _rendition(connection))
 
 
 @lru_cache(1024)
@@ -225,7 +234,7 @@ class Round:
             return False
         if old.round == self._number or mark.sequence < old.mark.sequence:
             return False  # it came with all of its squad
-        run = self._shared_rows(record.who[2:], old, mark, thread)
+        run = self._shared_rows(_use(connection, record), old, mark, thread)
         run.add(record.conn_id, *record.who[:2])
         book.seen = seen
         return True
@@ -248,11 +257,11 @@ class Round:
         key = (id(mark.log), was.sequence, was.end_sequence, mark.sequence, mark.end_sequence, old.at, use, thread)
         run = self._runs.get(key)
         if run is None:
-            condition = self._keeping_up(mark, thread, (self._now - old.at) * 1000)
-            run = self._runs[key] = SharedRows((self._block.ts_us, *use, *condition, *following(was, mark)))
+            condition = self._keeping_up(mark, thread, (self._now - old.at) * 1000, use[3])
+            run = self._runs[key] = SharedRows((self._block.ts_us, *use[:3], *condition, *following(was, mark)))
         return run
 
-    def _keeping_up(self, mark: Mark, thread: _Thread, interval_ms: float) -> SampledCondition:
+    def _keeping_up(self, mark: Mark, thread: _Thread, interval_ms: float, rendition: str | None) -> SampledCondition:
         """Return the condition of viewers that have taken everything but what the next flush brings."""
         waiting = mark.end_sequence - mark.sequence
         age_ms = max(self._now - mark.since, 0.0) * 1000 if waiting and mark.since else 0.0
@@ -264,6 +273,7 @@ class Round:
             thread_busy=thread[0],
             strained=thread[1],
             viewer_delay_ms=age_ms,
+            rendition=rendition,
         )
 
     # -- all others
@@ -311,6 +321,7 @@ class Round:
             connection.receiver.paused,
             unsent_bytes=unsent_bytes,
             viewer_delay_ms=max(account.delay_ms, load.age_ms),
+            rendition=_rendition(connection),
             **({} if line is None else line._asdict()),
         )
         who = (record.conn_id, *record.who)

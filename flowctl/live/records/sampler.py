@@ -39,6 +39,7 @@ from flowctl.live.oversight.pace import CpuShare, RestingPace
 from flowctl.live.records.round import Round, SampleBook, SampledSquad
 from flowctl.records.telemetry.events import ConnectionEvents, Events
 from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_OPENS, FLOW_SAMPLES, OPENS_EVERY_S, OPENS_FIRST_S
+from flowctl.records.telemetry.whole import rendition_columns
 
 _log: Final = structlog.get_logger("flowctl.live")
 
@@ -237,5 +238,6 @@ def line_columns(connection: Connection) -> dict[str, int]:
 
 
 def _session_columns(connection: Connection, now: float) -> dict[str, Any]:
-    """Return the columns that the session of a connection knows, and while it is open its kernel, by name."""
-    return connection.session.record_columns(now) | line_columns(connection)
+    """Return the columns of its session, of its renditions, and while it is open of its kernel, by name."""
+    columns = connection.session.record_columns(now) | line_columns(connection)
+    return columns | rendition_columns(connection.renditions, now)

@@ -319,6 +319,9 @@ class ConnectionEvents:
             self.put(
                 entry.at, EventName.RETURNED, value=entry.delay_removed_ms, reason=entry.why or None, account=account
             )
+        elif kind is LedgerKind.SWITCH:
+            stay_ms = entry.duration_s * 1000
+            self.put(entry.at, EventName.RENDITION_SWITCHED, value=stay_ms, reason=entry.why, account=account)
         elif kind is LedgerKind.PAUSE:
             course = self._course_of()
             course.input_pauses, course.paused_at = course.input_pauses + 1, entry.at

@@ -81,6 +81,7 @@ class SampledCondition(NamedTuple):
     unacked_segments: int | None = None
     heard_ms: int | None = None
     window_bytes: int | None = None
+    rendition: str | None = None
 
 
 def sums(sent_bytes: int, accepted: Figures, sent: Figures, dropped: Figures) -> Row:

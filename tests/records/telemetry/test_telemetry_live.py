@@ -21,6 +21,7 @@ from flowctl.connection import Connection
 from flowctl.core.flow.counts import Counts, total
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.core.flow.state import Cause, MessageClass, SendState, StateChange
 from flowctl.core.loop.sockets import LineFigures
 from flowctl.core.sending.figures import Account
@@ -788,3 +789,40 @@ def test_agent_when_it_holds_a_secret_shows_it_nowhere(tmp_path, agent):
     shown += repr(world.told()) + repr(world.closes()) + repr(world.sampled) + repr(logs)
     assert "CANARY" not in shown
     assert any(line["event"] == "play started" and line["agent"] for line in logs)
+
+
+# -- renditions of a set
+
+
+def test_renditions_when_viewers_follow_a_set_are_in_samples_events_and_the_close(tmp_path):
+    """Viewers of one squad differ in the rendition that is told; a switch is an event, and the close has the times."""
+    rates = {"360": 62_500.0, "720": 150_000.0}
+    world = RecordedWorld(tmp_path, record=PLAIN)
+    publisher, plain, player = world.publisher(), world.player(), world.player()
+    stream_some(world, publisher, 5)
+    connection, began = player.connection, world.clock()
+    book = connection.renditions = RenditionBook()
+    book.enter(began, "360", "the smallest first", lambda: rates)
+    for _ in range(3):
+        world.sample()
+        stream_some(world, publisher, 5)
+    of = {row["conn_id"]: row["rendition"] for row in world.sample()}
+    assert of[world.events.conn_id(connection.number)] == "360"
+    assert of[world.events.conn_id(plain.connection.number)] is None
+    assert any(len(seen.crowds) == 2 for seen in world.sampler._squads.values())
+
+    now = world.clock()
+    words = book.switch(now, "720", "the line carries 1.5 Mbit/s")
+    connection.sender.note(LedgerKind.SWITCH, words, duration_s=now - began)
+    world.run(1.0)
+    (event,) = world.told("rendition_switched")
+    assert event["reason"] == "rendition 360 to 720: the line carries 1.5 Mbit/s"
+    assert event["value"] == pytest.approx((now - began) * 1000)
+
+    player.leave()
+    plain.leave()
+    row, seconds = world.close_of(player), {"360": round(now - began, 3), "720": 1.0}
+    assert json.loads(row["renditions"]) == pytest.approx(seconds, abs=0.01)
+    assert list(json.loads(row["renditions"])) == list(seconds)
+    assert (row["switches"], row["smaller_ms"]) == (1, pytest.approx((now - began) * 1000))
+    assert {world.close_of(plain)[name] for name in ("renditions", "smaller_ms", "switches")} == {None}
