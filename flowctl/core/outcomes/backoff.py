@@ -61,5 +61,6 @@ class Redial:
     def delay_s(self, lasted_s: float = 0.0) -> float:
         """Return how long to wait, now that a connection has ended that lasted so long; 0 if it was never made."""
         if lasted_s >= STEADY_S:
-            self.tries = 1
-        return self.backoff.delay_s(max(self.tries, 1), self.rng)
+            self.tries = 0
+        # One that was made and did not last counts as a try more: the peer that cut it may cut the next one too.
+        return self.backoff.delay_s(max(self.tries + (lasted_s > 0), 1), self.rng)

@@ -99,7 +99,16 @@ def test_backoff_when_a_value_is_out_of_range_names_it(wrong):
 def test_redial_when_a_connection_lasted_starts_over_from_the_shortest_wait():
     redial = Redial(Backoff(first_s=1, factor=2, most_s=10, jitter=0))
     waits = []
-    for lasted_s in [0, STEADY_S - 1, 0, STEADY_S, 0]:
+    for lasted_s in [0, 0, STEADY_S, 0, 0, STEADY_S]:
         redial.begin()
         waits.append(redial.delay_s(lasted_s))
-    assert waits == [1, 2, 4, 1, 2]
+    assert waits == [1, 2, 1, 1, 2, 1]
+
+
+def test_redial_when_a_connection_did_not_last_waits_longer_than_after_a_failed_try():
+    redial = Redial(Backoff(first_s=1, factor=2, most_s=10, jitter=0))
+    waits = []
+    for lasted_s in [1, STEADY_S - 1, 0, 1]:
+        redial.begin()
+        waits.append(redial.delay_s(lasted_s))
+    assert waits == [2, 4, 4, 10]

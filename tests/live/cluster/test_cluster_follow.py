@@ -103,7 +103,7 @@ def test_follow_when_the_source_lets_go_again_and_again_waits_longer_each_time(p
         until(lambda: pair.state() is FollowState.RUNNING)
         pair.origin.kick(lambda connection: "follow" in getattr(connection.session, "user_agent", ""))
         until(lambda count=count: len(waits) >= count)
-    assert waits == [1, 2, 3]
+    assert waits == [2, 3, 4]
 
 
 def test_follow_when_the_source_is_late_waits_for_it(pair):
