@@ -57,6 +57,8 @@ SEEK_NOTIFY: Final = "NetStream.Seek.Notify"
 
 CAPS_RECONNECT: Final = 1
 """Bit of ``capsEx``: understands `RECONNECT_REQUEST` (Enhanced RTMP v2, "Enhancing NetConnection connect Command")."""
+CAPS_MULTITRACK: Final = 2
+"""Bit of ``capsEx``: reads several tracks of a kind. No player that we tried says so, FFmpeg 9 not either."""
 
 CAN_FORWARD: Final = 4
 """Bit of a FourCcInfoMap entry: passes the codec on; with key ``*``, any codec."""

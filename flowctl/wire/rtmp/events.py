@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, TypeAlias
 
+from flowctl.wire.rtmp.commands import CAPS_MULTITRACK
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 from flowctl.wire.rtmp.wire import Message
 
@@ -38,6 +39,11 @@ class ConnectRequested:
     user: str | None  # user name that passed Adobe authentication. None: no authentication took place.
     enhanced: bool  # whether it tells codecs or capabilities of Enhanced RTMP
     caps_ex: int  # Enhanced RTMP v2 capability bits, 0 for none: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds
+
+    @property
+    def multitrack(self) -> bool:
+        """Whether the client says that it reads several tracks of a kind."""
+        return bool(self.caps_ex & CAPS_MULTITRACK)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

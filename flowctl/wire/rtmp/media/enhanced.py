@@ -40,13 +40,15 @@ AUDIO_MALFORMED: Final = MediaInfo("audio", MessageClass.AUDIO, "", "malformed")
 VIDEO_COMMAND: Final = MediaInfo("video", MessageClass.DATA, "", "command")
 """A command frame carries no picture: dropping it breaks nothing and no decoder waits for it, hence DATA."""
 
+VIDEO_METADATA, VIDEO_MULTITRACK, AUDIO_MULTITRACK = 4, 6, 5
+COMMAND_FRAME: Final = 5
 _MOD_EX: Final = 7
-_VIDEO_METADATA, _VIDEO_MULTITRACK, _AUDIO_MULTITRACK = 4, 6, 5
-_COMMAND_FRAME: Final = 5
 
 _read_u16: Final = struct.Struct(">H").unpack_from
-_read_u32: Final = struct.Struct(">I").unpack_from
+read_fourcc: Final = struct.Struct(">I").unpack_from
 
+TrackRange: TypeAlias = tuple[int, str, int, int]
+"""Id of a track, its codec, and where its data starts and ends."""
 _Classify: TypeAlias = Callable[[str, int, int, Body, int, int], FrameFacts]
 
 
@@ -55,18 +57,17 @@ def inspect_enhanced_video(body: Body, size: int) -> MediaInfo:
 
     Shape: 1 | frame type (3 bits) | packet type (4), ModEx prefixes, FourCC (4 octets), data.
     """
-    frame_type, packet_type, position = body[0] >> 4 & 7, body[0] & 15, 1
-    if packet_type == _MOD_EX:
-        packet_type, position = _skip_modifiers(body, size)
+    frame_type = body[0] >> 4 & 7
+    packet_type, position = read_packet_type(body, size)
     if packet_type < 0:
         return VIDEO_MALFORMED
-    if frame_type == _COMMAND_FRAME and packet_type != _VIDEO_METADATA:
+    if frame_type == COMMAND_FRAME and packet_type != VIDEO_METADATA:
         return VIDEO_COMMAND
-    if packet_type == _VIDEO_MULTITRACK:
+    if packet_type == VIDEO_MULTITRACK:
         return _inspect_tracks("video", body, position, size, frame_type)
     if size < position + 4:
         return VIDEO_MALFORMED
-    codec = codec_name(_read_u32(body, position)[0])
+    codec = codec_name(read_fourcc(body, position)[0])
     return video_info(codec, *classify_video(codec, packet_type, frame_type, body, position + 4, size))
 
 
@@ -75,25 +76,25 @@ def inspect_enhanced_audio(body: Body, size: int) -> MediaInfo:
 
     Shape: 9 (4 bits) | packet type (4), ModEx prefixes, FourCC (4 octets), data.
     """
-    packet_type, position = body[0] & 15, 1
-    if packet_type == _MOD_EX:
-        packet_type, position = _skip_modifiers(body, size)
+    packet_type, position = read_packet_type(body, size)
     if packet_type < 0:
         return AUDIO_MALFORMED
-    if packet_type == _AUDIO_MULTITRACK:
+    if packet_type == AUDIO_MULTITRACK:
         return _inspect_tracks("audio", body, position, size, 0)
     if size < position + 4:
         return AUDIO_MALFORMED
-    codec = codec_name(_read_u32(body, position)[0])
+    codec = codec_name(read_fourcc(body, position)[0])
     return audio_info(codec, *classify_audio(codec, packet_type, 0, body, position + 4, size))
 
 
-def _skip_modifiers(body: Body, size: int) -> tuple[int, int]:
-    """Return the packet type after the ModEx prefixes, and the offset behind it; type -1 when they are broken.
+def read_packet_type(body: Body, size: int) -> tuple[int, int]:
+    """Return the packet type behind all ModEx prefixes, and the offset behind it; type -1 when they are broken.
 
     Shape of one: length - 1 (1 octet; 255: the next 2 hold length - 1), data, ModEx type (4 bits) | packet type (4).
     """
-    position = 1
+    packet_type, position = body[0] & 15, 1
+    if packet_type != _MOD_EX:
+        return packet_type, position
     for _ in range(MAX_MODIFIERS):
         if position >= size:
             break
@@ -116,8 +117,8 @@ def _skip_modifiers(body: Body, size: int) -> tuple[int, int]:
 # Per kind: how a track is judged, the answer to a broken message, the packet type that may not occur inside, and the
 # class of a message whose tracks disagree.
 _TRACK_RULES: Final[dict[Kind, tuple[_Classify, MediaInfo, int, MessageClass]]] = {
-    "video": (classify_video, VIDEO_MALFORMED, _VIDEO_MULTITRACK, MessageClass.INTER),
-    "audio": (classify_audio, AUDIO_MALFORMED, _AUDIO_MULTITRACK, MessageClass.AUDIO),
+    "video": (classify_video, VIDEO_MALFORMED, VIDEO_MULTITRACK, MessageClass.INTER),
+    "audio": (classify_audio, AUDIO_MALFORMED, AUDIO_MULTITRACK, MessageClass.AUDIO),
 }
 
 
@@ -125,18 +126,9 @@ def _inspect_tracks(kind: Kind, body: Body, position: int, size: int, frame_type
     """Return what a multitrack message is: KEY when its lowest track is, DISPOSABLE or HEADER only when every track is.
 
     The lowest is the one that players show first (0 is the default track), so it says where one can start.
-
-    Shape: form (4 bits) | packet type (4), then for form 0 (one track) FourCC, id, data; for form 1 (many) FourCC and
-    per track id, size (3 octets), data; for form 2 (many codecs) per track FourCC, id, size, data.
     """
     classify, malformed, nested, otherwise = _TRACK_RULES[kind]
-    if position >= size:
-        return malformed
-    form, packet_type = body[position] >> 4, body[position] & 15
-    position += 1
-    if form > 2 or packet_type in (nested, _MOD_EX):
-        return malformed
-    ranges = _track_ranges(body, position, size, form)
+    packet_type, ranges = find_tracks(body, position, size, nested)
     if not ranges:
         return malformed
     verdicts = [classify(codec, packet_type, frame_type, body, start, end) for _, codec, start, end in ranges]
@@ -157,22 +149,37 @@ def _inspect_tracks(kind: Kind, body: Body, position: int, size: int, frame_type
     )
 
 
-def _track_ranges(body: Body, position: int, size: int, form: int) -> list[tuple[int, str, int, int]]:
-    """Return (track id, codec, start, end) per track; nothing when a length does not fit or they are too many."""
+def find_tracks(body: Body, position: int, size: int, nested: int) -> tuple[int, list[TrackRange]]:
+    """Return the packet type of all tracks, and where each one's data is.
+
+    No track: a length does not fit, they are too many, or the packet type is `nested`, that of multitrack itself.
+
+    Shape: form (4 bits) | packet type (4), then for form 0 (one track) FourCC, id, data; for form 1 (many) FourCC and
+    per track id, size (3 octets), data; for form 2 (many codecs) per track FourCC, id, size, data.
+    """
+    if position >= size:
+        return -1, []
+    form, packet_type = body[position] >> 4, body[position] & 15
+    if form > 2 or packet_type in (nested, _MOD_EX):
+        return -1, []
+    return packet_type, _track_ranges(body, position + 1, size, form)
+
+
+def _track_ranges(body: Body, position: int, size: int, form: int) -> list[TrackRange]:
     codec = ""
     if form < 2:
         if position + 4 > size:
             return []
-        codec = codec_name(_read_u32(body, position)[0])
+        codec = codec_name(read_fourcc(body, position)[0])
         position += 4
     head_octets = (1, 4, 8)[form]
-    ranges: list[tuple[int, str, int, int]] = []
+    ranges: list[TrackRange] = []
     while position < size:
         start = position + head_octets
         if start > size or len(ranges) == MAX_TRACKS:
             return []
         if form == 2:
-            codec = codec_name(_read_u32(body, position)[0])
+            codec = codec_name(read_fourcc(body, position)[0])
         if form == 0:
             track, end = body[start - 1], size
         else:

@@ -64,7 +64,7 @@ def test_connect_is_reported(client):
     assert (event.url.app, event.url.query) == ("live/inst", {"k": "v"})
     assert (event.tc_url, event.url.host) == ("rtmp://example.com/live/inst?k=v", "example.com")
     assert (event.flash_ver, event.page_url, event.object_encoding) == ("FMLE/3.0", "http://example.com/", 3)
-    assert (event.enhanced, event.caps_ex, event.user) == (True, 3, None)
+    assert (event.enhanced, event.caps_ex, event.multitrack, event.user) == (True, 3, True, None)
 
 
 def test_accept_connect_announces_chunk_size_before_the_result(client):
