@@ -11,6 +11,7 @@ from flowctl.core.server.server import Server
 from flowctl.live.hub import Hub
 from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.records.recording import Recording
+from flowctl.live.rows import rendition_of
 from flowctl.live.server import LiveServer
 from flowctl.units import format_size
 
@@ -57,11 +58,14 @@ def server_row(server: Server) -> dict[str, Any]:
 def _of_viewers(hub: Hub) -> dict[str, Any]:
     """Return sums over all viewers, cheap enough for each second: those that always kept up cost some 3 us each."""
     states: Counter[SendState] = Counter()
+    renditions: Counter[str] = Counter()
     least_share, worst_ms, missing, dropped, returns = 1.0, 0.0, 0, 0, 0
     for _, viewer in RestingPace().over(hub.viewing()):
         sender = viewer.connection.sender
         account = sender.account(rows=False)
         states[account.state] += 1
+        if name := rendition_of(viewer.connection):
+            renditions[name] += 1
         if not (account.lagging or account.noted):
             continue  # what was dropped is in the ledger, and so is that it was asked for
         statistics = sender.statistics()
@@ -72,6 +76,7 @@ def _of_viewers(hub: Hub) -> dict[str, Any]:
         returns += statistics.returns
     return {
         "viewers": {state.name.lower(): states[state] for state in SendState if states[state]},
+        **({"renditions": dict(renditions)} if renditions else {}),
         "missing_pictures": missing,
         **({"least_pictures": least_share} if missing else {}),
         "worst_delay_s": worst_ms / 1000,

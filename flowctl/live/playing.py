@@ -231,9 +231,12 @@ class Playing:
     # -- trouble and the end
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
+        fields = line_fields(self._connection, self.stream.name)
+        if entry.kind is LedgerKind.SWITCH:
+            _log.info("rendition switched", **fields, why=entry.why, after_s=round(entry.duration_s, 1))
+            return
         if self._episode is None:
-            fields = line_fields(self._connection, self.stream.name)
-            self._episode = Episode(fields, self._connection.sender.why, self._dropped)
+            self._episode = Episode(fields, self._connection.why, self._dropped)
         self._episode.note_entry(entry, closed=self._connection.sender.closed)
 
     def _dropped(self) -> Counts:
@@ -250,16 +253,17 @@ class Playing:
         self._hub.leave(self.stream, self._viewer)
         if self._episode is not None:
             self._episode.end(connection.now(), None)
-        statistics = connection.sender.statistics()
+        statistics, book, now = connection.sender.statistics(), connection.renditions, connection.now()
         _log.info(
             "play ended",
             **line_fields(connection, self.stream.name),
             why=why,
-            after_s=round(connection.now() - self.began_at, 1),
+            after_s=round(now - self.began_at, 1),
             sent=statistics.sent.by_name(),
             dropped={reason.value: counts.by_name() for reason, counts in statistics.dropped.items()} or 0,
             changes=statistics.transitions,
             longest_stall_s=round(statistics.longest_stall_s, 2),
+            **({} if book is None else {"renditions_s": {name: round(s, 1) for name, s in book.seconds(now).items()}}),
         )
 
 

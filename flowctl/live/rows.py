@@ -12,6 +12,7 @@ from flowctl.core.text.printable import foreign
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection
+    from flowctl.core.flow.renditionbook import RenditionBook
     from flowctl.core.sending.figures import Account
     from flowctl.live.stream import Stream
 
@@ -54,6 +55,8 @@ def connection_row(connection: Connection) -> Json:
         },
         "delay_ms": round(sender.sample_delay()),
         "pictures": round(found.picture_share, 3),
+        "rendition": rendition_of(connection) or None,
+        "renditions": None if connection.renditions is None else _renditions(connection.renditions, now),
         "rate_bytes_per_s": None if found.drain_bytes_per_s is None else round(found.drain_bytes_per_s),
         "stalled_s": round(found.stalled_s, 1),
         "queued_bytes": found.load.size_bytes,
@@ -64,6 +67,25 @@ def connection_row(connection: Connection) -> Json:
         "open_s": round(now - connection.opened_at, 1),
         "agent": foreign(connection.session.user_agent, NAME_CHARS),
         "why": connection.why(),
+    }
+
+
+def rendition_of(connection: Connection) -> str:
+    """Return the name of the rendition that a viewer of a set is in; empty: it follows none."""
+    return "" if connection.renditions is None else connection.renditions.name
+
+
+def _renditions(book: RenditionBook, now: float) -> Json:
+    seconds = book.seconds(now)
+    total_s = sum(seconds.values()) or 1.0
+    return {
+        "of": book.count,
+        "for_s": round(now - book.since, 1) if book.name else 0.0,
+        "why": book.why,
+        "ups": book.ups,
+        "downs": book.downs,
+        "failed": book.failed,
+        "shares": {name: round(stay_s / total_s, 3) for name, stay_s in seconds.items()},
     }
 
 

@@ -33,6 +33,27 @@ def test_table_when_wider_than_the_terminal_has_its_last_columns_under_the_row(c
     assert ("agent LNX" in words) is (columns < 300)
 
 
+def test_streams_when_one_is_a_set_have_each_rendition_under_its_row(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    small = {"rendition": "360", "rate_bytes_per_s": 62_500, "size": "640x360", "viewers": 0, "clock": ""}
+    large = {"rendition": "720", "rate_bytes_per_s": 150_000, "size": None, "viewers": 2, "clock": "shifted by 1.2 s"}
+    rows = [{"stream": "live/show", "viewers": 2, "renditions": [small, large]}]
+    show({"streams": [*rows, {"stream": "live/plain", "viewers": 0, "renditions": []}]})
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:5] == [
+        "live/show         2",
+        "rendition 360, rate 61.0 KiB/s, size 640x360",
+        "rendition 720, rate 146 KiB/s, viewers 2, clock shifted by 1.2 s",
+    ]
+    assert lines[5:] == ["live/plain        0"]
+
+
+def test_shares_when_of_renditions_are_percent(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    show({"connection": {"renditions": {"of": 2, "for_s": 41.0, "shares": {"360": 0.08, "720": 0.92}}}})
+    assert "of 2; for 41.0 s; shares 360 8%, 720 92%" in capsys.readouterr().out
+
+
 def test_rate_when_shown_is_bytes_in_a_second(monkeypatch, capsys):
     """It is no duration, though its name ends as those of durations do."""
     monkeypatch.setenv("COLUMNS", "80")

@@ -56,6 +56,17 @@ def test_screen_when_it_has_80_columns_and_24_lines_shows_figures_streams_and_co
     assert lines[-1].startswith("and 8")
 
 
+@pytest.mark.parametrize(("columns", "shown"), [(80, " 720"), (110, " 720: the line takes 1.25 of 2.5 Mbit/s")])
+def test_screen_when_a_viewer_of_a_set_keeps_up_shows_its_rendition_and_why_as_far_as_that_fits(columns, shown):
+    found = look(1)
+    found["connections"][0] |= {
+        "state": "READY",
+        "rendition": "720",
+        "renditions": {"why": "the line takes 1.25 of 2.5 Mbit/s"},
+    }
+    assert screen(found, columns, 24)[-1].endswith(shown)
+
+
 @pytest.mark.parametrize(
     ("why", "columns", "shown"),
     [

@@ -14,6 +14,7 @@ from flowctl.control.arguments import read_arguments
 from flowctl.control.operations import BY_NAME, OPERATIONS, ForbiddenError, Permission, allowed_operation, answer
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.reasons import CloseReason
 from flowctl.wire.media.synthetic import SyntheticSource
@@ -205,6 +206,30 @@ def test_kick_when_by_number_stream_or_peer_ends_those_and_says_why(live, client
 
 
 # -- limits
+
+
+def test_connections_when_of_a_viewer_of_a_set_tell_its_rendition_since_when_and_why(live, clients):
+    server = live()
+    clients.publish(server, SyntheticSource())
+    player = clients.play(server)
+    wait_for_viewers(server, 1)
+    connection = connection_to(server, player)
+    rates = {"360": 62_500.0, "720": 150_000.0}
+    assert do(server, "connections", role="viewer")["connections"][0]["renditions"] is None
+    book = connection.renditions = RenditionBook()
+    book.enter(connection.now() - 10.0, "360", "the smallest first", lambda: rates)
+    words = book.switch(connection.now() - 1.0, "720", "the line carries more")
+    connection.sender.note(LedgerKind.SWITCH, words, duration_s=9.0)
+    row = do(server, "connections", connection=connection.number)["connection"]
+    told = row["renditions"]
+    assert (row["rendition"], told["of"], told["why"]) == ("720", 2, "the line carries more")
+    assert (told["ups"], told["downs"], told["failed"]) == (1, 0, 0)
+    assert list(told["shares"]) == ["360", "720"]
+    assert sum(told["shares"].values()) == pytest.approx(1.0, abs=0.01)
+    assert "rendition 720 of 2 for " in row["why"]
+    assert row["ledger"][-1]["why"] == "rendition 360 to 720: the line carries more"
+    events = wait_until(lambda: [one for one in do(server, "events")["events"] if one["what"] == "switch"], "switch")
+    assert events[0]["why"] == "rendition 360 to 720: the line carries more"
 
 
 def test_limits_when_set_are_those_of_open_and_new_connections(live, clients):

@@ -79,8 +79,8 @@ def _lines(values: Mapping[str, Any], indent: str) -> None:
 def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
     """Write rows under their heads; sentences, and columns that do not fit beside the others, stand under their row.
 
-    Under a row stands only what says something: no zero, and no sentence about a peer that keeps up. What is an object
-    itself is left to the answer about that one row.
+    Under a row stands only what says something: no zero, and no sentence about a peer that keeps up. So does each item
+    of a list of objects; what is an object itself is left to the answer about that one row.
     """
     if not rows:
         return
@@ -106,7 +106,9 @@ def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
         )
         say((indent + "  ".join(shown)).rstrip())
         told = (f"{_word(name)} {cell}" for name, cell in zip(further, line[fits:], strict=True) if row.get(name))
+        items = (item for name in row if name in objects and _is_table(row[name]) for item in row[name])
         under = [", ".join(told)]
+        under += [", ".join(f"{_word(key)} {_text(key, cell)}" for key, cell in item.items() if cell) for item in items]
         under += [_text(name, row[name]) for name in sorted(_OWN_LINE & row.keys()) if row.get("state") != "READY"]
         for text in filter(None, under):
             say(textwrap.fill(text, room, initial_indent=deeper, subsequent_indent=deeper))
@@ -136,6 +138,8 @@ def _text(name: str, value: Any) -> str:
         if "value" in value and "soft" in value:
             return _axis(name, value)
         between = "; " if any(isinstance(item, list | Mapping) for item in value.values()) else ", "
+        if name == "shares":
+            return ", ".join(f"{printable(str(key))} {share:.0%}" for key, share in value.items())
         counts = name == "evidence"  # by names of limits, which end as units do
         items = ((printable(str(key)), item) for key, item in value.items())
         parts = (f"{key} {_text('', item)}" if counts else f"{_word(key)} {_text(key, item)}" for key, item in items)

@@ -123,11 +123,20 @@ def screen(figures: Mapping[str, Any], columns: int, rows: int) -> list[str]:
             str(row["dropped"]),
         )
         line = " ".join(f"{cell:<{width}.{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
-        lines.append(f"{line} {_why(printable(str(row['why'])), columns - len(line) - 1)}")
+        lines.append(f"{line} {_why_of(row, columns - len(line) - 1)}")
     hidden = figures["found"]["connections"] - min(room, len(connections))
     if hidden > 0:
         lines.append(f"and {hidden} more")
     return [line[:columns] for line in lines[:rows]]
+
+
+def _why_of(row: Mapping[str, Any], columns: int) -> str:
+    """Return what matters of a connection: of one that keeps up in a rendition of a set, which, and why that one."""
+    if row["state"] == "READY" and row.get("rendition"):
+        name = foreign(row["rendition"], 20)
+        text = printable(f"{name}: {row['renditions']['why']}")
+        return text if len(text) <= columns else name
+    return _why(printable(str(row["why"])), columns)
 
 
 def _why(text: str, columns: int) -> str:

@@ -32,6 +32,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "flowctl_dropped_messages": ("Messages that were not sent to a peer.", ("stream", "role", "reason")),
     "flowctl_closed_connections": ("Connections that have ended.", ("stream", "role", "reason")),
     "flowctl_state_seconds": ("Time that connections spent in a state.", ("stream", "role", "state")),
+    "flowctl_rendition_switches": ("Times that viewers went on in another rendition.", ("stream", "way")),
+    "flowctl_rendition_failures": ("Switches up that a viewer's line did not carry.", ("stream",)),
     "flowctl_limit_hits": ("Times that somebody went over a limit.", ("limit",)),
     "flowctl_accepted_connections": ("Connections that were accepted.", ()),
     "flowctl_refused_connections": ("Connections that were turned away.", ("limit",)),
@@ -41,6 +43,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 """Counters: what they count, and their labels; the names of their samples end in ``_total``."""
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "flowctl_connections": ("Open connections.", ("stream", "role", "state")),
+    "flowctl_rendition_viewers": ("Viewers of sets, by the rendition that they are in.", ("stream", "rendition")),
     "flowctl_streams": ("Streams that are published.", ()),
     "flowctl_bans": ("Bans in force.", ()),
     "flowctl_draining": ("1 while no new connections are taken.", ()),
@@ -130,6 +133,9 @@ def _counts_of(part: Json) -> Counts:
         ):
             for word, value in values.items():
                 counts[name, (*whose, word)] += value
+        for way, value in row["switches"].items():
+            name, labels = ("failures", ()) if way == "failed" else ("switches", (way,))
+            counts[f"flowctl_rendition_{name}", (row["stream"], *labels)] += value
     for name, values in (("flowctl_limit_hits", part["limit_hits"]), ("flowctl_refused_connections", part["refused"])):
         for word, value in values.items():
             counts[name, (word,)] += value
@@ -147,6 +153,8 @@ def _gauges_of(parts: Iterable[Json]) -> Counts:
         for row in part["rows"]:
             for state, count in row["states"].items():
                 sums["flowctl_connections", (row["stream"], row["role"], state)] += count
+            for name, count in row["renditions"].items():
+                sums["flowctl_rendition_viewers", (row["stream"], name)] += count
         for name, thread in part["threads"].items():
             sums["flowctl_thread_busy_ratio", (worker, name)] = thread["busy"]
             sums["flowctl_thread_longest_turn_seconds", (worker, name)] = thread["longest_turn_s"]

@@ -51,6 +51,18 @@ class Axes(BaseModel):
     age_ms: Axis
 
 
+class Renditions(BaseModel):
+    """How a viewer of a set came to its rendition, and what it had before."""
+
+    of: int = Field(description="how many renditions the set has")
+    for_s: float = Field(description="how long it has been in its rendition")
+    why: str
+    ups: int = Field(description="switches to a larger rendition")
+    downs: int
+    failed: int = Field(description="switches to a larger rendition that its line did not carry")
+    shares: dict[str, float] = Field(description="share of its time in each, 0 to 1, the smallest first")
+
+
 class Connection(BaseModel):
     """One connection, as lists show it."""
 
@@ -64,6 +76,8 @@ class Connection(BaseModel):
     axes: Axes
     delay_ms: float = Field(description="how far behind the peer is, our queue and the kernel's")
     pictures: float = Field(description="share of the pictures of the last 20 s that were sent, 0 to 1")
+    rendition: str | None = Field(description="which rendition it is in, where it follows a set of them")
+    renditions: Renditions | None
     rate_bytes_per_s: float | None = Field(description="what the peer takes, where it was measured")
     stalled_s: float
     queued_bytes: int

@@ -21,6 +21,7 @@ from flowctl.core.sending.figures import Account
 from flowctl.core.text.printable import foreign
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.pace import RestingPace
+from flowctl.live.rows import rendition_of
 from flowctl.reasons import CloseReason
 
 MOST_NAMED: Final = 50
@@ -50,8 +51,12 @@ class Sums:
         self.states: Counter[str] = Counter()  # connections that are there, by state
         self.delays = [0] * (len(DELAY_BOUNDS_S) + 1)  # viewers that are there, by how far behind they are
         self.delay_s = 0.0
+        self.renditions: Counter[str] = Counter()  # viewers of a set that are there, by rendition
+        self.switches: Counter[str] = Counter()  # of renditions: up, down, and up without success
 
     def add_connection(self, connection: Connection, account: Account) -> None:
+        if (book := connection.renditions) is not None:
+            self.switches.update(up=book.ups, down=book.downs, failed=book.failed)
         self.received_bytes += connection.receiver.bytes_in
         if not account.noted:  # nothing was ever done to it
             self.sent_bytes += account.bytes_sent
@@ -63,8 +68,10 @@ class Sums:
         for reason, counts in statistics.dropped.items():
             self.dropped[reason.value] += counts.total_messages
 
-    def count_standing(self, account: Account, *, viewer: bool) -> None:
+    def count_standing(self, connection: Connection, account: Account, *, viewer: bool) -> None:
         self.states[account.state.name] += 1
+        if name := rendition_of(connection):
+            self.renditions[name] += 1
         if viewer:
             delay_s = account.delay_ms / 1000
             self.delays[bisect_left(DELAY_BOUNDS_S, delay_s)] += 1
@@ -74,7 +81,8 @@ class Sums:
         self.sent_bytes += sign * other.sent_bytes
         self.received_bytes += sign * other.received_bytes
         self.states_s = [known + sign * more for known, more in zip(self.states_s, other.states_s, strict=True)]
-        for mine, others in ((self.dropped, other.dropped), (self.closed, other.closed)):
+        pairs = (self.dropped, other.dropped), (self.closed, other.closed), (self.switches, other.switches)
+        for mine, others in pairs:
             for word, count in others.items():
                 mine[word] += sign * count
 
@@ -88,6 +96,8 @@ class Sums:
             "states": {state.name: self.states[state.name] for state in SendState},
             "delays": self.delays,
             "delay_s": round(self.delay_s, 3),
+            "renditions": dict(self.renditions),
+            "switches": dict(self.switches),
         }
 
 
@@ -136,7 +146,7 @@ class Meters(Observer):
             if whose.role != "none":  # else it is counted when it has found one, or has gone
                 total[whose].add_connection(item, account)
                 counted.add(item.number)
-            total[whose].count_standing(account, viewer=whose.role == "viewer")
+            total[whose].count_standing(item, account, viewer=whose.role == "viewer")
         with self._lock:
             for whose, past in self._past.items():
                 total[whose].add_sums(past)

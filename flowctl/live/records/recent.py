@@ -26,7 +26,7 @@ MOST_KEPT_EVENTS: Final = 1024
 """Most events that are kept: seconds of the worst trouble, hours of usual days, and half a megabyte."""
 _MOST_TEXT_CHARS: Final = 200
 """Longest text of an event."""
-_TOLD: Final = frozenset({LedgerKind.DROPS, LedgerKind.LATE, LedgerKind.RETURN})
+_TOLD: Final = frozenset({LedgerKind.DROPS, LedgerKind.LATE, LedgerKind.RETURN, LedgerKind.SWITCH})
 _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.core.flow.state import SendState
 from flowctl.core.sending.figures import Account
 from flowctl.live.admin.metrics import Metrics
@@ -20,6 +21,7 @@ class Peer:
         self.number, self.sent, self.ended = number, 100, None
         self.session = SimpleNamespace(role=role, streams=lambda: [stream] if role else [])
         self.opened_at = 0.0
+        self.renditions = None
         self.sender = SimpleNamespace(account=lambda rows: Account(SendState.READY, bytes_sent=self.sent))
         self.receiver = SimpleNamespace(bytes_in=7)
 
@@ -93,6 +95,25 @@ def test_connection_when_it_finds_its_role_later_is_counted_from_then_on():
     assert found["live/a", "viewer"]["sent_bytes"] == 100
 
 
+def test_sums_when_viewers_follow_a_set_tell_who_is_where_and_keep_the_switches_of_those_who_left():
+    rates = {"360": 1.0, "720": 2.0}
+    meters, _ = made()
+    first, second, plain = Peer(1), Peer(2), Peer(3)
+    for peer in (first, second):
+        peer.renditions = RenditionBook()
+        peer.renditions.enter(0.0, "360", "", lambda: rates)
+    first.renditions.switch(1.0, "720", "")
+    first.renditions.switch(2.0, "360", "", failed=True)
+    row = rows_of(meters, [first, second, plain])["live/a", "viewer"]
+    assert row["renditions"] == {"360": 2}
+    assert row["switches"] == {"up": 1, "down": 1, "failed": 1}
+    first.renditions.leave(3.0)
+    first.ended = CloseReason.PEER_CLOSED
+    meters.closed(first, CloseReason.PEER_CLOSED, "", None)
+    row = rows_of(meters, [second, plain])["live/a", "viewer"]
+    assert (row["renditions"], row["switches"]) == ({"360": 1}, {"up": 1, "down": 1, "failed": 1})
+
+
 # -- what they come to for Prometheus
 
 
@@ -100,6 +121,7 @@ def part(pid, sent, worker=1, stream="live/a"):
     """Return what one process tells."""
     row = {"stream": stream, "role": "viewer", "sent_bytes": sent, "received_bytes": 0, "delay_s": 0.0}
     row |= {"state_s": {"READY": 1.0}, "dropped": {"late": 2}, "closed": {}, "states": {"READY": 1}, "delays": [1] * 9}
+    row |= {"renditions": {"720": 1}, "switches": {"up": 2, "down": 1, "failed": 1}}
     figures = {"rows": [row], "limit_hits": {}, "refused": {}, "flush_rounds": 3, "accepted": 1, "up_s": 1.0}
     figures |= {"streams": 1, "bans": 2, "draining": False}
     thread = {"busy": 0.5, "longest_turn_s": 0.1, "errors": 0}
@@ -123,6 +145,20 @@ def test_counters_when_a_worker_is_started_anew_never_go_down():
     assert silent["flowctl_sent_bytes_total"] == 167
     assert (silent["flowctl_workers"], silent["flowctl_connections"], silent["flowctl_bans"]) == (1, 1, 2)
     assert values(metrics, part(11, 7), part(20, 70, worker=2))["flowctl_sent_bytes_total"] == 177
+
+
+def test_renditions_when_scraped_are_viewers_switches_and_failures():
+    found = {}
+    for family in text_string_to_metric_families(Metrics("1").text({"parts": [part(1, 1)]}).decode()):
+        if "rendition" in family.name:
+            found |= {(item.name, *sorted(item.labels.items())): item.value for item in family.samples}
+    stream = ("stream", "live/a")
+    assert found == {
+        ("flowctl_rendition_viewers", ("rendition", "720"), stream): 1.0,
+        ("flowctl_rendition_switches_total", stream, ("way", "up")): 2.0,
+        ("flowctl_rendition_switches_total", stream, ("way", "down")): 1.0,
+        ("flowctl_rendition_failures_total", stream): 1.0,
+    }
 
 
 def test_labels_when_names_of_peers_are_hostile_stay_one_label():

@@ -813,8 +813,11 @@ def test_renditions_when_viewers_follow_a_set_are_in_samples_events_and_the_clos
 
     now = world.clock()
     words = book.switch(now, "720", "the line carries 1.5 Mbit/s")
-    connection.sender.note(LedgerKind.SWITCH, words, duration_s=now - began)
-    world.run(1.0)
+    with structlog.testing.capture_logs() as logged:
+        connection.sender.note(LedgerKind.SWITCH, words, duration_s=now - began)
+        world.run(1.0)
+    (line,) = [line for line in logged if line["event"] == "rendition switched"]
+    assert (line["why"], line["connection"]) == ("rendition 360 to 720: the line carries 1.5 Mbit/s", connection.number)
     (event,) = world.told("rendition_switched")
     assert event["reason"] == "rendition 360 to 720: the line carries 1.5 Mbit/s"
     assert event["value"] == pytest.approx((now - began) * 1000)
