@@ -345,13 +345,15 @@ class LoadViewer(PeerLink):
         self._concluded = True
         result, pace = self.result, self._pace
         if result.stopped_reading_s is None:
-            self.measure.note_wait(time.time_ns() // 1000)
+            now_us = time.time_ns() // 1000
+            self.measure.note_wait(now_us)
+            self.measure.note_rendition(self.measure.rendition, now_us)
         if isinstance(pace, RatePace):
             result.line_bytes = round(pace.carried_bytes(now))
             result.line_used_bytes = result.wire_bytes - self._line_from
 
 
-_SAME: Final = "video keys audio data missing_video missing_audio missed_at_end gaps broken_restarts freezes"
+_SAME: Final = "video keys audio data missing_video missing_audio missed_at_end gaps broken_restarts freezes switches"
 """Fields of a row that have the same names in a measure."""
 
 
@@ -359,6 +361,7 @@ def write_row(result: PeerResult, measure: ViewerMeasure) -> None:
     for name in _SAME.split():
         setattr(result, name, getattr(measure, name))
     result.started_on_key = measure.started_on_key
+    result.renditions_s = {name: round(us / 1e6, 3) for name, us in measure.rendition_us.items()}
     result.longest_freeze_s = measure.longest_freeze_us / 1e6 if measure.picture_us else None
     delays = measure.delays
     result.delays = delays.count

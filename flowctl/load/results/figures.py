@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,6 +167,15 @@ class ScopedPeers:
         return None if not seen or missing is None or after is None else seen / (seen + missing + after)
 
     @property
+    def renditions(self) -> dict[str, float]:
+        """Shares of the time in each rendition, the longest first."""
+        sums = Counter[str]()
+        for peer in self.receivers:
+            sums.update(peer.renditions_s)
+        whole_s = sum(sums.values())
+        return {name: round(seconds / whole_s, 4) for name, seconds in sums.most_common() if whole_s}
+
+    @property
     def line_share(self) -> float | None:
         """Share of what their lines could carry that came; None: no profile of theirs sets a rate."""
         lines = [(peer.line_used_bytes, peer.line_bytes) for peer in self.peers if peer.line_bytes]
@@ -308,6 +318,7 @@ _ALL: Final = (
         "the longest time without a new picture",
         lambda crowd: crowd.largest("longest_freeze_s"),
     ),
+    RunFigure("switches", "count", "times that the rendition changed", lambda crowd: crowd.frames("switches")),
     RunFigure("gaps", "count", "times that frames were missing", lambda crowd: crowd.frames("gaps")),
     RunFigure(
         "broken_restarts",

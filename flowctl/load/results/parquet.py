@@ -1,7 +1,8 @@
 """A load run as a Parquet file: one row per connection, one column per field of `PeerResult`, the run as metadata.
 
-Columns, types and their order follow `PeerResult`: int64, float64, bool and string; what may be None is nullable. The
-metadata of the file has keys that begin with ``flowctl.``: see `metadata_of`. Needs pyarrow, of the extra ``load``.
+Columns, types and their order follow `PeerResult`: int64, float64, bool and string; what may be None is nullable, what
+is a dictionary is a string of JSON. The metadata of the file has keys that begin with ``flowctl.``: see `metadata_of`.
+Needs pyarrow, of the extra ``load``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _column(hint: Any) -> tuple[str, bool]:
         return _column(inner)[0], True
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return "string", False
-    names = {int: "int64", float: "double", bool: "bool", str: "string"}
+    names = {int: "int64", float: "double", bool: "bool", str: "string", dict[str, float]: "string"}
     if hint not in names:
         raise InternalError(f"there is no column type for {hint}")
     return names[hint], False
@@ -91,5 +92,6 @@ def write_parquet(path: Path, result: RunResult) -> None:
     schema = schema_of(metadata_of(result))
     with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for first in range(0, len(result.peers), _ROWS_PER_GROUP):
-            rows = [peer.as_dict() for peer in result.peers[first : first + _ROWS_PER_GROUP]]
+            peers = result.peers[first : first + _ROWS_PER_GROUP]
+            rows = [{**peer.as_dict(), "renditions_s": json.dumps(peer.renditions_s)} for peer in peers]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))

@@ -12,12 +12,14 @@ from flowctl.load.results.figures import FIGURES, RunFigures, format_value
 from flowctl.load.results.plots import plots_of
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult
 from flowctl.load.results.summary import (
+    RENDITION_HEADS,
     cell,
     cut_groups,
     end_words,
     hostile_ends,
     hostile_rows,
     reading_notes,
+    rendition_rows,
     what_failed,
 )
 from flowctl.units import format_duration
@@ -65,6 +67,8 @@ def render(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> str:
         profile_heads=["profile", *(head for head, _ in _PROFILE_FIGURES)],
         profiles=[[name, *(cell(figures, of, name) for _, of in _PROFILE_FIGURES)] for name in figures.kinds],
         notes=reading_notes(figures),
+        rendition_heads=RENDITION_HEADS,
+        renditions=rendition_rows(figures),
         hostile=[
             row | {"ends": hostile_ends(row), "seen": [line for line in (*row["forms"], row["notes"]) if line]}
             for row in hostile_rows(result)

@@ -80,6 +80,9 @@ class PeerResult:
     longest_freeze_s: float | None = None  # the longest time without a new picture. None: no picture came.
     # pictures that did not come after the last one, by the sound that did; estimated; 0 below 1 s
     missed_at_end: int = 0
+    # how long it was in each rendition, by the size of the pictures that sequence headers say; no size, no entry
+    renditions_s: dict[str, float] = field(default_factory=dict)
+    switches: int = 0  # how often the rendition changed
     # bytes that the line of its profile could carry from the first frame to the end. None: its profile sets no rate.
     line_bytes: int | None = None
     line_used_bytes: int = 0  # bytes that came in that time

@@ -49,6 +49,7 @@ _TIMES: Final = (
     ("first frame p50", "first_frame_p50_ms"),
     ("p99", "first_frame_p99_ms"),
 )
+RENDITION_HEADS: Final = ("profile", "switches", "in which rendition")
 _WIDTH: Final = 80
 """Columns of a terminal of usual size: two tables fit there, one of all figures is twice as wide."""
 
@@ -187,7 +188,12 @@ def summarize(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> di
         "delay_source": result.delay_source,
         "asked_for": dict(result.profiles),
         "profiles": {
-            name: {"kind": kind.value, **figures.as_dict(name), "ends": _ends(figures.crowd(name).peers)}
+            name: {
+                "kind": kind.value,
+                **figures.as_dict(name),
+                "renditions": figures.crowd(name).renditions,
+                "ends": _ends(figures.crowd(name).peers),
+            }
             for name, kind in figures.kinds.items()
         },
         "kinds": {kind.value: figures.as_dict(kind.value) for kind in (PeerKind.HEALTHY, PeerKind.SLOW)},
@@ -196,6 +202,22 @@ def summarize(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> di
         "cuts": cut_groups(result.peers),
         "hostile": hostile_rows(result),
     }
+
+
+def rendition_rows(figures: RunFigures) -> list[list[str]]:
+    """Return which renditions the peers of each profile were in, in words; nothing where there was one of them only."""
+    shares = {name: figures.crowd(name).renditions for name in figures.kinds}
+    if len({rendition for found in shares.values() for rendition in found}) < 2:
+        return []
+    return [
+        [
+            foreign(name, 40),
+            format_value(figures.value("switches", name), "count"),
+            ", ".join(f"{rendition} {share:.0%}" for rendition, share in found.items()),
+        ]
+        for name, found in shares.items()
+        if found
+    ]
 
 
 def whole(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> dict[str, Any]:
@@ -236,6 +258,8 @@ def lines(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> list[s
     shown += _table(figures, _COUNTS)
     seen = _table(figures, _SEEN, [name for name in figures.kinds if figures.crowd(name).receivers])
     shown += ["", "what came: pictures, share of the line in use, freezes; delays in ms", *seen]
+    if renditions := rendition_rows(figures):
+        shown += ["", "share of the time in each rendition", *align(RENDITION_HEADS, renditions)]
     shown += ["", "milliseconds to connect, and to the first frame", *_table(figures, _TIMES)]
     notes = [*reading_notes(figures), *_cut_lines(cut_groups(result.peers)), *_hostile_lines(hostile_rows(result))]
     shown += [part for line in (*notes, *_server_lines(figures)) for part in fold(line)]

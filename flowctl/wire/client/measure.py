@@ -8,6 +8,8 @@ they are counted, but have no delay. A delay is taken of pictures, and of sound 
 Who is left with the sound misses pictures that no later picture tells of: `ViewerMeasure.missed_at_end`.
 
 A *freeze* is the time from one picture to the next. The cache comes at once, so it has none.
+
+A *rendition* is told by the size of the pictures, which their sequence header says.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from flowctl.core.flow.histogram import DelayHistogram, bucket_of
 from flowctl.core.flow.state import MessageClass
 from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.rtmp.media.media import MediaInfo
+from flowctl.wire.rtmp.media.size import read_size
 from flowctl.wire.rtmp.wire import signed_difference
 
 _GAP_STEP_RATIO: Final = 1.5
@@ -78,6 +81,7 @@ class MediaFrame(NamedTuple):
     number: int | None
     sent_us: int  # time of its stamp, microseconds since 1970; 0 where it has none
     data: bool
+    rendition: str = ""  # of a sequence header: width and height of the pictures from here on, as ``1280x720``
 
 
 Skimmed: TypeAlias = tuple[int, MediaFrame]
@@ -86,7 +90,8 @@ Skimmed: TypeAlias = tuple[int, MediaFrame]
 
 def describe(info: MediaInfo, head: bytes) -> MediaFrame:
     if info.kind == "data" or info.message_class is MessageClass.HEADER or info.message_class is MessageClass.DATA:
-        return MediaFrame(OTHER, False, None, 0, info.kind == "data")
+        size = read_size(head) if info.kind == "video" and info.packet == "sequence_header" else None
+        return MediaFrame(OTHER, False, None, 0, info.kind == "data", "{}x{}".format(*size) if size else "")
     number, sent_us = read_stamp(head) or (None, 0)
     if info.kind == "audio":
         return MediaFrame(AUDIO, False, number, sent_us, False)
@@ -153,6 +158,10 @@ class ViewerMeasure:
     longest_freeze_us: int = 0  # the longest time from one picture to the next, microseconds
     delays: DelayHistogram = field(default_factory=DelayHistogram)
     picture_us: int = 0  # when the last picture came; 0: none has
+    rendition: str = ""  # which it is in. "": its sequence header says no size.
+    rendition_us: dict[str, int] = field(default_factory=dict)  # time in each, up to `_rendition_since_us`
+    switches: int = 0  # from one rendition to another
+    _rendition_since_us: int = 0
     _video_steps: GapFinder | None = None  # made for streams without stamps
     _audio_steps: GapFinder | None = None
     _next_video: int | None = None  # number that the next picture should have
@@ -186,7 +195,7 @@ class ViewerMeasure:
         """Count media that came at `now_us`, microseconds of the wall clock."""
         pictures, picture_ms = self.video, 0
         for timestamp, frame in items:
-            kind, key, number, sent_us, data = frame
+            kind, key, number, sent_us, _, _ = frame
             if kind == VIDEO:
                 self.video += 1
                 picture_ms = timestamp
@@ -204,7 +213,7 @@ class ViewerMeasure:
                 if self.video:
                     continue
             else:
-                self.data += data
+                self._count_other(frame, now_us)
                 continue
             if sent_us:
                 if sent_us < self.asked_us:
@@ -241,6 +250,19 @@ class ViewerMeasure:
             waited_us = now_us - self.picture_us
             self.freezes += waited_us >= _FREEZE_US
             self.longest_freeze_us = max(self.longest_freeze_us, waited_us)
+
+    def note_rendition(self, rendition: str, now_us: int) -> None:
+        """Note which rendition it is in from `now_us` on; the same one, that the time until then counts."""
+        before = self.rendition
+        if before:
+            self.rendition_us[before] = self.rendition_us.get(before, 0) + now_us - self._rendition_since_us
+            self.switches += rendition != before
+        self.rendition, self._rendition_since_us = rendition, now_us
+
+    def _count_other(self, frame: MediaFrame, now_us: int) -> None:
+        self.data += frame.data
+        if frame.rendition:
+            self.note_rendition(frame.rendition, now_us)
 
     def _count_delay(self, delay_us: int) -> None:
         # Once for each frame and viewer: a loop over both, a method of theirs, or max() cost a tenth of it.

@@ -270,6 +270,18 @@ def test_measure_when_sound_is_all_there_is_measures_it():
     assert taken([video(0, key=True), *sound], now_us=BASE_US + 5).delays.count == 1
 
 
+def test_measure_when_the_size_of_the_pictures_changes_tells_the_time_in_each():
+    sizes = [(1280, 720), (854, 480), (854, 480), (1280, 720)]
+    measure = ViewerMeasure(StreamClock())
+    for second, (width, height) in enumerate(sizes):
+        _, header, _ = SyntheticSource(width=width, height=height).headers()
+        measure.count_media(frames_of([Message(6, 0, TAG_VIDEO, 1, header.payload)]), BASE_US + second * 1_000_000)
+    measure.note_rendition(measure.rendition, BASE_US + 3_500_000)
+    row = PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="rtmp://h/a/s")
+    write_row(row, measure)
+    assert (row.renditions_s, row.switches) == ({"1280x720": 1.5, "854x480": 2.0}, 2)
+
+
 def test_clock_when_the_publisher_is_ours_counts_from_its_origin():
     clock = StreamClock()
     clock.origin_us = BASE_US

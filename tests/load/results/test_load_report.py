@@ -167,6 +167,24 @@ def test_summary_when_viewers_are_slow_tells_shares():
     assert "98.0%" in words
 
 
+def test_summary_when_viewers_switch_tells_the_time_in_each_rendition():
+    both = {"renditions_s": {"640x360": 2.0, "854x480": 18.0}, "switches": 1}
+    peers = [viewer(0, "healthy", PeerKind.HEALTHY, renditions_s={"854x480": 20.0})]
+    peers += [viewer(number, "slow@1M", PeerKind.SLOW, **both) for number in (1, 2)]
+    run = some_run(peers=peers)
+    rows = ["profile  switches             in which rendition", "healthy         0                   854x480 100%"]
+    rows += ["slow@1M         2       854x480 90%, 640x360 10%"]
+    found = summary.lines(run)
+    at = found.index("share of the time in each rendition")
+    assert [line.split() for line in found[at + 1 : at + 4]] == [row.split() for row in rows]
+    profile = summary.summarize(run)["profiles"]["slow@1M"]
+    assert (profile["renditions"], profile["switches"]) == ({"854x480": 0.9, "640x360": 0.1}, 2)
+    assert "854x480 90%, 640x360 10%" in Page(render(run)).words
+    alone = some_run(peers=peers[:1])
+    assert "share of the time in each rendition" not in summary.lines(alone)
+    assert "Which renditions" not in Page(render(alone)).words
+
+
 def test_plot_of_pictures_when_viewers_lose_some_draws_their_share():
     (plot,) = [plot for plot in plots_of(RunFigures(some_run())) if plot.picture.name == "pictures"]
     assert plot.rows == [["healthy", "100 %", "100 %", "100 %"], ["slow@200k", "62 %", "62 %", "62 %"]]
@@ -271,11 +289,14 @@ def test_text_when_made_printable_is_one_short_line(text):
 def test_parquet_when_read_again_has_what_was_written(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     run = some_run(warnings=["careful"])
+    run.peers[40].renditions_s = {"640x360": 1.5}
     path = tmp_path / "run.parquet"
     parquet_module.write_parquet(path, run)
     found = parquet.read_table(path)
     assert found.column_names == [item.name for item in dataclasses.fields(PeerResult)]
-    assert found.to_pylist() == [peer.as_dict() for peer in run.peers]
+    assert found.to_pylist() == [
+        {**peer.as_dict(), "renditions_s": json.dumps(peer.renditions_s)} for peer in run.peers
+    ]
     metadata = {key.decode(): value.decode() for key, value in found.schema.metadata.items()}
     assert {key: metadata[key] for key in ("flowctl.format", "flowctl.url")} == {
         "flowctl.format": "1",
