@@ -27,7 +27,7 @@ from kit import documents
 from kit.machine import HERE, RESULTS, machine
 from kit.tables import table
 
-ROOMS: Final = ("core", "whole", "web", "cluster", "faults")
+ROOMS: Final = ("core", "whole", "viewers", "web", "cluster", "faults")
 """Those that hold benchmarks, each in a file of its own."""
 ON_REQUEST: Final = frozenset({"fanout", "prediction", "watched"})
 """Left out unless named: what they show is a part of what another one shows, or stands in another document."""

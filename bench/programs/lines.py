@@ -26,6 +26,7 @@ from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES, Constant, Rate, Rat
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.media.size import read_size
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
@@ -59,6 +60,8 @@ class Plan:
 
     Args:
         began: moment of the monotonic clock at which timestamp 0 was due.
+        each: whether a row has every message of the whole run too: pictures as (arrival, due, size, whether it is a key
+            frame), sound as (arrival, due), in seconds since `began`.
     """
 
     port: int
@@ -66,6 +69,7 @@ class Plan:
     warm_s: float
     window_s: float
     orders: list[Order]
+    each: bool = False
 
 
 class LineViewer:
@@ -73,7 +77,7 @@ class LineViewer:
 
     def __init__(self, order: Order, plan: Plan, number: int) -> None:
         self.order = order
-        self._began = plan.began
+        self._plan = plan
         steps = [(at_s, rate) for at_s, rate in order.steps]
         self.rate: Rate = Trace(steps, order.period_s) if len(steps) > 1 else Constant(steps[0][1] if steps else 0.0)
         self.sock = sock = socket.socket()
@@ -96,8 +100,9 @@ class LineViewer:
         self.closed = ""
         self.bytes = 0
         self.read_at_window = 0
-        self.pictures: list[tuple[float, float]] = []  # arrival, delay
-        self.audio: list[float] = []  # arrivals
+        self.size = ""  # of the pictures, by the last sequence header
+        self.pictures: list[tuple[float, float, str, bool]] = []  # as in `Plan.each`
+        self.audio: list[tuple[float, float]] = []
 
     def read(self, now: float) -> bool:
         """Read what the line allows; return whether there may be more at once."""
@@ -128,11 +133,15 @@ class LineViewer:
     def _take(self, message: Message, now: float) -> None:
         if self._writer is not None and message.type_id in (TYPE_AUDIO, TYPE_VIDEO):
             self._writer.write(message.type_id, message.timestamp, message.payload)
-        kind = inspect(message.type_id, message.payload).message_class
+        info = inspect(message.type_id, message.payload)
+        kind, since, due_s = info.message_class, now - self._plan.began, message.timestamp / 1000
         if kind in PICTURE_CLASSES:
-            self.pictures.append((now, now - self._began - message.timestamp / 1000))
+            self.pictures.append((since, due_s, self.size, kind is MessageClass.KEY))
         elif kind is MessageClass.AUDIO:
-            self.audio.append(now)
+            self.audio.append((since, due_s))
+        elif info.kind == "video" and info.packet == "sequence_header":
+            size = read_size(message.payload)
+            self.size = "x".join(map(str, size)) if size else ""
 
     def end(self) -> None:
         """Close socket and file."""
@@ -141,24 +150,32 @@ class LineViewer:
             self._file.close()
 
     def row(self, begin: float, end: float) -> dict[str, Any]:
-        seen = [(at, delay) for at, delay in self.pictures if begin <= at < end]
-        arrivals = [begin, *(at for at, _ in seen), end]
-        delays = sorted(delay for _, delay in seen)
+        begin_s, end_s = begin - self._plan.began, end - self._plan.began
+        seen = [(at, due_s) for at, due_s, _, _ in self.pictures if begin_s <= at < end_s]
+        arrivals = [begin_s, *(at for at, _ in seen), end_s]
+        delays = sorted(at - due_s for at, due_s in seen)
         carried = self.rate.carried_bits
         could = carried(end - self.started) - carried(begin - self.started) if self.pace else 0.0
-        return {
+        row = {
             "stream": self.order.stream,
             "line": self.order.line,
             "path": self.order.path,
             "bytes": self.bytes - self.read_at_window,
             "line_bytes": could / 8,
             "pictures": len(seen),
-            "audio": sum(begin <= at < end for at in self.audio),
+            "audio": sum(begin_s <= at < end_s for at, _ in self.audio),
             "delay_p50_s": _part(delays, 0.5),
             "delay_p95_s": _part(delays, 0.95),
             "freeze_s": max(later - earlier for earlier, later in itertools.pairwise(arrivals)),
             "closed": self.closed,
         }
+        if self._plan.each:
+            row |= {
+                "each_picture": self.pictures,
+                "each_sound": self.audio,
+                "started_s": self.started - self._plan.began,
+            }
+        return row
 
 
 def _part(values: list[float], share: float) -> float | None:

@@ -140,6 +140,43 @@ def test_slow_when_a_viewer_has_used_half_of_what_its_line_could_carry_says_so()
     assert len(module.missed(good | {"delay_p95_s": 2.1, "closed": "reset"})) == 2
 
 
+@pytest.mark.realtime
+def test_renditions_when_quick_tell_what_came_of_the_set(monkeypatch, tmp_path):
+    module = bench_run.load("renditions")
+    monkeypatch.setattr(module, "CACHE", tmp_path)
+    rows = module.run(**module.QUICK | {"window_s": 4.0}, kinds=("cutting",))
+    assert [(row["line"], row["viewer"]) for row in rows] == [("50%", "cutting"), ("drop", "cutting")]
+    assert [(row["broken"], row["decode_errors"], row["repeated"], row["closed"]) for row in rows] == [
+        (0, 0, 0, "")
+    ] * 2
+    assert all(0 < row["in_720_percent"] == row["pictures_percent"] < 100 for row in rows)
+    assert "| 50% " in module.document(rows, tmp_path)
+
+
+def test_renditions_when_a_viewer_switches_are_told_apart():
+    """Two seconds in the smallest one, then the next one with its key frame; a picture and two pieces of sound lack."""
+    module = bench_run.load("renditions")
+    pictures = [number / 30 for number in range(120)]
+    sound = [number * 1024 / 48_000 for number in range(187)]
+    sent = module.Published({}, {"720": 2.5e6, "480": 1.2e6, "360": 0.5e6}, pictures, sound)
+    each = [
+        (due_s + 0.1, due_s, "640x360" if due_s < 2 else "854x480", number in (0, 60))
+        for number, due_s in enumerate(pictures)
+        if number != 90
+    ]
+    heard = [(due_s + 0.1, due_s) for number, due_s in enumerate(sound) if number not in (50, 51)]
+    item = {"started_s": 1.0, "each_picture": each, "each_sound": heard}
+    row = module.figures(item, sent, module.Line([(0.0, 0.5)], 240.0), 4.0)
+    assert (row["pictures_percent"], row["sound_percent"], row["sound_gap_s"]) == (99.2, 98.9, 0.064)
+    assert (row["in_720_percent"], row["in_480_percent"], row["in_360_percent"]) == (0.0, 49.2, 50.0)
+    assert (row["fitting_percent"], row["switches"], row["first_switch_s"]) == (49.2, 1, 1.1)
+    assert (row["delay_p95_s"], row["freeze_s"], row["broken"], row["repeated"]) == (0.1, 0.067, 29, 0)
+    assert module.missed(row | {"line": "50%", "decode_errors": 0, "closed": ""}) == [
+        "in the largest that fits % 49.2, wanted 85",
+        "29 broken",
+    ]
+
+
 @pytest.mark.parametrize(
     ("left_out", "broken"),
     [((), 0), ((5,), 0), ((4,), 5), ((4, 5, 6, 7, 8, 9), 0), ((0,), 9), ((0, 10), 18), (tuple(range(2, 20)), 0)],

@@ -60,12 +60,12 @@ PICTURES: Final[dict[float, dict[str, float]]] = {
 CHART: Final = "slow.svg"
 CACHE: Final = HERE / ".cache"
 _AUDIO_BIT_RATE: Final = 96_000
-_HEAD_S: Final = 2.0
+HEAD_S: Final = 2.0
 """Head start of the publishers, in which they fill half of the largest cache."""
-_TAIL_S: Final = 4.0
+TAIL_S: Final = 4.0
 _AT_ONCE: Final = 6
 """Streams that run side by side: 48 viewers, half of a core for those who read."""
-_LATE_S: Final = 0.05
+LATE_S: Final = 0.05
 
 Line = tuple[str, list[tuple[float, float]], float]
 
@@ -161,7 +161,7 @@ def play(
     server: str, cases: Sequence[Case], lines: Sequence[Line], warm_s: float, window_s: float
 ) -> list[dict[str, Any]]:
     """Let one crowd play some streams from a server; decode what it got."""
-    seconds = _HEAD_S + warm_s + window_s + _TAIL_S
+    seconds = HEAD_S + warm_s + window_s + TAIL_S
     samples = {case.name: sample_of(case, seconds) for case in cases}
     with tempfile.TemporaryDirectory() as folder, SERVERS[server]() as port:
         orders = []
@@ -171,17 +171,7 @@ def play(
                 path = str(Path(folder) / f"{name}-{line.rstrip('%')}.flv")
                 scaled = [[at_s, share * rate] for at_s, share in steps]
                 orders.append(Order(stream=name, line=line, steps=scaled, period_s=period_s, path=path))
-        streams = [f"{name}={path}" for name, (path, _) in samples.items()]
-        publisher = [sys.executable, str(PROGRAMS / "recordings.py"), str(port), *streams]
-        with processes.process(publisher, stdout=subprocess.PIPE) as publishing:
-            began = float(processes.read_json(publishing)["began"])
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                publishing.wait(_HEAD_S)
-            plan = Plan(port=port, began=began, warm_s=warm_s, window_s=window_s, orders=orders)
-            crowd = [sys.executable, str(PROGRAMS / "lines.py")]
-            with processes.process(crowd, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reading:
-                processes.tell(reading, as_json(plan))
-                found = processes.read_json(reading)
+        found = watch(port, {name: path for name, (path, _) in samples.items()}, orders, warm_s, window_s)
         with ThreadPoolExecutor(2) as pool:
             decoded = dict(pool.map(decode, [order.path for order in orders if order.path]))
         broken = {
@@ -195,6 +185,23 @@ def play(
         for item in group
         if item["line"]
     ]
+
+
+def watch(
+    port: int, streams: dict[str, Path], orders: list[Order], warm_s: float, window_s: float, *, each: bool = False
+) -> dict[str, Any]:
+    """Publish recordings to a server, and let a crowd watch them; return what `programs/lines.py` says."""
+    named = [f"{name}={path}" for name, path in streams.items()]
+    publisher = [sys.executable, str(PROGRAMS / "recordings.py"), str(port), *named]
+    with processes.process(publisher, stdout=subprocess.PIPE) as publishing:
+        began = float(processes.read_json(publishing)["began"])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            publishing.wait(HEAD_S)
+        plan = Plan(port=port, began=began, warm_s=warm_s, window_s=window_s, orders=orders, each=each)
+        crowd = [sys.executable, str(PROGRAMS / "lines.py")]
+        with processes.process(crowd, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reading:
+            processes.tell(reading, as_json(plan))
+            return processes.read_json(reading)
 
 
 def _by_stream(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -219,7 +226,7 @@ def _row(server: str, case: Case, item: dict[str, Any], group: list[dict[str, An
         "freeze_s": round(item["freeze_s"], 3),
         "audio_percent": _percent(item["audio"], whole["audio"]),
         "closed": item["closed"],
-        "reader_late_ms": round(late_s * 1000) if late_s > _LATE_S else 0,
+        "reader_late_ms": round(late_s * 1000) if late_s > LATE_S else 0,
     }
 
 
