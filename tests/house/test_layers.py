@@ -39,6 +39,7 @@ LAYERS = {
     "rtmp": layer("wire.rtmp flv", "words flow", pure=True),
     "outgoing": layer("core.outgoing", "words flow", pure=True),
     "judging": layer("live.judging", "words outcomes flow", pure=True),
+    "clocks": layer("live.renditions.clocks", "words rtmp", pure=True),
     "charts": layer("charts", "words", pure=True),
     "log": layer("log", "words text rtmp"),
     "loop": layer("core.loop deferred pollgroup pollgroups", "words"),
@@ -60,8 +61,8 @@ LAYERS = {
     "client": layer("wire.client", "words flow rtmp loop sending receiver connection media"),
     "live": layer(
         "live",
-        "words text sqlite outcomes access flow rtmp outgoing judging log loop sending receiver fanout connection "
-        "server telemetry flight",
+        "words text sqlite outcomes access flow rtmp outgoing judging clocks log loop sending receiver fanout "
+        "connection server telemetry flight",
     ),
     "fleet": layer("live.fleet", "words outcomes zeromq rpc messenger live"),
     "httpd": layer(
