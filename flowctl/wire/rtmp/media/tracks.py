@@ -116,7 +116,7 @@ def wrap_track(type_id: int, track: int, payload: bytes) -> bytes | None:
     """
     if not track:
         return payload
-    found = _unwrapped(type_id, payload)
+    found = unwrap_track(type_id, payload)
     if found is None:
         return None
     frame_type, packet_type, fourcc, data = found
@@ -125,7 +125,7 @@ def wrap_track(type_id: int, track: int, payload: bytes) -> bytes | None:
     return b"".join((bytes((first, packet_type)), fourcc, bytes((track,)), data))
 
 
-def _unwrapped(type_id: int, payload: bytes) -> tuple[int, int, bytes, memoryview] | None:
+def unwrap_track(type_id: int, payload: bytes) -> tuple[int, int, bytes, memoryview] | None:
     """Return frame type, packet type, FourCC and data of a message of one track, as Enhanced RTMP has them."""
     size, view = len(payload), memoryview(payload)
     if size < 2 or type_id not in (TYPE_AUDIO, TYPE_VIDEO):
