@@ -1,7 +1,7 @@
 """Which rendition of a set one viewer is to follow: the largest that its line carries (pure).
 
-*Down*, at the next key frame, where the line would fall too far behind: what waits now, and what a further group would
-add at the rate at which the viewer takes, is more than half of the target delay, or pictures are being left out.
+*Down*, at the next key frame, where the viewer would fall too far behind: what it is behind now, and what a further
+group would add at the rate at which it takes, is more than half of the target delay; or where pictures are left out.
 
 *Up* only with evidence that the line carries more, and never as a trial. A small rendition says nothing about a line
 by its rate; the evidence is how fast a burst went (a key frame, the group that is cached for those who join). What
@@ -21,33 +21,44 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, NamedTuple
 
 from flowctl.units import format_bit_rate
 
 _EVIDENCE_S: Final = 20.0
 """How long evidence counts: longer than most lines stay fast between two slow times."""
-_LEAST_BURST_BYTES: Final = 8000
+_LEAST_BURST_BYTES: Final = 5000
 """Smallest burst: with less, one delayed acknowledgement more or less decides."""
 _BURST_SHARE: Final = 3.0
-"""A burst is what was written within one look, where it is so many times the mean of the stream."""
+"""A burst is so many times what the stream has in that time."""
+_LEAST_LOOK_S: Final = 0.01
+"""Shortest time that a burst is taken to have lasted: timers are hardly more exact."""
 _MEAN_S: Final = 2.0
 """Time over which that mean is taken."""
+_LEAST_RUN_BYTES: Final = 25_000
+"""Bytes of bursts in a row that tell a speed: several times what one acknowledgement more or less makes of it."""
 _LEAST_SLOPE_S: Final = 0.015
 """Shortest time within a burst over which its speed is taken."""
+_FULL_DELAY_S: Final = 0.25
+"""Delay from which the line is full: with less, what waits may be an acknowledgement that is held back."""
+_HELD_BACK_BYTES: Final = 3000
+"""Two segments, whose acknowledgement may be held back by 40 ms and more where nothing follows."""
 _DRAIN_NOTE_S: Final = 1.0
 """Time between two notes of the drain rate, which is a mean over a second."""
 
 _SETTLING_S: Final = 10.0
 """Time after the join in which a viewer's line has no past."""
-_SETTLING_MARGIN: Final = 4.0
+_SETTLING_MARGIN: Final = 2.0
 """How many times the largest rendition the line has to carry for a step up meanwhile: lines that jump do it by this."""
-_UP_SHARE: Final = 0.95
+_UP_SHARE: Final = 0.9
 """Share of a rendition's rate that the line has to carry: what is measured is a little less than it does."""
 _LEAST_STAY_S: Final = 20.0
 """Shortest time between a switch and a step up."""
 _MOST_DELAY_SHARE: Final = 0.5
 """Share of the target delay that may be used up before a key frame comes: that key frame takes the rest."""
+_MOST_DELAY_IF_CARRIED: Final = 0.8
+"""The same where the line carries the rendition: then the delay shrinks, if slowly."""
 _RECOVERY_S: Final = 20.0
 """Time in which a viewer that went down is to catch up with what it is behind."""
 _FAILED_WITHIN_S: Final = 30.0
@@ -74,37 +85,57 @@ class LineMeter:
     _at: float | None = None  # of the last look
     _written: int = 0
     _mean: float = 0.0  # bytes per second that were written lately
-    _burst: tuple[float, int, int] | None = None  # the open one: (look before it, its first byte, the one behind it)
+    _key_at: float = float("-inf")  # the key frame of the last burst was published
+    _burst: tuple[float, float, int] | None = None  # the open one: (not before, its first byte, the one behind it)
     _first: tuple[float, int] | None = None  # first look at which some of it was acknowledged, and how far
     _last: tuple[float, int] | None = None  # last one at which not all was
     _speeds: deque[tuple[float, float, float]] = field(default_factory=deque)  # (when, bytes, seconds) of full times
     _bounds: deque[tuple[float, float]] = field(default_factory=deque)  # (when, bytes per second at least)
     _noted_at: float = float("-inf")
 
-    def sample(self, now: float, written_bytes: int, waiting_bytes: int) -> None:
+    def sample(self, now: float, written_bytes: int, waiting_bytes: int, key_at: float) -> None:
+        """Take a look: what was written to the connection, and what of it the kernel holds (SIOCOUTQ).
+
+        `key_at`: when the last key frame was published. A burst begins with one, or with what a viewer finds cached.
+        """
         before_at, before = self._at, self._written
         self._at, self._written = now, written_bytes
         if before_at is None or now <= before_at:
             return
-        step, seconds = written_bytes - before, now - before_at
-        if self._burst is None and step >= max(_LEAST_BURST_BYTES, _BURST_SHARE * self._mean * seconds):
-            self._burst, self._first, self._last = (before_at, before, written_bytes), None, None
+        step, since = written_bytes - before, max(before_at, min(key_at, now - _LEAST_LOOK_S))
+        usual = self._mean * (since - before_at)
+        if (
+            self._burst is None
+            and key_at > self._key_at
+            and step - usual >= max(_LEAST_BURST_BYTES, _BURST_SHARE * self._mean * (now - since))
+        ):
+            self._burst, self._key_at = (since, before + usual, written_bytes), key_at
+            self._first = self._last = None
+        seconds = now - before_at
         self._mean += min(seconds / _MEAN_S, 1.0) * (step / seconds - self._mean)
         if self._burst is not None:
             self._follow_burst(now, written_bytes - waiting_bytes, *self._burst)
 
-    def _follow_burst(self, now: float, acknowledged: int, before_at: float, begin: int, end: int) -> None:
+    def _follow_burst(self, now: float, acknowledged: int, since: float, begin: float, end: int) -> None:
         if acknowledged <= begin:
+            self._burst = now, begin, end
             return
-        if acknowledged < end:
+        if acknowledged < end - _HELD_BACK_BYTES:
             if self._first is None:
                 self._first = now, acknowledged
             self._last = now, acknowledged
             return
-        first_at, first = self._first or (before_at, begin)
-        self._bounds.append((now, (end - first) / (now - first_at)))
-        if self._first is not None and self._last is not None and self._last[0] - first_at >= _LEAST_SLOPE_S:
-            self._speeds.append((now, self._last[1] - first, self._last[0] - first_at))
+        gone = min(acknowledged, end) - _HELD_BACK_BYTES
+        bound = (gone - begin) / (now - since)
+        if self._first is not None and self._last is not None:
+            (first_at, first), (last_at, last) = self._first, self._last
+            bound = max(bound, (gone - first) / (now - first_at))
+            if last_at - first_at >= _LEAST_SLOPE_S:
+                if self._bounds:
+                    self._speeds.append((now, last - first, last_at - first_at))
+                else:
+                    bound = max(bound, (last - first) / (last_at - first_at))  # TCP starts slowly
+        self._bounds.append((now, bound))
         self._burst = None
 
     def note_drain(self, now: float, bytes_per_s: float) -> None:
@@ -118,12 +149,14 @@ class LineMeter:
         for found in (self._speeds, self._bounds):
             while found and now - found[0][0] > _EVIDENCE_S:
                 found.popleft()
-        speeds = list(self._speeds)
-        if not speeds:
+        if not self._speeds:
             return max((bound for _, bound in self._bounds), default=None)
-        # Two by two: one alone is as exact as an acknowledgement is large.
-        pairs = zip(speeds, speeds[1:] or speeds, strict=False)
-        return min((one[1] + two[1]) / (one[2] + two[2]) for one, two in pairs)
+        lowest, size, seconds = inf, 0.0, 0.0
+        for _, more, longer in self._speeds:
+            size, seconds = size + more, seconds + longer
+            if size >= _LEAST_RUN_BYTES:
+                lowest, size, seconds = min(lowest, size / seconds), 0.0, 0.0
+        return lowest if lowest < inf else size / seconds
 
 
 @dataclass(eq=False, slots=True)
@@ -135,7 +168,7 @@ class RenditionRule:
         fixed: whether its player cannot take a switch.
 
     Attributes:
-        ceiling: bytes per second that the line carried when a step up failed; None: none has.
+        ceiling: bytes per second that the line carried when a step up failed.
         not_before: until when nothing above that is tried again.
     """
 
@@ -143,13 +176,13 @@ class RenditionRule:
     fixed: bool = False
     line: LineMeter = field(default_factory=LineMeter)
     failed_tries: int = 0
-    ceiling: float | None = None
+    ceiling: float = inf
     not_before: float = float("-inf")
     _switched_at: float | None = None
     _up_at: float = float("-inf")  # of the last step up
     _present_rate: float = 0.0
     _forced: str = ""  # rendition to which the line forces the viewer down, by the last decision
-    _drain: float | None = None  # the last that was known
+    _carried: float = inf  # bytes per second that the line took when it did
 
     def first(self, rates: Mapping[str, float]) -> Choice:
         """Choose for a viewer that comes; `rates`: bytes per second by name, smallest first, never empty."""
@@ -158,9 +191,12 @@ class RenditionRule:
             return Choice(names[len(names) // 2], "its player cannot change over")
         return Choice(names[0], "the first, until its line is known")
 
-    def sample(self, now: float, written_bytes: int, waiting_bytes: int) -> None:
-        """Take a look: bytes written to the connection, and those of them that its kernel holds (SIOCOUTQ)."""
-        self.line.sample(now, written_bytes, waiting_bytes)
+    def sample(self, now: float, written_bytes: int, waiting_bytes: int, key_at: float) -> None:
+        """Take a look: bytes written to the connection, and those of them that its kernel holds (SIOCOUTQ).
+
+        `key_at`: when the last key frame was published.
+        """
+        self.line.sample(now, written_bytes, waiting_bytes, key_at)
 
     def decide(
         self,
@@ -183,7 +219,7 @@ class RenditionRule:
             present: the one that is followed; one that is not in `rates` has ended.
             lagging: whether the viewer lags.
             drain: bytes per second at which it takes, if known (`DrainMeter.known`).
-            delay_s: what waits, here and in the kernel, over that rate.
+            delay_s: age of the oldest byte that it has not taken (`SlowPeer.behind`).
             left_out: whether pictures have been left out since the last key frame.
             target_s: target delay.
             group_s: time between key frames.
@@ -196,24 +232,31 @@ class RenditionRule:
         if rate is None:
             return _nearest(rates, self._present_rate)
         self._present_rate = rate
-        if drain is not None:
-            self._drain = drain
+        if drain is not None and lagging and delay_s >= _FULL_DELAY_S:
             self.line.note_drain(now, drain)
         if self.fixed:
             return None
-        if lagging:
-            late_s = delay_s + (group_s * (rate / drain - 1) if drain else 0.0)
-            if left_out or late_s > _MOST_DELAY_SHARE * target_s:
-                return self._down(rates, rate, drain, delay_s)
-        return self._up(now, rates, rate) if delay_s <= _MOST_DELAY_SHARE * target_s else None
+        late_s = delay_s
+        if drain is not None and now - self._up_at > group_s:  # until then TCP may still be gaining speed
+            late_s += group_s * (rate / drain - 1)
+        most_s = (_MOST_DELAY_SHARE if drain is None or drain < rate else _MOST_DELAY_IF_CARRIED) * target_s
+        if left_out or (lagging and late_s > most_s):
+            return self._down(now, rates, rate, drain, delay_s, lowest=left_out)
+        full = lagging and delay_s >= _FULL_DELAY_S
+        return None if full else self._up(now, rates, rate)
 
-    def _down(self, rates: Mapping[str, float], rate: float, drain: float | None, delay_s: float) -> Choice | None:
+    def _down(
+        self, now: float, rates: Mapping[str, float], rate: float, drain: float | None, delay_s: float, *, lowest: bool
+    ) -> Choice | None:
         smaller = [name for name, other in rates.items() if other < rate]
         if not smaller:
             return None
+        if lowest and (evidence := self.line.evidence(now)) is not None:
+            drain = min(drain or inf, evidence)
+        self._carried = drain or inf
         if drain is None:
             self._forced = smaller[-1]
-            return Choice(smaller[-1], "pictures were late")
+            return Choice(smaller[-1], f"it is {delay_s:.1f} s behind")
         carried = drain * (1 - min(delay_s / _RECOVERY_S, 1.0))
         self._forced = next((name for name in reversed(smaller) if rates[name] <= carried), smaller[0])
         return Choice(self._forced, f"the line takes {_megabits(drain)} of {format_bit_rate(8 * rate)}")
@@ -224,11 +267,12 @@ class RenditionRule:
             return None
         larger = [name for name, other in rates.items() if other > rate]
         if now - self.began_at < _SETTLING_S:
-            larger = larger[-1:]
-            evidence /= _SETTLING_MARGIN
-        if self.ceiling is not None and now < self.not_before:
-            evidence = min(evidence, self.ceiling)
-        name = next((name for name in reversed(larger) if _UP_SHARE * rates[name] <= evidence), None)
+            larger, needed = larger[-1:], _SETTLING_MARGIN
+        else:
+            needed = _UP_SHARE
+        ceiling = self.ceiling if now < self.not_before else inf
+        fit = (name for name in reversed(larger) if needed * rates[name] <= evidence and rates[name] < ceiling)
+        name = next(fit, None)
         return None if name is None else Choice(name, f"the line has carried {format_bit_rate(8 * evidence)}")
 
     def switched(self, now: float, name: str, rates: Mapping[str, float]) -> bool:
@@ -239,7 +283,8 @@ class RenditionRule:
             self.failed_tries = self.failed_tries + 1 if failed else 0
         if failed:
             self.not_before = now + min(_LEAST_BACK_OFF_S * 2 ** (self.failed_tries - 1), _MOST_BACK_OFF_S)
-            self.ceiling = self._drain if self._drain is not None else rates.get(name)
+            self.ceiling = min(self._carried, self._present_rate)
+            self._up_at = float("-inf")
         if rates.get(name, 0.0) > self._present_rate:
             self._up_at = now
         self._switched_at, self._forced = now, ""

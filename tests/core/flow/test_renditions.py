@@ -2,56 +2,202 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import inf
+
 import pytest
 
 from flowctl.core.flow.renditions import Choice, LineMeter, RenditionRule
 
 RATES = {"360": 62_500.0, "720": 150_000.0, "1080": 312_500.0}
 LOOK_S = 0.025
+GROUP_S = 2.0
 
 
-def meter_after(line: float, *, bursts: int = 4, burst_bytes: int = 25_000, buffer_bytes: int = 0) -> LineMeter:
-    """Return a meter that has seen bursts two seconds apart on a line of so many bytes per second."""
-    meter, now, written, taken = LineMeter(), 0.0, 0, 0.0
-    for look in range(int(bursts * 2 / LOOK_S)):
-        if look % int(2 / LOOK_S) == 1:
-            written += burst_bytes
-        meter.sample(now, written, max(int(written - taken) - buffer_bytes, 0))
-        now += LOOK_S
-        taken = min(taken + line * LOOK_S, written)
-    return meter
+def watch(rule_or_meter, lines, *, seconds=20.0, burst_bytes=25_000, buffer_bytes=0, round_trip_s=0.0):
+    """Let it look at a key frame each two seconds on a line; `lines`: bytes per second by (from when on)."""
+    written, carried, acknowledged, key_at = 0, 0.0, [0.0], -inf
+    for look in range(round(seconds / LOOK_S)):
+        now = look * LOOK_S
+        taken = acknowledged[max(len(acknowledged) - 1 - round(round_trip_s / LOOK_S), 0)]
+        rule_or_meter.sample(now, written, max(round(written - taken) - buffer_bytes, 0), key_at)
+        if now % GROUP_S < LOOK_S / 2:
+            written, key_at = written + burst_bytes, now
+        line = next(rate for since, rate in reversed(lines.items()) if now >= since)
+        carried = min(carried + line * LOOK_S, written)
+        acknowledged.append(carried)
+    return rule_or_meter
 
 
-def decide(rule: RenditionRule, now: float, present: str, **changed) -> Choice | None:
-    found = {"lagging": False, "drain": None, "delay_s": 0.0, "left_out": False, "target_s": 1.5, "group_s": 2.0}
+def decide(rule, now, present, **changed):
+    """Ask a rule about a viewer that keeps up, but for what is `changed`."""
+    found = {"lagging": False, "drain": None, "delay_s": 0.0, "left_out": False, "target_s": 1.5, "group_s": GROUP_S}
     return rule.decide(now, RATES, present, **(found | changed))
 
 
-@pytest.mark.parametrize("line", [60_000.0, 150_000.0, 300_000.0])
-@pytest.mark.parametrize("buffer_bytes", [0, 5_000])
-def test_evidence_is_the_rate_within_bursts_whatever_a_receive_buffer_swallows(line, buffer_bytes):
-    found = meter_after(line, buffer_bytes=buffer_bytes).evidence(8.0)
+def go(rule, now, present, **changed):
+    """Decide and switch; return the name, and whether a step up failed with it."""
+    choice = decide(rule, now, present, **changed)
+    return choice and (choice.name, rule.switched(now, choice.name, RATES))
+
+
+@pytest.mark.parametrize("line", [60_000.0, 150_000.0, 250_000.0])
+@pytest.mark.parametrize("way", [{}, {"buffer_bytes": 5_000}, {"round_trip_s": 0.2}])
+def test_evidence_is_the_rate_within_bursts_whatever_lies_on_the_way(line, way):
+    found = watch(LineMeter(), {0: line}, **way).evidence(20.0)
 
     assert found == pytest.approx(line, rel=0.05)
 
 
-def test_evidence_of_bursts_that_are_gone_at_the_next_look_is_a_bound_from_below():
-    found = meter_after(10_000_000.0).evidence(8.0)
+@pytest.mark.parametrize("way", [{}, {"round_trip_s": 0.2}])
+def test_evidence_of_bursts_that_are_gone_at_the_next_look_is_a_bound_from_below(way):
+    found = watch(LineMeter(), {0: 10_000_000.0}, **way).evidence(20.0)
 
-    assert 25_000 / (2 * LOOK_S) <= found <= 25_000 / LOOK_S
-
-
-def test_evidence_without_a_burst_is_not_known():
-    meter = LineMeter()
-    for look in range(400):
-        meter.sample(look * LOOK_S, look * 1500, 0)
-
-    assert meter.evidence(10.0) is None
+    assert 0.8 * 25_000 / LOOK_S <= found <= 25_000 / LOOK_S
 
 
-def test_down_is_to_the_largest_that_the_line_carries():
+def test_evidence_is_the_slowest_of_the_last_20_seconds():
+    lines = {0: 150_000.0, 8: 80_000.0, 12: 150_000.0}
+
+    assert watch(LineMeter(), lines, seconds=28).evidence(28.0) == pytest.approx(80_000, rel=0.05)
+    assert watch(LineMeter(), lines, seconds=32).evidence(32.0) == pytest.approx(150_000, rel=0.05)
+
+
+def test_evidence_without_bursts_is_not_known():
+    found = watch(LineMeter(), {0: 150_000.0}, burst_bytes=4_000)
+
+    assert found.evidence(20.0) is None
+
+
+@pytest.mark.parametrize(
+    ("present", "seen", "chosen"),
+    [
+        ("1080", {}, None),
+        ("1080", {"drain": 160e3, "delay_s": 0.1}, "720"),  # a further group would add two seconds
+        ("1080", {"drain": 100e3, "delay_s": 0.1}, "360"),
+        ("1080", {"drain": 300e3, "delay_s": 0.4}, None),  # it falls behind, but slowly
+        ("1080", {"drain": 300e3, "delay_s": 0.7}, "720"),
+        ("720", {"drain": 156e3, "delay_s": 0.9}, None),  # it catches up
+        ("720", {"drain": 156e3, "delay_s": 1.3}, "360"),
+        ("720", {"drain": 156e3, "delay_s": 0.4, "left_out": True}, "360"),
+        ("1080", {"drain": 156e3, "delay_s": 1.4}, "360"),  # 720 would not catch up
+        ("1080", {"delay_s": 1.0}, "720"),  # the rate is not known
+        ("360", {"drain": 50e3, "delay_s": 1.4, "left_out": True}, None),
+    ],
+)
+def test_down_is_to_the_largest_in_which_the_viewer_catches_up(present, seen, chosen):
+    found = decide(RenditionRule(0.0), 30.0, present, lagging=True, **seen)
+
+    assert (found and found.name) == chosen
+
+
+def test_down_after_pictures_were_left_out_is_decided_although_nothing_waits_any_more():
+    assert decide(RenditionRule(0.0), 30.0, "1080", left_out=True).name == "720"
+
+
+def test_choice_says_why():
     rule = RenditionRule(0.0)
 
-    found = decide(rule, 5.0, "1080", lagging=True, drain=160_000.0, delay_s=0.5)
+    down = decide(rule, 30.0, "1080", lagging=True, drain=160e3, delay_s=0.5)
+    assert down == Choice("720", "the line takes 1.28 of 2.50 Mbit/s")
+    assert decide(rule, 30.0, "1080", lagging=True, delay_s=0.8) == Choice("720", "it is 0.8 s behind")
+    assert decide(watch(rule, {0: 160e3}), 20.0, "360").why == "the line has carried 1.28 Mbit/s"
 
-    assert found == Choice("720", "the line takes 1.28 of 2.50 Mbit/s")
+
+@pytest.mark.parametrize(
+    ("line", "seconds", "chosen"),
+    [
+        (75e3, 20, None),
+        (156e3, 9, None),  # too short a past
+        (156e3, 11, "720"),
+        (265e3, 11, "720"),
+        (375e3, 3, None),
+        (375e3, 11, "1080"),
+        (5e6, 3, "1080"),  # several times as much as the largest needs
+    ],
+)
+def test_up_is_to_the_largest_that_the_line_has_carried(line, seconds, chosen):
+    rule = watch(RenditionRule(0.0), {0: line}, seconds=seconds)
+
+    found = decide(rule, seconds, "360")
+
+    assert (found and found.name) == chosen
+
+
+def test_up_is_never_without_evidence():
+    assert decide(RenditionRule(0.0), 100.0, "360") is None
+
+
+def test_up_is_not_within_20_seconds_of_a_switch():
+    rule = watch(RenditionRule(0.0), {0: 375e3})
+    assert go(rule, 1.0, "1080", lagging=True, drain=80e3, delay_s=0.2) == ("360", False)
+
+    assert decide(rule, 20.9, "360") is None
+    assert decide(rule, 21.1, "360").name == "1080"
+
+
+class Deceived(LineMeter):
+    """Sees bursts pass, whatever the line carries when it is full."""
+
+    def evidence(self, now):
+        return 375e3
+
+
+def failing(rule, now):
+    """Step up and down again at once; return whether that was done and has failed."""
+    if decide(rule, now, "360") is None:
+        return False
+    go(rule, now, "360")
+    return go(rule, now + 4, "1080", lagging=True, drain=80e3, delay_s=1.0) == ("360", True)
+
+
+def test_up_after_failures_is_tried_at_most_once_a_minute_and_ever_more_seldom():
+    rule = RenditionRule(0.0, line=Deceived())
+    tries = [now for now in range(12, 2000, 2) if failing(rule, now)]
+
+    assert rule.failed_tries == len(tries)
+    gaps = [after - before for before, after in pairwise(tries)]
+    assert gaps[0] >= 60
+    assert all(after >= min(1.9 * before, 600) for before, after in pairwise(gaps))
+
+
+def test_up_after_a_failure_is_possible_to_what_the_line_carried_when_it_was_full():
+    rule = watch(RenditionRule(0.0), {0: 375e3})
+    assert go(rule, 12.0, "360") == ("1080", False)
+    assert go(rule, 20.0, "1080", lagging=True, drain=156e3, delay_s=1.2) == ("360", True)
+    rule.line = watch(LineMeter(), {0: 375e3}, seconds=42)
+
+    assert decide(rule, 42.0, "360").name == "720"
+
+
+def test_step_up_that_lasted_has_not_failed():
+    rule = watch(RenditionRule(0.0), {0: 375e3})
+    go(rule, 12.0, "360")
+
+    assert go(rule, 60.0, "1080", lagging=True, drain=80e3, delay_s=1.0) == ("360", False)
+
+
+def test_viewer_whose_rendition_has_ended_goes_on_in_the_nearest():
+    rule = RenditionRule(0.0)
+    decide(rule, 1.0, "720")
+
+    assert rule.decide(
+        2.0,
+        {"360": 62_500.0, "1080": 312_500.0},
+        "720",
+        lagging=False,
+        drain=None,
+        delay_s=0.0,
+        left_out=False,
+        target_s=1.5,
+        group_s=GROUP_S,
+    ) == Choice("360", "its rendition has ended")
+
+
+def test_viewer_begins_in_the_smallest_and_one_that_cannot_change_in_the_middle():
+    fixed = RenditionRule(0.0, fixed=True)
+
+    assert RenditionRule(0.0).first(RATES).name == "360"
+    assert fixed.first(RATES).name == "720"
+    assert decide(watch(fixed, {0: 5e6}), 20.0, "720") is None
+    assert decide(fixed, 20.0, "720", lagging=True, drain=80e3, delay_s=1.0) is None
