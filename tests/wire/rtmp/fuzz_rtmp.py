@@ -1,4 +1,4 @@
-"""Fuzz target for everything that reads octets of an RTMP peer: handshakes, chunks, AMF, messages, aggregates.
+"""Fuzz target for everything that reads octets of an RTMP peer: handshakes, chunks, AMF, messages, aggregates, tracks.
 
 `check(data)` is one run; it raises `AssertionError` for a broken promise and lets any unexpected exception through.
 The promises: only protocol errors; the same messages for every way of cutting the input; memory within the limits
@@ -35,8 +35,18 @@ from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import ChunkWriter, serialise
 from flowctl.wire.rtmp.handshake import Handshake
 from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.media.enhanced import MAX_TRACKS
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.media.tracks import split_tracks, wrap_track
 from flowctl.wire.rtmp.messages import split_aggregate
-from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, TYPE_DATA_AMF0, TYPE_DATA_AMF3, Message
+from flowctl.wire.rtmp.wire import (
+    TYPE_AGGREGATE,
+    TYPE_AUDIO,
+    TYPE_DATA_AMF0,
+    TYPE_DATA_AMF3,
+    TYPE_VIDEO,
+    Message,
+)
 
 VECTORS = Path(__file__).resolve().parents[3].parent / "shared" / "vectors"
 
@@ -76,6 +86,10 @@ def check(data: bytes) -> None:
     _read(ChunkReader(SMALL, **options), cut, SMALL)
     for message in whole[0]:
         _check_message(message)
+        if message.type_id in (TYPE_AUDIO, TYPE_VIDEO):
+            _check_tracks(message.type_id, message.payload)
+    for type_id in (TYPE_AUDIO, TYPE_VIDEO):
+        _check_tracks(type_id, stream)
     _check_written(whole[0])
     _check_handshake(Handshake.server(random.Random(1)), stream)
     client = Handshake.client("digest", random.Random(1))
@@ -124,6 +138,29 @@ def _check_message(message: Message) -> None:
         assert messages.decode_message(messages.encode_control(value)) == value
 
 
+def _check_tracks(type_id: int, body: bytes) -> None:
+    """Take `body` apart; each track is plain, no longer than it was, and means the same as a track of several."""
+    info = inspect(type_id, body)
+    found = split_tracks(type_id, body)
+    assert len(found) <= MAX_TRACKS
+    assert sum(len(plain) - 4 for _, plain in found) <= len(body)
+    if found and found[0].payload is not body:  # what is rewritten is understood
+        assert info.multitrack or info.packet not in ("malformed", "unknown", "command")
+    for track, plain in found:
+        told = inspect(type_id, plain)
+        assert not told.multitrack
+        assert track in info.tracks
+        assert split_tracks(type_id, plain) == [(0, plain)]
+        wrapped = wrap_track(type_id, track or 255, plain)
+        if wrapped is not None and told.packet != "malformed":
+            ((again, same),) = split_tracks(type_id, wrapped)
+            meant = inspect(type_id, same)
+            assert (again, meant.codec, meant.packet) == (track or 255, told.codec, told.packet)
+            assert meant.message_class is told.message_class
+            assert meant.composition_ms in (told.composition_ms, None)  # AV1 has one in classic FLV only
+            assert inspect(type_id, wrapped).tracks == (again,)
+
+
 def _check_written(found: list[Message]) -> None:
     """Write `found` in both ways and read it again."""
     # Set Chunk Size and Abort would change how the rest is read.
@@ -160,7 +197,9 @@ def generated(rng: random.Random) -> bytes:
     peer = ChunkPeer(rng, repeat_header=rng.random() < 0.3)
     mixed = random_messages(rng, rng.randint(1, 8), rng.sample([3, 4, 6, 64, 320], 3), 400)
     values = ["connect", 1.0, {"app": "live", "tcUrl": "rtmp://localhost/live"}, None, [1.0, True, "x"]]
+    body = tracks(rng)
     extra = [
+        Message(6, 0, TYPE_VIDEO if body[0] & 0x60 or body[0] & 7 == 6 else TYPE_AUDIO, 1, body),
         Message(3, 0, 20, 0, amf0.encode(*values[: rng.randint(0, 5)])),
         Message(3, 0, 17, 0, b"\0" + amf0.encode(*values)),
         Message(5, 7, 18, 1, amf0.encode("@setDataFrame", "onMetaData", {"width": 1280.0})),
@@ -170,6 +209,23 @@ def generated(rng: random.Random) -> bytes:
     ]
     data, _ = interleave(peer, mixed + rng.sample(extra, rng.randint(0, 4)), [rng.choice([1, 2, 50, 128, 300, 4096])])
     return data
+
+
+def tracks(rng: random.Random) -> bytes:
+    """Return the body of a message with several tracks, or with one, behind ModEx prefixes or none."""
+    video = rng.random() < 0.6
+    codecs = [b"avc1", b"hvc1", b"av01", b"vp09"] if video else [b"mp4a", b".mp3", b"Opus", b"ac-3"]
+    packet_type = rng.choice([0, 1, 1, 1, 2, 3, 4, 5])
+    form = rng.randrange(3)
+    out = b"".join(bytes((rng.randrange(3), *rng.randbytes(3), 7)) for _ in range(rng.choice([0, 0, 0, 1, 2])))
+    first = rng.choice([0x80, 0x90, 0x90, 0xA0, 0xB0, 0xD0]) if video else 0x90
+    out = bytes((first | (7 if out else 6 if video else 5),)) + out[:-1] + bytes((6 if video else 5,)) * bool(out)
+    out += bytes((form << 4 | packet_type,)) + (rng.choice(codecs) if form < 2 else b"")
+    for track in range(1 if form == 0 else rng.choice([1, 2, 3, MAX_TRACKS + 1])):
+        data = rng.choice([b"", b"\0\0\x50", b"\x01\x64"]) + rng.choice([b"\0\0\0\2\x65\x88", rng.randbytes(24)])
+        out += (rng.choice(codecs) if form == 2 else b"") + bytes((track,))
+        out += (len(data).to_bytes(3, "big") if form else b"") + data
+    return out
 
 
 def mutated(data: bytes, rng: random.Random, other: bytes) -> bytes:
@@ -205,7 +261,7 @@ def inputs(seed: int) -> Iterator[bytes]:
     rng = random.Random(seed)
     corpus = recorded()
     while True:
-        base = rng.choice(corpus) if corpus and rng.random() < 0.4 else generated(rng)
+        base = rng.choice(corpus) if corpus and rng.random() < 0.4 else rng.choice([generated, tracks])(rng)
         other = rng.choice(corpus) if corpus else generated(rng)
         yield bytes([rng.randrange(256)]) + mutated(base, rng, other)
 

@@ -62,13 +62,15 @@ def split_tracks(type_id: int, payload: bytes) -> list[TrackMessage]:
     frame_type = payload[0] >> 4 & 7 if video else 0
     multitrack = VIDEO_MULTITRACK if video else AUDIO_MULTITRACK
     packet_type, position = read_packet_type(payload, size)
+    if frame_type == COMMAND_FRAME and packet_type != VIDEO_METADATA:
+        return []
     if packet_type == multitrack:
         packet_type, ranges = find_tracks(payload, position, size, multitrack)
     elif position + 4 <= size:
         ranges = [(0, codec_name(read_fourcc(payload, position)[0]), position + 4, size)]
     else:
         return []
-    if packet_type < 0 or (frame_type == COMMAND_FRAME and packet_type != VIDEO_METADATA):
+    if packet_type < 0:
         return []
     found: list[TrackMessage] = []
     for track, codec, start, end in ranges:
@@ -97,7 +99,9 @@ def _head(payload: bytes, codec: str, packet_type: int, start: int, end: int, fr
     message_class, packet, _ = classify_video(codec, packet_type, frame_type, payload, start, end)
     if packet in ("malformed", "unknown"):
         return b""
-    if frame_type == 0:  # gortmplib marks nothing, and players go by the mark
+    if packet_type == VIDEO_METADATA:
+        frame_type = COMMAND_FRAME  # it has no meaning here, but FFmpeg reads no other
+    elif frame_type == 0:  # gortmplib marks nothing, and players go by the mark
         frame_type = 1 if message_class in (MessageClass.KEY, MessageClass.HEADER) else 2
     if codec != "avc1":
         return bytes((_EX_VIDEO | frame_type << 4 | packet_type,)) + fourcc
@@ -137,8 +141,10 @@ def unwrap_track(type_id: int, payload: bytes) -> tuple[int, int, bytes, memoryv
         packet_type, position = read_packet_type(payload, size)
         if packet_type in (-1, VIDEO_MULTITRACK if video else AUDIO_MULTITRACK) or position + 4 > size:
             return None
-        if command and packet_type != VIDEO_METADATA:
-            return None
+        if command:
+            if packet_type != VIDEO_METADATA:
+                return None
+            frame_type = 1  # in a multitrack message, 5 would be a command
         return frame_type, packet_type, payload[position : position + 4], view[position + 4 :]
     if not video:
         fourcc = _CLASSIC_AUDIO.get(payload[0] >> 4)

@@ -53,7 +53,9 @@ def split(type_id, text):
         (f"96 00 61763031 09 {AV1C.hex()}", [(9, "9061763031" + AV1C.hex())]),
         ("96 05 61763031 09 80040c00", [(9, "956176303180040c00")]),  # MPEG2TSSequenceStart
         ("96 01 61763031 09 12000a", [(9, "916176303112000a")]),
-        ("d6 04 68766331 09 020009636f6c6f72496e666f", [(9, "d468766331020009636f6c6f72496e666f")]),
+        # Colour information. Its frame type has no meaning, but in a multitrack message 5 would be a command.
+        ("96 04 68766331 09 020009636f6c6f72496e666f", [(9, "d468766331020009636f6c6f72496e666f")]),
+        ("d468766331020009636f6c6f72496e666f", [(0, "d468766331020009636f6c6f72496e666f")]),
         ("96 01 fffefdfc 09 12000a", [(9, "91fffefdfc12000a")]),  # a codec that has no name
         # Many tracks of one codec (form 1): FourCC, then id, size, data of each.
         (
@@ -81,7 +83,8 @@ def split(type_id, text):
         (f"86 03 61766331 02 {SLICE.hex()}", [(2, "2701000000" + SLICE.hex())]),
         (f"80 68766331 {HVCC.hex()}", [(0, "9068766331" + HVCC.hex())]),
         # No player of one track could read it.
-        ("d6 04 61766331 01 020009636f6c6f72496e666f", []),
+        ("96 04 61766331 01 020009636f6c6f72496e666f", []),
+        ("d6 04 68766331 01 020009636f6c6f72496e666f", []),
         ("d0 00", []),
     ],
 )
@@ -179,7 +182,7 @@ def test_what_is_plain_already_is_not_copied():
         (VIDEO, "1c01000050 0000000226ff", "96 01 68766331 05 000050 0000000226ff"),
         (VIDEO, "1d01000000 12000a", "96 01 61763031 05 12000a"),
         (VIDEO, "93 68766331 0000000226ff", "96 03 68766331 05 0000000226ff"),
-        (VIDEO, "d4 68766331 0200", "d6 04 68766331 05 0200"),
+        (VIDEO, "d4 68766331 0200", "96 04 68766331 05 0200"),
         (VIDEO, "97 02 0f4240 01 61763031 12000a", "96 01 61763031 05 12000a"),
         (AUDIO, "af001190", "95 00 6d703461 05 1190"),
         (AUDIO, "af01dc00", "95 01 6d703461 05 dc00"),
@@ -234,7 +237,7 @@ def test_recorded_messages_of_one_track_are_track_0_and_come_back_from_a_wrapped
     st.integers(0, 7),
     st.integers(0, 15),
     st.integers(0, 255),
-    st.binary(max_size=40),
+    st.binary(min_size=1, max_size=40),
 )
 @settings(max_examples=500, deadline=None)
 def test_plain_messages_survive_a_multitrack_one(fourcc, frame_type, packet_type, track, data):
