@@ -12,6 +12,7 @@ from e2e_kit import NAME, Clients, wait_for_keys, wait_until
 from selenium.webdriver.common.keys import Keys
 
 from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.core.flow.state import SendState
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.demo.line import ProxyLine
@@ -116,6 +117,30 @@ def test_throttled_viewer_when_watched_turns_soft_limit_within_2_s_with_its_reas
     browser.wait(lambda: "SOFT_LIMIT" in browser.text("#ledger"), "the edge in the ledger")
     assert [text for text in browser.texts("#axes .label > span:last-child") if "soft 64" in text]
     assert browser.text("#states .lane:nth-child(3) b") == "1"
+
+
+def test_viewer_of_a_set_when_listed_has_its_rendition_and_why(browser, room, slow):
+    """The column is there where a viewer follows a set, and a pointer on it, and the viewer's facts, tell the rest."""
+    server, _, address = room
+    client = slow()
+    browser.open(address)
+    choose(browser, client)
+    column, facts = ".viewers th.rendition", "return document.querySelector('#detail-facts').innerText"
+    assert not browser.find(column).is_displayed()
+    assert "of its time" not in browser.run(facts)
+
+    connection = connection_of(server, client)
+    book = connection.renditions = RenditionBook()
+    book.enter(connection.now() - 300.0, "360", "", lambda: {"360": 1.0, "720": 2.0, "1080": 3.0})
+    book.switch(connection.now() - 100.0, "720", "the line takes 1.25 of 2.5 Mbit/s", failed=True)
+    cell = browser.wait(lambda: browser.find("#viewers td.rendition"), "the cell")
+    browser.wait(lambda: cell.text == "720", "the rendition")
+    told = cell.get_attribute("title")
+    assert told.startswith("720 of 3 for 1 min 4")
+    for words in (": the line takes 1.25 of 2.5 Mbit/s; ", "67 % of its time in 360", "switched 1 times, 1 up in vain"):
+        assert words in told
+    assert browser.find(column).is_displayed()
+    assert "67 % of its time in 360" in browser.run(facts)
 
 
 def test_kick_when_confirmed_ends_the_connection(browser, room, slow):

@@ -1,6 +1,7 @@
 // One viewer: its queue on three axes against its marks, its ledger, and what can be done to it.
 
 import { AxisChart } from "./charts.js";
+import { renditionWords } from "./viewers.js";
 import { count, duration, foreign, make, percent, put, rate, size, tone } from "./words.js";
 
 const SPAN_S = 120;
@@ -75,6 +76,7 @@ export class Detail {
     this.fact("stream", foreign(row.stream ?? "none"));
     this.fact("player", foreign(row.agent || "says nothing", 120));
     this.fact("behind", `${duration(row.delay_ms / 1000)}, gets ${percent(row.pictures)} of the pictures`);
+    this.fact("rendition", renditionWords(row));
     this.fact("takes", row.rate_bytes_per_s == null ? "all there is" : rate(row.rate_bytes_per_s));
     this.fact("sent", `${size(row.sent_bytes)} in ${duration(row.open_s)}, ${count(row.dropped)} messages dropped`);
     const spent = Object.entries(row.time_in_states_s ?? {}).filter(([, seconds]) => seconds > 0);
@@ -87,6 +89,7 @@ export class Detail {
     if (row.ledger) this.ledger(row.ledger);
   }
 
+  /** Show a fact under its name; without a text it is not shown. */
   fact(name, text) {
     let value = this.facts.get(name);
     if (!value) {
@@ -95,6 +98,7 @@ export class Detail {
       element("detail-facts").append(make("dt", { text: name }), make("dd", {}, value));
     }
     put(value, text);
+    value.parentElement.hidden = value.parentElement.previousElementSibling.hidden = !text;
   }
 
   ledger(entries) {

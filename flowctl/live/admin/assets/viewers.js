@@ -61,6 +61,8 @@ export class Viewers {
       line.row.remove();
       this.lines.delete(number);
     }
+    this.sets = ordered.some((row) => row.rendition); // else there is no column of renditions
+    this.table.classList.toggle("sets", this.sets);
     ordered.forEach((row, place) => {
       const line = this.lines.get(row.connection) ?? this.line(row.connection);
       if (this.table.tBodies[place] !== line.row) this.table.insertBefore(line.row, this.table.tBodies[place] ?? null);
@@ -87,7 +89,8 @@ export class Viewers {
     const done = make("div", { cls: "done clip" }), chip = make("span", { cls: "chip" });
     name.append(nameText);
     const figure = (label) => make("td", { cls: "n", "data-label": label });
-    const cells = { delay: figure("behind"), pictures: figure("pictures"), queued: figure("waiting"), dropped: figure("dropped") };
+    const cells = { delay: figure("behind"), pictures: figure("pictures"), queued: figure("waiting"), dropped: figure("dropped"), rendition: figure("rendition") };
+    cells.rendition.classList.add("rendition");
     const figures = make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, chip), ...Object.values(cells));
     const words = make("tr", { cls: "words" }, make("td", { colspan: "6" }, of, why, done));
     const row = make("tbody", {}, figures, words);
@@ -116,6 +119,9 @@ export class Viewers {
     put(line.pictures, percent(row.pictures));
     put(line.queued, size(row.queued_bytes));
     put(line.dropped, count(row.dropped));
+    put(line.rendition, foreign(row.rendition ?? "–", 20));
+    line.rendition.title = renditionWords(row);
+    line.why.parentElement.colSpan = this.sets ? 7 : 6;
     line.row.classList.toggle("chosen", row.connection === this.chosen);
   }
 
@@ -144,6 +150,15 @@ export class Viewers {
 
 function isSlow(row) {
   return row.state !== "READY" || row.pictures < 1 || row.delay_ms > 0;
+}
+
+/** In which rendition of its set a viewer is, why, and what it had before; "" for one that never followed a set. */
+export function renditionWords({ rendition, renditions: set }) {
+  if (!set) return "";
+  const now = rendition ? `${rendition} of ${set.of} for ${duration(set.for_s)}: ${set.why}` : "none now";
+  const shares = Object.entries(set.shares).map(([name, share]) => `${percent(share)} of its time in ${name}`);
+  const vain = set.failed ? `, ${count(set.failed)} up in vain` : "";
+  return foreign([now, ...shares, `switched ${count(set.ups + set.downs)} times${vain}`].join("; "), 500);
 }
 
 /** What was done about a slow viewer, in a line: from the counts that the server keeps. */
