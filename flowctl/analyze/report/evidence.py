@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from flowctl.analyze.report.answers import choice_text, evidence_text
-from flowctl.analyze.report.found import MEASURES, STATES, CutTable, ReportFindings, Row
+from flowctl.analyze.report.found import MEASURES, STATES, CutTable, ReportFindings, Row, json_of
 from flowctl.charts.page import Figure
 from flowctl.charts.pictures import MOST_BARS, Bar, Bars, Dot, Dots, Layer, Lines, Series, Stack
 from flowctl.charts.words import (
@@ -95,6 +95,12 @@ TABLES: Final[Mapping[str, Shown]] = {
         "peer_ip stream duration_s picture_share line_of_stream trouble_ms worst_state delay_p99_ms blame close_reason "
         "node conn_id agent",
     ),
+    "sets": Shown(
+        "Viewers of renditions, those first that were longest in a smaller one",
+        "peer_ip stream duration_s saw why_smaller switches node conn_id agent",
+        "The server chooses the largest rendition that a line carries. Why smaller: of the longest stay in one.",
+        folded=True,
+    ),
     "whatif_choices": Shown(
         "All choices of limits, as figures",
         "choice recommended in_force on_front disconnected/viewers delay_p50_ms delay_p95_ms delay_p99_ms "
@@ -149,10 +155,23 @@ def _cell(row: Row, column: str) -> str:
         return "not known" if value == "" else f"all others ({count_of(row.get('keys')):,})"
     if column == "stream" and row.get("app"):
         return words(f"{row['app']}/{value}")
+    if column == "saw":
+        return _saw(row)
     if column == "evidence":
         return evidence_text(value)
     text = value_text(column, value)
     return WORDS.get(str(value), text) if column in ("blame", "verdict") else text
+
+
+def _saw(row: Row) -> str:
+    """Return ``every picture, 92 % of the time in 720``, of a viewer of a set."""
+    stays = json_of(row.get("renditions"))
+    most = max(stays, key=lambda name: number(stays[name]) or 0.0, default="")
+    pictures = number(row.get("picture_share"))
+    all_s = sum(number(stay_s) or 0.0 for stay_s in stays.values())
+    saw = "" if pictures is None else "every picture, " if pictures >= 1 else f"{percent(pictures)} of the pictures, "
+    time_share = (number(stays.get(most)) or 0.0) / (all_s or 1.0)
+    return f"{saw}{percent(time_share)} of the time in {words(most, 40)}" if most else "-"
 
 
 def _marks(row: Row) -> str:
@@ -184,6 +203,10 @@ _BARS: Final[Mapping[str, _Barred]] = {
     "closes": _Barred(
         "How did connections end?", "close_reason", "count", "{count} (by {closed_by})", "closed_by",
         {"peer": "1", "server": "2"},
+    ),
+    "renditions": _Barred(
+        "In which rendition were viewers of sets?", "rendition", "time_share", "{time_share}: {viewers} viewers",
+        note="Share of the time of all of them; a viewer counts in each that it had.",
     ),
     "capacity_nodes": _Barred(
         "How full was each node?", "node", "load_peak", "{load_peak}: {viewers_peak} of {carries_viewers}",

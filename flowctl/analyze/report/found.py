@@ -52,6 +52,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "stall_ratio": Measure("ratio", "time stalled", -1, 0.001, "play_s", tile=True),
     "picture_share": Measure("ratio", "pictures delivered", 1, 0.002, "pictures_wanted", tile=True),
     "late_share": Measure("ratio", "time beyond the target delay", -1, 0.005, "sampled_ms"),
+    "smaller_rendition_share": Measure("ratio", "time in a smaller rendition", -1, 0.005, "set_s"),
     "bit_rate": Measure("ratio", "bit rate", 0, 10e3, "play_s"),
     "frames_per_s": Measure("ratio", "frames per second", 0, 0.2, "play_s"),
 }

@@ -191,11 +191,12 @@ _CURVES: Final = ("delay_p50_ms", "delay_p95_ms", "delay_p99_ms")
 _TIMES: Final = ["opened_at", "closed_at", "seen_at"]
 _NUMBERS: Final = [
     *("duration_s", "play_s", "trouble_ms", "line_of_stream", "first_frame_ms", "pictures_wanted", "sampled_ms"),
+    *("set_s", "switches"),
     *(*(name for name, known in MEASURES.items() if known.kind == "ratio"), *_CURVES),
 ]
 _COLUMNS: Final = (
     *("node", "conn_id", "peer_ip", "role", "app", "stream", "agent", "close_reason", "closed_by", "worst_state"),
-    *("blame", *_TIMES, *_NUMBERS),
+    *("blame", "renditions", "why_smaller", *_TIMES, *_NUMBERS),
 )
 
 
@@ -223,6 +224,10 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
     told = {name: (tally / drawn).round().reset_index(name="count") for name, tally in tallies.items()}
     cuts = {name: CutTable(rows_of(rows.head(200)), len(rows)) for name, rows in told.items()}
     cuts["worst"] = CutTable(rows_of(first(honest, ("cut_slow", "trouble_ms", "delay_p99_ms"))), len(honest))
+    sets = viewers[~bad & (viewers["set_s"] > 0)]
+    cuts["renditions"] = _renditions(sets["renditions"], drawn)
+    smaller = sets.assign(smaller_s=sets["set_s"] * sets["smaller_rendition_share"])
+    cuts["sets"] = CutTable(rows_of(first(smaller, ("smaller_s", "set_s"))), len(smaller))
     # Whom to call is said by viewers, not by connections: who comes back again and again is one.
     until = times["closed_at"].fillna(times["seen_at"])
     trouble_ms = frame["trouble_ms"].fillna(0.0).clip(0.0, frame["duration_s"].fillna(0.0).clip(0.0, 1e7) * 1000)
@@ -248,6 +253,25 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
         "curves": {name: [(value, share) for share, value in curve.items()] for name, curve in curves.items()},
         "tables": cuts,
     }
+
+
+def _renditions(told: pd.Series[Any], drawn: float) -> CutTable:
+    """Return, by the name of the rendition, how many viewers had it, and which share of all their time it was."""
+    seconds, viewers = Counter[str](), Counter[str]()
+    for text in told:
+        stays = {name: max(number(stay_s) or 0.0, 0.0) for name, stay_s in json_of(text).items()}
+        seconds.update(stays)
+        viewers.update(name for name, stay_s in stays.items() if stay_s > 0)
+    rows = [
+        {
+            "rendition": name,
+            "viewers": round(viewers[name] / drawn),
+            "watched_s": stay_s / drawn,
+            "time_share": stay_s / (seconds.total() or 1.0),
+        }
+        for name, stay_s in seconds.most_common(MOST_ROWS)
+    ]
+    return CutTable(rows, len(seconds))
 
 
 def at_once(rows: pd.DataFrame, *keys: str) -> pd.Series[Any]:

@@ -42,8 +42,8 @@ class Section(NamedTuple):
 SECTIONS: Final = {
     "do": Section("What to do", ""),
     "felt": Section(
-        "What viewers felt", "sessions", (delays, "pictures"),
-        ("all", "stream", "application", "network", "node", "agent"),
+        "What viewers felt", "sessions", (delays, "pictures", "renditions"),
+        ("all", "sets", "stream", "application", "network", "node", "agent"),
     ),
     "trouble": Section(
         "When was trouble, and whose fault was it?", "sessions", (states, "blames", "closes"),

@@ -51,6 +51,7 @@ _SKETCHES: Final = {"first_frames": "first_frame_ms", "delays": "delay_p50_ms"}
 _COUNTS: Final = (
     *("viewers", "attempts", "plays", "start_failures", "exits_before_start", "troubled", "cut_slow", "play_ms"),
     *("stall_count", "stall_ms", "stall_play_ms", "late_ms", "target_ms", "pictures_wanted", "pictures_sent"),
+    *("switches", "set_ms", "smaller_ms"),
     *("sent_bytes", "rated_bytes", "rated_ms", "framed_pictures", "framed_ms", "accepted_messages"),
     *("dropped_messages", *(f"{name}_ms" for name in STATE_NAMES)),
 )
@@ -59,12 +60,13 @@ PART_COLUMNS: Final[dict[str, str]] = {
 }  # fmt: skip
 FIGURES: Final[dict[str, str]] = {
     **dict.fromkeys(("viewers", "attempts", "plays", "start_failures", "exits_before_start"), "bigint"),
-    **dict.fromkeys(("stall_count", "troubled", "cut_slow"), "bigint"),
+    **dict.fromkeys(("stall_count", "troubled", "cut_slow", "switches"), "bigint"),
     **dict.fromkeys(("accepted_messages", "dropped_messages", "sent_bytes"), "bigint"),
     "few": "boolean",
     **dict.fromkeys(("rank_error", "first_frame_p50_ms", "first_frame_p95_ms"), "double"),
     **dict.fromkeys(("delay_p50_ms", "delay_p95_ms", "delay_p99_ms", "picture_share", "late_share"), "double"),
     **dict.fromkeys(("stall_ratio", "bit_rate", "frames_per_s", "play_hours", "drop_ratio"), "double"),
+    "smaller_rendition_share": "double",
     **{f"share_{name}": "double" for name in STATE_NAMES},
 }
 COLUMNS: Final[dict[str, str]] = {
@@ -121,6 +123,9 @@ def _counts() -> dict[str, Column]:
         "target_ms": f.when(f.col("late_share").isNotNull(), f.round("sampled_ms")),
         "pictures_wanted": f.when(f.col("picture_share").isNotNull(), f.col("pictures_wanted")),
         "pictures_sent": f.round(f.col("picture_share") * f.col("pictures_wanted")),
+        "switches": f.col("switches"),
+        "set_ms": f.when(f.col("smaller_rendition_share").isNotNull(), f.round(f.col("set_s") * 1e3)),
+        "smaller_ms": f.round(f.col("smaller_rendition_share") * f.col("set_s") * 1e3),
         "sent_bytes": f.col("sent_bytes"),
         "rated_bytes": f.when(f.col("bit_rate").isNotNull(), f.col("sent_bytes")),
         "rated_ms": f.when(f.col("bit_rate").isNotNull(), play_ms),
@@ -172,6 +177,7 @@ def figures() -> dict[str, Column]:
         "stall_ratio": f.try_divide("stall_ms", "stall_play_ms"),
         "bit_rate": f.try_divide(f.col("rated_bytes") * 8e3, "rated_ms"),
         "frames_per_s": f.try_divide(f.col("framed_pictures") * 1e3, "framed_ms"),
+        "smaller_rendition_share": f.try_divide("smaller_ms", "set_ms"),
         "play_hours": zero("play_ms") / 3.6e6,
         **{f"share_{name}": f.try_divide(zero(f"{name}_ms"), states) for name in STATE_NAMES},
         "drop_ratio": f.try_divide("dropped_messages", "accepted_messages"),

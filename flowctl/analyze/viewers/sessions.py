@@ -113,6 +113,9 @@ COLUMNS: Final[dict[str, str]] = {
     **{f"blame_share_{name}": "double" for name in BLAMES},
     **dict.fromkeys(("ingest_bytes", "ingest_pictures", "ingest_key_frames", "ingest_audio", "gap_count"), "bigint"),
     **dict.fromkeys(("key_interval_ms", "key_interval_max_ms", "gap_ms", "gap_max_ms", "jitter_ms"), "double"),
+    **dict.fromkeys(("renditions", "why_smaller"), "string"),
+    **dict.fromkeys(("set_s", "smaller_rendition_share"), "double"),
+    "switches": "bigint",
 }
 """The contract of the table: columns and their types of Spark, in order. Grain: one connection."""
 OPEN_COLUMNS: Final[dict[str, str]] = {**COLUMNS, "seen_at": "timestamp"}
@@ -143,6 +146,9 @@ def _columns() -> dict[str, Column]:
     carried = f.when(publishes, f.col("ingest_bytes")).otherwise(f.col("sent_bytes"))
     pictures = f.when(publishes, f.col("ingest_pictures")).otherwise(f.col("pictures_sent"))
     dropped = added(f"dropped_messages_{name}" for name in CLASS_NAMES)
+    stays = f.map_values(f.from_json("renditions", "map<string,double>"))
+    told_s = not_negative(f.aggregate(stays, f.lit(0.0), lambda so_far, one: so_far + one))
+    set_s = f.when(told_s > f.col("duration_s"), f.col("duration_s")).otherwise(told_s)
     trouble_ms = f.greatest(added(f"time_{name}_ms" for name in STATE_NAMES[1:]), zero("trouble_ms"))
     return {
         "seen_at": f.col("ts"),
@@ -166,6 +172,8 @@ def _columns() -> dict[str, Column]:
         "bit_rate": f.try_divide(carried * 8, rated),
         "frames_per_s": f.try_divide(pictures, rated),
         "stall_ratio": share(f.col("stall_ms"), play_s * 1e3),
+        "set_s": set_s,
+        "smaller_rendition_share": share(f.col("smaller_ms"), set_s * 1e3),
         **causes(trouble_ms, dropped),
     }
 

@@ -26,6 +26,7 @@ class RenditionBook:
     _rates: Callable[[], Mapping[str, float]] = dict  # of the set, by name, smallest first
     _seconds: dict[str, float] = field(default_factory=dict)  # by name, without the present stay
     _smaller_s: float = 0.0  # likewise
+    _smaller_stay: tuple[float, str] = (0.0, "")  # the longest such stay, in seconds, and why it was
 
     def enter(self, now: float, name: str, why: str, rates: Callable[[], Mapping[str, float]]) -> None:
         """A set is followed from now on, in the rendition `name`; `rates`: those of the set, smallest first."""
@@ -49,7 +50,7 @@ class RenditionBook:
         self.name, self.why, self._rates = "", "", lambda: rates  # not the set, which may go
 
     def _settle(self, now: float) -> None:
-        self._seconds, self._smaller_s = self.seconds(now), self.smaller_s(now)
+        self._seconds, (self._smaller_s, self._smaller_stay) = self.seconds(now), self._smaller(now)
 
     @property
     def count(self) -> int:
@@ -66,9 +67,17 @@ class RenditionBook:
 
     def smaller_s(self, now: float) -> float:
         """Return the time in renditions below the largest, in seconds."""
-        name = self.name
-        smaller = name and [name] != [*self._rates()][-1:]
-        return self._smaller_s + (max(now - self.since, 0.0) if smaller else 0.0)
+        return self._smaller(now)[0]
+
+    def why_smaller(self, now: float) -> str:
+        """Return why the longest stay in a rendition below the largest was; empty: there was none."""
+        return self._smaller(now)[1][1]
+
+    def _smaller(self, now: float) -> tuple[float, tuple[float, str]]:
+        name, stay_s = self.name, max(now - self.since, 0.0)
+        if not name or [name] == [*self._rates()][-1:]:
+            return self._smaller_s, self._smaller_stay
+        return self._smaller_s + stay_s, max(self._smaller_stay, (stay_s, self.why))
 
     def describe(self, now: float) -> str:
         """Return ``rendition 720 of 3 for 41.0 s: the line takes 1.25 of 2.5 Mbit/s``; empty: none is followed."""

@@ -314,6 +314,7 @@ _WHOLE: Final = (
     # of one that follows a set of renditions; null where it never did
     Column("renditions", Kind.TEXT, 'time in each rendition, seconds as JSON text, the smallest first: {"720": 41.2}'),
     _real("smaller_ms", "time in renditions below the largest of the set, ms"),
+    Column("why_smaller", Kind.TEXT, "why it was in one of these, of the longest such stay"),
     _int("switches", "how often it went on in another rendition"),
     # of a publisher
     _int("ingest_bytes", "media received, bytes"),

@@ -61,6 +61,7 @@ def rendition_columns(book: RenditionBook | None, at: float) -> dict[str, Any]:
     return {
         "renditions": json.dumps(seconds, separators=(",", ":")),
         "smaller_ms": book.smaller_s(at) * 1000,
+        "why_smaller": book.why_smaller(at) or None,
         "switches": book.ups + book.downs,
     }
 

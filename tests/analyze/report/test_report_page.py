@@ -373,6 +373,27 @@ def test_pictures_when_viewers_missed_some_are_told_from_all_to_none(tmp_path):
     assert len({bar.paint for bar in drawn}) == len(drawn)
 
 
+def test_sets_when_viewers_followed_some_tell_what_each_saw_and_why_it_was_small(tmp_path):
+    small = {"renditions": '{"360":48.0,"720":552.0}', "set_s": 600.0, "smaller_rendition_share": 1.0}
+    small |= {"why_smaller": "the line takes 1.25 of 2.5 Mbit/s", "switches": 1, "peer_ip": "192.0.2.7"}
+    large = {"renditions": '{"360":0.0,"1080":400.0}', "set_s": 400.0, "smaller_rendition_share": 0.0, "switches": 1}
+    tables = tables_of() | {"sessions": [session(1, **small), session(2, **large, picture_share=0.98), session(3)]}
+    tables["experience"][0] |= {"smaller_rendition_share": 0.6, "switches": 2}
+    shown = render(found_of(tmp_path / "r", tables=tables))
+    words = Page(shown).words
+    assert "every picture, 92 % of the time in 720" in words
+    assert "98 % of the pictures, 100 % of the time in 1080" in words
+    assert words.index("192.0.2.7") < words.index("98 % of the pictures, ")
+    assert "the line takes 1.25 of 2.5 Mbit/s" in words
+    for line in ("720: 55.2 %: 1 viewers", "1080: 40 %: 1 viewers", "360: 4.8 %: 1 viewers"):
+        assert line in shown
+    assert "smaller rendition share" in words
+
+
+def test_page_when_nobody_followed_a_set_says_nothing_of_renditions(tmp_path):
+    assert "rendition" not in render(found_of(tmp_path / "r"))
+
+
 def test_figures_when_a_window_is_asked_for_are_of_it(tmp_path):
     folder = lay(tmp_path / "r", {"sessions": [session(number) for number in range(60)]})
     first, last = session(10)["closed_at"], session(20)["closed_at"]

@@ -89,6 +89,11 @@ def expected(rows: list[dict]) -> dict:
             sum(row["late_share"] * row["sampled_ms"] for row in rows if row["late_share"] is not None),
             total(rows, "sampled_ms", "late_share"),
         ),
+        "smaller_rendition_share": quotient(
+            sum(row["smaller_rendition_share"] * row["set_s"] for row in rows if row["smaller_rendition_share"]),
+            total(rows, "set_s", "smaller_rendition_share"),
+        ),
+        "switches": total(rows, "switches"),
         "stall_count": total(rows, "stall_count"),
         "bit_rate": quotient(8 * total(rows, "sent_bytes", "bit_rate"), total(rows, "play_s", "bit_rate")),
         "frames_per_s": quotient(total(rows, "pictures_sent", "frames_per_s"), total(rows, "play_s", "frames_per_s")),

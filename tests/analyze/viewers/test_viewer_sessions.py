@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
@@ -38,6 +39,8 @@ def modelled(row: dict) -> dict:
     worst = [name for name in ("hard", "soft", "overloaded") if zero[f"episodes_{name}"] > 0]
     words = {"hard": "HARD_LIMIT", "soft": "SOFT_LIMIT", "overloaded": "OVERLOADED"}
     stalls = row["stall_ms"]
+    stays = None if row["renditions"] in {None, "no JSON"} else json.loads(row["renditions"]).values()
+    set_s = None if stays is None else min(max(sum(stays), 0.0), row["duration_s"])
     return {
         "closed_by": "peer" if peer else "server",
         "play_s": play_s,
@@ -52,6 +55,8 @@ def modelled(row: dict) -> dict:
         "bit_rate": quotient(carried_bits, rated_s),
         "frames_per_s": quotient(row[pictures], rated_s),
         "stall_ratio": None if play_s is None or stalls is None else quotient(stalls, play_s * 1e3, 1.0),
+        "set_s": set_s,
+        "smaller_rendition_share": None if set_s is None else quotient(row["smaller_ms"], set_s * 1e3, 1.0),
         "trouble_ms": trouble_ms,
         "worst_state": words[worst[0]] if worst else "READY",
         **blamed(row, zero, dropped, trouble_ms, worst),

@@ -14,8 +14,10 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.records.telemetry.schema import FLOW_CLOSES, TABLES, Kind
 
-TYPES = {column.name: column.kind for column in FLOW_CLOSES.columns}
+OF_SETS = {"smaller_ms", "switches"}
+TYPES = {column.name: column.kind for column in FLOW_CLOSES.columns if column.name not in OF_SETS}
 PICTURES = tuple(item.name.lower() for item in MessageClass if item.name in {"KEY", "INTER", "DISPOSABLE"})
+RENDITIONS = (None, "{}", "no JSON", '{"360":-7}', '{"360":1.5,"720":40.25}', '{"720":1e308}')
 
 
 def close(seconds: float, conn_id: int, **columns: Any) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def random_close(rng: random.Random, conn_id: int) -> dict[str, Any]:
         "refusal": rng.choice((None, None, "no such stream")), "code": rng.choice((None, None, "bad chunk")),
         "peer_ip": rng.choice((None, "192.0.2.1", "2001:db8::7", "not an address")),
         "app": rng.choice((None, "", "live")), "stream": rng.choice((None, "s", "täst\x00")), "agent": None,
-        "limit_name": None,
+        "limit_name": None, "renditions": RENDITIONS[conn_id % len(RENDITIONS)], "switches": conn_id % 5 or None,
+        "smaller_ms": conn_id % 7 * 1000.0 or None,
     }  # fmt: skip
     return close(rng.randrange(3600), conn_id, **(values | fixed))
 

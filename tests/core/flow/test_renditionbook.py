@@ -20,6 +20,7 @@ def test_book_counts_ways_and_times_when_switches_are_made():
     """Up or down follows from the rates; times are kept by rendition, the smallest first."""
     book = RenditionBook()
     book.enter(0.0, "720", "", lambda: RATES)
+    assert book.why_smaller(30.0) == ""
 
     assert book.switch(30.0, "1080", "the line carries more") == "rendition 720 to 1080: the line carries more"
     assert book.switch(40.0, "360", "too slow", failed=True) == "rendition 1080 to 360: too slow"
@@ -27,6 +28,7 @@ def test_book_counts_ways_and_times_when_switches_are_made():
     assert (book.before, book.name, book.since) == ("1080", "360", 40.0)
     assert list(book.seconds(45.0).items()) == [("360", 5.0), ("720", 30.0), ("1080", 10.0)]
     assert book.smaller_s(45.0) == 35.0
+    assert (book.why_smaller(45.0), book.why_smaller(75.0)) == ("", "too slow")
 
 
 def test_book_goes_on_when_a_viewer_pauses():

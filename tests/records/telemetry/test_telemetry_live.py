@@ -828,4 +828,5 @@ def test_renditions_when_viewers_follow_a_set_are_in_samples_events_and_the_clos
     assert json.loads(row["renditions"]) == pytest.approx(seconds, abs=0.01)
     assert list(json.loads(row["renditions"])) == list(seconds)
     assert (row["switches"], row["smaller_ms"]) == (1, pytest.approx((now - began) * 1000))
-    assert {world.close_of(plain)[name] for name in ("renditions", "smaller_ms", "switches")} == {None}
+    assert row["why_smaller"] == "the smallest first"
+    assert {world.close_of(plain)[name] for name in ("renditions", "smaller_ms", "why_smaller", "switches")} == {None}
