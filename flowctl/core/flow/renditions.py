@@ -1,7 +1,7 @@
 """Which rendition of a set one viewer is to follow: the largest that its line carries (pure).
 
-*Down*, at the next key frame, where the viewer would fall too far behind: what it is behind now, and what a further
-group would add at the rate at which it takes, is more than half of the target delay; or where pictures are left out.
+*Down*, at the next key frame, where the viewer is behind by more than half of the target delay, or will be after a
+further group, which is reckoned where the line carries far less than the rendition; or where pictures are left out.
 
 *Up* only with evidence that the line carries more, and never as a trial. A small rendition says nothing about a line
 by its rate; the evidence is how fast a burst went (a key frame, the group that is cached for those who join). What
@@ -51,7 +51,7 @@ _SETTLING_S: Final = 10.0
 """Time after the join in which a viewer's line has no past."""
 _SETTLING_MARGIN: Final = 2.0
 """How many times the largest rendition the line has to carry for a step up meanwhile: lines that jump do it by this."""
-_UP_SHARE: Final = 0.9
+_UP_SHARE: Final = 0.95
 """Share of a rendition's rate that the line has to carry: what is measured is a little less than it does."""
 _LEAST_STAY_S: Final = 20.0
 """Shortest time between a switch and a step up."""
@@ -59,6 +59,8 @@ _MOST_DELAY_SHARE: Final = 0.5
 """Share of the target delay that may be used up before a key frame comes: that key frame takes the rest."""
 _MOST_DELAY_IF_CARRIED: Final = 0.8
 """The same where the line carries the rendition: then the delay shrinks, if slowly."""
+_FAR_SHARE: Final = 0.75
+"""Share of a rendition's rate below which what a further group adds is reckoned; above, it is in the noise."""
 _RECOVERY_S: Final = 20.0
 """Time in which a viewer that went down is to catch up with what it is behind."""
 _FAILED_WITHIN_S: Final = 30.0
@@ -237,7 +239,7 @@ class RenditionRule:
         if self.fixed:
             return None
         late_s = delay_s
-        if drain is not None and now - self._up_at > group_s:  # until then TCP may still be gaining speed
+        if drain is not None and drain < _FAR_SHARE * rate and now - self._up_at > group_s:  # else TCP may gain speed
             late_s += group_s * (rate / drain - 1)
         most_s = (_MOST_DELAY_SHARE if drain is None or drain < rate else _MOST_DELAY_IF_CARRIED) * target_s
         if left_out or (lagging and late_s > most_s):

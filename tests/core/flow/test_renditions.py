@@ -76,7 +76,7 @@ def test_evidence_without_bursts_is_not_known():
         ("1080", {"drain": 160e3, "delay_s": 0.1}, "720"),  # a further group would add two seconds
         ("1080", {"drain": 100e3, "delay_s": 0.1}, "360"),
         ("1080", {"drain": 300e3, "delay_s": 0.4}, None),  # it falls behind, but slowly
-        ("1080", {"drain": 300e3, "delay_s": 0.7}, "720"),
+        ("1080", {"drain": 300e3, "delay_s": 0.8}, "720"),
         ("720", {"drain": 156e3, "delay_s": 0.9}, None),  # it catches up
         ("720", {"drain": 156e3, "delay_s": 1.3}, "360"),
         ("720", {"drain": 156e3, "delay_s": 0.4, "left_out": True}, "360"),
