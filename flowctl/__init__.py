@@ -115,6 +115,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.receiver import ReceiverStatistics as ReceiverStatistics
     from flowctl.sender import FlushResult as FlushResult
     from flowctl.sender import Sender as Sender
+    from flowctl.streamset import SetPlace as SetPlace
+    from flowctl.streamset import StreamSet as StreamSet
     from flowctl.wire.zeromq.curve import KeyPair as KeyPair
 
 _HOMES: Final = {
@@ -159,6 +161,7 @@ _HOMES: Final = {
     "flowctl.reasons": "CloseReason DropReason",
     "flowctl.receiver": "InputResult InputVerdict Receiver ReceiverStatistics",
     "flowctl.sender": "FlushResult Sender",
+    "flowctl.streamset": "SetPlace StreamSet",
     "flowctl.wire.zeromq.curve": "KeyPair",
 }
 """Module of every public name."""

@@ -28,12 +28,12 @@ the tests look after each step of random histories (`check_life`).
 - ``lagging`` (the last write left something) ends when all is taken. Dropping does not end it: the next flush does.
 - ``held`` (the hard limit closes nothing) exactly in HARD_LIMIT, until it is over.
 
-Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow` and the methods for the fan-out belong to the
-owning thread; everything else may be called from any. While a log is followed, edges happen on the owning thread
-only: what another thread asks for (limits, policy, close) is queued and done in the next flush, which is requested at
-once. What another thread sends then cannot be offered before the flush: it is bounded by the hard mark instead. The
-lock is held while writing; the sockets are non-blocking, so no peer is waited for under it. Reports of handlers that
-failed, and callbacks of `when_drained`, are put off until it is released.
+Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow`, `set_guide`, `switch` and the methods for the
+fan-out belong to the owning thread; everything else may be called from any. While a log is followed, edges happen on
+the owning thread only: what another thread asks for (limits, policy, close) is queued and done in the next flush, which
+is requested at once. What another thread sends then cannot be offered before the flush: it is bounded by the hard mark
+instead. The lock is held while writing; the sockets are non-blocking, so no peer is waited for under it. Reports of
+handlers that failed, and callbacks of `when_drained`, are put off until it is released.
 """
 
 from __future__ import annotations
@@ -53,16 +53,18 @@ from flowctl.core.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_c
 from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Limits
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
-from flowctl.core.flow.timing import ENDLESS, Forecast, Timing
+from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, target_s
 from flowctl.core.loop.locks import HANDLERS, OwnedLock
 from flowctl.core.outgoing.backlog import NEEDED, refuse_frame
-from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.cursor import Crossroads, LogCursor
 from flowctl.core.outgoing.outbox import Outbox, Transport, write_one
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.core.sending.contract import (
     CohortLike,
     FlushResult,
     Frontend,
+    Guide,
+    Hop,
     NoHost,
     SenderHost,
     SendOutcome,
@@ -73,6 +75,7 @@ from flowctl.core.sending.contract import (
 from flowctl.core.sending.explain import explain
 from flowctl.core.sending.figures import Account, SenderStatistics
 from flowctl.core.sending.judgement import Judgement
+from flowctl.core.sending.looks import LineLook
 from flowctl.core.sending.postponed import PostponedCalls
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import DropEpisode, SlowPeer
@@ -115,6 +118,7 @@ class Sender:
         "_core",
         "_episode",
         "_frontend",
+        "_guide",
         "_host",
         "_judgement",
         "_ledger",
@@ -154,6 +158,7 @@ class Sender:
         settings = settings or _DEFAULT_SETTINGS
         self._judgement = Judgement(self._core, self._outbox, host, settings, now)  # guarded by _lock
         self._cohort: CohortLike[Sender] | None = None  # the fan-out of the followed log; guarded by _lock
+        self._guide: Guide | None = None  # asked at each key frame in which log to go on; guarded by _lock
         self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
         self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
         self._close_details = ""  # guarded by _lock
@@ -328,6 +333,42 @@ class Sender:
             raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
         self.suspend_following()
         self.resume_following(cohort)
+
+    # -- another log in place of the followed one: the owning thread
+
+    @property
+    def guided(self) -> bool:
+        """Whether it may leave the followed log for another at the next key frame."""
+        with self._lock:
+            return self._guide is not None
+
+    def set_guide(self, guide: Guide | None) -> None:
+        """Ask `guide` at each key frame to come whether to go on in another log there; None: stay. Owning thread.
+
+        It is forgotten once that has been done, and where no log is followed any more.
+        """
+        with self._guarded("set_guide"), self._lock:
+            cursor = self._outbox.cursor
+            if cursor is None or self._judgement.closing:
+                return
+            held, self._guide = self._outbox.holds, guide
+            cursor.crossroads = None if guide is None else cursor.crossroads or Crossroads()
+            if self._judgement.stands is _COHORT and self._cohort is not None:
+                self._cohort.note_guide(self)
+            elif held:
+                self._host.request_flush()
+
+    def switch(self, hop: Hop) -> None:
+        """Go on in another log at once, instead of with what is queued of the followed one. Owning thread.
+
+        A message in flight is finished, and nothing counts as dropped or as joining: accounts, age and what is known
+        of a slow peer go on. Harmless where no log is followed.
+        """
+        with self._guarded("switch"), self._lock:
+            if self._cohort is not None and not self._judgement.closing:
+                now = self._host.now()
+                self._switch_locked(hop, now)
+                self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
 
     # -- limits and policy
 
@@ -583,6 +624,25 @@ class Sender:
             )
 
     # -- how far behind the peer is
+
+    def line_look(self) -> LineLook:
+        """Return what is known now of the line to the peer, for the choice of what to follow. Any thread."""
+        self._refuse_reentry("line_look")
+        with self._lock:
+            now, judgement, cursor = self._now_locked(), self._judgement, self._outbox.cursor
+            written, waiting, slow = judgement.bytes_sent, self._host.kernel_bytes(), judgement.slow
+            if slow is None or cursor is None:
+                return LineLook(written, waiting)
+            return LineLook(
+                written,
+                waiting,
+                lagging=judgement.lagging and judgement.stands is not _COHORT,
+                drain=slow.drain.known(now),
+                delay_s=(slow.behind(now, written, waiting) or judgement.load(now).age_ms) / 1000,
+                target_s=target_s(self._core.limits.target_delay_ms, cursor.log.gop_duration_s),
+                key_sequence=cursor.entry.gop.key_sequence,
+                lost_pictures=cursor.pictures()[1],
+            )
 
     def sample_delay(self, kernel_bytes: int | None = None) -> float:
         """Take a sample of how far behind the peer is, and do on the owning thread what follows from it. Any thread.
@@ -1082,6 +1142,8 @@ class Sender:
 
         It is given no more ahead than the kernel was told to take: that takes up to a segment of 64 KiB beyond.
         """
+        if self._guide is not None:
+            self._ask_guide_locked(self._guide, now)
         settings, outbox, slow = self._judgement.settings, self._outbox, self._judgement.slow
         budget, with_log = settings.turn_bytes, self._judgement.stands is not _COHORT
         trail = slow.trail if slow is not None and with_log else None  # with a cohort, places are not all in the outbox
@@ -1122,6 +1184,8 @@ class Sender:
                 self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not self._judgement.empty:
+            if self._outbox.holds:
+                return self._hold_locked(now)
             self._judgement.lagging = True
             if self._judgement.slow is not None:
                 self._judgement.note_waiting(self._judgement.slow, now)
@@ -1285,6 +1349,7 @@ class Sender:
             slow.pictures.forget()
         if self._episode is not None:
             self._episode.leave_log(self._judgement.pictures())
+        self._guide = None
         self._outbox.unfollow(reason)
 
     def _stop_following_locked(self, now: float) -> None:
@@ -1292,7 +1357,53 @@ class Sender:
         cursor = self._outbox.cursor
         if cursor is not None:
             self._leave_cohort_locked()
+            self._guide = None
             cursor.finish(now)
+
+    # -- another log in place of the followed one
+
+    def _ask_guide_locked(self, guide: Guide, now: float) -> None:
+        """Have the guide decide where the cursor stands before a key frame."""
+        cursor = self._outbox.cursor
+        if cursor is None or cursor.crossroads is None or self._judgement.stands is _COHORT:
+            return
+        key, crossroads = cursor.undecided_key(), cursor.crossroads
+        if key is None:
+            return
+        answer = self._call_app_locked("at_key", None, partial(guide.at_key, key))
+        crossroads.holds = isinstance(answer, float)
+        if isinstance(answer, float):
+            self._host.set_deadline(answer)
+        elif answer is None:
+            crossroads.passed = key.sequence
+        elif self._cohort is not None:
+            self._switch_locked(answer, now)
+
+    def _switch_locked(self, hop: Hop, now: float) -> None:
+        cursor, cohort = self._outbox.cursor, self._cohort
+        if cursor is None or cohort is None:
+            return
+        self._guide = cursor.crossroads = None
+        self._leave_cohort_locked()
+        cohort.remove(self)
+        self.change_standing(Standing.GONE)
+        if hop.wait_for_key:
+            self._open_episode_locked(now)
+        cursor.switch(hop.cohort.log, hop.start, hop.prefix, now, wait_for_key=hop.wait_for_key)
+        self._add_to_ledger_locked(LedgerEntry(LedgerKind.SWITCH, now, hop.why, duration_s=hop.stayed_s))
+        self._enter_fanout_locked(hop.cohort)
+
+    def _hold_locked(self, now: float) -> FlushResult:
+        """Wait before a key frame until the guide decides; it is asked again in the next round, or when time is up.
+
+        What waits is no sign of a slow peer, nor does the time say at what rate the peer takes.
+        """
+        slow = self._judgement.slow
+        if slow is not None:
+            slow.waited = False
+        if self._core.would_block:
+            self._settle_locked(self._core.sent(self._judgement.counted(now), now), now)
+        return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
 
     # -- times
 

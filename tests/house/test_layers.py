@@ -51,6 +51,7 @@ LAYERS = {
     "sending": layer("sender core.sending", "words flow outgoing loop"),
     "receiver": layer("receiver", "words loop"),
     "fanout": layer("core.fanout", "words flow outgoing loop sending"),
+    "streamset": layer("streamset", "words flow outgoing loop sending fanout"),
     "connection": layer("connection", "words flow outgoing loop sending receiver fanout"),
     "diffusion": layer("nodes.diffusion", "words flow outcomes loop sending receiver connection"),
     "server": layer("core.server", "words text outcomes flow loop sending receiver connection"),
@@ -62,7 +63,7 @@ LAYERS = {
     "live": layer(
         "live",
         "words text sqlite outcomes access flow rtmp outgoing judging clocks log loop sending receiver fanout "
-        "connection server telemetry flight",
+        "streamset connection server telemetry flight",
     ),
     "fleet": layer("live.fleet", "words outcomes zeromq rpc messenger live"),
     "httpd": layer(

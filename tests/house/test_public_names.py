@@ -23,7 +23,7 @@ PUBLIC = """
     RemoteProtocolError RpcError RpcTimeoutError
     SendOutcome SendResult SendState Sender SenderSettings SenderStatistics ServeOptions Server
     ServerProgram ServerStatistics Session SocketOptions StateChange StoreError StreamLog Thin Transport Verdict
-    WorkLimits serve ObjectDiffusion
+    WorkLimits serve ObjectDiffusion SetPlace StreamSet
     MessageScheduler ExhaustedError Access AuthLevel Batch ConnectionID JobResult KeyPair RpcNode Subscription
 """
 TESTING = (

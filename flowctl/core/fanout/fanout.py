@@ -147,6 +147,7 @@ class Fanout:
         self._cohort = Cohort(squad_size)
         self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
         self._queue: OrderedDict[Sender, None] = OrderedDict()  # those of them that are QUEUED, next one first
+        self._departing: set[Sender] = set()  # members of the cohort that have a guide: they may leave at a key frame
         self._looks: deque[Sender] = deque()  # REFUSED ones to be looked at; may hold some that are not any more
         self._armed = False  # a round is on its way or in progress
         self._going = False  # a turn is on its way or in progress
@@ -178,6 +179,7 @@ class Fanout:
     def serve_alone(self, sender: Sender) -> None:
         """Serve a member, which is QUEUED by now, from its own cursor."""
         self._cohort.forget(sender)
+        self._departing.discard(sender)
         self._left += 1
         self.add(sender)
 
@@ -197,6 +199,13 @@ class Fanout:
         """Note that the limits of `sender` are new, or that more counts against them."""
         if sender in self._alone:
             self._crossings.watch(sender, 0, 0)  # with the next message
+
+    def note_guide(self, sender: Sender) -> None:
+        """Have a member with a guide leave the cohort before the next key frame; one without stays."""
+        if sender.guided:
+            self._departing.add(sender)
+        else:
+            self._departing.discard(sender)
 
     def close(self) -> None:
         """Listen to the log no longer; the viewers must have been removed."""
@@ -239,6 +248,8 @@ class Fanout:
         self._alone.pop(sender, None)
         self._crossings.forget(sender)
         sender.enter_cohort(self._cohort.admit(sender, tail))
+        if sender.guided:
+            self._departing.add(sender)
 
     # -- flushing
 
@@ -330,6 +341,8 @@ class Fanout:
     def _short_round(self, squad: Squad, tail: Entry, began: float) -> None:
         """Do a round of few viewers, all in one squad, in one go: no lists, no turns."""
         try:
+            if self._departing:
+                self._let_leave(squad, tail)
             if squad.entry is not tail:
                 data = gather(squad.entry, tail)
                 self._settle_write(squad, tail, len(data), squad.write_bytes(data))
@@ -401,7 +414,18 @@ class Fanout:
                     return
         self._end_round(now)
 
+    def _let_leave(self, squad: Squad, target: Entry) -> None:
+        """Serve members that may leave for another log from their own cursor, if a key frame comes up to `target`."""
+        entry = squad.entry
+        key = entry if entry.gop.key_sequence == entry.sequence else entry.gop.next_key
+        if key is not None and key.sequence < target.sequence:
+            for sender in self._departing.intersection(squad.members):
+                sender.leave_cohort(0)
+                self.serve_alone(sender)
+
     def _write_squad(self, squad: Squad, target: Entry) -> None:
+        if self._departing:
+            self._let_leave(squad, target)
         piece = self._piece
         if piece is None or piece.start is not squad.entry:
             self._drop_piece()

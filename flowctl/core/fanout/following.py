@@ -77,6 +77,12 @@ class Fanouts:
                 fanout.close()
                 del self._by_group[group]
 
+    def lagging(self, group: PollGroup) -> list[Sender]:
+        """Return the viewers on `group` that are served from their own cursor. The group's thread."""
+        with self._lock:
+            fanout = self._by_group.get(group)
+        return [] if fanout is None else fanout.lagging()
+
     @property
     def active(self) -> list[Fanout]:
         """The fan-outs of all groups, for statistics. Any thread."""

@@ -26,6 +26,8 @@ thread. Each method therefore reads the tail once, and a key frame that is waite
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import add, sub
 from typing import Final
 
@@ -61,6 +63,17 @@ _ENTRY_BYTES: Final = 512
 """Memory of an entry beside its message: two tuples of seven and nine slots, measured: 447 bytes."""
 
 
+@dataclass(eq=False, slots=True)
+class Crossroads:
+    """A viewer may go on in another log at the next key frame: its cursor stops before each, to be told what to do."""
+
+    passed: int = -1  # sequence of the last key frame at which it went on in its log
+    holds: bool = False  # whether it waits there to be told
+
+    def stops(self, entry: Entry) -> bool:
+        return entry.message_class is _KEY and entry.sequence != self.passed
+
+
 class LogCursor:
     """One viewer's position in one log. Not thread-safe: its Sender's lock guards it.
 
@@ -71,6 +84,7 @@ class LogCursor:
         joined_at: when it began to follow the log, in seconds.
         joining_to: where what joining gave ends. None: joining is over.
         cached_bytes: what joining gave, of what was published before: wire bytes.
+        crossroads: where it may go on in another log. None: it stays in this one.
         mask: what the policy refuses in the present state, as bits by `MessageClass`.
         restarts: times it was brought to a key frame after a loss.
         key_waits_expired: times no key frame came in time.
@@ -87,6 +101,7 @@ class LogCursor:
         "_wait",
         "_went_on",
         "cached_bytes",
+        "crossroads",
         "joined_at",
         "joining_to",
         "key_waits_expired",
@@ -113,6 +128,7 @@ class LogCursor:
         self.joining_to: Entry | None = tail
         self.cached_bytes = tail.offset - start.offset
         self.mask = 0
+        self.crossroads: Crossroads | None = None
         self.restarts = 0
         self.key_waits_expired = 0
         self._stop: Entry | None = None  # where to end: nothing published after is for this viewer
@@ -226,6 +242,9 @@ class LogCursor:
                 timing = None
             else:
                 self._leave_out(timing)
+        crossroads = self.crossroads
+        if crossroads is not None and self.undecided_key() is not None:
+            return []  # not its restart messages either: those of another log may come in their place
         items: list[Item] = []
         size = 0
         for item in self._copies or ():
@@ -243,7 +262,7 @@ class LogCursor:
                     break
                 mask, gate = gate.mask, next(ahead, None)
             following = entry.next
-            if following is None or self._awaited(entry):
+            if following is None or self._awaited(entry) or (crossroads is not None and crossroads.stops(entry)):
                 break
             if not mask >> entry.message_class & 1:
                 if self._went_on:
@@ -271,6 +290,61 @@ class LogCursor:
             self.place.entry = following
             count -= 1
         self._settle()
+
+    # -- another log in place of this one
+
+    def undecided_key(self) -> Entry | None:
+        """Return the key frame that comes next, if it is still to be decided in which log to go on there."""
+        self._settle()
+        entry, crossroads, copies = self.place.entry, self.crossroads, self._copies
+        if (
+            crossroads is None
+            or entry.next is None
+            or not crossroads.stops(entry)
+            or (copies is not None and copies.tally[_CONTROL] + copies.tally[_HEADER] != len(copies))
+        ):
+            return None
+        return entry
+
+    def switch(
+        self, log: StreamLog, start: Entry, prefix: Sequence[Item], now: float, *, wait_for_key: bool = False
+    ) -> None:
+        """Go on in `log` at `start`, behind `prefix`, instead of with what is queued of the present log.
+
+        The accounts go on: what was queued is not dropped, but was never for this viewer. What the state refuses is
+        refused from `start` on. A wait for a key frame ends, unless one is to begin: `start` is a key frame, or follows
+        one that is in `prefix`.
+        """
+        entry, tail, refusals, copies = self.place.entry, self._tail(), self._refusals, self._copies
+        passed = Tally(map(sub, (*entry.counts, *entry.sizes), (*self._base_counts, *self._base_sizes)))
+        extra = self._extra = self._extra or Tally()
+        if refusals is not None:
+            for figures, why in refusals.between(entry, tail):  # it stays lost: counts of what was dropped never fall
+                self._tally(why).add_figures(figures)
+                passed.add_figures(figures)
+            for wire in refusals.restarts():
+                extra.subtract(_HEADER, len(wire))
+        if copies is not None:
+            superseded = Tally()
+            copies.drop(lambda item: item[0] is not _CONTROL, superseded)
+            extra.subtract_figures(superseded)
+            self._copies = copies or None
+        base = tuple(map(sub, (*start.counts, *start.sizes), passed))
+        self._base_counts, self._base_sizes = base[:CLASS_COUNT], base[CLASS_COUNT:]
+        self.log, self.place, self.joining_to = log, Place(start), None
+        self._wait = self._refusals = None
+        self._went_on = (start.gop.key_sequence,)
+        mask = self.mask
+        self._accept_from(start, mask, DropReason.REFUSED, (), now)
+        if wait_for_key or mask & (_KEY_BIT | _INTER_BIT):
+            lost = wait_for_key or bool(mask & _KEY_BIT)
+            at_key = start.gop.key_sequence == start.sequence and not lost
+            wait = self._wait = KeyWait.after(start) if at_key else KeyWait(start, now, lost=lost)
+            self._refuse_from(start, wait.mask, wait.reason, now)
+        for message_class, wire, since in prefix:
+            if not mask >> message_class & 1:
+                extra.add(message_class, len(wire))
+                self._push_copy(message_class, wire, since)
 
     def compact(self) -> None:
         """Copy what is queued out of the log where that lets much more of the log go.
@@ -613,6 +687,7 @@ class LogCursor:
 
     def finish(self, now: float) -> None:
         """Take nothing that is published from now on; what is queued stays."""
+        self.crossroads = None
         if self._stop is None:
             tail = self.log.tail
             self.poll(now)  # a key frame that came already is still for this viewer

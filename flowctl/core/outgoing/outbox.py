@@ -99,6 +99,18 @@ class Outbox:
         inflight = self._inflight
         return not len(self.backlog) and (inflight is None or not inflight.own)
 
+    @property
+    def holds(self) -> bool:
+        """Whether all that is left waits before a key frame, to go on in this log or in another."""
+        cursor = self.cursor
+        return (
+            cursor is not None
+            and cursor.crossroads is not None
+            and cursor.crossroads.holds
+            and self._inflight is None
+            and not len(self.backlog)
+        )
+
     def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, written: int) -> None:
         """Take a message, of which the kernel has taken `written` bytes, past the backlog; only while `idle`."""
         self.backlog.accepted.add(message_class, len(wire))

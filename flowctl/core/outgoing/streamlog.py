@@ -42,6 +42,8 @@ NOTE_S: Final = 1.0
 """Time between two notes."""
 NOTES: Final = 12
 """Number of notes that are kept."""
+_MOST_KEYS: Final = 64
+"""Key frames that are kept at most: with one each 250 ms, sixteen seconds."""
 _LEAST_RATE_S: Final = 3.0
 """Shortest time for a rate: a shorter one says more about one burst than about the stream."""
 
@@ -212,10 +214,12 @@ class StreamLog:
 
     Attributes:
         batched: whether what is appended has been gathered already, by another server that flushes about as often.
+        keys: the last key frames, oldest first, where they are kept (`keep_keys`); replaced whole, so any thread.
     """
 
     __slots__ = (
         "_cached",
+        "_keep_keys_s",
         "_largest_lately",
         "_listeners",
         "batched",
@@ -226,6 +230,7 @@ class StreamLog:
         "gop_duration_s",
         "has_video",
         "headers",
+        "keys",
         "largest_bytes",
         "name",
         "rates",
@@ -246,6 +251,8 @@ class StreamLog:
         self.gop_duration_s = 0.0  # length of the last complete group
         self.gop_bytes = 0  # what was published in that time
         self._cached: Entry | None = None  # first entry of the GOP cache
+        self.keys: tuple[Entry, ...] = ()
+        self._keep_keys_s = 0.0
         self._largest_lately: deque[int] = deque(
             [0], maxlen=_LARGEST_LASTS_NOTES
         )  # largest message between two notes of the rates
@@ -317,7 +324,7 @@ class StreamLog:
             or tail.sequence - cached.sequence > cache.messages
             or now - cached.enqueued_at > cache.duration_s
         ):
-            self._cached = None
+            self.drop_cache()
         for listener in self._listeners:
             listener.appended(self)
         return entry
@@ -341,10 +348,23 @@ class StreamLog:
         self.gop = gop
         self.headers = restart
         self._cached = entry
+        if self._keep_keys_s:
+            kept = [key for key in self.keys[1 - _MOST_KEYS :] if now - key.enqueued_at <= self._keep_keys_s]
+            self.keys = (*kept, entry)
+
+    def keep_keys(self, seconds: float) -> None:
+        """Keep the key frames of the last `seconds`, and with them all that came since; 0: none, as at first.
+
+        Viewers of other logs with the same content go on here at one of them (`flowctl.StreamSet`).
+        """
+        self._keep_keys_s = seconds
+        if not seconds:
+            self.keys = ()
 
     def drop_cache(self) -> None:
         """Empty the GOP cache: the next viewer to join waits for a key frame. For a publisher that went away."""
         self._cached = None
+        self.keys = ()
 
     @property
     def cached(self) -> Entry | None:

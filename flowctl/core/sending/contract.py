@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from flowctl.core.flow.state import SendState, StateChange
 from flowctl.core.loop.faults import as_exception, log_error
-from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.outgoing.backlog import Item
+from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.errors import InternalError
 from flowctl.reasons import CloseReason
 
@@ -78,6 +79,32 @@ class CohortLike(Protocol[SenderT_contra]):
 
     def limits_changed(self, sender: SenderT_contra) -> None:
         """The limits of `sender` are new, or more counts against them. Owning thread."""
+
+    def note_guide(self, sender: SenderT_contra) -> None:
+        """A member of the cohort has a guide now, or none any more. Owning thread."""
+
+
+class Hop(NamedTuple):
+    """Where a viewer goes on: served by `cohort`, at `start` of its log, behind the messages in `prefix`."""
+
+    cohort: CohortLike[Any]
+    start: Entry
+    prefix: tuple[Item, ...] = ()
+    wait_for_key: bool = False  # whether pictures begin with the next key frame: `start` is none
+    why: str = ""  # for the ledger
+    stayed_s: float = 0.0  # how long it was in the log that it leaves, likewise
+
+
+class Guide(Protocol):
+    """Says of each key frame that a viewer comes to whether it goes on in another log there (`Sender.set_guide`)."""
+
+    def at_key(self, key: Entry) -> Hop | float | None:
+        """Return what to do at `key`, the next to be sent. Owning thread, under the Sender's lock; calls no Sender.
+
+        Returns:
+            Where to go on instead; until when to wait at most, in seconds, to be asked again; None: stay in this log
+            up to the next key frame.
+        """
 
 
 class SenderHost(Protocol):

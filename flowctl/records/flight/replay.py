@@ -155,7 +155,7 @@ class _Surroundings:
 
     # -- the fan-out
 
-    add = serve_alone = serve_in_turn = remove = limits_changed = nothing
+    add = serve_alone = serve_in_turn = remove = limits_changed = note_guide = nothing
 
 
 class Rerun:

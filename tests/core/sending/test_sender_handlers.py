@@ -21,7 +21,7 @@ from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.contract import Hop, SendOutcome
 from flowctl.core.sending.postponed import PostponedCalls
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ConfigError, ReentryError
@@ -59,6 +59,9 @@ CALLS = {
     "flush": lambda sender, _: sender.flush(),
     "writable": lambda sender, _: sender.writable(),
     "tick": lambda sender, _: sender.tick(),
+    "set_guide": lambda sender, _: sender.set_guide(None),
+    "switch": lambda sender, fanout: sender.switch(Hop(fanout, fanout.log.tail)),
+    "line_look": lambda sender, _: sender.line_look(),
     "sample_delay": lambda sender, _: sender.sample_delay(),
     "peer_acknowledged": lambda sender, _: sender.peer_acknowledged(1),
     "forecast": lambda sender, _: sender.forecast(),

@@ -272,6 +272,9 @@ class WhatifRun:
         if isinstance(seat, Seat):
             seat.watch_offset = seat.watch_sequence = self._offset = self._sequence = 0
 
+    def note_guide(self, sender: Sender) -> None:
+        """Do nothing: here viewers stay in their log."""
+
     # -- the run
 
     def run(self) -> list[ChoiceOutcome]:

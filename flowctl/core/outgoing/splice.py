@@ -1,0 +1,70 @@
+"""From one log of a content into another, at a key frame: what a viewer gets there so that no sound is missing (pure).
+
+All logs get the same sound, message by message and in the same order, but not at the same places between their
+pictures. So the number of sound messages before an entry says what its viewer has heard. What it would miss is taken
+from the log that is left; what it would get twice is left out of the log that is entered. Of the headers it gets those
+that differ.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.backlog import Item
+from flowctl.core.outgoing.streamlog import Entry
+
+_AUDIO: Final = MessageClass.AUDIO
+_MOST_SOUND: Final = 2048
+"""Sound messages that are taken over or left out at most, some 40 s: logs that are further apart have other sound."""
+
+
+class Splice(NamedTuple):
+    """What to send first, and the entry from which on to follow the log that is entered."""
+
+    prefix: tuple[Item, ...]
+    start: Entry
+
+
+def splice(place: Entry, key: Entry, heard: int) -> Splice | None:
+    """Return how a viewer that stands at `place` of one log goes on at the key frame `key` of another.
+
+    Args:
+        place: what it would be sent next.
+        key: where it goes on.
+        heard: sound messages that it was sent, less those that stand before `key` in the other log.
+
+    Returns:
+        None: what it needs is not published yet.
+    """
+    known = place.gop.restart  # what is in there is not sent again: players make a new stream of some of it
+    headers = tuple((MessageClass.HEADER, wire, key.enqueued_at) for wire in key.gop.restart if wire not in known)
+    if abs(heard) > _MOST_SOUND:
+        return Splice(headers, key)
+    if heard > 0:
+        behind = _without_sound(key, heard)
+        return None if behind is None else Splice((*headers, *behind.prefix), behind.start)
+    missing: list[Item] = []
+    entry = place
+    while len(missing) < -heard:
+        if entry.next is None:
+            return None
+        if entry.message_class is _AUDIO:
+            missing.append((_AUDIO, entry.wire, entry.enqueued_at))
+        entry = entry.next
+    return Splice((*headers, *missing), key)
+
+
+def _without_sound(key: Entry, count: int) -> Splice | None:
+    """Return what there is from `key` on, up to the last of `count` sound messages, but for these."""
+    items: list[Item] = []
+    entry = key
+    while count:
+        if entry.next is None:
+            return None
+        if entry.message_class is _AUDIO:
+            count -= 1
+        elif entry is key or not entry.leading:  # those refer to pictures of the group before
+            items.append((entry.message_class, entry.wire, entry.enqueued_at))
+        entry = entry.next
+    return Splice(tuple(items), entry)

@@ -1,0 +1,107 @@
+"""When a viewer of a set is looked at, and what its rule is told: see `flowctl.core.flow.renditions` (pure).
+
+The evidence is how fast the burst of a key frame goes. So looks are close together from just before one is due until
+it has gone, and after the join, when the first burst goes; else a few each second do. Of a viewer that lags the Sender
+measures the rate itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final, NamedTuple
+
+from flowctl.core.flow.renditions import Choice, RenditionRule
+from flowctl.core.outgoing.streamlog import StreamLog
+
+LOOK_S: Final = 0.25
+"""Time between two looks."""
+_BURST_LOOK_S: Final = 0.025
+"""Time between two looks at a burst: a key frame at several times the rate of the stream takes ten of them."""
+_BEFORE_KEY_S: Final = 0.05
+"""How long before a key frame is due the close looks begin."""
+_BURST_S: Final = 0.2
+"""How long they last, and longer while much of the burst waits."""
+_MUCH_BYTES: Final = 8000
+_DECIDE_S: Final = 0.2
+"""Shortest time between two decisions."""
+
+
+class LineLook(NamedTuple):
+    """What a Sender knows of the line to its peer; what follows `waiting_bytes` only of a peer that is slow."""
+
+    written_bytes: int  # to the kernel, since the connection began
+    waiting_bytes: int  # of these, what the peer has not acknowledged
+    lagging: bool = False
+    drain: float | None = None  # bytes per second that it takes, if that is known now
+    delay_s: float = 0.0  # age of the oldest that it has not taken
+    target_s: float = inf  # the target delay
+    key_sequence: int = -1  # key frame of the group in which it stands
+    lost_pictures: int = 0  # pictures that it was not sent, since it came
+
+
+@dataclass(eq=False, slots=True)
+class RenditionLooks:
+    """What one viewer's rule was told, and what it chose.
+
+    Attributes:
+        choice: what to go on in at the next key frame. None: the present rendition.
+        next_at: when to look again, in seconds.
+    """
+
+    rule: RenditionRule
+    choice: Choice | None = None
+    next_at: float = 0.0
+    _decided_at: float = -inf
+    _key_sequence: int = -1
+    _lost: int = 0  # pictures lost at the last look
+    _lost_before: int = 0  # and before the group in which it stands
+
+    def look(self, now: float, seen: LineLook, rates: Mapping[str, float], present: str, log: StreamLog) -> None:
+        """Take a look at the viewer, and have the rule choose.
+
+        Args:
+            now: in seconds.
+            seen: `Sender.line_look`.
+            rates: of the set, bytes per second, smallest first.
+            present: the rendition that is followed; empty: it has ended.
+            log: the log that is followed.
+        """
+        self.rule.sample(now, seen.written_bytes, seen.waiting_bytes, log.gop.started_at)
+        if seen.key_sequence != self._key_sequence:
+            self._key_sequence, self._lost_before = seen.key_sequence, self._lost
+        self._lost = seen.lost_pictures
+        due = now - self._decided_at >= _DECIDE_S or _is_due(log, now)
+        if due and (not present or present in rates):
+            self._decided_at = now
+            self.choice = self.rule.decide(
+                now,
+                rates,
+                present,
+                lagging=seen.lagging,
+                drain=seen.drain,
+                delay_s=seen.delay_s,
+                left_out=self._lost > self._lost_before,
+                target_s=seen.target_s,
+                group_s=log.gop_duration_s,
+            )
+        self.next_at = now + self._pause_s(now, seen, log)
+
+    def _pause_s(self, now: float, seen: LineLook, log: StreamLog) -> float:
+        """Return the time up to the next look."""
+        began_s, due_s = now - log.gop.started_at, log.gop.started_at + log.gop_duration_s - now
+        if seen.lagging:
+            return LOOK_S
+        close = (
+            min(began_s, now - self.rule.began_at) < _BURST_S or _is_due(log, now) or seen.waiting_bytes >= _MUCH_BYTES
+        )
+        if close:
+            return _BURST_LOOK_S
+        return min(LOOK_S, due_s - _BEFORE_KEY_S) if due_s > _BEFORE_KEY_S else LOOK_S
+
+
+def _is_due(log: StreamLog, now: float) -> bool:
+    """Return whether a key frame is about to come, or a little late."""
+    due_s = log.gop.started_at + log.gop_duration_s - now
+    return log.gop_duration_s > 0 and -_BURST_S < due_s <= _BEFORE_KEY_S

@@ -1,0 +1,377 @@
+"""A set of renditions: stream logs with one content, each viewer of which follows the largest that its line carries.
+
+Theory of operation. Each *rendition* is a stream log with its fan-outs. A viewer of the set follows one of them, as any
+viewer does. Where its `RenditionRule` chooses another, the viewer's Sender is given a guide, which it asks at each key
+frame: does the other log have the same one? Then it goes on there, with the headers of that rendition first and with no
+sound missing or twice (`core.outgoing.splice`). A key frame of the other log that is a moment late is waited for.
+
+A *watch* for each poll group looks at viewers that lag or are not in the largest rendition, and has their rules choose.
+Who keeps up in the largest is a member of a cohort as in any log, and is not looked at.
+
+A rendition that is removed, or has had no key frame for a while, is left at once: its viewers hear the sound of the
+nearest one, and see it from its next key frame on.
+
+Use, with a log for each rendition, to all of which the same sound is appended:
+
+    class Viewer(Session):
+        def opened(self):
+            streams.view(self.connection)
+
+    streams = StreamSet()
+    small, large = StreamLog(), StreamLog()
+    streams.put("360", small)
+    streams.put("720", large)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.core.fanout.following import Fanouts, Follower, FollowPlace
+from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.core.flow.renditionbook import RenditionBook
+from flowctl.core.flow.renditions import RenditionRule
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.outgoing.splice import splice
+from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.sending.contract import Hop
+from flowctl.core.sending.looks import LOOK_S, RenditionLooks
+from flowctl.errors import LocalProtocolError
+from flowctl.pollgroup import PollGroup
+from flowctl.sender import Sender
+
+_KEPT_S: Final = 8.0
+"""For how long a log keeps its key frames: a viewer is as far behind as that at most, with the usual limits."""
+_MEET_MS: Final = 20
+"""Largest difference of the times of key frames that are the same one: half of a picture at 25 a second."""
+_MEET_PUBLISHED_MS: Final = 100
+"""The same for the times of publication, which one encoder's outputs reach one after the other."""
+_HOLD_S: Final = 0.5
+"""How long the same key frame of another log is waited for: encoders of one source need unequal times for it."""
+_SILENT_GROUPS: Final = 2
+_SILENT_S: Final = 1.0
+"""A rendition has stopped when there was no key frame for so many groups of pictures and seconds."""
+_WRAP_MS: Final = 1 << 32
+"""Times of media have 32 bits."""
+_AUDIO: Final = MessageClass.AUDIO
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class _Rendition:
+    name: str
+    fanouts: Fanouts
+    sound: int  # sound messages in its log when it was put into the set, where the others had what they had
+
+    @property
+    def log(self) -> StreamLog:
+        return self.fanouts.log
+
+    def heard(self, place: Entry) -> int:
+        """Return the sound messages before `place`, by a count that all renditions of the set share."""
+        return place.counts[_AUDIO] - self.sound
+
+    def silent(self, now: float) -> bool:
+        log = self.log
+        return bool(log.gop_duration_s) and now - log.gop.started_at > _SILENT_GROUPS * log.gop_duration_s + _SILENT_S
+
+
+class StreamSet:
+    """Stream logs with one content in several sizes, each of whose viewers follows the one that fits its line.
+
+    All logs get the same sound messages, in the same order. A viewer changes over at key frames that two logs have at
+    the same time.
+
+    Args:
+        time_of: returns the media time of a message in milliseconds; it is called under locks and must only look.
+            None: the time of publication tells which key frames are the same.
+        flush_interval_s: of the fan-outs that the set makes, in seconds.
+    """
+
+    def __init__(
+        self, *, time_of: Callable[[bytes], int] | None = None, flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S
+    ) -> None:
+        self._time_of = time_of
+        self._flush_interval_s = flush_interval_s
+        self._lock = OwnedLock()
+        self._renditions: dict[str, _Rendition] = {}  # read by any thread: replaced whole, under the lock
+        self._watches: dict[PollGroup, _Watch] = {}  # guarded by _lock
+
+    def put(self, name: str, log: StreamLog | Fanouts) -> None:
+        """Add a rendition, or put another log in the place of one. Any thread.
+
+        Meanwhile nothing may be appended to any log of the set: what sound they had up to now is not compared.
+
+        Args:
+            name: for rules and operators.
+            log: the log, or its fan-outs.
+        """
+        fanouts = log if isinstance(log, Fanouts) else Fanouts(log, flush_interval_s=self._flush_interval_s)
+        fanouts.log.keep_keys(_KEPT_S)
+        with self._lock:
+            others = [item for item in self._renditions.values() if item.name != name]
+            # As many messages as the others have heard since they were put.
+            heard = max((item.heard(item.log.tail) for item in others), default=0)
+            sound = fanouts.log.tail.counts[_AUDIO] - heard
+            self._renditions = {**self._renditions, name: _Rendition(name, fanouts, sound)}
+
+    def remove(self, name: str) -> None:
+        """Remove a rendition: its viewers go on in the nearest one. Any thread; harmless where there is none."""
+        with self._lock:
+            left = dict(self._renditions)
+            gone = left.pop(name, None)
+            self._renditions = left
+        if gone is not None:
+            gone.log.keep_keys(0)
+
+    def view(self, connection: Follower, *, fixed: bool = False) -> SetPlace:
+        """Have a connection follow the set. The connection's thread.
+
+        Args:
+            connection: follows no log yet.
+            fixed: whether its player cannot change over: it stays in the rendition in which it begins.
+
+        Raises:
+            LocalProtocolError: the connection follows a log already, or the set is empty.
+        """
+        return SetPlace(connection, self, fixed=fixed)
+
+    def rates(self, now: float | None = None) -> dict[str, float]:
+        """Return bytes per second of each rendition whose rate is known, smallest first. Any thread.
+
+        Args:
+            now: leave out those that have stopped by this time, in seconds. None: all.
+        """
+        rates = {
+            name: item.log.rates.bytes_per_s
+            for name, item in self._renditions.items()
+            if item.log.rates.bytes_per_s and (now is None or not item.silent(now))
+        }
+        return dict(sorted(rates.items(), key=lambda rate: rate[1]))
+
+    # -- for places and watches
+
+    def begin(self, now: float) -> dict[str, float]:
+        """Return the rates that a viewer begins by; in the first seconds only their order says something."""
+        sizes = [(item.log.tail.offset, item.name) for item in self._renditions.values() if not item.silent(now)]
+        return self.rates(now) or {name: float(size) for size, name in sorted(sizes)}
+
+    def find(self, name: str) -> _Rendition | None:
+        return self._renditions.get(name)
+
+    def watch(self, group: PollGroup) -> _Watch:
+        with self._lock:
+            watch = self._watches.get(group)
+            if watch is None:
+                watch = self._watches[group] = _Watch(self, group)
+            return watch
+
+    def forget_watch(self, group: PollGroup) -> None:
+        with self._lock:
+            self._watches.pop(group, None)
+
+    def meet(self, key: Entry, left: _Rendition, entered: _Rendition, now: float) -> Entry | float | None:
+        """Return the key frame of `entered` that is the same as `key` of `left`.
+
+        Returns:
+            Until when it is waited for, in seconds, where it may still come; None: there is none.
+        """
+        keys = entered.log.keys
+        twin = self._twin(key, keys)
+        if twin is not None:
+            return twin
+        until = key.enqueued_at + _HOLD_S
+        if not keys or now >= until or self._apart(keys[-1], key) > 0:
+            return None
+        met = any(self._twin(before, keys) for before in left.log.keys if before.sequence < key.sequence)
+        return until if met else None
+
+    def _twin(self, key: Entry, keys: tuple[Entry, ...]) -> Entry | None:
+        nearest = min(keys, key=lambda other: abs(self._apart(other, key)), default=None)
+        most_ms = _MEET_MS if self._time_of is not None else _MEET_PUBLISHED_MS
+        return nearest if nearest is not None and abs(self._apart(nearest, key)) <= most_ms else None
+
+    def _apart(self, one: Entry, other: Entry) -> float:
+        """Return by how many milliseconds `one` is later than `other`."""
+        if self._time_of is None:
+            return (one.enqueued_at - other.enqueued_at) * 1000
+        apart = (self._time_of(one.wire) - self._time_of(other.wire)) % _WRAP_MS
+        return apart - _WRAP_MS if apart >= _WRAP_MS // 2 else apart
+
+
+class SetPlace(FollowPlace):
+    """A connection's place among the viewers of a set; made by `StreamSet.view`. The connection's thread.
+
+    Attributes:
+        looks: what its rule was told, and what it chose.
+        book: in which renditions it was, also before this place.
+    """
+
+    __slots__ = ("_rendition", "_set", "book", "looks")
+
+    def __init__(self, connection: Follower, streams: StreamSet, *, fixed: bool = False) -> None:
+        now = connection.sender.host.now()
+        self.looks: Final = RenditionLooks(RenditionRule(now, fixed=fixed))
+        self._set = streams
+        rates = streams.begin(now) or streams.begin(0.0)  # where all have stopped, one of them
+        first = self.looks.rule.first(rates) if rates else None
+        rendition = None if first is None else streams.find(first.name)
+        if first is None or rendition is None:
+            raise LocalProtocolError("a set without renditions cannot be followed", hint="call put() first")
+        self._rendition = rendition
+        log = rendition.log
+        cached, waits = log.cached, log.has_video
+        if cached is not None:
+            super().__init__(connection, rendition.fanouts, start=cached, prefix=cached.gop.restart)
+        else:
+            super().__init__(connection, rendition.fanouts, prefix=() if waits else log.headers, wait_for_key=waits)
+        if connection.renditions is None:
+            connection.renditions = RenditionBook()
+        self.book: Final = connection.renditions
+        self.book.enter(now, first.name, first.why, streams.rates)
+        if connection.group is not None:
+            self._watch(connection.group)
+
+    @property
+    def rendition(self) -> str:
+        """The name of the rendition that is followed."""
+        return self._rendition.name
+
+    @property
+    def rule(self) -> RenditionRule:
+        """What chooses."""
+        return self.looks.rule
+
+    def leave(self) -> None:
+        self._unwatch()
+        super().leave()
+
+    def enter(self, group: PollGroup) -> None:
+        super().enter(group)
+        self._watch(group)
+
+    def end(self) -> None:
+        if self.connection.place is self:
+            self._unwatch()
+            super().end()
+            self.book.leave(self.connection.sender.host.now())
+
+    def _watch(self, group: PollGroup) -> None:
+        now = self.connection.sender.host.now()
+        self.look(now, {})  # where the first burst begins
+        self._set.watch(group).add(self)
+
+    def _unwatch(self) -> None:
+        group = self.connection.group
+        if group is not None:
+            self._set.watch(group).remove(self)
+
+    # -- for the watch
+
+    def look(self, now: float, rates: dict[str, float]) -> None:
+        """Look at the viewer, and see that it goes on as its rule chooses."""
+        sender, rendition, looks = self.connection.sender, self._rendition, self.looks
+        if sender.following is None:  # it is over, or leaves
+            looks.next_at = now + LOOK_S
+            return
+        ended = self._set.find(rendition.name) is not rendition or rendition.silent(now)
+        if ended and not rates:
+            rates = self._set.begin(now)
+        looks.look(now, sender.line_look(), rates, "" if ended else rendition.name, rendition.log)
+        if looks.choice is not None and ended:
+            self._go_on(now)
+        elif (looks.choice is not None) != sender.guided:
+            sender.set_guide(None if looks.choice is None else self)
+
+    def at_key(self, key: Entry) -> Hop | float | None:
+        """Say whether to go on in the chosen rendition at `key`; see `flowctl.core.sending.contract.Guide`."""
+        choice, left, group = self.looks.choice, self._rendition, self.connection.group
+        entered = None if choice is None else self._set.find(choice.name)
+        if entered is None or group is None or entered is left:
+            return None
+        now = self.connection.sender.host.now()
+        twin = self._set.meet(key, left, entered, now)
+        if not isinstance(twin, Entry):
+            return twin
+        found = splice(key, twin, left.heard(key) - entered.heard(twin))
+        if found is None:  # the sound between the two is on its way
+            until = key.enqueued_at + _HOLD_S
+            return until if now < until else None
+        return self._hop(group, entered, now)._replace(start=found.start, prefix=found.prefix)
+
+    def _go_on(self, now: float) -> None:
+        """Leave a rendition that has ended, at the same sound; pictures come with the next key frame."""
+        choice, left, group = self.looks.choice, self._rendition, self.connection.group
+        entered = None if choice is None else self._set.find(choice.name)
+        place = self.connection.sender.account(rows=False).entry
+        if entered is None or group is None or place is None:
+            return
+        heard = left.heard(place)
+        start = next((key for key in reversed(entered.log.keys) if entered.heard(key) <= heard), entered.log.tail)
+        while start.next is not None and entered.heard(start) < heard:
+            start = start.next
+        self.connection.sender.switch(self._hop(group, entered, now)._replace(start=start, wait_for_key=True))
+
+    def _hop(self, group: PollGroup, entered: _Rendition, now: float) -> Hop:
+        """Note that the viewer goes on in `entered`; return the way there."""
+        left, looks, rates = self._rendition, self.looks, self._set.rates()
+        cohort = entered.fanouts.on(group)
+        group.call_soon(left.fanouts.release, group)
+        why = "" if looks.choice is None else looks.choice.why
+        stayed_s = now - self.book.since
+        failed = looks.rule.switched(now, entered.name, rates)
+        words = self.book.switch(now, entered.name, why, failed=failed)
+        self._rendition, self.fanouts, looks.choice = entered, entered.fanouts, None
+        return Hop(cohort, entered.log.tail, why=words, stayed_s=stayed_s)
+
+
+class _Watch:
+    """Looks at the viewers of a set on one poll group that lag or are not in the largest rendition. Its thread."""
+
+    def __init__(self, streams: StreamSet, group: PollGroup) -> None:
+        self._set = streams
+        self._group = group
+        self._places: dict[Sender, SetPlace] = {}
+        self._looked_at: set[SetPlace] = set()  # those that are not in the largest, or are about to leave it
+        self._largest = ""
+        self._armed = False
+
+    def add(self, place: SetPlace) -> None:
+        self._places[place.connection.sender] = place
+        self._looked_at.add(place)
+        if not self._armed:
+            self._armed = True
+            self._group.call_later(0.0, self._look)
+
+    def remove(self, place: SetPlace) -> None:
+        self._places.pop(place.connection.sender, None)
+        self._looked_at.discard(place)
+        if not self._places:
+            self._set.forget_watch(self._group)
+
+    def _look(self) -> None:
+        self._armed = False
+        if not self._places:
+            return
+        now = self._group.clock()
+        rates = self._set.rates(now)
+        largest = [*rates][-1] if rates else ""
+        if largest != self._largest:
+            self._largest = largest
+            self._looked_at.update(self._places.values())
+        rendition = self._set.find(largest)
+        lagging = set() if rendition is None else {*rendition.fanouts.lagging(self._group)}
+        looked_at = self._looked_at.union(filter(None, map(self._places.get, lagging)))
+        for place in looked_at:
+            if now >= place.looks.next_at:
+                place.look(now, rates)
+        self._looked_at = {
+            place
+            for place in looked_at
+            if place.rendition != largest or place.looks.choice is not None or place.connection.sender in lagging
+        }
+        next_at = min((place.looks.next_at for place in self._looked_at), default=now + LOOK_S)
+        self._armed = True
+        self._group.call_later(min(max(next_at - now, 0.0), LOOK_S), self._look)
