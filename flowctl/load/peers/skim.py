@@ -12,6 +12,7 @@ import struct
 from typing import Final
 
 from flowctl.wire.client.measure import MediaFrame, Skimmed, describe
+from flowctl.wire.media.stamp import STAMPED_HEAD_BYTES
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.stream import ChunkStream
 from flowctl.wire.rtmp.limits import WireLimits
@@ -27,8 +28,8 @@ from flowctl.wire.rtmp.wire import (
     Message,
 )
 
-HEAD_BYTES: Final = 64
-"""Octets that are looked at of a message: a stamp ends at octet 42, and the smallest chunk size is 128."""
+HEAD_BYTES: Final = STAMPED_HEAD_BYTES
+"""Octets that are looked at of a message; the smallest chunk size is 128."""
 
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 _KNOWN_MAX: Final = 8192

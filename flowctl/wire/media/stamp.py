@@ -2,7 +2,8 @@
 
 How it works: synthetic frames have a slot at a fixed place, in video the first NAL unit (user data, which decoders
 skip), in audio the first element (a data stream element, which decoders skip). `stamp` overwrites it just before the
-frame is sent; `read_stamp` finds it again after any number of servers, since none of them changes frames.
+frame is sent; `read_stamp` finds it again after any number of servers, since none of them changes frames. What a server
+may do is to put parameter sets in front of a key frame: there it is looked for behind them.
 
 Numbers are written as septets with the high bit set. No octet of the slot is then 0, so that the slot needs no
 escaping in H.264 and never moves.
@@ -25,6 +26,9 @@ MAX_TIME_US: Final = (1 << 7 * _TIME_SEPTETS) - 1
 
 _VIDEO_MAGIC_AT: Final = 5 + 4 + 3  # FLV video header, NAL unit length, NAL and message header
 _AUDIO_MAGIC_AT: Final = 2 + 2  # FLV audio header, element header
+_KEY_FRAME: Final = b"\x17\x01"  # H.264 in FLV, as the synthetic source makes it
+STAMPED_HEAD_BYTES: Final = 96
+"""Octets from the begin of a frame in which its stamp is: 42, and some forty of parameter sets in front of it."""
 
 
 def _septets(value: int, count: int) -> bytes:
@@ -52,7 +56,8 @@ def _numbers_at(payload: bytes | memoryview) -> int:
     for at in (_VIDEO_MAGIC_AT, _AUDIO_MAGIC_AT):
         if payload[at : at + len(MAGIC)] == MAGIC and len(payload) >= at + len(_EMPTY_SLOT):
             return at + len(MAGIC)
-    return 0
+    at = bytes(payload[:STAMPED_HEAD_BYTES]).find(MAGIC) if payload[:2] == _KEY_FRAME else -1
+    return at + len(MAGIC) if 0 <= at <= len(payload) - len(_EMPTY_SLOT) else 0
 
 
 def has_slot(payload: bytes | memoryview) -> bool:

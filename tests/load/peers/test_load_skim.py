@@ -13,7 +13,7 @@ from rtmp_chunk_peer import ChunkPeer, basic, header0, interleave, random_messag
 from flowctl.core.flow.histogram import DelayHistogram
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.load.peers.skim import FrameBook, Skimmer
+from flowctl.load.peers.skim import HEAD_BYTES, FrameBook, Skimmer
 from flowctl.load.peers.viewer import write_row
 from flowctl.load.results.result import PeerKind, PeerResult
 from flowctl.wire.client.measure import (
@@ -107,7 +107,7 @@ def skimmed(pieces):
         media += [(frame.kind, frame.key, timestamp, frame.number) for timestamp, frame in skimmer.skim(piece)]
         other += skimmer.control
         skimmer.control.clear()
-        assert skimmer.unfinished_bytes <= 4 * 64 + 16
+        assert skimmer.unfinished_bytes <= 4 * HEAD_BYTES + 16
     return media, other
 
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flv import FlvWriter
-from flowctl.wire.media.stamp import MAX_SEQUENCE, MAX_TIME_US, Stamper, has_slot
+from flowctl.wire.media.stamp import MAX_SEQUENCE, MAX_TIME_US, STAMPED_HEAD_BYTES, Stamper, has_slot
 from flowctl.wire.media.synthetic import BACKGROUND, SyntheticSource, read_stamp, squares_at, stamp
 from flowctl.wire.media.tiny_aac import padding
 from flowctl.wire.media.tiny_h264 import BitWriter, TinyH264, escape
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.media.parameters import with_parameter_sets
 
 AUDIO, VIDEO, SCRIPT = 8, 9, 18
 
@@ -161,6 +162,16 @@ def test_stamp_round_trip(payload, sequence, time_us):
     assert len(stamped) == len(payload)
     type_id = VIDEO if payload[0] in (0x17, 0x27) else AUDIO
     assert inspect(type_id, stamped) == inspect(type_id, payload)
+
+
+@pytest.mark.parametrize("size", [(640, 360), (1280, 720)])
+def test_stamp_when_parameter_sets_are_put_in_front_of_a_key_frame_is_read_from_its_head(size):
+    tags = SyntheticSource(width=size[0], height=size[1]).tags(0.1)
+    header, key = [tag.payload for tag in tags if tag.type_id == VIDEO][:2]
+    frame = with_parameter_sets(stamp(key, 7, 5_000_000), header)
+    assert len(frame) > len(key)
+    assert read_stamp(frame) == read_stamp(frame[:STAMPED_HEAD_BYTES]) == (7, 5_000_000)
+    assert read_stamp(frame[:60]) is None
 
 
 def test_stamper_when_tracks_alternate_counts_each_and_leaves_others_alone():
