@@ -25,6 +25,7 @@ from flowctl.live.access.rules import StreamAccess
 from flowctl.live.judging.penalties import PenaltyLimits
 from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, Takes, merged, placed, with_marks
 from flowctl.live.settings.relays import RelayRule
+from flowctl.live.settings.renditions import RenditionNames
 from flowctl.records.flight.options import FlightOptions
 from flowctl.records.telemetry.options import EventsOptions
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
@@ -113,6 +114,8 @@ class LiveConfig(ServeOptions):
         media_silence_s: how long a publisher may send no audio and no video before it is cut (SRS
             ``publish_normal_timeout``: 7 s). 0: for ever.
         players_may_wait: whether a player of an absent stream waits for it; if not, it is refused.
+        renditions: which streams and tracks are renditions of one content, among which the server chooses for each
+            viewer; suffixes of names with one worker alone.
         publishers_per_address: streams that one address may publish at a time, and names that are kept for it (see
             `return_grace_s`). 0: any number.
         memory_budget_bytes: what may wait for slow viewers of this server, bytes that several wait for counted once,
@@ -176,6 +179,7 @@ class LiveConfig(ServeOptions):
     return_grace_s: float = 3.0
     media_silence_s: float = 10.0
     players_may_wait: bool = True
+    renditions: RenditionNames = field(default_factory=RenditionNames)
     publishers_per_address: int = 8
     memory_budget_bytes: int = 0
     work: WorkLimits = field(default_factory=WorkLimits)
@@ -245,6 +249,11 @@ class LiveConfig(ServeOptions):
             raise ConfigError(
                 "relay_pull goes with one worker alone: several follow each other",
                 hint="leave out workers, or pull with a server of its own",
+            )
+        if self.renditions.suffixes and self.workers != 1:
+            raise ConfigError(
+                "renditions by suffix go with one worker alone: each connection is served by any",
+                hint="leave out workers, or send the renditions as tracks of one publication",
             )
         object.__setattr__(self, "sender", replace(self.settings, return_after_s=self.return_after_s))
         self._check_levels()

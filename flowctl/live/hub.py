@@ -23,6 +23,7 @@ from flowctl.live.gate import AccessGate, Visits
 from flowctl.live.namebook import ClaimVerdict, NameBook, NameRules, Owner
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
+from flowctl.live.renditions.sets import RenditionSets
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream, StreamMember, StreamTap
 
@@ -49,6 +50,9 @@ class Viewer(StreamMember, Protocol):
     def stream_published(self, stream: Stream) -> None:
         """The stream is published (again)."""
 
+    def renditions_changed(self, stream: Stream) -> None:
+        """The stream has become, or is no longer, one of renditions, or others are there than before."""
+
     @property
     def connection(self) -> Connection:
         """Its connection."""
@@ -72,6 +76,7 @@ class Right(enum.Enum):
     STANDS_BY = "stands by"  #: it was decided elsewhere that it waits for its turn
     GRANTED = "granted"  #: it was decided elsewhere, and the one that has the name here loses it
     FOLLOWS = "follows"  #: a copy from another server, which takes the name from no publisher of this one
+    COMPOSES = "composes"  #: made of other streams; it takes the name from nobody, and gives way to everybody
 
 
 _DECIDED: Final = {
@@ -79,6 +84,7 @@ _DECIDED: Final = {
     Right.STANDS_BY: ClaimVerdict.STANDS_BY,
     Right.GRANTED: ClaimVerdict.GRANTED,
     Right.FOLLOWS: ClaimVerdict.GRANTED,
+    Right.COMPOSES: ClaimVerdict.GRANTED,
 }
 
 
@@ -126,11 +132,21 @@ class Hub:
         self._viewers: dict[StreamMember, Viewer] = {}  # guarded by _lock
         self._book: NameBook[Publisher] = NameBook(self._rules)  # guarded by _lock
         self._copies: set[Publisher] = set()  # publishers of other servers' streams; guarded by _lock
+        self._composed: set[Publisher] = set()  # publishers of what is made of other streams; guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
         self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
+        self.renditions: Final = RenditionSets(
+            lambda: self.config,
+            clock,
+            self.streams,
+            publish=self._compose,
+            unpublish=lambda stream, publisher: self.unpublish(stream, publisher, grace=False),
+            call_later=call_later,
+            tell=self._tell_renditions,
+        )
         # Set before the first connection, if at all:
         self.taker: StreamTap | None = None  # takes what is published
         self.names: NameAuthority | None = None  # decides who has a name, with other servers
@@ -164,13 +180,20 @@ class Hub:
             existing = self._streams.get(name)
             if existing is None:
                 self._check_room_locked()
-            if right is Right.FOLLOWS and not self._copies.issuperset(filter(None, [self._book.holder_of(name)])):
+            holder = self._book.holder_of(name)
+            if right is Right.FOLLOWS and not self._copies.issuperset(filter(None, [holder])):
                 raise BusyError(f"stream {name} is being published here")
+            if right is Right.COMPOSES and (holder is not None or self._book.is_kept_for_owner(name)):
+                raise BusyError(f"stream {name} is published by itself")
             silent = existing is None or now - existing.media_at >= _SILENT_S
             owner = owner or Owner(address_key(publisher.peer[0]))
-            verdict, rival = self._book.claim(name, publisher, owner, silent=silent, decided=_DECIDED[right])
+            verdict, rival = self._book.claim(
+                name, publisher, owner, silent=silent, decided=_DECIDED[right], yields=holder in self._composed
+            )
             if right is Right.FOLLOWS:
                 self._copies.add(publisher)
+            elif right is Right.COMPOSES:
+                self._composed.add(publisher)
             stream = self._stream_locked(name, now)
             if verdict is ClaimVerdict.STANDS_BY:
                 stream.stand_by(publisher)
@@ -187,8 +210,14 @@ class Hub:
         stream.take_over(publisher, now, announce=announce, batched=publisher in self._copies)
         return waiting
 
-    @staticmethod
-    def _tell_begun(stream: Stream, rival: Publisher | None, waiting: Iterable[Viewer]) -> None:
+    def _compose(self, name: str, publisher: Publisher) -> Stream:
+        """Publish what is made of other streams here, unless names are decided elsewhere, where it would be unknown."""
+        if self.names is not None:
+            raise BusyError(f"stream {name} cannot be made here: its name is decided elsewhere")
+        return self.publish(name, publisher, Owner(""), right=Right.COMPOSES)
+
+    def _tell_begun(self, stream: Stream, rival: Publisher | None, waiting: Iterable[Viewer]) -> None:
+        self.renditions.look(stream)
         if rival is not None:
             rival.on_thread(rival.publish_replaced, stream)
         for viewer in waiting:
@@ -229,14 +258,16 @@ class Hub:
         with self._lock:
             if stream.publisher is publisher:
                 stream.take_over(publisher, self._clock(), batched=publisher in self._copies)
+        self.renditions.look(stream)
 
     def unpublish(self, stream: Stream, publisher: Publisher, *, grace: bool) -> None:
         """Take `publisher` out; a standby takes over, or the viewers are told, after the grace time or at once."""
         now = self._clock()
         waiting: list[Viewer] = []
         with self._lock:
-            copy = publisher in self._copies
+            copy = publisher in self._copies or publisher in self._composed
             self._copies.discard(publisher)
+            self._composed.discard(publisher)
             stream.stand_down(publisher)
             least_s = self._wait_before_end_locked(stream, now)
             freed = self._book.release(
@@ -276,10 +307,17 @@ class Hub:
             stream.end(stream.ended_at)
             viewers = [self._viewers[item] for item in stream.viewers]
             self._forget_if_idle_locked(stream)
+        self.renditions.look(stream)
         for viewer in viewers:
             viewer.on_thread(viewer.stream_ended, stream)
 
     # -- viewers
+
+    def _tell_renditions(self, stream: Stream) -> None:
+        with self._lock:
+            viewers = [self._viewers[item] for item in stream.viewers]
+        for viewer in viewers:
+            viewer.on_thread(viewer.renditions_changed, stream)
 
     def view(self, name: str, viewer: Viewer) -> Stream:
         """Enter `viewer` for the stream `name`, which it may have to wait for (see `Stream.ended`)."""
@@ -338,7 +376,8 @@ class Hub:
         if stream is None:
             self._check_room_locked()
             tap = None if self.gate.hooks is None else self.gate.hooks.tap
-            stream = self._streams[name] = Stream(name, self.config.at(name), now, tap, self.taker)
+            config, on_tracks = self.config.at(name), self.renditions.of_tracks
+            stream = self._streams[name] = Stream(name, config, now, tap, self.taker, on_tracks=on_tracks)
         return stream
 
     def _check_room_locked(self) -> None:

@@ -105,18 +105,29 @@ class NameBook(Generic[_H]):
     def is_kept(self, name: str) -> bool:
         return name in self._kept
 
+    def is_kept_for_owner(self, name: str) -> bool:
+        """Return whether its publisher may be back; not where a name is kept so that viewers are not told too often."""
+        return name in self._kept and bool(self.entries[name].kept_for)
+
     def claim(
-        self, name: str, holder: _H, owner: Owner, *, silent: bool | None = None, decided: ClaimVerdict | None = None
+        self,
+        name: str,
+        holder: _H,
+        owner: Owner,
+        *,
+        silent: bool | None = None,
+        decided: ClaimVerdict | None = None,
+        yields: bool = False,
     ) -> ClaimOutcome[_H]:
         """Enter a publisher, or refuse it with BusyError or LimitExceededError.
 
         `silent`: whether the publisher that there is has fallen silent; None: that would have to be asked. `decided`:
-        what was decided elsewhere; None: the rules decide.
+        what was decided elsewhere; None: the rules decide. `yields`: the present publisher gives way to everybody.
         """
         entry = self.entries.get(name) or NameEntry()
         if holder == entry.holder or holder in entry.standby:
             raise BusyError(f"this connection publishes stream {name} already", hint="close the other publication")
-        verdict = decided or self._judge(name, entry, owner, silent=silent)
+        verdict = decided or (ClaimVerdict.GRANTED if yields else self._judge(name, entry, owner, silent=silent))
         if verdict is ClaimVerdict.ASK:
             return ClaimOutcome(verdict, entry.holder)
         rival = entry.holder if verdict is ClaimVerdict.GRANTED else None

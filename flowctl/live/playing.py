@@ -4,6 +4,9 @@ A player follows the log of its stream (`Stream.join`) behind the replies of its
 went or came by the log, so that the notice stands at its place between the frames; a player that has left the log,
 paused, is told by the session.
 
+Where the stream is one of several renditions, a player has a seat in the set of them (`RenditionSet`) instead, whose
+logs tell it of the end. It has none while there is no picture yet to begin with.
+
 `ViewerSession` is what a session that plays is to hub, oversight, records and operators, whatever protocol its peer
 speaks: what a slow one's input does, its figures, what is set for its stream, what is told of its end. The session of a
 protocol derives from it and adds the protocol.
@@ -11,9 +14,9 @@ protocol derives from it and adds the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -29,6 +32,7 @@ from flowctl.live.access.request import LiveRequest, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, line_fields
 from flowctl.live.oversight.episodes import Episode
+from flowctl.live.renditions.renditionset import RenditionSet, Seat
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import StartPlace, Stream
 from flowctl.live.wirelog import WireLog
@@ -67,6 +71,23 @@ class Muted:
         return self.policy.patience(message_class)
 
 
+class Wants(NamedTuple):
+    """What a player asks of a stream that is one of several renditions."""
+
+    renditions: bool = True  # the rendition that fits, or `track`; if not, what is published in the stream itself
+    tracks: bool = False  # it takes all tracks of a publication that has several
+    track: int | None = None  # that track alone
+
+
+RENDITIONS: Final = Wants()
+
+
+def track_of(query: Mapping[str, str]) -> int | None:
+    """Return the track that the query of an address asks for, as ``?track=1``. None: none, or no number of one."""
+    text = query.get("track", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 4 else None
+
+
 class PlayWords:
     """Messages of a play to its player in its protocol; this base sends none."""
 
@@ -89,19 +110,30 @@ class Playing:
     """The stream that the peer plays; one per connection. Its connection's thread."""
 
     __slots__ = (
-        *("_connection", "_episode", "_hub", "_viewer", "_wire", "_words", "audio", "began_at", "paused", "stream"),
-        *("video", "waiting", "waits_until"),
+        *("_begun", "_connection", "_episode", "_hub", "_seat", "_viewer", "_wants", "_wire", "_words", "audio"),
+        *("began_at", "paused", "stream", "video", "waiting", "waits_until"),
     )
 
-    def __init__(self, viewer: ViewerSession, words: PlayWords, hub: Hub, stream: Stream, wire: WireLog) -> None:
+    def __init__(
+        self,
+        viewer: ViewerSession,
+        words: PlayWords,
+        hub: Hub,
+        stream: Stream,
+        wire: WireLog,
+        wants: Wants = RENDITIONS,
+    ) -> None:
         self._viewer = viewer
         self._connection = viewer.connection
         self._words = words
         self._hub = hub
         self._wire = wire
+        self._wants = wants
+        self._seat: Seat | None = None  # its place among renditions. None: it has none, or follows `_wire`.
         self.audio = self.video = True  # whether the player wants them
         self._episode: Episode | None = None  # most viewers have no trouble at all
         self.stream = stream
+        self._begun = False  # whether it follows, or is to as soon as there is something
         self.waiting = True  # whether it waits for a publisher
         self.began_at = self._connection.now()
         # when waiting for a publisher is given up. None: it is published, or the wait has no limit.
@@ -124,6 +156,12 @@ class Playing:
         return place
 
     def follow(self, place: StartPlace) -> None:
+        """Follow the stream from `place`, or take a seat among its renditions if there are any."""
+        self._begun = True
+        renditions = self._renditions
+        if renditions is not None and not renditions.sound_alone:
+            self._seat = renditions.view(self._connection, self._wire.wire_format, track=self._wants.track)
+            return
         start, prefix, wait = place
         FollowPlace(self._connection, self._wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
 
@@ -131,6 +169,31 @@ class Playing:
         """Follow the log of the publication that there is now, from where a viewer starts."""
         self._wire = self.stream.rejoin(self._wire)
         self.follow(self.stream.start_place(self._wire))
+
+    @property
+    def _renditions(self) -> RenditionSet | None:
+        """The set that it has a place in. None: the player gets all that is published in the stream."""
+        found = self._hub.renditions.find(self.stream)
+        if found is None or not self._wants.renditions or (found.of_tracks and self._wants.tracks):
+            return None
+        return found
+
+    def renditions_changed(self) -> None:
+        """Find a place anew, if there is none here any more; a player that waits does so when it is published."""
+        if self._begun and not (self.paused or self.waiting or self._sits_well() or self._hears_end()):
+            self._leave_log()
+            self.follow(self.stream.start_place(self._wire))
+
+    def _hears_end(self) -> bool:
+        """Whether its set ends because the publication does, so that its seat is where it hears of that."""
+        seat, publisher = self._seat, self.stream.publisher
+        return seat is not None and (publisher is None or (publisher is seat.renditions and self._renditions is None))
+
+    def _sits_well(self) -> bool:
+        renditions, seat = self._renditions, self._seat
+        if renditions is None or renditions.sound_alone:
+            return seat is None and self._connection.place is not None
+        return seat is not None and seat.renditions is renditions and not seat.ended
 
     def stream_ended(self) -> None:
         """Wait from now on, if the publisher has gone for good: the hub's word may be outdated by now."""
@@ -142,7 +205,12 @@ class Playing:
         if not self.stream.ended:
             self.waits_until = None
             self._note_end()  # where the stream was back before `stream_ended` ran: the log has told the player
-            self._note_begin()
+            told = None
+            if self._begun and not (self.paused or self._sits_well()):  # what it follows tells it no beginning
+                told = self._leave_log()
+            self._note_begin(told=told)
+            if self._begun and self._connection.place is None and not self.paused:
+                self.follow(self.stream.start_place(self._wire))
 
     def _wait(self) -> None:
         wait_s = self.settings.rtmp.limits.player_wait_s
@@ -154,11 +222,11 @@ class Playing:
             self.waiting = True
             self._words.wait(send=self._connection.place is None)
 
-    def _note_begin(self) -> None:
-        """Let it play from now on if it waits; it is told as in `_note_end`."""
+    def _note_begin(self, *, told: bool | None = None) -> None:
+        """Let it play from now on if it waits; it is told as in `_note_end`, unless the log that it left has `told`."""
         if self.waiting:
             self.waiting = False
-            self._words.begin(send=self._connection.place is None)
+            self._words.begin(send=self._connection.place is None and not told)
         self._tell_start()
 
     def _tell_start(self) -> None:
@@ -200,18 +268,27 @@ class Playing:
         elif self._connection.place is not None:
             self._leave_log()
 
-    def _leave_log(self) -> None:
-        """Stop following the log; what it was still to tell the player, the wire session tells it."""
+    def _leave_log(self) -> bool | None:
+        """Stop following the log; what it was still to tell the player, the wire session tells it.
+
+        Returns whether the player has heard from it that the stream is published; None: there was no log.
+        """
         place, sender = self._connection.place, self._connection.sender
         if place is None:
-            return
+            return None
         before = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL)
         place.end()
+        published = self._wire.published
+        if self._seat is not None:
+            published = self._seat.published
+            self._seat.leave()
+            self._seat = None
         lost = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL) - before
         # Begin and end take turns, so an even number of lost ones changes nothing. Where the hub's own word has not
         # come yet, it will be sent, for there is no log any more.
-        if lost % 2 and self._wire.published is not self.waiting:
+        if lost % 2 and published is not self.waiting:
             self._words.repeat()
+        return published is not bool(lost % 2)
 
     def mute(self, *, audio: bool | None = None, video: bool | None = None) -> None:
         self.audio = self.audio if audio is None else audio
@@ -248,6 +325,8 @@ class Playing:
         connection = self._connection
         if connection.place is not None:
             connection.place.end()
+        if self._seat is not None:
+            self._seat.leave()
         # Also out of what waits to be sent to it: what it was offered of the stream is settled when it leaves.
         self.stream.leave(self._wire)
         self._hub.leave(self.stream, self._viewer)
@@ -344,6 +423,10 @@ class ViewerSession(Session):
     def stream_published(self, stream: Stream) -> None:
         if self._playing is not None and self._playing.stream is stream:
             self._playing.stream_published()
+
+    def renditions_changed(self, stream: Stream) -> None:
+        if self._playing is not None and self._playing.stream is stream:
+            self._playing.renditions_changed()
 
     def server_stops(self) -> None:
         """The server stops, and the queue goes out: the last moment to say so. RTMP has asked to reconnect."""

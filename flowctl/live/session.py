@@ -27,7 +27,7 @@ from flowctl.live.inputrate import FULL_BYTES, SINGLE_MESSAGES, InputRate, weigh
 from flowctl.live.namebook import Owner
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.signals import PARAMETER
-from flowctl.live.playing import Playing, PlayWords, ViewerSession, refusal_word
+from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants, refusal_word, track_of
 from flowctl.live.publishing import Publishing, PublishWords
 from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
@@ -632,7 +632,9 @@ class LiveSession(ViewerSession):
             self._refused("play refused", name, error)
             return
         self._words = RtmpPlayWords(self._rtmp, event.stream_id)
-        playing = self._playing = Playing(self, self._words, self._hub, stream, wire)
+        tracks = bool(self._rtmp.client_caps_ex & commands.CAPS_MULTITRACK)
+        wants = Wants(tracks=tracks, track=track_of(event.query))
+        playing = self._playing = Playing(self, self._words, self._hub, stream, wire, wants)
         place = playing.begin()
         self._send_replies()  # they go first: the log follows behind them
         playing.follow(place)

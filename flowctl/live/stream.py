@@ -23,7 +23,7 @@ from flowctl.wire.rtmp.media.media import MediaInfo, inspect, refers_back
 from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO, signed_difference
 
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
-_CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
+CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """Messages that show the publisher's clock: headers and metadata have timestamp 0, whatever that clock says."""
 _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
@@ -31,7 +31,7 @@ _LINK_MSID: Final = -1
 """Key of the wire of servers that follow this one, whose message stream id is 1; no player has this id."""
 MOST_WIRES: Final = 8
 """Message stream ids on which a stream can be played at a time; as many as a connection may open."""
-_GIVEN_WIRES: Final = MOST_WIRES // 2
+GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""
 LONGEST_KEY_INTERVAL_S: Final = 10.0
@@ -76,13 +76,35 @@ class StreamTap(Protocol):
         """A message was passed on."""
 
 
+class StreamFeed(Protocol):
+    """Gets the messages that a stream passes on, with its own timestamps: a set of which it is a part.
+
+    Called under the stream's lock: it may publish to streams that are parts of nothing, and call nobody else.
+    """
+
+    def accept(self, type_id: int, timestamp: int, payload: bytes, info: MediaInfo, now: float) -> None:
+        """A message is about to be passed on."""
+
+
 class Stream:
-    """One stream by name."""
+    """One stream by name, or one rendition of it."""
 
     def __init__(
-        self, name: str, config: LiveConfig, now: float, tap: Tap | None = None, taker: StreamTap | None = None
+        self,
+        name: str,
+        config: LiveConfig,
+        now: float,
+        tap: Tap | None = None,
+        taker: StreamTap | None = None,
+        *,
+        rendition: str = "",
+        on_tracks: Callable[[Stream], StreamFeed | None] | None = None,
     ) -> None:
         self.name: Final = name
+        self.rendition: Final = rendition  # which one of the stream `name`; empty: the stream itself
+        self.renditions: tuple[Stream, ...] = ()  # of this stream, where it is the face of a set; replaced as a whole
+        self.feed: StreamFeed | None = None  # set that it is a part of; guarded by _lock
+        self._on_tracks: Final = on_tracks  # gives the feed of a publication with several video tracks
         self._tap: Final = tap
         self._taker: Final = taker
         self.config = config  # guarded by _lock
@@ -127,6 +149,8 @@ class Stream:
                 wire.log.cache = config.cache
                 if msid != _LINK_MSID:
                     wire.fanouts.set_interval(config.flush_interval_s)
+        for rendition in self.renditions:
+            rendition.configure(config)
 
     # -- publishing
 
@@ -180,8 +204,9 @@ class Stream:
             waiting = self._standby_headers.pop(publisher, None)
             for key, _, (type_id, payload) in waiting.items() if waiting is not None else ():
                 timestamp = (self._last_timestamp or 0) if type_id in MEDIA_TYPES else 0
-                self._note_codec(inspect(type_id, payload))
-                self._show(MessageClass.HEADER, type_id, timestamp, timestamp, payload)
+                info = inspect(type_id, payload)
+                self._note_codec(info)
+                self._show(info, MessageClass.HEADER, type_id, timestamp, timestamp, payload, now)
                 for wire in self._wires.values():
                     wire.append(type_id, timestamp, payload, MessageClass.HEADER, now, header_key=key)
 
@@ -224,7 +249,7 @@ class Stream:
                     self.before_key_count += 1  # nobody could decode it
                     return True
                 self._key_seen = True
-            self._show(message_class, type_id, timestamp, published_ms, payload)
+            self._show(info, message_class, type_id, timestamp, published_ms, payload, now)
             if len(self._wires) > 1:
                 self._drop_unused(key=message_class is MessageClass.KEY)
             leading = self._leads(info, message_class, timestamp, payload)
@@ -249,7 +274,14 @@ class Stream:
             return True
 
     def _show(
-        self, message_class: MessageClass, type_id: int, timestamp: int, published_ms: int, payload: bytes
+        self,
+        info: MediaInfo,
+        message_class: MessageClass,
+        type_id: int,
+        timestamp: int,
+        published_ms: int,
+        payload: bytes,
+        now: float,
     ) -> None:
         """Hand a message that is passed on to those who take all of them."""
         self._lock.assert_owned()
@@ -257,6 +289,25 @@ class Stream:
             self._tap(self.name, message_class, type_id, timestamp, payload)
         if self._taker is not None:
             self._taker.message(self.name, message_class, type_id, published_ms, payload)
+        if self.feed is None and info.multitrack and info.kind == "video" and self._on_tracks is not None:
+            self._feed_locked(self._on_tracks(self), now)
+        if self.feed is not None:
+            self.feed.accept(type_id, timestamp, payload, info, now)
+
+    def set_feed(self, feed: StreamFeed | None, now: float) -> None:
+        """Let a set have what is passed on from now on, and the headers that were. Any thread."""
+        with self._lock:
+            self._feed_locked(feed, now)
+
+    def _feed_locked(self, feed: StreamFeed | None, now: float) -> None:
+        self._lock.assert_owned()
+        self.feed = feed
+        if feed is None or _USUAL_MSID not in self._wires:
+            return
+        wire = self._wires[_USUAL_MSID]
+        for _, _, header in wire.headers.items():
+            type_id, timestamp, payload = wire.wire_format.deserialise(header)
+            feed.accept(type_id, timestamp, payload, inspect(type_id, payload), now)
 
     def _key_class(self, info: MediaInfo, now: float) -> MessageClass:
         """Return KEY for a key frame of the lowest track, where viewers start, and INTER for one of any other.
@@ -322,7 +373,7 @@ class Stream:
         elif shift is None:
             gap_ms = min(max(int((now - self._last_at) * 1000), 1), _LONGEST_GAP_MS)
             resumed = (last + gap_ms) & CLOCK_MASK
-            if message_class not in _CLOCKED:
+            if message_class not in CLOCKED:
                 return resumed  # without moving the end of the timeline, so that the first frame is not behind it
             shift = self._shift = (resumed - timestamp) & CLOCK_MASK
         rebased = (timestamp + (shift or 0)) & CLOCK_MASK
@@ -331,6 +382,11 @@ class Stream:
             self._last_timestamp = rebased
         self._last_at = now
         return rebased
+
+    def begin_clock(self, timestamp: int, now: float) -> int:
+        """Return what is added to timestamps of the present publisher, settled as by a first frame. Any thread."""
+        with self._lock:
+            return (self._rebase(timestamp, MessageClass.KEY, now) - timestamp) & CLOCK_MASK
 
     def _note_codec(self, info: MediaInfo) -> None:
         self._lock.assert_owned()
@@ -352,6 +408,9 @@ class Stream:
                     del self._wires[key]
             self._drop_unused(key=True)
             self._forget_headers()
+        for rendition in self.renditions:
+            rendition.ended = True
+            rendition.end(now)
 
     # -- viewing
 
@@ -363,9 +422,9 @@ class Stream:
         comes and goes as fast as it can has the GOP cache rewritten once.
         """
         with self._lock:
-            if msid not in self._wires and msid > _GIVEN_WIRES:
-                others = sum(isinstance(other, int) and other > _GIVEN_WIRES for other in self._wires)
-                most = MOST_WIRES - _GIVEN_WIRES
+            if msid not in self._wires and msid > GIVEN_WIRES:
+                others = sum(isinstance(other, int) and other > GIVEN_WIRES for other in self._wires)
+                most = MOST_WIRES - GIVEN_WIRES
                 if others >= most:
                     raise LimitExceededError("player_stream_ids", others + 1, most)
             wire = self._wire_locked(msid)
@@ -414,6 +473,8 @@ class Stream:
             for wire in self._wires.values():
                 wire.log.drop_cache()
             self._drop_unused(key=True)
+        for rendition in self.renditions:
+            rendition.drop_caches()
 
     def _wire_locked(self, msid: int) -> WireLog:
         self._lock.assert_owned()
@@ -429,6 +490,7 @@ class Stream:
         wire = self._wires[key] = WireLog(
             self.name,
             wire_format,
+            rendition=self.rendition,
             cache=self.config.cache,
             flush_interval_s=0.0 if links else self.config.flush_interval_s,
             flush_adaptive=self.config.flush_adaptive,
@@ -464,8 +526,10 @@ class Stream:
 
     @property
     def wires(self) -> list[WireLog]:
+        """All its logs, those of its renditions included. Any thread."""
         with self._lock:
-            return list(self._wires.values())
+            own = list(self._wires.values())
+        return [*own, *(wire for rendition in self.renditions for wire in rendition.wires)]
 
     @property
     def standby_bytes(self) -> int:

@@ -20,7 +20,7 @@ from flowctl.core.outgoing.streamlog import CacheLimits, StreamLog
 from flowctl.errors import LimitExceededError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.chunk.writer import deserialise, serialise
-from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.rtmp.wire import EXTENDED, TYPE_AUDIO, TYPE_VIDEO
 
 _CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
 _DATA_CSID: Final = 7
@@ -89,6 +89,10 @@ class WireFormat(Protocol):
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
         """Return type, timestamp and body of what `serialise` returned."""
 
+    def time_of(self, wire: bytes) -> int:
+        """Return the timestamp of what `serialise` returned."""
+        return self.deserialise(wire)[1]
+
     def begin(self, timestamp: int) -> bytes:
         """Return what tells players who wait that the stream is published; empty: nothing does."""
         del timestamp
@@ -121,6 +125,10 @@ class RtmpChunks(WireFormat):
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
         return deserialise(wire, self.chunk_size)
 
+    def time_of(self, wire: bytes) -> int:
+        timestamp = int.from_bytes(wire[1:4], "big")  # behind a basic header of one octet
+        return timestamp if timestamp != EXTENDED else int.from_bytes(wire[12:16], "big")
+
     def begin(self, timestamp: int) -> bytes:
         return commands.stream_notice_bytes(self.msid, published=True, chunk_size=self.chunk_size, timestamp=timestamp)
 
@@ -138,6 +146,7 @@ class WireLog:
         name: str,
         wire_format: WireFormat,
         *,
+        rendition: str = "",
         cache: CacheLimits,
         flush_interval_s: float,
         flush_adaptive: bool = True,
@@ -147,7 +156,7 @@ class WireLog:
         self.for_links = viewers_log is not None
         self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
-        self.log = StreamLog(f"{name}#{wire_format.name}", cache=cache)
+        self.log = StreamLog(f"{name}#{wire_format.name}{rendition and ' '}{rendition}", cache=cache)
         self.headers: KeptHeaders[bytes] = KeptHeaders()  # the present publisher's; guarded by the stream's lock
         self._ahead: list[bytes] = []  # what goes before the next key frame too; guarded by the stream's lock
         self.fanouts: Fanouts = Fanouts(

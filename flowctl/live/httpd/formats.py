@@ -54,9 +54,9 @@ class FlvTags(WireFormat):
         """Return octets as they go behind the head of the response."""
         return data
 
-    def unwrapped(self, wire: bytes) -> bytes:
-        """Return what `wrapped` was given."""
-        return wire
+    def unwrapped(self, wire: bytes) -> slice:
+        """Return where in `wire` that is which `wrapped` was given."""
+        return slice(0, len(wire))
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         if type_id == TYPE_DATA_AMF3 and payload[:1] == _AMF0_INSIDE:
@@ -64,9 +64,13 @@ class FlvTags(WireFormat):
         return self.wrapped(flv.tag(type_id, timestamp & CLOCK_MASK, payload)) if type_id in _MEDIA else b""
 
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        tag = self.unwrapped(wire)
-        timestamp = int.from_bytes(tag[7:8] + tag[4:7], "big")
-        return tag[0], timestamp, tag[flv.TAG_HEADER_BYTES : -flv.BACK_POINTER_BYTES]
+        inside = self.unwrapped(wire)
+        body = wire[inside.start + flv.TAG_HEADER_BYTES : inside.stop - flv.BACK_POINTER_BYTES]
+        return wire[inside.start], self.time_of(wire), body
+
+    def time_of(self, wire: bytes) -> int:
+        at = self.unwrapped(wire).start
+        return int.from_bytes(wire[at + 7 : at + 8] + wire[at + 4 : at + 7], "big")
 
 
 class FlvChunks(FlvTags):
@@ -77,8 +81,8 @@ class FlvChunks(FlvTags):
     def wrapped(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data)
 
-    def unwrapped(self, wire: bytes) -> bytes:
-        return wire[wire.index(b"\n") + 1 : -2]
+    def unwrapped(self, wire: bytes) -> slice:
+        return slice(wire.index(b"\n") + 1, len(wire) - 2)
 
     def end(self, timestamp: int) -> bytes:
         """Return the last chunk, which stands behind all that was published."""
@@ -94,8 +98,8 @@ class FlvFrames(FlvTags):
     def wrapped(self, data: bytes) -> bytes:
         return frame(data)
 
-    def unwrapped(self, wire: bytes) -> bytes:
-        return wire[{_SHORT: 4, _LONG: 10}.get(wire[1], 2) :]
+    def unwrapped(self, wire: bytes) -> slice:
+        return slice({_SHORT: 4, _LONG: 10}.get(wire[1], 2), len(wire))
 
     def end(self, timestamp: int) -> bytes:
         """Return a close frame, which stands behind all that was published."""

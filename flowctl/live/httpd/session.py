@@ -31,7 +31,7 @@ from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAG
 from flowctl.live.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
-from flowctl.live.playing import Playing, PlayWords, ViewerSession, refusal_word
+from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants, refusal_word, track_of
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
@@ -527,7 +527,7 @@ class HttpSession(ViewerSession):
         wire_format = FRAMES if websocket is not None else TAGS if request.version == "1.0" else CHUNKS
         self._flv = FlvPlay(wire_format, websocket, now + self._limits.wait_s)
         wire = stream.join_format(wire_format)
-        self._playing = Playing(self, PlayWords(), self._hub, stream, wire)
+        self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(track=track_of(live.query)))
         self._playing.begin()
         if self._hub.gate.tells_of("play"):
             self._played = live

@@ -16,7 +16,7 @@ import structlog
 from flowctl.core.flow.state import MessageClass, SendState, StateChange
 from flowctl.errors import LimitExceededError
 from flowctl.live.hub import Hub
-from flowctl.live.playing import Playing, PlayWords, ViewerSession
+from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants
 from flowctl.live.settings.relays import place_of
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import RtmpChunks, WireFormat
@@ -144,7 +144,7 @@ class PushSession(ViewerSession):
             return
         self.accepted = True
         wire = stream.join_format(PushChunks(stream_id, self._hub.config.rtmp.out_chunk_size))
-        self._playing = Playing(self, PlayWords(), self._hub, stream, wire)
+        self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(renditions=False))
         place = self._playing.begin()
         if stream.ended:
             self._leave("the publisher has gone")

@@ -1,4 +1,4 @@
 """Sets of renditions: one content in several sizes, of which each viewer gets the largest that its line carries.
 
-Begin with `clocks.py`.
+Begin with `renditionset.py`.
 """

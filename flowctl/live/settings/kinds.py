@@ -30,6 +30,7 @@ from flowctl.live.access.tokens import SecretFile, read_secrets
 from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.live.config import SecondPublisher
 from flowctl.live.settings.relays import RelayRule, parse_relays
+from flowctl.live.settings.renditions import RenditionNames, parse_renditions
 from flowctl.records.flight.options import parse_networks
 from flowctl.records.telemetry.options import Addresses, RecordedStreams
 from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
@@ -149,6 +150,9 @@ Relays = Annotated[
     tuple[RelayRule, ...],
     _only_text(parse_relays),
     SettingKind("app/stream=address", lambda rules: "; ".join(map(str, rules))),
+]
+Renditions = Annotated[
+    RenditionNames, _only_text(parse_renditions), BeforeValidator(_items), SettingKind("tracks|off|suffixes")
 ]
 File = Annotated[Path | None, _only_text(_path), SettingKind("path")]
 Marks = Annotated[str | None, _only_text(_marks), SettingKind("bytes,messages,age")]

@@ -47,6 +47,7 @@ from flowctl.live.settings.kinds import (
     Proxies,
     Rate,
     Relays,
+    Renditions,
     Second,
     Secrets,
     SettingKind,
@@ -212,6 +213,14 @@ class LiveSettings(BaseModel):
         "media_silence_s", "Cut a publisher without sound and picture; 0: never.", of=_PUBLISHER
     )
     players_may_wait: Flag = _at("players_may_wait", "Whether players may wait for a publisher.", of=_VIEWER)
+
+    renditions: Renditions = _at(
+        "renditions",
+        "Renditions of one content, from which each viewer gets the largest that its line carries: tracks, or streams "
+        "by the end of their names (_1080,_720,_360).",
+        takes=Takes.NEW,
+        of=_NO_ROLE,
+    )
 
     events: Folder = _at("events.folder", "Record what happens to each connection as Parquet files there.")
     events_rotate: Duration = _at(

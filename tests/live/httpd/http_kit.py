@@ -7,7 +7,10 @@ import time
 
 from connection_kit import WAIT_S
 from live_kit import AAC_HEADER, AVC_HEADER, audio, ends_of, inter, key
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import BytesMessage, Request
 
+from flowctl import flv
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.flv import FlvReader
 from flowctl.live.config import LiveConfig
@@ -133,6 +136,44 @@ class Client:
 
     def close(self) -> None:
         self.sock.close()
+
+
+class Socket:
+    """A WebSocket player by wsproto."""
+
+    def __init__(self, web, target="/live/room.flv") -> None:
+        self.client = web.client()
+        self.wire = WSConnection(ConnectionType.CLIENT)
+        self.send(Request(host="example.test", target=target))
+        self.events = []
+
+    def send(self, event) -> None:
+        self.client.send(self.wire.send(event))
+
+    def until(self, kind):
+        while True:
+            for event in self.wire.events():
+                self.events.append(event)
+                if isinstance(event, kind):
+                    return event
+            data = self.client.sock.recv(65536)
+            self.wire.receive_data(data or None)
+
+    def tags(self, count):
+        """Return header and tags of the first frames, each of which is one of them."""
+        reader = FlvReader(check_back_pointers=True)
+        found = []
+        while len(found) < count:
+            whole = b""
+            while True:
+                message = self.until(BytesMessage)
+                whole += bytes(message.data)
+                if message.message_finished:
+                    break
+            tags = reader.feed(whole)
+            assert len(tags) == 1 or (not found and len(whole) == flv.HEADER_BYTES + flv.BACK_POINTER_BYTES)
+            found += tags
+        return reader.header, found
 
 
 class Web:

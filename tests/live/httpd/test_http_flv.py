@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 
 import pytest
-from http_kit import HOST, KEY, UPGRADE, wait_for
+from http_kit import HOST, KEY, UPGRADE, Socket, wait_for
 from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key, perform
-from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Pong, Request
+from wsproto.events import AcceptConnection, CloseConnection, Ping, Pong
 
 from flowctl import flv
 from flowctl.core.loop.sockets import SocketOptions
@@ -18,44 +17,6 @@ from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.live.httpd.session import HttpSession
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
-
-
-class Socket:
-    """A WebSocket player by wsproto."""
-
-    def __init__(self, web, target="/live/room.flv") -> None:
-        self.client = web.client()
-        self.wire = WSConnection(ConnectionType.CLIENT)
-        self.send(Request(host="example.test", target=target))
-        self.events = []
-
-    def send(self, event) -> None:
-        self.client.send(self.wire.send(event))
-
-    def until(self, kind):
-        while True:
-            for event in self.wire.events():
-                self.events.append(event)
-                if isinstance(event, kind):
-                    return event
-            data = self.client.sock.recv(65536)
-            self.wire.receive_data(data or None)
-
-    def tags(self, count):
-        """Return header and tags of the first frames, each of which is one of them."""
-        reader = FlvReader(check_back_pointers=True)
-        found = []
-        while len(found) < count:
-            whole = b""
-            while True:
-                message = self.until(BytesMessage)
-                whole += bytes(message.data)
-                if message.message_finished:
-                    break
-            tags = reader.feed(whole)
-            assert len(tags) == 1 or (not found and len(whole) == flv.HEADER_BYTES + flv.BACK_POINTER_BYTES)
-            found += tags
-        return reader.header, found
 
 
 def test_stream_when_it_is_published_begins_with_headers_and_the_cached_key_frame(web):

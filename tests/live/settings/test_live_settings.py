@@ -22,6 +22,7 @@ from flowctl.live.server import LiveServer
 from flowctl.live.settings.kinds import read_credentials
 from flowctl.live.settings.model import LiveSettings, settings_of
 from flowctl.live.settings.relays import RelayRule
+from flowctl.live.settings.renditions import RenditionNames
 from flowctl.live.settings.sources import read_file, read_settings
 from flowctl.records.flight.options import FlightOptions
 from flowctl.records.telemetry.options import Addresses, RecordedStreams
@@ -81,6 +82,7 @@ EXAMPLES = {
     "return_grace": ("1500ms", "return_grace_s", 1.5),
     "media_silence": ("0", "media_silence_s", 0.0),
     "players_may_wait": ("no", "players_may_wait", False),
+    "renditions": ("_1080, _720", "renditions", RenditionNames(suffixes=("_1080", "_720"))),
     "events": ("/records", "events.folder", "/records"),
     "events_rotate": ("1min", "events.rotate_s", 60.0),
     "events_max": ("2GiB", "events.max_bytes", 2 << 30),
@@ -226,6 +228,11 @@ def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_pat
         ("events_rotate", "2h", "is 7200 s, allowed is 0.5 s to 1 h"),
         ("trusted_proxies", "somewhere", "'somewhere' is no address and no network"),
         ("penalties_spare", "somewhere", "'somewhere' is no address and no network"),
+        ("renditions", "", "is '': '' ends no name"),
+        ("renditions", "_a,_b/c", "is '_a,_b/c': '_b/c' ends no name"),
+        ("renditions", "_720,-720", "is '_720,-720': a suffix is there twice"),
+        ("renditions", "off,_720", "is 'off,_720'"),
+        ("renditions", "a,b,c,d,e,f,g,h,i", "is a list of 9, 8 are allowed"),
     ],
 )
 def test_setting_when_wrong_is_refused_with_source_value_and_hint(name, text, said, tmp_path):

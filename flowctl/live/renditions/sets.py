@@ -1,0 +1,208 @@
+"""The sets of a server, and which stream is a member of which.
+
+The hub says of each stream whose publisher comes, goes, or has gone for good that it is to be looked at; what it is
+then, not what was said, decides. Looks come from any thread; one thread at a time does them all, so that none waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.errors import BusyError, LimitExceededError
+from flowctl.live.config import LiveConfig
+from flowctl.live.renditions.feeds import MemberFeed, TrackFeed
+from flowctl.live.renditions.renditionset import Rendition, RenditionSet
+from flowctl.live.stream import Stream, StreamFeed
+
+_log: Final = structlog.get_logger("flowctl.live")
+_TELL_S: Final = 0.25
+"""Shortest time between two words to all viewers of a set that they may have to find a place anew."""
+_MOST_TAKEN: Final = 256
+"""Names that are remembered because somebody publishes under the name of a set."""
+
+
+class _Membership(NamedTuple):
+    """A stream in a set."""
+
+    renditions: RenditionSet
+    rendition: Rendition
+
+
+class RenditionSets:
+    """The sets of one server. Any thread.
+
+    Args:
+        config: gives the settings in force.
+        clock: gives the time in seconds.
+        streams: the streams of the hub.
+        publish: publishes a set under its name; raises BusyError where another one does.
+        unpublish: ends that.
+        call_later: calls a function after some seconds, on any thread.
+        tell: tells the viewers of a stream that they may have to find a place anew.
+    """
+
+    def __init__(
+        self,
+        config: Callable[[], LiveConfig],
+        clock: Callable[[], float],
+        streams: Callable[[], Iterable[Stream]],
+        *,
+        publish: Callable[[str, RenditionSet], Stream],
+        unpublish: Callable[[Stream, RenditionSet], None],
+        call_later: Callable[..., Any],
+        tell: Callable[[Stream], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._streams = streams
+        self._publish = publish
+        self._unpublish = unpublish
+        self._call_later = call_later
+        self._tell = tell
+        self._due: deque[Callable[[], Any]] = deque()  # what is still to be done
+        self._turn = OwnedLock()  # of the thread that does it; nobody waits for it
+        self._by_name: dict[str, RenditionSet] = {}  # changed in a turn, or by the publisher of tracks
+        self._members: dict[Stream, _Membership] = {}  # changed in a turn
+        self._taken: dict[str, None] = {}  # faces that somebody publishes; changed in a turn
+
+    def find(self, face: Stream) -> RenditionSet | None:
+        """Return the set behind a stream. None: there is none."""
+        found = self._by_name.get(face.name)
+        return found if found is not None and found.face is face else None
+
+    # -- tracks
+
+    def of_tracks(self, face: Stream) -> StreamFeed | None:
+        """Return the feed of a publication that has several video tracks. None: they are no set. Under its lock."""
+        if not self._config().at(face.name).renditions.tracks:
+            return None
+        renditions = self._make(face.name, of_tracks=True)
+        renditions.show(face)
+        self._by_name[face.name] = renditions
+        self._changed(renditions)
+        return TrackFeed(renditions)
+
+    def _make(self, name: str, *, of_tracks: bool) -> RenditionSet:
+        return RenditionSet(name, lambda: self._config().at(name), self._changed, of_tracks=of_tracks)
+
+    def _changed(self, renditions: RenditionSet) -> None:
+        """Tell the viewers of a set soon, but not each time where that is often. Any thread, under locks of streams."""
+        if not renditions.untold:
+            renditions.untold = True
+            wait_s = renditions.told_at + _TELL_S - self._clock()
+            self._call_later(max(0.0, wait_s), self._tell_viewers, renditions)
+
+    def _tell_viewers(self, renditions: RenditionSet) -> None:
+        renditions.untold, renditions.told_at = False, self._clock()
+        if renditions.face is not None:
+            self._tell(renditions.face)
+
+    # -- streams by suffix
+
+    def look(self, stream: Stream) -> None:
+        """Look at what has become of a stream of the hub."""
+        self._do(partial(self._look, stream))
+
+    def _do(self, step: Callable[[], Any]) -> None:
+        self._due.append(step)
+        while self._due and not self._turn.owned() and self._turn.acquire(blocking=False):
+            try:
+                while self._due:
+                    self._due.popleft()()
+            finally:
+                self._turn.release()
+
+    def _look(self, stream: Stream) -> None:
+        publisher, known = stream.publisher, self._members.get(stream)
+        if stream.ended:
+            if known is not None:
+                self._leave(stream, known)
+            if (found := self.find(stream)) is not None and found.of_tracks:
+                self._end(found)
+            if stream.name in self._taken:
+                del self._taken[stream.name]
+                for other in self._streams():
+                    if other.publisher is not None and self._face_of(other) == stream.name:
+                        self._enter(other)
+        elif publisher is None:
+            if known is not None:
+                known.renditions.withdraw(known.rendition, self._clock(), gone=False)
+        elif known is not None and known.rendition.takeovers != stream.takeovers:
+            known.rendition.takeovers = stream.takeovers
+            known.renditions.restart(known.rendition)
+        elif known is None and not isinstance(publisher, RenditionSet):
+            self._enter(stream)
+
+    def _face_of(self, stream: Stream) -> str | None:
+        member = self._config().at(stream.name).renditions.member(stream.name)
+        return None if member is None else member.face
+
+    def _enter(self, stream: Stream) -> None:
+        member = self._config().at(stream.name).renditions.member(stream.name)
+        if member is None or stream in self._members:
+            return
+        now = self._clock()
+        renditions = self._by_name.get(member.face)
+        if renditions is None or renditions.of_tracks:
+            renditions = self._begin(member.face)
+        if renditions is None:
+            return
+        rendition = renditions.add(member.rendition, member.rank, now)
+        if rendition is None:
+            return
+        rendition.takeovers = stream.takeovers
+        self._members[stream] = _Membership(renditions, rendition)
+        stream.set_feed(MemberFeed(renditions, rendition), now)
+
+    def _begin(self, name: str) -> RenditionSet | None:
+        """Publish a set under its name. None: somebody publishes there, and has the name."""
+        renditions = self._make(name, of_tracks=False)
+        renditions.on_replaced = partial(self._do, partial(self._replaced, renditions))
+        try:
+            face = self._publish(name, renditions)
+        except (BusyError, LimitExceededError) as error:
+            if name not in self._taken:
+                while len(self._taken) >= _MOST_TAKEN:
+                    del self._taken[next(iter(self._taken))]
+                self._taken[name] = None
+                _log.warning("no set of renditions", stream=name, why=str(error))
+            return None
+        renditions.show(face)
+        self._by_name[name] = renditions
+        return renditions
+
+    def _leave(self, stream: Stream, known: _Membership) -> None:
+        now = self._clock()
+        del self._members[stream]
+        stream.set_feed(None, now)
+        if any(item.renditions is known.renditions for item in self._members.values()):
+            known.renditions.withdraw(known.rendition, now, gone=True)
+        else:  # viewers stay in it for the words of the end
+            self._dissolve(known.renditions)
+
+    def _replaced(self, renditions: RenditionSet) -> None:
+        """Somebody publishes under the name of a set."""
+        self._taken[renditions.name] = None
+        _log.warning("no set of renditions", stream=renditions.name, why="somebody publishes under its name")
+        for stream, known in list(self._members.items()):
+            if known.renditions is renditions:
+                del self._members[stream]
+                stream.set_feed(None, self._clock())
+        self._dissolve(renditions)
+
+    def _dissolve(self, renditions: RenditionSet) -> None:
+        self._end(renditions)
+        if renditions.face is not None:
+            self._unpublish(renditions.face, renditions)
+
+    def _end(self, renditions: RenditionSet) -> None:
+        if self._by_name.get(renditions.name) is renditions:
+            del self._by_name[renditions.name]
+        renditions.end()
+        self._changed(renditions)

@@ -1,0 +1,69 @@
+"""The setting of which streams are renditions of one content (pure).
+
+``tracks``, the default: the tracks of a multitrack publication. ``_1080,_720,_360``: those, and streams whose names end
+so, the largest first: `live/show_1080` and `live/show_720` are renditions of `live/show`. ``off``: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from flowctl.core.text.printable import short
+from flowctl.errors import ConfigError
+
+MOST_RENDITIONS: Final = 8
+"""Renditions of a set: encoders send three to five, OBS ten at most. Each costs a log with a GOP cache."""
+_SUFFIX_CHARS: Final = 32
+_SEPARATORS: Final = "_-."
+_TRACKS, _OFF = "tracks", "off"
+_HINT: Final = "write tracks, off, or suffixes of names with commas between, the largest first: _1080,_720,_360"
+
+
+class Member(NamedTuple):
+    """A stream as one of the renditions of another."""
+
+    face: str  # name of the set, under which viewers ask for it
+    rendition: str
+    rank: int  # 0: the largest
+
+
+@dataclass(frozen=True, slots=True)
+class RenditionNames:
+    """What makes a set of renditions."""
+
+    tracks: bool = True  # the tracks of a multitrack publication
+    suffixes: tuple[str, ...] = ()  # of names of streams, the largest first
+
+    def __post_init__(self) -> None:
+        if len(self.suffixes) > MOST_RENDITIONS:
+            raise ConfigError(f"renditions is a list of {len(self.suffixes)}, {MOST_RENDITIONS} are allowed")
+        for suffix in self.suffixes:
+            if not suffix.isprintable() or not 0 < len(suffix) <= _SUFFIX_CHARS or set(suffix) & set("/ ,?&"):
+                raise ConfigError(f"renditions is {short(str(self))}: {short(suffix)} ends no name", hint=_HINT)
+        if len({self._rendition(suffix) for suffix in self.suffixes}) < len(self.suffixes):
+            raise ConfigError(f"renditions is {short(str(self))}: a suffix is there twice", hint=_HINT)
+
+    def __str__(self) -> str:
+        return ",".join(self.suffixes) if self.suffixes else _TRACKS if self.tracks else _OFF
+
+    @staticmethod
+    def _rendition(suffix: str) -> str:
+        return suffix.lstrip(_SEPARATORS) or suffix
+
+    def member(self, name: str) -> Member | None:
+        """Return which rendition of which set the stream `name` is. None: of none."""
+        fitting = [item for item in self.suffixes if name.endswith(item) and name[: -len(item)].rpartition("/")[2]]
+        if not fitting:
+            return None
+        suffix = max(fitting, key=len)
+        return Member(name[: -len(suffix)], self._rendition(suffix), self.suffixes.index(suffix))
+
+
+def parse_renditions(text: str, source: str) -> RenditionNames:
+    words = [word.strip() for word in text.split(",")]
+    if words in ([_TRACKS], [_OFF]):
+        return RenditionNames(tracks=words == [_TRACKS])
+    if {_TRACKS, _OFF} & set(words):
+        raise ConfigError(f"{source} is {short(text)}", hint=_HINT)
+    return RenditionNames(suffixes=tuple(words))

@@ -1,0 +1,237 @@
+"""Sets of streams by suffix: who asks for which gets what, members that come and go, and the end."""
+
+from __future__ import annotations
+
+import pytest
+from live_kit import AAC_HEADER, AVC_HEADER, audio, config, inter, key
+from rendition_kit import SUFFIXES, SetWorld, avc_header, pictures, sounds
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.wire.rtmp import commands
+
+
+@pytest.fixture
+def world():
+    world = SetWorld()
+    yield world
+    assert world.group.failures == []
+
+
+def renditions_of(peer):
+    seen = [suffix for suffix, _, _ in pictures(peer)]
+    return [suffix for number, suffix in enumerate(seen) if number == 0 or suffix != seen[number - 1]]
+
+
+def test_play_when_the_name_is_of_a_set_gets_a_rendition_and_a_member_itself_by_its_own_name(world):
+    world.all_members()
+    world.send(7)
+    viewer, member = world.player("live/show"), world.player("live/show_720")
+    world.send(5)
+    assert renditions_of(member) == ["_720"]
+    assert [at for _, at, _ in pictures(viewer)] == list(range(200, 480, 40))
+    assert world.hub.find_stream("live/show").viewers.keys() == {viewer.live}
+    assert viewer.live.streams() == ["live/show"]
+    assert [item.name for item in world.hub.renditions.find(world.stream("live/show")).renditions()] == [
+        "1080",
+        "720",
+        "360",
+    ]
+
+
+def test_player_when_it_waits_gets_the_set_from_its_first_picture_and_is_told_once(world):
+    viewer = world.player("live/show")
+    assert viewer.live._playing.waits_until is not None
+    world.all_members()
+    assert viewer.live._playing.waits_until is None
+    world.send(6)
+    assert [at for _, at, _ in pictures(viewer)] == list(range(0, 240, 40))
+    assert viewer.codes.count(commands.PLAY_PUBLISH_NOTIFY) == 1
+    assert viewer.connection.place is not None
+
+
+def test_set_when_its_last_member_has_gone_ends_and_goes_on_when_one_is_back(world):
+    world.all_members()
+    viewer = world.player("live/show")
+    world.send(5)
+    world.members.pop("_1080").leave()
+    world.members.pop("_360").leave()
+    world.send(7)
+    assert commands.PLAY_UNPUBLISH_NOTIFY not in viewer.codes
+    world.members.pop("_720").leave()
+    world.run(5)
+    assert viewer.codes.count(commands.PLAY_UNPUBLISH_NOTIFY) == 1
+    assert viewer.live._playing.waiting
+    last_ms = max(timestamp for _, _, timestamp in pictures(viewer))
+    viewer.forget()
+    world.member("_360")
+    world.at = 0
+    world.send(3)
+    assert viewer.codes.count(commands.PLAY_PUBLISH_NOTIFY) == 1
+    assert [at for _, at, _ in pictures(viewer)] == [0, 40, 80]
+    assert pictures(viewer)[0][2] > last_ms  # its timeline goes on
+
+
+def test_hub_when_all_have_left_keeps_nothing(world):
+    for publisher in world.all_members():
+        world.send(2)
+        viewer = world.player("live/show")
+        world.send(2)
+        viewer.leave()
+        publisher.leave()
+    world.run(5)
+    assert world.hub.streams() == {}
+    assert world.hub.renditions._by_name == {}
+    assert world.hub.renditions._members == {}
+
+
+def test_sound_when_its_member_goes_is_that_of_the_next_without_a_gap_in_any_rendition(world):
+    world.all_members()
+    world.send(2)
+    viewer = world.player("live/show")
+    world.send(8)
+    world.members.pop("_1080").leave()
+    world.send(10)
+    heard = sounds(viewer)
+    times = [timestamp for *_, timestamp in heard]
+    assert times == list(range(times[0], times[-1] + 1, 40))
+    assert times[-1] == world.at - 40
+    assert (heard[0][0], heard[-1][0]) == ("_1080", "_720")
+    logs = [wire.log for stream in world.stream("live/show").renditions[1:] for wire in stream.wires]
+    assert [log.tail.counts[MessageClass.AUDIO] for log in logs] == [19, 19]  # all but what came before their key frame
+
+
+def test_metadata_and_header_of_a_rendition_are_its_own(world):
+    world.all_members()
+    world.send(2)
+    face = world.stream("live/show")
+    kept = {
+        stream.rendition: [wire.wire_format.deserialise(header)[2] for _, _, header in wire.headers.items()]
+        for stream in face.renditions
+        for wire in stream.wires
+    }
+    for number, suffix in enumerate(SUFFIXES):
+        metadata, video, sound = kept[suffix[1:]]
+        assert (video, sound) == (avc_header(number), AAC_HEADER)
+        assert b"width" in metadata
+    assert len({metadata for metadata, *_ in kept.values()}) == 3
+
+
+def test_face_when_followed_by_those_who_know_no_renditions_shows_the_largest(world):
+    world.member("_360")
+    world.send(3)
+    world.member("_1080")
+    wire = world.stream("live/show").join_link()
+    world.send(9)
+    shown = []
+    cached = wire.log.cached
+    while cached is not None and cached.next is not None:
+        shown.append(wire.wire_format.deserialise(cached.wire))
+        cached = cached.next
+    assert {payload[11:].split()[0] for type_id, _, payload in shown if type_id == 9} == {b"_1080"}
+    assert avc_header(0) in [wire.wire_format.deserialise(header)[2] for header in wire.headers.values]
+
+
+def test_publisher_when_its_name_is_that_of_a_set_has_it(world):
+    """Whoever publishes under the name itself has it, before the set or after it; then the set is back."""
+    world.all_members()
+    viewer = world.player("live/show")
+    world.send(5)
+    own = world.publisher("live/show")
+    assert own.codes == []
+    viewer.forget()
+    own.video(0, key(b"own"))
+    own.video(40, inter(b"own"))
+    world.send(3)
+    assert viewer.payloads[-2:] == [key(b"own"), inter(b"own")]
+    assert commands.PLAY_UNPUBLISH_NOTIFY not in viewer.codes
+    assert world.hub.renditions.find(world.stream("live/show")) is None
+    own.leave()
+    world.run(4)
+    viewer.forget()
+    world.send(6)
+    assert pictures(viewer)[-1][1] == world.at - 40
+
+
+def test_set_when_the_name_is_taken_before_begins_when_it_is_free(world):
+    own = world.publisher("live/show")
+    own.video(0, key(b"own"))
+    world.all_members()
+    viewer = world.player("live/show")
+    world.send(3)
+    assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"own")]
+    own.leave()
+    world.run(4)
+    viewer.forget()
+    world.send(6)
+    assert [at for _, at, _ in pictures(viewer)][-1] == world.at - 40
+
+
+@pytest.mark.parametrize("grace", [True, False])
+def test_member_when_its_publisher_is_back_goes_on_in_the_set(world, grace):
+    world.all_members()
+    viewer = world.player("live/show")
+    world.send(100)  # until the rates of renditions are known
+    if grace:
+        world.members["_720"].vanish()
+    else:
+        world.members["_720"].command("deleteStream", None, 1.0)
+    facts = world.hub.renditions.find(world.stream("live/show")).renditions
+    assert [item.joined for item in facts()] == ([True, False, True] if grace else [True, True])
+    del world.members["_720"]
+    world.send(21)
+    world.member("_720")
+    world.send(20)
+    assert [(item.name, item.joined) for item in facts()] == [("1080", True), ("720", True), ("360", True)]
+    seen = [at for _, at, _ in pictures(viewer)]
+    assert seen == sorted(set(seen))
+    assert len(seen) >= 141 - 5  # the rest of a group of the rendition that it was in is missing
+    assert sounds(viewer)[-1][2] == pictures(viewer)[-1][2] == world.at - 40
+    assert [at for _, at, _ in sounds(viewer)] == [str(at) for at in range(40, world.at, 40)]
+
+
+def test_pause_when_in_a_set_leaves_it_and_comes_back(world):
+    world.all_members()
+    viewer = world.player("live/show")
+    world.send(3)
+    viewer.command("pause", None, True, 0.0)
+    viewer.forget()
+    world.send(3)
+    assert (viewer.media, viewer.connection.place) == ([], None)
+    viewer.command("pause", None, False, 0.0)
+    world.send(1)
+    assert [at for _, at, _ in pictures(viewer)] == [200, 240]
+    viewer.command("receiveVideo", None, False)
+    viewer.forget()
+    world.send(2)
+    assert (pictures(viewer), len(sounds(viewer))) == ([], 2)
+
+
+def test_set_when_members_have_sound_alone_is_played_from_the_face(world):
+    for suffix in SUFFIXES:
+        publisher = world.members[suffix] = world.connect().publish("live/show" + suffix)
+        publisher.audio(0, AAC_HEADER)
+    viewer = world.player("live/show")
+    for number in range(120):
+        for suffix, publisher in world.members.items():
+            publisher.audio(number * 40, audio(suffix.encode()))
+        world.run(0.04)
+    assert viewer.payloads[0] == AAC_HEADER
+    assert set(viewer.payloads[1:]) == {audio(b"_1080")}
+
+
+def test_names_when_the_setting_is_off_or_another_are_of_no_set():
+    world = SetWorld(config())
+    world.all_members()
+    assert world.stream("live/show") is None
+
+
+def test_renditions_when_there_is_no_key_frame_or_too_many_members(world):
+    """A member without a key frame is in no viewer's way, and of a set there are eight at most."""
+    world.all_members()
+    viewer = world.player("live/show")
+    for number in range(20):
+        world.members["_720"].video(number * 40, inter(b"_720 0"))
+    world.send(5, members=("_1080", "_360"))
+    facts = world.hub.renditions.find(world.stream("live/show")).renditions()
+    assert [item.joined for item in facts] == [True, False, True]
+    assert [at for _, at, _ in pictures(viewer)] == [0, 40, 80, 120, 160]
