@@ -75,7 +75,7 @@ class _Rendition:
 
     def silent(self, now: float) -> bool:
         log = self.log
-        return bool(log.gop_duration_s) and now - log.gop.started_at > _SILENT_GROUPS * log.gop_duration_s + _SILENT_S
+        return bool(log.gop_bytes) and now - log.gop.started_at > _SILENT_GROUPS * log.gop_duration_s + _SILENT_S
 
 
 class StreamSet:
