@@ -34,16 +34,16 @@ def test_table_when_wider_than_the_terminal_has_its_last_columns_under_the_row(c
 
 
 def test_streams_when_one_is_a_set_have_each_rendition_under_its_row(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    small = {"rendition": "360", "rate_bytes_per_s": 62_500, "size": "640x360", "viewers": 0, "clock": ""}
-    large = {"rendition": "720", "rate_bytes_per_s": 150_000, "size": None, "viewers": 2, "clock": "shifted by 1.2 s"}
+    monkeypatch.setenv("COLUMNS", "100")
+    small = {"rendition": "360", "bit_rate": 500_000, "size": "640x360", "viewers": 0, "remark": ""}
+    large = {"rendition": "720", "bit_rate": 1_200_000, "size": None, "viewers": 2, "remark": "as those of 360"}
     rows = [{"stream": "live/show", "viewers": 2, "renditions": [small, large]}]
     show({"streams": [*rows, {"stream": "live/plain", "viewers": 0, "renditions": []}]})
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[2:5] == [
         "live/show         2",
-        "rendition 360, rate 61.0 KiB/s, size 640x360",
-        "rendition 720, rate 146 KiB/s, viewers 2, clock shifted by 1.2 s",
+        "rendition 360, bit rate 500 kbit/s, size 640x360",
+        "rendition 720, bit rate 1.20 Mbit/s, viewers 2, remark as those of 360",
     ]
     assert lines[5:] == ["live/plain        0"]
 

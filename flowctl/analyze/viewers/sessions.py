@@ -59,11 +59,12 @@ def causes(trouble_ms: Column, dropped_messages: Column) -> dict[str, Column]:
     # Of the time in which anything was published for it: from its start, as far as that is known.
     mean = f.try_divide("accepted_bytes", f.col("duration_s") * 1e3 - zero("startup_ms"))
     rate = f.try_divide("left_bytes", "left_ms")
+    one_rate = f.col("renditions").isNull()  # each rendition of a set has its own
     unforced = share(zero("unforced_drops"), f.greatest(f.lit(0), dropped_messages - added(UNFORCED_KINDS)))
     return {
         "b_any": f.when(troubled(trouble_ms), 1.0).otherwise(0.0),
         "b_server": f.coalesce(share(f.col("left_server_ms"), f.col("left_ms")), f.lit(0.0)),
-        "b_excess": f.when((mean > 0) & (rate >= BURST * mean), 1 - mean / rate).otherwise(0.0),
+        "b_excess": f.when(one_rate & (mean > 0) & (rate >= BURST * mean), 1 - mean / rate).otherwise(0.0),
         "b_unforced": f.when(zero("hard_at_once") > 0, 1.0).otherwise(f.coalesce(unforced, f.lit(0.0))),
     }
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, Final
 
 from flowctl.core.text.output import say
 from flowctl.core.text.printable import printable
-from flowctl.units import format_duration, format_size
+from flowctl.units import format_bit_rate, format_duration, format_size
 
 _OWN_LINE: Final = frozenset({"why", "detail", "what it does"})
 """Columns of tables that are sentences: they stand under their row."""
 _SILENT: Final = frozenset({"faults", "warning", "found", "cursor", "lost"})
 """Parts of an answer that are not shown in it: they go to standard error, or are for programs (``--json``)."""
+
+
+_UNITS: Final[Mapping[str, Callable[[float], str]]] = {
+    "bit_rate": format_bit_rate,
+    "_bytes_per_s": lambda value: f"{format_size(value)}/s",
+    "_bytes": format_size,
+    "_ms": lambda value: format_duration(value / 1000),
+    "_s": format_duration,
+}
+"""End of a name -> function that writes its value; the first that fits counts."""
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -124,8 +134,8 @@ def _axis(name: str, axis: Mapping[str, Any]) -> str:
 def _word(name: str) -> str:
     if name == "axes":
         return "waiting"
-    for unit in ("_bytes_per_s", "_bytes", "_ms", "_s"):
-        name = name.removesuffix(unit)
+    for unit in _UNITS:
+        name = name.removesuffix(unit) or name
     return name.replace("_", " ")
 
 
@@ -147,14 +157,8 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(_text(name, item) for item in value) or "none"
     if isinstance(value, int | float):
-        if name.endswith("_bytes_per_s"):
-            return f"{format_size(value)}/s"
-        if name.endswith("_bytes"):
-            return format_size(value)
-        if name.endswith("_ms"):
-            return format_duration(value / 1000)
-        if name.endswith("_s"):
-            return format_duration(value)
+        if (write := next((write for end, write in _UNITS.items() if name.endswith(end)), None)) is not None:
+            return write(value)
         if name in {"busy", "pictures"}:
             return f"{value:.0%}"
         if name == "at":

@@ -75,7 +75,7 @@ def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[s
     mean = quotient(row["accepted_bytes"], row["duration_s"] * 1e3 - zero["startup_ms"])
     rate = quotient(row["left_bytes"], row["left_ms"])
     burst = 0.0
-    if mean is not None and rate is not None and mean > 0 and rate >= 1.5 * mean:
+    if row["renditions"] is None and mean is not None and rate is not None and mean > 0 and rate >= 1.5 * mean:
         burst = max(0.0, 1 - mean / rate)
     unforced = quotient(zero["unforced_drops"], max(0, dropped - unwanted), 1.0) or 0.0
     policy = 1.0 if zero["hard_at_once"] else unforced
