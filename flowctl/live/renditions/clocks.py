@@ -1,7 +1,7 @@
 """The clocks of the members of a set: what each one's timestamps are on the timeline of the set (pure).
 
 Theory of operation. The first member's timestamps are the set's. What is compared is a member's *lead*: by how much
-its timestamps are ahead of the time at which they arrive, going by the messages of the last 5 to 10 s that the network
+its timestamps are ahead of the time at which they arrive, going by the messages of the last 10 to 20 s that the network
 delayed least. A member whose lead agrees with that of the others within 0.5 s keeps its timestamps, or gets the shift
 that another member has: outputs of one encoder have one clock, whenever each of them connected. Any other is measured
 until a key frame comes, and is shifted by the difference of the leads.
@@ -40,11 +40,12 @@ _BACK_MS: Final = 3000
 _MEASURED_S: Final = 1.5
 """How long a lead is measured at least: the pictures that waited for the connection have been sent by then, and the
 second key frame comes behind it with the usual interval of 2 s."""
-_WINDOW_S: Final = 5.0
-_QUIET_S: Final = 2 * _WINDOW_S
+_WINDOW_S: Final = 10.0
+"""Half of the time for which a lead is looked at: a stall of a publisher is over by then, what waited has been sent."""
+_QUIET_S: Final = 10.0
 """A member that has sent nothing for so long says nothing of the others."""
-_KEYS: Final = 8
-"""Key frames of a member that are remembered: 16 s of the usual ones."""
+_KEYS: Final = 16
+"""Key frames of a member that are remembered: 32 s of the usual ones, so that those of a late one are found."""
 
 
 class SetClock:
@@ -228,7 +229,7 @@ class MemberClock:
         distance = self._distance(self.shift_ms + behind_ms, others)
         if follows and distance is not None and abs(behind_ms) <= _APART_MS:
             self._meet(distance - behind_ms, others[0].name)
-        elif now - self.since < _QUIET_S:
+        elif now - self.since < 2 * _WINDOW_S:
             return
         elif late_ms > _APART_MS:
             self._move(late_ms - (distance or 0), f"they had come to arrive {late_ms / 1000:.1f} s late")

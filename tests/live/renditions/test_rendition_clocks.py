@@ -329,6 +329,41 @@ def test_random_sets_hold_together(encoders, seed):
         assert all(abs(signed_difference(at, times[0])) <= KEY_MS for at in times)
 
 
+@st.composite
+def odd_sets(draw):
+    """Encoders that agree in nothing, whose lines stall."""
+    found = []
+    for name in "abcd"[: draw(st.integers(2, 4))]:
+        at = 0.0
+        for _ in range(draw(st.integers(1, 3))):
+            at += draw(st.sampled_from([0.0, 0.3, 3.24, 17.0]))
+            until = at + draw(st.sampled_from([5.0, 20.0, 60.0]))
+            stalls = draw(st.sampled_from([{}, {at + 3: 1500, at + 8: 0}, {at + 3: 5000, at + 13: 200}, {at: 700}]))
+            gop_ms, key_at_ms = draw(st.sampled_from([(1000, 0), (2000, 0), (2000, 1000), (2200, 0), (4000, 0)]))
+            fast_ppm = draw(st.sampled_from([0.0, -100.0, 2000.0]))
+            first_ms = draw(st.sampled_from([None, 0, 10_000_000, CLOCK_MASK - 10_000]))
+            delay_ms = draw(st.sampled_from([0.0, 400.0]))
+            found.append(Encoder(name, at, until, first_ms, fast_ppm, gop_ms, key_at_ms, delay_ms, stalls))
+            at = until + 6.0  # what waits of one connection is not sent when the next one has begun
+    return found
+
+
+@given(odd_sets(), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_no_member_goes_back_or_stays_out(encoders, seed):
+    """Time goes on, and each member gets its place in some seconds, whatever the others do."""
+    _, found = run(*encoders, seed=seed)
+    for encoder in encoders:
+        assert_forward(found[encoder.name])
+        out = longest = 0
+        for picture in found[encoder.name]:
+            if encoder.from_s * 1000 <= picture.source_ms < encoder.until_s * 1000:
+                out = out + PICTURE_MS if picture.at is None else 0
+                longest = max(longest, out)
+        # Measured, to the next key frame, and until the time of its last picture comes.
+        assert longest <= 1500 + 4000 + 5500
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, CLOCK_MASK), st.floats(0, 3), st.booleans(), st.booleans()),
