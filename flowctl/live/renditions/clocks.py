@@ -229,8 +229,6 @@ class MemberClock:
         distance = self._distance(self.shift_ms + behind_ms, others)
         if follows and distance is not None and abs(behind_ms) <= _APART_MS:
             self._meet(distance - behind_ms, others[0].name)
-        elif now - self.since < 2 * _WINDOW_S:
-            return
         elif late_ms > _APART_MS:
             self._move(late_ms - (distance or 0), f"they had come to arrive {late_ms / 1000:.1f} s late")
         elif late_ms < -_APART_MS:

@@ -50,7 +50,7 @@ class Mapped:
     at: int | None
 
 
-def run(*encoders, clocks=None, seed=1):
+def run(*encoders, clocks=None, seed=1, leave=True):
     """Return the clocks and what each encoder's pictures were mapped to; one that comes again joins again."""
     clocks = clocks or SetClock()
     rng = random.Random(seed)
@@ -65,7 +65,8 @@ def run(*encoders, clocks=None, seed=1):
         if what == 0:
             members[name] = clocks.join(name)
         elif what == 2:
-            clocks.leave(name)
+            if leave:
+                clocks.leave(name)
         else:
             _, source_ms, timestamp, key = message
             at = members[name].map(timestamp, now, key=key)
@@ -250,6 +251,46 @@ def test_broken_clock_of_three_moves_no_other():
     assert max(shifts(found["c"])) <= 1500
     assert_forward(found["c"])
     assert "early" in members["c"].why or "shifted by -" in members["c"].why
+
+
+def test_member_that_is_early_by_much_is_out_until_its_time_comes():
+    """It would have to go back; no picture of it is squeezed between others for that."""
+    encoders = Encoder("a", until_s=90), Encoder("b", until_s=90), Encoder("c", 0, 90, 0, 1_000_000, key_at_ms=1000)
+    _, found = run(*encoders)
+    times = [picture.at for picture in found["c"] if picture.at is not None]
+    assert min(later - earlier for earlier, later in pairwise(times)) >= PICTURE_MS
+    assert None in [picture.at for picture in found["c"]]
+
+
+def test_member_that_repeats_its_last_pictures_goes_on_forward():
+    """It connects again and sends what it does not know to have arrived: in steps of 1 ms, until its time comes."""
+    clocks = SetClock()
+    member = clocks.join("a")
+    before = [member.map(picture * 40, picture * 0.04) for picture in range(100)]
+    clocks.leave("a")
+    member = clocks.join("a")
+    after = [member.map(picture * 40, 4.1) for picture in range(92, 100)]
+    after += [member.map(picture * 40, picture * 0.04) for picture in range(103, 110)]
+    assert before[-1] == 3960
+    assert after == [*range(3961, 3969), *(picture * 40 for picture in range(103, 110))]
+
+
+def test_one_delayed_picture_says_nothing_of_a_clock():
+    """Not even when it is the first in 10 s of which leads are taken anew."""
+    clocks = SetClock()
+    one, other = clocks.join("a"), clocks.join("b")
+    for picture in range(1000):
+        now = picture * 0.04
+        one.map(picture * 40, now)
+        other.map(picture * 40, now if picture % 250 else now + picture / 250 * 0.008)
+        assert other.late_ms(now) == 0
+
+
+def test_member_that_fell_silent_is_followed_no_more():
+    """It has not left, but it shows no key frames: the others are held together by their own."""
+    encoders = Encoder("a"), Encoder("b", 1, 150, 0, 500), Encoder("c", 1, 150, 0, -500)
+    _, found = run(*encoders, leave=False)
+    assert worst_key_ms(found["b"], found["c"], 40_000) <= KEY_MS
 
 
 @pytest.mark.parametrize("jump_ms", [-100_000, -5000, 5000, 1_000_000_000])
