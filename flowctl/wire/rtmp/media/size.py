@@ -26,7 +26,7 @@ class _Bits:
     def u(self, bits: int) -> int:
         start, self._at = self._at, self._at + bits
         if self._at > len(self._text):
-            raise ValueError("no more octets")
+            raise ValueError("no more bytes")
         return int(self._text[start : self._at], 2)
 
     def ue(self) -> int:
