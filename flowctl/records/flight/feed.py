@@ -8,7 +8,6 @@ given to the private log at its beginning, so that what is late is decided as it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import floor
 from operator import add, sub
 from typing import Any, Final
 
@@ -61,39 +60,45 @@ class LogFeed:
 
     __slots__ = ("_base", "_base_totals", "_next", "_tape", "first", "log", "private")
 
-    def __init__(self, log: StreamLog, start: Entry, tape: Tape) -> None:
+    def __init__(self, log: StreamLog, start: Entry, tape: Tape, seed: Mapping[str, Any]) -> None:
         self.log = log
         self._next = start
         self._base = (start.offset, start.sequence)
         self._base_totals = (start.counts, start.sizes)
         self._tape = tape
-        seed = seed_of(log, start, tape.began_us)
-        tape.call("log", seed)
         self.private = new_private_log(log.name, seed, tape.began_us)
         self.first = self.private.tail
-        self.run()
 
     def run(self) -> None:
-        """Copy what is new, a row for each message, with the time for which it has waited in the stream's log."""
+        """Copy what is new, before a call, with a row where new headers came in the middle of a group."""
+        headers = self.copy()
+        if headers is not None:
+            self._tape.call("restart", {"restart": headers})
+
+    def copy(self, lane: str = LOG_LANE) -> list[int] | None:
+        """Copy what is new, a row for each message, with the time for which it has waited in the stream's log.
+
+        Returns:
+            Sizes of the newest headers, where the messages do not tell them.
+        """
         tape, private, entry = self._tape, self.private, self._next
         while (following := entry.next) is not None:
             wire, item = entry.wire, entry.message_class
             restart = entry.gop.restart if item is _KEY else ()
-            # Downwards, so that nothing is younger than it is; whole microseconds, as every time of a flight.
-            age_us = tape.now_us - min(floor(entry.enqueued_at * MICROSECONDS), tape.now_us)
+            age_us = tape.age_us(entry.enqueued_at)
             more: dict[str, Any] = {"restart": [len(part) for part in restart]} if restart else {}
             if entry.leading:
                 more["leading"] = True
             detail = dump(more) if more else None
-            tape.queued(CLASS_NAMES[item], len(wire), LOG_LANE, age_us / 1000, detail)
+            tape.queued(CLASS_NAMES[item], len(wire), lane, age_us / 1000, detail)
             private.append(wire, item, (tape.now_us - age_us) / MICROSECONDS, restart=restart, leading=entry.leading)
             entry = following
         self._next = entry
         headers = self.log.headers
         if private.headers is not headers and private.headers != headers:
-            # New headers came in the middle of a group, or the viewer joined there.
-            tape.call("restart", {"restart": [len(part) for part in headers]})
             private.headers = headers
+            return [len(part) for part in headers]
+        return None
 
     def to_stream(self, offset: int, sequence: int) -> tuple[int, int]:
         """Return a place of the private log, as (offset, sequence), as one of the stream's log."""
@@ -103,16 +108,15 @@ class LogFeed:
         )
 
     def entry_in_stream(self, entry: Entry) -> Entry:
-        """Return an entry that stands in the stream's log where `entry` stands in the private one: for distances."""
+        """Return an entry that stands in the stream's log where `entry` stands in the private one, with its message."""
         offset, sequence = self.to_stream(entry.offset, entry.sequence)
         counts, sizes = self._base_totals
-        return Entry(
-            sequence,
-            offset,
-            tuple(map(add, entry.counts, counts)),
-            tuple(map(add, entry.sizes, sizes)),
-            entry.gop,
+        there = Entry(
+            sequence, offset, tuple(map(add, entry.counts, counts)), tuple(map(add, entry.sizes, sizes)), entry.gop
         )
+        there.wire, there.message_class, there.enqueued_at = entry.wire, entry.message_class, entry.enqueued_at
+        there.leading, there.next = entry.leading, entry.next
+        return there
 
 
 class PrivateCohort:

@@ -23,16 +23,17 @@ from flowctl.core.loop.locks import HANDLERS
 from flowctl.core.outgoing.backlog import NEEDED
 from flowctl.core.outgoing.outbox import Transport
 from flowctl.core.outgoing.streamlog import Entry, StreamLog, Wire, owned_bytes
-from flowctl.core.sending.contract import CohortLike, Frontend, SenderHost, SendResult
+from flowctl.core.sending.contract import CohortLike, Frontend, Guide, Hop, SenderHost, SendResult
 from flowctl.core.sending.figures import Account
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.records.flight.feed import LogFeed, PrivateCohort
+from flowctl.records.flight.feed import LogFeed, PrivateCohort, seed_of
 from flowctl.records.flight.tape import Tape
 from flowctl.records.flight.words import (
     CALLS,
     FLIGHT_FORMAT,
     MICROSECONDS,
     OWN_LANE,
+    SWITCH_LANE,
     FlightRow,
     TablePolicy,
     dump,
@@ -122,6 +123,19 @@ class TapedTransport:
             raise
         self._tape.wrote(offered_bytes, count)
         return count
+
+
+class TapedGuide:
+    """A guide whose answers are noted. It is shown the key frame as one of the stream's log. See `Guide`."""
+
+    __slots__ = ("_guide", "_sender")
+
+    def __init__(self, sender: RecordedSender, guide: Guide) -> None:
+        self._sender = sender
+        self._guide = guide
+
+    def at_key(self, key: Entry) -> Hop | float | None:
+        return self._sender.ask_locked(self._guide, key)
 
 
 class NotingSender(Sender):
@@ -292,10 +306,65 @@ class RecordedSender(NotingSender):
     ) -> None:
         with self._entered("follow"), self._lock:
             if self._cohort is None and not self.closed:
-                feed = self._feed = LogFeed(cohort.log, start or cohort.log.tail, self.tape)
+                first = start or cohort.log.tail
+                seed = seed_of(cohort.log, first, self.tape.began_us)
+                self.tape.call("log", seed)
+                feed = self._feed = LogFeed(cohort.log, first, self.tape, seed)
+                feed.run()
                 self.tape.call("follow", {"prefix": [len(part) for part in prefix], "wait_for_key": wait_for_key})
                 cohort, start = PrivateCohort(cohort, feed.private), feed.first
             super().follow(cohort, start=start, prefix=prefix, wait_for_key=wait_for_key)
+
+    def switch(self, hop: Hop) -> None:
+        with self._entered("switch") as outermost, self._lock:
+            cursor = self._outbox.cursor
+            if outermost and self._cohort is not None and cursor is not None and not self.closed:
+                self.tape.call("switch")
+                hop = self._change_log_locked(hop, cursor.entry)
+            super().switch(hop)
+
+    def set_guide(self, guide: Guide | None) -> None:
+        self._call("set_guide", None if guide is None else TapedGuide(self, guide))
+
+    def ask_locked(self, guide: Guide, key: Entry) -> Hop | float | None:
+        """Ask `guide` what to do at `key`, and note the answer. For `TapedGuide`."""
+        self._lock.assert_owned()
+        tape, feed = self.tape, self._feed
+        answer = None
+        try:
+            answer = guide.at_key(key if feed is None else feed.entry_in_stream(key))
+        finally:
+            if answer is None:
+                tape.answered("key", len(key.wire))
+        if isinstance(answer, Hop):
+            return self._change_log_locked(answer, key)
+        if answer is not None:
+            until_us = ceil(answer * MICROSECONDS)
+            tape.answered("key", len(key.wire), {"until_us": until_us - tape.began_us})
+            answer = until_us / MICROSECONDS
+        return answer
+
+    def _change_log_locked(self, hop: Hop, left: Entry) -> Hop:
+        """Copy another log from now on; return `hop` into the copy. `left`: what would have come next of the first."""
+        self._lock.assert_owned()
+        tape = self.tape
+        seed = seed_of(hop.cohort.log, hop.start, tape.began_us)
+        feed = self._feed = LogFeed(hop.cohort.log, hop.start, tape, seed)
+        headers = feed.copy(SWITCH_LANE)
+        items, prefix = [], []
+        for item, wire, since in hop.prefix:
+            age_us = tape.age_us(since)
+            items.append((item, wire, (tape.now_us - age_us) / MICROSECONDS))
+            prefix.append((CLASS_NAMES[item], len(wire), age_us))
+        values = {
+            "log": seed,
+            "prefix": prefix,
+            "left": left.sequence,
+            "wait_for_key": hop.wait_for_key,
+            "why": hop.why,
+        }
+        tape.answered("switched", len(left.wire), values if headers is None else values | {"restart": headers})
+        return hop._replace(cohort=PrivateCohort(hop.cohort, feed.private), start=feed.first, prefix=tuple(items))
 
     def resume_following(self, cohort: CohortLike[Sender]) -> None:
         try:
@@ -383,10 +452,9 @@ for _name in ("why", "statistics", "load", "forecast"):
 
 
 def _write_output(tape: Tape, entry: LedgerEntry, load: Load | None) -> None:
-    if tape.on:
-        row = output_row(entry, load, tape.offset_us)
-        if row is not None:
-            tape.write(row)
+    row = output_row(entry, load, tape.offset_us)
+    if row is not None:
+        tape.write(row)
 
 
 def begin_detail(now_s: float, limits: Limits, settings: SenderSettings, policy: TablePolicy, *, deferred: bool) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.sending.contract import Hop
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.errors import ConfigError, DamagedFlightError, LocalProtocolError
 from flowctl.records.flight.feed import new_private_log
@@ -28,6 +29,7 @@ from flowctl.records.flight.words import (
     LOG_LANE,
     MICROSECONDS,
     OUTPUT_KINDS,
+    SWITCH_LANE,
     FlightRow,
     ReplayedError,
     detail_of,
@@ -37,11 +39,13 @@ from flowctl.records.flight.words import (
 )
 from flowctl.records.telemetry.flightfiles import flight_files, flights_rows, list_flights
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
+from flowctl.sender import Sender
 from flowctl.units import format_count
 
 _CLASSES: Final = {name: item for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}
 _ANSWERS: Final = frozenset({FlightKind.SENT.value, FlightKind.WOULD_BLOCK.value})
-_ANSWER_CALLS: Final = frozenset({"kernel", "strained"})
+_ANSWER_CALLS: Final = frozenset({"kernel", "strained", "key", "switched"})
+_GUIDED: Final = frozenset({"key", "switched"})
 _CALL: Final = FlightKind.CALL.value
 _ZEROS: Final = bytes(64 * 1024)
 """Stands for the payload of messages up to this size: what they say is of no consequence, and was not recorded."""
@@ -99,11 +103,11 @@ class _Surroundings:
     def __init__(self) -> None:
         self.now_us = 0  # time of the call on the Sender's clock
         self.foreign = False  # the call came from another thread
-        self.answers: deque[FlightRow] = deque()  # rows of the call that are answers, oldest first
+        self.answers: deque[FlightRow] = deque()  # writes of the call, oldest first
+        self.guided: deque[FlightRow] = deque()  # likewise what was said at key frames, and the messages of new logs
         self.kernel: int | None = None
         self.is_strained = False
         self.last = False  # this is the last call of a flight that was cut off
-        self.log = StreamLog("unfollowed")
 
     # -- the transport
 
@@ -115,9 +119,7 @@ class _Surroundings:
 
     def _write(self, offered: int) -> int:
         if not self.answers:
-            if self.last:
-                raise CutError
-            raise DivergedError(f"a write of {offered} bytes that was not recorded")
+            raise self.lacks(f"a write of {offered} bytes")
         row = self.answers[0]
         if row.size_bytes != offered:
             raise DivergedError(f"a write of {offered} bytes, recorded is one of {row.size_bytes}")
@@ -127,6 +129,10 @@ class _Surroundings:
         if row.taken_bytes is None:
             raise error_from(detail_of(row.detail))
         return row.taken_bytes
+
+    def lacks(self, what: str) -> Exception:
+        """Return what to raise where the Sender wants `what`, of which there is no row."""
+        return CutError() if self.last else DivergedError(f"{what} that was not recorded")
 
     # -- the host
 
@@ -138,9 +144,7 @@ class _Surroundings:
 
     def kernel_bytes(self) -> int:
         if self.kernel is None:
-            if self.last:
-                raise CutError
-            raise DivergedError("asked what the kernel holds, which was not recorded")
+            raise self.lacks("a look at what the kernel holds")
         return self.kernel
 
     def strained(self) -> bool:
@@ -153,7 +157,16 @@ class _Surroundings:
         nothing
     )
 
-    # -- the fan-out
+
+class _Fanout:
+    """The fan-out of one log, as a replayed Sender sees it."""
+
+    def __init__(self, log: StreamLog) -> None:
+        self.log = log
+        self.start = log.tail
+
+    def nothing(self, sender: Sender) -> None:
+        """Do nothing: a recorded viewer is served by calls that were recorded."""
 
     add = serve_alone = serve_in_turn = remove = limits_changed = note_guide = nothing
 
@@ -177,7 +190,8 @@ class Rerun:
             deferred=flight.deferred,
         )
         self._unchecked_bytes = 0  # queued since the last look at how much waits
-        self.first: Entry | None = None
+        self.fanout = _Fanout(StreamLog("unfollowed"))
+        self._fault: Exception | None = None  # what went wrong at a key frame: a Sender contains what a guide raises
 
     # -- one call
 
@@ -187,13 +201,15 @@ class Rerun:
         values = detail_of(row.detail)
         around.foreign = bool(values.pop("foreign", False))
         around.last, around.kernel, around.is_strained = last, None, False
-        around.answers = deque()
+        around.answers, around.guided = deque(), deque()
         for answer in answers:
             if answer.reason == "kernel":
                 around.kernel = answer.size_bytes
             elif answer.reason == "strained":
                 around.is_strained = True
-            else:
+            elif answer.reason in _GUIDED or answer.kind == FlightKind.QUEUED.value:
+                around.guided.append(answer)
+            elif answer.kind in _ANSWERS:
                 around.answers.append(answer)
         self._offset_us = row.offset_us
         blocked = sender.refused
@@ -205,10 +221,14 @@ class Rerun:
             raise DivergedError(f"{error!r} came out of {row.reason}") from error
         except ReplayedError:
             pass  # a transport's own kind of error, which nobody but the fan-out catches
+        if self._fault is not None:
+            raise self._fault
         if blocked and not sender.refused:
             self.outputs.append(FlightRow(row.offset_us, FlightKind.DRAINED.value))
         if around.answers and not last:
             raise DivergedError(f"{len(around.answers)} recorded writes were not made")
+        if around.guided and not last:
+            raise DivergedError(f"the answer in row {around.guided[0].number} was not asked for")
 
     def _collect(self, entry: LedgerEntry, load: Load | None) -> None:
         row = output_row(entry, load, self._offset_us)
@@ -223,15 +243,18 @@ class Rerun:
             case "look":
                 self.sender.load()
             case "log":
-                self.around.log = new_private_log("replayed", values, self.flight.clock_us)
-                self.first = self.around.log.tail
+                self._begin_log(values)
             case "restart":
-                self.around.log.headers = _wires(values["restart"])
+                self.fanout.log.headers = _wires(values["restart"])
             case "follow":
-                prefix = _wires(values["prefix"])
-                self.sender.follow(self.around, start=self.first, prefix=prefix, wait_for_key=values["wait_for_key"])
+                prefix, start = _wires(values["prefix"]), self.fanout.start
+                self.sender.follow(self.fanout, start=start, prefix=prefix, wait_for_key=values["wait_for_key"])
             case "resume_following":
-                self.sender.resume_following(self.around)
+                self.sender.resume_following(self.fanout)
+            case "set_guide":
+                self.sender.set_guide(self if values["on"] else None)
+            case "switch":
+                self.sender.switch(self._hop())
             case str(name) if name in CALLS:
                 getattr(self.sender, name)(*CALLS[name].read(values))
             case name:
@@ -240,8 +263,6 @@ class Rerun:
     # -- messages and logs
 
     def queued(self, row: FlightRow, values: dict[str, Any]) -> None:
-        wire, item = _wire(row.size_bytes or 0), _CLASSES[row.message_class or ""]
-        self._unchecked_bytes += len(wire)
         if self._unchecked_bytes > _CHECK_EVERY_BYTES:
             self._unchecked_bytes = self.sender.statistics().load.size_bytes
             if self._unchecked_bytes > MOST_QUEUED_BYTES:
@@ -250,20 +271,71 @@ class Rerun:
                     f"replay holds ({MOST_QUEUED_BYTES})"
                 )
         if row.reason == LOG_LANE:
-            at_us = self.around.now_us - round((row.queued_age_ms or 0.0) * 1000)
-            self.around.log.append(
-                wire,
-                item,
-                at_us / MICROSECONDS,
-                restart=_wires(values.get("restart", ())),
-                leading=values.get("leading") is True,
-            )
+            self._publish(row, values)
         else:
-            self.sender.send(wire, item, droppable=values.get("droppable"))
+            self._unchecked_bytes += row.size_bytes or 0
+            message_class = _CLASSES[row.message_class or ""]
+            self.sender.send(_wire(row.size_bytes or 0), message_class, droppable=values.get("droppable"))
+
+    def _begin_log(self, seed: Mapping[str, Any]) -> None:
+        self.fanout = _Fanout(new_private_log("replayed", seed, self.flight.clock_us))
+
+    def _publish(self, row: FlightRow, values: Mapping[str, Any]) -> None:
+        self._unchecked_bytes += row.size_bytes or 0
+        at_us = self.around.now_us - round((row.queued_age_ms or 0.0) * 1000)
+        self.fanout.log.append(
+            _wire(row.size_bytes or 0),
+            _CLASSES[row.message_class or ""],
+            at_us / MICROSECONDS,
+            restart=_wires(values.get("restart", ())),
+            leading=values.get("leading") is True,
+        )
+
+    # -- other logs
+
+    def at_key(self, key: Entry) -> Hop | float | None:
+        """Answer what the guide answered."""
+        try:
+            return self._said_at(key)
+        except Exception as error:  # noqa: BLE001 - raised by `call`
+            self._fault = error
+            return None
+
+    def _said_at(self, key: Entry) -> Hop | float | None:
+        guided = self.around.guided
+        row = next((item for item in guided if item.reason in _GUIDED), None)
+        if row is None or row.size_bytes != len(key.wire):
+            raise self.around.lacks(f"a question at a key frame of {len(key.wire)} bytes")
+        if row.reason == "switched":
+            return self._hop()
+        guided.popleft()
+        until_us = detail_of(row.detail).get("until_us")
+        return None if until_us is None else (self.flight.clock_us + until_us) / MICROSECONDS
+
+    def _hop(self) -> Hop:
+        """Make the log that the viewer went on in: of the rows before the one that tells of it."""
+        guided, messages = self.around.guided, []
+        while guided and guided[0].reason == SWITCH_LANE:
+            messages.append(guided.popleft())
+        if not guided:
+            raise self.around.lacks("a switch")
+        values = detail_of(guided.popleft().detail)
+        self._begin_log(values["log"])
+        for row in messages:
+            self._publish(row, detail_of(row.detail))
+        if "restart" in values:
+            self.fanout.log.headers = _wires(values["restart"])
+        prefix = tuple(
+            (_CLASSES[name], _wire(size), (self.around.now_us - age_us) / MICROSECONDS)
+            for name, size, age_us in values["prefix"]
+        )
+        return Hop(self.fanout, self.fanout.start, prefix, wait_for_key=values["wait_for_key"])
 
 
 def belongs_to_call(row: FlightRow) -> bool:
     """Whether a row belongs to the call before it: an answer, or what came out."""
+    if row.kind == FlightKind.QUEUED.value:
+        return row.reason == SWITCH_LANE
     return row.kind in _ANSWERS or row.kind in OUTPUT_KINDS or (row.kind == _CALL and row.reason in _ANSWER_CALLS)
 
 

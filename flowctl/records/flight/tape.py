@@ -8,7 +8,7 @@ whose reason is ``limit``; where its sink takes no more it is cut off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
+from math import ceil, floor
 from typing import Any, Final, NamedTuple
 
 from flowctl.core.outgoing.outbox import would_block
@@ -92,6 +92,10 @@ class Tape:
         now_us = self.now_us if self.depth else max(self.now_us, ceil(now_s * MICROSECONDS))
         return now_us / MICROSECONDS
 
+    def age_us(self, since_s: float) -> int:
+        """Return the age of what has waited since then: of whole microseconds, upwards, as every time of a flight."""
+        return self.now_us - min(floor(since_s * MICROSECONDS), self.now_us)
+
     @property
     def offset_us(self) -> int:
         return self.now_us - self.began_us
@@ -127,6 +131,11 @@ class Tape:
 
     # -- answers of the surroundings
 
+    def answered(self, name: str, size_bytes: int | None = None, detail: dict[str, Any] | None = None) -> None:
+        """Note an answer by name; None where it has no number, or no more to say."""
+        detail_text = dump(detail) if detail else None
+        self.write(FlightRow(self.offset_us, _CALL, None, size_bytes, reason=name, detail=detail_text))
+
     def wrote(self, offered_bytes: int, taken_bytes: int) -> None:
         if self.depth:
             self.write(FlightRow(self.offset_us, _SENT, None, offered_bytes, taken_bytes))
@@ -147,7 +156,7 @@ class Tape:
             return ask()
         if self._kernel is None:
             self._kernel = ask()
-            self.write(FlightRow(self.offset_us, _CALL, size_bytes=self._kernel, reason="kernel"))
+            self.answered("kernel", self._kernel)
         return self._kernel
 
     def strained(self, ask: Callable[[], bool]) -> bool:
@@ -157,5 +166,5 @@ class Tape:
         if self._strained is None:
             self._strained = ask()
             if self._strained:  # nearly never, so that only this is worth a row
-                self.write(FlightRow(self.offset_us, _CALL, reason="strained"))
+                self.answered("strained")
         return self._strained

@@ -73,6 +73,8 @@ OUTPUT_KINDS: Final = frozenset(
 """Kinds of rows that are outputs; a replay has to make the same ones."""
 LOG_LANE: Final = "log"
 OWN_LANE: Final = "own"
+SWITCH_LANE: Final = "switch"
+"""Lane of what another log had when the viewer switched to it; unlike in other lanes the row belongs to that call."""
 
 
 def dump(value: Mapping[str, Any]) -> str:
@@ -232,6 +234,7 @@ class Call(NamedTuple):
 
 CALLS: Final[Mapping[str, Call]] = {
     **dict.fromkeys(("flush", "writable", "log_grew", "unfollow", "suspend_following", "close_after_flush"), Call()),
+    "line_look": Call(),  # beside what it moves it tells, with its answer, what the line carries
     "tick": Call(kind=FlightKind.TICK),
     "set_limits": Call(
         lambda limits: {"limits": limits_as_dict(limits)},
@@ -258,6 +261,7 @@ CALLS: Final[Mapping[str, Call]] = {
         lambda values: (CloseReason(values["reason"]),),
     ),
     "resume_following": Call(lambda _: {}),  # another fan-out of the same log, which the reader knows
+    "set_guide": Call(lambda guide: {"on": guide is not None}, lambda values: (values["on"],)),
     "broken": Call(error_as_dict, lambda values: (error_from(values),)),
 }
 """Methods of a Sender that are noted as they are called, by name."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from flight_kit import RecordedViewer, check_flight, outputs
 from hypothesis import settings
+from set_kit import Connection
 from test_properties import FanoutHistory, OwnQueueHistory
 
 from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.replay import compare, replay
 from flowctl.records.telemetry.schema import FlightKind
+from tests.core.fanout.test_streamset_model import LossyHistory
 
 
 class RecordedFanoutHistory(FanoutHistory):
@@ -37,6 +39,25 @@ class RecordedOwnHistory(OwnQueueHistory):
         super().teardown()
         if hasattr(self, "viewer"):
             check_outcome(self.viewer)
+
+
+class RecordedConnection(Connection):
+    """What a set needs of a connection, whose Sender is recorded."""
+
+    viewer_class = RecordedViewer
+
+
+class RecordedSetHistory(LossyHistory):
+    """Viewers of a set, all of them recorded, that go from log to log: by the same rules, and their flights replay."""
+
+    connection_class = RecordedConnection
+
+    def teardown(self):
+        for connection in self.viewers:
+            check_cut(connection.viewer)
+        super().teardown()
+        for connection in self.viewers:
+            check_outcome(connection.viewer)
 
 
 def check_cut(viewer):
@@ -70,3 +91,7 @@ TestRecordedFanoutHistory.settings = settings(
 )
 TestRecordedOwnHistory = RecordedOwnHistory.TestCase
 TestRecordedOwnHistory.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestRecordedSetHistory = RecordedSetHistory.TestCase
+TestRecordedSetHistory.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+)
