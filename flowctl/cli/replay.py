@@ -14,7 +14,7 @@ from flowctl.cli.common import print_json
 from flowctl.core.flow.policy import POLICIES
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError, DamagedFlightError
-from flowctl.units import format_count, format_duration, format_size
+from flowctl.units import format_bit_rate, format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,15 +45,22 @@ def replay(
     target_delay: Annotated[
         str | None, typer.Option(metavar="auto|off|T", help="Say what this target delay would have done.")
     ] = None,
+    renditions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE,RATE...",
+            help="Say what a set with renditions of these rates would have done; of one rate: no set.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object per flight.")] = False,
 ) -> None:
     """Run a recorded connection again, and say what happened.
 
     Every transition is printed with its cause. Several flights are listed; name one with --conn, or --all. Exit status:
     0 the replay brought what was recorded, 1 it diverges or is damaged (with --all the others are replayed all the
-    same), 2 wrong use. With --limits, --policy or --target-delay the same stream and link are shown to another choice,
-    what is not named being as it was in force: the answer comes from the Sender itself, on a link that is known only
-    from what it took.
+    same), 2 wrong use. With --limits, --policy, --target-delay or --renditions the same stream and link are shown to
+    another choice, what is not named being as it was in force: the answer comes from the Sender itself, on a link that
+    is known only from what it took.
     """
     from flowctl.records.telemetry.flightfiles import Damaged, flight_files, flights_rows, list_flights
 
@@ -66,7 +73,7 @@ def replay(
     ]
     if not there and not damaged:
         raise ConfigError(f"{flight} holds no such flight", hint=f"flowctl replay {flight} lists what there is")
-    choice = _OtherChoice(limits, policy, target_delay)
+    choice = _OtherChoice(limits, policy, target_delay, renditions)
     changed = choice != _OtherChoice()
     if len(there) > 1 and not replay_all:
         if changed or conn is not None:
@@ -153,13 +160,14 @@ class _OtherChoice(NamedTuple):
     limits: str | None = None
     policy: str | None = None
     target_delay: str | None = None
+    renditions: str | None = None
 
 
 def _other_choice(flight: Flight, named: _OtherChoice, *, of_many: bool) -> dict[str, Any]:
     """Return what other limits, another policy or target delay would have done with the same stream and link."""
     from flowctl.core.flow.limits import Limits, parse_target_delay
-    from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
-    from flowctl.records.flight.whatif.types import Choice, policy_name
+    from flowctl.records.flight.whatif.engine import evaluate, not_known, recorded_viewer
+    from flowctl.records.flight.whatif.types import Choice, parse_renditions, policy_name
     from flowctl.records.flight.whatif.viewing import in_force, stream_and_link
 
     soft, slash, hard = (named.limits or "").partition("/")
@@ -181,6 +189,7 @@ def _other_choice(flight: Flight, named: _OtherChoice, *, of_many: bool) -> dict
         soft_too_long_s=settings.soft_too_long_s,
         stuck_s=settings.stuck_s,
         return_after_s=settings.return_after_s,
+        renditions=parse_renditions(named.renditions) if named.renditions else (),
     )
     viewer = recorded_viewer(**conditions._asdict())
     (outcome,) = evaluate(viewer, [choice])
@@ -192,9 +201,16 @@ def _other_choice(flight: Flight, named: _OtherChoice, *, of_many: bool) -> dict
         "edges": outcome.edges,
         "dropped_messages": sum(outcome.dropped_messages),
         "dropped_by_reason": dict(outcome.dropped_by_reason),
+        "pictures_share": round(outcome.pictures_share, 3),
+        "rendition_s": {
+            format_bit_rate(rate): round(seconds, 1)
+            for rate, seconds in zip(choice.renditions, outcome.rendition_s, strict=True)
+        },
+        "switches": outcome.switches if choice.renditions else len(viewer.switched),
         "returns": outcome.returns,
         "delay_p95_ms": round(outcome.delay_ms(0.95), 1),
         "memory_peak_bytes": outcome.memory_peak_bytes,
+        "not_known": not_known(viewer, choice),
     }
 
 
@@ -227,7 +243,7 @@ def _show(flight: Flight, summary: FlightSummary, comparison: ReplayComparison) 
     where = f"{summary.peer_ip or 'unknown peer'}, {summary.role or 'unknown role'} {summary.stream}".strip()
     say(f"{flight}: {where}, began {summary.began_at or 'unknown'}, {flight.duration_s:.1f} s")
     say(f"limits: {flight.limits}")
-    for row in flight.outputs:
+    for row in flight.rows:
         line = _line(row)
         if line:
             say(f"{row.offset_us / 1e6:>13.6f} s  {line}")
@@ -235,7 +251,7 @@ def _show(flight: Flight, summary: FlightSummary, comparison: ReplayComparison) 
 
 
 def _line(row: FlightRow) -> str:
-    """Return the output of the core in one line. "": there is nothing to show."""
+    """Return what came out of the core, or a switch between renditions, in one line. "": there is nothing to show."""
     from flowctl.core.flow.ledger import describe_edge
     from flowctl.core.flow.limits import Axis
     from flowctl.core.flow.state import Cause
@@ -258,16 +274,25 @@ def _line(row: FlightRow) -> str:
             return f"returned to live: {row.value or 0:.0f} ms of delay removed"
         case FlightKind.CLOSE.value:
             return f"closed: {row.reason}"
+        case FlightKind.CALL.value if row.reason == "switched":
+            return str(_detail(row).get("why"))
         case _:
             return ""
 
 
-def _reasons(row: FlightRow) -> str:
+def _detail(row: FlightRow) -> dict[str, Any]:
     from flowctl.records.flight.words import detail_of
 
+    try:
+        return detail_of(row.detail)
+    except ValueError as error:
+        raise DamagedFlightError(f"row {row.number} cannot be read: {error!r}") from error
+
+
+def _reasons(row: FlightRow) -> str:
     parts = []
     try:
-        for reason, classes in detail_of(row.detail).items():
+        for reason, classes in _detail(row).items():
             what = ", ".join(f"{count} {name}" for name, (count, _) in classes.items())
             parts.append(f"{reason} {what}")
     except (ValueError, TypeError, AttributeError) as error:

@@ -15,6 +15,7 @@ from flowctl.core.flow.policy import AudioFirst, LivePolicy
 from flowctl.reasons import CloseReason
 from flowctl.records.flight.words import TablePolicy
 from flowctl.records.telemetry.schema import FLIGHT
+from tests.records.flight.flight_set_kit import LINES, SetScene
 
 CONN_AT = FLIGHT.names.index("conn_id")
 DETAIL_AT = FLIGHT.names.index("detail")
@@ -191,3 +192,25 @@ def test_replay_when_used_wrongly_says_how(folder, tmp_path):
     assert found == 1
     assert "is not a whole Parquet file" in errors
     assert "hint:" in errors
+
+
+def test_replay_when_the_viewer_switched_tells_it_and_tries_other_renditions(tmp_path):
+    scene = SetScene(LINES["50%"])
+    scene.sender.end_flight()
+    (tmp_path / "flight").mkdir()
+    scene.viewer.rows.write(tmp_path / "flight" / "a.parquet", uid="a")
+    status, output, _ = run("replay", str(tmp_path))
+    assert status == 0
+    (told,) = [line for line in output.splitlines() if "rendition" in line]
+    assert re.search(r"\d s  rendition 500000 to 1200000: the line has carried 1\.2\d Mbit/s", told)
+    status, output, _ = run("replay", str(tmp_path), "--renditions", "500k,1.2M,2.5M", "--json")
+    found = json.loads(output)["other_choice"]
+    assert (found["switches"], found["pictures_share"]) == (1, 1.0)
+    assert list(found["rendition_s"]) == ["500 kbit/s", "1.20 Mbit/s", "2.50 Mbit/s"]
+    assert sum(found["rendition_s"].values()) == pytest.approx(60, abs=1)
+    status, output, _ = run("replay", str(tmp_path), "--renditions", "2.5M")
+    (share,) = re.findall(r"  pictures_share: ([0-9.]+)", output)
+    assert 0.2 < float(share) < 0.6
+    assert "not_known: what other renditions looked like" in output
+    status, output, _ = run("replay", str(tmp_path), "--limits", "1MiB,900")
+    assert "not_known: which renditions would have been chosen" in output

@@ -10,6 +10,7 @@ A grid file names values, and every combination is a choice::
     soft_too_long_s = [60]
     stuck_s = [15]
     return_after_s = [5]
+    renditions = ["", "500k,1.2M,2.5M"]       # rates of a set to choose from; of one: no set; "": as it was recorded
 
 What is left out is as it is in force. The choice in force is always tried, and always is number 0.
 """
@@ -26,13 +27,14 @@ from typing import Any, Final
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
 from flowctl.core.flow.policy import LIVE_POLICIES, DropPolicy, LivePolicy
 from flowctl.errors import ConfigError
-from flowctl.records.flight.whatif.types import MOST_CHOICES, Choice, marks_text, policy_name
+from flowctl.records.flight.whatif.types import MOST_CHOICES, Choice, marks_text, parse_renditions, policy_name
 from flowctl.records.flight.words import TablePolicy, limits_from, settings_from
 
 DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"))
 """Limits of ``flowctl serve live`` without options, for records that do not say what was in force."""
 
-_KEYS: Final = ("soft", "hard", "policy", "target_delay", "hard_policy", "soft_too_long_s", "stuck_s", "return_after_s")
+_TIMES: Final = ("soft_too_long_s", "stuck_s", "return_after_s")
+_KEYS: Final = ("soft", "hard", "policy", "target_delay", "hard_policy", "renditions", *_TIMES)
 _SIZE_SCALES: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Factors for marks of bytes and messages: three octaves down, because limits cost memory, and two up."""
 _TARGETS_MS: Final = (None, 800, 1500, 3000, 4000)
@@ -97,7 +99,9 @@ def parse_grid(text: str, where: str, present: Choice) -> list[Choice]:
         try:
             limits = _limits(given.pop("soft"), given.pop("hard"), HardPolicy(given.pop("hard_policy")))
             limits = replace(limits, target_delay_ms=parse_target_delay(given.pop("target_delay"), "target_delay"))
-            choices.append(Choice(limits=limits, **given))
+            renditions = given.pop("renditions")
+            rates = parse_renditions(renditions) if renditions else ()
+            choices.append(Choice(limits=limits, renditions=rates, **given))
         except (ConfigError, ValueError, TypeError) as error:
             raise ConfigError(f"{where}: {error}", hint=getattr(error, "hint", None)) from error
     return list(dict.fromkeys(choices))
@@ -109,6 +113,7 @@ def _values(table: Mapping[str, Any], key: str, where: str, present: Choice) -> 
         "hard": "2x",
         "hard_policy": present.limits.hard_policy.value,
         "target_delay": target_marks(present.limits),
+        "renditions": "",
     }
     if key not in table:
         return [defaults[key] if key in defaults else getattr(present, key)]
@@ -151,13 +156,10 @@ def in_force(detail: str | None) -> Choice | None:
         policy: DropPolicy | None
         if "settings" in values:
             settings = settings_from(values["settings"])
-            times = {name: getattr(settings, name) for name in ("soft_too_long_s", "stuck_s", "return_after_s")}
+            times = {name: getattr(settings, name) for name in _TIMES}
             policy = TablePolicy.from_dict(values["policy"])
         else:
-            times = {
-                name: float(values.get(name, getattr(DEFAULT_IN_FORCE, name)))
-                for name in ("soft_too_long_s", "stuck_s", "return_after_s")
-            }
+            times = {name: float(values.get(name, getattr(DEFAULT_IN_FORCE, name))) for name in _TIMES}
             policy = LIVE_POLICIES.get(values.get("policy"))
         return Choice(limits=limits, policy=policy_name(policy or LivePolicy()), **times)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, ConfigError):

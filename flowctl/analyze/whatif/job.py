@@ -49,6 +49,7 @@ from flowctl.analyze.whatif.trials import (
 from flowctl.core.flow.limits import target_marks
 from flowctl.core.flow.limitsfile import LimitsFile, render
 from flowctl.core.text.printable import foreign
+from flowctl.errors import ConfigError
 from flowctl.records.flight.whatif.types import Choice, bucket_ms, marks_text, quantile_ms
 from flowctl.records.telemetry.schema import CLASS_NAMES
 
@@ -67,6 +68,11 @@ REPEATS: Final = 3
 RANGED: Final = ("disconnected", "honest_disconnected", "dropped_share")
 _ENDS: Final[tuple[tuple[str, Any], ...]] = (("low", min), ("high", max))
 STRETCHES: Final = "whatif_stretches"
+SET_WORDS: Final = (
+    "renditions were tried on viewers in trouble only: of the others nobody knows what their lines carry beyond what "
+    "they were sent; other renditions look like the recorded one, larger or smaller"
+)
+"""What must be known where a grid has renditions."""
 MOST_HERE_S: Final = 25_000.0
 """Seconds to be tried, times choices, that are tried in this process where parts are small, a tenth to half of a
 millisecond each: all that the default grid tries. Spark's workers need 7 s of processor time to begin."""
@@ -306,6 +312,12 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
     choices = default_grid(present or DEFAULT_IN_FORCE)
     if options.grid is not None:
         choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
+    with_sets = any(choice.renditions for choice in choices)
+    if with_sets and "samples" in set(sample.heads["source"]):
+        raise ConfigError(
+            f"{options.grid_name}: renditions are tried on flights: samples do not say how fast a line was",
+            hint="record some: flowctl serve live --flights 1%",
+        )
     by_stratum = tried(parts, sample, choices, options)
     share = sample.share
     rows = choice_rows(choices, weighted(by_stratum, sample.strata), share)
@@ -317,6 +329,8 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
     summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
     if levels:
         warnings.insert(0, f"whatif: {level_words(levels)}")
+    if with_sets:
+        warnings.append(f"whatif: {SET_WORDS}")
     if not rows[0]["viewers"]:
         summary["why"] = "there is no viewer to try other limits on"
         if options.source == "flights" and sample.heads.empty:
@@ -325,8 +339,15 @@ def answer(parts: Parts, options: WhatifOptions) -> JobAnswer:
             parts.write_text("limits.toml", earlier)
             summary["why"] += "; limits.toml is that of an earlier run"
         return JobAnswer(summary=summary, warnings=[*warnings, f"whatif: {summary['why']}"])
-    # A limits file cannot say another policy than the one in force, which row 0 has.
-    pick = recommend([row for row in rows if row["policy"] == rows[0]["policy"]], options.objective)
+    # A limits file cannot say another policy than the one in force, which row 0 has, nor renditions.
+    pick = recommend(
+        [
+            row
+            for row, choice in zip(rows, choices, strict=True)
+            if choice.policy == choices[0].policy and not choice.renditions
+        ],
+        options.objective,
+    )
     told = sorted({0, pick.row["choice_id"]})
     for number, spans in zip(
         told, _repeated(parts, sample, [choices[number] for number in told], options), strict=True

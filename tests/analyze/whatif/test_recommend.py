@@ -161,8 +161,27 @@ def test_grid_when_read_from_a_file_is_every_combination():
     assert {HardPolicy.HOLD} == {choice.limits.hard_policy for choice in choices[1:]}
 
 
+def test_grid_when_it_has_sets_tries_each_and_the_stream_as_it_was():
+    text = 'renditions = ["", "2.5M, 500k", "1.2M"]\ntarget_delay = "off"\n'
+    found = [choice.renditions for choice in parse_grid(text, "g.toml", DEFAULT_IN_FORCE)]
+    assert found == [(), (), (500_000, 2_500_000), (1_200_000,)]
+    assert "renditions of 500 kbit/s and 2.50 Mbit/s" in str(parse_grid(text, "g.toml", DEFAULT_IN_FORCE)[2])
+
+
 @pytest.mark.parametrize(
-    "text", ["soft = 3", "softer = []", 'hard = ["0x"]', 'policy = ["fast"]', "stuck_s = [-1]", "stuck_s = []", "=", ""]
+    "text",
+    [
+        "soft = 3",
+        'renditions = ["big"]',
+        'renditions = ["1M,1M"]',
+        "softer = []",
+        'hard = ["0x"]',
+        'policy = ["fast"]',
+        "stuck_s = [-1]",
+        "stuck_s = []",
+        "=",
+        "",
+    ],
 )
 def test_grid_when_it_is_wrong_names_the_file(text):
     if not text:

@@ -134,6 +134,13 @@ def test_stretches_when_our_own_thread_had_no_room_keep_when():
     assert (row["at"] + began_s, row["at"] + ended_s) == pytest.approx((61.0, 62.5), abs=0.001)
 
 
+def test_stretches_when_the_viewer_switched_keep_when():
+    found = StreamAndLink(stream(220, [(60, 63)]), 0, 64, 220.0, None, switched=[5.0, 62.0, 200.0])
+    (row,) = [EMPTY | row for row in of_events(found, 1e6) if "what" in row]
+    (switched,) = viewer_of(row, 0.0).switched
+    assert row["at"] + switched == pytest.approx(62.0, abs=0.001)
+
+
 def test_tally_when_events_make_no_viewer_counts_it_and_goes_on():
     good, bad = rows_of(stream(10, [(5, 6)])), rows_of(stream(10, [(5, 6)]))
     bad[0]["at_us"] = bad[0]["at_us"][::-1]

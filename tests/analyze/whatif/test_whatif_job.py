@@ -13,7 +13,7 @@ from flowctl.analyze.options import WhatifOptions
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.run import run
 from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid
-from flowctl.analyze.whatif.job import JOB, Sample, _in_force
+from flowctl.analyze.whatif.job import JOB, SET_WORDS, Sample, _in_force
 from flowctl.analyze.whatif.stretches import SERVER
 from flowctl.core.flow.limits import target_marks
 from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file, render
@@ -137,6 +137,23 @@ def test_run_when_flights_were_recorded_finds_what_was_done(spark, tmp_path):
     assert by_force[True]["edges"] == sum(edges for _, edges, _ in recorded.values())
     assert (summary["source"], summary["connections_not_evaluated"]) == ("flight", 1)
     assert any("row 3 is missing" in line for line in warnings)
+
+
+def test_run_when_a_grid_has_sets_tries_them_on_flights_and_recommends_limits_alone(spark, tmp_path):
+    write_flights(tmp_path / "events")
+    grid = 'renditions = ["7k,14k"]\nsoft = ["0,0,20s"]\nhard = ["0,0,60s"]\n'
+    _, warnings, rows, _ = job(spark, tmp_path, WhatifOptions(grid=grid, extend_s=0))
+    (tried,) = [row for row in rows.values() if "renditions of 7 kbit/s and 14 kbit/s" in row["choice"]]
+    assert 0 < tried["sent_bytes"] < rows[0]["sent_bytes"]
+    assert not tried["recommended"]
+    assert any(SET_WORDS in line for line in warnings)
+
+
+def test_run_when_a_grid_has_sets_and_there_are_samples_only_says_what_is_missing(spark, tmp_path):
+    crowd(tmp_path / "events")
+    options = {"whatif": WhatifOptions(grid='renditions = ["500k,1M"]')}
+    result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], options)
+    assert "renditions are tried on flights" in result.jobs["whatif"].message
 
 
 @pytest.mark.parametrize("quiet", [close(3605, 9, 5.0, episodes_overloaded=1), close(3900, 9, 300.0, role="publish")])

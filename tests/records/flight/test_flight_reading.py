@@ -173,8 +173,8 @@ def test_replay_when_a_call_is_unknown_says_so(rows):
 
 def test_stream_and_link_when_taken_from_a_flight_add_up(rows):
     flight = read_flights(rows)
-    events, given, restart_bytes, ended_s, close_reason, strained = stream_and_link(flight)
-    assert (ended_s, close_reason, strained) == (flight.duration_s, "kicked", [])
+    events, given, restart_bytes, ended_s, close_reason, strained, switched = stream_and_link(flight)
+    assert (ended_s, close_reason, strained, switched) == (flight.duration_s, "kicked", [], [])
     published = [row for row in flight.rows if row.kind == "queued" and row.reason == "log"]
     assert (given, restart_bytes) == (6, 31)
     assert [size for _, item, size in events if item >= 0] == [row.size_bytes for row in published]

@@ -9,7 +9,8 @@ answers that were recorded: with limits alone to the byte, with a target delay w
 
 After a viewer had been closed nothing was recorded: `extended` goes on with the last seconds of stream and link. Delay
 is the age of the oldest message that the viewer has not taken when a write comes, weighted by the time since the write
-before; it is a *stall* while that is above the player's buffer.
+before; it is a *stall* while that is above the player's buffer. Of a viewer that switched between renditions, a choice
+without a set has the switches as they were made; with one, see `flowctl.records.flight.whatif.sets`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Final
 from flowctl.errors import ConfigError
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.flight.whatif.run import WhatifRun, untroubled
+from flowctl.records.flight.whatif.sets import SetRun
 from flowctl.records.flight.whatif.types import (
     EXTEND_S,
     GRID_S,
@@ -65,12 +67,26 @@ def evaluate(
     if not 1 <= len(choices) <= MOST_CHOICES:
         raise ConfigError(f"there are {len(choices)} choices to evaluate, it must be 1 to {MOST_CHOICES}")
     work = work if work is not None else Work()
-    if not viewer.refused:
+    by_set: dict[tuple[int, ...], list[int]] = {}
+    for number, choice in enumerate(choices):
+        by_set.setdefault(choice.renditions, []).append(number)
+    found: dict[int, ChoiceOutcome] = {}
+    for renditions, numbers in by_set.items():
+        found |= zip(
+            numbers, _evaluated(viewer, [choices[number] for number in numbers], work, renditions), strict=True
+        )
+    return [found[number] for number in range(len(choices))]
+
+
+def _evaluated(
+    viewer: RecordedViewer, choices: Sequence[Choice], work: Work, renditions: tuple[int, ...]
+) -> list[ChoiceOutcome]:
+    if not (renditions or viewer.refused):
         return [untroubled(viewer, work, len(choices))] * len(choices)
     collects = gc.isenabled()
     gc.disable()  # else a third of the time goes into looking through the log for garbage
     try:
-        return WhatifRun(viewer, choices, work).run()
+        return (SetRun if renditions else WhatifRun)(viewer, choices, work).run()
     finally:
         if collects:
             gc.enable()
@@ -84,6 +100,7 @@ def recorded_viewer(
     ended_s: float,
     close_reason: str | None,
     strained: Sequence[tuple[float, float]] = (),
+    switched: Sequence[float] = (),
     extend_s: float = EXTEND_S,
     repeat: int = 0,
 ) -> RecordedViewer:
@@ -95,10 +112,23 @@ def recorded_viewer(
         ended_at=on_grid(ended_s),
         close_reason=close_reason,
         strained=[(on_grid(begin_s), on_grid(end_s)) for begin_s, end_s in strained],
+        switched=[*map(on_grid, switched)],
     )
     if close_reason in SLOW_ENDS:
         viewer = extended(viewer, extend_s, for_good=repeat % 2 == 1)
     return _later(viewer, repeat * _REPEAT_SHIFT_S) if repeat else viewer
+
+
+def not_known(viewer: RecordedViewer, choice: Choice) -> str | None:
+    """Return, in plain words, what the recording does not tell of a choice, and how it was tried all the same."""
+    if not choice.renditions:
+        if not viewer.switched:
+            return None
+        return "which renditions would have been chosen: it was tried in those that were; renditions ask the rule again"
+    said = "what other renditions looked like: the pictures that were recorded, larger or smaller"
+    if not (viewer.refused or _tells(viewer)):
+        said += "; what its line carries beyond that, which was never seen full: it was tried with one that carries all"
+    return said
 
 
 def _later(viewer: RecordedViewer, seconds: float) -> RecordedViewer:

@@ -1,9 +1,10 @@
 """What the line of a recorded viewer carried, and what it would have carried for another choice (pure).
 
 What the kernel was given less what it still holds is what the line has carried: between two looks a straight line where
-it held something all the while, else what it was given as it came, and the line would have carried as much as at its
-last measured rate. So there is one growing number, `carried`, and each choice takes its own bytes off it. Where nothing
-is known of the kernel (samples), what was taken is what was carried.
+it was refused something, else what it was given as it came, and the line would have carried as much as at its last
+known rate: that of the time in which it was full, or, where a viewer that keeps up was looked at, of its bursts. So
+there is one growing number, `carried`, and each choice takes its own bytes off it. Where nothing is known of the kernel
+(samples), what was taken is what was carried.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import Final
 
+from flowctl.core.flow.renditions import LineMeter
+from flowctl.core.flow.state import MessageClass
 from flowctl.records.flight.whatif.types import HELD, LEAST_KERNEL_BYTES, REFUSED, TAKEN, Event, RecordedViewer
 
 _STRAIGHT_S: Final = 1.0
@@ -43,7 +46,7 @@ class RecordedLine:
             before = [*accumulate(written, initial=0.0)][:-1]
             acknowledged = _acknowledged(events, before)
             self._held = [max(a - b, 0.0) for a, b in zip(before, acknowledged, strict=True)]
-            self._carried = _carried(events, acknowledged, self._held)
+            self._carried = _carried(events, acknowledged, self._held, before)
             self._levels = _levels(events, self._held)
         else:
             largest = max((size for _, what, size in events if what in (TAKEN, REFUSED)), default=0)
@@ -88,25 +91,41 @@ def _acknowledged(events: Sequence[Event], before: Sequence[float]) -> list[floa
     return found
 
 
-def _carried(events: Sequence[Event], acknowledged: Sequence[float], held: Sequence[float]) -> list[float]:
-    total, found = 0.0, [0.0]
+def _carried(
+    events: Sequence[Event], acknowledged: Sequence[float], held: Sequence[float], written: Sequence[float]
+) -> list[float]:
+    """Return what the line could have carried up to each event; its first known rate is that of the time before too."""
+    steps: list[tuple[float, float | None, float | None]] = []  # (bytes carried, rate, seconds if idle for any)
+    bursts, blocked, key_at = LineMeter(), events[0][1] == REFUSED, -inf
     busy: deque[tuple[float, float]] = deque()
     busy_s = busy_bytes = 0.0
     rate: float | None = None
     for number, (before, now) in enumerate(pairwise(acknowledged), 1):
-        seconds, more = events[number][0] - events[number - 1][0], now - before
-        if held[number] > 0:
-            if seconds:
-                busy.append((seconds, more))
-                busy_s, busy_bytes = busy_s + seconds, busy_bytes + more
-                while busy_s - busy[0][0] >= _RATE_S:
-                    first = busy.popleft()
-                    busy_s, busy_bytes = busy_s - first[0], busy_bytes - first[1]
-                if busy_s >= _LEAST_RATE_S:
-                    rate = busy_bytes / busy_s
-        else:
-            more = max(more, _IDLE_LINE_BYTES if rate is None else rate * seconds)
-        total += more
+        at, what, size = events[number]
+        seconds, more = at - events[number - 1][0], now - before
+        if what == HELD and not blocked:
+            bursts.sample(at, int(written[number]), size, key_at)
+            rate = bursts.evidence(at) or rate
+        full = held[number] > 0 and blocked
+        if full and seconds:
+            busy.append((seconds, more))
+            busy_s, busy_bytes = busy_s + seconds, busy_bytes + more
+            while busy_s - busy[0][0] >= _RATE_S:
+                first = busy.popleft()
+                busy_s, busy_bytes = busy_s - first[0], busy_bytes - first[1]
+            if busy_s >= _LEAST_RATE_S:
+                rate = busy_bytes / busy_s
+        steps.append((more, rate, None if full else seconds))
+        if what in (TAKEN, REFUSED):
+            blocked = what == REFUSED
+        elif what == MessageClass.KEY:
+            key_at = at
+    first_rate = next((known for _, known, _ in steps if known is not None), None)
+    total, found = 0.0, [0.0]
+    for carried, known, idle_s in steps:
+        able = known if known is not None else first_rate
+        could = carried if idle_s is None else _IDLE_LINE_BYTES if able is None else able * idle_s
+        total += max(carried, could)
         found.append(total)
     return found
 

@@ -144,9 +144,14 @@ class Seat:
         self.held, self._carried = held, self.run.line.carried
 
     @property
+    def level(self) -> float:
+        """How much its kernel takes before it refuses."""
+        return self.run.line.level
+
+    @property
     def room(self) -> int:
         """Bytes that the kernel takes before it refuses."""
-        level = self.run.line.level
+        level = self.level
         if self.ahead:
             level = min(level, _UNDER_WAY_BYTES + 2 * self.ahead)
         return _UNBOUNDED_BYTES if level == inf else round(level - self.held)
@@ -161,7 +166,7 @@ class Seat:
     def _low(self) -> float:
         if self.ahead:
             return _UNDER_WAY_BYTES + self.ahead / 2
-        return min(self.run.line.level, MOST_AHEAD_BYTES) / 2
+        return min(self.level, MOST_AHEAD_BYTES) / 2
 
     def sleep(self) -> None:
         """Note when the kernel asks again."""
@@ -240,7 +245,10 @@ class WhatifRun:
         self._offset = self._sequence = OFF_MARK  # of the log, before which nobody is to be looked at
         self._key_sequence = -1
         self._wrote_at = self.now
-        self._seats = [Seat(self, index, choice) for index, choice in enumerate(choices)]
+        self._seats = self._make_seats(choices)
+
+    def _make_seats(self, choices: Sequence[Choice]) -> Sequence[Seat]:
+        return [Seat(self, index, choice) for index, choice in enumerate(choices)]
 
     def strained(self) -> bool:
         return any(began <= self.now <= ended for began, ended in self._viewer.strained)
@@ -280,7 +288,7 @@ class WhatifRun:
     def run(self) -> list[ChoiceOutcome]:
         events = self._viewer.events
         first = self._join(events)
-        work, append, line, lagged = self._work, self.log.append, self.line, False
+        work, line, lagged = self._work, self.line, False
         for number in range(first, len(events)):
             at, what, size = events[number]
             if self.timers and self.timers[0][0] <= at:
@@ -289,7 +297,7 @@ class WhatifRun:
             line.step(number)
             if what >= 0:
                 work.inputs += len(self._members) + len(self._alone)
-                append(bytes(size), _CLASSES[what], at, restart=self._restart if what == _KEY else ())
+                self._publish(at, what, size)
                 if self._alone:
                     self._grew()
                     if self.hungry and line.lagging:
@@ -313,17 +321,22 @@ class WhatifRun:
         given, taken = self._viewer.given, 0
         start: Entry | None = None
         while taken < len(events) and given and events[taken][1] >= 0:
-            at, what, size = events[taken]
-            restart = self._restart if what == _KEY else ()
-            entry = self.log.append(bytes(size), _CLASSES[what], at, restart=restart)
+            entry = self._publish(*events[taken])
             start = start or entry
             taken, given = taken + 1, given - 1
         for seat in self._seats:
             self._alone[seat.index] = seat
-            seat.sender.follow(self, start=start)
+            self._follow(seat, start)
         self._work.inputs += taken * len(self._seats)
         self._key_sequence = self.log.gop.key_sequence
         return taken
+
+    def _publish(self, at: float, what: int, size: int) -> Entry:
+        restart = self._restart if what == _KEY else ()
+        return self.log.append(bytes(size), _CLASSES[what], at, restart=restart)
+
+    def _follow(self, seat: Seat, start: Entry | None) -> None:
+        seat.sender.follow(self, start=start)
 
     def _fire(self, until: float) -> None:
         timers = self.timers
@@ -456,13 +469,16 @@ class WhatifRun:
                 sender.writable()  # it was given enough ahead, and the link has room for more
             result = sender.flush()
         if result is FlushResult.DRAINED:
-            if not self.line.lagging:
-                seat.fill(self.line.after)  # both have drained, so the kernel holds the same for both
-                if sender.ready_for_cohort(self.log.tail):
-                    self._admit(seat)
+            self._drained(seat)
         elif result is FlushResult.BLOCKED:
             seat.sleep()
             seat.watch_offset, seat.watch_sequence = sender.log_grew()
+
+    def _drained(self, seat: Seat) -> None:
+        if not self.line.lagging:
+            seat.fill(self.line.after)  # both have drained, so the kernel holds the same for both
+            if seat.sender.ready_for_cohort(self.log.tail):
+                self._admit(seat)
 
     def _admit(self, seat: Seat) -> None:
         """Make a seat that has taken everything a member."""

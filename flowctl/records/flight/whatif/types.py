@@ -18,11 +18,11 @@ from flowctl.core.flow.policy import (
     patience_of,
     refused_mask,
 )
-from flowctl.core.flow.state import CLASS_COUNT, SendState
+from flowctl.core.flow.state import CLASS_COUNT, VIDEO_CLASSES, SendState
 from flowctl.core.sending.settings import LIVE_RETURN_AFTER_S, SenderSettings
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
-from flowctl.units import format_duration, format_size
+from flowctl.units import format_bit_rate, format_duration, format_size, parse_bit_rate
 
 TAKEN: Final = -1
 """Event: a write of which the kernel took everything."""
@@ -45,6 +45,8 @@ MOST_CHOICES: Final = 4096
 """Most choices in one run: each has a Sender, about 10 kB while it lags."""
 MOST_EVENTS: Final = 4_000_000
 """Most events of one viewer: ten hours of a stream of 100 messages a second; longer ones are cut before."""
+MOST_RENDITIONS: Final = 8
+"""Most renditions of a set that is tried: each has a log, and sets of encoders have five."""
 
 
 def policy_name(policy: DropPolicy) -> str:
@@ -75,8 +77,17 @@ class Choice:
     stuck_s: float = _SETTINGS.stuck_s  # close when the kernel has taken nothing for so long, in seconds. 0: never.
     # go to the newest key frame after a stall of so long, in seconds. 0: never.
     return_after_s: float = LIVE_RETURN_AFTER_S
+    # bits per second of the renditions of a set to choose from, smallest first, with sound; of the only one there is.
+    # (): as it was recorded, with its switches.
+    renditions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        rates = self.renditions
+        if len(rates) > MOST_RENDITIONS or any(rate <= before for before, rate in itertools.pairwise((0, *rates))):
+            raise ConfigError(
+                f"the renditions are of {', '.join(map(format_bit_rate, rates))}, there must be at most "
+                f"{MOST_RENDITIONS}, smallest first"
+            )
         if self.policy not in POLICIES:
             raise ConfigError(f"policy is {self.policy!r}, it must be one of {', '.join(POLICIES)}")
         for name in ("soft_too_long_s", "stuck_s", "return_after_s"):
@@ -88,6 +99,8 @@ class Choice:
         if self.limits.hard_policy is HardPolicy.HOLD:
             parts.append("hold")
         parts.append(target_text(self.limits))
+        if self.renditions:
+            parts.append(f"renditions of {' and '.join(map(format_bit_rate, self.renditions))}")
         for word, value in (("soft", self.soft_too_long_s), ("stuck", self.stuck_s), ("return", self.return_after_s)):
             parts.append(f"{word} {value:g}s")
         return ", ".join(parts)
@@ -117,6 +130,8 @@ class RecordedViewer:
     assumed_from: float | None = None
     # (begin, end) of the times in which our own thread had no room, in seconds, in order
     strained: Sequence[tuple[float, float]] = ()
+    # when messages of another rendition begin, each time that it switched, in seconds, in order
+    switched: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if len(self.events) > MOST_EVENTS:
@@ -134,6 +149,11 @@ class RecordedViewer:
     def refused(self) -> bool:
         """Whether the kernel ever refused it anything; if not, no choice differs from another."""
         return any(event[1] == REFUSED for event in self.events)
+
+
+def parse_renditions(text: str) -> tuple[int, ...]:
+    """Return the rates of a set in bits per second, smallest first, of a text like ``500k,1.2M,2.5M``."""
+    return tuple(sorted(parse_bit_rate(part.strip(), "renditions") for part in text.split(",")))
 
 
 def on_grid(seconds: float) -> float:
@@ -161,6 +181,14 @@ class ChoiceOutcome(NamedTuple):
     # seconds by delay, as (number of a bucket, seconds), in order; see `bucket_ms`
     delay: tuple[tuple[int, float], ...]
     returns: int  # times the viewer was brought back to live
+    rendition_s: tuple[float, ...] = ()  # seconds in each rendition of the choice
+    switches: int = 0  # between them
+
+    @property
+    def pictures_share(self) -> float:
+        """Share of the pictures that were sent whole, 0 to 1."""
+        offered = sum(self.offered_messages[item] for item in VIDEO_CLASSES)
+        return sum(self.sent_messages[item] for item in VIDEO_CLASSES) / offered if offered else 1.0
 
     def delay_ms(self, share: float) -> float:
         """Return the delay that was not exceeded for `share` (0 to 1) of the time, in ms, to 12.5 % upwards."""

@@ -3,12 +3,17 @@
 Of the calls three things remain: messages as they were published, writes with what the kernel took of them, and the
 times in which our own thread had no room: then nothing is late. Times do not fall: what a write has not met was
 published after it.
+
+Of a viewer that switched between renditions the messages are those of the one that it was in: from the key frame at
+which it left a log on, what that log had published is not there, and what the other one had is, from when it was
+published. So other limits are tried with the switches as they were made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import Limits
@@ -17,7 +22,7 @@ from flowctl.core.loop.loadmeter import STRAIN_S
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.records.flight.reading import Flight
 from flowctl.records.flight.whatif.types import HELD, REFUSED, TAKEN
-from flowctl.records.flight.words import LOG_LANE, FlightRow, TablePolicy, detail_of, limits_from
+from flowctl.records.flight.words import LOG_LANE, SWITCH_LANE, FlightRow, TablePolicy, detail_of, limits_from
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
 
 _CLASSES: Final = {name: int(item) for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}
@@ -35,6 +40,8 @@ class StreamAndLink(NamedTuple):
     # (begin, end) of the times in which the thread had no room, as far as the Sender asked, seconds since BEGIN; in
     # order
     strained: Sequence[tuple[float, float]] = ()
+    # when the first message of each other rendition was published that it switched to, seconds since BEGIN; in order
+    switched: Sequence[float] = ()
 
 
 def stream_and_link(flight: Flight) -> StreamAndLink:
@@ -54,7 +61,8 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
             raise DamagedFlightError(f"{flight}: row {row.number} cannot be read: {error!r}") from error
     reader.settle(turn_is_over=True)
     ended_s = max(ended_us, reader.last_us) / 1e6
-    return StreamAndLink(reader.events, reader.given, reader.restart_bytes, ended_s, reason, reader.strained)
+    events, given = reader.spliced()
+    return StreamAndLink(events, given, reader.restart_bytes, ended_s, reason, reader.strained, reader.switched)
 
 
 def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
@@ -86,14 +94,17 @@ class _FlightReader:
         self._joining = self._followed = self._full = False
         self._taken, self._wrote_us, self._turn = 0, -1, 0
         self._wrote_at = -1  # where the last write is among the events
+        self.switched: list[float] = []
+        self._of_log: list[int] = []  # where the messages of the log that is followed are among the events
+        self._ahead: list[tuple[float, int, int]] = []  # what the log had that is about to be switched to
+        self._left: set[int] = set()  # messages among the events of logs that were left before they came
 
     def read_row(self, row: FlightRow) -> bool:
         """Read the next row; return whether the log is still followed, or not yet."""
         kind = row.kind
         if kind == FlightKind.QUEUED.value:
             self.settle(turn_is_over=False)
-            if row.reason == LOG_LANE:
-                self._message(row)
+            self._message(row)
         elif kind == FlightKind.SENT.value and row.taken_bytes is not None:
             self._taken += row.taken_bytes
             self._turn += row.taken_bytes
@@ -108,9 +119,11 @@ class _FlightReader:
             self._was_refused()
         elif row.reason == "strained":
             self._strain(row.offset_us / 1e6)
+        elif row.reason == "switched":
+            self._switch(row)
         elif row.reason == "log":
             self.settle(turn_is_over=True)  # what was written before is of replies, whatever comes of the log
-            self._joining = True
+            self._joining, self._of_log = True, []
         elif row.reason == "follow":
             self._joining, self._followed = False, True
             if self._full:  # by replies, before there was a stream: this one cannot be written at once
@@ -154,10 +167,36 @@ class _FlightReader:
             at, _, size = self.events[self._wrote_at]
             self.events[self._wrote_at] = (at, REFUSED, size)
 
+    def _switch(self, row: FlightRow) -> None:
+        """Go on with what another log had, before which its headers go, instead of what the first one still had."""
+        values, began_s = detail_of(row.detail), self.events[0][0]
+        self._left.update(self._of_log[_size(values["left"]) :])
+        messages = [(max(at, began_s), what, size) for at, what, size in self._ahead]
+        at = messages[0][0] if messages else row.offset_us / 1e6
+        self.switched.append(at)
+        self.events += ((at, _CLASSES[name], _size(size)) for name, size, _ in values["prefix"])
+        self._of_log = [*range(len(self.events), len(self.events) + len(messages))]
+        self.events += messages
+        self._ahead = []
+
+    def spliced(self) -> tuple[list[tuple[float, int, int]], int]:
+        """Return the events in order, and how many of the first were given."""
+        if not self.switched:
+            return self.events, self.given
+        left = self._left
+        events = [event for place, event in enumerate(self.events) if place not in left]
+        return sorted(events, key=itemgetter(0)), self.given - sum(place < self.given for place in left)
+
     def _message(self, row: FlightRow) -> None:
+        what, size = _CLASSES[row.message_class or ""], row.size_bytes or 0
         lay_us = 0 if self._joining else round((row.queued_age_ms or 0.0) * 1000)  # a cache is given when it is joined
+        if row.reason == SWITCH_LANE:
+            self._ahead.append(((row.offset_us - lay_us) / 1e6, what, size))
+        if row.reason != LOG_LANE:
+            return
         self.last_us = max(self.last_us, row.offset_us - lay_us)
-        self.events.append((self.last_us / 1e6, _CLASSES[row.message_class or ""], row.size_bytes or 0))
+        self._of_log.append(len(self.events))
+        self.events.append((self.last_us / 1e6, what, size))
         self.given += self._joining
         if row.detail and not self.restart_bytes:
             self.restart_bytes = sum(map(_size, detail_of(row.detail).get("restart", ())))
