@@ -87,13 +87,20 @@ class StreamSet:
     Args:
         time_of: returns the media time of a message in milliseconds; it is called under locks and must only look.
             None: the time of publication tells which key frames are the same.
+        at_change: says of a header of the rendition that is entered whether a viewer gets it who has had the headers of
+            another; under locks, too. None: each that differs.
         flush_interval_s: of the fan-outs that the set makes, in seconds.
     """
 
     def __init__(
-        self, *, time_of: Callable[[bytes], int] | None = None, flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S
+        self,
+        *,
+        time_of: Callable[[bytes], int] | None = None,
+        at_change: Callable[[bytes], bool] | None = None,
+        flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
     ) -> None:
         self._time_of = time_of
+        self.at_change: Final = at_change
         self._flush_interval_s = flush_interval_s
         self._lock = OwnedLock()
         self._renditions: dict[str, _Rendition] = {}  # read by any thread: replaced whole, under the lock
@@ -299,7 +306,11 @@ class SetPlace(FollowPlace):
         if found is None:  # the sound between the two is on its way
             until = key.enqueued_at + _HOLD_S
             return until if now < until else None
-        return self._hop(group, entered, now)._replace(start=found.start, prefix=found.prefix)
+        wanted = self._set.at_change
+        prefix = tuple(
+            item for item in found.prefix if wanted is None or item[0] is not MessageClass.HEADER or wanted(item[1])
+        )
+        return self._hop(group, entered, now)._replace(start=found.start, prefix=prefix)
 
     def _go_on(self, now: float) -> None:
         """Leave a rendition that has ended, at the same sound; pictures come with the next key frame."""

@@ -93,6 +93,15 @@ class WireFormat(Protocol):
         """Return the timestamp of what `serialise` returned."""
         return self.deserialise(wire)[1]
 
+    def retime(self, wire: bytes, timestamp: int) -> bytes:
+        """Return what `serialise` returned with another timestamp."""
+        type_id, _, payload = self.deserialise(wire)
+        return self.serialise(type_id, timestamp, payload)
+
+    def is_media(self, wire: bytes) -> bool:
+        """Return whether what `serialise` returned is sound or picture, or a header of these, and no metadata."""
+        return self.deserialise(wire)[0] in _CSID
+
     def begin(self, timestamp: int) -> bytes:
         """Return what tells players who wait that the stream is published; empty: nothing does."""
         del timestamp

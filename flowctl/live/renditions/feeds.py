@@ -41,6 +41,7 @@ class TrackFeed(StreamFeed):
         self.renditions: Final = renditions
         self._tracks: dict[int, Rendition] = {}
         self._metadata: bytes | None = None  # that the publisher sent last
+        self._told: dict[int, bytes] = {}  # metadata of each track as it was given last
 
     def accept(self, type_id: int, timestamp: int, payload: bytes, info: MediaInfo, now: float) -> None:
         if info.packet == "metadata" and info.kind == "data":
@@ -62,6 +63,7 @@ class TrackFeed(StreamFeed):
             if rendition is None:
                 return
             self._tracks[track] = rendition
+            self._told.pop(track, None)
         self.renditions.accept(rendition, type_id, timestamp, payload, info, now)
         if info.packet == "sequence_header":
             self._tell_metadata(track, rendition, now)
@@ -70,6 +72,9 @@ class TrackFeed(StreamFeed):
         """Give a rendition the metadata of the publication, with what is known of its own pictures."""
         if self._metadata is not None:
             payload = metadata_of_track(self._metadata, track, rendition.size)
+            if payload == self._told.get(track):
+                return  # some cameras repeat the header each second
+            self._told[track] = payload
             self.renditions.accept(rendition, TYPE_DATA_AMF0, 0, payload, inspect(TYPE_DATA_AMF0, payload), now)
 
 

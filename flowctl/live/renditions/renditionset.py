@@ -415,7 +415,9 @@ class RenditionSet:
         self._lock.assert_owned()
         stream_set = item.by_codec.get(rendition.codec)
         if stream_set is None:
-            stream_set = item.by_codec[rendition.codec] = StreamSet(time_of=item.wire_format.time_of)
+            form = item.wire_format  # at a change players make another stream of metadata
+            stream_set = StreamSet(time_of=form.time_of, at_change=form.is_media)
+            item.by_codec[rendition.codec] = stream_set
         stream_set.put(rendition.name, item.wires[rendition].fanouts)
 
     def _format_locked(self, wire_format: WireFormat) -> _Format:
@@ -431,10 +433,8 @@ class RenditionSet:
 
     # -- viewers
 
-    def view(
-        self, connection: Connection, wire_format: WireFormat, *, track: int | None = None, fixed: bool = False
-    ) -> Seat | None:
-        """Follow the set; `track`: that one alone, `fixed`: the rendition that the first seconds choose.
+    def view(self, connection: Connection, wire_format: WireFormat, *, track: int | None = None) -> Seat | None:
+        """Follow the set; `track`: that one alone.
 
         None: there is nothing to follow yet, `changed` tells. The connection's thread.
         """
@@ -450,7 +450,7 @@ class RenditionSet:
             stream_set, wire = item.by_codec[codec], None if wanted is None else item.wires[wanted]
         try:
             if wanted is None or wire is None:
-                place: FollowPlace = stream_set.view(connection, fixed=fixed)
+                place: FollowPlace = stream_set.view(connection)
             else:
                 start, prefix, wait = wanted.stream.start_place(wire)
                 place = FollowPlace(connection, wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)

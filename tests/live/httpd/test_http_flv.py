@@ -15,8 +15,9 @@ from flowctl.flv import FlvReader
 from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.live.httpd.session import HttpSession
+from flowctl.live.wirelog import RtmpChunks
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_DATA_AMF3, TYPE_VIDEO
 
 
 def test_stream_when_it_is_published_begins_with_headers_and_the_cached_key_frame(web):
@@ -177,12 +178,17 @@ def test_viewers_when_over_both_protocols_follow_one_log_each(web):
     assert sorted(viewer.protocol for viewer in web.viewers()) == ["http-flv"] * 3 + ["ws-flv"]
 
 
-@pytest.mark.parametrize("wire_format", [TAGS, CHUNKS, FRAMES])
+@pytest.mark.parametrize("wire_format", [TAGS, CHUNKS, FRAMES, RtmpChunks(1, 128), RtmpChunks(5, 65536)])
 @pytest.mark.parametrize("size", [1, 100, 111, 125, 126, 65_000, 70_000])
 def test_formats_when_read_back_give_what_was_put_in(wire_format, size):
     for timestamp in (0, 0xFFFFFF, 0x1000000, 0xFFFFFFFF):
         message = (TYPE_VIDEO, timestamp, b"v" * size)
-        assert wire_format.deserialise(wire_format.serialise(*message)) == message
+        wire = wire_format.serialise(*message)
+        assert wire_format.deserialise(wire) == message
+        assert wire_format.time_of(wire) == timestamp
+        assert wire_format.deserialise(wire_format.retime(wire, 7)) == (TYPE_VIDEO, 7, message[2])
+        assert wire_format.is_media(wire)
+        assert not wire_format.is_media(wire_format.serialise(TYPE_DATA_AMF0, timestamp, message[2]))
 
 
 def test_formats_when_data_is_amf3_take_what_is_amf0_inside():

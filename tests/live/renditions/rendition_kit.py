@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from live_kit import AAC_HEADER, World, audio, config, inter, key
 
+from flowctl.core.flow.renditions import Choice, RenditionRule
 from flowctl.live.settings.renditions import RenditionNames
 from flowctl.wire.rtmp.amf.amf0 import encode
 
 SUFFIXES = ("_1080", "_720", "_360")
+SIZES = {"_1080": 300, "_720": 150, "_360": 60}
 NAMES = RenditionNames(suffixes=SUFFIXES)
 
 
@@ -54,11 +56,20 @@ class SetWorld(World):
                     continue
                 at = self.at + (shift or {}).get(suffix, 0)
                 tag = f"{suffix} {self.at}".encode()
-                self.put(publisher, 9, at, key(tag) if self.at % (40 * every) == 0 else inter(tag))
+                picture = tag.ljust(SIZES[suffix])
+                self.put(publisher, 9, at, key(picture) if self.at % (40 * every) == 0 else inter(picture))
                 if publisher.sound:
                     self.put(publisher, 8, at, audio(tag))
             self.at += 40
             self.run(0.04)
+
+
+def choose(monkeypatch, name):
+    """Have the rules of all viewers choose a rendition."""
+    choice = Choice(name, "asked for")
+    monkeypatch.setattr(
+        RenditionRule, "decide", lambda self, now, rates, present, **_: choice if present != name else None
+    )
 
 
 def pictures(peer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, audio, config, inter, key
-from rendition_kit import SUFFIXES, SetWorld, avc_header, pictures, sounds
+from rendition_kit import SUFFIXES, SetWorld, avc_header, choose, pictures, sounds
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.wire.rtmp import commands
@@ -82,6 +82,29 @@ def test_hub_when_all_have_left_keeps_nothing(world):
     assert world.hub.streams() == {}
     assert world.hub.renditions._by_name == {}
     assert world.hub.renditions._members == {}
+
+
+def test_viewer_when_another_rendition_is_chosen_goes_on_there_at_a_key_frame(world, monkeypatch):
+    """Every picture and every sound comes once; the change has the new header of the pictures, and no metadata."""
+    world.all_members()
+    world.send(75)
+    viewer = world.player("live/show")
+    world.send(5)
+    for suffix in ("_720", "_360", "_1080"):
+        choose(monkeypatch, suffix[1:])
+        world.send(50)
+        assert viewer.connection.place.rendition == suffix[1:]
+        assert pictures(viewer)[-1][0] == suffix
+    seen = [at for _, at, _ in pictures(viewer)]
+    assert seen == list(range(seen[0], world.at, 40))
+    heard = [int(at) for _, at, _ in sounds(viewer)]
+    assert heard == list(range(heard[0], world.at, 40))
+    kinds = [(message.type_id, message.payload[:2]) for message in viewer.media]
+    assert [type_id for type_id, _ in kinds].count(18) == 1
+    assert kinds.count((8, AAC_HEADER[:2])) == 1
+    changes = [number for number, kind in enumerate(kinds) if kind == (9, b"\x17\x00")]
+    assert len(changes) == len(renditions_of(viewer)) >= 3
+    assert [kinds[number + 1] for number in changes[1:]] == [(9, b"\x17\x01")] * (len(changes) - 1)
 
 
 def test_sound_when_its_member_goes_is_that_of_the_next_without_a_gap_in_any_rendition(world):
