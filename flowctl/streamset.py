@@ -158,6 +158,13 @@ class StreamSet:
         }
         return dict(sorted(rates.items(), key=lambda rate: rate[1]))
 
+    def order(self) -> list[str]:
+        """Return the names of all renditions, smallest first. Any thread."""
+        found = self._renditions.values()
+        rates = [(item.log.rates.bytes_per_s, item.name) for item in found]
+        sizes = [(item.log.tail.offset, item.name) for item in found]  # in the first seconds no rate is known
+        return [name for _, name in sorted(rates if all(rate for rate, _ in rates) else sizes)]
+
     # -- for places and watches
 
     def begin(self, now: float) -> dict[str, float]:
@@ -237,7 +244,7 @@ class SetPlace(FollowPlace):
         if connection.renditions is None:
             connection.renditions = RenditionBook()
         self.book: Final = connection.renditions
-        self.book.enter(now, first.name, first.why, streams.rates)
+        self.book.enter(now, first.name, first.why, streams.order)
         if connection.group is not None:
             self._watch(connection.group)
 

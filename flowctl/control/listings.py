@@ -15,7 +15,15 @@ from flowctl.control.together import CONNECTION_SORTS, STREAM_SORTS
 from flowctl.core.flow.state import CLASS_COUNT
 from flowctl.core.text.fieldtypes import Json
 from flowctl.live.oversight.pace import RestingPace
-from flowctl.live.rows import add_viewer, address_of, connection_in_full, connection_row, is_slow, stream_row
+from flowctl.live.rows import (
+    add_viewer,
+    address_of,
+    connection_in_full,
+    connection_row,
+    is_slow,
+    rendition_of,
+    stream_row,
+)
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection
@@ -69,14 +77,16 @@ def _server(server: LiveServer) -> Json:
 
 def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     first, end = asked["offset"], asked["offset"] + asked["limit"]
+    renditions = server.hub.renditions.find
     rows_by_name = {
-        stream.name: stream_row(stream, count)
+        stream.name: stream_row(stream, count, [] if (found := renditions(stream)) is None else found.renditions())
         for stream, count in server.hub.streams().items()
         if fnmatchcase(stream.name, asked["stream"])
     }
     for name, viewer in RestingPace().over(server.hub.viewing() if rows_by_name else ()):
         if (row := rows_by_name.get(name)) is not None:
-            add_viewer(row, viewer.connection.sender.account(rows=False))
+            connection = viewer.connection
+            add_viewer(row, connection.sender.account(rows=False), rendition_of(connection))
     rows = sorted(rows_by_name.values(), key=STREAM_SORTS[asked["sort"]], reverse=asked["reverse"])
     return {
         "streams": rows[first:end],

@@ -132,6 +132,12 @@ def merge_streams(asked: Asked, results: Results) -> Json:
                 merged_row[name] += row[name]
             for name in ("in_bytes", "in_messages", "in_frames"):
                 merged_row[name] = max(merged_row[name], row[name])
+            known = {item["rendition"]: item for item in merged_row["renditions"]}
+            for item in row["renditions"]:
+                if item["rendition"] in known:
+                    known[item["rendition"]]["viewers"] += item["viewers"]
+                else:
+                    merged_row["renditions"].append(item)
             merged_row["states"] = add_counts((merged_row["states"], row["states"]))
     return _page(asked, "streams", list(by_name.values()), STREAM_SORTS[asked["sort"]], len(by_name))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from flowctl.core.flow.limits import Axis, AxisLimits
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flowctl.connection import Connection
     from flowctl.core.flow.renditionbook import RenditionBook
     from flowctl.core.sending.figures import Account
+    from flowctl.live.renditions.renditionset import RenditionFacts
     from flowctl.live.stream import Stream
 
 NAME_CHARS: Final = 100
@@ -114,8 +115,8 @@ def connection_in_full(connection: Connection) -> Json:
     }
 
 
-def stream_row(stream: Stream, viewers: int) -> Json:
-    """Return one stream, to whose states its viewers are still to be added (`add_viewer`)."""
+def stream_row(stream: Stream, viewers: int, renditions: Iterable[RenditionFacts] = ()) -> Json:
+    """Return one stream, to whose states and renditions its viewers are still to be added (`add_viewer`)."""
     publisher = stream.publisher
     follows = publisher is not None and not publisher.peer[1]
     return {
@@ -132,10 +133,25 @@ def stream_row(stream: Stream, viewers: int) -> Json:
         "in_messages": sum(stream.messages_in),
         "in_frames": stream.messages_by_type[0],
         "sent_bytes": 0,
+        "renditions": [_rendition_row(item) for item in renditions],
     }
 
 
-def add_viewer(row: Json, account: Account) -> None:
+def _rendition_row(facts: RenditionFacts) -> Json:
+    clock = "" if facts.clock in {"", "as they are"} else f"times {facts.clock}"
+    return {
+        "rendition": foreign(facts.name, NAME_CHARS),
+        "bit_rate": round(facts.bytes_per_s * 8) or None,
+        "codec": foreign(facts.codec, NAME_CHARS) or None,
+        "size": None if facts.size is None else "{}x{}".format(*facts.size),
+        "viewers": 0,
+        "remark": "; ".join(filter(None, ("" if facts.joined else "no viewer may be in it yet", clock))),
+    }
+
+
+def add_viewer(row: Json, account: Account, rendition: str) -> None:
+    for item in row["renditions"] if rendition else ():
+        item["viewers"] += item["rendition"] == rendition
     row["states"][account.state.name] += 1
     row["sent_bytes"] += account.bytes_sent
     row["slow"] += is_slow(account)

@@ -16,6 +16,7 @@ from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
+from flowctl.live.settings.renditions import RenditionNames
 from flowctl.reasons import CloseReason
 from flowctl.wire.media.synthetic import SyntheticSource
 
@@ -208,16 +209,47 @@ def test_kick_when_by_number_stream_or_peer_ends_those_and_says_why(live, client
 # -- limits
 
 
+def test_streams_when_one_is_a_set_tell_its_renditions_and_who_is_in_which(live, clients):
+    server = live(renditions=RenditionNames(suffixes=("_720", "_360")))
+    for suffix, rate in (("_720", 600_000), ("_360", 200_000)):
+        clients.publish(server, SyntheticSource(video_bit_rate=rate, key_interval_s=1), name=f"live/show{suffix}")
+    player = clients.play(server, name="live/show")
+    wait_for_viewers(server, 1, name="live/show")
+    row = wait_until(
+        lambda: next(
+            (
+                row
+                for row in do(server, "streams")["streams"]
+                if sum(item["viewers"] for item in row["renditions"]) == 1
+                and all(item["bit_rate"] for item in row["renditions"])
+            ),
+            None,
+        ),
+        "a viewer in a rendition, and their rates",
+    )
+    assert row["stream"] == "live/show"
+    large, small = row["renditions"]
+    assert (large["rendition"], small["rendition"]) == ("720", "360")
+    assert large["codec"] == small["codec"] == "avc1"
+    assert large["bit_rate"] > 2 * small["bit_rate"] > 200_000
+    found = do(server, "connections", connection=connection_to(server, player).number)["connection"]
+    assert found["rendition"] in {"720", "360"}
+    assert found["renditions"]["of"] == 2
+    assert f"rendition {found['rendition']} of 2 for " in found["why"]
+    others = [row for row in do(server, "streams")["streams"] if row["stream"] != "live/show"]
+    assert [row["renditions"] for row in others] == [[], []]
+
+
 def test_connections_when_of_a_viewer_of_a_set_tell_its_rendition_since_when_and_why(live, clients):
     server = live()
     clients.publish(server, SyntheticSource())
     player = clients.play(server)
     wait_for_viewers(server, 1)
     connection = connection_to(server, player)
-    rates = {"360": 62_500.0, "720": 150_000.0}
+    order = ("360", "720")
     assert do(server, "connections", role="viewer")["connections"][0]["renditions"] is None
     book = connection.renditions = RenditionBook()
-    book.enter(connection.now() - 10.0, "360", "the smallest first", lambda: rates)
+    book.enter(connection.now() - 10.0, "360", "the smallest first", lambda: order)
     words = book.switch(connection.now() - 1.0, "720", "the line carries more")
     connection.sender.note(LedgerKind.SWITCH, words, duration_s=9.0)
     row = do(server, "connections", connection=connection.number)["connection"]

@@ -32,7 +32,7 @@ def viewer(number, **figures):
 def stream(name, viewers=0, publisher=None, media="", in_bytes=0):
     found = {"stream": name, "publisher": publisher, "media": media, "viewers": viewers, "standby": 0, "slow": 0}
     found |= {"connection": None, "codecs": {}, "in_messages": 0, "in_frames": 0, "sent_bytes": 0}
-    return found | {"in_bytes": in_bytes, "states": {"READY": viewers}}
+    return found | {"in_bytes": in_bytes, "states": {"READY": viewers}, "renditions": []}
 
 
 def stats(number, viewers=(), streams=(), **figures):
@@ -147,7 +147,7 @@ def test_figures_when_of_several_processes_are_sums_and_the_worst():
 
 def stream_row(name, publisher=None, **figures):
     usual = {"stream": name, "publisher": publisher, "connection": None, "media": "", "codecs": {}, "viewers": 0}
-    usual |= {"states": {"READY": 0, "SOFT_LIMIT": 0}, "slow": 0, "standby": 0}
+    usual |= {"states": {"READY": 0, "SOFT_LIMIT": 0}, "slow": 0, "standby": 0, "renditions": []}
     return usual | {"in_bytes": 0, "in_messages": 0, "in_frames": 0, "sent_bytes": 0} | figures
 
 
@@ -164,6 +164,18 @@ def test_streams_when_of_several_workers_are_one_each():
     assert (first["viewers"], first["slow"], first["in_bytes"], first["worker"]) == (5, 1, 90, 2)
     assert (first["publisher"], first["states"]) == ("198.51.100.1:5", {"READY": 4, "SOFT_LIMIT": 1})
     assert found["found"] == {"streams": 2, "offset": 0, "limit": 50}
+
+
+def test_renditions_when_of_several_workers_have_the_viewers_of_all():
+    def row(**viewers):
+        return stream_row(
+            "live/a", renditions=[{"rendition": name, "viewers": count} for name, count in viewers.items()]
+        )
+
+    workers = [{"large": 2, "small": 1}, {}, {"small": 5, "tiny": 1}]
+    answers = (WorkerAnswer(n, result={"streams": [row(**there)], "found": {}}) for n, there in enumerate(workers, 1))
+    (found,) = come_to("streams", *answers)["streams"]
+    assert {item["rendition"]: item["viewers"] for item in found["renditions"]} == {"large": 2, "small": 6, "tiny": 1}
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flowctl.units import format_duration
@@ -23,18 +23,18 @@ class RenditionBook:
     ups: int = 0
     downs: int = 0
     failed: int = 0  # switches up that the line did not carry
-    _rates: Callable[[], Mapping[str, float]] = dict  # of the set, by name, smallest first
+    _order: Callable[[], Sequence[str]] = tuple  # names of the set, smallest first
     _seconds: dict[str, float] = field(default_factory=dict)  # by name, without the present stay
     _smaller_s: float = 0.0  # likewise
     _smaller_stay: tuple[float, str] = (0.0, "")  # the longest such stay, in seconds, and why it was
 
-    def enter(self, now: float, name: str, why: str, rates: Callable[[], Mapping[str, float]]) -> None:
-        """A set is followed from now on, in the rendition `name`; `rates`: those of the set, smallest first."""
-        self.name, self.since, self.why, self._rates = name, now, why, rates
+    def enter(self, now: float, name: str, why: str, order: Callable[[], Sequence[str]]) -> None:
+        """A set is followed from now on, in the rendition `name`; `order`: the names in the set, smallest first."""
+        self.name, self.since, self.why, self._order = name, now, why, order
 
     def switch(self, now: float, name: str, why: str, *, failed: bool = False) -> str:
         """Go on in another rendition; return the words for the ledger. `failed`: the line did not carry the last."""
-        order = [*self._rates()]
+        order = self._order()
         up = name in order and self.name in order[: order.index(name)]
         self._settle(now)
         self.before, self.name, self.since, self.why = self.name, name, now, why
@@ -46,8 +46,8 @@ class RenditionBook:
     def leave(self, now: float) -> None:
         """No set is followed any more."""
         self._settle(now)
-        rates = dict(self._rates())
-        self.name, self.why, self._rates = "", "", lambda: rates  # not the set, which may go
+        order = self._order()
+        self.name, self.why, self._order = "", "", lambda: order  # not the set, which may go
 
     def _settle(self, now: float) -> None:
         self._seconds, (self._smaller_s, self._smaller_stay) = self.seconds(now), self._smaller(now)
@@ -55,14 +55,14 @@ class RenditionBook:
     @property
     def count(self) -> int:
         """How many renditions the set has now."""
-        return len(self._rates())
+        return len(self._order())
 
     def seconds(self, now: float) -> dict[str, float]:
         """Return the time in each rendition, smallest first."""
         name, found = self.name, dict(self._seconds)
         if name:
             found[name] = found.get(name, 0.0) + max(now - self.since, 0.0)
-        order = {known: place for place, known in enumerate(self._rates())}
+        order = {known: place for place, known in enumerate(self._order())}
         return dict(sorted(found.items(), key=lambda item: order.get(item[0], -1)))
 
     def smaller_s(self, now: float) -> float:
@@ -75,7 +75,7 @@ class RenditionBook:
 
     def _smaller(self, now: float) -> tuple[float, tuple[float, str]]:
         name, stay_s = self.name, max(now - self.since, 0.0)
-        if not name or [name] == [*self._rates()][-1:]:
+        if not name or name in self._order()[-1:]:
             return self._smaller_s, self._smaller_stay
         return self._smaller_s + stay_s, max(self._smaller_stay, (stay_s, self.why))
 

@@ -122,6 +122,17 @@ class OneConnection(Answer):
     connection: ConnectionInFull
 
 
+class RenditionOfStream(BaseModel):
+    """One rendition of a stream that is a set of them."""
+
+    rendition: str
+    bit_rate: int | None = Field(description="what it takes of a line, with its sound; null: not known yet")
+    codec: str | None
+    size: str | None = Field(description="width and height, like 1280x720")
+    viewers: int
+    remark: str = Field(description="whether viewers have to wait for it, how its times are made those of the set")
+
+
 class Stream(BaseModel):
     stream: str
     publisher: str | None
@@ -136,6 +147,7 @@ class Stream(BaseModel):
     in_messages: int
     in_frames: int
     sent_bytes: int
+    renditions: list[RenditionOfStream] = Field(description="those of a set, the largest first; else none")
     worker: int | None = None
 
 

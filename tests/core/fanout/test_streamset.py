@@ -76,6 +76,18 @@ def test_viewer_when_another_is_chosen_changes_over_at_the_next_key_frame(show):
     assert not show.set.find("360").fanouts.active
 
 
+def test_order_when_rates_are_not_known_yet_is_by_what_has_come():
+    """So a viewer of the first seconds is told of how many renditions its own is one."""
+    show = Show()
+    one = show.join()
+    show.run(0.1)
+    assert list(show.set.rates()) == []
+    assert show.set.order() == ["360", "720"]
+    assert one.renditions.describe(one.sender.host.now()).startswith("rendition 360 of 2 for ")
+    show.run(10.0)
+    assert show.set.order() == list(show.set.rates()) == ["360", "720"]
+
+
 def test_view_when_the_set_is_empty_is_refused():
     connection = Connection(ManualGroup())
     with pytest.raises(LocalProtocolError):

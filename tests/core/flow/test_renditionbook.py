@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from flowctl.core.flow.renditionbook import RenditionBook
 
-RATES = {"360": 62_500.0, "720": 150_000.0, "1080": 312_500.0}
+ORDER = ("360", "720", "1080")
 
 
 def test_book_tells_the_present_rendition_when_a_set_is_followed():
     """The words name the rendition, of how many, for how long, and why."""
     book = RenditionBook()
-    book.enter(10.0, "360", "the smallest first", lambda: RATES)
+    book.enter(10.0, "360", "the smallest first", lambda: ORDER)
 
     assert book.describe(51.0) == "rendition 360 of 3 for 41.0 s: the smallest first"
     assert book.seconds(51.0) == {"360": 41.0}
@@ -19,7 +19,7 @@ def test_book_tells_the_present_rendition_when_a_set_is_followed():
 def test_book_counts_ways_and_times_when_switches_are_made():
     """Up or down follows from the rates; times are kept by rendition, the smallest first."""
     book = RenditionBook()
-    book.enter(0.0, "720", "", lambda: RATES)
+    book.enter(0.0, "720", "", lambda: ORDER)
     assert book.why_smaller(30.0) == ""
 
     assert book.switch(30.0, "1080", "the line carries more") == "rendition 720 to 1080: the line carries more"
@@ -34,23 +34,23 @@ def test_book_counts_ways_and_times_when_switches_are_made():
 def test_book_goes_on_when_a_viewer_pauses():
     """Between two places in sets no time counts, and what was counted before stays."""
     book = RenditionBook()
-    book.enter(0.0, "1080", "", lambda: RATES)
+    book.enter(0.0, "1080", "", lambda: ORDER)
     book.leave(10.0)
 
     assert (book.name, book.describe(50.0)) == ("", "")
     assert (book.seconds(50.0), book.smaller_s(50.0)) == ({"1080": 10.0}, 0.0)
 
-    book.enter(50.0, "720", "", lambda: RATES)
+    book.enter(50.0, "720", "", lambda: ORDER)
 
     assert (book.seconds(55.0), book.smaller_s(55.0)) == ({"720": 5.0, "1080": 10.0}, 5.0)
 
 
 def test_a_rendition_that_has_gone_counts_when_its_time_is_told():
     """A member that leaves its set stays in the times, in front, and a switch from it is no switch up."""
-    rates = dict(RATES)
+    order = [*ORDER]
     book = RenditionBook()
-    book.enter(0.0, "1080", "", lambda: rates)
-    del rates["1080"]
+    book.enter(0.0, "1080", "", lambda: order)
+    order.remove("1080")
     book.switch(20.0, "720", "1080 has stopped")
 
     assert (book.ups, book.downs, book.count) == (0, 1, 2)

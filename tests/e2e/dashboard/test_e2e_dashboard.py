@@ -131,7 +131,7 @@ def test_viewer_of_a_set_when_listed_has_its_rendition_and_why(browser, room, sl
 
     connection = connection_of(server, client)
     book = connection.renditions = RenditionBook()
-    book.enter(connection.now() - 300.0, "360", "", lambda: {"360": 1.0, "720": 2.0, "1080": 3.0})
+    book.enter(connection.now() - 300.0, "360", "", lambda: ("360", "720", "1080"))
     book.switch(connection.now() - 100.0, "720", "the line takes 1.25 of 2.5 Mbit/s", failed=True)
     cell = browser.wait(lambda: browser.find("#viewers td.rendition"), "the cell")
     browser.wait(lambda: cell.text == "720", "the rendition")

@@ -96,12 +96,12 @@ def test_connection_when_it_finds_its_role_later_is_counted_from_then_on():
 
 
 def test_sums_when_viewers_follow_a_set_tell_who_is_where_and_keep_the_switches_of_those_who_left():
-    rates = {"360": 1.0, "720": 2.0}
+    order = ("360", "720")
     meters, _ = made()
     first, second, plain = Peer(1), Peer(2), Peer(3)
     for peer in (first, second):
         peer.renditions = RenditionBook()
-        peer.renditions.enter(0.0, "360", "", lambda: rates)
+        peer.renditions.enter(0.0, "360", "", lambda: order)
     first.renditions.switch(1.0, "720", "")
     first.renditions.switch(2.0, "360", "", failed=True)
     row = rows_of(meters, [first, second, plain])["live/a", "viewer"]

@@ -796,13 +796,13 @@ def test_agent_when_it_holds_a_secret_shows_it_nowhere(tmp_path, agent):
 
 def test_renditions_when_viewers_follow_a_set_are_in_samples_events_and_the_close(tmp_path):
     """Viewers of one squad differ in the rendition that is told; a switch is an event, and the close has the times."""
-    rates = {"360": 62_500.0, "720": 150_000.0}
+    order = ("360", "720")
     world = RecordedWorld(tmp_path, record=PLAIN)
     publisher, plain, player = world.publisher(), world.player(), world.player()
     stream_some(world, publisher, 5)
     connection, began = player.connection, world.clock()
     book = connection.renditions = RenditionBook()
-    book.enter(began, "360", "the smallest first", lambda: rates)
+    book.enter(began, "360", "the smallest first", lambda: order)
     for _ in range(3):
         world.sample()
         stream_some(world, publisher, 5)

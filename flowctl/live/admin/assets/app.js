@@ -157,7 +157,9 @@ function showStreams({ streams: rows }, at) {
     const last = before.get(item.stream);
     const [publisher, media, flow, watchers] = row.cells;
     put(publisher.firstChild, foreign(item.publisher ?? "nobody"));
-    put(media.firstChild, foreign(item.media));
+    const set = item.renditions ?? [];
+    put(media.firstChild, foreign([item.media, ...set.map((one) => `${one.rendition}: ${count(one.viewers)}`)].join(" · ")));
+    media.title = foreign(set.map(renditionLine).join("; "), 600);
     put(flow, last && at > last.at ? rate(Math.max(0, item.in_bytes - last.bytes) / (at - last.at)) : "–");
     put(watchers, count(item.viewers));
     row.media = item.media;
@@ -165,6 +167,12 @@ function showStreams({ streams: rows }, at) {
     row.button.setAttribute("aria-pressed", String(picture.stream === item.stream));
   });
   for (const name of before.keys()) if (!rows.some((item) => item.stream === name)) before.delete(name);
+}
+
+/** What is told of a rendition of a set: its rate, codec and size, its viewers, and what is odd about it. */
+function renditionLine({ rendition, bit_rate: bits, codec, size, viewers: watching, remark }) {
+  const parts = [bits && rate(bits / 8), codec, size, `${count(watching)} viewers`, remark];
+  return `${rendition}: ${parts.filter(Boolean).join(", ")}`;
 }
 
 function streamRow(name) {
