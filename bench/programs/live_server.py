@@ -27,6 +27,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live import LiveConfig, build_live_server
 from flowctl.live.server import LiveServer
+from flowctl.live.settings.renditions import parse_renditions
 from flowctl.log import configure
 from flowctl.records.telemetry.options import EventsOptions
 
@@ -120,6 +121,7 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true", help="flush at this interval, whatever it costs")
     parser.add_argument("--events", type=Path, help="record into this folder")
     parser.add_argument("--all-sent", action="store_true", help="leave nothing out for a slow viewer, and never cut it")
+    parser.add_argument("--renditions", default="off", help="as the setting of the live server")
     parser.add_argument("--no-samples", action="store_true", help="record events only")
     arguments = parser.parse_args()
     configure("error")
@@ -131,6 +133,7 @@ def main() -> None:
             group_count=arguments.groups,
             flush_interval_s=arguments.flush,
             flush_adaptive=not arguments.fixed,
+            renditions=parse_renditions(arguments.renditions, "--renditions"),
             events=EventsOptions(folder=str(arguments.events or ""), samples=not arguments.no_samples),
             **changes,
         )

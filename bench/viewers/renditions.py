@@ -12,11 +12,13 @@ those before it (`broken`). ``python bench renditions``; every row is kept in ``
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,17 +29,25 @@ from flowctl.wire.rtmp.media.media import inspect
 from kit.sample import RENDITIONS, ensure_sample, rendition_recipes
 from kit.tables import print_rows, table
 from programs.lines import Order
-from viewers.slow import CACHE, HEAD_S, LATE_S, SERVERS, TAIL_S, decode, watch
+from viewers.slow import CACHE, HEAD_S, LATE_S, TAIL_S, decode, flowctl, nginx, watch
 
-SHARES: Final = (0.3, 0.5, 0.85, 1.2)
+SHARES: Final = (0.3, 0.5, 0.85, 1.2, 3.0)
 CHANGING: Final = ("jump", "drop", "rise")
 FPS: Final = 30
 SOUND_S: Final = 1024 / 48_000
 TARGET_S: Final = 1.5
 SIZES: Final = {f"{width}x{height}": name for name, (width, height, _) in RENDITIONS.items()}
 _LARGEST: Final = next(iter(RENDITIONS))
-PLAYED: Final = {"cutting": ("flowctl", f"show_{_LARGEST}"), "nginx-rtmp": ("nginx-rtmp", f"show_{_LARGEST}")}
+PLAYED: Final = {
+    "renditions": ("flowctl", "show"),
+    "cutting": ("flowctl", f"show_{_LARGEST}"),
+    "nginx-rtmp": ("nginx-rtmp", f"show_{_LARGEST}"),
+}
 """Which server each kind of viewer plays from, and which stream."""
+SERVERS: Final[dict[str, Callable[[], AbstractContextManager[int]]]] = {
+    "flowctl": functools.partial(flowctl, "--renditions=" + ",".join(f"_{name}" for name in RENDITIONS)),
+    "nginx-rtmp": nginx,
+}
 
 
 class Line(NamedTuple):

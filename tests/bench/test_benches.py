@@ -144,12 +144,15 @@ def test_slow_when_a_viewer_has_used_half_of_what_its_line_could_carry_says_so()
 def test_renditions_when_quick_tell_what_came_of_the_set(monkeypatch, tmp_path):
     module = bench_run.load("renditions")
     monkeypatch.setattr(module, "CACHE", tmp_path)
-    rows = module.run(**module.QUICK | {"window_s": 4.0}, kinds=("cutting",))
-    assert [(row["line"], row["viewer"]) for row in rows] == [("50%", "cutting"), ("drop", "cutting")]
-    assert [(row["broken"], row["decode_errors"], row["repeated"], row["closed"]) for row in rows] == [
-        (0, 0, 0, "")
-    ] * 2
-    assert all(0 < row["in_720_percent"] == row["pictures_percent"] < 100 for row in rows)
+    rows = module.run(**module.QUICK | {"window_s": 4.0}, kinds=("renditions", "cutting"))
+    kinds = [(row["viewer"], row["line"]) for row in rows]
+    assert kinds == [(viewer, line) for viewer in ("renditions", "cutting") for line in ("50%", "drop")]
+    faults = [(row["broken"], row["decode_errors"], row["repeated"], row["closed"]) for row in rows]
+    assert faults == [(0, 0, 0, "")] * 4
+    of_set, cutting = rows[:2], rows[2:]
+    assert all(row["in_360_percent"] > 0 for row in of_set)
+    assert of_set[0]["pictures_percent"] > cutting[0]["pictures_percent"]
+    assert all(0 < row["in_720_percent"] == row["pictures_percent"] < 100 for row in cutting)
     assert "| 50% " in module.document(rows, tmp_path)
 
 

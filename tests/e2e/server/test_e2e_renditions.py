@@ -1,0 +1,74 @@
+"""A set as docs/renditions.md says it: FFmpeg publishes it, and a viewer of the set sees every picture."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+
+import pytest
+from e2e_kit import address_of, frames_of, wait_for_end, wait_for_keys
+from source_kit import ROOT
+
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO
+from flowctl.live.settings.renditions import parse_renditions
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.media.size import read_size
+from kit.sample import SampleRecipe, ensure_sample
+
+SIZES = [(640, 360), (854, 480), (1280, 720)]
+PICTURE_MS = 1000 / 30
+SOUND_MS = 1024 / 48
+SETTING = "_720,_480,_360"
+
+
+def in_the_page():
+    """Return the arguments of FFmpeg's command in the page."""
+    (block,) = re.findall(r"```console\n\$ (ffmpeg .*?)\n```", (ROOT / "docs/renditions.md").read_text(), re.DOTALL)
+    return shlex.split(block.replace("\\\n", " "))[1:]
+
+
+@pytest.fixture
+def talk(tmp_path, ffmpeg_path):
+    return ensure_sample(tmp_path, SampleRecipe(seconds=18.0, width=320, height=180), ffmpeg=ffmpeg_path)
+
+
+def publish(programs, server, arguments, talk):
+    base = address_of(server, "live")
+    given = [item.replace("talk.mp4", str(talk)).replace("rtmp://127.0.0.1/live", base) for item in arguments]
+    return programs.start(*given)
+
+
+def sizes_of(messages):
+    """Return the sizes of the pictures in their order, by the sequence headers."""
+    headers = [
+        payload
+        for kind, _, payload in messages
+        if kind == TAG_VIDEO and inspect(kind, payload).packet == "sequence_header"
+    ]
+    found = [read_size(payload) for payload in headers]
+    return [size for place, size in enumerate(found) if found[place - 1 : place] != [size]]
+
+
+def steps_of(messages, track):
+    times = [time for time, _ in frames_of(messages, track)]
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+@pytest.mark.realtime
+def test_set_when_ffmpeg_publishes_it_as_the_page_says_shows_every_picture(live, clients, programs, talk):
+    server = live(renditions=parse_renditions(SETTING, "renditions"))
+    published = publish(programs, server, in_the_page(), talk)
+    wait_for_keys(server, 1, name="live/show_360")
+    of_set = clients.play(server, name="live/show")
+    member = clients.play(server, name="live/show_480")
+    assert published.wait() == 0
+    wait_for_end(of_set, member)
+    assert sizes_of(member.messages) == [(854, 480)]
+    sizes = sizes_of(of_set.messages)
+    assert (sizes[0], sizes[-1]) == (SIZES[0], SIZES[-1])
+    assert set(sizes) <= set(SIZES)
+    assert len(frames_of(of_set.messages, TAG_VIDEO)) > 150
+    assert max(steps_of(of_set.messages, TAG_VIDEO)) <= PICTURE_MS + 1
+    assert max(steps_of(of_set.messages, TAG_AUDIO)) <= SOUND_MS + 1
+    assert min(steps_of(of_set.messages, TAG_VIDEO)) > 0
