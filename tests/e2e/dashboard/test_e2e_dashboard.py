@@ -137,10 +137,13 @@ def test_viewer_of_a_set_when_listed_has_its_rendition_and_why(browser, room, sl
     browser.wait(lambda: cell.text == "720", "the rendition")
     told = cell.get_attribute("title")
     assert told.startswith("720 of 3 for 1 min 4")
-    for words in (": the line takes 1.25 of 2.5 Mbit/s; ", "67 % of its time in 360", "switched 1 times, 1 up in vain"):
+    for words in (": the line takes 1.25 of 2.5 Mbit/s; ", "67 % of its time in 360", "1 switch, 1 up in vain"):
         assert words in told
     assert browser.find(column).is_displayed()
     assert "67 % of its time in 360" in browser.run(facts)
+    browser.emulate(PHONE)
+    assert cell.is_displayed()
+    assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
 
 
 def test_kick_when_confirmed_ends_the_connection(browser, room, slow):

@@ -157,8 +157,9 @@ export function renditionWords({ rendition, renditions: set }) {
   if (!set) return "";
   const now = rendition ? `${rendition} of ${set.of} for ${duration(set.for_s)}: ${set.why}` : "none now";
   const shares = Object.entries(set.shares).map(([name, share]) => `${percent(share)} of its time in ${name}`);
+  const switches = set.ups + set.downs;
   const vain = set.failed ? `, ${count(set.failed)} up in vain` : "";
-  return foreign([now, ...shares, `switched ${count(set.ups + set.downs)} times${vain}`].join("; "), 500);
+  return foreign([now, ...shares, `${count(switches)} ${switches === 1 ? "switch" : "switches"}${vain}`].join("; "), 500);
 }
 
 /** What was done about a slow viewer, in a line: from the counts that the server keeps. */
