@@ -3,8 +3,9 @@
 The crowd is one of the load tester (`flowctl.load`), each peer with an address of its own, by which the server's
 account of it is found. The limits are smaller than a server's usual ones, so that everything happens within half a
 minute; how they act is the same. The three slow viewers read 85 %, half and a fifth of the stream, and see nearly so
-many of its pictures, the last one a key frame now and then. A missing half of 1.6 Mbit/s takes a second or two to show:
-it has to fill what the kernel hides (128 KiB of unsent bytes).
+many of its pictures, the last one a key frame now and then. A fourth one reads half of the largest stream of a set,
+from which the server chooses, and sees all pictures, smaller. A missing half of 1.6 Mbit/s takes a second or two to
+show: it has to fill what the kernel hides (128 KiB of unsent bytes).
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ BIT_RATE: Final = 1_600_000
 
 SLOW_SHARES: Final = (0.85, 0.5, 0.2)
 """Shares of the stream's bit rate that the slow viewers read."""
+
+RENDITIONS: Final = {"_720": (BIT_RATE, 1280, 720), "_480": (700_000, 854, 480), "_360": (400_000, 640, 360)}
+"""Endings of the streams of the set, and their bit rate, width and height."""
+
+SET_SHARE: Final = 0.5
+"""Share of the stream's bit rate that the viewer of the set reads."""
+SET_LABEL: Final = f"set {SET_SHARE:.0%}"
 
 ATTACK: Final = "B17"
 """Profile of the attackers: it acknowledges without reading, and floods with pings without reading the answers."""
@@ -105,6 +113,20 @@ class DemoPlan:
             command="flowctl demo",
         )
 
+    def set_plan(self, url: str) -> LoadPlan:
+        """Return the load run that is the viewer of the set; its name in the results is `set_profile`."""
+        return LoadPlan(
+            url=url, profiles={self._set_manner: 1}, measure_every=1, workers=1, duration_s=_RAMP_S + self.duration_s
+        )
+
+    @property
+    def _set_manner(self) -> str:
+        return f"slow@{round(BIT_RATE * SET_SHARE / 1000)}k"
+
+    @property
+    def set_profile(self) -> str:
+        return f"{self._set_manner} of the set"
+
     @property
     def compared(self) -> dict[str, str]:
         """The viewers that are shown side by side, as label and profile of the load tester."""
@@ -112,7 +134,7 @@ class DemoPlan:
             label: profile
             for profile, (kind, label, _) in self._crowd().items()
             if kind in (ViewerKind.HEALTHY, ViewerKind.SLOW)
-        }
+        } | {SET_LABEL: self.set_profile}
 
     def viewers(self, load: LoadPlan) -> list[ViewerPlan]:
         """Return all viewers of `load_plan`: the healthy ones first, then in the order in which they are listed."""

@@ -6,18 +6,19 @@ limit or as stuck. Of the attacker's two connections, the one that acknowledges 
 one that stopped, the one that floods by the limit on control messages, mostly before it is a viewer.
 
 Beside the verdict stands what a healthy viewer and the slow ones saw of the stream, second by second: by what they have
-read themselves, not by the server's account.
+read themselves, not by the server's account. The viewer of the set must have seen more of the pictures than the one
+that plays a single stream behind an equal line.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from flowctl.core.flow.state import SendState
-from flowctl.demo.plan import BIT_RATE, DemoPlan, ViewerKind
+from flowctl.demo.plan import BIT_RATE, SET_LABEL, SET_SHARE, DemoPlan, ViewerKind
 from flowctl.demo.runner import FPS, DemoReport
 from flowctl.demo.watch import WatchedViewer
 from flowctl.load.results.figures import RunFigures
@@ -90,6 +91,7 @@ class SeenPictures:
     delay_p50_ms: float | None = None  # median delay of the frames, sound included
     delay_p95_ms: float | None = None
     longest_freeze_s: float | None = None  # longest time without a new picture
+    renditions: dict[str, float] = field(default_factory=dict)  # share of the time in each size of the pictures
 
     @property
     def bars(self) -> str:
@@ -188,6 +190,9 @@ def _side_by_side(seen: Sequence[SeenPictures]) -> list[str]:
         lines.append(
             f"  {item.label:<10} {item.bars:<{_MOST_BARS}} {shares[0]:>8}  {shares[1]:>7}  {between:>13}  {freeze:>6}"
         )
+        if item.label == SET_LABEL and item.renditions:
+            sizes = ", ".join(f"{size} for {share:.0%}" for size, share in item.renditions.items())
+            lines.append(f"  {'':<10} the pictures were {sizes} of the time")
     return lines
 
 
@@ -203,8 +208,21 @@ def make_report(plan: DemoPlan, viewers: list[WatchedViewer], floods_cut: int, r
         "frames": sum(peer.video + peer.audio for peer in publishers),
         "bytes": sum(peer.wire_bytes for peer in publishers),
     }
-    general = () if floods_cut else (f"flooding: it was not cut by {FLOOD_LIMIT}",)
-    return ShowReport(tuple(outcomes), published, str(plan.limits), floods_cut, general, what_was_seen(plan, result))
+    seen = what_was_seen(plan, result)
+    general = [] if floods_cut else [f"flooding: it was not cut by {FLOOD_LIMIT}"]
+    general += check_set(seen)
+    return ShowReport(tuple(outcomes), published, str(plan.limits), floods_cut, tuple(general), seen)
+
+
+def check_set(seen: Sequence[SeenPictures]) -> tuple[str, ...]:
+    """Return what is wrong with what the viewer of the set saw."""
+    shares = {item.label: item.picture_share or 0.0 for item in seen}
+    beside = f"slow {SET_SHARE:.0%}"
+    if not shares[SET_LABEL]:
+        return (f"{SET_LABEL}: received nothing",)
+    if shares[SET_LABEL] <= shares.get(beside, 0.0):
+        return (f"{SET_LABEL}: saw {shares[SET_LABEL]:.0%} of the pictures, {beside} {shares[beside]:.0%}",)
+    return ()
 
 
 def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[SeenPictures, ...]:
@@ -228,6 +246,7 @@ def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[SeenPictures, ...]
                 figures.value("p50_ms", profile),
                 figures.value("p95_ms", profile),
                 figures.value("longest_freeze_s", profile),
+                figures.crowd(profile).renditions,
             )
         )
     return tuple(seen)

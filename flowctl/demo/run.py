@@ -18,7 +18,8 @@ from urllib.parse import urlencode
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.demo.line import ProxyLine
-from flowctl.demo.plan import BIT_RATE, SLOW_SHARES, DemoPlan
+from flowctl.demo.plan import BIT_RATE, RENDITIONS, SET_SHARE, SLOW_SHARES, DemoPlan
+from flowctl.demo.renditions import SetRun
 from flowctl.demo.report import FLOOD_LIMIT, ShowReport, make_report
 from flowctl.demo.runner import (
     DISPOSABLE_EVERY,
@@ -36,6 +37,7 @@ from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.admin.listener import AdminListener, admin_of
 from flowctl.live.httpd.serving import serve_http
 from flowctl.live.oversight.pace import RestingPace
+from flowctl.live.settings.renditions import RenditionNames
 from flowctl.load.results.result import RunResult, RunSample
 from flowctl.load.run import run_load
 from flowctl.pollgroup import PollGroup
@@ -50,9 +52,8 @@ _STAYING: Final = 5
 _STAY_LOOK_S: Final = 1.0
 _STOP_S: Final = 5.0
 _STREAM: Final = "demo/sample"
+_SET: Final = "demo/show"
 _ANY_PORT: Final = "127.0.0.1:0"
-_BESIDE_SHARE: Final = 0.5
-"""Rate of the line of the dashboard's second picture, as a share of the stream's rate."""
 _BESIDE_BUFFER_BYTES: Final = 32 * 1024
 _CONDITIONS: Final = ("healthy.missing>0", "healthy.cut>0", "slow.broken_restarts>0", "failed>0")
 """What the written report judges; the demonstration itself knows more, from the server."""
@@ -63,7 +64,14 @@ def _build_server(plan: DemoPlan) -> LiveServer:
     admission = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)
     settings = SenderSettings(stuck_s=plan.stuck_s)
     return LiveServer(
-        LiveConfig(limits=plan.limits, settings=settings, admission=admission, admin=_ANY_PORT, http=_ANY_PORT)
+        LiveConfig(
+            limits=plan.limits,
+            settings=settings,
+            admission=admission,
+            renditions=RenditionNames(suffixes=tuple(RENDITIONS)),
+            admin=_ANY_PORT,
+            http=_ANY_PORT,
+        )
     )
 
 
@@ -149,18 +157,20 @@ def watch_demo(
     watch = ViewerWatch(viewers)
     with display, _ViewerPoller(watch, server, display):
         meter = _ServerMeter()
-        result = run_load(load, meter.add_usage)
+        with SetRun(plan, _url(server, _SET)) as of_set:
+            result = run_load(load, meter.add_usage)
+            if result.interrupted:
+                raise KeyboardInterrupt
         meter.finish(result)
+    of_set.add_to(result)
     floods_cut = server.hub.limits_hit.get(FLOOD_LIMIT, 0)
-    if result.interrupted:
-        raise KeyboardInterrupt
     for warning in result.warnings:
         display.say(f"warning: {warning}")
     return make_report(plan, watch.viewers, floods_cut, result), result
 
 
-def _url(server: LiveServer) -> str:
-    return f"rtmp://127.0.0.1:{server.address[1]}/{_STREAM}"
+def _url(server: LiveServer, stream: str = _STREAM) -> str:
+    return f"rtmp://127.0.0.1:{server.address[1]}/{stream}"
 
 
 def run_demo(
@@ -216,11 +226,13 @@ def _stay(url: str, until: threading.Event) -> None:
 
 
 def _beside(server: LiveServer, stack: ExitStack) -> str:
-    """Return what has the dashboard show the stream twice: as it is, and behind a slow line that `stack` ends."""
+    """Return what has the dashboard show the stream and, behind slow lines that `stack` ends, it and the set."""
     port = next(item.address[1] for item in server.listeners if item.name == "http")
-    rate = BIT_RATE / 8 * _BESIDE_SHARE
-    line = stack.enter_context(ProxyLine(port, rate=rate, buffer_bytes=_BESIDE_BUFFER_BYTES))
-    return "#" + urlencode({"watch": _STREAM, "beside": line.port, "line": f"on a line of {_BESIDE_SHARE:.0%}"})
+    rate = BIT_RATE / 8 * SET_SHARE
+    lines = [stack.enter_context(ProxyLine(port, rate=rate, buffer_bytes=_BESIDE_BUFFER_BYTES)) for _ in range(2)]
+    on = f"on a line of {SET_SHARE:.0%}"
+    shown = {"watch": _STREAM, "beside": lines[0].port, "line": on}
+    return "#" + urlencode(shown | {"set": _SET, "by": lines[1].port, "what": f"the set, {on}"})
 
 
 def _of_dashboard(address: str, *, stays: bool) -> str:

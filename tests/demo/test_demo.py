@@ -16,7 +16,7 @@ from flowctl.cli import main
 from flowctl.core.flow.state import Load, SendState
 from flowctl.demo import DemoPlan, run, run_demo
 from flowctl.demo.plan import ViewerKind, ViewerPlan
-from flowctl.demo.report import SeenPictures, ShowReport, judge, make_report
+from flowctl.demo.report import SeenPictures, ShowReport, check_set, judge, make_report
 from flowctl.demo.runner import cache_directory
 from flowctl.demo.watch import ViewerDisplay, ViewerWatch, WatchedViewer
 from flowctl.errors import ConfigError
@@ -49,8 +49,8 @@ class Looked(threading.Event):
         self.shown = self.shown or self.capsys.readouterr()
         address = json.loads(self.shown.out)["dashboard"]
         self.page = httpx.get(address).content
-        (stream,) = httpx.get(f"{address}api/v1/streams").json()["streams"]
-        return stream["stream"] == "demo/sample" and stream["viewers"] == 8
+        streams = httpx.get(f"{address}api/v1/streams").json()["streams"]
+        return {"demo/sample": 8}.items() <= {item["stream"]: item["viewers"] for item in streams}.items()
 
 
 IDLE = Sender(ManualHost(), ScriptedTransport([])).statistics()
@@ -93,7 +93,10 @@ def test_demo_when_everything_acts(capsys, tmp_path, monkeypatch):
     assert report["viewers"]["hostile"]["server"]["cut"] in {"hard limit", "stuck"}
     assert report["floods_cut"] >= 1
     seen = report["seen"]
-    assert list(seen) == ["healthy", "slow 40%"]
+    assert list(seen) == ["healthy", "slow 40%", "set 50%"]
+    assert seen["set 50%"]["picture_share"] > seen["slow 40%"]["picture_share"]
+    assert set(seen["set 50%"]["renditions"]) <= {"640x360", "854x480", "1280x720"}
+    assert "slow@800k of the set" in (tmp_path / "made" / "demo-report.html").read_text()
     assert (seen["healthy"]["picture_share"], seen["healthy"]["line_share"]) == (1.0, None)
     assert seen["slow 40%"]["picture_share"] < 1
     assert seen["slow 40%"]["line_share"] > 0
@@ -248,10 +251,21 @@ def test_report_when_a_stalled_viewer_was_cut():
 @pytest.mark.parametrize(("floods", "passed"), [(0, False), (1, True)])
 def test_report_when_made_of_both_accounts(floods, passed):
     viewers = [watched(kind, **FINE[kind]) for kind in ViewerKind]
-    result = RunResult(url="rtmp://h/a/s", peers=[peer(kind) for kind in ViewerKind])
+    of_set = dataclasses.replace(peer(ViewerKind.HEALTHY), number=9, profile=QUICK.set_profile, kind=PeerKind.SLOW)
+    result = RunResult(url="rtmp://h/a/s", peers=[*(peer(kind) for kind in ViewerKind), of_set])
     assert make_report(QUICK, viewers, floods, result).passed is passed
     result.peers.pop(0)
     assert "healthy 1: received nothing" in make_report(QUICK, viewers, floods, result).faults
+
+
+def test_report_when_the_viewer_of_the_set_sees_no_more_than_the_other_fails():
+    seen = [SeenPictures("slow 50%", (), 0.4), SeenPictures("set 50%", (), 0.97, renditions={"640x360": 1.0})]
+    assert check_set(seen) == ()
+    assert "640x360 for 100% of the time" in " ".join(ShowReport((), PUBLISHED, "l", seen=tuple(seen)).lines())
+    assert (
+        "set 50%: saw 40% of the pictures" in check_set([seen[0], dataclasses.replace(seen[1], picture_share=0.4)])[0]
+    )
+    assert check_set([dataclasses.replace(seen[1], picture_share=None)]) == ("set 50%: received nothing",)
 
 
 # ------------------------------------------------------------------------------------------------ display

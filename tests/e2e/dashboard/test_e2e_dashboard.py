@@ -194,12 +194,13 @@ def test_picture_when_watched_moves(browser, room):
 def test_picture_when_its_address_says_so_is_shown_beside_that_of_a_slow_line(browser, room):
     server, _, address = room
     port = next(item.address[1] for item in server.listeners if item.name == "http")
-    with ProxyLine(port, rate=40_000, buffer_bytes=32 * 1024) as line:
-        browser.open(f"{address}#watch={NAME}&beside={line.port}&line=half+a+line")
-        for video in ("picture-video", "beside-video"):
+    with ProxyLine(port, rate=40_000, buffer_bytes=32 * 1024) as line, ProxyLine(port) as other:
+        asked = f"watch={NAME}&beside={line.port}&line=half+a+line&set={NAME}&by={other.port}&what=a+set"
+        browser.open(f"{address}#{asked}")
+        for video in ("picture-video", "beside-video", "chosen-video"):
             time_s = f"return document.getElementById('{video}').currentTime"
             browser.wait(lambda time_s=time_s: browser.run(time_s) > 0, f"the first picture of {video}")
-        assert browser.text("#beside-name") == "half a line"
+        assert (browser.text("#beside-name"), browser.text("#chosen-name")) == ("half a line", "a set")
         assert browser.run("return document.getElementById('beside').hidden") is False
     assert browser.hosts() == {"127.0.0.1"}
 

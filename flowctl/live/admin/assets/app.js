@@ -34,7 +34,8 @@ const proofs = new Map(); // what streams want of viewers, by stream: in memory 
 
 const picture = new Picture("picture", prove);
 const beside = new Picture("beside", () => {}); // the same behind another port, such as a slow line: a demonstration
-const asked = new URLSearchParams(location.hash.slice(1)); // watch=STREAM, beside=PORT, line=WHAT IT IS
+const ofSet = new Picture("chosen", () => {}); // another stream behind one more port: a set, of which the server chooses
+const asked = new URLSearchParams(location.hash.slice(1)); // watch=STREAM, beside=PORT, line=WHAT IT IS; set, by, what
 const detail = new Detail();
 const lanes = new Lanes(element("states"), SPAN_S);
 const viewers = new Viewers(open, () => look());
@@ -197,12 +198,19 @@ function streamRow(name) {
 
 function watch(name, url, media) {
   picture.show(name, url, media);
-  const port = Number(asked.get("beside"));
+  behind("beside", beside, asked.get("beside"), name, url, media, asked.get("line"));
+  const set = asked.get("set");
+  if (set) behind("chosen", ofSet, asked.get("by"), name && set, url && mediaUrl(set), media, asked.get("what"));
+}
+
+/** Show a stream as it comes through another port, where there is one. */
+function behind(place, shown, text, name, url, media, title) {
+  const port = Number(text);
   if (!Number.isInteger(port) || port < 1 || port > 65535) return;
-  element("beside").hidden = false;
+  element(place).hidden = false;
   const other = url && new URL(url);
   if (other) other.port = port;
-  beside.show(name, String(other), media, asked.get("line") ?? "");
+  shown.show(name, String(other), media, title ?? "");
 }
 
 /** Ask for what a stream wants of its viewers, and watch it with that. */
