@@ -36,7 +36,7 @@ _LEAST_LOOK_S: Final = 0.01
 """Shortest time that a burst is taken to have lasted: timers are hardly more exact."""
 _MEAN_S: Final = 2.0
 """Time over which that mean is taken."""
-_LEAST_RUN_BYTES: Final = 25_000
+_LEAST_RUN_BYTES: Final = 40_000
 """Bytes of bursts in a row that tell a speed: several times what one acknowledgement more or less makes of it."""
 _LEAST_SLOPE_S: Final = 0.015
 """Shortest time within a burst over which its speed is taken."""
@@ -127,16 +127,17 @@ class LineMeter:
                 self._first = now, acknowledged
             self._last = now, acknowledged
             return
-        gone = min(acknowledged, end) - _HELD_BACK_BYTES
-        bound = (gone - begin) / (now - since)
+        gone = min(acknowledged, end)
+        bound = (gone - _HELD_BACK_BYTES - begin) / (now - since)
         if self._first is not None and self._last is not None:
             (first_at, first), (last_at, last) = self._first, self._last
-            bound = max(bound, (gone - first) / (now - first_at))
+            size, seconds = gone - first, now - first_at
             if last_at - first_at >= _LEAST_SLOPE_S:
+                if (last - first) * seconds > size * (last_at - first_at):
+                    size, seconds = last - first, last_at - first_at  # all had gone some time before this look
                 if self._bounds:
-                    self._speeds.append((now, last - first, last_at - first_at))
-                else:
-                    bound = max(bound, (last - first) / (last_at - first_at))  # TCP starts slowly
+                    self._speeds.append((now, size, seconds))
+            bound = max(bound, size / seconds)  # all that is counted of the first burst: TCP starts slowly
         self._bounds.append((now, bound))
         self._burst = None
 

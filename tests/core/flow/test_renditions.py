@@ -57,10 +57,10 @@ def test_evidence_of_bursts_that_are_gone_at_the_next_look_is_a_bound_from_below
 
 
 def test_evidence_is_the_slowest_of_the_last_20_seconds():
-    lines = {0: 150_000.0, 8: 80_000.0, 12: 150_000.0}
+    lines = {0: 150_000.0, 8: 80_000.0, 14: 150_000.0}
 
-    assert watch(LineMeter(), lines, seconds=28).evidence(28.0) == pytest.approx(80_000, rel=0.05)
-    assert watch(LineMeter(), lines, seconds=32).evidence(32.0) == pytest.approx(150_000, rel=0.05)
+    assert watch(LineMeter(), lines, seconds=27).evidence(27.0) == pytest.approx(80_000, rel=0.05)
+    assert watch(LineMeter(), lines, seconds=34).evidence(34.0) == pytest.approx(150_000, rel=0.05)
 
 
 def test_evidence_without_bursts_is_not_known():
