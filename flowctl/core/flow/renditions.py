@@ -154,12 +154,14 @@ class LineMeter:
                 found.popleft()
         if not self._speeds:
             return max((bound for _, bound in self._bounds), default=None)
+        # One burst alone is as exact as an acknowledgement is large and a timer is late.
+        fastest = min((size + _HELD_BACK_BYTES) / (seconds - _LEAST_LOOK_S) for _, size, seconds in self._speeds)
         lowest, size, seconds = inf, 0.0, 0.0
         for _, more, longer in self._speeds:
             size, seconds = size + more, seconds + longer
             if size >= _LEAST_RUN_BYTES:
                 lowest, size, seconds = min(lowest, size / seconds), 0.0, 0.0
-        return lowest if lowest < inf else size / seconds
+        return min(lowest if lowest < inf else size / seconds, fastest)
 
 
 @dataclass(eq=False, slots=True)
