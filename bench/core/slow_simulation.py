@@ -107,6 +107,11 @@ class LineKernel:
     def carry(self, now: float) -> bool:
         """Let the line carry what it can in a step; return whether the kernel tells that it takes more."""
         self.carried = min(self.carried + self.bytes_per_s * _STEP_S, len(self.received))
+        self.note_arrived(now)
+        return self.held_bytes < self.mark_bytes / 2
+
+    def note_arrived(self, now: float) -> None:
+        """Note the messages that the line has carried whole."""
         while self._parsed + _HEAD_BYTES <= self.carried:
             head = self.received[self._parsed : self._parsed + _HEAD_BYTES]
             size = int.from_bytes(head[4:], "big")
@@ -114,7 +119,6 @@ class LineKernel:
                 break
             self.arrived.append((int.from_bytes(head[:4], "big"), now))
             self._parsed += size
-        return self.held_bytes < self.mark_bytes / 2
 
 
 def stream_of(case: Case) -> list[Message]:
