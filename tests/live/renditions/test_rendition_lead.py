@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from flowctl.live.renditions.lead import Lead
@@ -27,7 +29,7 @@ class Screen:
         times = [timestamp for _, timestamp, _ in self.shown]
         assert times == sorted(set(times))
         assert (times[-1] - times[0]) // 40 + 1 - len(times) == missing
-        for (before, _, _), (after, _, is_key) in zip(self.shown, self.shown[1:], strict=False):
+        for (before, _, _), (after, _, is_key) in pairwise(self.shown):
             assert before == after or is_key
         members = [rank for rank, _, _ in self.shown]
         return [rank for number, rank in enumerate(members) if number == 0 or rank != members[number - 1]]
