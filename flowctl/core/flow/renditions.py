@@ -30,6 +30,8 @@ _EVIDENCE_S: Final = 20.0
 """How long evidence counts: longer than most lines stay fast between two slow times."""
 _LEAST_BURST_BYTES: Final = 5000
 """Smallest burst: with less, one delayed acknowledgement more or less decides."""
+_MOST_NOTES: Final = 128
+"""Evidence that is kept: nobody asks for that of a viewer in the smallest rendition that cannot keep up with it."""
 _BURST_SHARE: Final = 3.0
 """A burst is so many times what the stream has in that time."""
 _LEAST_LOOK_S: Final = 0.01
@@ -91,8 +93,10 @@ class LineMeter:
     _burst: tuple[float, float, int] | None = None  # the open one: (not before, its first byte, the one behind it)
     _first: tuple[float, int] | None = None  # first look at which some of it was acknowledged, and how far
     _last: tuple[float, int] | None = None  # last one at which not all was
-    _speeds: deque[tuple[float, float, float]] = field(default_factory=deque)  # (when, bytes, seconds) of full times
-    _bounds: deque[tuple[float, float]] = field(default_factory=deque)  # (when, bytes per second at least)
+    # (when, bytes, seconds) of full times
+    _speeds: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_NOTES))
+    # (when, bytes per second at least)
+    _bounds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_NOTES))
     _noted_at: float = float("-inf")
 
     def sample(self, now: float, written_bytes: int, waiting_bytes: int, key_at: float) -> None:

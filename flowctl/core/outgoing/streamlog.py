@@ -349,11 +349,17 @@ class StreamLog:
         self.headers = restart
         self._cached = entry
         if self._keep_keys_s:
-            kept = [key for key in self.keys[1 - _MOST_KEYS :] if now - key.enqueued_at <= self._keep_keys_s]
+            kept = [
+                key
+                for key in self.keys[1 - _MOST_KEYS :]
+                if now - key.enqueued_at <= self._keep_keys_s and entry.offset - key.offset <= self.cache.size_bytes
+            ]
             self.keys = (*kept, entry)
 
     def keep_keys(self, seconds: float) -> None:
         """Keep the key frames of the last `seconds`, and with them all that came since; 0: none, as at first.
+
+        No more than the GOP cache may hold is kept before the last one.
 
         Viewers of other logs with the same content go on here at one of them (`flowctl.StreamSet`).
         """

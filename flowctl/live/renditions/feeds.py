@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.errors import RemoteProtocolError
+from flowctl.errors import LocalProtocolError, RemoteProtocolError
 from flowctl.live.renditions.renditionset import Rendition, RenditionSet
 from flowctl.live.stream import StreamFeed
 from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect
 from flowctl.wire.rtmp.media.tracks import split_tracks
 from flowctl.wire.rtmp.wire import TYPE_DATA_AMF0, TYPE_VIDEO
@@ -16,6 +17,8 @@ _OF_ONE_TRACK: Final = frozenset({"width", "height", "videodatarate", "framerate
 """Values of metadata that are of the pictures of one track: of the first, where the publisher says no more."""
 _TRACK_MAPS: Final = ("videoTrackIdInfoMap", "audioTrackIdInfoMap")
 """Objects by track id in the metadata of a multitrack publication (Enhanced RTMP v2, "Enhanced onMetaData")."""
+_REWRITTEN: Final = AmfLimits(nodes=256)
+"""What metadata may hold that is written anew for each track: that of OBS with ten tracks has some 100 values."""
 
 
 class MemberFeed(StreamFeed):
@@ -41,11 +44,14 @@ class TrackFeed(StreamFeed):
         self.renditions: Final = renditions
         self._tracks: dict[int, Rendition] = {}
         self._metadata: bytes | None = None  # that the publisher sent last
-        self._told: dict[int, bytes] = {}  # metadata of each track as it was given last
+        self._told: dict[int, tuple[int, int] | None] = {}  # tracks that were given it, with this size of pictures
 
     def accept(self, type_id: int, timestamp: int, payload: bytes, info: MediaInfo, now: float) -> None:
         if info.packet == "metadata" and info.kind == "data":
+            if payload == self._metadata:
+                return  # some encoders repeat it
             self._metadata = payload if type_id == TYPE_DATA_AMF0 else None
+            self._told.clear()
             for track, rendition in self._tracks.items():
                 self._tell_metadata(track, rendition, now)
             return
@@ -70,18 +76,16 @@ class TrackFeed(StreamFeed):
 
     def _tell_metadata(self, track: int, rendition: Rendition, now: float) -> None:
         """Give a rendition the metadata of the publication, with what is known of its own pictures."""
-        if self._metadata is not None:
+        if self._metadata is not None and (track not in self._told or self._told[track] != rendition.size):
+            self._told[track] = rendition.size
             payload = metadata_of_track(self._metadata, track, rendition.size)
-            if payload == self._told.get(track):
-                return  # some cameras repeat the header each second
-            self._told[track] = payload
             self.renditions.accept(rendition, TYPE_DATA_AMF0, 0, payload, inspect(TYPE_DATA_AMF0, payload), now)
 
 
 def metadata_of_track(payload: bytes, track: int, size: tuple[int, int] | None) -> bytes:
     """Return metadata of a publication as that of one of its tracks, whose pictures have the `size`, if known."""
     try:
-        *names, values = amf0.decode(payload) or [None]
+        *names, values = amf0.decode(payload, _REWRITTEN) or [None]
     except RemoteProtocolError:
         return payload
     if not isinstance(values, dict):
@@ -93,4 +97,7 @@ def metadata_of_track(payload: bytes, track: int, size: tuple[int, int] | None) 
         told.pop(name, None)
     told |= {name: value for name, value in own.items() if name in _OF_ONE_TRACK} if isinstance(own, dict) else {}
     told |= {} if size is None else {"width": float(size[0]), "height": float(size[1])}
-    return amf0.encode(*names, told)
+    try:
+        return amf0.encode(*names, told)
+    except LocalProtocolError:  # values that only AMF3 has
+        return payload

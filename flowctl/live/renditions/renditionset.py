@@ -49,6 +49,8 @@ _STALE_S: Final = 10.0
 """Time without a picture after which the place of a track is another one's, where there are too many."""
 _LEAST_JOINED_S: Final = 1.0
 """Shortest time between two joins of a member: each is told to all viewers."""
+_LEAST_MOVED_S: Final = 1.0
+"""Shortest time between two lines on the clock of a member: publishers may have it jump with each message."""
 _ALONE_S: Final = 2.0
 """Time with sound and without a picture after which a set is one of sound alone: its viewers follow the face."""
 _LOOKS_PER_CACHE: Final = 16
@@ -64,7 +66,8 @@ class Rendition:
     stream: Stream
     picture_at: float
     clock: MemberClock | None  # None: it is a track, whose publication has one clock
-    moves: int = 0  # of the clock, that were logged
+    moves: int = 0  # of the clock, that were logged, and when they were last
+    moved_at: float = float("-inf")
     takeovers: int = 0  # changes of its stream's publisher, as far as its clock knows
     codec: str = ""  # of its pictures; empty: none has come
     joined: bool = False  # viewers may be in it
@@ -275,10 +278,7 @@ class RenditionSet:
                 self._pass_on(rendition.stream, type_id, timestamp, payload, info, now)
             elif rendition.rank == self._lead.rank:
                 self._publish_all_locked(type_id, timestamp, payload, info, now)
-            self._unlooked_bytes += len(payload)
-            most = self._config().cache.size_bytes
-            if self._unlooked_bytes * _LOOKS_PER_CACHE > most:
-                self._limit_caches_locked(most)
+            self._count_locked(len(payload))
 
     def accept_common(
         self, track: int, type_id: int, timestamp: int, payload: bytes, info: MediaInfo, now: float
@@ -291,6 +291,7 @@ class RenditionSet:
                 self._publish_sound_locked(self._sound.offer(track, Sound(timestamp, payload, info), now), now)
             else:
                 self._publish_all_locked(type_id, timestamp, payload, info, now)
+            self._count_locked(0)
 
     def _time_locked(self, rendition: Rendition, timestamp: int, info: MediaInfo, now: float) -> int | None:
         """Return the time of a message in the set, on the timeline of the face. None: it is not known yet."""
@@ -300,8 +301,8 @@ class RenditionSet:
             return timestamp
         if info.message_class in CLOCKED:
             at = clock.map(timestamp, now, key=info.message_class is MessageClass.KEY)
-            if clock.moves != rendition.moves:
-                rendition.moves = clock.moves
+            if clock.moves != rendition.moves and now - rendition.moved_at >= _LEAST_MOVED_S:
+                rendition.moves, rendition.moved_at = clock.moves, now
                 _log.info("rendition's clock", stream=self.name, rendition=rendition.name, times=clock.why)
             if at is None:
                 return None
@@ -319,6 +320,7 @@ class RenditionSet:
 
     def _publish_all_locked(self, type_id: int, timestamp: int, payload: bytes, info: MediaInfo, now: float) -> None:
         self._lock.assert_owned()
+        self._unlooked_bytes += len(payload) * len(self._renditions)
         for rendition in self._renditions:
             if rendition.joined:
                 self._pass_on(rendition.stream, type_id, timestamp, payload, info, now)
@@ -379,9 +381,13 @@ class RenditionSet:
                     self._show_locked(type_id, timestamp, header, header_info, now)
             self._show_locked(TYPE_VIDEO, timestamp, payload, info, now)
 
-    def _limit_caches_locked(self, most_bytes: int) -> None:
-        """See that all renditions together keep no more of groups than one stream may."""
+    def _count_locked(self, size_bytes: int) -> None:
+        """Count what came, and see that all renditions together keep no more of groups than one stream may."""
         self._lock.assert_owned()
+        self._unlooked_bytes += size_bytes
+        most_bytes = self._config().cache.size_bytes
+        if self._unlooked_bytes * _LOOKS_PER_CACHE <= most_bytes:
+            return
         self._unlooked_bytes = 0
         sizes = {item: max(map(_cached_bytes, item.stream.wires), default=0) for item in self._renditions}
         while sum(sizes.values()) > most_bytes:

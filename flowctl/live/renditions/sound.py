@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flowctl.errors import LimitExceededError
+from flowctl.live.settings.renditions import MOST_RENDITIONS
 from flowctl.live.wirelog import KeptHeaders
 from flowctl.wire.rtmp.media.media import MediaInfo
 from flowctl.wire.rtmp.wire import signed_difference
@@ -66,7 +67,11 @@ class CommonSound:
 
     def offer(self, rank: int, sound: Sound, now: float) -> list[Sound]:
         """Return what is passed on to all renditions now that a member has sent a sound message."""
-        member = self._members.setdefault(rank, _Member())
+        member = self._members.get(rank)
+        if member is None:
+            if len(self._members) >= MOST_RENDITIONS:  # a publication may have 256 tracks of sound
+                return []
+            member = self._members[rank] = _Member()
         key = sound.info.sticky_key
         if key is not None:
             with contextlib.suppress(LimitExceededError):

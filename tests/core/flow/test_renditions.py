@@ -201,3 +201,14 @@ def test_viewer_begins_in_the_smallest_and_one_that_cannot_change_in_the_middle(
     assert fixed.first(RATES).name == "720"
     assert decide(watch(fixed, {0: 5e6}), 20.0, "720") is None
     assert decide(fixed, 20.0, "720", lagging=True, drain=80e3, delay_s=1.0) is None
+
+
+def test_evidence_of_a_viewer_that_is_never_asked_for_is_bounded():
+    """A viewer in the smallest rendition that cannot keep up goes nowhere: a day of it was 86,400 notes."""
+    rule, written = RenditionRule(0.0), 0
+    for second in range(2000):
+        written += 30_000
+        rule.sample(second, written, 20_000, second - 0.5)
+        rule.decide(second, {"360": 60_000.0, "720": 120_000.0}, "360", lagging=True, drain=30_000.0, delay_s=2.0,
+                    left_out=True, target_s=2.0, group_s=2.0)  # fmt: skip
+    assert 20 <= len(rule.line._speeds) <= 128

@@ -194,6 +194,15 @@ def test_log_when_cache_overflows_frees_it(alive):
     assert alive() == 0
 
 
+def test_keys_when_kept_hold_no_more_than_the_cache_may():
+    """A publisher of key frames alone made a log hold eight seconds of whatever its line carries."""
+    log = StreamLog(cache=CacheLimits(size_bytes=10_000))
+    log.keep_keys(8.0)
+    for number in range(40):
+        log.append(bytes(1000), MessageClass.KEY, number * 0.1)
+    assert [key.sequence for key in log.keys] == [*range(29, 40)]
+
+
 def test_entries_when_a_cursor_lags_live_from_where_it_stands(alive):
     log = StreamLog(cache=NO_CACHE)
     slow, fast = Place(log.tail), Place(log.tail)

@@ -26,8 +26,10 @@ _SETS: Final = {b"avc1": frozenset({7, 8}), b"hvc1": frozenset({32, 33, 34})}
 """Types of the NAL units that are parameter sets."""
 _DELIMITERS: Final = {b"avc1": 9, b"hvc1": 35}
 """Type of the NAL unit that stands in front of everything else of a picture, where there is one."""
+_USUAL_BYTES: Final = 512
 _MOST_BYTES: Final = 4096
-"""Parameter sets have 20 to 300 octets. What has far more is none, and would be sent with each key frame."""
+"""Parameter sets have 20 to 300 octets. What has far more is none, and would be sent with each key frame; more than the
+usual is put in front of none that has less itself, or key frames of 20 octets would be sent on as 4 KB each."""
 _read_u16: Final = struct.Struct(">H").unpack_from
 _read_u32: Final = struct.Struct(">I").unpack_from
 
@@ -50,7 +52,7 @@ def with_parameter_sets(key_frame: bytes, sequence_header: bytes) -> bytes:
         sets = b"".join(_avc_sets(header[3]) if codec == b"avc1" else _hevc_sets(header[3])) if at else b""
     except (IndexError, struct.error):
         return key_frame
-    if not 0 < len(sets) <= _MOST_BYTES:
+    if not 0 < len(sets) <= min(_MOST_BYTES, max(_USUAL_BYTES, len(key_frame))):
         return key_frame
     return b"".join((memoryview(key_frame)[:at], sets, memoryview(key_frame)[at:]))
 

@@ -12,6 +12,7 @@ from flowctl.wire.rtmp.media.frames import Body
 _BEFORE_CONFIG: Final = 5  # octets of a video message before avcC: classic FLV and Enhanced RTMP alike
 _BEFORE_SET: Final = 8  # octets of avcC before its first parameter set
 _READ_BYTES: Final = 256  # octets looked at: scaling matrices make the longest parameter sets
+_MOST_LENGTH: Final = 1 << 14  # width and height of the highest level are below
 _HIGH_PROFILES: Final = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
 """Profiles whose parameter sets say the form of the colours."""
 
@@ -43,9 +44,10 @@ def read_size(message: Body) -> tuple[int, int] | None:
     """Return width and height that an H.264 sequence header says. None: it says none, or has no room for them."""
     parameter_set = bytes(message[_BEFORE_CONFIG + _BEFORE_SET : _READ_BYTES]).replace(b"\0\0\3", b"\0\0")
     try:
-        return _read_parameter_set(_Bits(parameter_set))
+        size = _read_parameter_set(_Bits(parameter_set))
     except ValueError:
         return None
+    return size if size is not None and all(0 < length <= _MOST_LENGTH for length in size) else None
 
 
 def _read_parameter_set(bits: _Bits) -> tuple[int, int] | None:

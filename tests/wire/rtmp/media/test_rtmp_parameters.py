@@ -66,6 +66,10 @@ def test_key_frame_gets_the_parameter_sets_of_its_header(frame, header, expected
         (f"1701000000 {IDR}", AVC_HEADER[:20]),
         (f"1701000000 {IDR}", "1700000000 0164002823e0 00"),  # no sets
         (f"1701000000 {IDR}", f"1700000000 0164002823e1 2000 67 {'00' * 8191} 00"),  # far too long
+        (
+            f"1701000000 {IDR}",
+            f"1700000000 0164002823e1 0258 67 {'00' * 599} 00",
+        ),  # more than a picture this short gets
         (f"91 68766331 000000 {CRA}", HVC_HEADER[:60]),
         (f"91 68766331 000000 {CRA}", HVC_HEADER.replace("000f04", "000d04")),
         ("", AVC_HEADER),

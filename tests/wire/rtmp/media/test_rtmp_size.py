@@ -62,6 +62,13 @@ def test_size_when_matrices_and_steps_of_the_order_come_first_is_read_behind_the
     assert read_size(message) == (640, 360)
 
 
+@pytest.mark.parametrize("columns", [1 << 10, (1 << 200) - 2])
+def test_size_when_no_level_has_pictures_so_large_is_none(columns):
+    """A code may say any number; one of 60 digits went into the state and into the metadata of viewers."""
+    bits = BitWriter().u(0x67, 8).u(66, 8).u(0, 16).ue(0).ue(0).ue(2).ue(1).u(0, 1).ue(columns).ue(0).u(1, 1).u(0, 2)
+    assert read_size(bytes(13) + bits.stop().to_bytes()) is None
+
+
 @given(st.binary(max_size=80), st.integers(0, 60))
 def test_size_when_octets_are_any_or_few_is_none_or_a_pair(octets, kept):
     header = bytes.fromhex(X264["fields"][0])

@@ -1,0 +1,95 @@
+"""Publishers of sets that stay within every limit, and try what costs a server more than it costs them."""
+
+from __future__ import annotations
+
+import structlog
+from live_kit import audio, inter
+from rendition_kit import SetWorld
+from test_rendition_tracks import DATA, SOUND, TrackWorld
+
+from flowctl.live.renditions import feeds
+from flowctl.live.renditions.feeds import metadata_of_track
+from flowctl.live.settings.renditions import MOST_RENDITIONS
+from flowctl.wire.rtmp.amf.amf0 import encode
+from flowctl.wire.rtmp.media.tracks import wrap_track
+
+
+def renditions_of(world):
+    return world.hub.renditions.find(world.stream("live/show"))
+
+
+def headers_of_one_message(count):
+    """Return a message with a sequence header of H.264 for each of so many tracks."""
+    parts = (
+        bytes((number % 8,)) + b"\0\0\x09\x01\x64\0" + bytes((number,)) + b"\xff\xe1\0\0\x01" for number in range(count)
+    )
+    return b"\x96\x10avc1" + b"".join(parts)
+
+
+def test_metadata_when_headers_are_repeated_is_written_once_for_each_track(monkeypatch):
+    """454 bytes of sequence headers had 60 KB of metadata decoded and written 32 times: half a second."""
+    written = []
+    monkeypatch.setattr(feeds, "metadata_of_track", lambda *given: written.append(given) or metadata_of_track(*given))
+    world = TrackWorld()
+    world.headers_of(range(3))
+    world.pictures(5)
+    written.clear()
+    for _ in range(20):
+        world.sender.video(world.at, headers_of_one_message(32))
+    assert len(written) <= MOST_RENDITIONS
+
+
+def test_metadata_when_long_is_passed_on_as_it_is():
+    payload = encode("onMetaData", {f"k{number}": float(number) for number in range(1000)})
+    assert metadata_of_track(payload, 1, (640, 360)) is payload
+
+
+def test_metadata_when_it_has_values_that_amf0_has_not_is_passed_on_as_it_is():
+    array_of_bytes = b"\0\x01x\x11\x0c\x05ab"
+    payload = encode("onMetaData") + b"\x03" + array_of_bytes + b"\0\0\x09"
+    assert metadata_of_track(payload, 1, (640, 360)) is payload
+    world = TrackWorld()
+    world.headers_of(range(2))
+    world.pictures(5)
+    world.sender.send(world.sender.session.send_tag(DATA, 0, payload))
+    world.pictures(5)
+    assert world.group.failures == []
+    assert world.stream("live/show").publisher is not None
+
+
+def test_caches_when_only_sound_comes_hold_together_what_one_stream_may():
+    world = TrackWorld()
+    world.tracks = range(8)
+    world.headers_of(world.tracks)
+    world.pictures(5)
+    most = world.hub.config.cache.size_bytes
+    sound = audio(bytes(100_000))
+    held = []
+    for _ in range(40):
+        world.sender.audio(world.at, sound)
+        logs = [wire.log for item in world.stream("live/show").renditions for wire in item.wires]
+        held.append(sum(log.tail.offset - log.cached.offset for log in logs if log.cached is not None))
+    assert max(held) <= most + 8 * len(sound) + most // 8
+    assert max(held) > most // 2
+
+
+def test_sound_of_many_tracks_is_kept_of_few():
+    world = TrackWorld()
+    world.headers_of(range(2))
+    world.pictures(5)
+    for track in range(1, 256):
+        world.sender.audio(world.at, wrap_track(SOUND, track, audio(b"x")))
+    assert len(renditions_of(world)._sound._members) == MOST_RENDITIONS
+
+
+def test_clock_that_jumps_with_each_message_is_logged_each_second():
+    world = SetWorld()
+    bad = world.member("_720")
+    world.send(20)
+    began = world.clock()
+    with structlog.testing.capture_logs() as lines:
+        for number in range(300):
+            world.put(bad, 9, number % 2 * 1_000_000 + number * 7, inter(b"_720 1"))
+            world.run(0.001)
+    told = [line for line in lines if line["event"] == "rendition's clock"]
+    assert 1 <= len(told) <= world.clock() - began + 1
