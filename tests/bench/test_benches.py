@@ -60,6 +60,25 @@ def test_scheduler_simulation_when_run_twice_gives_the_same_figures_and_picture(
     assert (tmp_path / module.CHART).exists()
 
 
+def test_rendition_simulation_gives_each_steady_line_what_fits_and_every_picture(tmp_path):
+    module = bench_run.load("rendition_simulation")
+    rows = module.run(worlds=({},), lines=["0.3", "0.5", "0.85", "1.2"])
+    for row in rows:
+        assert row["pictures_percent"] == 100
+        assert row["delay_p95_s"] <= row["target_s"]
+        assert row["fitting_percent"] >= 85
+        assert (row["switches"] <= 1, row["failed"], row["closed"]) == (True, 0, "")
+    assert "| 50 %  |" in module.document(rows, tmp_path)
+
+
+def test_rendition_simulation_of_changing_lines_fails_at_most_once_a_minute_and_is_repeatable():
+    module = bench_run.load("rendition_simulation")
+    jump, wave = rows = module.run(worlds=({},), lines=["jump", "wave"])
+    assert rows == module.run(worlds=({},), lines=["jump", "wave"])
+    assert jump["pictures_percent"] >= 98
+    assert wave["failed"] <= 2
+
+
 @pytest.mark.realtime
 def test_sendfile_when_quick_returns_rows_of_figures():
     module = bench_run.load("sendfile")
