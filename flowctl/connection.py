@@ -1084,8 +1084,8 @@ class Connection:
     def why(self) -> str:
         """Return the Sender's `why`, the rendition, and whether input is slowed as too much work. Any thread."""
         parts, now = [self.sender.why()], self.clock()
-        if self.renditions is not None and self.renditions.name:
-            parts.append(self.renditions.describe(now))
+        if self.renditions is not None and (words := self.renditions.describe(now)):
+            parts.append(words)
         if self.work.slowed(now):
             parts.append(f"input slowed, it took {self.work.work_s:.3g} s of the thread's time")
         return "; ".join(parts)

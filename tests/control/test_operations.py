@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 
 import pytest
 from e2e_kit import NAME, Clients, connection_to, open_live_server, wait_for_viewers, wait_until
@@ -12,6 +13,7 @@ from live_kit import perform
 
 from flowctl.control.arguments import read_arguments
 from flowctl.control.operations import BY_NAME, OPERATIONS, ForbiddenError, Permission, allowed_operation, answer
+from flowctl.control.summary import figures_of
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.renditionbook import RenditionBook
@@ -238,6 +240,7 @@ def test_streams_when_one_is_a_set_tell_its_renditions_and_who_is_in_which(live,
     assert f"rendition {found['rendition']} of 2 for " in found["why"]
     others = [row for row in do(server, "streams")["streams"] if row["stream"] != "live/show"]
     assert [row["renditions"] for row in others] == [[], []]
+    assert sum(figures_of(server)["renditions"].values()) == 1
 
 
 def test_connections_when_of_a_viewer_of_a_set_tell_its_rendition_since_when_and_why(live, clients):
@@ -250,18 +253,26 @@ def test_connections_when_of_a_viewer_of_a_set_tell_its_rendition_since_when_and
     assert do(server, "connections", role="viewer")["connections"][0]["renditions"] is None
     book = connection.renditions = RenditionBook()
     book.enter(connection.now() - 10.0, "360", "the smallest first", lambda: order)
-    words = book.switch(connection.now() - 1.0, "720", "the line carries more")
-    connection.sender.note(LedgerKind.SWITCH, words, duration_s=9.0)
+    for ago_s, name, why in (
+        (9.0, "720", "the first"),
+        (5.0, "360", "too slow"),
+        (1.0, "720", "the line carries more"),
+    ):
+        words = book.switch(connection.now() - ago_s, name, why)
+        connection.sender.note(LedgerKind.SWITCH, words, duration_s=4.0)
+        told = threading.Event()
+        connection.call_soon(told.set)
+        assert told.wait(20)
     row = do(server, "connections", connection=connection.number)["connection"]
     told = row["renditions"]
-    assert (row["rendition"], told["of"], told["why"]) == ("720", 2, "the line carries more")
-    assert (told["ups"], told["downs"], told["failed"]) == (1, 0, 0)
+    assert (row["rendition"], told["of"], told["why"]) == ("720", 2, "it carries more")
+    assert (told["ups"], told["downs"], told["failed"]) == (2, 1, 0)
     assert list(told["shares"]) == ["360", "720"]
     assert sum(told["shares"].values()) == pytest.approx(1.0, abs=0.01)
     assert "rendition 720 of 2 for " in row["why"]
-    assert row["ledger"][-1]["why"] == "rendition 360 to 720: the line carries more"
-    events = wait_until(lambda: [one for one in do(server, "events")["events"] if one["what"] == "switch"], "switch")
-    assert events[0]["why"] == "rendition 360 to 720: the line carries more"
+    assert row["ledger"][-1]["why"] == "rendition 360 to 720: it carries more"
+    events = [one["why"] for one in do(server, "events")["events"] if one["what"] == "switch"]
+    assert events == ["rendition 720 to 360: too slow", "rendition 360 to 720: it carries more"]
 
 
 def test_limits_when_set_are_those_of_open_and_new_connections(live, clients):

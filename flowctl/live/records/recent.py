@@ -1,7 +1,8 @@
 """The last things that happened to the sessions of a server, kept in memory for operators.
 
 Edges between READY and OVERLOADED are left out: they come with every large key frame at the edge of a link, from
-thousands of viewers, and say little (`flowctl.core.flow.ledger.Ledger` treats them so too).
+thousands of viewers, and say little (`flowctl.core.flow.ledger.Ledger` treats them so too). So is the first switch of a
+viewer: nearly each that joins a set goes up soon.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ _MOST_TEXT_CHARS: Final = 200
 """Longest text of an event."""
 _TOLD: Final = frozenset({LedgerKind.DROPS, LedgerKind.LATE, LedgerKind.RETURN, LedgerKind.SWITCH})
 _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
+
+
+def _switches(connection: Connection) -> int:
+    book = connection.renditions
+    return 0 if book is None else book.ups + book.downs
 
 
 class RecentEvents(Observer):
@@ -76,7 +82,7 @@ class RecentEvents(Observer):
         why = foreign(entry.why, _MOST_TEXT_CHARS)
         if change is not None and max(change.old, change.new) > _FLAP:
             self._note("state", connection, old=change.old.name, state=change.new.name, why=why)
-        elif entry.kind in _TOLD:
+        elif entry.kind in _TOLD and not (entry.kind is LedgerKind.SWITCH and _switches(connection) == 1):
             lost = sum(counts.total_messages for counts in (entry.dropped or {}).values())
             self._note(entry.kind.value, connection, dropped=lost, why=why)
 
