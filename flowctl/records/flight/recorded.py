@@ -323,8 +323,8 @@ class RecordedSender(NotingSender):
                 hop = self._change_log_locked(hop, cursor.entry)
             super().switch(hop)
 
-    def set_guide(self, guide: Guide | None) -> None:
-        self._call("set_guide", None if guide is None else TapedGuide(self, guide))
+    def set_guide(self, guide: Guide | None, **options: bool) -> None:
+        self._call("set_guide", None if guide is None else TapedGuide(self, guide), **options)
 
     def ask_locked(self, guide: Guide, key: Entry) -> Hop | float | None:
         """Ask `guide` what to do at `key`, and note the answer. For `TapedGuide`."""

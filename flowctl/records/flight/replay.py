@@ -252,7 +252,7 @@ class Rerun:
             case "resume_following":
                 self.sender.resume_following(self.fanout)
             case "set_guide":
-                self.sender.set_guide(self if values["on"] else None)
+                self.sender.set_guide(self if values.pop("on") else None, **values)
             case "switch":
                 self.sender.switch(self._hop())
             case str(name) if name in CALLS:

@@ -261,7 +261,7 @@ CALLS: Final[Mapping[str, Call]] = {
         lambda values: (CloseReason(values["reason"]),),
     ),
     "resume_following": Call(lambda _: {}),  # another fan-out of the same log, which the reader knows
-    "set_guide": Call(lambda guide: {"on": guide is not None}, lambda values: (values["on"],)),
+    "set_guide": Call(lambda guide, **options: {"on": guide is not None, **options}),
     "broken": Call(error_as_dict, lambda values: (error_from(values),)),
 }
 """Methods of a Sender that are noted as they are called, by name."""
