@@ -256,7 +256,7 @@ def test_connections_when_of_a_viewer_of_a_set_tell_its_rendition_since_when_and
     for ago_s, name, why in (
         (9.0, "720", "the first"),
         (5.0, "360", "too slow"),
-        (1.0, "720", "the line carries more"),
+        (1.0, "720", "it carries more"),
     ):
         words = book.switch(connection.now() - ago_s, name, why)
         connection.sender.note(LedgerKind.SWITCH, words, duration_s=4.0)
