@@ -142,6 +142,7 @@ class Hub:
             lambda: self.config,
             clock,
             self.streams,
+            of_one=self._of_one_owner,
             publish=self._compose,
             unpublish=lambda stream, publisher: self.unpublish(stream, publisher, grace=False),
             call_later=call_later,
@@ -209,6 +210,10 @@ class Hub:
         stream.ended = False
         stream.take_over(publisher, now, announce=announce, batched=publisher in self._copies)
         return waiting
+
+    def _of_one_owner(self, name: str, other: str) -> bool:
+        with self._lock:
+            return self._book.of_one_owner(name, other)
 
     def _compose(self, name: str, publisher: Publisher) -> Stream:
         """Publish what is made of other streams here, unless names are decided elsewhere, where it would be unknown."""

@@ -109,6 +109,14 @@ class NameBook(Generic[_H]):
         """Return whether its publisher may be back; not where a name is kept so that viewers are not told too often."""
         return name in self._kept and bool(self.entries[name].kept_for)
 
+    def of_one_owner(self, name: str, other: str) -> bool:
+        """Return whether two names have the same owner, or are of those that anybody may take from its owner."""
+        if self._rules(name).policy is SecondPublisher.REPLACE:
+            return True
+        entries = self.entries.get(name), self.entries.get(other)
+        one, two = (None if entry is None else entry.owner for entry in entries)
+        return one is not None and two is not None and one.is_same(two)
+
     def claim(
         self,
         name: str,

@@ -24,7 +24,7 @@ _log: Final = structlog.get_logger("flowctl.live")
 _TELL_S: Final = 0.25
 """Shortest time between two words to all viewers of a set that they may have to find a place anew."""
 _MOST_TAKEN: Final = 256
-"""Names that are remembered because somebody publishes under the name of a set."""
+"""Names of sets that are remembered because somebody else publishes there, or a stream is of somebody else."""
 
 
 class _Membership(NamedTuple):
@@ -41,6 +41,7 @@ class RenditionSets:
         config: gives the settings in force.
         clock: gives the time in seconds.
         streams: the streams of the hub.
+        of_one: tells whether two streams are of one publisher, as far as their names are kept from others.
         publish: publishes a set under its name; raises BusyError where another one does.
         unpublish: ends that.
         call_later: calls a function after some seconds, on any thread.
@@ -53,6 +54,7 @@ class RenditionSets:
         clock: Callable[[], float],
         streams: Callable[[], Iterable[Stream]],
         *,
+        of_one: Callable[[str, str], bool],
         publish: Callable[[str, RenditionSet], Stream],
         unpublish: Callable[[Stream, RenditionSet], None],
         call_later: Callable[..., Any],
@@ -61,6 +63,7 @@ class RenditionSets:
         self._config = config
         self._clock = clock
         self._streams = streams
+        self._of_one = of_one
         self._publish = publish
         self._unpublish = unpublish
         self._call_later = call_later
@@ -69,7 +72,7 @@ class RenditionSets:
         self._turn = OwnedLock()  # of the thread that does it; nobody waits for it
         self._by_name: dict[str, RenditionSet] = {}  # changed in a turn, or by the publisher of tracks
         self._members: dict[Stream, _Membership] = {}  # changed in a turn
-        self._taken: dict[str, None] = {}  # faces that somebody publishes; changed in a turn
+        self._taken: dict[str, None] = {}  # faces that streams are not members of; changed in a turn
 
     def find(self, face: Stream) -> RenditionSet | None:
         """Return the set behind a stream. None: there is none."""
@@ -153,6 +156,10 @@ class RenditionSets:
             renditions = self._begin(member.face)
         if renditions is None:
             return
+        others = (item for item, known in self._members.items() if known.renditions is renditions)
+        if (other := next(others, None)) is not None and not self._of_one(other.name, stream.name):
+            self._note_taken(member.face, f"{stream.name} is of another publisher")
+            return
         rendition = renditions.add(member.rendition, member.rank, now)
         if rendition is None:
             return
@@ -167,15 +174,19 @@ class RenditionSets:
         try:
             face = self._publish(name, renditions)
         except (BusyError, LimitExceededError) as error:
-            if name not in self._taken:
-                while len(self._taken) >= _MOST_TAKEN:
-                    del self._taken[next(iter(self._taken))]
-                self._taken[name] = None
-                _log.warning("no set of renditions", stream=name, why=str(error))
+            self._note_taken(name, str(error))
             return None
         renditions.show(face)
         self._by_name[name] = renditions
         return renditions
+
+    def _note_taken(self, name: str, why: str) -> None:
+        """Look again at streams that are no members of a set once what is published under its name has ended."""
+        if name not in self._taken:
+            while len(self._taken) >= _MOST_TAKEN:
+                del self._taken[next(iter(self._taken))]
+            self._taken[name] = None
+            _log.warning("no member of a set of renditions", stream=name, why=why)
 
     def _leave(self, stream: Stream, known: _Membership) -> None:
         now = self._clock()
@@ -188,8 +199,7 @@ class RenditionSets:
 
     def _replaced(self, renditions: RenditionSet) -> None:
         """Somebody publishes under the name of a set."""
-        self._taken[renditions.name] = None
-        _log.warning("no set of renditions", stream=renditions.name, why="somebody publishes under its name")
+        self._note_taken(renditions.name, "somebody publishes under its name")
         for stream, known in list(self._members.items()):
             if known.renditions is renditions:
                 del self._members[stream]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import structlog
-from live_kit import audio, inter
-from rendition_kit import SetWorld
+from live_kit import audio, config, inter
+from rendition_kit import NAMES, SetWorld, avc_header, pictures
 from test_rendition_tracks import DATA, SOUND, TrackWorld
 
+from flowctl.live.config import SecondPublisher
 from flowctl.live.renditions import feeds
 from flowctl.live.renditions.feeds import metadata_of_track
 from flowctl.live.settings.renditions import MOST_RENDITIONS
@@ -24,6 +26,43 @@ def headers_of_one_message(count):
         bytes((number % 8,)) + b"\0\0\x09\x01\x64\0" + bytes((number,)) + b"\xff\xe1\0\0\x01" for number in range(count)
     )
     return b"\x96\x10avc1" + b"".join(parts)
+
+
+def join_set(world, suffix, address, query=""):
+    publisher = world.members[suffix] = world.connect(address).publish(f"live/show{suffix}{query}")
+    publisher.video(0, avc_header(0))
+    publisher.sound = False
+    return publisher
+
+
+def test_set_shows_no_pictures_of_another_publisher_until_its_own_have_ended():
+    """Somebody else published the largest, which was free, and was seen under the name of the set."""
+    world = SetWorld()
+    own = world.member("_720")
+    world.send(10)
+    join_set(world, "_1080", "203.0.113.66")
+    viewer = world.player("live/show")
+    world.send(30)
+    assert [item.name for item in renditions_of(world).renditions()] == ["720"]
+    assert {suffix for suffix, *_ in pictures(viewer)} == {"_720"}
+    assert world.hub.publisher_of("live/show_1080")[0] == "203.0.113.66"
+    world.members.pop("_720")
+    own.command("deleteStream", None, 1.0)
+    world.run(5.0)
+    world.send(30)
+    assert [item.name for item in renditions_of(world).renditions()] == ["1080"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "queries"),
+    [(SecondPublisher.REPLACE, ("", "")), (SecondPublisher.REFUSE, ("?key=secret-of-both", "?key=secret-of-both"))],
+)
+def test_set_of_encoders_with_several_addresses_has_all_with_one_key_or_where_names_are_anybodys(policy, queries):
+    world = SetWorld(config(renditions=NAMES, second_publisher=policy))
+    join_set(world, "_1080", "192.0.2.1", queries[0])
+    join_set(world, "_720", "192.0.2.2", queries[1])
+    world.send(10)
+    assert [item.name for item in renditions_of(world).renditions()] == ["1080", "720"]
 
 
 def test_metadata_when_headers_are_repeated_is_written_once_for_each_track(monkeypatch):
