@@ -160,7 +160,8 @@ class Playing:
         self._begun = True
         renditions = self._renditions
         if renditions is not None and not renditions.sound_alone:
-            self._seat = renditions.view(self._connection, self._wire.wire_format, track=self._wants.track)
+            track = self._wants.track if renditions.of_tracks else None
+            self._seat = renditions.view(self._connection, self._wire.wire_format, track=track)
             return
         start, prefix, wait = place
         FollowPlace(self._connection, self._wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
@@ -174,7 +175,8 @@ class Playing:
     def _renditions(self) -> RenditionSet | None:
         """The set that it has a place in. None: the player gets all that is published in the stream."""
         found = self._hub.renditions.find(self.stream)
-        if found is None or not self._wants.renditions or (found.of_tracks and self._wants.tracks):
+        wants = self._wants
+        if found is None or not wants.renditions or (found.of_tracks and wants.tracks and wants.track is None):
             return None
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, audio, config, inter, key
 from rendition_kit import SUFFIXES, SetWorld, avc_header, choose, pictures, sounds
+from structlog.testing import capture_logs
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.wire.rtmp import commands
@@ -25,11 +26,12 @@ def renditions_of(peer):
 def test_play_when_the_name_is_of_a_set_gets_a_rendition_and_a_member_itself_by_its_own_name(world):
     world.all_members()
     world.send(7)
-    viewer, member = world.player("live/show"), world.player("live/show_720")
+    viewer, member, odd = world.player("live/show"), world.player("live/show_720"), world.player("live/show?track=7")
     world.send(5)
     assert renditions_of(member) == ["_720"]
     assert [at for _, at, _ in pictures(viewer)] == list(range(200, 480, 40))
-    assert world.hub.find_stream("live/show").viewers.keys() == {viewer.live}
+    assert [at for _, at, _ in pictures(odd)] == list(range(200, 480, 40))  # a set of streams has no tracks
+    assert world.hub.find_stream("live/show").viewers.keys() == {viewer.live, odd.live}
     assert viewer.live.streams() == ["live/show"]
     assert [item.name for item in world.hub.renditions.find(world.stream("live/show")).renditions()] == [
         "1080",
@@ -178,7 +180,11 @@ def test_publisher_when_its_name_is_that_of_a_set_has_it(world):
 def test_set_when_the_name_is_taken_before_begins_when_it_is_free(world):
     own = world.publisher("live/show")
     own.video(0, key(b"own"))
-    world.all_members()
+    with capture_logs() as lines:
+        world.all_members()
+    assert [line["why"] for line in lines if line["event"] == "no set of renditions"] == [
+        "stream live/show is published by itself"
+    ]
     viewer = world.player("live/show")
     world.send(3)
     assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"own")]
@@ -197,7 +203,7 @@ def test_member_when_its_publisher_is_back_goes_on_in_the_set(world, grace):
     if grace:
         world.members["_720"].vanish()
     else:
-        world.members["_720"].command("deleteStream", None, 1.0)
+        delete(world.members["_720"])
     facts = world.hub.renditions.find(world.stream("live/show")).renditions
     assert [item.joined for item in facts()] == ([True, False, True] if grace else [True, True])
     del world.members["_720"]
@@ -227,6 +233,51 @@ def test_pause_when_in_a_set_leaves_it_and_comes_back(world):
     viewer.forget()
     world.send(2)
     assert (pictures(viewer), len(sounds(viewer))) == ([], 2)
+
+
+def delete(publisher):
+    publisher.command("deleteStream", None, 1.0)
+
+
+ACTS = {
+    "leave": lambda viewer, _: viewer.leave(),
+    "vanish": lambda viewer, _: viewer.vanish(),
+    "pause": lambda viewer, _: viewer.command("pause", None, True, 0.0),
+    "mute": lambda viewer, _: viewer.command("receiveVideo", None, False),
+    "member goes": lambda _, world: delete(world.members.pop("_720")),
+    "set ends": lambda _, world: [delete(world.members.pop(suffix)) for suffix in SUFFIXES],
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_viewer_when_a_change_is_pending_may_do_anything(world, monkeypatch, act):
+    world.all_members()
+    world.send(75, every=25)
+    viewer = world.player("live/show")
+    world.send(5, every=25)
+    choose(monkeypatch, "720")
+    world.send(10, every=25)
+    assert (viewer.connection.sender.guided, viewer.connection.place.rendition) == (True, "360")
+    viewer.forget()
+    ACTS[act](viewer, world)
+    at = world.at
+    world.send(30, every=25)
+    match act:
+        case "leave" | "vanish":
+            assert list(world.stream("live/show").viewers) == []
+        case "mute":
+            assert (pictures(viewer), sounds(viewer)[-1][2]) == ([], world.at - 40)
+        case "member goes":
+            assert (viewer.connection.place.rendition, pictures(viewer)[-1][1]) == ("360", world.at - 40)
+        case "set ends":
+            assert viewer.codes.count(commands.PLAY_UNPUBLISH_NOTIFY) == 1
+        case "pause":
+            assert viewer.media == []
+            viewer.command("pause", None, False, 0.0)
+            world.send(30, every=25)
+            seen = [picture_at for _, picture_at, _ in pictures(viewer)]
+            assert (viewer.connection.place.rendition, seen) == ("720", list(range(seen[0], world.at, 40)))
+            assert seen[0] > at - 1000
 
 
 def test_set_when_members_have_sound_alone_is_played_from_the_face(world):
