@@ -116,6 +116,9 @@ class ClientSessionConfig(ControlConfig):
     buffer_ms: int = 1000
     """Buffer that a player announces, 0..2^32-1."""
 
+    multitrack: bool = True
+    """Whether the client says that it reads several tracks of a kind, which no usual player does."""
+
     reply_time_s: float = 10.0
     """Time that the server has to answer connect, createStream and publish. 0: off. Play is not held to it: players
     may wait for a publisher."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import subprocess
 
 import pytest
 from e2e_kit import address_of, frames_of, wait_for_end, wait_for_keys, wait_until
@@ -14,6 +15,7 @@ from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.settings.renditions import parse_renditions
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.media.size import read_size
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from kit.sample import SampleRecipe, ensure_sample
 
 SIZES = [(640, 360), (854, 480), (1280, 720)]
@@ -53,6 +55,29 @@ def sizes_of(messages):
 def steps_of(messages, track):
     times = [time for time, _ in frames_of(messages, track)]
     return [after - before for before, after in itertools.pairwise(times)]
+
+
+def on_one_connection(arguments, ffmpeg):
+    """Return the arguments for one publication with several tracks, as the page says they change."""
+    said = subprocess.run([ffmpeg, "-version"], capture_output=True, text=True, check=True).stdout
+    if int(re.search(r"version n?(\d+)", said)[1]) < 8:
+        pytest.skip("this FFmpeg sends one video track only")
+    return [*arguments[: arguments.index("-f")], "-f", "flv", "rtmp://127.0.0.1/live/show"]
+
+
+@pytest.mark.realtime
+def test_tracks_when_ffmpeg_publishes_them_as_the_page_says_are_a_set(live, clients, programs, talk, ffmpeg_path):
+    arguments = on_one_connection(in_the_page(), ffmpeg_path)
+    server = live()
+    published = publish(programs, server, arguments, talk)
+    wait_for_keys(server, 2, name="live/show")
+    usual = ClientSessionConfig(multitrack=False)
+    of_set = clients.play(server, name="live/show", config=usual)
+    wait_until(lambda: SIZES[-1] in sizes_of(list(of_set.messages)), "the viewer in the largest rendition", 30.0)
+    published.kill()
+    wait_for_end(of_set)
+    assert sizes_of(of_set.messages)[0] == SIZES[0]
+    assert max(steps_of(of_set.messages, TAG_VIDEO)) <= PICTURE_MS + 1
 
 
 @pytest.mark.realtime

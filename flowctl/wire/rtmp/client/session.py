@@ -68,7 +68,7 @@ from flowctl.wire.rtmp.wire import (
 _VIDEO_FOURCCS: Final = ("av01", "vp09", "hvc1", "avc1")
 _AUDIO_FOURCCS: Final = ("Opus", "fLaC", "ac-3", "ec-3", "mp4a", ".mp3")
 """Codecs announced in connect (Enhanced RTMP)."""
-_CAPS_EX: Final = 15.0
+_CAPS_EX: Final = 15
 """Enhanced RTMP v2 capabilities announced: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds."""
 _CAN_ALL: Final = 7.0
 """Value of FourCcInfoMask: can decode, encode and forward (Enhanced RTMP v2)."""
@@ -79,11 +79,11 @@ _VIDEO_CODECS: Final = 252.0
 _CAPABILITIES: Final = 15.0
 
 
-def _connect_object(flash_version: str, url: RtmpUrl, *, parameters: str, playing: bool) -> dict[str, Any]:
+def _connect_object(config: ClientSessionConfig, url: RtmpUrl, *, parameters: str, playing: bool) -> dict[str, Any]:
     values: dict[str, Any] = {
         "app": ("" if url.app == DEFAULT_APP else url.app) + parameters,
         "type": "nonprivate",
-        "flashVer": flash_version,
+        "flashVer": config.flash_version,
         "tcUrl": url.tc_url + parameters,
     }
     if playing:
@@ -99,7 +99,7 @@ def _connect_object(flash_version: str, url: RtmpUrl, *, parameters: str, playin
         "fourCcList": [*_VIDEO_FOURCCS, *_AUDIO_FOURCCS],
         "videoFourCcInfoMap": dict.fromkeys(_VIDEO_FOURCCS, _CAN_ALL),
         "audioFourCcInfoMap": dict.fromkeys(_AUDIO_FOURCCS, _CAN_ALL),
-        "capsEx": _CAPS_EX,
+        "capsEx": float(_CAPS_EX if config.multitrack else _CAPS_EX & ~commands.CAPS_MULTITRACK),
     }
 
 
@@ -346,7 +346,7 @@ class ClientSession(Endpoint):
         # Before connect, as OBS does it, so that the long connect is not cut into chunks of 128 octets.
         self._send_chunk_size()
         playing = self._purpose is not None and not self._publishes
-        values = _connect_object(self._config.flash_version, self._url, parameters=self._parameters, playing=playing)
+        values = _connect_object(self._config, self._url, parameters=self._parameters, playing=playing)
         self._call("connect", values)
 
     def _create_stream(self) -> None:

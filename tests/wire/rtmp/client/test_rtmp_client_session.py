@@ -84,6 +84,15 @@ def test_player_tells_its_decoders(player):
     assert (connect.object["audioCodecs"], connect.object["videoCodecs"]) == (4071.0, 252.0)
 
 
+def test_player_when_it_reads_one_track_says_so():
+    server = ScriptedServer(ClientSessionConfig(multitrack=False))
+    server.session.play()
+    server.session.connect(URL)
+    server.shake()
+    assert int(server.last[-1].object["capsEx"]) & commands.CAPS_MULTITRACK == 0
+    assert int(server.last[-1].object["capsEx"]) & commands.CAPS_RECONNECT
+
+
 def test_publisher_goes_ahead_reply_by_reply(publisher):
     assert publisher.connected() == []
     window, release, fc_publish, create = publisher.requests()
