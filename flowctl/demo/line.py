@@ -15,6 +15,8 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
+from flowctl.wire.client.throttle import shrink_receive_buffer
+
 _READ_BYTES: Final = 64 * 1024
 _LARGE_BYTES: Final = 4096
 """Least length of a piece in which an octet is changed: shorter ones may be framing only, which is not changed."""
@@ -29,7 +31,7 @@ class ProxyLine:
         self, target_port: int, *, rate: float | None = None, lies: bool = False, buffer_bytes: int | None = None
     ) -> None:
         self._target_port = target_port
-        self._rate = rate
+        self.rate = rate  # octets a second; None: as fast as it goes; others may change it
         self._lies = lies
         self._buffer_bytes = buffer_bytes
         self._free_at = 0.0  # when the line has carried what it was given
@@ -69,7 +71,7 @@ class ProxyLine:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError):
-            from_server, to_server = await asyncio.open_connection(sock=await self._connected(), limit=_READ_BYTES // 4)
+            from_server, to_server = await asyncio.open_connection(sock=await self._connected(), limit=_LARGE_BYTES)
             with contextlib.closing(to_server):
                 ways = {
                     asyncio.create_task(self._carry(reader, to_server)): "came",
@@ -87,7 +89,7 @@ class ProxyLine:
         sock = socket.socket()
         sock.setblocking(False)
         if self._buffer_bytes is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
+            shrink_receive_buffer(sock, self._buffer_bytes)
         try:
             await self._loop.sock_connect(sock, ("127.0.0.1", self._target_port))
         except BaseException:
@@ -102,10 +104,10 @@ class ProxyLine:
             await writer.drain()
 
     async def _carry_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(_READ_BYTES if self._rate is None else _LARGE_BYTES):
-            if self._rate is not None:
+        while data := await reader.read(_READ_BYTES if self.rate is None else _LARGE_BYTES):
+            if self.rate is not None:
                 now = time.monotonic()
-                self._free_at = max(self._free_at, now) + len(data) / self._rate
+                self._free_at = max(self._free_at, now) + len(data) / self.rate
                 if self._free_at - now > _LEAST_PAUSE_S:
                     await asyncio.sleep(self._free_at - now)
             if self._lies and len(data) >= _LARGE_BYTES:

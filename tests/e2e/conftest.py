@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from e2e_kit import Clients, open_live_server
+from e2e_players import LARGE, SMALL
 from e2e_programs import Programs
 
 from flowctl.errors import FlowctlError
@@ -25,6 +26,12 @@ RECIPES = {
     "hevc": SampleRecipe(seconds=SECONDS, gop_s=1.0, width=320, height=180, video_bit_rate=400_000, codec="hevc"),
     # Another picture size than "plain": whoever mixes up their headers cannot decode one of them.
     "other": SampleRecipe(seconds=SECONDS, gop_s=0.5, width=480, height=270, video_bit_rate=500_000),
+    **{
+        name: SampleRecipe(
+            seconds=70.0, gop_s=1.0, width=width, height=height, video_bit_rate=rate, b_frames=2, drawn=LARGE
+        )
+        for name, (width, height), rate in (("large", LARGE, 1_600_000), ("small", SMALL, 800_000))
+    },
 }
 
 

@@ -56,7 +56,7 @@ class Programs:
     def decode(self, path):
         """Decode a file; return what FFmpeg had to complain about. Any error ends it with a status that is not 0."""
         # Pictures keep their own times: a constant frame rate would be made of those that a thinned viewer got.
-        output = ("-fps_mode", "passthrough", "-enc_time_base:v", "demux", "-f", "null", "-")
+        output = ("-fps_mode", "passthrough", "-enc_time_base:v", "1/1000", "-f", "null", "-")
         program = self.start("-xerror", "-err_detect", "explode", "-i", path, *output)
         status = program.wait()
         return status, program.log

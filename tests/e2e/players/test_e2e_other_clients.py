@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 
 import pytest
-from e2e_kit import NAME, PATIENCE_S, address_of, keys_in, wait_for_end, wait_for_keys, wait_for_viewers
+from e2e_kit import NAME, address_of, keys_in, wait_for_end, wait_for_keys, wait_for_viewers
+from e2e_players import has_element
 from e2e_programs import Program, watch
 
 from flowctl.wire.rtmp.limits import WireLimits
 
 USER = {"bob": "hunter2"}
-
-
-def has_element(name):
-    if shutil.which("gst-inspect-1.0") is None:
-        return False
-    found = subprocess.run(["gst-inspect-1.0", "--exists", name], check=False, timeout=PATIENCE_S)
-    return found.returncode == 0
 
 
 @pytest.fixture
