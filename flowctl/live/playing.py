@@ -44,6 +44,9 @@ _FLOW: Final = "flow control"
 CONTROL_LANE: Final = "control_lane"
 """Name of the limits on the control lane of a Sender, `control_bytes` and `control_messages` of its settings. A peer
 that exceeds them makes the server answer, and does not read the answers."""
+_SWITCH_LINES, _SWITCH_LINE_S = 10, 20.0
+"""Switches of a viewer that are logged at once, and the time for each further one: that of a step up. A publisher whose
+renditions come and go could have all its viewers change over several times a second; records and figures have all."""
 _CONTROL_BYTES_PER_S: Final = 16 * 1024
 """Input that a viewer at its soft limit or above may still send: far more than its acknowledgements, pongs and close
 take, so that they are seen, and too little to make the server work."""
@@ -312,7 +315,9 @@ class Playing:
     def ledger_entry(self, entry: LedgerEntry) -> None:
         fields = line_fields(self._connection, self.stream.name)
         if entry.kind is LedgerKind.SWITCH:
-            _log.info("rendition switched", **fields, why=entry.why, after_s=round(entry.duration_s, 1))
+            book, play_s = self._connection.renditions, self._connection.now() - self.began_at
+            if book is not None and book.ups + book.downs <= _SWITCH_LINES + play_s / _SWITCH_LINE_S:
+                _log.info("rendition switched", **fields, why=entry.why, after_s=round(entry.duration_s, 1))
             return
         if self._episode is None:
             self._episode = Episode(fields, self._connection.why, self._dropped)

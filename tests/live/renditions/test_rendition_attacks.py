@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 from live_kit import audio, config, inter
-from rendition_kit import NAMES, SetWorld, avc_header, pictures
+from rendition_kit import NAMES, SetWorld, avc_header, choose, pictures
 from test_rendition_tracks import DATA, SOUND, TrackWorld
 
 from flowctl.live.config import SecondPublisher
@@ -132,3 +132,20 @@ def test_clock_that_jumps_with_each_message_is_logged_each_second():
             world.run(0.001)
     told = [line for line in lines if line["event"] == "rendition's clock"]
     assert 1 <= len(told) <= world.clock() - began + 1
+
+
+def test_viewers_that_change_over_again_and_again_are_logged_each_20_seconds(monkeypatch):
+    world = SetWorld()
+    world.all_members()
+    world.send(10)
+    viewer = world.player("live/show")
+    world.send(10)
+    began = world.clock()
+    with structlog.testing.capture_logs() as lines:
+        for number in range(30):
+            choose(monkeypatch, ("720", "360")[number % 2])
+            world.send(10)
+    book = viewer.connection.renditions
+    told = [line for line in lines if line["event"] == "rendition switched"]
+    assert book.ups + book.downs >= 20
+    assert 10 <= len(told) <= 11 + (world.clock() - began) / 20
