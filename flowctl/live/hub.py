@@ -215,11 +215,15 @@ class Hub:
         with self._lock:
             return self._book.of_one_owner(name, other)
 
-    def _compose(self, name: str, publisher: Publisher) -> Stream:
+    def _compose(self, name: str, publisher: Publisher, first: StreamMember | None) -> Stream:
         """Publish what is made of other streams here, unless names are decided elsewhere, where it would be unknown."""
         if self.names is not None:
             raise BusyError(f"stream {name} cannot be made here: its name is decided elsewhere")
-        return self.publish(name, publisher, Owner(""), right=Right.COMPOSES)
+        stream = self.publish(name, publisher, Owner(""), right=Right.COMPOSES)
+        if isinstance(connection := getattr(first, "connection", None), Connection):  # else it is a copy
+            for observer in self.observers:
+                observer.set_published(connection, name)
+        return stream
 
     def _tell_begun(self, stream: Stream, rival: Publisher | None, waiting: Iterable[Viewer]) -> None:
         self.renditions.look(stream)

@@ -38,6 +38,9 @@ class Observer:
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
         """It publishes `stream`, or stands by for it."""
 
+    def set_published(self, connection: Connection, stream: str) -> None:
+        """What it publishes is the first rendition of a set, which is published as `stream`. Any thread."""
+
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
         """It is given media of `stream` from now on; again after each wait for a publisher."""
 

@@ -77,8 +77,7 @@ class Muted:
 class Wants(NamedTuple):
     """What a player asks of a stream that is one of several renditions."""
 
-    renditions: bool = True  # the rendition that fits, or `track`; if not, what is published in the stream itself
-    tracks: bool = False  # it takes all tracks of a publication that has several
+    tracks: bool = False  # it takes all tracks of a publication, and so what is published in the stream itself
     track: int | None = None  # that track alone
 
 
@@ -179,7 +178,7 @@ class Playing:
         """The set that it has a place in. None: the player gets all that is published in the stream."""
         found = self._hub.renditions.find(self.stream)
         wants = self._wants
-        if found is None or not wants.renditions or (found.of_tracks and wants.tracks and wants.track is None):
+        if found is None or (wants.tracks and not (wants.track is not None and found.of_tracks)):
             return None
         return found
 

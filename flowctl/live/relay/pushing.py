@@ -144,7 +144,7 @@ class PushSession(ViewerSession):
             return
         self.accepted = True
         wire = stream.join_format(PushChunks(stream_id, self._hub.config.rtmp.out_chunk_size))
-        self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(renditions=False))
+        self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(tracks=True))
         place = self._playing.begin()
         if stream.ended:
             self._leave("the publisher has gone")

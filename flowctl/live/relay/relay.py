@@ -281,3 +281,6 @@ class _PublisherWatch(Observer):
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
         self._relays.published(stream, connection.session.user_agent)
+
+    def set_published(self, connection: Connection, stream: str) -> None:
+        self._relays.published(stream, connection.session.user_agent)

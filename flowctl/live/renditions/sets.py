@@ -18,7 +18,7 @@ from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.live.renditions.feeds import MemberFeed, TrackFeed
 from flowctl.live.renditions.renditionset import Rendition, RenditionSet
-from flowctl.live.stream import Stream, StreamFeed
+from flowctl.live.stream import Stream, StreamFeed, StreamMember
 
 _log: Final = structlog.get_logger("flowctl.live")
 _TELL_S: Final = 0.25
@@ -42,7 +42,8 @@ class RenditionSets:
         clock: gives the time in seconds.
         streams: the streams of the hub.
         of_one: tells whether two streams are of one publisher, as far as their names are kept from others.
-        publish: publishes a set under its name; raises BusyError where another one does.
+        publish: publishes a set under its name, of which a publisher sends the first member; raises BusyError where
+            another one has the name.
         unpublish: ends that.
         call_later: calls a function after some seconds, on any thread.
         tell: tells the viewers of a stream that they may have to find a place anew.
@@ -55,7 +56,7 @@ class RenditionSets:
         streams: Callable[[], Iterable[Stream]],
         *,
         of_one: Callable[[str, str], bool],
-        publish: Callable[[str, RenditionSet], Stream],
+        publish: Callable[[str, RenditionSet, StreamMember | None], Stream],
         unpublish: Callable[[Stream, RenditionSet], None],
         call_later: Callable[..., Any],
         tell: Callable[[Stream], None],
@@ -153,7 +154,7 @@ class RenditionSets:
         now = self._clock()
         renditions = self._by_name.get(member.face)
         if renditions is None or renditions.of_tracks:
-            renditions = self._begin(member.face)
+            renditions = self._begin(member.face, stream.publisher)
         if renditions is None:
             return
         others = (item for item, known in self._members.items() if known.renditions is renditions)
@@ -167,12 +168,12 @@ class RenditionSets:
         self._members[stream] = _Membership(renditions, rendition)
         stream.set_feed(MemberFeed(renditions, rendition), now)
 
-    def _begin(self, name: str) -> RenditionSet | None:
+    def _begin(self, name: str, first: StreamMember | None) -> RenditionSet | None:
         """Publish a set under its name. None: somebody publishes there, and has the name."""
         renditions = self._make(name, of_tracks=False)
         renditions.on_replaced = partial(self._do, partial(self._replaced, renditions))
         try:
-            face = self._publish(name, renditions)
+            face = self._publish(name, renditions, first)
         except (BusyError, LimitExceededError) as error:
             self._note_taken(name, str(error))
             return None

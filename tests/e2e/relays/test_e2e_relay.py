@@ -19,6 +19,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.relay.relay import Relays
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.relays import parse_relays
+from flowctl.live.settings.renditions import RenditionNames
 from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 from flowctl.wire.client.player import HEALTHY
 from flowctl.wire.client.source import FlvFile
@@ -100,6 +101,20 @@ def same_frames(player, publisher):
 
 def source():
     return SyntheticSource(video_bit_rate=200_000, fps=50, key_interval_s=0.2)
+
+
+def test_push_of_a_set_gives_the_other_server_its_largest_rendition(live, clients):
+    target = live()
+    options = {"renditions": RenditionNames(suffixes=("_large", "_small"))}
+    with relaying(push=f"live/show=rtmp://127.0.0.1:{target.address[1]}/copy/{{stream}}", **options) as (server, _):
+        player = clients.play(target, name="copy/show")
+        small = SyntheticSource(video_bit_rate=100_000, fps=50, key_interval_s=0.2)
+        clients.publish(server, small, name="live/show_small")
+        large = clients.publish(server, source(), name="live/show_large")
+        wait_until(lambda: len(frames_of(list(player.messages), TAG_VIDEO)) > 100, "frames at the other server")
+        sent = {payload for _, payload in frames_of(list(large.messages), TAG_VIDEO)}
+        got = [payload for _, payload in frames_of(list(player.messages), TAG_VIDEO)]
+        assert {payload for payload in got[-20:] if payload[0] != 0x17} <= sent  # key frames have parameter sets
 
 
 def test_push_when_a_stream_is_published_gives_the_other_server_every_frame(live, clients):

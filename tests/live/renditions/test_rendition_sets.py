@@ -156,6 +156,16 @@ def test_face_when_followed_by_those_who_know_no_renditions_shows_the_largest(wo
     assert avc_header(0) in [wire.wire_format.deserialise(header)[2] for header in wire.headers.values]
 
 
+def test_client_when_it_takes_tracks_gets_what_the_face_shows(world):
+    """Recorders, edges and relays of ours do: they want one content, not what a line carries."""
+    world.all_members()
+    world.send(25)
+    able, odd = world.player("live/show", settings=None), world.player("live/show?track=1", settings=None)
+    world.send(5)
+    assert {suffix for viewer in (able, odd) for suffix, *_ in pictures(viewer)} == {"_1080"}
+    assert able.connection.renditions is None
+
+
 def test_publisher_when_its_name_is_that_of_a_set_has_it(world):
     """Whoever publishes under the name itself has it, before the set or after it; then the set is back."""
     world.all_members()
@@ -182,7 +192,7 @@ def test_set_when_the_name_is_taken_before_begins_when_it_is_free(world):
     own.video(0, key(b"own"))
     with capture_logs() as lines:
         world.all_members()
-    assert [line["why"] for line in lines if line["event"] == "no set of renditions"] == [
+    assert [line["why"] for line in lines if line["event"] == "no member of a set of renditions"] == [
         "stream live/show is published by itself"
     ]
     viewer = world.player("live/show")

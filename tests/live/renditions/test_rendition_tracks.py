@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
+from rendition_kit import PLAIN
 
 from flowctl.live.renditions.feeds import metadata_of_track
 from flowctl.live.settings.renditions import RenditionNames
@@ -44,11 +45,9 @@ class TrackWorld(World):
             self.at += 40
             self.run(0.04)
 
-    def plain(self, monkeypatch, name="live/show"):
+    def plain(self, name="live/show"):
         """Return a player that says nothing of tracks, as those of today."""
-        with monkeypatch.context() as patched:
-            patched.setattr("flowctl.wire.rtmp.client.session._CAPS_EX", 13.0)
-            return self.player(name)
+        return self.player(name, settings=PLAIN)
 
 
 @pytest.fixture
@@ -70,11 +69,11 @@ def seen(peer):
     return {track for track, _ in tags}, [int(at) for _, at in tags]
 
 
-def test_publication_when_it_has_tracks_is_a_set_for_plain_players(world, monkeypatch):
+def test_publication_when_it_has_tracks_is_a_set_for_plain_players(world):
     world.headers_of(world.tracks)
     world.pictures(7)
-    able, plain = world.player("live/show"), world.plain(monkeypatch)
-    chosen, also = world.plain(monkeypatch, "live/show?track=1"), world.player("live/show?track=2")
+    able, plain = world.player("live/show"), world.plain()
+    chosen, also = world.plain("live/show?track=1"), world.player("live/show?track=2")
     world.pictures(5)
     assert seen(also) == ({"2"}, list(range(200, 480, 40)))
     tracks, times = seen(plain)
@@ -88,11 +87,11 @@ def test_publication_when_it_has_tracks_is_a_set_for_plain_players(world, monkey
     ]
 
 
-def test_player_when_it_waits_gets_a_rendition_and_one_that_takes_tracks_all(world, monkeypatch):
+def test_player_when_it_waits_gets_a_rendition_and_one_that_takes_tracks_all(world):
     plain, able, none = (
-        world.plain(monkeypatch),
+        world.plain(),
         world.player("live/show"),
-        world.plain(monkeypatch, "live/show?track=9"),
+        world.plain("live/show?track=9"),
     )
     world.headers_of(world.tracks)
     world.pictures(5)
@@ -105,10 +104,10 @@ def test_player_when_it_waits_gets_a_rendition_and_one_that_takes_tracks_all(wor
     assert seen(none)[0] == {"9"}
 
 
-def test_set_when_the_publisher_goes_ends_and_another_publication_is_what_it_is(world, monkeypatch):
+def test_set_when_the_publisher_goes_ends_and_another_publication_is_what_it_is(world):
     world.headers_of(world.tracks)
     world.pictures(3)
-    plain = world.plain(monkeypatch)
+    plain = world.plain()
     world.sender.leave()
     world.run(5)
     assert plain.live._playing.waiting
@@ -121,10 +120,10 @@ def test_set_when_the_publisher_goes_ends_and_another_publication_is_what_it_is(
     assert world.hub.renditions.find(world.stream("live/show")) is None
 
 
-def test_set_when_its_publisher_is_back_in_time_goes_on_with_the_tracks_that_it_has(world, monkeypatch):
+def test_set_when_its_publisher_is_back_in_time_goes_on_with_the_tracks_that_it_has(world):
     world.headers_of(world.tracks)
     world.pictures(5)
-    chosen = world.plain(monkeypatch, "live/show?track=0")
+    chosen = world.plain("live/show?track=0")
     world.sender.vanish()
     world.sender = world.connect().publish("live/show")
     world.tracks = [0]
@@ -149,7 +148,7 @@ def test_tracks_when_invented_without_end_are_eight_and_those_that_are_silent_gi
     assert (len(names), names[-1]) == (8, "track63")
 
 
-def test_caches_of_all_renditions_together_are_no_larger_than_that_of_a_stream(monkeypatch):
+def test_caches_of_all_renditions_together_are_no_larger_than_that_of_a_stream():
     settings = config()
     most = settings.cache.size_bytes
     world = TrackWorld(settings)
@@ -166,9 +165,9 @@ def test_caches_of_all_renditions_together_are_no_larger_than_that_of_a_stream(m
     assert sum(log.tail.offset for log in logs) > most * 1.5
 
 
-def test_setting_when_off_leaves_a_publication_as_it_is(monkeypatch):
+def test_setting_when_off_leaves_a_publication_as_it_is():
     world = TrackWorld(config(renditions=RenditionNames(tracks=False)))
-    plain = world.plain(monkeypatch)
+    plain = world.plain()
     world.headers_of(world.tracks)
     assert wrap_track(VIDEO, 1, header_of(1)) in plain.payloads
 
