@@ -21,7 +21,9 @@ from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LivePolicy
 from flowctl.core.flow.state import MessageClass
-from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.outgoing.splice import splice
+from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.sending.contract import Hop
 from flowctl.sender import Sender
 from flowctl.testing import ManualGroup, ManualHost
 
@@ -169,6 +171,55 @@ def cohort_loop(viewers: int, flushes: int) -> float:
     return (time.perf_counter() - began) / flushes / viewers
 
 
+class Onward:
+    """A guide that has every viewer go on in another log at once, by the work that a `StreamSet` does for it."""
+
+    def __init__(self, to: Fanout) -> None:
+        self._to = to
+
+    def at_key(self, key: Entry) -> Hop | None:
+        """Go on at the newest key frame, with the headers and what sound is missing."""
+        twin = self._to.log.cached
+        found = None if twin is None else splice(key, twin, heard=-2)
+        return None if found is None else Hop(self._to, found.start, found.prefix)
+
+
+def change(viewers: int, *, guided: bool) -> float:
+    """Have a whole cohort change over to another log at one key frame; seconds per viewer.
+
+    Args:
+        viewers: how many there are.
+        guided: whether they go on there by a guide. If not, they leave their log and join the other one.
+    """
+    group = ManualGroup()
+    small, large = (Fanout(StreamLog(), group, flush_interval_s=0) for _ in range(2))
+    senders = []
+    for _ in range(viewers):
+        host = ManualHost(group)
+        host.sender = Sender(host, NullTransport(), limits=LIMITS, policy=LivePolicy(), deferred=True)
+        host.sender.follow(small)
+        senders.append(host.sender)
+    group.run()
+    guide = Onward(large)
+    began = time.perf_counter()
+    if guided:
+        for sender in senders:
+            sender.set_guide(guide)
+    for message_class in (MessageClass.KEY, MessageClass.AUDIO, MessageClass.AUDIO, MessageClass.INTER):
+        for fanout in (small, large):
+            fanout.log.append(MESSAGE, message_class, 0.0, restart=(MESSAGE,) if fanout is large else ())
+    if not guided:
+        for sender in senders:
+            sender.unfollow()
+            sender.follow(large, start=large.log.cached, prefix=(MESSAGE,))
+    group.run()
+    taken_s = time.perf_counter() - began
+    members = large.statistics().members
+    if members != viewers:
+        raise AssertionError(f"{members} of {viewers} viewers are in the other cohort")
+    return taken_s / viewers
+
+
 QUICK: Final[dict[str, Any]] = {"count": 2000, "repeat": 1}
 """Arguments of `run` for a look at whether it works, in a second or so."""
 
@@ -190,6 +241,14 @@ def run(*, count: int = 100_000, repeat: int = 3) -> list[dict[str, Any]]:
                 partial(cohort_loop, viewers, flushes),
             )
         )
+    ways.append(
+        (
+            "500 viewers change over, per viewer",
+            partial(change, 500, guided=True),
+            "leave and join",
+            partial(change, 500, guided=False),
+        )
+    )
     rows = []
     for way, ours, rival, theirs in ways:
         pairs = [(ours(), theirs()) for _ in range(repeat)]  # in turns: a busy machine hurts both
