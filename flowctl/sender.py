@@ -342,10 +342,14 @@ class Sender:
         with self._lock:
             return self._guide is not None
 
-    def set_guide(self, guide: Guide | None) -> None:
+    def set_guide(self, guide: Guide | None, *, everywhere: bool = False) -> None:
         """Ask `guide` at each key frame to come whether to go on in another log there; None: stay. Owning thread.
 
         It is forgotten once that has been done, and where no log is followed any more.
+
+        Args:
+            guide: see `flowctl.core.sending.contract`.
+            everywhere: ask it at each picture instead; the viewer is in no cohort meanwhile.
         """
         with self._guarded("set_guide"), self._lock:
             cursor = self._outbox.cursor
@@ -353,6 +357,10 @@ class Sender:
                 return
             held, self._guide = self._outbox.holds, guide
             cursor.crossroads = None if guide is None else cursor.crossroads or Crossroads()
+            if cursor.crossroads is not None:
+                cursor.crossroads.everywhere = everywhere
+            if everywhere:
+                self._leave_cohort_locked()
             if self._judgement.stands is _COHORT and self._cohort is not None:
                 self._cohort.note_guide(self)
             elif held:
@@ -1363,11 +1371,11 @@ class Sender:
     # -- another log in place of the followed one
 
     def _ask_guide_locked(self, guide: Guide, now: float) -> None:
-        """Have the guide decide where the cursor stands before a key frame."""
+        """Have the guide decide where the cursor stands before a key frame, or another picture."""
         cursor = self._outbox.cursor
         if cursor is None or cursor.crossroads is None or self._judgement.stands is _COHORT:
             return
-        key, crossroads = cursor.undecided_key(), cursor.crossroads
+        key, crossroads = cursor.undecided(), cursor.crossroads
         if key is None:
             return
         answer = self._call_app_locked("at_key", None, partial(guide.at_key, key))

@@ -3,7 +3,8 @@
 Theory of operation. Each *rendition* is a stream log with its fan-outs. A viewer of the set follows one of them, as any
 viewer does. Where its `RenditionRule` chooses another, the viewer's Sender is given a guide, which it asks at each key
 frame: does the other log have the same one? Then it goes on there, with the headers of that rendition first and with no
-sound missing or twice (`core.outgoing.splice`). A key frame of the other log that is a moment late is waited for.
+sound missing or twice (`core.outgoing.splice`). A key frame of the other log that is a moment late is waited for. Where
+key frames do not meet, it goes on before any picture at which the other log's last key frame is not far back.
 
 A *watch* for each poll group looks at viewers that lag or are not in the largest rendition, and has their rules choose.
 Who keeps up in the largest is a member of a cohort as in any log, and is not looked at.
@@ -35,7 +36,8 @@ from flowctl.core.flow.renditionbook import RenditionBook
 from flowctl.core.flow.renditions import RenditionRule
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.outgoing.splice import splice
+from flowctl.core.outgoing.backlog import Item
+from flowctl.core.outgoing.splice import Splice, apart_ms, raise_times, splice
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
 from flowctl.core.sending.looks import LOOK_S, RenditionLooks
@@ -54,9 +56,11 @@ _HOLD_S: Final = 0.5
 _SILENT_GROUPS: Final = 2
 _SILENT_S: Final = 1.0
 """A rendition has stopped when there was no key frame for so many groups of pictures and seconds."""
-_WRAP_MS: Final = 1 << 32
-"""Times of media have 32 bits."""
+_CROSS_MS: Final = 400
+"""How long before the picture that comes next the other log's key frame may be, where they do not meet: what lies
+between goes out twice."""
 _AUDIO: Final = MessageClass.AUDIO
+_KEY: Final = MessageClass.KEY
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -89,6 +93,8 @@ class StreamSet:
             None: the time of publication tells which key frames are the same.
         at_change: says of a header of the rendition that is entered whether a viewer gets it who has had the headers of
             another; under locks, too. None: each that differs.
+        retime: returns a picture's message with another media time. None: viewers change over only where two logs have
+            a key frame at the same time; else anywhere.
         flush_interval_s: of the fan-outs that the set makes, in seconds.
     """
 
@@ -96,11 +102,13 @@ class StreamSet:
         self,
         *,
         time_of: Callable[[bytes], int] | None = None,
+        retime: Callable[[bytes, int], bytes] | None = None,
         at_change: Callable[[bytes], bool] | None = None,
         flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
     ) -> None:
         self._time_of = time_of
-        self.at_change: Final = at_change
+        self._retime = retime
+        self._at_change = at_change
         self._flush_interval_s = flush_interval_s
         self._lock = OwnedLock()
         self._renditions: dict[str, _Rendition] = {}  # read by any thread: replaced whole, under the lock
@@ -169,7 +177,9 @@ class StreamSet:
 
     def begin(self, now: float) -> dict[str, float]:
         """Return the rates that a viewer begins by; in the first seconds only their order says something."""
-        sizes = [(item.log.tail.offset, item.name) for item in self._renditions.values() if not item.silent(now)]
+        going = [item for item in self._renditions.values() if not item.silent(now)]
+        shown = [item for item in going if item.log.keys] or going
+        sizes = [(item.log.tail.offset, item.name) for item in shown]
         return self.rates(now) or {name: float(size) for size, name in sorted(sizes)}
 
     def find(self, name: str) -> _Rendition | None:
@@ -202,6 +212,42 @@ class StreamSet:
         met = any(self._twin(before, keys) for before in left.log.keys if before.sequence < key.sequence)
         return until if met else None
 
+    def crosses(self, left: _Rendition, entered: _Rendition) -> bool:
+        """Return whether to change over at any picture, for key frames have not met lately."""
+        keys = entered.log.keys
+        return self._retime is not None and not any(self._twin(key, keys) for key in left.log.keys[-2:])
+
+    def cross(
+        self, picture: Entry, left: _Rendition, entered: _Rendition, shown_ms: int | None
+    ) -> Splice | Entry | None:
+        """Return how a viewer goes on in `entered` before a picture of `left`.
+
+        Args:
+            picture: comes next.
+            left: rendition that is left.
+            entered: rendition that is entered.
+            shown_ms: media time of the last picture that was sent. None: not known.
+
+        Returns:
+            None: there is no key frame of `entered` just before. The key frame: what follows it is not published yet.
+        """
+        time_of, retime = self._time_of, self._retime
+        if time_of is None or retime is None or shown_ms is None:
+            return None
+        near = (key for key in reversed(entered.log.keys) if -_CROSS_MS <= self._apart(key, picture) <= 0)
+        key = next(near, None)
+        found = key and splice(picture, key, left.heard(picture) - entered.heard(key))
+        return (found and raise_times(found, shown_ms, time_of, retime)) or key
+
+    def wanted(self, prefix: tuple[Item, ...]) -> tuple[Item, ...]:
+        wanted = self._at_change
+        if wanted is None:
+            return prefix
+        return tuple(item for item in prefix if item[0] is not MessageClass.HEADER or wanted(item[1]))
+
+    def time_of(self, picture: Entry) -> int | None:
+        return None if self._time_of is None else self._time_of(picture.wire)
+
     def _twin(self, key: Entry, keys: tuple[Entry, ...]) -> Entry | None:
         nearest = min(keys, key=lambda other: abs(self._apart(other, key)), default=None)
         most_ms = _MEET_MS if self._time_of is not None else _MEET_PUBLISHED_MS
@@ -211,8 +257,7 @@ class StreamSet:
         """Return by how many milliseconds `one` is later than `other`."""
         if self._time_of is None:
             return (one.enqueued_at - other.enqueued_at) * 1000
-        apart = (self._time_of(one.wire) - self._time_of(other.wire)) % _WRAP_MS
-        return apart - _WRAP_MS if apart >= _WRAP_MS // 2 else apart
+        return apart_ms(self._time_of(one.wire), self._time_of(other.wire))
 
 
 class SetPlace(FollowPlace):
@@ -223,7 +268,7 @@ class SetPlace(FollowPlace):
         book: in which renditions it was, also before this place.
     """
 
-    __slots__ = ("_rendition", "_set", "book", "looks")
+    __slots__ = ("_everywhere", "_rendition", "_set", "_shown_ms", "book", "looks")
 
     def __init__(self, connection: Follower, streams: StreamSet, *, fixed: bool = False) -> None:
         now = connection.sender.host.now()
@@ -235,6 +280,8 @@ class SetPlace(FollowPlace):
         if first is None or rendition is None:
             raise LocalProtocolError("a set without renditions cannot be followed", hint="call put() first")
         self._rendition = rendition
+        self._everywhere = False  # whether to change over at any picture
+        self._shown_ms: int | None = None  # then: media time of the last picture at which it did not
         log = rendition.log
         cached, waits = log.cached, log.has_video
         if cached is not None:
@@ -294,10 +341,16 @@ class SetPlace(FollowPlace):
         if ended and not rates:
             rates = self._set.begin(now)
         looks.look(now, sender.line_look(), rates, "" if ended else rendition.name, rendition.log)
-        if looks.choice is not None and ended:
+        if looks.choice is None:
+            if sender.guided:
+                sender.set_guide(None)
+        elif ended:
             self._go_on(now)
-        elif (looks.choice is not None) != sender.guided:
-            sender.set_guide(None if looks.choice is None else self)
+        elif (entered := self._set.find(looks.choice.name)) is not None:
+            everywhere = self._set.crosses(rendition, entered)
+            if not sender.guided or everywhere != self._everywhere:
+                self._everywhere, self._shown_ms = everywhere, None
+                sender.set_guide(self, everywhere=everywhere)
 
     def at_key(self, key: Entry) -> Hop | float | None:
         """Say whether to go on in the chosen rendition at `key`; see `flowctl.core.sending.contract.Guide`."""
@@ -306,18 +359,26 @@ class SetPlace(FollowPlace):
         if entered is None or group is None or entered is left:
             return None
         now = self.connection.sender.host.now()
-        twin = self._set.meet(key, left, entered, now)
-        if not isinstance(twin, Entry):
+        found = self._find_way(key, left, entered, now)
+        if isinstance(found, Splice):
+            prefix = self._set.wanted(found.prefix)
+            return self._hop(group, entered, now)._replace(start=found.start, prefix=prefix)
+        if found is not None and now < found:
+            return found
+        if self._everywhere:
+            self._shown_ms = self._set.time_of(key)
+        return None
+
+    def _find_way(self, key: Entry, left: _Rendition, entered: _Rendition, now: float) -> Splice | float | None:
+        """Return how to go on in `entered` before `key`; until when to wait; None: not there."""
+        twin = self._set.meet(key, left, entered, now) if key.message_class is _KEY else None
+        if isinstance(twin, float):
             return twin
-        found = splice(key, twin, left.heard(key) - entered.heard(twin))
-        if found is None:  # the sound between the two is on its way
-            until = key.enqueued_at + _HOLD_S
-            return until if now < until else None
-        wanted = self._set.at_change
-        prefix = tuple(
-            item for item in found.prefix if wanted is None or item[0] is not MessageClass.HEADER or wanted(item[1])
-        )
-        return self._hop(group, entered, now)._replace(start=found.start, prefix=prefix)
+        if twin is not None:
+            found: Splice | Entry | None = splice(key, twin, left.heard(key) - entered.heard(twin)) or twin
+        else:
+            found = self._set.cross(key, left, entered, self._shown_ms)
+        return key.enqueued_at + _HOLD_S if isinstance(found, Entry) else found  # the rest is on its way
 
     def _go_on(self, now: float) -> None:
         """Leave a rendition that has ended, at the same sound; pictures come with the next key frame."""
@@ -327,7 +388,8 @@ class SetPlace(FollowPlace):
         if entered is None or group is None or place is None:
             return
         heard = left.heard(place)
-        start = next((key for key in reversed(entered.log.keys) if entered.heard(key) <= heard), entered.log.tail)
+        keys = entered.log.keys or (entered.log.tail,)
+        start = next((key for key in reversed(keys) if entered.heard(key) <= heard), keys[0])
         while start.next is not None and entered.heard(start) < heard:
             start = start.next
         self.connection.sender.switch(self._hop(group, entered, now)._replace(start=start, wait_for_key=True))
@@ -384,7 +446,7 @@ class _Watch:
         looked_at = self._looked_at.union(filter(None, map(self._places.get, lagging)))
         for place in looked_at:
             if now >= place.looks.next_at:
-                place.look(now, rates)
+                self._look_at(place, now, rates)
         self._looked_at = {
             place
             for place in looked_at
@@ -393,3 +455,11 @@ class _Watch:
         next_at = min((place.looks.next_at for place in self._looked_at), default=now + LOOK_S)
         self._armed = True
         self._group.call_later(min(max(next_at - now, 0.0), LOOK_S), self._look)
+
+    @staticmethod
+    def _look_at(place: SetPlace, now: float, rates: dict[str, float]) -> None:
+        try:
+            place.look(now, rates)
+        except Exception as error:  # noqa: BLE001 - a fault in one viewer must not keep the others where they are
+            place.looks.next_at = now + LOOK_S
+            place.connection.sender.host.handler_failed("look", error)

@@ -6,6 +6,7 @@ from flow_kit import AUDIO, HEAD_BYTES, HEADER, INTER, KEY, Viewer, frame
 
 from flowctl.core.flow.policy import LivePolicy
 from flowctl.core.flow.renditions import Choice, RenditionRule
+from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.streamset import StreamSet
 from flowctl.testing import ManualGroup
@@ -36,59 +37,74 @@ def media_time(wire):
     return int.from_bytes(wire[2:6], "big")
 
 
-class Show:
-    """A set whose renditions have the same sound and the same key frames; a message's number tells its time in ms."""
+def retime(wire, at_ms):
+    return frame(wire[:1], MessageClass(wire[1]), at_ms, len(wire))
 
-    def __init__(self, rates=(("360", 60_000), ("720", 150_000)), *, group_s=2.0, groups=1):
-        self.groups = [ManualGroup() for _ in range(groups)]
-        self.group = self.groups[0]
-        for other in self.groups[1:]:
-            other.clock = self.group.clock
-        self.set = StreamSet(time_of=media_time, flush_interval_s=0)
+
+class Show:
+    """A set whose renditions have the same sound and, if not told otherwise, the same key frames, each 2 s.
+
+    Attributes:
+        groups: of each rendition, pictures of a group and the number of the first key frame.
+        late_s: how long after its time a picture of a rendition is published.
+        silent: renditions without pictures from now on.
+    """
+
+    def __init__(self, rates=(("360", 60_000), ("720", 150_000)), **options):
+        self.group = ManualGroup()
+        self.set = StreamSet(time_of=media_time, flush_interval_s=0, **options)
         self.rates = dict(rates)
         self.logs = {}
+        self.groups = dict.fromkeys(self.rates, (2 * PICTURES_PER_S, 0))
+        self.late_s = dict.fromkeys(self.rates, 0.0)
+        self.pictures = dict.fromkeys(self.rates, 0)
         self.silent = set()
-        self.late_ms = {}  # by rendition: how long after its time a message is published
-        self.pictures_per_group = round(group_s * PICTURES_PER_S)
-        self.picture = self.sound = 0
+        self.sound = 0
         self.began = self.group.clock()
         for name in self.rates:
-            self.logs[name] = StreamLog(name)
-            self.set.put(name, self.logs[name])
+            self.put(name)
+
+    def put(self, name):
+        self.logs[name] = StreamLog(name)
+        self.set.put(name, self.logs[name])
+
+    def remove(self, name):
+        del self.logs[name]
+        self.set.remove(name)
 
     def origin(self, name):
         return bytes([ord("a") + list(self.rates).index(name)])
 
-    def join(self, group=None, **options):
-        connection = Connection(group or self.group)
-        self.set.view(connection, **options)
+    def join(self, peer=None, **options):
+        connection = Connection(self.group, peer, **options)
+        self.set.view(connection)
         return connection
 
     def append(self, name, origin, item, at_ms, size=HEAD_BYTES):
         restart = (frame(RESTART, HEADER, list(self.rates).index(name)),) if item is KEY else ()
         self.logs[name].append(frame(origin, item, at_ms, size), item, self.group.clock(), restart=restart)
 
-    def show_picture(self, name, number):
-        key = number % self.pictures_per_group == 0
+    def show_picture(self, name):
+        number, (length, first) = self.pictures[name], self.groups[name]
+        self.pictures[name] += 1
+        key = (number - first) % length == 0
         share = self.rates[name] / PICTURES_PER_S
-        size = 10 * share if key else share * (1 - 9 / (self.pictures_per_group - 1))
-        self.append(name, self.origin(name), KEY if key else INTER, number * 1000 // PICTURES_PER_S, int(size))
+        size = 10 * share if key else share * (1 - 9 / (length - 1))
+        if name not in self.silent:
+            self.append(name, self.origin(name), KEY if key else INTER, number * 1000 // PICTURES_PER_S, int(size))
 
     def run(self, seconds):
-        """Publish and serve for a while; of each step, sound comes before the pictures of the same time."""
+        """Publish and serve for a while."""
         end = self.group.clock() + seconds
         while (now := self.group.clock()) < end - 1e-9:
-            while self.sound / SOUND_PER_S <= now - self.began + 1e-9:
+            passed = now - self.began + 1e-9
+            while self.sound / SOUND_PER_S <= passed:
                 for name in self.logs:
                     self.append(name, SOUND, AUDIO, self.sound * 1000 // SOUND_PER_S, 100)
                 self.sound += 1
-            while self.picture / PICTURES_PER_S <= now - self.began + 1e-9:
-                for name in self.logs:
-                    if name not in self.silent:
-                        self.show_picture(name, self.picture)
-                self.picture += 1
-            for group in self.groups:
-                group.run()
+            for name in self.logs:
+                while self.pictures[name] / PICTURES_PER_S + self.late_s[name] <= passed:
+                    self.show_picture(name)
             self.group.run(0.02)
 
 
@@ -104,6 +120,8 @@ class Wanting(RenditionRule):
 
 
 def choose(connection, name):
-    rule = Wanting(0.0)
-    rule.wanted = name
-    connection.place.looks.rule = rule
+    """Have the rule choose a rendition, also of a viewer that is in the largest and keeps up."""
+    place = connection.place
+    place.looks.rule = Wanting(0.0)
+    place.looks.rule.wanted = name
+    place._set.watch(connection.group)._looked_at.add(place)

@@ -67,11 +67,13 @@ _ENTRY_BYTES: Final = 512
 class Crossroads:
     """A viewer may go on in another log at the next key frame: its cursor stops before each, to be told what to do."""
 
-    passed: int = -1  # sequence of the last key frame at which it went on in its log
+    everywhere: bool = False  # or at any picture
+    passed: int = -1  # sequence of the last picture at which it went on in its log
     holds: bool = False  # whether it waits there to be told
 
     def stops(self, entry: Entry) -> bool:
-        return entry.message_class is _KEY and entry.sequence != self.passed
+        at = entry.message_class
+        return (at is _KEY or (self.everywhere and at in _PICTURES)) and entry.sequence != self.passed
 
 
 class LogCursor:
@@ -220,6 +222,7 @@ class LogCursor:
             and self.joining_to is None
             and self._refusals is None
             and not self._went_on
+            and (self.crossroads is None or not self.crossroads.everywhere)
         )
 
     @property
@@ -243,7 +246,7 @@ class LogCursor:
             else:
                 self._leave_out(timing)
         crossroads = self.crossroads
-        if crossroads is not None and self.undecided_key() is not None:
+        if crossroads is not None and self.undecided() is not None:
             return []  # not its restart messages either: those of another log may come in their place
         items: list[Item] = []
         size = 0
@@ -293,8 +296,8 @@ class LogCursor:
 
     # -- another log in place of this one
 
-    def undecided_key(self) -> Entry | None:
-        """Return the key frame that comes next, if it is still to be decided in which log to go on there."""
+    def undecided(self) -> Entry | None:
+        """Return the key frame, or picture, that comes next, if it is still to be decided in which log to go on."""
         self._settle()
         entry, crossroads, copies = self.place.entry, self.crossroads, self._copies
         if (

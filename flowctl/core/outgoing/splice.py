@@ -8,15 +8,25 @@ that differ.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass
 from flowctl.core.outgoing.backlog import Item
 from flowctl.core.outgoing.streamlog import Entry
 
 _AUDIO: Final = MessageClass.AUDIO
 _MOST_SOUND: Final = 2048
 """Sound messages that are taken over or left out at most, some 40 s: logs that are further apart have other sound."""
+
+_WRAP_MS: Final = 1 << 32
+"""Times of media have 32 bits."""
+
+
+def apart_ms(one: int, other: int) -> int:
+    """Return by how many milliseconds `one` is later than `other`."""
+    apart = (one - other) % _WRAP_MS
+    return apart - _WRAP_MS if apart >= _WRAP_MS // 2 else apart
 
 
 class Splice(NamedTuple):
@@ -68,3 +78,38 @@ def _without_sound(key: Entry, count: int) -> Splice | None:
             items.append((entry.message_class, entry.wire, entry.enqueued_at))
         entry = entry.next
     return Splice(tuple(items), entry)
+
+
+def raise_times(
+    found: Splice, shown_ms: int, time_of: Callable[[bytes], int], retime: Callable[[bytes, int], bytes]
+) -> Splice | None:
+    """Let pictures come after the last one that was sent: those that are not later than it, a millisecond apart.
+
+    They are needed to decode what follows, and a player shows them in no time.
+
+    Returns:
+        None: what is later is not published yet.
+    """
+    last_ms = shown_ms
+    items: list[Item] = []
+    waiting, entry = iter(found.prefix), found.start
+    while True:
+        item = next(waiting, None)
+        from_log = item is None
+        if item is None:
+            if entry.next is None:
+                return None
+            item = (entry.message_class, entry.wire, entry.enqueued_at)
+        message_class, wire, since = item
+        if message_class in VIDEO_CLASSES:
+            own_ms = time_of(wire)
+            if apart_ms(own_ms, last_ms) > 0:
+                if from_log:
+                    return Splice(tuple(items), entry)
+                last_ms = own_ms
+            else:
+                last_ms += 1
+                wire = retime(wire, last_ms % _WRAP_MS)
+        items.append((message_class, wire, since))
+        if from_log and entry.next is not None:
+            entry = entry.next

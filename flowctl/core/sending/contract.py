@@ -96,14 +96,14 @@ class Hop(NamedTuple):
 
 
 class Guide(Protocol):
-    """Says of each key frame that a viewer comes to whether it goes on in another log there (`Sender.set_guide`)."""
+    """Says of each key frame, or picture, that comes next whether to go on in another log (`Sender.set_guide`)."""
 
     def at_key(self, key: Entry) -> Hop | float | None:
         """Return what to do at `key`, the next to be sent. Owning thread, under the Sender's lock; calls no Sender.
 
         Returns:
             Where to go on instead; until when to wait at most, in seconds, to be asked again; None: stay in this log
-            up to the next key frame.
+            up to the next one.
         """
 
 

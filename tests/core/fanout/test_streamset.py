@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 from flow_kit import KEY, check_accounts, check_edges
-from set_kit import RESTART, SOUND, Connection, Show, choose
+from set_kit import PICTURES_PER_S, RESTART, SOUND, Connection, Show, choose, retime
 
 from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.state import SendState
 from flowctl.errors import LocalProtocolError
 from flowctl.streamset import StreamSet
 from flowctl.testing import ManualGroup
@@ -93,3 +94,106 @@ def test_view_when_the_set_is_empty_is_refused():
     with pytest.raises(LocalProtocolError):
         StreamSet().view(connection)
     assert connection.place is None
+
+
+def test_viewer_when_the_other_key_frame_is_late_waits_for_it_and_misses_nothing(show):
+    show.late_s["720"] = 0.2
+    one = show.join()
+    choose(one, "720")
+    show.run(5.0)
+    assert one.place.rendition == "720"
+    assert [origin for origin, item, *_ in pieces(one) if item is KEY][:2] == [b"a", b"b"]
+    assert gapless(picture_times(one), 40)
+    assert gapless(sound_times(one), 20)
+    assert one.sender.state is SendState.READY
+    assert not one.viewer.edges.changes
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("first", [13, 30])
+def test_viewer_when_key_frames_do_not_meet_changes_over_and_sees_no_picture_before_another(first, late_s):
+    show = Show(retime=retime)
+    show.groups["720"] = (2 * PICTURES_PER_S, first)
+    show.late_s["720"] = late_s
+    show.run(5.0)
+    one = show.join()
+    choose(one, "360")
+    show.run(0.5)
+    choose(one, "720")
+    show.run(4.0)
+    assert one.place.rendition == "720"
+    times = picture_times(one)
+    assert times == sorted(set(times))
+    assert max(after - before for before, after in pairwise(times)) <= 80
+    assert gapless(sound_times(one), 20)
+    choose(one, "360")
+    show.run(4.0)
+    assert one.place.rendition == "360"
+    assert picture_times(one) == sorted(set(picture_times(one)))
+    assert gapless(sound_times(one), 20)
+    assert show.set.find("360").fanouts.on(show.group).statistics().members == 1
+
+
+def test_viewer_when_key_frames_do_not_meet_and_cannot_be_retimed_stays():
+    show = Show()
+    show.groups["720"] = (2 * PICTURES_PER_S, 25)
+    show.run(5.0)
+    one = show.join()
+    choose(one, "720")
+    show.run(6.0)
+    assert one.place.rendition == "360"
+    assert gapless(picture_times(one), 40)
+
+
+def test_viewer_when_groups_are_unequal_changes_over_where_key_frames_meet():
+    show = Show(retime=retime)
+    show.groups["720"] = (4 * PICTURES_PER_S, 0)
+    show.run(9.0)
+    one = show.join()
+    choose(one, "720")
+    show.run(6.0)
+    assert one.place.rendition == "720"
+    assert gapless(picture_times(one), 40)
+
+
+def test_viewer_when_its_rendition_stops_goes_on_in_the_nearest_with_all_the_sound(show):
+    show = Show((("180", 20_000), ("360", 60_000), ("720", 150_000)))
+    show.run(5.0)
+    one = show.join()
+    choose(one, "720")
+    show.run(3.0)
+    assert one.place.rendition == "720"
+    show.silent.add("720")
+    show.run(8.0)
+    assert one.place.rendition == "360"
+    assert pieces(one)[-1][0] in (b"b", SOUND)
+    assert gapless(sound_times(one), 20)
+    assert one.place.book.why == "its rendition has ended"
+
+
+def test_viewer_when_its_rendition_is_removed_goes_on_at_once(show):
+    one = show.join()
+    show.run(1.0)
+    show.remove("360")
+    show.run(2.0)
+    assert one.place.rendition == "720"
+    times = picture_times(one)
+    assert max(after - before for before, after in pairwise(times)) <= 2000
+    assert gapless(sound_times(one), 20)
+
+
+def test_viewers_when_all_renditions_stop_stay_where_they_are(show):
+    one = show.join()
+    show.silent.update(show.rates)
+    show.run(20.0)
+    assert (one.place.rendition, one.place.book.ups + one.place.book.downs) == ("360", 0)
+
+
+def test_place_when_it_ends_forgets_the_viewer(show):
+    one = show.join()
+    show.run(1.0)
+    one.place.end()
+    show.run(1.0)
+    assert (one.place, one.sender.following, one.renditions.name) == (None, None, "")
+    assert not show.set.find("360").fanouts.active
+    assert not show.set._watches

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from flow_kit import AUDIO, HEADER, INTER, KEY, Peer, check_accounts, check_edges, frame
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from set_kit import RESTART, SOUND, Connection, Wanting, media_time
+from set_kit import RESTART, SOUND, Connection, choose, media_time, retime
 
 from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import KeepAll, LivePolicy
@@ -19,6 +19,7 @@ NAMES = ("360", "720", "1080")
 GROUP = 4
 """Pictures of a group."""
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0, turn_bytes=2000, turn_messages=7)
+SETTINGS = settings(max_examples=50, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
 
 
 class SetHistory(RuleBasedStateMachine):
@@ -27,6 +28,8 @@ class SetHistory(RuleBasedStateMachine):
     policy = KeepAll()
     limits = NO_LIMITS
     loses = False
+    lengths = (GROUP, GROUP, GROUP)
+    retime = None
     connection_class = Connection
 
     def __init__(self):
@@ -34,7 +37,7 @@ class SetHistory(RuleBasedStateMachine):
         clock = ManualClock()
         self.groups = [ManualGroup(clock), ManualGroup(clock)]
         self.clock = clock
-        self.set = StreamSet(time_of=media_time, flush_interval_s=0.04)
+        self.set = StreamSet(time_of=media_time, retime=self.retime, flush_interval_s=0.04)
         self.logs = {}
         self.pictures = {}
         self.sound = 0
@@ -44,7 +47,8 @@ class SetHistory(RuleBasedStateMachine):
 
     def put(self, name):
         self.logs[name] = StreamLog(name)
-        self.pictures[name] = max(self.pictures.values(), default=0) // GROUP * GROUP
+        length = self.lengths[NAMES.index(name)]
+        self.pictures[name] = max(self.pictures.values(), default=0) // length * length
         self.set.put(name, self.logs[name])
 
     history = st.text("012", min_size=12, max_size=50)
@@ -68,7 +72,7 @@ class SetHistory(RuleBasedStateMachine):
         if number > min(self.pictures.values()) + GROUP + GROUP // 2:
             return
         self.pictures[name] += 1
-        key = number % GROUP == 0
+        key = number % self.lengths[NAMES.index(name)] == 0
         origin = b"%d" % NAMES.index(name)
         restart = (frame(RESTART, HEADER, NAMES.index(name)),) if key else ()
         item = KEY if key else INTER
@@ -89,6 +93,28 @@ class SetHistory(RuleBasedStateMachine):
         self.groups[0].run(seconds)
         self.groups[1].run()
 
+    @rule(seconds=st.sampled_from([0.1, 0.6]))
+    def wait_while_a_group_stands_still(self, seconds):
+        self.groups[0].run(seconds)
+
+    @rule(index=st.integers(0, 1))
+    def restart_a_rendition(self, index):
+        """Remove one while the other has key frames, and put it again with a new log; nobody is far behind."""
+        name = NAMES[index]
+        for connection in self.viewers:
+            connection.viewer.drain()
+        if self.logs[NAMES[1 - index]].keys:
+            self.set.remove(name)
+            del self.logs[name]
+            self.wait(0.3)
+            self.put(name)
+            self.wait(0.3)
+
+    @rule(index=st.integers(0, 3), text=st.sampled_from(("500,5,100ms", "4000,40,1s", "2MiB,2048,4s")))
+    def set_limits(self, index, text):
+        if self.loses:
+            self.pick(index).sender.set_limits(Limits.parse(text, text))
+
     @rule(group=st.integers(0, 1), room=st.sampled_from([None, 0, 100, 3000]))
     def join(self, group, room):
         if len(self.viewers) < 4:
@@ -96,7 +122,7 @@ class SetHistory(RuleBasedStateMachine):
                 self.groups[group], Peer(room=room), policy=self.policy, limits=self.limits, settings=TIMELESS
             )
             self.set.view(connection)
-            connection.place.looks.rule = Wanting(0.0)
+            choose(connection, "")
             self.viewers.append(connection)
 
     def pick(self, index):
@@ -104,7 +130,8 @@ class SetHistory(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 3), name=st.sampled_from(NAMES[:2]), text=history, size=st.sampled_from([11, 400]))
     def want(self, index, name, text, size):
-        self.pick(index).rule.wanted = name
+        if self.pick(index).place is not None and self.pick(index).group is not None:
+            choose(self.pick(index), name)
         self.wait(0.3)
         for letter in text:
             self.publish(int(letter), size)
@@ -167,10 +194,8 @@ class SetHistory(RuleBasedStateMachine):
                 if origin != present:
                     assert headers or present is None
                     assert item is KEY
-                elif item is KEY:
-                    assert headers or last is None or number == last + 40
-                else:
-                    assert number == last + 40
+                elif self.retime is None:
+                    assert number == last + 40 or (item is KEY and headers)
                 rewinds += last is not None and number <= last
                 present, last, headers = origin, number, False
         # One that was behind a rendition that has ended is gone on in all the same.
@@ -193,7 +218,7 @@ class SetHistory(RuleBasedStateMachine):
 
 
 TestSetHistory = SetHistory.TestCase
-TestSetHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSetHistory.settings = SETTINGS
 
 
 class LossyHistory(SetHistory):
@@ -205,4 +230,15 @@ class LossyHistory(SetHistory):
 
 
 TestLossyHistory = LossyHistory.TestCase
-TestLossyHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLossyHistory.settings = SETTINGS
+
+
+class UnevenHistory(SetHistory):
+    """The same where key frames hardly meet, so that viewers change over at any picture."""
+
+    lengths = (4, 5, 7)
+    retime = staticmethod(retime)
+
+
+TestUnevenHistory = UnevenHistory.TestCase
+TestUnevenHistory.settings = SETTINGS
