@@ -422,7 +422,7 @@ class RenditionSet:
         stream_set = item.by_codec.get(rendition.codec)
         if stream_set is None:
             form = item.wire_format  # at a change players make another stream of metadata
-            stream_set = StreamSet(time_of=form.time_of, at_change=form.is_media)
+            stream_set = StreamSet(time_of=form.time_of, retime=form.retime, at_change=form.is_media)
             item.by_codec[rendition.codec] = stream_set
         stream_set.put(rendition.name, item.wires[rendition].fanouts)
 
