@@ -295,9 +295,10 @@ class Sender:
         """Stop following: what is queued of the log is dropped, but a message in flight is finished. Owning thread."""
         with self._guarded("unfollow"), self._lock:
             self._unfollow_locked(DropReason.UNFOLLOWED)
+            now = self._host.now()
             if self._close_reason is None:
-                now = self._host.now()
                 self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
+            if self._is_open_locked():
                 self._apply_mask_locked(now)  # without a log there is no lateness: the state decides
                 own = not self._outbox.empty(with_log=False)
                 if not self._judgement.blocked and (self._core.would_block or own):

@@ -334,7 +334,7 @@ class SetPlace(FollowPlace):
     def look(self, now: float, rates: dict[str, float]) -> None:
         """Look at the viewer, and see that it goes on as its rule chooses."""
         sender, rendition, looks = self.connection.sender, self._rendition, self.looks
-        if sender.following is None:  # it is over, or leaves
+        if sender.following is None or sender.closed:
             looks.next_at = now + LOOK_S
             return
         ended = self._set.find(rendition.name) is not rendition or rendition.silent(now)

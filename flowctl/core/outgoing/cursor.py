@@ -340,9 +340,8 @@ class LogCursor:
         mask = self.mask
         self._accept_from(start, mask, DropReason.REFUSED, (), now)
         if wait_for_key or mask & (_KEY_BIT | _INTER_BIT):
-            lost = wait_for_key or bool(mask & _KEY_BIT)
-            at_key = start.gop.key_sequence == start.sequence and not lost
-            wait = self._wait = KeyWait.after(start) if at_key else KeyWait(start, now, lost=lost)
+            lost = wait_for_key or mask & _KEY_BIT or any(item[0] is _KEY for item in prefix)  # with what is behind it
+            wait = self._wait = KeyWait(start, now, lost=True) if lost else KeyWait.after(start)
             self._refuse_from(start, wait.mask, wait.reason, now)
         for message_class, wire, since in prefix:
             if not mask >> message_class & 1:

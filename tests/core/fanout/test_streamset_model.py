@@ -39,6 +39,7 @@ class SetHistory(RuleBasedStateMachine):
         self.clock = clock
         self.set = StreamSet(time_of=media_time, retime=self.retime, flush_interval_s=0.04)
         self.logs = {}
+        self.numbers = {}
         self.pictures = {}
         self.sound = 0
         self.viewers = []
@@ -47,6 +48,7 @@ class SetHistory(RuleBasedStateMachine):
 
     def put(self, name):
         self.logs[name] = StreamLog(name)
+        self.numbers[name] = sum(self.numbers.values()) + 1
         length = self.lengths[NAMES.index(name)]
         self.pictures[name] = max(self.pictures.values(), default=0) // length * length
         self.set.put(name, self.logs[name])
@@ -74,7 +76,7 @@ class SetHistory(RuleBasedStateMachine):
         self.pictures[name] += 1
         key = number % self.lengths[NAMES.index(name)] == 0
         origin = b"%d" % NAMES.index(name)
-        restart = (frame(RESTART, HEADER, NAMES.index(name)),) if key else ()
+        restart = (frame(RESTART, HEADER, self.numbers[name]),) if key else ()  # of each log its own
         item = KEY if key else INTER
         self.logs[name].append(frame(origin, item, number * 40, size), item, self.clock(), restart=restart)
 
