@@ -28,7 +28,7 @@ RECIPES = {
     "other": SampleRecipe(seconds=SECONDS, gop_s=0.5, width=480, height=270, video_bit_rate=500_000),
     **{
         name: SampleRecipe(
-            seconds=70.0, gop_s=1.0, width=width, height=height, video_bit_rate=rate, b_frames=2, drawn=LARGE
+            seconds=45.0, gop_s=1.0, width=width, height=height, video_bit_rate=rate, b_frames=2, drawn=LARGE
         )
         for name, (width, height), rate in (("large", LARGE, 1_600_000), ("small", SMALL, 800_000))
     },

@@ -12,16 +12,31 @@ import shutil
 import subprocess
 from itertools import groupby
 
-from e2e_kit import PATIENCE_S
+from e2e_kit import PATIENCE_S, figures, wait_until
 
 from flowctl.errors import FlowctlError
+from flowctl.live.settings.renditions import RenditionNames
+from flowctl.wire.client.source import FlvFile
 from kit.sample import find_ffmpeg
 
 LARGE, SMALL = (640, 360), (480, 270)
 SIZES_BY_BYTES = {wide * high * 3 // 2: (wide, high) for wide, high in (LARGE, SMALL)}
 """Octets of a decoded picture, 4:2:0, and its size."""
+RENDITIONS = RenditionNames(suffixes=("_large", "_small"))
+THIN = 160_000
+"""Octets a second of a line that has become slow: three quarters of the large pictures, all of the small ones."""
+SHALLOW = 24 * 1024
+"""Octets that a line itself may hold: what is in there looks as if it had arrived."""
 NOBODY = 65534
 """VLC runs for no superuser."""
+
+
+def publish_set(server, clients, sample):
+    """Publish both renditions of `live/show` to a server with `RENDITIONS`."""
+    sources = {name: FlvFile(sample(name)) for name in ("large", "small")}
+    for name, source in sources.items():
+        clients.publish(server, source, name=f"live/show_{name}")
+    wait_until(lambda: (face := figures(server, "live/show")) and len(face.renditions) == 2, "the set")
 
 
 class Player:

