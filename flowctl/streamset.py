@@ -56,6 +56,8 @@ _HOLD_S: Final = 0.5
 _SILENT_GROUPS: Final = 2
 _SILENT_S: Final = 1.0
 """A rendition has stopped when there was no key frame for so many groups of pictures and seconds."""
+_LATELY: Final = 2
+"""Key frames of a rendition by which it is told whether they meet those of another."""
 _CROSS_MS: Final = 400
 """How long before the picture that comes next the other log's key frame may be, where they do not meet: what lies
 between goes out twice."""
@@ -209,13 +211,13 @@ class StreamSet:
         until = key.enqueued_at + _HOLD_S
         if not keys or now >= until or self._apart(keys[-1], key) > 0:
             return None
-        met = any(self._twin(before, keys) for before in left.log.keys if before.sequence < key.sequence)
-        return until if met else None
+        before = [other for other in left.log.keys if other.sequence < key.sequence]
+        return until if any(self._twin(other, keys) for other in before[-_LATELY:]) else None
 
     def crosses(self, left: _Rendition, entered: _Rendition) -> bool:
         """Return whether to change over at any picture, for key frames have not met lately."""
         keys = entered.log.keys
-        return self._retime is not None and not any(self._twin(key, keys) for key in left.log.keys[-2:])
+        return self._retime is not None and not any(self._twin(key, keys) for key in left.log.keys[-_LATELY:])
 
     def cross(
         self, picture: Entry, left: _Rendition, entered: _Rendition, shown_ms: int | None
@@ -249,9 +251,18 @@ class StreamSet:
         return None if self._time_of is None else self._time_of(picture.wire)
 
     def _twin(self, key: Entry, keys: tuple[Entry, ...]) -> Entry | None:
-        nearest = min(keys, key=lambda other: abs(self._apart(other, key)), default=None)
-        most_ms = _MEET_MS if self._time_of is not None else _MEET_PUBLISHED_MS
-        return nearest if nearest is not None and abs(self._apart(nearest, key)) <= most_ms else None
+        """Return the one of `keys` that is the same as `key`; it is looked for from the newest on, where it mostly is.
+
+        Each viewer that may change over asks this, at each key frame, and there may be many of both.
+        """
+        nearest, most_ms = None, float(_MEET_MS if self._time_of is not None else _MEET_PUBLISHED_MS)
+        for other in reversed(keys):
+            apart_ms = self._apart(other, key)
+            if abs(apart_ms) <= most_ms:
+                nearest, most_ms = other, abs(apart_ms)
+            elif apart_ms < 0:
+                break
+        return nearest
 
     def _apart(self, one: Entry, other: Entry) -> float:
         """Return by how many milliseconds `one` is later than `other`."""

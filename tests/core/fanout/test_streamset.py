@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from flow_kit import KEY, check_accounts, check_edges
-from set_kit import PICTURES_PER_S, RESTART, SOUND, Connection, Show, choose, retime
+from flow_kit import KEY, check_accounts, check_edges, frame
+from set_kit import PICTURES_PER_S, RESTART, SOUND, Connection, Show, choose, media_time, retime
 
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.state import SendState
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import LocalProtocolError
 from flowctl.streamset import StreamSet
 from flowctl.testing import ManualGroup
@@ -197,3 +198,20 @@ def test_place_when_it_ends_forgets_the_viewer(show):
     assert (one.place, one.sender.following, one.renditions.name) == (None, None, "")
     assert not show.set.find("360").fanouts.active
     assert not show.set._watches
+
+
+def test_key_frames_that_do_not_meet_are_compared_with_few():
+    """A publisher of key frames each 100 ms had each viewer that might change over compare 64 of them with 64."""
+    looked_at = []
+    show = StreamSet(time_of=lambda wire: looked_at.append(wire) or media_time(wire))
+    logs = {name: StreamLog(name) for name in ("360", "720")}
+    for name, log in logs.items():
+        show.put(name, log)
+    for number in range(64):
+        for late_ms, log in enumerate(logs.values()):
+            log.append(frame(b"a", KEY, number * 100 + 50 * late_ms), KEY, number / 10)
+    left, entered = (show.find(name) for name in logs)
+    key = left.log.keys[-1]
+    assert show.meet(key, left, entered, 6.31) is None
+    assert show.meet(left.log.keys[-2], left, entered, 6.31) is None
+    assert 0 < len(looked_at) < 64
