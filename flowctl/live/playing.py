@@ -165,6 +165,9 @@ class Playing:
             track = self._wants.track if renditions.of_tracks else None
             self._seat = renditions.view(self._connection, self._wire.wire_format, track=track)
             return
+        if self._wire.frozen:
+            self._wire = self.stream.rejoin_tracks(self._wire)
+            place = self.stream.start_place(self._wire)
         start, prefix, wait = place
         FollowPlace(self._connection, self._wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
 
@@ -196,7 +199,7 @@ class Playing:
     def _sits_well(self) -> bool:
         renditions, seat = self._renditions, self._seat
         if renditions is None or renditions.sound_alone:
-            return seat is None and self._connection.place is not None
+            return seat is None and self._connection.place is not None and not self._wire.frozen
         return seat is not None and seat.renditions is renditions and not seat.ended
 
     def stream_ended(self) -> None:

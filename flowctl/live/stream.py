@@ -29,6 +29,9 @@ _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
 _LINK_MSID: Final = -1
 """Key of the wire of servers that follow this one, whose message stream id is 1; no player has this id."""
+_TRACKS: Final = "tracks "
+"""Beginning of the keys of logs of all tracks, where others are not for them."""
+_USUAL_TRACKS: Final = f"{_TRACKS}{_USUAL_MSID}"
 MOST_WIRES: Final = 8
 """Message stream ids on which a stream can be played at a time; as many as a connection may open."""
 GIVEN_WIRES: Final = MOST_WIRES // 2
@@ -291,8 +294,20 @@ class Stream:
             self._taker.message(self.name, message_class, type_id, published_ms, payload)
         if self.feed is None and info.multitrack and info.kind == "video" and self._on_tracks is not None:
             self._feed_locked(self._on_tracks(self), now)
+            self._part_tracks()
         if self.feed is not None:
             self.feed.accept(type_id, timestamp, payload, info, now)
+
+    def _part_tracks(self) -> None:
+        """Let go on with all tracks only those who take them; others follow the set from now on, if there is one."""
+        self._lock.assert_owned()
+        if self.feed is None:
+            return
+        self._tracks_locked(RtmpChunks(_USUAL_MSID, self.config.rtmp.out_chunk_size))
+        for wire in self._wires.values():
+            if not wire.all_tracks:
+                wire.frozen = True
+                wire.log.drop_cache()
 
     def set_feed(self, feed: StreamFeed | None, now: float) -> None:
         """Let a set have what is passed on from now on, and the headers that were. Any thread."""
@@ -404,8 +419,10 @@ class Stream:
         with self._lock:
             for key, wire in list(self._wires.items()):
                 wire.end(self._last_timestamp or 0, now)
+                wire.frozen = False
                 if wire.wire_format.ends:
                     del self._wires[key]
+            self.feed = None
             self._drop_unused(key=True)
             self._forget_headers()
         for rendition in self.renditions:
@@ -444,6 +461,19 @@ class Stream:
         self.leave(wire)
         return found
 
+    def rejoin_tracks(self, wire: WireLog) -> WireLog:
+        """Return the log of all tracks in the format of `wire`, which is given up. Any thread; then `leave`."""
+        with self._lock:
+            found = self._tracks_locked(wire.wire_format)
+            found.viewers += 1
+        self.leave(wire)
+        return found
+
+    def _tracks_locked(self, wire_format: WireFormat) -> WireLog:
+        self._lock.assert_owned()
+        key = _TRACKS + wire_format.name
+        return self._wires.get(key) or self._made_locked(key, wire_format)
+
     def join_link(self) -> WireLog:
         """Return the log for servers that follow this one, on message stream id 1. Any thread; then `leave`.
 
@@ -465,7 +495,8 @@ class Stream:
         """Drop the logs without viewers; one with a GOP cache, which was costly to make, only at a key frame."""
         self._lock.assert_owned()
         for msid, wire in list(self._wires.items()):
-            if not wire.viewers and msid != _USUAL_MSID and (key or wire.log.cached is None):
+            usual = msid == _USUAL_MSID or (msid == _USUAL_TRACKS and self.feed is not None)
+            if not (wire.viewers or usual) and (key or wire.log.cached is None):
                 del self._wires[msid]
 
     def drop_caches(self) -> None:
@@ -491,12 +522,13 @@ class Stream:
             self.name,
             wire_format,
             rendition=self.rendition,
+            all_tracks=isinstance(key, str) and key.startswith(_TRACKS),
             cache=self.config.cache,
             flush_interval_s=0.0 if links else self.config.flush_interval_s,
             flush_adaptive=self.config.flush_adaptive,
             viewers_log=self._wire_locked(_USUAL_MSID) if links else None,
         )
-        usual = self._wires.get(_USUAL_MSID)
+        usual = self._wires.get(_USUAL_TRACKS if wire.all_tracks else _USUAL_MSID) or self._wires.get(_USUAL_MSID)
         wire.log.batched = self._batched
         if usual is not None and usual is not wire:
             wire.seed(usual)

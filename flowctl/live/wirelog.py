@@ -148,7 +148,10 @@ class RtmpChunks(WireFormat):
 class WireLog:
     """The log of a stream in one format, and what belongs to it."""
 
-    __slots__ = ("_ahead", "fanouts", "for_links", "headers", "log", "published", "viewers", "wire_format")
+    __slots__ = (
+        *("_ahead", "all_tracks", "fanouts", "for_links", "frozen", "headers", "log", "published", "viewers"),
+        "wire_format",
+    )
 
     def __init__(
         self,
@@ -156,6 +159,7 @@ class WireLog:
         wire_format: WireFormat,
         *,
         rendition: str = "",
+        all_tracks: bool = False,
         cache: CacheLimits,
         flush_interval_s: float,
         flush_adaptive: bool = True,
@@ -163,6 +167,10 @@ class WireLog:
     ) -> None:
         self.wire_format: Final = wire_format
         self.for_links = viewers_log is not None
+        self.all_tracks = all_tracks or self.for_links  # it is for those who take all tracks of a publication
+        # whether nothing but the end is appended: the publication has tracks, which those who follow this cannot play;
+        # guarded by the stream's lock
+        self.frozen = False
         self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.log = StreamLog(f"{name}#{wire_format.name}{rendition and ' '}{rendition}", cache=cache)
@@ -187,7 +195,7 @@ class WireLog:
         leading: bool = False,
         ahead: bool | None = None,
     ) -> None:
-        wire = self.wire_format.serialise(type_id, timestamp, payload)
+        wire = b"" if self.frozen else self.wire_format.serialise(type_id, timestamp, payload)
         if not wire:
             return
         key = message_class is MessageClass.KEY

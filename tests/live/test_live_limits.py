@@ -9,6 +9,7 @@ from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, key
 from flowctl.core.flow.limits import Limits
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.settings.levels import Level, Role
+from flowctl.live.settings.renditions import RenditionNames
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.amf.amf0 import encode
@@ -70,8 +71,9 @@ def test_streams_when_too_many_are_refused_to_publishers_and_players(monkeypatch
     assert world.connect().publish("live/3").has(PublishStarted)
 
 
-def test_headers_when_over_their_bounds_are_counted_by_name_logged_once_and_passed_on(world):
+def test_headers_when_over_their_bounds_are_counted_by_name_logged_once_and_passed_on():
     """Metadata with a key frame index of hours is no fault: who views gets it, who comes later does not."""
+    world = World(config(renditions=RenditionNames(tracks=False)))  # the header is of a track
     publisher = world.publisher()
     viewer = world.player()
     long = b"\x96\x00" + b"avc1" + b"\x01" + b"." * 65536

@@ -58,12 +58,8 @@ def world():
 
 
 def seen(peer):
-    """Return the tracks, and the times that pictures say; all of them must be plain messages of H.264.
-
-    One that waited may have got headers before it was known that the publication has tracks.
-    """
+    """Return the tracks, and the times that pictures say; all of them must be plain messages of H.264."""
     videos = [message.payload for message in peer.media if message.type_id == VIDEO]
-    videos = [payload for payload in videos if payload[:2] != b"\x96\x00"]
     assert all(payload[0] in {0x17, 0x27} for payload in videos)
     tags = [payload[11:].decode().split() for payload in videos if payload[1] == 1]
     return {track for track, _ in tags}, [int(at) for _, at in tags]
@@ -102,6 +98,45 @@ def test_player_when_it_waits_gets_a_rendition_and_one_that_takes_tracks_all(wor
     world.video(0, 9, header_of(9))
     world.pictures(6)
     assert seen(none)[0] == {"9"}
+
+
+def test_player_when_headers_and_pictures_come_at_once_gets_each_once(world):
+    """As from another worker, which sends its GOP cache; the players have waited for it."""
+    plain, able = world.plain(), world.player("live/show")
+    session = world.sender.session
+    burst = [(VIDEO, wrap_track(VIDEO, track, header_of(track))) for track in world.tracks]
+    for at in range(0, 400, 40):
+        burst += [
+            (VIDEO, wrap_track(VIDEO, track, (inter if at % 200 else key)(b"%d %d" % (track, at))))
+            for track in world.tracks
+        ]
+        for type_id, payload in burst:
+            world.sender.send(session.send_tag(type_id, at, payload), run=False)
+        burst = []
+    world.run()
+    world.at = 400
+    world.pictures(5)
+    _, times = seen(plain)
+    assert times == list(range(200, 600, 40))  # from the last key frame that was there
+    multitrack = [payload for payload in able.payloads if payload[0] & 0x8F == 0x86]
+    assert len(multitrack) == 2 + 2 * 10
+
+
+def test_set_when_there_is_one_again_after_its_end_is_for_those_who_waited(world):
+    plain, able = world.plain(), world.player("live/show")
+    for _ in range(3):
+        plain.forget()
+        able.forget()
+        world.headers_of(world.tracks)
+        world.pictures(5)
+        assert seen(plain)[1] == list(range(world.at - 200, world.at, 40))
+        assert sum(payload[0] & 0x8F == 0x86 for payload in able.payloads) == 12
+        world.sender.leave()
+        world.run(5)
+        assert plain.live._playing.waiting
+        world.sender = world.connect().publish("live/show")
+    times = [message.timestamp for message in plain.media if message.type_id == VIDEO]
+    assert times == sorted(times)
 
 
 def test_set_when_the_publisher_goes_ends_and_another_publication_is_what_it_is(world):
