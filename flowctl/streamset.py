@@ -12,16 +12,7 @@ Who keeps up in the largest is a member of a cohort as in any log, and is not lo
 A rendition that is removed, or has had no key frame for a while, is left at once: its viewers hear the sound of the
 nearest one, and see it from its next key frame on.
 
-Use, with a log for each rendition, to all of which the same sound is appended:
-
-    class Viewer(Session):
-        def opened(self):
-            streams.view(self.connection)
-
-    streams = StreamSet()
-    small, large = StreamLog(), StreamLog()
-    streams.put("360", small)
-    streams.put("720", large)
+An example of ten lines is in docs/renditions.md.
 """
 
 from __future__ import annotations
@@ -115,6 +106,8 @@ class StreamSet:
         self._lock = OwnedLock()
         self._renditions: dict[str, _Rendition] = {}  # read by any thread: replaced whole, under the lock
         self._watches: dict[PollGroup, _Watch] = {}  # guarded by _lock
+        # What `cross` found last: viewers at one picture share the messages. The watches empty it, for it holds a log.
+        self.crossing: tuple[tuple[object, ...], Splice | Entry | None] | None = None
 
     def put(self, name: str, log: StreamLog | Fanouts) -> None:
         """Add a rendition, or put another log in the place of one. Any thread.
@@ -236,10 +229,16 @@ class StreamSet:
         time_of, retime = self._time_of, self._retime
         if time_of is None or retime is None or shown_ms is None:
             return None
+        asked = (left, entered, picture.sequence, shown_ms, entered.log.tail.sequence)
+        crossing = self.crossing
+        if crossing is not None and crossing[0] == asked:
+            return crossing[1]
         near = (key for key in reversed(entered.log.keys) if -_CROSS_MS <= self._apart(key, picture) <= 0)
         key = next(near, None)
         found = key and splice(picture, key, left.heard(picture) - entered.heard(key))
-        return (found and raise_times(found, shown_ms, time_of, retime)) or key
+        way = (found and raise_times(found, shown_ms, time_of, retime)) or key
+        self.crossing = (asked, way)
+        return way
 
     def wanted(self, prefix: tuple[Item, ...]) -> tuple[Item, ...]:
         wanted = self._at_change
@@ -444,6 +443,7 @@ class _Watch:
 
     def _look(self) -> None:
         self._armed = False
+        self._set.crossing = None
         if not self._places:
             return
         now = self._group.clock()
