@@ -7,8 +7,8 @@ further group, which is reckoned where the line carries far less than the rendit
 by its rate; the evidence is how fast a burst went (a key frame, the group that is cached for those who join). What
 counts is how fast the acknowledgements moved within the burst: where it began, a round trip passes in silence, and a
 receive buffer or a queue on the way swallows a part at once. A burst that was gone between two looks sets a bound from
-below. Of the last 20 s the slowest counts, for a line that is fast now and then is not fast. A viewer who has just come
-has no such past: for the first 10 s it goes up only to the largest, and only where the line carries several times that.
+below. Of the last 20 s the slowest counts but for an outlier, for a line that is fast now and then is not. A viewer who has just come
+has no such past: for the first 10 s it goes up only to the largest, and only where the line carries twice that.
 
 What no sender can see: a shaper that lets a burst pass and then holds the line to its rate, a queue that swallows a
 burst, a line that is slow only between key frames. There a step up fails. It costs a group or two: the way back is the
@@ -40,6 +40,8 @@ _MEAN_S: Final = 2.0
 """Time over which that mean is taken."""
 _LEAST_RUN_BYTES: Final = 40_000
 """Bytes of bursts in a row that tell a speed: several times what one acknowledgement more or less makes of it."""
+_PER_OUTLIER: Final = 5
+"""Runs of which the slowest does not count: a thread that is late, here or at the peer, makes one. Two bursts a run."""
 _LEAST_SLOPE_S: Final = 0.015
 """Shortest time within a burst over which its speed is taken."""
 _FULL_DELAY_S: Final = 0.25
@@ -159,13 +161,16 @@ class LineMeter:
         if not self._speeds:
             return max((bound for _, bound in self._bounds), default=None)
         # One burst alone is as exact as an acknowledgement is large and a timer is late.
-        fastest = min((size + _HELD_BACK_BYTES) / (seconds - _LEAST_LOOK_S) for _, size, seconds in self._speeds)
-        lowest, size, seconds = inf, 0.0, 0.0
+        fastest = sorted((size + _HELD_BACK_BYTES) / (seconds - _LEAST_LOOK_S) for _, size, seconds in self._speeds)
+        runs, size, seconds = [], 0.0, 0.0
         for _, more, longer in self._speeds:
             size, seconds = size + more, seconds + longer
             if size >= _LEAST_RUN_BYTES:
-                lowest, size, seconds = min(lowest, size / seconds), 0.0, 0.0
-        return min(lowest if lowest < inf else size / seconds, fastest)
+                runs.append(size / seconds)
+                size, seconds = 0.0, 0.0
+        runs.sort()
+        slowest = runs[len(runs) // _PER_OUTLIER] if runs else size / seconds
+        return min(slowest, fastest[len(fastest) // (2 * _PER_OUTLIER)])
 
 
 @dataclass(eq=False, slots=True)
