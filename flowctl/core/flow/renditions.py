@@ -7,8 +7,9 @@ further group, which is reckoned where the line carries far less than the rendit
 by its rate; the evidence is how fast a burst went (a key frame, the group that is cached for those who join). What
 counts is how fast the acknowledgements moved within the burst: where it began, a round trip passes in silence, and a
 receive buffer or a queue on the way swallows a part at once. A burst that was gone between two looks sets a bound from
-below. Of the last 20 s the slowest counts but for an outlier, for a line that is fast now and then is not. A viewer who has just come
-has no such past: for the first 10 s it goes up only to the largest, and only where the line carries twice that.
+below. Of the last 20 s the slowest counts, but for an outlier: a line that is fast now and then is not fast. A viewer
+who has just come has no such past: for the first 10 s it goes up only to the largest, and only where the line carries
+twice that.
 
 What no sender can see: a shaper that lets a burst pass and then holds the line to its rate, a queue that swallows a
 burst, a line that is slow only between key frames. There a step up fails. It costs a group or two: the way back is the
@@ -33,11 +34,11 @@ _LEAST_BURST_BYTES: Final = 5000
 _MOST_NOTES: Final = 128
 """Evidence that is kept: nobody asks for that of a viewer in the smallest rendition that cannot keep up with it."""
 _BURST_SHARE: Final = 3.0
-"""A burst is so many times what the stream has in that time."""
+"""A burst is so many times what is written in that time on average."""
+_MEAN_S: Final = 2.0
+"""Time over which that average is taken."""
 _LEAST_LOOK_S: Final = 0.01
 """Shortest time that a burst is taken to have lasted: timers are hardly more exact."""
-_MEAN_S: Final = 2.0
-"""Time over which that mean is taken."""
 _LEAST_RUN_BYTES: Final = 40_000
 """Bytes of bursts in a row that tell a speed: several times what one acknowledgement more or less makes of it."""
 _PER_OUTLIER: Final = 5
@@ -54,7 +55,7 @@ _DRAIN_NOTE_S: Final = 1.0
 _SETTLING_S: Final = 10.0
 """Time after the join in which a viewer's line has no past."""
 _SETTLING_MARGIN: Final = 2.0
-"""How many times the largest rendition the line has to carry for a step up meanwhile: lines that jump do it by this."""
+"""How many times the largest rendition the line has to carry for a step up meanwhile."""
 _UP_SHARE: Final = 0.95
 """Share of a rendition's rate that the line has to carry: what is measured is a little less than it does."""
 _LEAST_STAY_S: Final = 20.0
