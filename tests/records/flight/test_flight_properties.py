@@ -10,7 +10,7 @@ from test_properties import FanoutHistory, OwnQueueHistory
 from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.replay import compare, replay
 from flowctl.records.telemetry.schema import FlightKind
-from tests.core.fanout.test_streamset_model import LossyHistory
+from tests.core.fanout.test_streamset_model import LossyHistory, UnevenHistory
 
 
 class RecordedFanoutHistory(FanoutHistory):
@@ -47,7 +47,7 @@ class RecordedConnection(Connection):
     viewer_class = RecordedViewer
 
 
-class RecordedSetHistory(LossyHistory):
+class RecordedSets:
     """Viewers of a set, all of them recorded, that go from log to log: by the same rules, and their flights replay."""
 
     connection_class = RecordedConnection
@@ -58,6 +58,16 @@ class RecordedSetHistory(LossyHistory):
         super().teardown()
         for connection in self.viewers:
             check_outcome(connection.viewer)
+
+
+class RecordedSetHistory(RecordedSets, LossyHistory):
+    """Some viewers are sent less than their rendition has."""
+
+
+class RecordedUnevenHistory(RecordedSets, UnevenHistory):
+    """Key frames of the renditions do not meet. What they may lose is the business of `UnevenHistory`."""
+
+    loses = True
 
 
 def check_cut(viewer):
@@ -92,6 +102,7 @@ TestRecordedFanoutHistory.settings = settings(
 TestRecordedOwnHistory = RecordedOwnHistory.TestCase
 TestRecordedOwnHistory.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestRecordedSetHistory = RecordedSetHistory.TestCase
-TestRecordedSetHistory.settings = settings(
+TestRecordedUnevenHistory = RecordedUnevenHistory.TestCase
+TestRecordedSetHistory.settings = TestRecordedUnevenHistory.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False
 )
