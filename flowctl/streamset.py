@@ -36,6 +36,8 @@ from flowctl.errors import LocalProtocolError
 from flowctl.pollgroup import PollGroup
 from flowctl.sender import Sender
 
+_TOGETHER_S: Final = 0.005
+"""Looks that are due so soon are made at once: each round goes through all viewers that are looked at."""
 _KEPT_S: Final = 8.0
 """For how long a log keeps its key frames: a viewer is as far behind as that at most, with the usual limits."""
 _MEET_MS: Final = 20
@@ -456,7 +458,7 @@ class _Watch:
         lagging = set() if rendition is None else {*rendition.fanouts.lagging(self._group)}
         looked_at = self._looked_at.union(filter(None, map(self._places.get, lagging)))
         for place in looked_at:
-            if now >= place.looks.next_at:
+            if now + _TOGETHER_S >= place.looks.next_at:
                 self._look_at(place, now, rates)
         self._looked_at = {
             place
@@ -465,7 +467,7 @@ class _Watch:
         }
         next_at = min((place.looks.next_at for place in self._looked_at), default=now + LOOK_S)
         self._armed = True
-        self._group.call_later(min(max(next_at - now, 0.0), LOOK_S), self._look)
+        self._group.call_later(min(max(next_at - now, _TOGETHER_S), LOOK_S), self._look)
 
     @staticmethod
     def _look_at(place: SetPlace, now: float, rates: dict[str, float]) -> None:

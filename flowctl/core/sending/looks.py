@@ -23,6 +23,8 @@ _BEFORE_KEY_S: Final = 0.05
 """How long before a key frame is due the close looks begin."""
 _BURST_S: Final = 0.2
 """How long they last, and longer while much of the burst waits."""
+_LEAST_GROUP_S: Final = 2 * _BURST_S
+"""Shortest group whose burst is looked at: in shorter ones all looks would be close together, without end."""
 _MUCH_BYTES: Final = 8000
 _DECIDE_S: Final = 0.2
 """Shortest time between two decisions."""
@@ -91,12 +93,10 @@ class RenditionLooks:
     def _pause_s(self, now: float, seen: LineLook, log: StreamLog) -> float:
         """Return the time up to the next look."""
         began_s, due_s = now - log.gop.started_at, log.gop.started_at + log.gop_duration_s - now
-        if seen.lagging:
+        joins = now - self.rule.began_at < _BURST_S
+        if seen.lagging or (0 < log.gop_duration_s < _LEAST_GROUP_S and not joins):
             return LOOK_S
-        close = (
-            min(began_s, now - self.rule.began_at) < _BURST_S or _is_due(log, now) or seen.waiting_bytes >= _MUCH_BYTES
-        )
-        if close:
+        if joins or began_s < _BURST_S or _is_due(log, now) or seen.waiting_bytes >= _MUCH_BYTES:
             return _BURST_LOOK_S
         return min(LOOK_S, due_s - _BEFORE_KEY_S) if due_s > _BEFORE_KEY_S else LOOK_S
 

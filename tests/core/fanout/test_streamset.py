@@ -12,7 +12,7 @@ from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.state import SendState
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import LocalProtocolError
-from flowctl.streamset import StreamSet
+from flowctl.streamset import SetPlace, StreamSet, _Watch
 from flowctl.testing import ManualGroup
 
 
@@ -215,3 +215,36 @@ def test_key_frames_that_do_not_meet_are_compared_with_few():
     assert show.meet(key, left, entered, 6.31) is None
     assert show.meet(left.log.keys[-2], left, entered, 6.31) is None
     assert 0 < len(looked_at) < 64
+
+
+def test_looks_when_each_picture_is_a_key_frame_are_no_closer_together_than_usual(show, monkeypatch):
+    """A publisher of key frames alone had all viewers below the largest rendition looked at 40 times a second."""
+    show.groups = dict.fromkeys(show.groups, (1, 0))
+    looks, rounds = [], []
+    look, look_round = SetPlace.look, _Watch._look
+    monkeypatch.setattr(SetPlace, "look", lambda self, *given: looks.append(self) or look(self, *given))
+    monkeypatch.setattr(_Watch, "_look", lambda self: rounds.append(self) or look_round(self))
+    viewers = [show.join() for _ in range(20)]
+    for one in viewers:
+        choose(one, "360")
+    show.run(1.0)
+    looks.clear()
+    rounds.clear()
+    show.run(2.0)
+    assert 20 * 2 <= len(looks) <= 20 * 10
+
+
+def test_looks_that_are_due_together_are_made_in_one_round(monkeypatch):
+    show = Show()
+    places = [show.join().place for _ in range(20)]
+    watch = show.set.watch(show.group)
+    rounds, look_round = [], _Watch._look
+    monkeypatch.setattr(_Watch, "_look", lambda self: rounds.append(self) or look_round(self))
+    show.group.run(0.001)
+    for number, place in enumerate(places):
+        place.looks.next_at = show.group.clock() + 0.1 + number / 5000
+    rounds.clear()
+    for _ in range(200):
+        show.group.run(0.001)
+    assert watch._places
+    assert 1 <= len(rounds) <= 20
