@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Final
@@ -27,6 +28,9 @@ TERMINATED: Final = 143
 READER_GONE: Final = 141
 """Exit code after SIGPIPE, 128 + 13, as of a program that writes to a pipe without a reader."""
 
+_ONE_END_S: Final = 0.5
+"""Time in which further signals to end are the same one: ``timeout`` sends two at once, and a second error while the
+first is on its way out of a `threading` wait leaves the lock of that held for ever."""
 _USAGE: Final = typer.BadParameter.__mro__[2]
 """Base class of all errors of use, ClickException: typer has it from click or, in newer versions, in itself."""
 
@@ -44,10 +48,14 @@ def terminable() -> Iterator[None]:
 
     SIGUSR1 and SIGUSR2, which would kill the process too, mean nothing. Main thread.
     """
+    raised_at = float("-inf")
 
     def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal raised_at
         del number, frame
-        raise TerminatedError
+        if time.monotonic() - raised_at >= _ONE_END_S:
+            raised_at = time.monotonic()
+            raise TerminatedError
 
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from cli_kit import finish, served, start
+
+from flowctl.cli.errors import TerminatedError, terminable
 
 OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -40,6 +43,19 @@ def test_publish_when_it_is_ended_says_what_it_did(number):
         status, output, _ = finish(client)
     assert status == 143
     assert json.loads(output)["end"] is not None
+
+
+def test_signals_when_two_come_at_once_raise_one_error(monkeypatch):
+    """``timeout`` sends two; an error raised while the first leaves a wait would leave its lock held."""
+    now = [100.0]
+    monkeypatch.setattr("flowctl.cli.errors.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with terminable():
+        with pytest.raises(TerminatedError):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+        now[0] += 1.0
+        with pytest.raises(TerminatedError):
+            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.realtime
