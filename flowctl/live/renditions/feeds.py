@@ -55,7 +55,8 @@ class TrackFeed(StreamFeed):
             for track, rendition in self._tracks.items():
                 self._tell_metadata(track, rendition, now)
             return
-        for track, plain in split_tracks(type_id, payload):
+        # A track that is there twice is there once: else one message of 32 parts were 32 in each rendition.
+        for track, plain in dict(split_tracks(type_id, payload)).items():
             self._accept_part(type_id, timestamp, track, plain, now)
 
     def _accept_part(self, type_id: int, timestamp: int, track: int, payload: bytes, now: float) -> None:

@@ -8,6 +8,7 @@ from live_kit import audio, config, inter
 from rendition_kit import NAMES, SetWorld, avc_header, choose, pictures
 from test_rendition_tracks import DATA, SOUND, TrackWorld
 
+from flowctl.core.flow.state import MessageClass
 from flowctl.live.config import SecondPublisher
 from flowctl.live.renditions import feeds
 from flowctl.live.renditions.feeds import metadata_of_track
@@ -119,6 +120,19 @@ def test_sound_of_many_tracks_is_kept_of_few():
     for track in range(1, 256):
         world.sender.audio(world.at, wrap_track(SOUND, track, audio(b"x")))
     assert len(renditions_of(world)._sound._members) == MOST_RENDITIONS
+
+
+def test_track_that_is_many_times_in_a_message_is_there_once():
+    """A message of 262 bytes with 32 parts of one track of sound cost as much as 29 messages."""
+    world = TrackWorld()
+    world.headers_of(range(2))
+    world.pictures(5)
+    rendition = world.stream("live/show").renditions[1]
+    (wire,) = rendition.wires
+    before = wire.log.tail.counts[MessageClass.AUDIO]
+    part = b"\0\0\0\x04abcd"
+    world.sender.audio(world.at, b"\x95\x11mp4a" + 32 * part)
+    assert wire.log.tail.counts[MessageClass.AUDIO] == before + 1
 
 
 def test_clock_that_jumps_with_each_message_is_logged_each_second():
