@@ -138,17 +138,16 @@ class StreamSet:
         if gone is not None:
             gone.log.keep_keys(0)
 
-    def view(self, connection: Follower, *, fixed: bool = False) -> SetPlace:
+    def view(self, connection: Follower) -> SetPlace:
         """Have a connection follow the set. The connection's thread.
 
         Args:
             connection: follows no log yet.
-            fixed: whether its player cannot change over: it stays in the rendition in which it begins.
 
         Raises:
             LocalProtocolError: the connection follows a log already, or the set is empty.
         """
-        return SetPlace(connection, self, fixed=fixed)
+        return SetPlace(connection, self)
 
     def rates(self, now: float | None = None) -> dict[str, float]:
         """Return bytes per second of each rendition whose rate is known, smallest first. Any thread.
@@ -282,9 +281,9 @@ class SetPlace(FollowPlace):
 
     __slots__ = ("_everywhere", "_rendition", "_set", "_shown_ms", "book", "looks")
 
-    def __init__(self, connection: Follower, streams: StreamSet, *, fixed: bool = False) -> None:
+    def __init__(self, connection: Follower, streams: StreamSet) -> None:
         now = connection.sender.host.now()
-        self.looks: Final = RenditionLooks(RenditionRule(now, fixed=fixed))
+        self.looks: Final = RenditionLooks(RenditionRule(now))
         self._set = streams
         rates = streams.begin(now) or streams.begin(0.0)  # where all have stopped, one of them
         first = self.looks.rule.first(rates) if rates else None

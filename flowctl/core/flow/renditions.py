@@ -180,7 +180,6 @@ class RenditionRule:
 
     Args:
         began_at: when the viewer came.
-        fixed: whether its player cannot take a switch.
 
     Attributes:
         ceiling: bytes per second that the line carried when a step up failed.
@@ -188,7 +187,6 @@ class RenditionRule:
     """
 
     began_at: float
-    fixed: bool = False
     line: LineMeter = field(default_factory=LineMeter)
     failed_tries: int = 0
     ceiling: float = inf
@@ -201,10 +199,7 @@ class RenditionRule:
 
     def first(self, rates: Mapping[str, float]) -> Choice:
         """Choose for a viewer that comes; `rates`: bytes per second by name, smallest first, never empty."""
-        names = list(rates)
-        if self.fixed:
-            return Choice(names[len(names) // 2], "its player cannot change over")
-        return Choice(names[0], "the first, until its line is known")
+        return Choice(next(iter(rates)), "the first, until its line is known")
 
     def sample(self, now: float, written_bytes: int, waiting_bytes: int, key_at: float) -> None:
         """Take a look: bytes written to the connection, and those of them that its kernel holds (SIOCOUTQ).
@@ -249,8 +244,6 @@ class RenditionRule:
         self._present_rate = rate
         if drain is not None and lagging and delay_s >= _FULL_DELAY_S:
             self.line.note_drain(now, drain)
-        if self.fixed:
-            return None
         late_s = delay_s
         if drain is not None and drain < _FAR_SHARE * rate and now - self._up_at > group_s:  # else TCP may gain speed
             late_s += group_s * (rate / drain - 1)

@@ -194,13 +194,8 @@ def test_viewer_whose_rendition_has_ended_goes_on_in_the_nearest():
     ) == Choice("360", "its rendition has ended")
 
 
-def test_viewer_begins_in_the_smallest_and_one_that_cannot_change_in_the_middle():
-    fixed = RenditionRule(0.0, fixed=True)
-
+def test_viewer_begins_in_the_smallest():
     assert RenditionRule(0.0).first(RATES).name == "360"
-    assert fixed.first(RATES).name == "720"
-    assert decide(watch(fixed, {0: 5e6}), 20.0, "720") is None
-    assert decide(fixed, 20.0, "720", lagging=True, drain=80e3, delay_s=1.0) is None
 
 
 def test_evidence_of_a_viewer_that_is_never_asked_for_is_bounded():
