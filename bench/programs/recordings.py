@@ -16,6 +16,8 @@ from flowctl.wire.rtmp.chunk.writer import serialise
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 from programs.publishers import connect
 
+_PER_ADDRESS = 8
+"""Streams of one address: a set of renditions is of one, and a live server lets one publish so many."""
 _CHUNK_SIZE = 65536
 """As the client session announces it."""
 _CSID = {TYPE_AUDIO: 4, TYPE_VIDEO: 6, TYPE_DATA_AMF0: 5}
@@ -30,7 +32,7 @@ def main() -> None:
     peers, due = [], []
     for number, text in enumerate(arguments.streams):
         name, _, path = text.partition("=")
-        peers.append(connect(f"rtmp://127.0.0.1:{arguments.port}/live/{name}", f"127.0.3.{1 + number}"))
+        peers.append(connect(f"rtmp://127.0.0.1:{arguments.port}/live/{name}", f"127.0.3.{1 + number // _PER_ADDRESS}"))
         for tag in FlvFile(path):
             if tag.type_id in _CSID:
                 octets = serialise(tag.type_id, 1, tag.timestamp, tag.payload, _CSID[tag.type_id], _CHUNK_SIZE)

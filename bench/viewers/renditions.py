@@ -29,7 +29,7 @@ from flowctl.wire.rtmp.media.media import inspect
 from kit.sample import RENDITIONS, ensure_sample, rendition_recipes
 from kit.tables import print_rows, table
 from programs.lines import Order
-from viewers.slow import CACHE, HEAD_S, LATE_S, TAIL_S, decode, flowctl, nginx, watch
+from viewers.slow import CACHE, LATE_S, TAIL_S, decode, flowctl, nginx, watch
 
 SHARES: Final = (0.3, 0.5, 0.85, 1.2, 3.0)
 CHANGING: Final = ("jump", "drop", "rise")
@@ -38,6 +38,8 @@ SOUND_S: Final = 1024 / 48_000
 TARGET_S: Final = 1.5
 SIZES: Final = {f"{width}x{height}": name for name, (width, height, _) in RENDITIONS.items()}
 _LARGEST: Final = next(iter(RENDITIONS))
+_HEAD_S: Final = 6.0
+"""Head start of the publishers: the server looks at their clocks for 1.5 s, and each joins the set with a key frame."""
 PLAYED: Final = {
     "renditions": ("flowctl", "show"),
     "cutting": ("flowctl", f"show_{_LARGEST}"),
@@ -106,7 +108,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Let the crowds play; return a row per kind of viewer and line."""
     lines = lines_of(shares, changing, window_s)
-    sent = published(HEAD_S + window_s + 2 * TAIL_S)
+    sent = published(_HEAD_S + window_s + 2 * TAIL_S)
     rows: list[dict[str, Any]] = []
     for server in dict.fromkeys(PLAYED[kind][0] for kind in kinds):
         if server == "nginx-rtmp" and (why := rivals.no_nginx()):
@@ -135,7 +137,7 @@ def play(
             for path, (kind, name) in viewers.items()
         ]
         streams = {f"show_{name}": path for name, path in sent.paths.items()}
-        found = watch(port, streams, orders, 0.0, window_s + TAIL_S, each=True)
+        found = watch(port, streams, orders, 0.0, window_s + TAIL_S, head_s=_HEAD_S, each=True)
         with ThreadPoolExecutor(2) as pool:
             errors = dict(pool.map(decode, viewers))
     late_ms = round(found["late_s"] * 1000) if found["late_s"] > LATE_S else 0

@@ -188,7 +188,14 @@ def play(
 
 
 def watch(
-    port: int, streams: dict[str, Path], orders: list[Order], warm_s: float, window_s: float, *, each: bool = False
+    port: int,
+    streams: dict[str, Path],
+    orders: list[Order],
+    warm_s: float,
+    window_s: float,
+    *,
+    head_s: float = HEAD_S,
+    each: bool = False,
 ) -> dict[str, Any]:
     """Publish recordings to a server, and let a crowd watch them; return what `programs/lines.py` says."""
     named = [f"{name}={path}" for name, path in streams.items()]
@@ -196,7 +203,7 @@ def watch(
     with processes.process(publisher, stdout=subprocess.PIPE) as publishing:
         began = float(processes.read_json(publishing)["began"])
         with contextlib.suppress(subprocess.TimeoutExpired):
-            publishing.wait(HEAD_S)
+            publishing.wait(head_s)
         plan = Plan(port=port, began=began, warm_s=warm_s, window_s=window_s, orders=orders, each=each)
         crowd = [sys.executable, str(PROGRAMS / "lines.py")]
         with processes.process(crowd, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reading:

@@ -22,6 +22,8 @@ SIZES = [(640, 360), (854, 480), (1280, 720)]
 PICTURE_MS = 1000 / 30
 SOUND_MS = 1024 / 48
 SETTING = "_720,_480,_360"
+USUAL = ClientSessionConfig(multitrack=False)
+"""What usual players say: one that takes all tracks gets what the set shows to recorders and relays."""
 
 
 def in_the_page():
@@ -71,8 +73,7 @@ def test_tracks_when_ffmpeg_publishes_them_as_the_page_says_are_a_set(live, clie
     server = live()
     published = publish(programs, server, arguments, talk)
     wait_for_keys(server, 2, name="live/show")
-    usual = ClientSessionConfig(multitrack=False)
-    of_set = clients.play(server, name="live/show", config=usual)
+    of_set = clients.play(server, name="live/show", config=USUAL)
     wait_until(lambda: SIZES[-1] in sizes_of(list(of_set.messages)), "the viewer in the largest rendition", 30.0)
     published.kill()
     wait_for_end(of_set)
@@ -85,7 +86,7 @@ def test_set_when_ffmpeg_publishes_it_as_the_page_says_shows_every_picture(live,
     server = live(renditions=parse_renditions(SETTING, "renditions"))
     published = publish(programs, server, in_the_page(), talk)
     wait_for_keys(server, 1, name="live/show_360")
-    of_set = clients.play(server, name="live/show")
+    of_set = clients.play(server, name="live/show", config=USUAL)
     member = clients.play(server, name="live/show_480")
     wait_until(
         lambda: SIZES[-1] in sizes_of(list(of_set.messages)), "the viewer of the set in the largest rendition", 30.0
