@@ -28,7 +28,7 @@ from flowctl.core.flow.renditions import RenditionRule
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.backlog import Item
-from flowctl.core.outgoing.splice import Splice, apart_ms, raise_times, splice
+from flowctl.core.outgoing.splice import Splice, apart_ms, next_sound, raise_times, splice
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
 from flowctl.core.sending.looks import LOOK_S, RenditionLooks
@@ -403,7 +403,9 @@ class SetPlace(FollowPlace):
         start = next((key for key in reversed(keys) if entered.heard(key) <= heard), keys[0])
         while start.next is not None and entered.heard(start) < heard:
             start = start.next
-        self.connection.sender.switch(self._hop(group, entered, now)._replace(start=start, wait_for_key=True))
+        missing = next_sound(place, entered.heard(start) - heard)  # published before what the other log has kept
+        hop = self._hop(group, entered, now)
+        self.connection.sender.switch(hop._replace(start=start, prefix=missing, wait_for_key=True))
 
     def _hop(self, group: PollGroup, entered: _Rendition, now: float) -> Hop:
         """Note that the viewer goes on in `entered`; return the way there."""

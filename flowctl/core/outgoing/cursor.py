@@ -329,7 +329,9 @@ class LogCursor:
                 extra.subtract(_HEADER, len(wire))
         if copies is not None:
             superseded = Tally()
-            copies.drop(lambda item: item[0] is not _CONTROL, superseded)
+            # Before a key frame there is none; else sound among them comes before `start`, and is still to be sent.
+            kept = (_CONTROL, _AUDIO) if wait_for_key else (_CONTROL,)
+            copies.drop(lambda item: item[0] not in kept, superseded)
             extra.subtract_figures(superseded)
             self._copies = copies or None
         base = tuple(map(sub, (*start.counts, *start.sizes), passed))

@@ -54,15 +54,19 @@ def splice(place: Entry, key: Entry, heard: int) -> Splice | None:
     if heard > 0:
         behind = _without_sound(key, heard)
         return None if behind is None else Splice((*headers, *behind.prefix), behind.start)
-    missing: list[Item] = []
+    missing = next_sound(place, -heard)
+    return Splice((*headers, *missing), key) if len(missing) == -heard else None
+
+
+def next_sound(place: Entry, count: int) -> tuple[Item, ...]:
+    """Return the next `count` sound messages from `place` on, or as many as there are."""
+    found: list[Item] = []
     entry = place
-    while len(missing) < -heard:
-        if entry.next is None:
-            return None
+    while len(found) < count and entry.next is not None:
         if entry.message_class is _AUDIO:
-            missing.append((_AUDIO, entry.wire, entry.enqueued_at))
+            found.append((_AUDIO, entry.wire, entry.enqueued_at))
         entry = entry.next
-    return Splice((*headers, *missing), key)
+    return tuple(found)
 
 
 def _without_sound(key: Entry, count: int) -> Splice | None:

@@ -9,6 +9,8 @@ from flow_kit import KEY, check_accounts, check_edges, frame
 from set_kit import PICTURES_PER_S, RESTART, SOUND, Connection, Show, choose, media_time, retime
 
 from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.policy import KeepAll
 from flowctl.core.flow.state import SendState
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import LocalProtocolError
@@ -180,6 +182,38 @@ def test_viewer_when_its_rendition_is_removed_goes_on_at_once(show):
     assert one.place.rendition == "720"
     times = picture_times(one)
     assert max(after - before for before, after in pairwise(times)) <= 2000
+    assert gapless(sound_times(one), 20)
+
+
+def test_viewer_that_is_behind_hears_all_when_the_nearest_was_put_after_what_it_waits_for(show):
+    one = show.join(policy=KeepAll(), limits=NO_LIMITS)
+    show.run(1.0)
+    one.viewer.give(0)
+    show.remove("720")
+    show.put("720")
+    show.run(2.5)
+    show.remove("360")
+    show.run(0.5)
+    assert one.place.rendition == "720"
+    one.viewer.give(None)
+    show.run(3.0)
+    assert gapless(sound_times(one), 20)
+
+
+def test_viewer_when_a_rendition_ends_right_after_it_was_entered_hears_the_sound_that_was_on_its_way(show):
+    show.late_s["720"] = 0.2
+    one = show.join(policy=KeepAll(), limits=NO_LIMITS)
+    choose(one, "720")
+    while not one.sender.guided or one.viewer.sender.account().entry.message_class is not KEY:
+        show.run(0.02)
+    one.viewer.give(0)
+    while one.place.rendition != "720":
+        show.run(0.02)
+    show.remove("720")
+    show.run(0.5)
+    assert one.place.rendition == "360"
+    one.viewer.give(None)
+    show.run(3.0)
     assert gapless(sound_times(one), 20)
 
 
