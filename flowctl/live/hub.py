@@ -18,7 +18,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.sending.settings import AgeSource
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError
-from flowctl.live.config import LiveConfig
+from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.gate import AccessGate, Visits
 from flowctl.live.namebook import ClaimVerdict, NameBook, NameRules, Owner
 from flowctl.live.observer import Observer
@@ -28,6 +28,7 @@ from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream, StreamMember, StreamTap
 
 _log: Final = structlog.get_logger("flowctl.live")
+_NOBODY: Final = Owner("")
 _SILENT_S: Final = 1.0
 """Silence after which a publisher counts as away when its owner asks for the name again: encoders send sound or picture
 many times a second."""
@@ -76,7 +77,7 @@ class Right(enum.Enum):
     STANDS_BY = "stands by"  #: it was decided elsewhere that it waits for its turn
     GRANTED = "granted"  #: it was decided elsewhere, and the one that has the name here loses it
     FOLLOWS = "follows"  #: a copy from another server, which takes the name from no publisher of this one
-    COMPOSES = "composes"  #: made of other streams; it takes the name from nobody, and gives way to everybody
+    COMPOSES = "composes"  #: made of other streams; it takes the name from nobody, and gives way to their owner
 
 
 _DECIDED: Final = {
@@ -132,7 +133,8 @@ class Hub:
         self._viewers: dict[StreamMember, Viewer] = {}  # guarded by _lock
         self._book: NameBook[Publisher] = NameBook(self._rules)  # guarded by _lock
         self._copies: set[Publisher] = set()  # publishers of other servers' streams; guarded by _lock
-        self._composed: set[Publisher] = set()  # publishers of what is made of other streams; guarded by _lock
+        # publishers of what is made of other streams, and whose these are; guarded by _lock
+        self._composed: dict[Publisher, Owner] = {}
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
         self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
@@ -142,7 +144,7 @@ class Hub:
             lambda: self.config,
             clock,
             self.streams,
-            of_one=self._of_one_owner,
+            may_join=self._may_join,
             publish=self._compose,
             unpublish=lambda stream, publisher: self.unpublish(stream, publisher, grace=False),
             call_later=call_later,
@@ -188,13 +190,19 @@ class Hub:
                 raise BusyError(f"stream {name} is published by itself")
             silent = existing is None or now - existing.media_at >= _SILENT_S
             owner = owner or Owner(address_key(publisher.peer[0]))
+            whose = None if holder is None else self._composed.get(holder)
             verdict, rival = self._book.claim(
-                name, publisher, owner, silent=silent, decided=_DECIDED[right], yields=holder in self._composed
+                name,
+                publisher,
+                _NOBODY if right is Right.COMPOSES else owner,  # its members count for the address
+                silent=silent,
+                decided=_DECIDED[right],
+                yields=whose is not None and whose.is_same(owner),
             )
             if right is Right.FOLLOWS:
                 self._copies.add(publisher)
             elif right is Right.COMPOSES:
-                self._composed.add(publisher)
+                self._composed[publisher] = owner
             stream = self._stream_locked(name, now)
             if verdict is ClaimVerdict.STANDS_BY:
                 stream.stand_by(publisher)
@@ -211,19 +219,24 @@ class Hub:
         stream.take_over(publisher, now, announce=announce, batched=publisher in self._copies)
         return waiting
 
-    def _of_one_owner(self, name: str, other: str) -> bool:
-        with self._lock:
-            return self._book.of_one_owner(name, other)
-
-    def _compose(self, name: str, publisher: Publisher, first: StreamMember | None) -> Stream:
+    def _compose(self, name: str, publisher: Publisher, member: Stream) -> Stream:
         """Publish what is made of other streams here, unless names are decided elsewhere, where it would be unknown."""
         if self.names is not None:
             raise BusyError(f"stream {name} cannot be made here: its name is decided elsewhere")
-        stream = self.publish(name, publisher, Owner(""), right=Right.COMPOSES)
+        with self._lock:
+            owner, first = self._book.owner_of(member.name), member.publisher
+        stream = self.publish(name, publisher, owner, right=Right.COMPOSES)
         if isinstance(connection := getattr(first, "connection", None), Connection):  # else it is a copy
             for observer in self.observers:
                 observer.set_published(connection, name)
         return stream
+
+    def _may_join(self, publisher: Publisher, member: str) -> bool:
+        """Return whether a stream has the owner of what is made of others, or of a name that anybody may take."""
+        with self._lock:
+            whose, owner = self._composed.get(publisher), self._book.owner_of(member)
+            anybodys = self._rules(member).policy is SecondPublisher.REPLACE
+            return anybodys or (whose is not None and owner is not None and whose.is_same(owner))
 
     def _tell_begun(self, stream: Stream, rival: Publisher | None, waiting: Iterable[Viewer]) -> None:
         self.renditions.look(stream)
@@ -276,7 +289,7 @@ class Hub:
         with self._lock:
             copy = publisher in self._copies or publisher in self._composed
             self._copies.discard(publisher)
-            self._composed.discard(publisher)
+            self._composed.pop(publisher, None)
             stream.stand_down(publisher)
             least_s = self._wait_before_end_locked(stream, now)
             freed = self._book.release(

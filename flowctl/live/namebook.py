@@ -109,13 +109,10 @@ class NameBook(Generic[_H]):
         """Return whether its publisher may be back; not where a name is kept so that viewers are not told too often."""
         return name in self._kept and bool(self.entries[name].kept_for)
 
-    def of_one_owner(self, name: str, other: str) -> bool:
-        """Return whether two names have the same owner, or are of those that anybody may take from its owner."""
-        if self._rules(name).policy is SecondPublisher.REPLACE:
-            return True
-        entries = self.entries.get(name), self.entries.get(other)
-        one, two = (None if entry is None else entry.owner for entry in entries)
-        return one is not None and two is not None and one.is_same(two)
+    def owner_of(self, name: str) -> Owner | None:
+        """Return whose a name is, or for whom it is kept."""
+        entry = self.entries.get(name)
+        return None if entry is None else entry.owner
 
     def claim(
         self,
@@ -130,7 +127,7 @@ class NameBook(Generic[_H]):
         """Enter a publisher, or refuse it with BusyError or LimitExceededError.
 
         `silent`: whether the publisher that there is has fallen silent; None: that would have to be asked. `decided`:
-        what was decided elsewhere; None: the rules decide. `yields`: the present publisher gives way to everybody.
+        what was decided elsewhere; None: the rules decide. `yields`: the present publisher gives way to this one.
         """
         entry = self.entries.get(name) or NameEntry()
         if holder == entry.holder or holder in entry.standby:

@@ -18,7 +18,7 @@ from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.live.renditions.feeds import MemberFeed, TrackFeed
 from flowctl.live.renditions.renditionset import Rendition, RenditionSet
-from flowctl.live.stream import Stream, StreamFeed, StreamMember
+from flowctl.live.stream import Stream, StreamFeed
 
 _log: Final = structlog.get_logger("flowctl.live")
 _TELL_S: Final = 0.25
@@ -41,8 +41,8 @@ class RenditionSets:
         config: gives the settings in force.
         clock: gives the time in seconds.
         streams: the streams of the hub.
-        of_one: tells whether two streams are of one publisher, as far as their names are kept from others.
-        publish: publishes a set under its name, of which a publisher sends the first member; raises BusyError where
+        may_join: tells whether a stream is of the publisher of a set, as far as names are kept from others.
+        publish: publishes a set under its name, whose first member a stream is; raises BusyError where
             another one has the name.
         unpublish: ends that.
         call_later: calls a function after some seconds, on any thread.
@@ -55,8 +55,8 @@ class RenditionSets:
         clock: Callable[[], float],
         streams: Callable[[], Iterable[Stream]],
         *,
-        of_one: Callable[[str, str], bool],
-        publish: Callable[[str, RenditionSet, StreamMember | None], Stream],
+        may_join: Callable[[RenditionSet, str], bool],
+        publish: Callable[[str, RenditionSet, Stream], Stream],
         unpublish: Callable[[Stream, RenditionSet], None],
         call_later: Callable[..., Any],
         tell: Callable[[Stream], None],
@@ -64,7 +64,7 @@ class RenditionSets:
         self._config = config
         self._clock = clock
         self._streams = streams
-        self._of_one = of_one
+        self._may_join = may_join
         self._publish = publish
         self._unpublish = unpublish
         self._call_later = call_later
@@ -154,11 +154,10 @@ class RenditionSets:
         now = self._clock()
         renditions = self._by_name.get(member.face)
         if renditions is None or renditions.of_tracks:
-            renditions = self._begin(member.face, stream.publisher)
+            renditions = self._begin(member.face, stream)
         if renditions is None:
             return
-        others = (item for item, known in self._members.items() if known.renditions is renditions)
-        if (other := next(others, None)) is not None and not self._of_one(other.name, stream.name):
+        if not self._may_join(renditions, stream.name):
             self._note_taken(member.face, f"{stream.name} is of another publisher")
             return
         rendition = renditions.add(member.rendition, member.rank, now)
@@ -168,7 +167,7 @@ class RenditionSets:
         self._members[stream] = _Membership(renditions, rendition)
         stream.set_feed(MemberFeed(renditions, rendition), now)
 
-    def _begin(self, name: str, first: StreamMember | None) -> RenditionSet | None:
+    def _begin(self, name: str, first: Stream) -> RenditionSet | None:
         """Publish a set under its name. None: somebody publishes there, and has the name."""
         renditions = self._make(name, of_tracks=False)
         renditions.on_replaced = partial(self._do, partial(self._replaced, renditions))

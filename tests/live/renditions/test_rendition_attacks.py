@@ -54,6 +54,18 @@ def test_set_shows_no_pictures_of_another_publisher_until_its_own_have_ended():
     assert [item.name for item in renditions_of(world).renditions()] == ["1080"]
 
 
+def test_name_of_a_set_is_kept_for_its_publisher():
+    world = SetWorld()
+    world.member("_720")
+    world.send(10)
+    stranger = world.connect("203.0.113.66").publish("live/show")
+    assert stranger.codes == ["NetStream.Publish.BadName"]
+    assert renditions_of(world) is not None
+    assert world.connect().publish("live/show").codes == []
+    assert renditions_of(world) is None
+    assert world.hub.publisher_of("live/show")[0] == "192.0.2.1"
+
+
 @pytest.mark.parametrize(
     ("policy", "queries"),
     [(SecondPublisher.REPLACE, ("", "")), (SecondPublisher.REFUSE, ("?key=secret-of-both", "?key=secret-of-both"))],
