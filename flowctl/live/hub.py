@@ -77,7 +77,7 @@ class Right(enum.Enum):
     STANDS_BY = "stands by"  #: it was decided elsewhere that it waits for its turn
     GRANTED = "granted"  #: it was decided elsewhere, and the one that has the name here loses it
     FOLLOWS = "follows"  #: a copy from another server, which takes the name from no publisher of this one
-    COMPOSES = "composes"  #: made of other streams; it takes the name from nobody, and gives way to their owner
+    COMPOSES = "composes"  #: made of other streams; takes no name, and gives way to their owner or a proved right
 
 
 _DECIDED: Final = {
@@ -197,7 +197,7 @@ class Hub:
                 _NOBODY if right is Right.COMPOSES else owner,  # its members count for the address
                 silent=silent,
                 decided=_DECIDED[right],
-                yields=whose is not None and whose.is_same(owner),
+                yields=whose is not None and (whose.is_same(owner) or self._proves(name)),
             )
             if right is Right.FOLLOWS:
                 self._copies.add(publisher)
@@ -230,6 +230,12 @@ class Hub:
             for observer in self.observers:
                 observer.set_published(connection, name)
         return stream
+
+    def _proves(self, name: str) -> bool:
+        """Return whether who publishes under a name has proved the right to that very name, as no stranger can."""
+        hooks = self.gate.hooks
+        closed = not self.config.at(name, Role.PUBLISHER).access.open_to_all("publish")
+        return closed or (hooks is not None and bool(hooks.decides["publish"]))
 
     def _may_join(self, publisher: Publisher, member: str) -> bool:
         """Return whether a stream has the owner of what is made of others, or of a name that anybody may take."""

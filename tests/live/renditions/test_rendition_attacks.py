@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
+
 import pytest
 import structlog
 from live_kit import audio, config, inter
@@ -9,6 +11,7 @@ from rendition_kit import NAMES, SetWorld, avc_header, choose, pictures
 from test_rendition_tracks import DATA, SOUND, TrackWorld
 
 from flowctl.core.flow.state import MessageClass
+from flowctl.live.access.rules import StreamAccess
 from flowctl.live.config import SecondPublisher
 from flowctl.live.renditions import feeds
 from flowctl.live.renditions.feeds import metadata_of_track
@@ -64,6 +67,16 @@ def test_name_of_a_set_is_kept_for_its_publisher():
     assert world.connect().publish("live/show").codes == []
     assert renditions_of(world) is None
     assert world.hub.publisher_of("live/show")[0] == "192.0.2.1"
+
+
+def test_name_of_a_set_goes_to_whoever_has_proved_the_right_to_it():
+    """Else who may publish live/show_720 alone could keep live/show from its publisher."""
+    networks = (ip_network("192.0.2.0/24"), ip_network("203.0.113.0/24"))
+    world = SetWorld(config(renditions=NAMES, access=StreamAccess(allow_publish=networks)))
+    world.member("_720")
+    world.send(10)
+    assert world.connect("203.0.113.66").publish("live/show").codes == []
+    assert renditions_of(world) is None
 
 
 @pytest.mark.parametrize(
