@@ -378,6 +378,11 @@ class StreamLog:
         return self._cached
 
     @property
+    def oldest(self) -> Entry | None:
+        """From where on the log keeps what was published, for the GOP cache or its key frames. None: nothing."""
+        return self.keys[0] if self.keys else self._cached
+
+    @property
     def bytes_per_s(self) -> float:
         """Rate of the last complete group of pictures, else that of the last seconds; 0 while neither is known.
 

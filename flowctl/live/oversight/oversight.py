@@ -160,7 +160,7 @@ class Oversight:
     def _measure_lagging(
         streams: Iterable[Stream],
     ) -> Generator[None, None, tuple[dict[Hashable, int], dict[Stream, dict[Hashable, int]], list[_Laggard]]]:
-        """Return what the GOP cache and the headers of each log hold, the caches alone by stream, and who lags.
+        """Return what caches, kept key frames and headers of each log hold, all but headers by stream, and who lags.
 
         Headers are there for any number of viewers, so all who follow a log hold them on top of what is between
         them and its tail.
@@ -172,7 +172,7 @@ class Oversight:
             standby_bytes = stream.standby_bytes
             for wire in stream.wires:
                 headers_bytes, standby_bytes = wire.headers.size_bytes + standby_bytes, 0
-                cached_bytes = _bytes_from(wire.log.cached, wire.log)
+                cached_bytes = _bytes_from(wire.log.oldest, wire.log)
                 if cached_bytes:
                     caches.setdefault(stream, {})[wire.log] = cached_bytes
                 logs[wire.log] = cached_bytes + headers_bytes

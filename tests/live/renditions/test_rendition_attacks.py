@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 import structlog
-from live_kit import audio, config, inter
+from live_kit import audio, config, inter, key
 from rendition_kit import NAMES, SetWorld, avc_header, choose, pictures
 from test_rendition_tracks import DATA, SOUND, TrackWorld
 
@@ -136,6 +136,21 @@ def test_caches_when_only_sound_comes_hold_together_what_one_stream_may():
         held.append(sum(log.tail.offset - log.cached.offset for log in logs if log.cached is not None))
     assert max(held) <= most + 8 * len(sound) + most // 8
     assert max(held) > most // 2
+
+
+def test_key_frames_that_logs_of_a_set_keep_count_for_the_memory_budget():
+    world = TrackWorld(config(memory_budget_bytes=4_000_000))
+    world.headers_of(range(2))
+    world.pictures(5)
+    viewer = world.plain()
+    for _ in range(40):
+        world.video(world.at, 0, key(b"0 1", 200_000))
+        world.at += 40
+        viewer.forget()
+    world.hub.oversight.look()
+    world.run()
+    assert world.hub.oversight.statistics().budget.emptied
+    assert not any(wire.log.keys for item in world.stream("live/show").renditions for wire in item.wires)
 
 
 def test_sound_of_many_tracks_is_kept_of_few():
