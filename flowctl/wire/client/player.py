@@ -172,6 +172,7 @@ class RtmpPlayer(RtmpClient):
         pace = self._pace
         if pace is not None and self._leaving is None:
             now = self.connection.clock()
+            pace.allowance(now)  # what it could have carried while nothing came is lost: seen before the read ends that
             pace.note_read(len(data), now)
             if not pace.allowance(now):
                 self._throttled_until = pace.wake_at(now)
@@ -214,6 +215,7 @@ class RtmpPlayer(RtmpClient):
         if pace is not None and now >= self._throttled_until:
             if pace.allowance(now):
                 self._throttled_until = _NEVER
+                pace.note_read(0, now)  # from now on the line is idle, unless something waits
                 self.connection.receiver.resume(pace)
             else:
                 self._throttled_until = pace.wake_at(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import time
 
 import pytest
@@ -20,6 +21,7 @@ from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 QUICK_LIMITS = Limits.parse("64KiB,10000,600ms", "8MiB,10000,1500ms")
 """Limits that act within two seconds on a stream of 430 kbit/s."""
@@ -33,8 +35,8 @@ def play(group, server, profile=HEALTHY, **settings):
     return player
 
 
-def publish(group, server, bit_rate=400_000, **settings):
-    publisher = RtmpPublisher(address(server), small_source(video_bit_rate=bit_rate), **settings)
+def publish(group, server, bit_rate=400_000, source=None, **settings):
+    publisher = RtmpPublisher(address(server), source or small_source(video_bit_rate=bit_rate), **settings)
     start_client(group, publisher)
     return publisher
 
@@ -125,6 +127,23 @@ def test_play_when_the_rate_is_limited():
     assert read <= rate / 8 * took_s + 2 * profile.capacity_bytes
     assert seen.sender.dropped_messages > 0
     assert player.statistics().broken_restarts == 0
+
+
+def test_play_when_its_line_had_little_to_carry():
+    """What a line could have carried while nothing came does not come in one lump later."""
+    pictures = []  # when each came, and whether it is a key frame
+
+    def note(message, message_class):
+        if message.type_id == TYPE_VIDEO:
+            pictures.append((time.monotonic(), message_class is MessageClass.KEY))
+
+    with client_group() as group, live_server() as server:
+        publish(group, server, source=small_source(key_interval_s=1.0, key_frame_bytes=40_000, audio=False))
+        play(group, server, PlayProfile(rate=1_000_000), on_message=note)
+        wait_until(lambda: sum(key for _, key in pictures) > 3, "four key frames")
+    (first, *_), *_ = pictures
+    took_s = [at - before for (before, _), (at, key) in itertools.pairwise(pictures) if key and at > first + 1.5]
+    assert max(took_s) > 0.25  # 40 kB are 0.32 s of this line; the picture before was published 33 ms ago
 
 
 def test_play_when_it_stalls_for_good():
