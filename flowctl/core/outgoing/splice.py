@@ -78,7 +78,7 @@ def _without_sound(key: Entry, count: int) -> Splice | None:
             return None
         if entry.message_class is _AUDIO:
             count -= 1
-        elif entry is key or not entry.leading:  # those refer to pictures of the group before
+        elif entry.message_class is MessageClass.KEY or not entry.leading:  # those refer to the group before
             items.append((entry.message_class, entry.wire, entry.enqueued_at))
         entry = entry.next
     return Splice(tuple(items), entry)
@@ -114,6 +114,7 @@ def raise_times(
             else:
                 last_ms += 1
                 wire = retime(wire, last_ms % _WRAP_MS)
-        items.append((message_class, wire, since))
+        if not from_log or message_class is MessageClass.KEY or not entry.leading:
+            items.append((message_class, wire, since))
         if from_log and entry.next is not None:
             entry = entry.next

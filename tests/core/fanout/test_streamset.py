@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from flow_kit import KEY, check_accounts, check_edges, frame
+from flow_kit import AUDIO, DISPOSABLE, INTER, KEY, check_accounts, check_edges, frame
 from set_kit import PICTURES_PER_S, RESTART, SOUND, Connection, Show, choose, media_time, retime
 
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import KeepAll
 from flowctl.core.flow.state import SendState
+from flowctl.core.outgoing.splice import raise_times, splice
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import LocalProtocolError
 from flowctl.streamset import SetPlace, StreamSet, _Watch
@@ -232,6 +233,34 @@ def test_place_when_it_ends_forgets_the_viewer(show):
     assert (one.place, one.sender.following, one.renditions.name) == (None, None, "")
     assert not show.set.find("360").fanouts.active
     assert not show.set._watches
+
+
+def grow(log, letters, origin=b"a"):
+    """Append pictures 40 ms apart and sound: `L` is a picture that refers to the group before, as may follow a `K`."""
+    for number, letter in enumerate(letters):
+        item = {"K": KEY, "I": INTER, "L": DISPOSABLE, "S": AUDIO}[letter]
+        log.append(frame(origin, item, number * 40), item, 1.0, leading=letter in "KL")
+
+
+def test_splice_when_two_groups_lie_before_sound_that_was_heard_keeps_both_key_frames():
+    left, entered = StreamLog("360"), StreamLog("720")
+    entered.keep_keys(8.0)
+    grow(left, "KI")
+    grow(entered, "KLIKLISI")
+    found = splice(left.cached, entered.keys[0], 1)
+    assert [item for item, _, _ in found.prefix] == [KEY, INTER, KEY, INTER]
+    assert found.start.sequence == 7
+
+
+def test_pictures_whose_times_are_raised_are_none_that_refer_to_a_group_before():
+    left, entered = StreamLog("360"), StreamLog("720")
+    entered.keep_keys(8.0)
+    grow(left, "KIIIII")
+    grow(entered, "KLISIII")
+    found = raise_times(splice(left.cached, entered.keys[0], 0), 90, media_time, retime)
+    assert [item for item, _, _ in found.prefix] == [KEY, INTER, AUDIO]
+    assert [media_time(wire) > 90 for item, wire, _ in found.prefix if item is not AUDIO] == [True, True]
+    assert found.start.sequence == 4
 
 
 def test_key_frames_that_do_not_meet_are_compared_with_few():
