@@ -348,9 +348,10 @@ class SetPlace(FollowPlace):
         if sender.following is None or sender.closed:
             looks.next_at = now + LOOK_S
             return
-        ended = self._set.find(rendition.name) is not rendition or rendition.silent(now)
+        removed = self._set.find(rendition.name) is not rendition
+        ended = removed or rendition.silent(now)
         if ended and not rates:
-            rates = self._set.begin(now)
+            rates = self._set.begin(now) or (self._set.begin(0.0) if removed else {})  # for the sound
         looks.look(now, sender.line_look(), rates, "" if ended else rendition.name, rendition.log)
         if looks.choice is None:
             if sender.guided:

@@ -225,6 +225,17 @@ def test_viewers_when_all_renditions_stop_stay_where_they_are(show):
     assert (one.place.rendition, one.place.book.ups + one.place.book.downs) == ("360", 0)
 
 
+def test_viewer_when_its_rendition_is_removed_after_all_pictures_have_stopped_goes_on_hearing(show):
+    one = show.join()
+    show.silent.update(show.rates)
+    show.run(10.0)
+    show.remove("360")
+    show.run(2.0)
+    assert one.place.rendition == "720"
+    assert gapless(sound_times(one), 20)
+    assert sound_times(one)[-1] >= 16_900
+
+
 def test_place_when_it_ends_forgets_the_viewer(show):
     one = show.join()
     show.run(1.0)
