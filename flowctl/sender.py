@@ -1378,6 +1378,7 @@ class Sender:
             return
         key, crossroads = cursor.undecided(), cursor.crossroads
         if key is None:
+            crossroads.holds = False  # what it waited before was left out meanwhile
             return
         answer = self._call_app_locked("at_key", None, partial(guide.at_key, key))
         crossroads.holds = isinstance(answer, float)

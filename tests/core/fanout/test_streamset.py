@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
+from types import SimpleNamespace
 
 import pytest
 from flow_kit import AUDIO, DISPOSABLE, INTER, KEY, check_accounts, check_edges, frame
 from set_kit import PICTURES_PER_S, RESTART, SOUND, Connection, Show, choose, media_time, retime
 
+from flowctl.core.fanout.following import FollowPlace
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import KeepAll
 from flowctl.core.flow.state import SendState
 from flowctl.core.outgoing.splice import raise_times, splice
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
 from flowctl.streamset import SetPlace, StreamSet, _Watch
 from flowctl.testing import ManualGroup
@@ -234,6 +238,20 @@ def test_viewer_when_its_rendition_is_removed_after_all_pictures_have_stopped_go
     assert one.place.rendition == "720"
     assert gapless(sound_times(one), 20)
     assert sound_times(one)[-1] >= 16_900
+
+
+def test_viewer_that_waited_before_a_picture_and_is_told_of_key_frames_alone_gets_all_that_waited(show):
+    one = Connection(show.group, settings=SenderSettings(turn_messages=7))
+    fanouts = show.set.find("360").fanouts
+    FollowPlace(one, fanouts, start=fanouts.log.cached)
+    show.run(0.1)
+    guide = SimpleNamespace(at_key=lambda _key: inf)
+    one.sender.set_guide(guide, everywhere=True)
+    show.run(0.3)
+    assert one.sender.load().messages > 14
+    one.sender.set_guide(guide)
+    show.group.run(0.1)
+    assert one.sender.load().messages == 0
 
 
 def test_place_when_it_ends_forgets_the_viewer(show):
