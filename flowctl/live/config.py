@@ -252,7 +252,7 @@ class LiveConfig(ServeOptions):
             )
         if self.renditions.suffixes and self.workers != 1:
             raise ConfigError(
-                "renditions by suffix go with one worker alone: each connection is served by any",
+                "renditions by suffix go with one worker alone: workers do not share the streams of a set",
                 hint="leave out workers, or send the renditions as tracks of one publication",
             )
         object.__setattr__(self, "sender", replace(self.settings, return_after_s=self.return_after_s))

@@ -40,7 +40,7 @@ class RenditionNames:
             raise ConfigError(f"renditions is a list of {len(self.suffixes)}, {MOST_RENDITIONS} are allowed")
         for suffix in self.suffixes:
             if not suffix.isprintable() or not 0 < len(suffix) <= _SUFFIX_CHARS or set(suffix) & set("/ ,?&"):
-                raise ConfigError(f"renditions is {short(str(self))}: {short(suffix)} ends no name", hint=_HINT)
+                raise ConfigError(f"renditions is {short(str(self))}: {short(suffix)} cannot end a name", hint=_HINT)
         if len({self._rendition(suffix) for suffix in self.suffixes}) < len(self.suffixes):
             raise ConfigError(f"renditions is {short(str(self))}: a suffix is there twice", hint=_HINT)
 
@@ -62,8 +62,9 @@ class RenditionNames:
 
 def parse_renditions(text: str, source: str) -> RenditionNames:
     words = [word.strip() for word in text.split(",")]
-    if words in ([_TRACKS], [_OFF]):
-        return RenditionNames(tracks=words == [_TRACKS])
-    if {_TRACKS, _OFF} & set(words):
-        raise ConfigError(f"{source} is {short(text)}", hint=_HINT)
+    lowered = [word.lower() for word in words]
+    if lowered in ([_TRACKS], [_OFF]):
+        return RenditionNames(tracks=lowered == [_TRACKS])
+    if {_TRACKS, _OFF} & set(lowered):
+        raise ConfigError(f"{source} is {short(text)}: tracks and off stand alone", hint=_HINT)
     return RenditionNames(suffixes=tuple(words))

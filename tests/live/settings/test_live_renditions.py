@@ -34,6 +34,11 @@ def test_setting_when_written_is_read_as_the_same(text):
     assert str(parse_renditions(text, "renditions")) == text
 
 
+@pytest.mark.parametrize("text", ["Tracks", "OFF"])
+def test_setting_when_a_word_has_capitals_is_no_suffix(text):
+    assert str(parse_renditions(text, "renditions")) == text.lower()
+
+
 def test_setting_when_there_are_workers_or_levels():
     """Streams by suffix would be in any of several workers; an application may have renditions of its own."""
     with pytest.raises(ConfigError, match="one worker alone"):

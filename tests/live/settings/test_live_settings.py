@@ -228,10 +228,10 @@ def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_pat
         ("events_rotate", "2h", "is 7200 s, allowed is 0.5 s to 1 h"),
         ("trusted_proxies", "somewhere", "'somewhere' is no address and no network"),
         ("penalties_spare", "somewhere", "'somewhere' is no address and no network"),
-        ("renditions", "", "is '': '' ends no name"),
-        ("renditions", "_a,_b/c", "is '_a,_b/c': '_b/c' ends no name"),
+        ("renditions", "", "is '': '' cannot end a name"),
+        ("renditions", "_a,_b/c", "is '_a,_b/c': '_b/c' cannot end a name"),
         ("renditions", "_720,-720", "is '_720,-720': a suffix is there twice"),
-        ("renditions", "off,_720", "is 'off,_720'"),
+        ("renditions", "OFF,_720", "is 'OFF,_720': tracks and off stand alone"),
         ("renditions", "a,b,c,d,e,f,g,h,i", "is a list of 9, 8 are allowed"),
     ],
 )
