@@ -13,7 +13,7 @@ class RenditionBook:
     """The renditions of one connection, over all the time in which it followed a set.
 
     Changed on the connection's thread, read by any. A rendition counts as smaller where it was not the largest of its
-    set when it was left.
+    set when it was left, or, of one that the set has lost by then, when its stay began.
     """
 
     name: str = ""  # of the one that is followed; empty: none is now
@@ -24,6 +24,7 @@ class RenditionBook:
     downs: int = 0
     failed: int = 0  # switches up that the line did not carry
     _order: Callable[[], Sequence[str]] = tuple  # names of the set, smallest first
+    _entered: Sequence[str] = ()  # names of the set when the present stay began, smallest first
     _seconds: dict[str, float] = field(default_factory=dict)  # by name, without the present stay
     _smaller_s: float = 0.0  # likewise
     _smaller_stay: tuple[float, str] = (0.0, "")  # the longest such stay, in seconds, and why it was
@@ -31,13 +32,14 @@ class RenditionBook:
     def enter(self, now: float, name: str, why: str, order: Callable[[], Sequence[str]]) -> None:
         """A set is followed from now on, in the rendition `name`; `order`: the names in the set, smallest first."""
         self.name, self.since, self.why, self._order = name, now, why, order
+        self._entered = order()
 
     def switch(self, now: float, name: str, why: str, *, failed: bool = False) -> str:
         """Go on in another rendition; return the words for the ledger. `failed`: the line did not carry the last."""
         order = self._order()
         up = name in order and self.name in order[: order.index(name)]
         self._settle(now)
-        self.before, self.name, self.since, self.why = self.name, name, now, why
+        self.before, self.name, self.since, self.why, self._entered = self.name, name, now, why, order
         self.ups += up
         self.downs += not up
         self.failed += failed
@@ -75,7 +77,8 @@ class RenditionBook:
 
     def _smaller(self, now: float) -> tuple[float, tuple[float, str]]:
         name, stay_s = self.name, max(now - self.since, 0.0)
-        if not name or name in self._order()[-1:]:
+        order = self._order()
+        if not name or name in (order if name in order else self._entered)[-1:]:
             return self._smaller_s, self._smaller_stay
         return self._smaller_s + stay_s, max(self._smaller_stay, (stay_s, self.why))
 

@@ -49,9 +49,20 @@ def test_a_rendition_that_has_gone_counts_when_its_time_is_told():
     """A member that leaves its set stays in the times, in front, and a switch from it is no switch up."""
     order = [*ORDER]
     book = RenditionBook()
-    book.enter(0.0, "1080", "", lambda: order)
+    book.enter(0.0, "1080", "", lambda: tuple(order))
     order.remove("1080")
     book.switch(20.0, "720", "1080 has stopped")
 
     assert (book.ups, book.downs, book.count) == (0, 1, 2)
     assert list(book.seconds(21.0)) == ["1080", "720"]
+    assert (book.smaller_s(21.0), book.why_smaller(21.0)) == (0.0, "")  # it was the largest, and 720 is now
+
+
+def test_a_stay_in_a_smaller_rendition_counts_when_the_set_loses_it():
+    order = [*ORDER]
+    book = RenditionBook()
+    book.enter(0.0, "720", "the line has carried 2 Mbit/s", lambda: tuple(order))
+    order.remove("720")
+    book.switch(20.0, "1080", "720 has stopped")
+
+    assert (book.smaller_s(30.0), book.why_smaller(30.0)) == (20.0, "the line has carried 2 Mbit/s")
