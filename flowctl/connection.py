@@ -876,6 +876,11 @@ class Connection:
         """Return what the kernel knows of the line to the peer; None: nothing, or it is that of a proxy. Any thread."""
         return line_figures(self._sock) if self.peer == peer_name(self._sock) else None
 
+    def window_bytes(self) -> int | None:
+        """Return the room in the peer's receive buffer, as it last told; None: not known. Any thread."""
+        line = self.line_figures()
+        return None if line is None else line.window_bytes
+
     def strained(self) -> bool:
         """Return whether the thread of the group had no room a moment ago."""
         group = self.group

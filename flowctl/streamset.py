@@ -352,7 +352,8 @@ class SetPlace(FollowPlace):
         ended = removed or rendition.silent(now)
         if ended and not rates:
             rates = self._set.begin(now) or (self._set.begin(0.0) if removed else {})  # for the sound
-        looks.look(now, sender.line_look(), rates, "" if ended else rendition.name, rendition.log)
+        present, window_bytes = "" if ended else rendition.name, self.connection.window_bytes()
+        looks.look(now, sender.line_look(), rates, present, rendition.log, window_bytes)
         if looks.choice is None:
             if sender.guided:
                 sender.set_guide(None)

@@ -218,6 +218,9 @@ class Watcher:
         host.unacknowledged = lambda: len(kernel.received) - kernel.acknowledged
         self.sender = host.sender = Sender(host, kernel, limits=LIMITS, policy=LivePolicy())
 
+    def window_bytes(self) -> None:
+        """Tell nothing: its program reads at once."""
+
 
 def play(case: Case) -> dict[str, Any]:
     """Let one viewer follow one set; return its row."""

@@ -30,7 +30,7 @@ from flowctl.wire.rtmp.media.size import read_size
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
-_CONFIG: Final = ClientSessionConfig(limits=WireLimits(), multitrack=False)
+_CONFIG: Final = ClientSessionConfig(limits=WireLimits())
 _UNLIMITED: Final = 1 << 30
 _READ_MOST: Final = 256 * 1024
 PICTURE_CLASSES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})

@@ -103,7 +103,7 @@ def _play(
     from flowctl.wire.client.player import RtmpPlayer
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
-    config = ClientSessionConfig(flash_version="LNX 9,0,124,2 flowctl play", acknowledge=acknowledge, multitrack=False)
+    config = ClientSessionConfig(flash_version="LNX 9,0,124,2 flowctl play", acknowledge=acknowledge)
     settings: Any = {"writer": None if file is None else FlvWriter(file), "duration_s": duration_s, "config": config}
     player, signalled = run_client(
         "play",

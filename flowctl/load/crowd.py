@@ -44,7 +44,7 @@ _LEAST_ATTACK_S: Final = 0.5
 _ATTACK_MARGIN_S: Final = 1.0
 """Time from the end of an attack to the end of the run, in which it is judged."""
 
-_VIEWER_CONFIG: Final = ClientSessionConfig(flash_version="LNX 9,0,124,2 (compatible; flowctl load)", multitrack=False)
+_VIEWER_CONFIG: Final = ClientSessionConfig(flash_version="LNX 9,0,124,2 (compatible; flowctl load)")
 _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 
 

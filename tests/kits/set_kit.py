@@ -31,6 +31,9 @@ class Connection:
     def rule(self):
         return self.place.looks.rule
 
+    def window_bytes(self):
+        return None
+
 
 def media_time(wire):
     """Return the time of a message: its number."""

@@ -101,6 +101,9 @@ class Follower(Protocol):
     def sender(self) -> Sender:
         """What writes to its peer."""
 
+    def window_bytes(self) -> int | None:
+        """Return the peer's receive window. None: not known."""
+
 
 class FollowPlace:
     """A connection's place among the viewers of a log. The connection's thread.

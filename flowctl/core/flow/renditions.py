@@ -7,9 +7,10 @@ further group, which is reckoned where the line carries far less than the rendit
 by its rate; the evidence is how fast a burst went (a key frame, the group that is cached for those who join). What
 counts is how fast the acknowledgements moved within the burst: where it began, a round trip passes in silence, and a
 receive buffer or a queue on the way swallows a part at once. A burst that was gone between two looks sets a bound from
-below. Of the last 20 s the slowest counts, but for an outlier: a line that is fast now and then is not fast. A viewer
-who has just come has no such past: for the first 10 s it goes up only to the largest, and only where the line carries
-twice that.
+below. One that the peer's receive buffer swallows goes as fast as its program reads, which the receive window tells. Of
+the last 20 s the slowest counts, but for an outlier: a line that is fast now and then is not fast. A viewer who has
+just come has no such past: for the first 10 s it goes up only to the largest, and only where the line carries twice
+that.
 
 What no sender can see: a shaper that lets a burst pass and then holds the line to its rate, a queue that swallows a
 burst, a line that is slow only between key frames. There a step up fails. It costs a group or two: the way back is the
@@ -49,6 +50,8 @@ _FULL_DELAY_S: Final = 0.25
 """Delay from which the line is full: with less, what waits may be an acknowledgement that is held back."""
 _HELD_BACK_BYTES: Final = 3000
 """Two segments, whose acknowledgement may be held back by 40 ms and more where nothing follows."""
+_WINDOW_NEWS_S: Final = 0.02
+"""How late it is known that a burst was read: a receive window is told of with every second packet or so that comes."""
 _DRAIN_NOTE_S: Final = 1.0
 """Time between two notes of the drain rate, which is a mean over a second."""
 
@@ -101,12 +104,36 @@ class LineMeter:
     # (when, bytes per second at least)
     _bounds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_NOTES))
     _noted_at: float = float("-inf")
+    unread_bytes: int = 0  # what the peer's kernel has and its program has not read, at the last look
+    _widest_bytes: int = 0  # the peer's receive window when all was read
+    _unread: tuple[float, float, int] | None = None  # a burst that is being read, as `_burst`
+    # (when, bytes, seconds) of bursts that were read
+    _reads: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_NOTES))
 
-    def sample(self, now: float, written_bytes: int, waiting_bytes: int, key_at: float) -> None:
+    def sample(
+        self, now: float, written_bytes: int, waiting_bytes: int, key_at: float, window_bytes: int | None = None
+    ) -> None:
         """Take a look: what was written to the connection, and what of it the kernel holds (SIOCOUTQ).
 
         `key_at`: when the last key frame was published. A burst begins with one, or with what a viewer finds cached.
+        `window_bytes`: the peer's receive window, if known.
         """
+        if window_bytes is not None:
+            self._widest_bytes = max(self._widest_bytes, window_bytes)
+            self.unread_bytes = self._widest_bytes - window_bytes
+        before_at = self._at or now
+        self._follow_written(now, written_bytes, waiting_bytes, key_at)
+        if self._unread is not None and written_bytes - waiting_bytes - self.unread_bytes >= self._unread[2]:
+            since, begin, end = self._unread  # it was read at some time behind the look before
+            self._reads.append((now, end - begin, max(before_at - since - _WINDOW_NEWS_S, 0.0)))
+            self._unread = None
+
+    @property
+    def being_read(self) -> bool:
+        """Whether the last burst may still lie in the peer's receive buffer."""
+        return self._unread is not None and self.unread_bytes > 0
+
+    def _follow_written(self, now: float, written_bytes: int, waiting_bytes: int, key_at: float) -> None:
         before_at, before = self._at, self._written
         self._at, self._written = now, written_bytes
         if before_at is None or now <= before_at:
@@ -119,6 +146,7 @@ class LineMeter:
             and step - usual >= max(_LEAST_BURST_BYTES, _BURST_SHARE * self._mean * (now - since))
         ):
             self._burst, self._key_at = (since, before + usual, written_bytes), key_at
+            self._unread = None
             self._first = self._last = None
         seconds = now - before_at
         self._mean += min(seconds / _MEAN_S, 1.0) * (step / seconds - self._mean)
@@ -129,6 +157,8 @@ class LineMeter:
         if acknowledged <= begin:
             self._burst = now, begin, end
             return
+        if self._unread is None:
+            self._unread = since, begin, end
         if acknowledged < end - _HELD_BACK_BYTES:
             if self._first is None:
                 self._first = now, acknowledged
@@ -147,6 +177,8 @@ class LineMeter:
             bound = max(bound, size / seconds)  # all that is counted of the first burst: TCP starts slowly
         self._bounds.append((now, bound))
         self._burst = None
+        if self.unread_bytes < (end - begin) / 2:
+            self._unread = None  # its program reads what comes
 
     def note_drain(self, now: float, bytes_per_s: float) -> None:
         """Note the drain rate (`flowctl.core.flow.meters.DrainMeter.known`)."""
@@ -156,9 +188,15 @@ class LineMeter:
 
     def evidence(self, now: float) -> float | None:
         """Return the bytes per second that the line has been seen to carry of late. None: not known."""
-        for found in (self._speeds, self._bounds):
+        for found in (self._speeds, self._bounds, self._reads):
             while found and now - found[0][0] > _EVIDENCE_S:
                 found.popleft()
+        line = self._line()
+        seconds = sum(longer for _, _, longer in self._reads)
+        return line if line is None or not seconds else min(line, sum(size for _, size, _ in self._reads) / seconds)
+
+    def _line(self) -> float | None:
+        """Return what acknowledgements say."""
         if not self._speeds:
             return max((bound for _, bound in self._bounds), default=None)
         # One burst alone is as exact as an acknowledgement is large and a timer is late.
@@ -201,12 +239,11 @@ class RenditionRule:
         """Choose for a viewer that comes; `rates`: bytes per second by name, smallest first, never empty."""
         return Choice(next(iter(rates)), "the first, until its line is known")
 
-    def sample(self, now: float, written_bytes: int, waiting_bytes: int, key_at: float) -> None:
-        """Take a look: bytes written to the connection, and those of them that its kernel holds (SIOCOUTQ).
-
-        `key_at`: when the last key frame was published.
-        """
-        self.line.sample(now, written_bytes, waiting_bytes, key_at)
+    def sample(
+        self, now: float, written_bytes: int, waiting_bytes: int, key_at: float, window_bytes: int | None = None
+    ) -> None:
+        """Take a look at the connection, see `LineMeter.sample`."""
+        self.line.sample(now, written_bytes, waiting_bytes, key_at, window_bytes)
 
     def decide(
         self,

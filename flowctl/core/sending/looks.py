@@ -26,6 +26,8 @@ _BURST_S: Final = 0.2
 _LEAST_GROUP_S: Final = 2 * _BURST_S
 """Shortest group whose burst is looked at: in shorter ones all looks would be close together, without end."""
 _MUCH_BYTES: Final = 8000
+_READ_S: Final = 1.0
+"""How long a peer's program is watched while it reads a burst."""
 _DECIDE_S: Final = 0.2
 """Shortest time between two decisions."""
 
@@ -60,7 +62,15 @@ class RenditionLooks:
     _lost: int = 0  # pictures lost at the last look
     _lost_before: int = 0  # and before the group in which it stands
 
-    def look(self, now: float, seen: LineLook, rates: Mapping[str, float], present: str, log: StreamLog) -> None:
+    def look(
+        self,
+        now: float,
+        seen: LineLook,
+        rates: Mapping[str, float],
+        present: str,
+        log: StreamLog,
+        window_bytes: int | None = None,
+    ) -> None:
         """Take a look at the viewer, and have the rule choose.
 
         Args:
@@ -69,8 +79,9 @@ class RenditionLooks:
             rates: of the set, bytes per second, smallest first.
             present: the rendition that is followed; empty: it has ended.
             log: the log that is followed.
+            window_bytes: the peer's receive window. None: not known.
         """
-        self.rule.sample(now, seen.written_bytes, seen.waiting_bytes, log.gop.started_at)
+        self.rule.sample(now, seen.written_bytes, seen.waiting_bytes, log.gop.started_at, window_bytes)
         if seen.key_sequence != self._key_sequence:
             self._key_sequence, self._lost_before = seen.key_sequence, self._lost
         self._lost = seen.lost_pictures
@@ -96,7 +107,8 @@ class RenditionLooks:
         joins = now - self.rule.began_at < _BURST_S
         if seen.lagging or (0 < log.gop_duration_s < _LEAST_GROUP_S and not joins):
             return LOOK_S
-        if joins or began_s < _BURST_S or _is_due(log, now) or seen.waiting_bytes >= _MUCH_BYTES:
+        going = seen.waiting_bytes >= _MUCH_BYTES or (self.rule.line.being_read and began_s < _READ_S)
+        if joins or going or began_s < _BURST_S or _is_due(log, now):
             return _BURST_LOOK_S
         return min(LOOK_S, due_s - _BEFORE_KEY_S) if due_s > _BEFORE_KEY_S else LOOK_S
 

@@ -49,7 +49,7 @@ _SILENCE_S: Final = 5.0
 _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
 _FOREIGN_PREFIXES: Final = (b"\x02\x00\x11|RtmpSampleAccess", b"\x02\x00\x08onStatus")
 """First octets of data messages that servers put before a stream, and that are not part of it (nginx-rtmp, SRS)."""
-_CONFIG: Final = ClientSessionConfig(flash_version="flowctl follow", buffer_ms=0)
+_CONFIG: Final = ClientSessionConfig(flash_version="flowctl follow", buffer_ms=0, multitrack=True)
 
 
 @dataclass(frozen=True, slots=True)

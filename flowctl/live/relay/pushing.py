@@ -67,7 +67,9 @@ class PushSession(ViewerSession):
     ) -> None:
         super().__init__(hub)
         chunk_size = hub.config.rtmp.out_chunk_size
-        self._rtmp: Final = ClientSession(ClientSessionConfig(flash_version=agent, out_chunk_size=chunk_size))
+        self._rtmp: Final = ClientSession(
+            ClientSessionConfig(flash_version=agent, out_chunk_size=chunk_size, multitrack=True)
+        )
         self._rtmp.publish()
         self._rtmp.connect(url, parameters=parameters)
         self._stream_name: Final = stream

@@ -116,7 +116,7 @@ class ClientSessionConfig(ControlConfig):
     buffer_ms: int = 1000
     """Buffer that a player announces, 0..2^32-1."""
 
-    multitrack: bool = True
+    multitrack: bool = False
     """Whether the client says that it reads several tracks of a kind, which no usual player does."""
 
     reply_time_s: float = 10.0

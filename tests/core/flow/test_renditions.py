@@ -207,3 +207,23 @@ def test_evidence_of_a_viewer_that_is_never_asked_for_is_bounded():
         rule.decide(second, {"360": 60_000.0, "720": 120_000.0}, "360", lagging=True, drain=30_000.0, delay_s=2.0,
                     left_out=True, target_s=2.0, group_s=2.0)  # fmt: skip
     assert 20 <= len(rule.line._speeds) <= 128
+
+
+@pytest.mark.parametrize(("reads", "least", "most"), [(156_000, 130_000, 230_000), (94_000, 80_000, 125_000)])
+def test_line_is_no_faster_than_a_program_reads_what_its_kernel_swallows(reads, least, most):
+    """Without the receive window the line has carried whatever a large receive buffer takes at once."""
+    told = {}
+    for window in (True, False):
+        meter, written, read, unread = LineMeter(), 0, 0.0, 0
+        for step in range(1, 2000):
+            now = step * 0.01
+            key = step % 200 == 0
+            written += 25_000 if key else 1_500 if step % 4 == 0 else 0
+            read = min(read + reads * 0.01, written)
+            if step % 4 == 0:
+                unread = written - int(read)  # as the last acknowledgement says
+            if step % 3 == 0:
+                meter.sample(now, written, 0, step // 200 * 2.0, 125_000 - unread if window else None)
+        told[window] = meter.evidence(now)
+    assert least <= told[True] <= most
+    assert told[False] > 600_000

@@ -22,7 +22,7 @@ SIZES = [(640, 360), (854, 480), (1280, 720)]
 PICTURE_MS = 1000 / 30
 SOUND_MS = 1024 / 48
 SETTING = "_720,_480,_360"
-USUAL = ClientSessionConfig(multitrack=False)
+USUAL = ClientSessionConfig()
 """What usual players say: one that takes all tracks gets what the set shows to recorders and relays."""
 
 

@@ -10,8 +10,8 @@ from flowctl.wire.rtmp.amf.amf0 import encode
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
 SUFFIXES = ("_1080", "_720", "_360")
-PLAIN = ClientSessionConfig(multitrack=False)
-"""A client that announces nothing of tracks, as all players of today."""
+ABLE = ClientSessionConfig(multitrack=True)
+"""A client that announces that it reads several tracks, as recorders, edges and relays of ours."""
 SIZES = {"_1080": 300, "_720": 150, "_360": 60}
 NAMES = RenditionNames(suffixes=SUFFIXES)
 
@@ -32,9 +32,6 @@ class SetWorld(World):
     def __init__(self, settings=None, **options) -> None:
         super().__init__(settings or config(renditions=NAMES), **options)
         self.members, self.at = {}, 0
-
-    def connect(self, address="192.0.2.1", settings=PLAIN, **options):
-        return super().connect(address, settings, **options)
 
     def member(self, suffix, *, show="live/show", sound=True, codec_header=None):
         publisher = self.members[suffix] = self.connect().publish(show + suffix)

@@ -142,7 +142,7 @@ def test_key_frames_that_logs_of_a_set_keep_count_for_the_memory_budget():
     world = TrackWorld(config(memory_budget_bytes=4_000_000))
     world.headers_of(range(2))
     world.pictures(5)
-    viewer = world.plain()
+    viewer = world.player("live/show")
     for _ in range(40):
         world.video(world.at, 0, key(b"0 1", 200_000))
         world.at += 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, audio, config, inter, key
-from rendition_kit import SUFFIXES, SetWorld, avc_header, choose, pictures, sounds
+from rendition_kit import ABLE, SUFFIXES, SetWorld, avc_header, choose, pictures, sounds
 from structlog.testing import capture_logs
 
 from flowctl.core.flow.state import MessageClass
@@ -160,7 +160,7 @@ def test_client_when_it_takes_tracks_gets_what_the_face_shows(world):
     """Recorders, edges and relays of ours do: they want one content, not what a line carries."""
     world.all_members()
     world.send(25)
-    able, odd = world.player("live/show", settings=None), world.player("live/show?track=1", settings=None)
+    able, odd = world.player("live/show", settings=ABLE), world.player("live/show?track=1", settings=ABLE)
     world.send(5)
     assert {suffix for viewer in (able, odd) for suffix, *_ in pictures(viewer)} == {"_1080"}
     assert able.connection.renditions is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
-from rendition_kit import PLAIN
+from rendition_kit import ABLE
 
 from flowctl.live.renditions.feeds import metadata_of_track
 from flowctl.live.settings.renditions import RenditionNames
@@ -45,9 +45,9 @@ class TrackWorld(World):
             self.at += 40
             self.run(0.04)
 
-    def plain(self, name="live/show"):
-        """Return a player that says nothing of tracks, as those of today."""
-        return self.player(name, settings=PLAIN)
+    def able(self, name="live/show"):
+        """Return a player that says that it reads several tracks, as none of today does."""
+        return self.player(name, settings=ABLE)
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def seen(peer):
 def test_publication_when_it_has_tracks_is_a_set_for_plain_players(world):
     world.headers_of(world.tracks)
     world.pictures(7)
-    able, plain = world.player("live/show"), world.plain()
-    chosen, also = world.plain("live/show?track=1"), world.player("live/show?track=2")
+    able, plain = world.able(), world.player("live/show")
+    chosen, also = world.player("live/show?track=1"), world.able("live/show?track=2")
     world.pictures(5)
     assert seen(also) == ({"2"}, list(range(200, 480, 40)))
     tracks, times = seen(plain)
@@ -85,9 +85,9 @@ def test_publication_when_it_has_tracks_is_a_set_for_plain_players(world):
 
 def test_player_when_it_waits_gets_a_rendition_and_one_that_takes_tracks_all(world):
     plain, able, none = (
-        world.plain(),
         world.player("live/show"),
-        world.plain("live/show?track=9"),
+        world.able(),
+        world.player("live/show?track=9"),
     )
     world.headers_of(world.tracks)
     world.pictures(5)
@@ -102,7 +102,7 @@ def test_player_when_it_waits_gets_a_rendition_and_one_that_takes_tracks_all(wor
 
 def test_player_when_headers_and_pictures_come_at_once_gets_each_once(world):
     """As from another worker, which sends its GOP cache; the players have waited for it."""
-    plain, able = world.plain(), world.player("live/show")
+    plain, able = world.player("live/show"), world.able()
     session = world.sender.session
     burst = [(VIDEO, wrap_track(VIDEO, track, header_of(track))) for track in world.tracks]
     for at in range(0, 400, 40):
@@ -123,7 +123,7 @@ def test_player_when_headers_and_pictures_come_at_once_gets_each_once(world):
 
 
 def test_set_when_there_is_one_again_after_its_end_is_for_those_who_waited(world):
-    plain, able = world.plain(), world.player("live/show")
+    plain, able = world.player("live/show"), world.able()
     for _ in range(3):
         plain.forget()
         able.forget()
@@ -142,7 +142,7 @@ def test_set_when_there_is_one_again_after_its_end_is_for_those_who_waited(world
 def test_set_when_the_publisher_goes_ends_and_another_publication_is_what_it_is(world):
     world.headers_of(world.tracks)
     world.pictures(3)
-    plain = world.plain()
+    plain = world.player("live/show")
     world.sender.leave()
     world.run(5)
     assert plain.live._playing.waiting
@@ -158,7 +158,7 @@ def test_set_when_the_publisher_goes_ends_and_another_publication_is_what_it_is(
 def test_set_when_its_publisher_is_back_in_time_goes_on_with_the_tracks_that_it_has(world):
     world.headers_of(world.tracks)
     world.pictures(5)
-    chosen = world.plain("live/show?track=0")
+    chosen = world.player("live/show?track=0")
     world.sender.vanish()
     world.sender = world.connect().publish("live/show")
     world.tracks = [0]
@@ -202,7 +202,7 @@ def test_caches_of_all_renditions_together_are_no_larger_than_that_of_a_stream()
 
 def test_setting_when_off_leaves_a_publication_as_it_is():
     world = TrackWorld(config(renditions=RenditionNames(tracks=False)))
-    plain = world.plain()
+    plain = world.player("live/show")
     world.headers_of(world.tracks)
     assert wrap_track(VIDEO, 1, header_of(1)) in plain.payloads
 

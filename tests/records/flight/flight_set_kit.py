@@ -53,6 +53,9 @@ class SetScene:
         self.set.view(self)
         self.run(STAY_S)
 
+    def window_bytes(self):
+        return None
+
     def run(self, seconds: float) -> None:
         end = self.group.now() + seconds
         while self.group.now() < end - 1e-9:

@@ -67,7 +67,7 @@ def test_client_and_server_agree_on_the_way_to_publishing(split, style):
     assert handshake == HandshakeDone(style)
     assert isinstance(connect, ConnectRequested)
     assert isinstance(publish, PublishRequested)
-    assert (connect.url.app, connect.caps_ex, publish.name, publish.url.path) == ("live", 15, "room", "live/room")
+    assert (connect.url.app, connect.caps_ex, publish.name, publish.url.path) == ("live", 13, "room", "live/room")
     assert publish.query == {"k": "v"}
     assert pair.server.stream_state(1) is StreamState.PUBLISHING
 

@@ -73,7 +73,7 @@ def test_chunk_size_and_connect_follow_the_handshake(publisher):
     assert connect.object["flashVer"].startswith("FMLE/")
     assert connect.object["fourCcList"][:2] == ["av01", "vp09"]
     assert connect.object["audioFourCcInfoMap"]["Opus"] == 7.0
-    assert connect.object["capsEx"] == 15.0
+    assert connect.object["capsEx"] == 13.0
     assert "audioCodecs" not in connect.object
 
 
@@ -84,12 +84,13 @@ def test_player_tells_its_decoders(player):
     assert (connect.object["audioCodecs"], connect.object["videoCodecs"]) == (4071.0, 252.0)
 
 
-def test_player_when_it_reads_one_track_says_so():
-    server = ScriptedServer(ClientSessionConfig(multitrack=False))
+@pytest.mark.parametrize("multitrack", [False, True])
+def test_player_says_whether_it_reads_several_tracks(multitrack):
+    server = ScriptedServer(ClientSessionConfig(multitrack=multitrack))
     server.session.play()
     server.session.connect(URL)
     server.shake()
-    assert int(server.last[-1].object["capsEx"]) & commands.CAPS_MULTITRACK == 0
+    assert bool(int(server.last[-1].object["capsEx"]) & commands.CAPS_MULTITRACK) is multitrack
     assert int(server.last[-1].object["capsEx"]) & commands.CAPS_RECONNECT
 
 
