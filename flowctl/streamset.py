@@ -88,8 +88,8 @@ class StreamSet:
             None: the time of publication tells which key frames are the same.
         at_change: says of a header of the rendition that is entered whether a viewer gets it who has had the headers of
             another; under locks, too. None: each that differs.
-        retime: returns a picture's message with another media time. None: viewers change over only where two logs have
-            a key frame at the same time; else anywhere.
+        retime: returns a picture's message with another media time; under locks, too. None: viewers change over only
+            where two logs have a key frame at the same time; else anywhere.
         flush_interval_s: of the fan-outs that the set makes, in seconds.
     """
 
