@@ -24,7 +24,7 @@ from typing import Final
 from flowctl.core.fanout.following import Fanouts, Follower, FollowPlace
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.core.flow.renditionbook import RenditionBook
-from flowctl.core.flow.renditions import RenditionRule
+from flowctl.core.flow.renditions import FIRST, RenditionRule
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.backlog import Item
@@ -354,6 +354,8 @@ class SetPlace(FollowPlace):
             rates = self._set.begin(now) or (self._set.begin(0.0) if removed else {})  # for the sound
         present, window_bytes = "" if ended else rendition.name, self.connection.window_bytes()
         looks.look(now, sender.line_look(), rates, present, rendition.log, window_bytes)
+        if looks.rule.why_not_up and self.book.why == FIRST:
+            self.book.why = looks.rule.why_not_up
         if looks.choice is None:
             if sender.guided:
                 sender.set_guide(None)

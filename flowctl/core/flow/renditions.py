@@ -77,6 +77,9 @@ _LEAST_BACK_OFF_S: Final = 60.0
 _MOST_BACK_OFF_S: Final = 600.0
 
 
+FIRST: Final = "the first, until its line is known"
+
+
 class Choice(NamedTuple):
     """A rendition.
 
@@ -222,6 +225,7 @@ class RenditionRule:
     Attributes:
         ceiling: bytes per second that the line carried when a step up failed.
         not_before: until when nothing above that is tried again.
+        why_not_up: what the line was seen to carry when it was too little for a step up, for operators; empty: never.
     """
 
     began_at: float
@@ -229,6 +233,7 @@ class RenditionRule:
     failed_tries: int = 0
     ceiling: float = inf
     not_before: float = float("-inf")
+    why_not_up: str = ""
     _switched_at: float | None = None
     _up_at: float = float("-inf")  # of the last step up
     _present_rate: float = 0.0
@@ -237,7 +242,7 @@ class RenditionRule:
 
     def first(self, rates: Mapping[str, float]) -> Choice:
         """Choose for a viewer that comes; `rates`: bytes per second by name, smallest first, never empty."""
-        return Choice(next(iter(rates)), "the first, until its line is known")
+        return Choice(next(iter(rates)), FIRST)
 
     def sample(
         self, now: float, written_bytes: int, waiting_bytes: int, key_at: float, window_bytes: int | None = None
@@ -317,8 +322,11 @@ class RenditionRule:
             needed = _UP_SHARE
         ceiling = self.ceiling if now < self.not_before else inf
         fit = (name for name in reversed(larger) if needed * rates[name] <= evidence and rates[name] < ceiling)
+        carried = f"the line has carried {format_bit_rate(8 * evidence)}"
         name = next(fit, None)
-        return None if name is None else Choice(name, f"the line has carried {format_bit_rate(8 * evidence)}")
+        if name is None and larger and needed == _UP_SHARE:
+            self.why_not_up = f"{carried}, {larger[0]} is {format_bit_rate(8 * rates[larger[0]])}"
+        return None if name is None else Choice(name, carried)
 
     def switched(self, now: float, name: str, rates: Mapping[str, float]) -> bool:
         """Note that the viewer goes on in `name`; return whether a step up has failed with it."""

@@ -14,6 +14,7 @@ from flowctl.core.fanout.following import FollowPlace
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import KeepAll
+from flowctl.core.flow.renditions import FIRST
 from flowctl.core.flow.state import SendState
 from flowctl.core.outgoing.splice import raise_times, splice
 from flowctl.core.outgoing.streamlog import StreamLog
@@ -340,3 +341,12 @@ def test_looks_that_are_due_together_are_made_in_one_round(monkeypatch):
         show.group.run(0.001)
     assert watch._places
     assert 1 <= len(rounds) <= 20
+
+
+def test_viewer_whose_line_is_known_to_carry_no_more_is_told_so(show):
+    one = show.join()
+    show.run(0.5)
+    assert one.renditions.why == FIRST
+    one.rule.why_not_up = "the line has carried 0.7 Mbit/s"
+    show.run(0.5)
+    assert one.renditions.why == "the line has carried 0.7 Mbit/s"

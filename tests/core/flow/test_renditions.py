@@ -227,3 +227,9 @@ def test_line_is_no_faster_than_a_program_reads_what_its_kernel_swallows(reads, 
         told[window] = meter.evidence(now)
     assert least <= told[True] <= most
     assert told[False] > 600_000
+
+
+def test_viewer_that_stays_in_the_smallest_is_told_why():
+    rule = watch(RenditionRule(0.0), {0: 90_000.0})
+    assert decide(rule, 20.0, "360") is None
+    assert rule.why_not_up == "the line has carried 720 kbit/s, 720 is 1.20 Mbit/s"
