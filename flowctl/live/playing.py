@@ -164,6 +164,11 @@ class Playing:
         if renditions is not None and not renditions.sound_alone:
             track = self._wants.track if renditions.of_tracks else None
             self._seat = renditions.view(self._connection, self._wire.wire_format, track=track)
+            if self._seat is not None:
+                self.waits_until = None
+            elif track is not None and self.waits_until is None:  # it may come; a mistake must not wait for ever
+                self._wait()
+                _log.info("track not there", **line_fields(self._connection, self.stream.name), track=track)
             return
         if self._wire.frozen:
             self._wire = self.stream.rejoin_tracks(self._wire)
@@ -254,9 +259,10 @@ class Playing:
     def check_wait(self, now: float) -> None:
         if self.waits_until is not None and now >= self.waits_until:
             limit_s = self.settings.rtmp.limits.player_wait_s
+            what = "" if self.waiting else f"track {self._wants.track} of "
             self._words.limit("player_wait_s", limit_s, limit_s)
             raise LimitExceededError(
-                "player_wait_s", limit_s, limit_s, f"nobody published {self.stream.name} within {limit_s:g} s"
+                "player_wait_s", limit_s, limit_s, f"nobody published {what}{self.stream.name} within {limit_s:g} s"
             )
 
     # -- at the player's word

@@ -226,3 +226,18 @@ def test_metadata_of_a_track_says_its_own_size():
     assert told[3][1] == {"audiodatarate": 128.0}
     for broken in (b"", b"\x02\x00\x0aonMetaData\x03", encode("onMetaData"), encode("onMetaData", 1.0)):
         assert metadata_of_track(broken, 1, (2, 2)) == broken
+
+
+def test_player_that_asks_for_a_track_that_is_not_there_waits_no_longer_than_for_a_publisher():
+    world = TrackWorld(config(wire={"player_wait_s": 5.0}))
+    world.headers_of(world.tracks)
+    world.pictures(7)
+    odd, late = world.player("live/show?track=9"), world.player("live/show?track=3")
+    world.tracks = [*world.tracks, 3]
+    world.headers_of([3])
+    world.pictures(60)
+    assert seen(late)[0] == {"3"}
+    world.pictures(120)
+    assert "nobody published track 9 of live/show within 5 s" in odd.ended[1]
+    assert world.hub.limits_hit == {"player_wait_s": 1}
+    assert late.ended is None
