@@ -133,16 +133,16 @@ def test_viewer_of_a_set_when_listed_has_its_rendition_and_why(browser, room, sl
 
     connection = connection_of(server, client)
     book = connection.renditions = RenditionBook()
-    book.enter(connection.now() - 300.0, "360", "", lambda: ("360", "720", "1080"))
-    book.switch(connection.now() - 100.0, "720", "the line takes 1.25 of 2.5 Mbit/s", failed=True)
+    book.enter(connection.now() - 3000.0, "360", "", lambda: ("360", "720", "1080"))
+    book.switch(connection.now() - 1000.0, "720", "the line takes 1.25 of 2.5 Mbit/s", failed=True)
     cell = browser.wait(lambda: browser.find("#viewers td.rendition"), "the cell")
     browser.wait(lambda: cell.text == "720", "the rendition")
     told = cell.get_attribute("title")
-    assert told.startswith("720 of 3 for 1 min 4")
-    for words in (": the line takes 1.25 of 2.5 Mbit/s; ", " % of its time in 360", "1 switch, 1 up in vain"):
+    assert told.startswith("720 of 3 for 16 min 4")
+    for words in (": the line takes 1.25 of 2.5 Mbit/s; ", "67 % of its time in 360", "1 switch, 1 up in vain"):
         assert words in told
     assert browser.find(column).is_displayed()
-    assert " % of its time in 360" in browser.run(facts)
+    assert "67 % of its time in 360" in browser.run(facts)
     browser.emulate(PHONE)
     assert cell.is_displayed()
     assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0

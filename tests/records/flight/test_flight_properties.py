@@ -65,9 +65,7 @@ class RecordedSetHistory(RecordedSets, LossyHistory):
 
 
 class RecordedUnevenHistory(RecordedSets, UnevenHistory):
-    """Key frames of the renditions do not meet. What they may lose is the business of `UnevenHistory`."""
-
-    loses = True
+    """Key frames of the renditions do not meet."""
 
 
 def check_cut(viewer):
