@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -98,11 +98,13 @@ class Encoder:
             RtmpPublisher(parse_address(url), self.frames, stamped=True, begins=self.frames.begin) for url in urls
         ]
 
-    def start(self, head_start_s: float = 0.0) -> None:
-        for number, publisher in enumerate(self._publishers):
+    def start(self, after_first: Callable[[], object] = lambda: None) -> None:
+        """Start all publishers; call `after_first` between the first and the others, which then catch up."""
+        first, *others = self._publishers
+        start_client(self._group, first)
+        after_first()
+        for publisher in others:
             start_client(self._group, publisher)
-            if number == 0 and head_start_s:
-                time.sleep(head_start_s)
 
     @property
     def finished(self) -> bool:

@@ -42,7 +42,8 @@ from flowctl.pollgroup import PollGroup
 _LOOK_S: Final = 0.25
 _END_S: Final = 12.0
 """Time after the encoder's end for what is still under way."""
-_HEAD_START_S: Final = 0.1
+_LIE_S: Final = 5.0
+"""Longest wait for the first lie: a segment is offered after a group of pictures, in a second."""
 _STOP_S: Final = 2.0
 
 
@@ -100,13 +101,19 @@ def watch_cluster(plan: ClusterPlan) -> tuple[ClusterReport, dict[str, list[tupl
         stack.callback(group.stop, _STOP_S)
         tell("starting four origins and two edges")
         cluster = _Cluster(stack)
-        # The liar has everything first, so that it is asked first.
         urls = [cluster.origins[name].url(STREAM) for name in (LIAR, SLOW, ORIGIN_A, ORIGIN_B)]
         encoder = Encoder(group, urls, bit_rate=BIT_RATE, duration_s=plan.duration_s, key_interval_s=KEY_INTERVAL_S)
-        encoder.start(_HEAD_START_S)
         viewers = _viewers(plan, cluster, group)
+        # As long as the liar alone has the stream, it is the one that is asked.
+        encoder.start(lambda: _await_lie(cluster.lines[LIAR]))
         killed, killed_us = _play(plan, cluster, encoder, [viewer for _, viewer in viewers])
         return _report(plan, cluster, encoder, viewers, killed, killed_us)
+
+
+def _await_lie(line: ProxyLine) -> None:
+    end = time.monotonic() + _LIE_S
+    while not line.lies_told and time.monotonic() < end:
+        time.sleep(_LOOK_S)
 
 
 def _viewers(plan: ClusterPlan, cluster: _Cluster, group: PollGroup) -> list[tuple[str, FrameViewer]]:
