@@ -32,7 +32,7 @@ class _Statement(NamedTuple):
 class TomlText:
     """A file of settings: its `table`, and the line of each key."""
 
-    def __init__(self, text: str, where: str, sample: str = "docs/how-to.md") -> None:
+    def __init__(self, text: str, where: str, sample: str = "docs/how-to/change-limits-and-bans.md") -> None:
         self.where: Final = where
         self._text: Final = text
         self._lines: dict[tuple[str, ...], int] | None = None  # made when they are asked for: most files are right

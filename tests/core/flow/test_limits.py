@@ -363,8 +363,8 @@ def test_render_when_a_value_could_not_be_read_refuses():
 
 
 def test_documents_when_they_show_a_limits_file_show_a_valid_one():
-    text = (Path(__file__).parents[3] / "docs" / "how-to.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "change-limits-and-bans.md").read_text("utf-8")
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    files = [parse_limits_file(example, "docs/how-to.md") for example in examples if "[limits]" in example]
+    files = [parse_limits_file(example, "the page") for example in examples if "[limits]" in example]
     assert len(files) == 1
     assert len(files[0].times) == 3

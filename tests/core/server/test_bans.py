@@ -241,7 +241,7 @@ def test_ban_when_a_value_is_wrong_is_refused(changes, said):
 
 
 def test_documents_when_they_show_a_ban_show_a_valid_one():
-    text = (Path(__file__).parents[3] / "docs" / "how-to.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "change-limits-and-bans.md").read_text("utf-8")
     examples = [line for line in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if '"cidr"' in line]
     assert [len(BanList.parse(example)) for example in examples] == [2]
 
