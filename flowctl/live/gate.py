@@ -171,9 +171,18 @@ class AccessGate:
     def note_end(self, request: LiveRequest, why: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         if self.hooks is not None:
             self.hooks.note_end(request, why)
-        access = self.access(request)
+        if request.kind == "connect":
+            self.note_close(request, sent_bytes, received_bytes)
+        else:
+            self._tell(self.access(request), request)
+
+    def note_close(self, request: LiveRequest, sent_bytes: int, received_bytes: int) -> None:
+        """Tell the HTTP hooks how much went over the connection of `request`: to connect, or to play over HTTP."""
+        figures = {"send_bytes": sent_bytes, "recv_bytes": received_bytes}
+        self._tell(self.access(request), replace(request, kind="connect"), **figures)
+
+    def _tell(self, access: StreamAccess, request: LiveRequest, **figures: int) -> None:
         if access.on_end and (web := self._web_hooks()) is not None:
-            figures = {"send_bytes": sent_bytes, "recv_bytes": received_bytes} if request.kind == "connect" else {}
             web.tell(access, request, **figures)
 
 
@@ -212,6 +221,7 @@ def _missed_connect(request: LiveRequest) -> LiveRequest | None:
 class _Visit(NamedTuple):
     request: LiveRequest
     asked_at: float
+    sent_bytes: int = 0
 
 
 class Visits:
@@ -241,6 +251,13 @@ class Visits:
             self._visits[key] = visit._replace(asked_at=now)
             self._visits.move_to_end(key)
         return True
+
+    def count(self, request: LiveRequest, sent_bytes: int) -> None:
+        """Count what was sent in answer to a request, which may belong to a visit."""
+        key = _key(request)
+        with self._lock:
+            if (visit := self._visits.get(key)) is not None:
+                self._visits[key] = visit._replace(sent_bytes=visit.sent_bytes + sent_bytes)
 
     def begin(self, request: LiveRequest) -> None:
         """Begin a visit with a request that was allowed, unless it belongs to one, or none is needed."""
@@ -284,18 +301,19 @@ class Visits:
                 gone.append(self._forget_locked(key))
         self._note_ends(gone, f"it asked for nothing for {IDLE_S:g} s")
 
-    def _forget_locked(self, key: _VisitKey) -> LiveRequest:
-        request = self._visits.pop(key).request
-        network = address_key(request.peer[0])
+    def _forget_locked(self, key: _VisitKey) -> _Visit:
+        visit = self._visits.pop(key)
+        network = address_key(visit.request.peer[0])
         count = self._counts.pop(network) - 1
         if count:
             self._counts[network] = count
-        return request
+        return visit
 
-    def _note_ends(self, gone: list[LiveRequest], why: str) -> None:
-        for request in gone:
+    def _note_ends(self, gone: list[_Visit], why: str) -> None:
+        for request, _, sent_bytes in gone:
             _log.info("play ended", **_fields(request), reason=why)
             self._gate.note_end(request, why)
+            self._gate.note_close(request, sent_bytes, 0)
 
 
 def _fields(request: LiveRequest) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class HttpSession(ViewerSession):
     __slots__ = (
         *("_advancing", "_answer_bytes", "_answers", "_asked", "_body_bytes", "_due", "_exchange", "_flv", "_gave"),
         *("_half_closed", "_head", "_http", "_limits", "_origins", "_phase", "_ping_due", "_pinged", "_rate"),
-        *("_requests", "_routes"),
+        *("_requests", "_routes", "_told", "_visit"),
     )
 
     def __init__(self, hub: Hub, routes: Routes, limits: HttpLimits, origins: frozenset[str]) -> None:
@@ -113,6 +113,8 @@ class HttpSession(ViewerSession):
         self._answers = self._answer_bytes = 0  # that may wait for the client
         self._exchange: Exchange | None = None  # that is being answered
         self._asked: _AskedOverHttp | None = None
+        self._visit: LiveRequest | None = None  # what is answered with files, where hooks are told of its end
+        self._told: LiveRequest | None = None  # its play, where hooks are told how much went over the connection
         self._flv: FlvPlay | None = None  # the answer is a stream
         self._gave = False  # it was given something of a stream
         self.harmless = True  # what is no HTTP apart: a page can have a browser ask for anything
@@ -322,6 +324,8 @@ class HttpSession(ViewerSession):
         data = None if self._http is None else self._http.send(event)
         if data:
             self._answer_bytes += len(data)
+            if self._visit is not None:
+                self._hub.visits.count(self._visit, len(data))
             self.connection.sender.send(data, MessageClass.DATA, droppable=False)
 
     def _begin_response(self, status: int, headers: HeaderFields) -> None:
@@ -339,7 +343,7 @@ class HttpSession(ViewerSession):
 
     def _end_response(self) -> None:
         self._send_event(h11.EndOfMessage())
-        self._exchange = None
+        self._exchange = self._visit = None
         self._answers += 1
         http = self._http
         last = self._requests >= self._limits.requests  # it may have become that behind the head of its answer
@@ -437,6 +441,7 @@ class HttpSession(ViewerSession):
 
     def _ask(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
         now, gate = self.connection.now(), self._hub.gate
+        self._visit = live if handler.in_files and gate.tells_of("play") else None
         if handler.in_files and self._hub.visits.prolong(live):
             refusal = gate.refuses_network(live)
             if refusal is None:
@@ -530,7 +535,7 @@ class HttpSession(ViewerSession):
         self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(track=track_of(live.query)))
         self._playing.begin()
         if self._hub.gate.tells_of("play"):
-            self._played = live
+            self._played = self._told = live
             self._hub.gate.note_begin(live)
         if self._playing.waiting:
             _log.info("play started", **self._fields(name), waiting=True, agent=self.user_agent)
@@ -713,6 +718,9 @@ class HttpSession(ViewerSession):
         if asked is not None:
             asked.question.cancel()
         super().closed(reason, details)
+        if self._told is not None:
+            sent_bytes = self.connection.sender.account(rows=False).bytes_sent
+            self._hub.gate.note_close(self._told, sent_bytes, self.connection.receiver.bytes_in)
 
     def _arm(self) -> None:
         connection = self.connection

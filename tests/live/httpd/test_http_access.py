@@ -9,7 +9,8 @@ from ipaddress import ip_network
 import jwt
 import pytest
 import structlog
-from http_kit import wait_for
+from hook_kit import HookServer
+from http_kit import Socket, wait_for
 from live_kit import perform
 
 from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
@@ -111,3 +112,30 @@ def test_viewer_behind_a_trusted_proxy_is_known_by_the_address_that_the_proxy_sa
     perform(web.server, "ban", {"network": "203.0.113.9"})
     client.to_end()
     assert [viewer.reason for viewer in wait_for(web.ended)] == [CloseReason.BANNED]
+
+
+@pytest.mark.parametrize("websocket", [False, True])
+def test_viewer_when_it_has_left_is_told_of_with_the_bytes_of_its_connection(web, websocket):
+    """As `on_close` over RTMP: bills are made of it; a request without a play is told of to nobody."""
+    hook = HookServer()
+    made = web(access=StreamAccess(on_play=(hook.url(),), on_end=(hook.url(),)))
+    publisher = made.publisher()
+    publisher.group(size=50_000)
+    assert made.get("/live/room.flv", method="HEAD")[0] == 200
+    client = Socket(made).client if websocket else made.client()
+    if not websocket:
+        client.send("GET /live/room.flv HTTP/1.1\r\nHost: example.test\r\n\r\n")
+    wait_for(made.viewers)
+    publisher.group(size=50_000)
+    publisher.end()
+    got = len(client.to_end())
+    assert got > 100_000
+    wait_for(lambda: "on_close" in hook.actions())
+    made.server.hub.gate.stop(20.0)
+    assert hook.actions() == ["on_play", "on_play", "on_stop", "on_close"]  # the first is that of HEAD
+    assert len({body["client_id"] for body in hook.bodies[1:]}) == 1
+    closed = hook.bodies[-1]
+    assert closed["send_bytes"] == got
+    assert 50 < closed["recv_bytes"] < 1000
+    assert (closed["app"], closed["ip"]) == ("live", "127.0.0.1")
+    hook.close()

@@ -283,14 +283,18 @@ def test_hls_when_a_token_expires_goes_on_for_who_was_let_in(web, folder):
     found = web(handlers=hls_handlers(folder), access=access)
     found.server.hub.gate._now = lambda: now
     query = signed_query(SECRET, "play", "live/room", int(now) + 60)
-    assert found.get(f"/live/room.m3u8?{query}")[0] == 200
+    sizes = [len(found.get(f"/live/room.m3u8?{query}")[2])]
     now += 3600
     for name in ("room-7-init.mp4", "room-7.m4s", "room.m3u8", "room-8.ts"):
-        assert found.get(f"/live/{name}?{query}")[0] == 200
+        status, _, body = found.get(f"/live/{name}?{query}")
+        assert status == 200
+        sizes.append(len(body))
     assert found.get(f"/live/room.m3u8?{query}", "User-Agent: another\r\n")[0] == 401
     assert hook.actions() == ["on_play"]
     found.server.stop(5.0)
-    assert hook.actions() == ["on_play", "on_stop"]
-    asked, told = hook.bodies
+    assert hook.actions() == ["on_play", "on_stop", "on_close"]
+    asked, told, closed = hook.bodies
     assert {**asked, "action": ""} == {**told, "action": "", "pageUrl": ""}
+    assert closed["client_id"] == told["client_id"]
+    assert sum(sizes) < closed["send_bytes"] < sum(sizes) + 5 * 1024  # with the heads of five answers
     hook.close()
