@@ -262,7 +262,7 @@ def test_workers_when_one_hangs_kill_it(monkeypatch):
         look(lambda: hung.serial not in {item.serial for item in supervisor.workers()})
         monkeypatch.setattr(restarts, "HUNG_S", PATIENCE_S)  # a second is too short for a machine that does much else
         look(lambda: len(supervisor.workers()) == 2 and all(item.ready for item in supervisor.workers()))
-        assert hung.process.returncode == -signal.SIGKILL
+        assert hung.child.process.returncode == -signal.SIGKILL
     finally:
         assert supervisor.stop()
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import faulthandler
-import json
 import mmap
 import os
+import pickle
 import signal
-import traceback
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from flowctl import connection, log
 from flowctl.core.server.signals import EndSignals
-from flowctl.errors import ConfigError, FlowctlError
+from flowctl.errors import ConfigError
+from flowctl.live.cluster.workers.child import serve_orders
 from flowctl.live.cluster.workers.counts import REGION_BYTES, WorkerCounts
 from flowctl.live.cluster.workers.link import SupervisorLink
-from flowctl.live.cluster.workers.order import WorkerConfig, read_order
+from flowctl.live.cluster.workers.order import WorkerConfig
 from flowctl.live.cluster.workers.streams import join_streams
 from flowctl.live.config import LiveConfig
 from flowctl.live.records.recording import usual_node
@@ -32,20 +31,12 @@ _MOST_NAME_CHARS: Final = 61
 """Characters of a server's name, so that with the number of a worker it has the 64 of a node's name."""
 
 
-def main(supervisor_pid: int, file: BinaryIO) -> None:
+def main(supervisor_pid: int, words_fd: int, file: BinaryIO) -> None:
     die_with(supervisor_pid)
-    order = read_order(file)
+    order: WorkerConfig = pickle.load(file)  # noqa: S301 - from the process that started this one, in memory without a name
     file.close()
     ctypes.CDLL(None).prctl(_SET_NAME, f"flowctl-{order.number}".encode())
-    words = os.fdopen(order.words_fd, "wb", buffering=0)
-    faulthandler.enable(words)  # SIGABRT too, by which the supervisor asks where one hangs
-    try:
-        _serve(order)
-    except BaseException as error:
-        words.write(json.dumps(_said(error)).encode())
-        if not isinstance(error, FlowctlError):
-            raise
-        raise SystemExit(1) from error
+    serve_orders(words_fd, lambda: _serve(order))
 
 
 def die_with(supervisor_pid: int) -> None:
@@ -57,14 +48,6 @@ def die_with(supervisor_pid: int) -> None:
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         os._exit(ORPHANED_STATUS)
-
-
-def _said(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, FlowctlError):
-        return {"error": str(error), "hint": error.hint, "config": isinstance(error, ConfigError)}
-    last = traceback.format_exception_only(error)[-1].strip()
-    place = traceback.extract_tb(error.__traceback__)
-    return {"error": f"{last} ({place[-1].filename}:{place[-1].lineno})" if place else last, "hint": None}
 
 
 def options_of(order: WorkerConfig) -> LiveConfig:

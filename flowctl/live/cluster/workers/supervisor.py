@@ -17,39 +17,36 @@ import itertools
 import json
 import mmap
 import os
+import pickle
 import queue
 import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from flowctl.control.listener import ControlListener
-from flowctl.control.place import check_private, runtime_folder
 from flowctl.control.summary import shown
 from flowctl.control.together import merge_figures
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.program import ServerProgram
-from flowctl.core.text.printable import printable
 from flowctl.errors import ClosedError, ConfigError, FlowctlError
 from flowctl.live.bans.penalties import overflow_of
 from flowctl.live.bans.words import WordKind
 from flowctl.live.changes import Changes
+from flowctl.live.cluster.workers.child import Child, make_folder
 from flowctl.live.cluster.workers.counts import REGION_BYTES, clear
 from flowctl.live.cluster.workers.link import FOR_EVER_S
 from flowctl.live.cluster.workers.operating import WorkerOperations
-from flowctl.live.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, WorkerConfig
+from flowctl.live.cluster.workers.order import SOCKET, WORKER, WORKERS, WorkerConfig
 from flowctl.live.cluster.workers.restarts import HUNG_S, START_S, WorkerPulse, WorkerRestarts
 from flowctl.live.cluster.workers.sockets import close_all, worker_sockets
 from flowctl.live.cluster.workers.streams import SupervisorNames
@@ -72,49 +69,21 @@ _FIGURES_S: Final = 2.0
 """Time for which a line of figures is waited for: the main thread does nothing else meanwhile."""
 _WORDS_S: Final = 0.5
 """Time that a worker that hangs has to say where."""
-_MOST_WORDS_CHARS: Final = 4000
-"""Characters of a worker's last words that are logged at most."""
-_FOLDER: Final = "workers-"
-_MOST_FOLDER_BYTES: Final = 80
-"""Octets of the folder's path, which leaves a socket in it some 25 of the 107 that its path may have (unix(7))."""
 
 
 class Worker:
     """One process of a worker."""
 
-    def __init__(self, order: WorkerConfig, process: subprocess.Popen[bytes], now: float) -> None:
+    def __init__(self, order: WorkerConfig, child: Child, now: float) -> None:
         self.number: Final = order.number
         self.serial: Final = order.serial
-        self.words_fd: Final = order.words_fd
-        self.process: Final = process
-        self.pid: Final = process.pid
+        self.child: Final = child
+        self.pid: Final = child.pid
         self.started_at: Final = now
         self.pulse: Final = WorkerPulse(now)
         self.conn: ConnectionID | None = None  #: its link. None: it has not said so yet.
         self.ready = False
         self.hung = False
-
-    def last_words(self) -> dict[str, Any]:
-        """Return what it said in the end: ``error``, and maybe ``hint`` or where its threads were, ``stack``."""
-        with contextlib.suppress(OSError):
-            text = os.pread(self.words_fd, 64 * 1024, 0).decode(errors="replace")
-            with contextlib.suppress(ValueError):
-                words = json.loads(text)
-                if isinstance(words, dict):
-                    return words
-            if text:
-                first, _, rest = printable(text[:_MOST_WORDS_CHARS], lines=True).partition("\n")
-                return {"error": first, "stack": rest.strip("\n")}
-        return {}
-
-
-def how_it_ended(code: int) -> str:
-    """Return the end of a process in words, by its exit status as `subprocess` has it."""
-    if code >= 0:
-        return f"exit status {code}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"
 
 
 class Supervisor:
@@ -148,7 +117,7 @@ class Supervisor:
         self.address: tuple[str, int] = self._sockets[0]["rtmp"][0].getsockname()[:2]  #: that is served
         self.options: Final = dataclasses.replace(options, port=port)
         self.limits = str(options.limits)  #: those of new connections, in words; once it has started
-        self._folder: Final = _make_folder()
+        self._folder: Final = make_folder("workers")
         self.node: Final = RpcNode(name="flowctl-workers", on_error=self._report)  #: speaks with the workers
         self.node.add_category(WORKERS, AuthLevel.ADMIN)
         for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay)):
@@ -240,10 +209,9 @@ class Supervisor:
     def _see_first_ends(self) -> None:
         with contextlib.suppress(queue.Empty):
             worker = self._gone.get_nowait()
-            code = worker.process.wait()
-            words = worker.last_words()
+            words, said = worker.child.last_words(), worker.child.how_it_ended()
             self._bury(worker)
-            error = words.get("error") or f"it ended with {how_it_ended(code)}"
+            error = words.get("error") or f"it ended with {said['ended']}"
             if words.get("config"):
                 raise ConfigError(str(error), hint=words.get("hint"))
             raise FlowctlError(f"worker {worker.number} could not start: {error}", hint=words.get("hint"))
@@ -280,17 +248,12 @@ class Supervisor:
                 listener.stop(1.0)
         in_time = True
         for worker in self.workers():
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.terminate()
+            worker.child.signal(signal.SIGTERM)
         until = time.monotonic() + deadline_s
         for worker in self.workers():
-            try:
-                worker.process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if not worker.child.end(max(0.0, until - time.monotonic())):
                 in_time = False
                 _log.warning("worker killed, it did not end in time", worker=worker.number, within_s=deadline_s)
-                worker.process.kill()
-                worker.process.wait()
             self._bury(worker)
         self._jobs.put(None)
         if self._judge.ident is not None:
@@ -328,8 +291,7 @@ class Supervisor:
     def reload_now(self) -> None:
         """Have all workers look at their files now; nothing is waited for."""
         for worker in self.workers():
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.send_signal(signal.SIGHUP)
+            worker.child.signal(signal.SIGHUP)
 
     def figures(self) -> dict[str, Any]:
         """Return a line of figures of all workers; those that do not answer at once are left out, and named."""
@@ -365,14 +327,12 @@ class Supervisor:
         self._start_lock.assert_owned()
         self._serial += 1
         mine = self._sockets[number - 1]
-        words_fd = os.memfd_create("flowctl-words", os.MFD_CLOEXEC)
         order = WorkerConfig(
             number=number,
             serial=self._serial,
             count=self._count,
             folder=self._folder,
             listen_fds={name: tuple(map(socket.socket.fileno, socks)) for name, socks in mine.items()},
-            words_fd=words_fd,
             counts_fd=self._counts_fd,
             counts_key=self._counts_key,
             program=self._program,
@@ -380,31 +340,28 @@ class Supervisor:
             log_level=self._log_level,
             log_json=self._log_json,
         )
-        order_fd = order.write()
+        keeps = (self._counts_fd, *itertools.chain(*order.listen_fds.values()))
         try:
-            process = subprocess.Popen(  # noqa: S603 - this very program
-                [sys.executable, "-P", "-c", BOOT, str(order_fd), f"worker {number} of {self.address[1]}"],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(order_fd, words_fd, self._counts_fd, *itertools.chain(*order.listen_fds.values())),
-                process_group=0,  # what a terminal sends its group is the supervisor's to pass on
-            )
+            child = Child("flowctl.live.cluster.workers.process", order, f"worker {number} of {self.address[1]}", keeps)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"server {self._program.name!r} cannot be started in another process: {error}",
+                hint="its build function and its settings must be importable by name; or serve with one worker",
+            ) from error
         except OSError as error:
-            os.close(words_fd)
             if not self._started:
                 raise ConfigError(f"cannot start worker {number}: {error.strerror or error}") from error
             self._due[number] = self._clock() + self._restarts[number].pause_after(0.0) + _LOOK_S
             _log.error("worker cannot be started", worker=number, fault=str(error))
             return
-        finally:
-            os.close(order_fd)
-        worker = Worker(order, process, self._clock())
+        worker = Worker(order, child, self._clock())
         with self._lock:
             self._workers[worker.serial] = worker
         threading.Thread(target=self._wait_for, args=(worker,), name=f"flowctl-worker-{number}", daemon=True).start()
 
     def _wait_for(self, worker: Worker) -> None:
         """Wait for the end of a process; a thread of its own, which only sleeps."""
-        worker.process.wait()
+        worker.child.process.wait()
         self._gone.put(worker)
         self._wake()
 
@@ -413,25 +370,22 @@ class Supervisor:
         with self._lock:
             buried = self._workers.pop(worker.serial, None)
         if buried is not None:
-            os.close(worker.words_fd)
+            worker.child.close()
             clear(self._counts, worker.number - 1)
             self._names.worker_gone(worker.serial)
 
     def _ended(self, worker: Worker, now: float) -> None:
         """Report the end of a process, and decide when the next one is started."""
-        code, words = worker.process.wait(), worker.last_words()
+        said = worker.child.how_it_ended()
         lived_s = now - worker.started_at
         self._bury(worker)
         if self._ends():
             return
         wait_s = self._restarts[worker.number].pause_after(lived_s)
         self._due[worker.number] = now + wait_s
-        said = {key: words[key] for key in ("error", "hint", "stack") if words.get(key)}
         _log.error(
             "worker has ended, it is started again",
             worker=worker.number,
-            pid=worker.pid,
-            ended=how_it_ended(code),
             lived_s=round(lived_s, 1),
             in_s=round(wait_s, 1),
             **said,
@@ -456,13 +410,10 @@ class Supervisor:
 
     def _end_hung(self, worker: Worker, now: float) -> None:
         """Have a worker that hangs say where, and kill it; a thread of its own."""
-        with contextlib.suppress(ProcessLookupError):
-            worker.process.send_signal(signal.SIGABRT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(_WORDS_S)
-            silent_s = round(worker.pulse.silent_s(now), 1)
-            _log.error("worker hangs, it is killed", worker=worker.number, pid=worker.pid, silent_s=silent_s)
-            worker.process.kill()
+        worker.child.signal(signal.SIGABRT)
+        silent_s = round(worker.pulse.silent_s(now), 1)
+        _log.error("worker hangs, it is killed", worker=worker.number, pid=worker.pid, silent_s=silent_s)
+        worker.child.end(_WORDS_S)
 
     # -- the link; the node's thread
 
@@ -526,36 +477,3 @@ async def _stay(message: RpcMessage) -> None:
     """Never answer: the end of this request is the end of the link, which both ends learn at once."""
     del message
     await asyncio.sleep(FOR_EVER_S)
-
-
-def _make_folder() -> Path:
-    """Return a folder for the sockets to the workers, the user's alone; those of killed supervisors go."""
-    base = runtime_folder()
-    try:
-        base.mkdir(mode=0o700, exist_ok=True)
-        check_private(base)
-        for old in base.glob(f"{_FOLDER}*"):
-            if not _lives(old.name.removeprefix(_FOLDER).partition("-")[0]):
-                shutil.rmtree(old, ignore_errors=True)
-        made = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=base))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot make a folder for the workers in {base}: {error.strerror or error}",
-            hint="set XDG_RUNTIME_DIR to a folder of your own",
-        ) from error
-    if len(os.fsencode(made)) > _MOST_FOLDER_BYTES:
-        made.rmdir()
-        raise ConfigError(
-            f"the path {made} is too long for sockets in it", hint="set XDG_RUNTIME_DIR or TMPDIR to a shorter one"
-        )
-    return made
-
-
-def _lives(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 
-from flowctl.live.cluster.workers.supervisor import Worker, how_it_ended
+from flowctl.live.cluster.workers.child import end_in_words, words_in
 
 
 @pytest.fixture
@@ -19,8 +18,7 @@ def spoken():
     def words(text):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
-        order = SimpleNamespace(number=1, serial=1, words_fd=descriptor)
-        return Worker(order, SimpleNamespace(pid=1), 0.0).last_words()
+        return words_in(descriptor)
 
     yield words
     os.close(descriptor)
@@ -46,4 +44,4 @@ def test_words_when_it_was_killed_are_none(spoken):
 
 
 def test_end_of_a_process_when_told_names_the_signal():
-    assert [how_it_ended(code) for code in (0, -9, -11, -63)] == ["exit status 0", "SIGKILL", "SIGSEGV", "signal 63"]
+    assert [end_in_words(code) for code in (0, -9, -11, -63)] == ["exit status 0", "SIGKILL", "SIGSEGV", "signal 63"]
