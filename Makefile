@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench rivals browser fuzz clean
+.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench rivals browser deb fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -82,6 +82,11 @@ rivals: $(READY)  ## install what benches and load tests compare with: Node-Medi
 
 browser: $(READY)  ## install Chromium and its driver, for the tests of the dashboard: as root on Debian
 	$(BIN)/python tests/install_browser.py
+
+# With what the extras admin and media need inside, for the release of Debian or Ubuntu that has this environment's Python.
+deb: $(READY)  ## make a Debian package, dist/flowctl_VERSION_ARCHITECTURE.deb: apt install ./flowctl_*.deb
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
+	PYTHON=$(BIN)/python packaging/debian/build "$$(ls -t dist/flowctl-*.whl | head -n 1)" dist
 
 fuzz: $(READY)  ## the fuzz target for 5 minutes, then the property tests with 50 times their examples
 	$(BIN)/python tests/wire/rtmp/fuzz_rtmp.py --seconds 300

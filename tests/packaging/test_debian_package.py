@@ -1,0 +1,113 @@
+"""The Debian package: made of the wheel, installed by apt on a copy of this machine, run as its unit says, removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sandbox_kit import no_sandbox, run_in_sandbox
+from source_kit import ROOT
+
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+WAIT_S = 120
+
+
+def why_not(folder: Path) -> str:
+    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+        return "no Debian is here"
+    if not Path("/usr/bin", PYTHON).exists() and "\nPackage: " not in "\n" + apt_says("show", PYTHON):
+        return f"this release has no {PYTHON}"
+    return no_sandbox(folder)
+
+
+def apt_says(*words: str) -> str:
+    return subprocess.run(["apt-cache", *words], capture_output=True, text=True, check=False).stdout
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deb")
+    reason = why_not(tmp_path_factory.mktemp("sandbox"))
+    if reason:
+        pytest.skip(reason)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
+        capture_output=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    (wheel,) = folder.glob("*.whl")
+    built = subprocess.run(
+        [ROOT / "packaging" / "debian" / "build", wheel, folder],
+        env={**os.environ, "PYTHON": sys.executable, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    wheel.unlink()
+    return Path(built.stdout.strip())
+
+
+LIVES = r"""
+touch /tmp/begun
+say() { echo "== $1"; }
+apt-get install --yes --quiet --no-install-recommends /tmp/given/*.deb >/tmp/apt 2>&1 || { cat /tmp/apt; exit 1; }
+say version; flowctl version
+say enabled; systemctl is-enabled flowctl.service
+say user; id -un flowctl; id -gn flowctl
+touch /tmp/installed
+
+sed -i 's/^#port = .*/port = 0/' /etc/flowctl/flowctl.toml
+install -d -o flowctl -g flowctl -m 700 /run/flowctl /var/lib/flowctl
+cd /var/lib/flowctl
+unit=/usr/lib/systemd/system/flowctl.service
+command=$(sed -n 's/^ExecStart=//p' $unit)
+env $(sed -n 's/^Environment=\(XDG_RUNTIME_DIR=.*\)/\1/p' $unit) \
+    setpriv --reuid flowctl --regid flowctl --init-groups --no-new-privs $command 2>/tmp/log &
+until grep -qs '"serving"' /tmp/log; do kill -0 $! || { cat /tmp/log; exit 1; }; sleep 0.1; done
+port=$(sed -n 's/.*"port": *\([0-9]*\).*"serving".*/\1/p' /tmp/log)
+flowctl publish synthetic rtmp://127.0.0.1:$port/live/room --duration 4s --json >/tmp/published 2>&1 &
+say played; flowctl play rtmp://127.0.0.1:$port/live/room --duration 2s --json
+say stats; flowctl stats --json
+pid=$(pgrep -o -u flowctl)
+kill -TERM "$pid"
+status=0; wait %1 || status=$?
+say ended; echo $status
+say made; find /opt/flowctl -newer /tmp/installed -type f
+
+# Once more, as an upgrade would: what the operator wrote stays.
+dpkg --install --force-confold /tmp/given/*.deb >/tmp/dpkg 2>&1 || { cat /tmp/dpkg; exit 1; }
+say port; sed -n 's/^port = //p' /etc/flowctl/flowctl.toml
+systemctl disable flowctl.service 2>/dev/null
+dpkg --install /tmp/given/*.deb >/tmp/dpkg 2>&1
+say still; systemctl is-enabled flowctl.service || true
+apt-get remove --yes --quiet flowctl >/tmp/apt 2>&1
+say removed; ls -d /opt/flowctl /usr/bin/flowctl /etc/flowctl/* 2>/dev/null || true
+apt-get purge --yes --quiet flowctl >/tmp/apt 2>&1
+say purged; find /etc /opt /usr /var -path /var/tmp -prune -o -path '*flowctl*' -newer /tmp/begun -print
+"""
+
+
+def test_package_when_installed_by_apt_serves_is_kept_by_upgrades_and_goes_when_purged(package, tmp_path):
+    done = run_in_sandbox(tmp_path, LIVES, given=package.parent, timeout_s=WAIT_S)
+    parts = (part.partition("\n") for part in done.stdout.split("== ")[1:])
+    said = {name: rest.strip() for name, _, rest in parts}
+    assert said["version"].startswith("flowctl ")
+    assert f"(Python {PYTHON.removeprefix('python')}" in said["version"]
+    assert said["enabled"] == "enabled"
+    assert said["user"].split() == ["flowctl", "flowctl"]
+    played = json.loads(said["played"].splitlines()[-1])
+    assert played["received"]["key"] + played["received"]["inter"] > 0
+    assert played["missing"]["video"] == 0
+    assert json.loads(said["stats"])["server"]["accepted"] == 2
+    assert (said["ended"], said["made"], said["port"]) == ("0", "", "0")
+    assert said["still"] == "disabled"
+    assert said["removed"] == "/etc/flowctl/flowctl.toml"
+    assert said["purged"] == ""
