@@ -88,6 +88,7 @@ def hls(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files; made if it is not there.")],
     form: Annotated[str, typer.Option("--format", help="auto: as the codecs need it; ts; fmp4.")] = "auto",
     segment_time: Annotated[str, typer.Option(help="A segment ends at the key frame behind so much time.")] = "4s",
+    part: Annotated[str, typer.Option(help="Longest part of a segment, for low latency, as 0.5s; 0: none.")] = "0",
     segments: Annotated[int, typer.Option(min=3, max=100, help="Segments in the playlist.")] = 6,
     keep_free: Annotated[str, typer.Option(help="Room on the disk that is left to others; 0: none.")] = "64MiB",
     duration: Annotated[str | None, typer.Option(help="End after this time. Default: when interrupted.")] = None,
@@ -110,6 +111,7 @@ def hls(
         folder=out,
         segment_s=parse_duration(segment_time, "--segment-time"),
         listed=segments,
+        part_s=parse_duration(part, "--part"),
         form=SegmentForm(form),
         keep_free_bytes=parse_size(keep_free, "--keep-free"),
     )

@@ -62,6 +62,8 @@ class HttpLimits:
 
 HeaderFields = Iterable[tuple[str, str]]
 SERVER: Final = "flowctl"
+_DIRECTIVE: Final = "_HLS_"
+"""Prefix of what players of HLS add to the query of a playlist (draft-pantos-hls-rfc8216bis section 6.2.5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,19 @@ class Request:
     headers: tuple[tuple[bytes, bytes], ...]
     version: str = "1.1"
     live: LiveRequest | None = None  # what is asked of the gate. None: the path belongs to no stream.
+
+    @property
+    def directives(self) -> dict[str, str]:
+        """What is asked of a playlist beside its stream, without the prefix of the names."""
+        pairs = [pair.partition("=") for pair in self.raw_query.split("&") if pair.startswith(_DIRECTIVE)]
+        return {name.removeprefix(_DIRECTIVE): value for name, _, value in pairs}
+
+    @property
+    def kept_query(self) -> str:
+        """The query without directives, which belong to this request alone and not to the play that it is of."""
+        if _DIRECTIVE not in self.raw_query:
+            return self.raw_query
+        return "&".join(pair for pair in self.raw_query.split("&") if not pair.startswith(_DIRECTIVE))
 
     def header(self, name: str) -> str:
         wanted = name.encode()

@@ -424,7 +424,7 @@ class HttpSession(ViewerSession):
             raise RemoteProtocolError("Host is no host and port", code="bad-url")
         host = (found[1] or found[2] or "").lower()
         port = int(found[3] or 80)
-        url = RtmpUrl(scheme="http", host=host, vhost=host, port=port, raw_query=request.raw_query).with_stream(name)
+        url = RtmpUrl(scheme="http", host=host, vhost=host, port=port, raw_query=request.kept_query).with_stream(name)
         query = Query({unquote(key): unquote(value) for key, value in url.query.items()})
         scheme, _, bearer = request.header("authorization").partition(" ")
         user, password = _basic(bearer) if scheme.lower() == "basic" else (None, None)

@@ -7,11 +7,16 @@ is always whole. In ``app/`` of the folder stand ``stream.m3u8`` and ``stream-NU
 an earlier run, whose files are removed. So that they are not those of a run beside it, ``.stream.lock`` is locked.
 
 H.264 with AAC or MP3 goes into MPEG-TS, which everything plays, all else into fragmented MP4, as Apple asks for.
+
+For low latency a segment is written in parts as they come: each is a file of its own, ``stream-NUMBER.COUNT.m4s``, and
+the segment, when it is complete, is all of them in one. Parts are counted on over the ends of segments, so the name of
+the next one is known ahead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import os
 import re
@@ -25,11 +30,12 @@ import structlog
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.container import fragment, transport
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.files import PART, DiskRoom, encoded, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
-from flowctl.live.remux.playlist import PLAYLIST, HlsSegment, Playlist
+from flowctl.live.remux.playlist import AWAY_S, PLAYLIST, HlsPart, HlsSegment, Playlist
 from flowctl.live.remux.writer import RecorderState, StreamWriter
 
 _log: Final = structlog.get_logger("flowctl.remux")
@@ -41,8 +47,13 @@ _FIRST_SEGMENT_MS: Final = 10_000
 _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
 _NAME_BYTES: Final = 230
 """Longest encoded name of an application or stream; file systems have 255, of which number and suffixes need some."""
-AWAY_S: Final = 10.0
-"""Time that a publisher may be away before the playlist ends: players that have read its end never look again."""
+_PART_SHARE: Final = 0.85
+"""Share of the longest part from which one ends at a picture: fewer are not allowed but at the end of a segment."""
+_LATE_PART_SHARE: Final = 0.95
+"""The same for sound, where pictures are too far apart: frames of it are 20 to 30 ms long."""
+_LEAST_PART_S: Final = 0.1
+_DRIFT: Final = 0.001
+"""Part by which the clock of a publisher may be slower than ours; crystals differ by a tenth of that."""
 
 
 class SegmentForm(enum.Enum):
@@ -56,6 +67,7 @@ class HlsSettings:
     folder: Path
     listed: int  # segments in the playlist, 3 to 100; as many more stay for players that are behind
     segment_s: float = 4.0  # least length of a segment, 1 to 30 s; it ends at the next key frame
+    part_s: float = 0.0  # longest part of a segment, 0.1 s to half of `segment_s`, for low latency. 0: no parts.
     form: SegmentForm = SegmentForm.AUTO
     keep_free_bytes: int = 0  # room on the disk that is left to others. 0: none.
 
@@ -64,6 +76,11 @@ class HlsSettings:
             raise ConfigError(f"segment_s is {self.segment_s:g}, it must be 1 to 30 s")
         if not 3 <= self.listed <= 100:
             raise ConfigError(f"listed is {self.listed}, it must be 3 to 100")
+        if self.part_s and not _LEAST_PART_S <= self.part_s <= self.segment_s / 2:
+            limits = f"0, or {_LEAST_PART_S:g} to {self.segment_s / 2:g} s, half of a segment"
+            raise ConfigError(f"part_s is {self.part_s:g}, it must be {limits}")
+        if self.part_s and self.form is SegmentForm.TS:
+            raise ConfigError("parts are written in fragmented MP4 alone", hint="leave the form out")
 
 
 class HlsWriter(StreamWriter):
@@ -94,16 +111,22 @@ class HlsWriter(StreamWriter):
         self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)
         self._lock_number: int | None = None  # descriptor of the file that says that we write the stream
         self._playlist: Playlist | None = None
-        self._units: list[Unit] = []  # units of the open segment
-        self._units_bytes = 0
+        self._units: list[Unit] = []  # units of the open part; without low latency, of the open segment
         self._opening: tuple[tuple[int, bytes], ...] = ()  # headers at its beginning
+        self._segment: HlsSegment | None = None  # what was made of the open segment
+        self._bodies: list[bytes] = []  # the same, as it is written when it is complete
+        self._complete = False  # it is
+        self._begin_ms: int | None = None  # where it begins, on the publisher's clock
+        self._open_bytes = 0  # what of it is kept in memory
         self._has_key = False  # it can be decoded
         self._zero_ms: int | None = None  # zero of the publisher's clock; None: not known yet
         self._at_ms = _FIRST_SEGMENT_MS  # where the next segment stands on our clock
+        self._zero_at: float | None = None  # time of day at zero of the publisher's clock
         self._apart = False  # something is missing, or other, before the next segment
         self._init = b""
         self._init_name = ""
         self._fragments = 0
+        self._first_number = self._parts = 0  # of parts: the number of this run, and how many it has
         self._useless: list[str] = []  # files to remove
         self._end_at: float | None = None  # when the playlist ends, if nothing comes. None: it does not
         self._covered_ms = 0
@@ -158,20 +181,35 @@ class HlsWriter(StreamWriter):
             return  # it stands before what comes next
         if (unit.cut and self._due(unit.at_ms)) or self._full(unit.at_ms):
             self._write(unit.at_ms)
+        elif self._part_due(unit):
+            self._write(unit.at_ms, last=False)
         if not self._has_key and unit.message_class in {MessageClass.INTER, MessageClass.DISPOSABLE}:
             return
         self._has_key = self._has_key or unit.cut
+        zero_at = self._wall() - unit.at_ms / 1000  # later for what comes late, so the earliest is nearest
+        self._zero_at = zero_at if self._zero_at is None else min(zero_at, self._zero_at)
         if not self._units:
             self._opening = self._timeline.headers
+        if self._begin_ms is None:
+            self._begin_ms = unit.at_ms
         self._units.append(unit)
-        self._units_bytes += len(unit.payload) + MESSAGE_BYTES
+        self._open_bytes += len(unit.payload) + MESSAGE_BYTES
 
     def _due(self, now_ms: int) -> bool:
-        return bool(self._units) and self._has_key and now_ms - self._units[0].at_ms >= self._settings.segment_s * 1000
+        began = self._begin_ms
+        return began is not None and self._has_key and now_ms - began >= self._settings.segment_s * 1000
 
     def _full(self, now_ms: int) -> bool:
-        units = self._units
-        return bool(units) and (self._units_bytes >= _MOST_BYTES or now_ms - units[0].at_ms >= _MOST_SEGMENT_S * 1000)
+        began = self._begin_ms
+        return began is not None and (self._open_bytes >= _MOST_BYTES or now_ms - began >= _MOST_SEGMENT_S * 1000)
+
+    def _part_due(self, unit: Unit) -> bool:
+        """Return whether the open part ends before `unit`: pictures are better for that than sound."""
+        part_ms = self._settings.part_s * 1000
+        if not (part_ms and self._units and unit.type_id in {TAG_VIDEO, TAG_AUDIO}):
+            return False
+        late = unit.type_id == TAG_AUDIO and "video" in self._timeline.codecs
+        return unit.at_ms - self._units[0].at_ms >= part_ms * (_LATE_PART_SHARE if late else _PART_SHARE)
 
     def _break(self) -> None:
         """End the open segment: what follows is of another timeline, or other tracks."""
@@ -180,79 +218,133 @@ class HlsWriter(StreamWriter):
             frames = max(sum(unit.type_id == units[-1].type_id for unit in units) - 1, 1)
             spent_ms = units[-1].at_ms - units[0].at_ms
             self._write(units[-1].at_ms + max(spent_ms // frames, 1))
+        self._begin_apart()
+        self._zero_ms = self._zero_at = None
+
+    def _begin_apart(self) -> None:
+        """Have the next segment begin behind a break, with a key frame."""
         self._has_key = False
-        self._zero_ms = None
+        self._complete = True
+        self._begin_ms = None
         self._apart = self._playlist is not None
 
-    def _write(self, until_ms: int) -> None:
-        """Write the open segment, which ends at `until_ms` of the publisher's clock."""
-        units, self._units, self._units_bytes = self._units, [], 0
+    def _write(self, until_ms: int, *, last: bool = True) -> None:
+        """Write the open part, which ends at `until_ms` of the publisher's clock, and its segment if it is the last."""
+        units = self._units
         begin_ms = units[0].at_ms
         if until_ms <= begin_ms:  # the clock went back, by less than makes it another one
             until_ms = max(unit.at_ms for unit in units) + 1
         if self._zero_ms is None:
             self._zero_ms = begin_ms - self._at_ms
         try:
-            self._write_segment(units, (until_ms - begin_ms) / 1000, self._zero_ms)
+            self._write_part((until_ms - begin_ms) / 1000, self._zero_ms, last=last)
         except OSError as error:
-            self._lose(units)
             self._note_no_room(error)
-            self._apart = self._playlist is not None
         except ValueError as error:
-            self._lose(units)
             self._note_unwritable(error, units)
         else:
             self._note_written()
             self._covered_ms += until_ms - begin_ms
+        if self._units:
+            self._lose(self._units)
+            self._units = []
+            self._begin_apart()
+        if last:
+            self._begin_ms, self._open_bytes = None, 0
         self._at_ms = until_ms - self._zero_ms
 
-    def _write_segment(self, units: list[Unit], duration_s: float, zero_ms: int) -> None:
+    def _write_part(self, duration_s: float, zero_ms: int, *, last: bool) -> None:
+        """Write the open part. Its units are gone when nothing of it can be lost any more."""
         if self._no_room_until is not None and self._clock() < self._no_room_until:
             raise OSError(0, self._why)  # looked for again later
         self._room.check(again=self._no_room_until is not None)
+        playlist = self._playlist = self._playlist or self._begin_list()
+        if self._complete:
+            self._close_segment(playlist)
+        init, data = self._made(zero_ms)
+        if data:
+            if init != self._init:
+                self._close_segment(playlist)
+                self._begin_init(playlist, init)
+            segment = self._segment or self._begin_segment(playlist)
+            if self._settings.part_s:
+                name = playlist.next_part
+                self._replace(name, data)
+                self._parts += 1
+                playlist.next_part = self._part_name()
+                part = HlsPart(name, duration_s, any(unit.cut for unit in self._units))
+                segment = dataclasses.replace(segment, parts=(*segment.parts, part))
+            self._segment = dataclasses.replace(segment, duration_s=segment.duration_s + duration_s)
+            self._bodies.append(data)
+            playlist.show(self._segment)
+            self._apart = False
+        self._units = []
+        self._complete = last
+        if last:
+            self._close_segment(playlist)
+        self._write_list(playlist)
+
+    def _made(self, zero_ms: int) -> tuple[bytes, bytes]:
+        """Return the open part: its initialisation, empty where it needs none, and its media, empty if it has none."""
         form = self._settings.form
         if form is SegmentForm.AUTO:
-            codecs = set(self._timeline.codecs.values())
-            form = SegmentForm.TS if codecs <= _TS_CODECS else SegmentForm.FMP4
-        playlist = self._playlist = self._playlist or self._begin_list()
-        stem = f"{self._stem}-{playlist.next_number}"
-        init = ""
+            plain = set(self._timeline.codecs.values()) <= _TS_CODECS and not self._settings.part_s
+            form = SegmentForm.TS if plain else SegmentForm.FMP4
         if form is SegmentForm.TS:
-            name, data = f"{stem}.ts", transport(self._opening, units, zero_ms)
-            self._init = b""  # its file goes with the last segment that needs it
-        else:
-            name, made = f"{stem}.m4s", fragment(self._opening, units, zero_ms, self._fragments + 1)
-            data = made.body
-            if data and made.init != self._init:
-                self._apart = self._apart or bool(self._init)
-                self._replace(f"{stem}-init.mp4", made.init)
-                self._init, self._init_name = made.init, f"{stem}-init.mp4"
-            self._fragments += 1
-            init = self._init_name
-        if not data:
+            return b"", transport(self._opening, self._units, zero_ms)
+        self._fragments += 1
+        return fragment(self._opening, self._units, zero_ms, self._fragments)
+
+    def _begin_init(self, playlist: Playlist, init: bytes) -> None:
+        self._apart = self._apart or bool(init and self._init)
+        self._init = b""  # its file goes with the last segment that needs it
+        self._init_name = f"{self._stem}-{playlist.next_number}-init.mp4" if init else ""
+        if init:
+            self._replace(self._init_name, init)
+        self._init = init
+
+    def _begin_segment(self, playlist: Playlist) -> HlsSegment:
+        name = f"{self._stem}-{playlist.next_number}.{'m4s' if self._init else 'ts'}"
+        zero_at = self._zero_at or 0.0
+        self._zero_at = zero_at + self._settings.segment_s * _DRIFT
+        return HlsSegment(name, 0.0, self._init_name, self._apart, zero_at + self._units[0].at_ms / 1000)
+
+    def _close_segment(self, playlist: Playlist) -> None:
+        """Write the open segment, if there is one. Where that fails it is tried again before the next one."""
+        segment = self._segment
+        if segment is None:
             return
-        self._replace(name, data)
-        useless = playlist.add(HlsSegment(name, duration_s, init, self._apart))
-        self._apart = False
+        data = b"".join(self._bodies)
+        self._replace(segment.name, data)
+        self._segment, self._bodies = None, []
         self._files += 1
         self._written_bytes += len(data)
-        self._useless += useless
+        self._useless += playlist.add(segment)
+
+    def _write_list(self, playlist: Playlist) -> None:
         self._replace(self.playlist_path.name, playlist.text().encode())
         while self._useless:
             (self._folder / self._useless[-1]).unlink(missing_ok=True)
             self._useless.pop()
 
+    def _part_name(self) -> str:
+        return f"{self._stem}-{self._first_number}.{self._parts}.m4s"
+
     def _begin_list(self) -> Playlist:
         """Begin a playlist, and remove what an earlier run left of this stream."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        ours = re.compile(rf"{re.escape(self._stem)}(?:-(\d+)(?:-init)?\.(?:ts|m4s|mp4)|\.m3u8)(?:{re.escape(PART)})?")
+        names = rf"{re.escape(self._stem)}(?:-(\d+)(?:-init|\.\d+)?\.(?:ts|m4s|mp4)|\.m3u8)"
+        ours = re.compile(rf"{names}(?:{re.escape(PART)})?")
         number = int(self._wall())
         for path in self._folder.iterdir():
             if found := ours.fullmatch(path.name):
                 number = max(number, int(found[1] or 0) + 1)  # the clock may have been set back
                 path.unlink(missing_ok=True)
         _log.info("HLS begins", stream=self._name, playlist=str(self.playlist_path))
-        return Playlist(number, self._settings.listed, self._settings.segment_s)
+        self._first_number, self._parts = number, 0
+        playlist = Playlist(number, self._settings.listed, self._settings.segment_s, self._settings.part_s)
+        playlist.next_part = self._part_name()
+        return playlist
 
     def _replace(self, name: str, data: bytes) -> None:
         """Write a file beside its name, then give it that."""
@@ -271,9 +363,10 @@ class HlsWriter(StreamWriter):
         playlist = self._playlist
         if playlist is None or playlist.ended or not self._files:
             return
-        playlist.ended = True
         self._state = RecorderState.WAITING
         try:
-            self._replace(self.playlist_path.name, playlist.text().encode())
+            self._close_segment(playlist)
+            playlist.ended = True
+            self._write_list(playlist)
         except OSError as error:
             _log.error("the playlist could not be ended", stream=self._name, why=error.strerror or str(error))

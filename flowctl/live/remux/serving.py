@@ -3,7 +3,8 @@
 ``/app/stream.m3u8`` is ``app/stream.m3u8`` in the folder, names encoded as `live.remux.hls` does it. Every part of
 the path is opened below the one before it and never through a link, so no name leads out of the folder. Whether a
 client may have a file is asked as for a play of its stream, whichever file it is; for clients that show who they are in
-the query, a playlist is given the query of its request at each address in it.
+the query, a playlist is given the query of its request at each address in it. What players of low latency ask for ahead
+is waited for (`flowctl.live.remux.waiting`).
 
 Bodies go out in parts, the next one when the kernel has taken the last, through the Sender of the connection.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import zlib
 from collections.abc import Generator
 from email.utils import formatdate, parsedate_to_datetime
@@ -25,18 +25,18 @@ from flowctl.errors import RemoteProtocolError
 from flowctl.live.httpd.exchange import Exchange, Handler, Request
 from flowctl.live.remux.files import encoded
 from flowctl.live.remux.playlist import CONTENT_TYPES, PLAYLIST
+from flowctl.live.remux.waiting import HlsPlaylists, ServedPlaylist, open_below
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.url import RtmpUrl
 
-_SEGMENT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})-\d{1,20}(?:\.ts|\.m4s|-init\.mp4)")
+_SEGMENT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})-\d{1,20}(?:\.ts|(?:\.\d{1,20})?\.m4s|-init\.mp4)")
 _PART_BYTES: Final = 64 * 1024
 """Part of a body that waits for a client that does not read: 32 MiB for 512 of them."""
-_PLAYLIST_BYTES: Final = 256 * 1024
-"""Largest playlist that is served; one of 100 segments has 10 KiB."""
 _SEGMENT_CACHE: Final = "max-age=3600"
 """How segments are cached: none changes, and no name is used twice; for an hour, since access to them may change."""
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z", re.IGNORECASE | re.ASCII)
 _NONE: Final = (0, 0)
+_DIGITS: Final = re.compile(r"\d{1,19}\Z", re.ASCII)
 
 
 class HlsFiles:
@@ -46,6 +46,7 @@ class HlsFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder: Final = folder
+        self._playlists: Final = HlsPlaylists(folder)
 
     def stream_of(self, path: str) -> str | None:
         app, _, name = path.removeprefix("/").rpartition("/")
@@ -63,25 +64,63 @@ class HlsFiles:
             return None
 
     def handle(self, exchange: Exchange) -> None:
-        request = exchange.request
-        app, _, name = request.path.removeprefix("/").rpartition("/")
-        playlist = name.endswith(PLAYLIST)
-        if playlist:
-            name = encoded(name.removesuffix(PLAYLIST)) + PLAYLIST
+        app, _, name = exchange.request.path.removeprefix("/").rpartition("/")
         try:
-            number = _opened(self._folder, encoded(app), name)
+            if name.endswith(PLAYLIST):
+                self._answer_playlist(exchange, encoded(app), encoded(name.removesuffix(PLAYLIST)) + PLAYLIST)
+            else:
+                self._answer_segment(exchange, encoded(app), name)
         except (OSError, ValueError):
             exchange.respond(HTTPStatus.NOT_FOUND)
+
+    def _answer_playlist(self, exchange: Exchange, app: str, name: str) -> None:
+        """Answer with a playlist: as it is, or when it has what is asked for."""
+        playlist = self._playlists.get(app, name)
+        wanted = exchange.request.directives
+        number, part = wanted.get("msn"), wanted.get("part")
+        if not playlist.hint or (number is None and part is None):
+            _give_playlist(exchange, playlist)
             return
-        try:
-            if playlist:
-                _give_playlist(exchange, number)
-                os.close(number)
+        words = [word for word in (number, part) if word is not None]
+        if number is None or not all(map(_DIGITS.match, words)):
+            exchange.respond(HTTPStatus.BAD_REQUEST, "_HLS_msn is a number, and so is _HLS_part beside it.")
+            return
+        place = int(number), None if part is None else int(part)
+        if not playlist.is_near(*place):
+            exchange.respond(HTTPStatus.BAD_REQUEST, "That is too far ahead.")
+            return
+
+        def answer(found: ServedPlaylist | None) -> None:
+            if found is None:
+                exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE)
             else:
-                _give_segment(exchange, number, CONTENT_TYPES[PurePosixPath(name).suffix])
-        except OSError:
-            os.close(number)
-            exchange.respond(HTTPStatus.NOT_FOUND)
+                _give_playlist(exchange, found)
+
+        self._playlists.wait(exchange, app, name, lambda found: not found.hint or found.has(*place), answer)
+
+    def _answer_segment(self, exchange: Exchange, app: str, name: str) -> None:
+        """Answer with a file, or when it is there, if it is the next part."""
+        content_type = CONTENT_TYPES[PurePosixPath(name).suffix]
+        try:
+            number = open_below(self._folder, app, name)
+        except FileNotFoundError:
+            of_stream = _SEGMENT.fullmatch(name)
+            playlist = "" if of_stream is None else of_stream[1] + PLAYLIST
+            if self._playlists.get(app, playlist).hint != name:
+                raise
+        else:
+            _give_segment(exchange, number, content_type)
+            return
+
+        def answer(found: ServedPlaylist | None) -> None:
+            try:
+                if found is None:
+                    raise FileNotFoundError(name)
+                _give_segment(exchange, open_below(self._folder, app, name), content_type)
+            except OSError:
+                exchange.respond(HTTPStatus.NOT_FOUND)
+
+        self._playlists.wait(exchange, app, playlist, lambda found: found.hint != name, answer)
 
 
 def hls_handlers(folder: Path) -> dict[str, Handler]:
@@ -89,31 +128,12 @@ def hls_handlers(folder: Path) -> dict[str, Handler]:
     return dict.fromkeys(CONTENT_TYPES, files)
 
 
-def _opened(folder: Path, app: str, name: str) -> int:
-    """Return a descriptor of a file in the folder of an application."""
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    top = os.open(folder, flags | os.O_DIRECTORY)
-    try:
-        below = os.open(app, flags | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-    finally:
-        os.close(top)
-    try:
-        number = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=below)
-    finally:
-        os.close(below)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise FileNotFoundError(name)
-    return number
-
-
-def _give_playlist(exchange: Exchange, number: int) -> None:
-    request = exchange.request
-    text = os.pread(number, _PLAYLIST_BYTES, 0)
-    size = check = 0
-    for part in _with_query(text, request.raw_query):  # made twice and kept nowhere: a query has up to 8 KiB
-        size, check = size + len(part), zlib.crc32(part, check)
-    tag = f'"{check:08x}-{size:x}"'
+def _give_playlist(exchange: Exchange, playlist: ServedPlaylist) -> None:
+    request, pieces = exchange.request, playlist.pieces
+    query = request.kept_query.replace('"', "%22").encode()
+    query = b"?" + query if query else b""
+    size = sum(map(len, pieces)) + (len(pieces) - 1) * len(query)
+    tag = f'"{playlist.check:08x}-{zlib.crc32(query):x}-{size:x}"'
     headers = [("Content-Type", CONTENT_TYPES[PLAYLIST]), ("Cache-Control", "no-cache"), ("ETag", tag)]
     if _has(request, tag):
         exchange.begin(HTTPStatus.NOT_MODIFIED, headers)
@@ -123,26 +143,14 @@ def _give_playlist(exchange: Exchange, number: int) -> None:
     if request.method == "HEAD" or not size:
         exchange.end()
     else:
-        _FileBody(exchange, _with_query(text, request.raw_query), size).give()
+        _FileBody(exchange, _joined(pieces, query), size).give()
 
 
-def _with_query(text: bytes, raw_query: str) -> Generator[bytes]:
-    """Make a playlist whose addresses have a query, if there is one, in parts."""
-    if not raw_query:
-        yield from (text[at : at + _PART_BYTES] for at in range(0, len(text), _PART_BYTES))
-        return
-    query = "?" + raw_query.replace('"', "%22")
-    made = ""
-    for line in text.decode().splitlines():
-        if line.startswith("#EXT-X-MAP:"):
-            made += line.removesuffix('"') + query + '"\n'
-        else:
-            made += (line if line.startswith("#") or not line else line + query) + "\n"
-        if len(made) >= _PART_BYTES:
-            yield made.encode()
-            made = ""
-    if made:
-        yield made.encode()
+def _joined(pieces: tuple[bytes, ...], query: bytes) -> Generator[bytes]:
+    """Join a playlist and the query at each address in it, in parts: a query has up to 8 KiB."""
+    at_once = max(_PART_BYTES * len(pieces) // (sum(map(len, pieces)) + len(pieces) * len(query)), 1)
+    for begin in range(0, len(pieces), at_once):
+        yield (query if begin else b"") + query.join(pieces[begin : begin + at_once])
 
 
 def _has(request: Request, tag: str) -> bool:
@@ -151,6 +159,7 @@ def _has(request: Request, tag: str) -> bool:
 
 
 def _give_segment(exchange: Exchange, number: int, content_type: str) -> None:
+    """Answer with a file, whose descriptor is closed then."""
     request, found = exchange.request, os.fstat(number)
     size = found.st_size
     tag = f'"{found.st_mtime_ns:x}-{size:x}"'

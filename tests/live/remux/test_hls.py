@@ -306,3 +306,18 @@ def test_hls_when_a_name_is_as_long_as_may_be_is_written(tmp_path):
     writing = Writing(tmp_path, app="a" * 230, stream="s" * 230, form=SegmentForm.FMP4)
     writing.feed(source(3))
     assert len(writing.listed) == 2
+
+
+def test_parts_when_a_stream_is_written_with_low_latency_are_the_segments_in_pieces(tmp_path, sample):
+    path, tags = sample("b_frames")
+    writing = Writing(tmp_path, part_s=0.2)
+    writing.feed(tags)
+    parts = re.findall(r'#EXT-X-PART:DURATION=([\d.]+),URI="(.*?)"(,INDEPENDENT=YES)?', writing.text)
+    assert [name for _, name, _ in parts] == [f"room-1000.{number}.m4s" for number in range(len(parts))]
+    assert max(float(duration_s) for duration_s, _, _ in parts) <= 0.2
+    assert writing.text.endswith(f'#EXT-X-PRELOAD-HINT:TYPE=PART,URI="room-1000.{len(parts)}.m4s"\n')
+    writing.say(PublicationEnded("over"))
+    (media,) = writing.media()
+    assert checksums(pictures_of(media)) == checksums(pictures_of(path))
+    in_parts = b"".join((writing.folder / f"room-1000.{n}.m4s").read_bytes() for n in range(len(parts)))
+    assert media.startswith((writing.folder / "room-1000-init.mp4").read_bytes() + in_parts)

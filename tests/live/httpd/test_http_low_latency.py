@@ -1,0 +1,239 @@
+"""Low latency over HTTP: requests for what is not there yet wait for it, for a while, and for nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from http_kit import wait_for
+
+from flowctl.live.hooks import LiveHooks
+from flowctl.live.remux import waiting
+from flowctl.live.remux.playlist import HlsPart, HlsSegment, Playlist
+from flowctl.live.remux.serving import hls_handlers
+from flowctl.live.remux.waiting import parse_playlist
+
+
+class Growing:
+    """A stream in a folder that grows by hand: segments of two parts, numbers from 100."""
+
+    def __init__(self, folder):
+        self.folder = folder / "live"
+        self.folder.mkdir(parents=True)
+        self.playlist = Playlist(100, 3, 1.0, 0.5)
+        self.made = 0
+        self.parts = ()
+        self.playlist.next_part = self.name(0)
+        for _ in range(3):
+            self.add()
+
+    @staticmethod
+    def name(count):
+        return f"room-100.{count}.m4s"
+
+    def add(self):
+        """Write one more part, and the segment with the second of each."""
+        name = self.name(self.made)
+        (self.folder / name).write_bytes(name.encode())
+        self.parts = (*self.parts, HlsPart(name, 0.5, not self.parts))
+        self.made += 1
+        self.playlist.next_part = self.name(self.made)
+        segment = HlsSegment(f"room-{self.playlist.next_number}.m4s", len(self.parts) * 0.5, "room-100-init.mp4")
+        segment = HlsSegment(segment.name, segment.duration_s, segment.init, parts=self.parts)
+        if len(self.parts) == 2:
+            self.playlist.add(segment)
+            self.parts = ()
+        else:
+            self.playlist.show(segment)
+        self.write()
+
+    def write(self):
+        path = self.folder / "room.m3u8"
+        part = path.with_suffix(".part")
+        part.write_text(self.playlist.text())
+        part.replace(path)
+
+
+@pytest.fixture
+def growing(tmp_path):
+    return Growing(tmp_path / "hls")
+
+
+@pytest.fixture
+def hls(web, growing):
+    return web(handlers=hls_handlers(growing.folder.parent))
+
+
+class Asking:
+    """A client that waits for its answer on a thread."""
+
+    def __init__(self, web, path, headers=""):
+        self.found = None
+        self._client = web.client()
+        self._thread = threading.Thread(target=self._ask, args=(path, headers), daemon=True)
+        self._thread.start()
+
+    def _ask(self, path, headers):
+        self.found = self._client.get(path, headers)
+
+    @property
+    def answered(self):
+        return self.found is not None
+
+    def answer(self):
+        self._thread.join(20.0)
+        assert self.found is not None
+        self._client.close()
+        return self.found
+
+
+def test_playlist_when_it_is_served_says_that_requests_may_wait(hls, growing):
+    """A server of files cannot have requests wait, so what is in the folder does not say so."""
+    assert "CAN-BLOCK-RELOAD" not in (growing.folder / "room.m3u8").read_text()
+    text = hls.get("/live/room.m3u8")[2].decode()
+    assert "#EXT-X-SERVER-CONTROL:CAN-BLOCK-RELOAD=YES,PART-HOLD-BACK=1.500\n" in text
+    assert text.endswith('#EXT-X-PRELOAD-HINT:TYPE=PART,URI="room-100.3.m4s"\n')
+
+
+def test_addresses_in_a_playlist_when_the_request_has_a_query_get_it_without_directives(hls):
+    text = hls.get("/live/room.m3u8?token=x&_HLS_msn=101&_HLS_part=0&y=%22")[2].decode()
+    plain = hls.get("/live/room.m3u8")[2].decode()
+    uris = [line for line in text.splitlines() if not line.startswith("#")] + [
+        line.split('URI="')[1].split('"')[0] for line in text.splitlines() if "URI=" in line
+    ]
+    assert len(uris) == 6
+    assert all(uri.endswith("?token=x&y=%22") for uri in uris)
+    assert text.replace("?token=x&y=%22", "") == plain
+
+
+def test_request_for_what_is_there_when_it_comes_is_answered_at_once(hls):
+    plain = hls.get("/live/room.m3u8")[2]
+    for query in ("_HLS_msn=100", "_HLS_msn=101&_HLS_part=0", "_HLS_msn=100&_HLS_part=1", "_HLS_msn=7&_HLS_part=1"):
+        status, headers, body = hls.get(f"/live/room.m3u8?{query}")
+        assert (status, body) == (200, plain)
+        assert hls.get(f"/live/room.m3u8?{query}", f"If-None-Match: {headers['etag']}\r\n")[0] == 304
+
+
+@pytest.mark.parametrize(
+    ("query", "parts"),
+    [
+        ("_HLS_msn=101&_HLS_part=1", 1),
+        ("_HLS_msn=101", 1),
+        ("_HLS_msn=101&_HLS_part=2", 2),  # there will be no third one, so it is the first of the next segment
+        ("_HLS_msn=102&_HLS_part=0", 2),
+        ("_HLS_msn=102", 3),
+    ],
+)
+def test_request_for_a_playlist_when_it_is_not_there_yet_waits(hls, growing, query, parts):
+    asking = Asking(hls, f"/live/room.m3u8?{query}")
+    for _ in range(parts):
+        time.sleep(0.1)
+        assert not asking.answered
+        growing.add()
+    status, _, body = asking.answer()
+    assert status == 200
+    assert body.decode().endswith(f'URI="{growing.name(growing.made)}"\n')
+
+
+def test_request_for_the_next_part_when_it_is_not_there_yet_waits(hls, growing):
+    asking = Asking(hls, "/live/room-100.3.m4s")
+    time.sleep(0.1)
+    assert not asking.answered
+    growing.add()
+    status, headers, body = asking.answer()
+    assert (status, body, headers["content-type"]) == (200, b"room-100.3.m4s", "video/iso.segment")
+    assert hls.get("/live/room-100.5.m4s")[0] == 404  # it is not the next one
+
+
+def test_request_for_what_will_not_come_soon_is_refused_at_once(hls):
+    for query in (
+        *("_HLS_part=1", "_HLS_msn=103", "_HLS_msn=9999999999999999999", "_HLS_msn=-1", "_HLS_msn=x", "_HLS_msn="),
+        *("_HLS_msn=101&_HLS_part=x", "_HLS_msn=101&_HLS_part=7", "_HLS_msn=102&_HLS_part=99", "_HLS_msn=%31"),
+        f"_HLS_msn={'9' * 5000}",
+    ):
+        assert hls.get(f"/live/room.m3u8?{query}")[0] == 400
+
+
+def test_requests_when_the_stream_ends_are_answered_with_its_end(hls, growing):
+    playlist = Asking(hls, "/live/room.m3u8?_HLS_msn=101&_HLS_part=1")
+    part = Asking(hls, "/live/room-100.3.m4s")
+    time.sleep(0.1)
+    growing.playlist.ended = True
+    growing.write()
+    status, _, body = playlist.answer()
+    assert (status, body.decode().endswith("#EXT-X-ENDLIST\n")) == (200, True)
+    assert part.answer()[0] == 404
+    assert hls.get("/live/room.m3u8?_HLS_msn=105")[0] == 200
+
+
+def test_requests_when_nothing_comes_end_with_an_error(hls, growing, monkeypatch):
+    monkeypatch.setattr(waiting, "AWAY_S", 0.1)
+    monkeypatch.setattr(waiting, "_WAIT_TARGETS", 0.1)
+    assert hls.get("/live/room.m3u8?_HLS_msn=101&_HLS_part=1")[0] == 503
+    assert hls.get("/live/room-100.3.m4s")[0] == 404
+    growing.add()
+    assert hls.get("/live/room.m3u8?_HLS_msn=101&_HLS_part=1")[0] == 200
+
+
+def test_requests_when_the_folder_is_removed_are_answered(hls, growing):
+    asking = Asking(hls, "/live/room.m3u8?_HLS_msn=101&_HLS_part=1")
+    time.sleep(0.1)
+    (growing.folder / "room.m3u8").unlink()
+    assert asking.answer()[0] == 503
+
+
+def test_playlist_without_parts_when_asked_for_ahead_is_answered_at_once(hls, growing):
+    """It does not say that requests may wait, so what is asked for has no meaning."""
+    playlist = Playlist(100, 3, 1.0)
+    playlist.add(HlsSegment("plain-100.ts", 1.0))
+    (growing.folder / "plain.m3u8").write_text(playlist.text())
+    status, _, body = hls.get("/live/plain.m3u8?_HLS_msn=101")
+    assert (status, body.decode()) == (200, playlist.text())
+
+
+def test_requests_when_many_wait_cost_one_look_and_one_reading(hls, growing, monkeypatch):
+    """A playlist is read once for each change, however many wait for it; where nothing waits, nothing is looked at."""
+    read = []
+    monkeypatch.setattr(waiting, "parse_playlist", lambda text: read.append(text) or parse_playlist(text))
+    clients = [hls.client() for _ in range(40)]
+    for client in clients:
+        client.send("GET /live/room.m3u8?_HLS_msn=101&_HLS_part=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    wait_for(lambda: sum(connection.session._exchange is not None for connection in hls.server.connections()) == 40)
+    time.sleep(0.1)
+    growing.add()
+    bodies = {client.answer()[2] for client in clients}
+    assert len(bodies) == 1
+    assert len(read) == 2
+    for client in clients:
+        client.close()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "flowctl-hls"])
+
+
+def test_hooks_when_a_player_waits_for_each_part_are_asked_once(web, growing):
+    hooks = Counting()
+    made = web(handlers=hls_handlers(growing.folder.parent), hooks=hooks)
+    client = made.client()
+    for number in range(3):
+        client.get(f"/live/room.m3u8?pass=yes&_HLS_msn=100&_HLS_part={number % 2}", "User-Agent: a\r\n")
+    assert [request.url.raw_query for request in hooks.asked] == ["pass=yes"]
+
+
+class Counting(LiveHooks):
+    """Lets all play, and remembers what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def may_play(self, request):
+        self.asked.append(request)
+
+
+def test_client_when_it_goes_while_it_waits_leaves_nothing(hls):
+    client = hls.client()
+    client.send("GET /live/room.m3u8?_HLS_msn=101&_HLS_part=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    wait_for(lambda: [thread for thread in threading.enumerate() if thread.name == "flowctl-hls"])
+    for connection in hls.server.connections():
+        connection.close()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "flowctl-hls"])
+    client.close()
