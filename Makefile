@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench rivals browser deb fuzz clean
+.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench site rivals browser deb fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -76,6 +76,10 @@ serve: $(READY)  ## the live server on rtmp://127.0.0.1:1935 until Ctrl-C
 # Rivals from npm stay in this folder, unless FLOWCTL_CACHE names another one.
 bench: $(READY)  ## measure for about an hour, and write the figures into docs/benchmarks.md; ARGS=--quick only looks
 	$(BIN)/python bench/run.py $(ARGS)
+
+# In folders by version, for a web server: make site ARGS='mike deploy VERSION latest' commits them to the branch gh-pages.
+site: $(READY)  ## the documents as a site in build/site, with search and an API reference
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(ARGS),$(ARGS),mkdocs build --quiet)
 
 rivals: $(READY)  ## install what benches and load tests compare with: Node-Media-Server, and nginx-rtmp as root on Debian
 	$(BIN)/python bench/install_rivals.py
