@@ -22,7 +22,8 @@ def edge(
         list[str],
         typer.Argument(
             metavar="ORIGIN...",
-            help="[rtmps://]host[:segment port][/rtmp port][?key=KEY]; 1936 and 1935 unless said.",
+            help="[rtmps://]host[:segment port][/rtmp port][?key=KEY]; 1936 and 1935 unless said. dns+ or dnssrv+ "
+            "before it: all origins of a name in DNS.",
         ),
     ],
     *,
@@ -32,6 +33,9 @@ def edge(
     stream: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Have these streams without viewers too; repeatable.")
     ] = None,
+    dns: Annotated[
+        str, typer.Option(metavar="HOST[:PORT]", help="Server of DNS; of the system unless said.", envvar="FLOWCTL_DNS")
+    ] = "",
     redundancy: Annotated[int, typer.Option(min=1, max=8, help="Fetch each segment from so many origins.")] = 1,
     config: Annotated[
         Path | None, typer.Option(metavar="TOML", help="File of settings, as of serve.", envvar="FLOWCTL_CONFIG")
@@ -54,15 +58,16 @@ def edge(
     """
     from flowctl.cli.servers import load_server
     from flowctl.core.server.signals import EndSignals
+    from flowctl.live.cluster.edge.discovery import parse_origin
     from flowctl.live.cluster.edge.edge import Edge, EdgeConfig
-    from flowctl.live.cluster.edge.upstream import OriginAddress
     from flowctl.wire.client.connect import trust
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
     set_up_log(as_json=log_json)
     trust(authorities=ca_file, insecure=insecure)
     edge_config = EdgeConfig(
-        origins=tuple(OriginAddress.parse(item) for item in origins),
+        origins=tuple(parse_origin(item) for item in origins),
+        dns=dns,
         follow=follow,
         streams=tuple(stream or ()),
         redundancy=redundancy,

@@ -9,7 +9,7 @@ from flowctl.errors import ConfigError
 _EXTRA_OF: Final = {
     **dict.fromkeys(("rich", "typer"), "cli"),
     **dict.fromkeys(("cbor2", "zmq"), "rpc"),
-    **dict.fromkeys(("h11", "httpx", "jinja2", "jwt", "pydantic", "wsproto"), "live"),
+    **dict.fromkeys(("dns", "h11", "httpx", "jinja2", "jwt", "pydantic", "wsproto"), "live"),
     **dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "admin"),
     "av": "media",
     "pyarrow": "telemetry",

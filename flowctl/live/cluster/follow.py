@@ -75,9 +75,10 @@ class Source:
     url: RtmpUrl  #: its address; where `path` is given, only the name of the stream counts
     path: str = ""  #: path of a Unix socket. Empty: host and port of the address.
     node: str = ""  #: name of the server for logs and statistics. Empty: its host and port.
+    host: str = ""  #: where the server is that `url` names. Empty: as DNS says.
 
     def __str__(self) -> str:
-        return self.node or self.path or f"{self.url.host}:{self.url.port}"
+        return self.node or self.path or f"{self.host or self.url.host}:{self.url.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +280,7 @@ class StreamFollower:
     def _connect_remote(self, number: int, source: Source, parameters: str) -> None:
         """Look up and connect; a thread of its own."""
         try:
-            sock = connect_socket(source.url)
+            sock = connect_socket(source.url, host=source.host)
         except (FlowctlError, OSError) as error:  # ConfigError: a file of authorities that cannot be read
             self._post(self._failed, number, str(error))
             return

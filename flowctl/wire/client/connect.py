@@ -54,17 +54,18 @@ def parse_address(text: str, schemes: Collection[str] = ("rtmp", "rtmps")) -> Rt
 
 
 def connect_socket(
-    url: RtmpUrl, *, timeout_s: float = DEFAULT_TIMEOUT_S, receive_buffer_bytes: int = 0
+    url: RtmpUrl, *, host: str = "", timeout_s: float = DEFAULT_TIMEOUT_S, receive_buffer_bytes: int = 0
 ) -> socket.socket:
-    """Return a connected socket, tried at each address of the host in turn; blocks the caller.
+    """Return a connected socket, tried at each address of `host`, or that of `url`, in turn; blocks the caller.
 
     With ``rtmps`` it speaks TLS; the handshake comes when it is read, and an error of it ends the connection.
     """
-    where = f"{url.host}:{url.port}"
+    host = host or url.host
+    where = f"{host}:{url.port}"
     try:
-        infos = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise BrokenError(f"cannot resolve {url.host}: {error.strerror}", hint="check the host's name") from error
+        raise BrokenError(f"cannot resolve {host}: {error.strerror}", hint="check the host's name") from error
     end = time.monotonic() + timeout_s
     last: OSError = TimeoutError("no address")
     for family, kind, protocol, _, address in infos:

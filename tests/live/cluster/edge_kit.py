@@ -36,7 +36,7 @@ class EdgeServer:
 
     def __init__(self, *origins, offer="", streams=("live/*",), records=None, **settings):
         self.server = server(**({} if records is None else {"events": records}))
-        where = tuple(item if isinstance(item, OriginAddress) else item.where for item in origins)
+        where = tuple(getattr(item, "where", item) for item in origins)
         self.edge = Edge(self.server, EdgeConfig(origins=where, streams=tuple(streams), **settings), offer=offer)
         self.server.companions.append(self.edge)
         self.server.start()
@@ -48,8 +48,11 @@ class EdgeServer:
     def play(self, name="live/room"):
         return playing(self.server.address, name)
 
+    def origins(self):
+        return self.edge.statistics().origins
+
     def states(self):
-        return [item.state for item in self.edge.statistics().origins]
+        return [item.state for item in self.origins()]
 
     def stream(self, name="live/room"):
         return next((item for item in self.edge.statistics().copies if item.stream == name), None)
@@ -103,4 +106,18 @@ class Encoder:
         self.send(made)
 
 
-__all__ = ["Encoder", "House", "frames", "until"]
+def whole(viewer, encoder, last=None):
+    """Wait until a viewer has what was sent up to `last`; return what it got, which must have no hole."""
+    last = encoder.sent[-1] if last is None else last
+    until(lambda: frames(viewer.media)[-1:] == [last], "the last message")
+    got = frames(viewer.media)
+    start = encoder.sent.index(got[0])
+    assert got == encoder.sent[start : start + len(got)]
+    return got
+
+
+def cut_off(encoder):
+    return encoder.sent[(len(encoder.sent) - 1) // 50 * 50 - 1]
+
+
+__all__ = ["Encoder", "House", "cut_off", "frames", "until", "whole"]

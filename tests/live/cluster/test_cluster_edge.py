@@ -7,7 +7,7 @@ import json
 
 import pyarrow.parquet
 import pytest
-from edge_kit import Encoder, House, frames, until
+from edge_kit import Encoder, House, cut_off, frames, until, whole
 from structlog.testing import capture_logs
 
 from flowctl.control.listings import stats
@@ -24,20 +24,6 @@ def house():
     made = House()
     yield made
     made.close()
-
-
-def whole(viewer, encoder, last=None):
-    """Wait until a viewer has what was sent up to `last`; return what it got, which must have no hole."""
-    last = encoder.sent[-1] if last is None else last
-    until(lambda: frames(viewer.media)[-1:] == [last], "the last message")
-    got = frames(viewer.media)
-    start = encoder.sent.index(got[0])
-    assert got == encoder.sent[start : start + len(got)]
-    return got
-
-
-def cut_off(encoder):
-    return encoder.sent[(len(encoder.sent) - 1) // 50 * 50 - 1]
 
 
 def begin(house, *origins, **settings):

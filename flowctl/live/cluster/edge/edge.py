@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -35,6 +35,7 @@ from flowctl.core.server.listener import shown
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.live.cluster.edge.copy import CopyStatistics, StreamCopy
+from flowctl.live.cluster.edge.discovery import Lookup, OriginName, OriginWatch, parse_server
 from flowctl.live.cluster.edge.gate import SchedulerGate
 from flowctl.live.cluster.edge.planner import EdgePlanner
 from flowctl.live.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
@@ -78,6 +79,8 @@ _PROBE_S: Final = 30.0
 """Time after which a slow origin that was not asked is asked like the others: it may have become quick."""
 FLAWED_S: Final = 60.0
 """Time for which a source is not followed whose frames differ from what origins have: as long as a liar is banned."""
+MOST_UPSTREAMS: Final = 128
+"""Origins that are connected at a time, with those that no name stands for any more but that still serve."""
 _EXPIRE_TICKS: Final = 10
 
 
@@ -85,7 +88,8 @@ _EXPIRE_TICKS: Final = 10
 class EdgeConfig:
     """Settings of an edge beside those of its server."""
 
-    origins: tuple[OriginAddress, ...]
+    origins: tuple[OriginAddress | OriginName, ...]
+    dns: str = ""  #: server of DNS, ``address`` or ``address:port``. Empty: those of the system.
     follow: bool = False  #: whether frames come from one origin by RTMP; segments then only repair
     streams: tuple[str, ...] = ()  #: patterns of streams that are wanted without viewers, with ``*`` and ``?``
     redundancy: int = 1  #: number of origins that each segment is fetched from, 1 to 8
@@ -97,6 +101,7 @@ class EdgeConfig:
             raise ConfigError("an edge has no origins", hint="give one or more, like 10.0.0.5:1936")
         if len(set(self.origins)) != len(self.origins):
             raise ConfigError("an edge has an origin twice", hint="name each of them once")
+        parse_server(self.dns)
         if len(self.streams) > MOST_PATTERNS:
             raise ConfigError(
                 f"{len(self.streams)} patterns of streams are given, origins take {MOST_PATTERNS}",
@@ -136,7 +141,7 @@ class _Following:
         self._upstreams = upstreams
         self._group = group
         self._rng = rng
-        self._next = rng.randrange(len(upstreams))  # edges do not all begin with the same
+        self._next = rng.randrange(max(len(upstreams), 1))  # edges do not all begin with the same
         self._tries = 0  # since frames came last
         self._again_at = 0.0
         self._since = 0.0
@@ -164,8 +169,9 @@ class _Following:
             self.stop()
             self._copy.lose_source()
             self._tries += 1
-            if self._tries >= len(self._upstreams):
-                self._again_at = now + _ROUND_BACKOFF.delay_s(self._tries // len(self._upstreams), self._rng)
+            count = max(len(self._upstreams), 1)
+            if self._tries >= count:
+                self._again_at = now + _ROUND_BACKOFF.delay_s(self._tries // count, self._rng)
         if now >= self._again_at:
             self._begin(now)
 
@@ -182,7 +188,7 @@ class _Following:
             upstream = self._upstreams[self._next % len(self._upstreams)]
             self._next += 1
             flawed_s = now - self._flawed.get(str(upstream.address), float("-inf"))
-            if upstream.state is not UpstreamState.BANNED and flawed_s > FLAWED_S:
+            if upstream.named and upstream.state is not UpstreamState.BANNED and flawed_s > FLAWED_S:
                 break
         else:
             return
@@ -193,7 +199,7 @@ class _Following:
             return  # a name that this server's viewers may ask for, and we cannot
         self.source, self._since = str(origin), now
         self._follow = StreamFollower(
-            Source(url), self._copy, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow
+            Source(url, host=origin.host), self._copy, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow
         )
         self._follow.start()
 
@@ -257,7 +263,13 @@ class Edge:
         self._offering: Offering | None = None
         self._upstreams: list[Upstream] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._tls = client_context() if any(item.tls for item in config.origins) else None
+        self._given: Final = [item for item in config.origins if isinstance(item, OriginAddress)]
+        names = [item for item in config.origins if isinstance(item, OriginName)]
+        by_tls = [item.tls for item in self._given] + [item.origin.tls for item in names]
+        self._tls = client_context() if any(by_tls) else None
+        find = Lookup(parse_server(config.dns), self._rng.getrandbits(32)).find
+        self._watches: Final = [OriginWatch(item, find, self._tell_found, Random()) for item in names]
+        self._found: dict[OriginName, list[OriginAddress]] = {}  # what DNS said last of each name
         self._slow: set[str] = set()  # connections to origins that answer much later than others
         self._ticks = 0
         self._stopping = False
@@ -281,8 +293,9 @@ class Edge:
 
     def _begin(self) -> None:
         self._diffusion_of_loop()
-        for upstream in self._upstreams:
-            self._task(upstream.run())
+        self._use_origins()
+        for watch in self._watches:
+            watch.start()
         self._task(self._run())
         _log.info("edge started", origins=[str(item) for item in self._config.origins], follow=self._config.follow)
 
@@ -301,16 +314,46 @@ class Edge:
             diffusion.subscribe(*self._config.streams)
             self.gate.opened = diffusion.gate_opened
             self._offering = Offering(diffusion, self._server)
-            self._upstreams = [
-                Upstream(item, self._connect, diffusion, self.gate, self._clock, self._rng, self._gone)
-                for item in self._config.origins
-            ]
         return self._diffusion
 
-    def _task(self, work: Any) -> None:
+    def _tell_found(self, name: OriginName, origins: list[OriginAddress]) -> None:
+        """Use what a name stands for now. A watch's thread."""
+        with contextlib.suppress(ClosedError, LocalProtocolError):
+            self._group.call_soon(self._use_found, name, origins)
+
+    def _use_found(self, name: OriginName, origins: list[OriginAddress]) -> None:
+        self._found[name] = origins
+        self._use_origins()
+
+    def _use_origins(self) -> None:
+        """Fetch from all origins that are given or found, and from others no longer than they serve."""
+        if self._stopping:
+            return
+        origins = dict.fromkeys(self._given + [item for found in self._found.values() for item in found])
+        present = [item for item in self._upstreams if item.state is not UpstreamState.ENDED]
+        for upstream in present:
+            upstream.named = upstream.address in origins
+            origins.pop(upstream.address, None)
+        most = max(MOST_UPSTREAMS, len(self._given))
+        unnamed = [item for item in present if not item.named]
+        for upstream in unnamed[: max(len(present) + len(origins) - most, 0)]:
+            upstream.cut()
+        for address in list(origins)[: max(most - len(self._upstreams), 0)]:  # the others at the next look
+            upstream = Upstream(
+                address, self._connect, self._diffusion_of_loop(), self.gate, self._clock, self._rng, self._gone
+            )
+            self._upstreams.append(upstream)
+            upstream.task = self._task(upstream.run())
+            upstream.task.add_done_callback(partial(self._ended, upstream))
+
+    def _ended(self, upstream: Upstream, _task: asyncio.Task[None]) -> None:
+        self._upstreams.remove(upstream)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -326,6 +369,8 @@ class Edge:
 
     async def _end(self) -> None:
         self._stopping = True
+        for watch in self._watches:
+            watch.stop()
         for wanted in self._wanted.values():
             if wanted.following is not None:
                 wanted.following.stop()
@@ -340,7 +385,8 @@ class Edge:
         self.gate.stop()
 
     async def _connect(self, address: OriginAddress) -> StreamSession:
-        wrap = None if self._tls is None or not address.tls else partial(with_tls, context=self._tls, host=address.host)
+        tls, host = self._tls, address.name or address.host
+        wrap = None if tls is None or not address.tls else partial(with_tls, context=tls, host=host)
         return await connect_stream(self._group, (address.host, address.port), wrap=wrap)
 
     def _serve(self, session: StreamSession) -> None:

@@ -48,6 +48,7 @@ class OriginAddress:
     rtmp_port: int = RTMP_PORT
     tls: bool = False
     proof: str = field(default="", repr=False)  #: what is brought for both, as players do: ``key=...``. Empty: nothing.
+    name: str = ""  #: name in DNS that it was found by, which its certificate is for. Empty: the host.
 
     @classmethod
     def parse(cls, text: str) -> OriginAddress:
@@ -75,7 +76,7 @@ class OriginAddress:
         return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
 
     def url(self, stream: str) -> RtmpUrl:
-        url = url_of(stream, self.host, self.rtmp_port)
+        url = url_of(stream, self.name or self.host, self.rtmp_port)
         scheme = "rtmps" if self.tls else url.scheme
         return replace(url, scheme=scheme, raw_query=self.proof, query=parse_query(self.proof))
 
@@ -85,12 +86,12 @@ class OriginAddress:
 
 
 def _can_be_looked_up(host: str) -> bool:
-    """Return whether a host name can be looked up: one with an empty or too long label always fails."""
+    """Return whether a host name can be looked up: one with an empty or too long label, or with a plus, never can."""
     try:
         host.encode("idna")
     except UnicodeError:
         return False
-    return bool(host)
+    return bool(host) and "+" not in host
 
 
 class UpstreamState(enum.Enum):
@@ -150,6 +151,8 @@ class Upstream:
     ) -> None:
         self._gone = gone
         self.address: Final = address
+        self.named = True  #: whether it is still one of the origins. If not, it is used for as long as it serves.
+        self.task: asyncio.Task[None] | None = None  #: that fetches from it
         self.state = UpstreamState.CONNECTING
         self.meter: Final = PeerMeter()
         self._connect = connect
@@ -169,7 +172,18 @@ class Upstream:
     async def run(self) -> None:
         while True:
             wait_s = await self._fetch_once()
-            await asyncio.sleep(wait_s)
+            if self.named or self.state is UpstreamState.BANNED:  # a liar that is named again soon is still banned
+                await asyncio.sleep(wait_s)
+            if not self.named:
+                break
+        self.state = UpstreamState.ENDED
+        _log.info("origin left", origin=str(self.address), why="DNS does not name it any more")
+
+    def cut(self) -> None:
+        """End at once, for others are waiting for the place."""
+        self.state = UpstreamState.ENDED
+        if self.task is not None:
+            self.task.cancel()
 
     async def _fetch_once(self) -> float:
         self._redial.begin()
@@ -216,7 +230,7 @@ class Upstream:
 
     def _note_failure(self, why: str, **hint: str) -> None:
         self.state, self._why = UpstreamState.RESTING, why
-        if why != self._told:
+        if why != self._told and self.named:
             self._told = why
             _log.warning("origin not reached", origin=str(self.address), why=why, **hint)
 
