@@ -34,8 +34,11 @@ from typing import Any, Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from flowctl.core.text import journal
 from flowctl.core.text.addresses import address_key
-from flowctl.core.text.logwriter import LineLimiter, LineWriter
+from flowctl.core.text.journal import JournalTarget, journal_entry, leads_to_journal
+from flowctl.core.text.logfile import LogFile, LogFileOptions
+from flowctl.core.text.logwriter import DescriptorTarget, LineLimiter, LineWriter, LogTarget
 from flowctl.core.text.printable import carries_secret, decoded, printable, without_secret
 from flowctl.errors import ConfigError
 from flowctl.wire.rtmp.url import REDACTED, redact_query, redact_url
@@ -206,11 +209,18 @@ def configure(
     *,
     json: bool = False,
     stream: TextIO | None = None,
+    file: LogFileOptions | None = None,
     fields: Mapping[str, Any] | None = None,
 ) -> None:
-    """Send all log lines of the process to one stream; replaces whatever was set up before."""
+    """Send all log lines of the process to one place; replaces whatever was set up before.
+
+    The place is a file, or a stream: standard error unless another is given. Where that is the journal of systemd,
+    lines are entries there, with their fields.
+    """
     number = parse_level(level)
-    target = sys.stderr if stream is None else stream
+    stream = sys.stderr if stream is None else stream
+    target = _target(stream, file, json=json)
+    target_is_stream = target is None or isinstance(target, DescriptorTarget)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -224,9 +234,13 @@ def configure(
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask_secrets, _renderer(target, json)],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            mask_secrets,
+            _renderer(target, json=json, colours=target_is_stream and use_colours(stream)),
+        ],
     )
-    handler = _Handler(target)
+    handler = _Handler(target, stream)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     for old in list(root.handlers):
@@ -264,13 +278,12 @@ class _Handler(logging.Handler):
     A stream without a descriptor is memory: it is written to at once.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, target: LogTarget | None, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
+        self._to_journal = isinstance(target, JournalTarget)
         self._limiter = LineLimiter()
-        self._writer: LineWriter | None = None
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # io.UnsupportedOperation is both of the latter
-            self._writer = LineWriter(stream.fileno(), self._dropped_line, self._kept_back_lines)
+        self._writer = None if target is None else LineWriter(target, self._dropped_line, self._kept_back_lines)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless its peer has had its share; under this handler's lock."""
@@ -296,6 +309,10 @@ class _Handler(logging.Handler):
     def error(self) -> OSError | None:
         return None if self._writer is None else self._writer.error
 
+    def look(self) -> None:
+        if self._writer is not None:
+            self._writer.put(b"")
+
     def _put(self, line: bytes) -> None:
         if self._writer is not None:
             self._writer.put(line)
@@ -308,7 +325,7 @@ class _Handler(logging.Handler):
             text = self.format(record)
         except Exception as error:  # noqa: BLE001 - what a value's __str__ raises; a log line ends nothing
             text = self.format(_record("a log line could not be rendered", error=type(error).__name__, of=record.name))
-        return f"{text}\n".encode("utf-8", "backslashreplace")
+        return text.encode("latin-1") if self._to_journal else f"{text}\n".encode("utf-8", "backslashreplace")
 
     def _dropped_line(self, count: int) -> bytes:
         return self._line(_record(f"{count} log lines dropped, nobody read them", lines=count))
@@ -344,18 +361,48 @@ def flush() -> None:
             handler.flush()
 
 
+def look_at_file() -> None:
+    """Have the log file opened again now, where somebody has moved it; that is seen within a second without this."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.look()
+
+
 def write_error() -> OSError | None:
     """Return why lines of the log could not be written, None if they could."""
     errors = [handler.error for handler in logging.getLogger().handlers if isinstance(handler, _Handler)]
     return next((error for error in errors if error is not None), None)
 
 
-def _renderer(stream: TextIO, json: bool) -> Processor:  # noqa: FBT001 - private, named at its only call
+def _target(stream: TextIO, file: LogFileOptions | None, *, json: bool) -> LogTarget | None:
+    """Return where lines go. None: the stream is memory."""
+    if file is not None and file.path is not None:
+        return LogFile(file.path, file)
+    try:
+        descriptor = stream.fileno()
+    except (AttributeError, OSError, ValueError):  # io.UnsupportedOperation is both of the latter
+        return None
+    return JournalTarget(journal.SOCKET) if not json and leads_to_journal(descriptor) else DescriptorTarget(descriptor)
+
+
+def _renderer(target: LogTarget | None, *, json: bool, colours: bool) -> Processor:
     if json:
         return structlog.processors.JSONRenderer(default=str)
-    return structlog.dev.ConsoleRenderer(
-        colors=use_colours(stream), exception_formatter=structlog.dev.plain_traceback, pad_event_to=36
+    to_journal = isinstance(target, JournalTarget)
+    console = structlog.dev.ConsoleRenderer(
+        colors=colours, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0 if to_journal else 36
     )
+    return partial(_journal_entry, console) if to_journal else console
+
+
+def _journal_entry(
+    console: structlog.dev.ConsoleRenderer, logger: WrappedLogger, method_name: str, event_dict: EventDict
+) -> str:
+    """Return a line as an entry, an octet a character: the text for people, without time and level, and its fields."""
+    level = event_dict.pop("level", "info")
+    del event_dict["timestamp"]
+    fields = {name: value for name, value in event_dict.items() if name not in _TRACEBACKS | {"event"}}
+    return journal_entry(str(console(logger, method_name, event_dict)), level, fields).decode("latin-1")
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

@@ -19,6 +19,7 @@ from flowctl.units import parse_bit_rate, parse_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from flowctl.core.text.logfile import LogFileOptions
     from flowctl.wire.client.base import RtmpClient
     from flowctl.wire.client.connect import ClientT
 
@@ -55,10 +56,19 @@ def given(context: typer.Context, parameter: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def set_up_log(*, as_json: bool = False, level: str | None = None) -> None:
+def set_up_log(*, as_json: bool = False, level: str | None = None, file: LogFileOptions | None = None) -> None:
     from flowctl import log
 
-    log.configure(settings.log_level if level is None else level, json=as_json)
+    log.configure(settings.log_level if level is None else level, json=as_json, file=file)
+
+
+def log_to_file(file: LogFileOptions, *, as_json: bool) -> None:
+    """Have the log go on in its file, where the settings name one; what came before is on standard error."""
+    if file.path is not None:
+        from flowctl.log import get_logger
+
+        get_logger("flowctl.log").info("the log goes on in a file", file=str(file.path))
+        set_up_log(as_json=as_json, file=file)
 
 
 def print_json(value: Any) -> None:

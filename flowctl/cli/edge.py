@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure, optional_duration, set_up_log
+from flowctl.cli.common import CaFile, Insecure, log_to_file, optional_duration, set_up_log
 from flowctl.cli.serve import ServeCommand, options_of, run_server
 from flowctl.errors import ConfigError
 
@@ -74,6 +74,7 @@ def edge(
     )
     program = load_server("live")
     options = options_of(context, program, pairs, config)
+    log_to_file(options.log, as_json=log_json)
     if options.workers != 1:
         raise ConfigError("an edge has one process", hint="start several, each with a port of its own")
 

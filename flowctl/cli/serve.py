@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from flowctl.cli.common import optional_duration, print_json, set_up_log, settings
+from flowctl.cli.common import log_to_file, optional_duration, print_json, set_up_log, settings
 from flowctl.core.text.output import say
 from flowctl.units import format_count
 
@@ -98,8 +98,8 @@ def serve(
 
     Each setting is an option, a variable FLOWCTL_NAME, or a line name = "value" of the file: the first that is there
     counts. Limits are bytes,messages,age of what waits for one peer; 0 turns an axis off. Files of settings, limits and
-    bans are looked at each second, and at once on SIGHUP; one that is not valid changes nothing. SIGUSR1 and SIGUSR2
-    log a line of figures.
+    bans are looked at each second, and at once on SIGHUP; one that is not valid changes nothing. SIGUSR1 opens
+    the log file again, SIGUSR2 logs a line of figures.
     """
     from flowctl.cli.servers import load_server
     from flowctl.core.server.signals import EndSignals
@@ -112,6 +112,7 @@ def serve(
         _list_settings(program, as_json=as_json)
         return
     options = options_of(context, program, pairs, config)
+    log_to_file(options.log, as_json=log_json)
     options = _with_handed(options)
     stats_s = optional_duration(stats, "--stats")
     count = worker_count(getattr(options, "workers", 1))
@@ -163,12 +164,12 @@ def run_server(
 ) -> None:
     from flowctl.core.server.systemd import Notifier
     from flowctl.live import LiveServer
-    from flowctl.log import get_logger
+    from flowctl.log import get_logger, look_at_file
 
     logger = get_logger("flowctl.serve")
     notifier = Notifier(os.environ)
     server = program.build(options)
-    calls: dict[int, Callable[[], None]] = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), lambda: _log_figures(server))
+    calls: dict[int, Callable[[], None]] = {signal.SIGUSR1: look_at_file, signal.SIGUSR2: lambda: _log_figures(server)}
     if isinstance(server, LiveServer) and (server.reload.watching or server.certificate is not None):
         calls[signal.SIGHUP] = functools.partial(_reload, server, notifier)
     ended.calls = calls
@@ -244,7 +245,7 @@ def _run_workers(
     """Start the workers of a server, look after them, wait for a signal or the end of a drain, end them."""
     from flowctl.core.server.systemd import Notifier
     from flowctl.live.cluster.workers.supervisor import Supervisor
-    from flowctl.log import get_logger
+    from flowctl.log import get_logger, look_at_file
 
     logger = get_logger("flowctl.serve")
     notifier = Notifier(os.environ)  # before there are workers: it is ours alone
@@ -255,10 +256,14 @@ def _run_workers(
 
     def reload() -> None:
         notifier.reloading()
-        supervisor.reload_now()
+        supervisor.signal_workers(signal.SIGHUP)
         notifier.ready(f"{count} workers, listening on {_where(supervisor.listening)}")
 
-    ended.calls = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), tell)
+    def open_again() -> None:
+        look_at_file()
+        supervisor.signal_workers(signal.SIGUSR1)
+
+    ended.calls = {signal.SIGUSR1: open_again, signal.SIGUSR2: tell}
     if any(
         item is not None for item in (options.source, options.limits_file, options.bans_file, options.tls_certificate)
     ):

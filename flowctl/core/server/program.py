@@ -15,6 +15,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.core.text.addresses import LAST_PORT
 from flowctl.core.text.fieldtypes import check_fields
+from flowctl.core.text.logfile import LogFileOptions
 from flowctl.errors import ConfigError
 from flowctl.pollgroup import LoopFactory
 from flowctl.pollgroups import MAX_GROUPS
@@ -40,6 +41,7 @@ class ServeOptions:
         socket_options: set on each socket.
         group_count: number of poll groups (threads), 1 to 256.
         loop_factory: makes the groups' loops. None: uvloop where it can be had.
+        log: file of the log of ``flowctl serve``, and its rotation; code sets its log up by itself.
         on_error: told of every exception of a handler, with where it was raised.
         extra: settings that only this program has, as text: those that `ServerProgram.extra` names.
 
@@ -58,6 +60,7 @@ class ServeOptions:
     socket_options: SocketOptions = field(default_factory=SocketOptions)
     group_count: int = 1
     loop_factory: LoopFactory | None = None
+    log: LogFileOptions = field(default_factory=LogFileOptions)
     on_error: Callable[[str, Exception], None] | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 

@@ -15,9 +15,9 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from flowctl.core.outcomes.bucket import TokenBucket
 
@@ -33,6 +33,7 @@ MOST_ADDRESSES: Final = 4096
 """Addresses remembered; the longest silent one is forgotten first, which gives a new address at most its burst."""
 _BATCH_BYTES: Final = 64 * 1024
 """Bytes written by one system call: what a pipe holds by default."""
+_LINE_BREAK: Final = ord("\n")
 
 
 @dataclass(eq=False, slots=True)
@@ -82,14 +83,59 @@ class LineLimiter:
         return withheld
 
 
+class LogTarget(Protocol):
+    """Where lines go. All is done on the thread of a `LineWriter`, which may wait."""
+
+    def write(self, lines: Sequence[bytes]) -> OSError | None:
+        """Write all lines, however long it takes; return what was wrong if that cannot be."""
+
+    def look(self) -> None:
+        """See that the target is what it was; called before each batch, and once a second without one."""
+
+    def close(self) -> None:
+        """Let go of what was opened here."""
+
+
+class DescriptorTarget:
+    """A descriptor: a pipe, a terminal, or a file that stays where it is."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._torn = False  # the last line was written in part, as where a disk became full
+
+    def write(self, lines: Sequence[bytes]) -> OSError | None:
+        left = memoryview(b"".join((b"\n", *lines) if self._torn else lines))
+        while left:
+            try:
+                count = os.write(self.descriptor, left)
+            except BlockingIOError:  # another process that shares the descriptor made it so
+                poll = select.poll()
+                poll.register(self.descriptor, select.POLLOUT)
+                poll.poll(1000)
+            except OSError as error:
+                return error
+            else:
+                self._torn = left[count - 1] != _LINE_BREAK
+                left = left[count:]
+        return None
+
+    def look(self) -> None:
+        """Do nothing: nobody can move a descriptor."""
+
+    def close(self) -> None:
+        """Do nothing: the descriptor is another's."""
+
+
 class LineWriter:
-    """Writes lines to a descriptor on a thread of its own. `put` may be called on any thread, and in signal handlers.
+    """Writes lines to a target on a thread of its own. `put` may be called on any thread, and in signal handlers.
 
     A child made by `os.fork` begins with an empty queue: what waited is the parent's, and so is its thread.
     """
 
-    def __init__(self, descriptor: int, dropped_line: Callable[[int], bytes], idle: Callable[[], list[bytes]]) -> None:
-        self._descriptor = descriptor
+    def __init__(
+        self, target: LogTarget, dropped_line: Callable[[int], bytes], idle: Callable[[], list[bytes]]
+    ) -> None:
+        self._target = target
         self._dropped_line = dropped_line
         self._idle = idle
         self._begin()
@@ -106,7 +152,10 @@ class LineWriter:
         self._ending = False  # guarded by _ready
 
     def put(self, line: bytes) -> None:
-        """Have `line`, with its line break, written soon; where too much waits, it is dropped and counted."""
+        """Have `line`, with its line break, written soon; where too much waits, it is dropped and counted.
+
+        An empty line has the target looked at now.
+        """
         with self._ready:
             if self._queued_bytes + len(line) > MOST_QUEUED_BYTES:
                 self._dropped += 1
@@ -135,6 +184,8 @@ class LineWriter:
         with self._ready:
             self._ending = True
             self._ready.notify_all()
+            if self._thread is None:
+                self._target.close()
 
     @property
     def error(self) -> OSError | None:
@@ -149,6 +200,7 @@ class LineWriter:
                     self._ready.wait(1.0)
                 idle = not self._lines
                 if idle and self._ending:
+                    self._target.close()
                     return
                 size = 0
                 batch = []
@@ -156,32 +208,19 @@ class LineWriter:
                     batch.append(self._lines.popleft())
                     size += len(batch[-1])
                 dropped, self._dropped = self._dropped, 0
+            self._target.look()
             if idle:
                 batch = self._idle()
             if dropped:
                 # What was dropped came after what is in the batch.
                 batch.append(self._dropped_line(dropped))
-            error = self._write(b"".join(batch))
+            error = self._target.write(batch)
             with self._ready:
                 self._queued_bytes -= size
                 self._error = error
                 if error is not None:
                     self._dropped += dropped + len(batch) - bool(dropped)
                 self._ready.notify_all()
-
-    def _write(self, data: bytes) -> OSError | None:
-        """Write all of `data`, however long it takes; return what was wrong if that cannot be."""
-        left = memoryview(data)
-        while left:
-            try:
-                left = left[os.write(self._descriptor, left) :]
-            except BlockingIOError:  # another process that shares the descriptor made it so
-                poll = select.poll()
-                poll.register(self._descriptor, select.POLLOUT)
-                poll.poll(1000)
-            except OSError as error:
-                return error
-        return None
 
 
 _writers: Final[weakref.WeakSet[LineWriter]] = weakref.WeakSet()

@@ -133,6 +133,9 @@ class LiveSettings(BaseModel):
     trusted_proxies: Proxies = _at(
         "trusted_proxies", "Proxies that say first whom they speak for (PROXY protocol v1, v2)."
     )
+    log_file: File = _at("log.path", "Write the log to this file and not to standard error.")
+    log_max_size: Size = _at("log.max_bytes", "Begin a new log file at this size, and each day; 0: others move it.")
+    log_keep: Count = _at("log.keep", "Older log files to keep; 0: all.")
 
     soft: Marks = _own("Soft limit of what waits for one peer.", streams=False, of=_BOTH)
     hard: Marks = _own(

@@ -14,13 +14,13 @@ import time
 import pytest
 
 from flowctl.core.text import logwriter
-from flowctl.core.text.logwriter import LineLimiter, LineWriter
+from flowctl.core.text.logwriter import DescriptorTarget, LineLimiter, LineWriter
 
 PATIENCE_S = 30.0
 
 
 def writer_to(descriptor: int, idle=list) -> LineWriter:
-    return LineWriter(descriptor, lambda count: f"{count} dropped\n".encode(), idle)
+    return LineWriter(DescriptorTarget(descriptor), lambda count: f"{count} dropped\n".encode(), idle)
 
 
 def read_all(descriptor: int) -> bytes:
@@ -97,9 +97,9 @@ def test_fork_when_lines_wait_gives_the_child_an_empty_queue_of_its_own():
     """A child writes its own lines and none of its parent's, whatever the parent's thread was doing."""
     script = """
         import os, time
-        from flowctl.core.text.logwriter import LineWriter
+        from flowctl.core.text.logwriter import DescriptorTarget, LineWriter
         reader, blocked = os.pipe()
-        writer = LineWriter(blocked, lambda count: b"", lambda: [])
+        writer = LineWriter(DescriptorTarget(blocked), lambda count: b"", lambda: [])
         for _ in range(300):
             writer.put(b"p" * 1000)
         if child := os.fork():
@@ -139,8 +139,8 @@ def test_put_when_a_signal_handler_logs_does_not_deadlock():
     """A handler of the interpreter's runs between any two steps, also while its thread holds the lock of the queue."""
     script = """
         import os, signal, sys
-        from flowctl.core.text.logwriter import LineWriter
-        writer = LineWriter(os.open(os.devnull, os.O_WRONLY), lambda count: b"", lambda: [])
+        from flowctl.core.text.logwriter import DescriptorTarget, LineWriter
+        writer = LineWriter(DescriptorTarget(os.open(os.devnull, os.O_WRONLY)), lambda count: b"", lambda: [])
         signal.signal(signal.SIGALRM, lambda *_: writer.put(b"from the handler\\n"))
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
         for _ in range(100_000):

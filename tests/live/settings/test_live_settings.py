@@ -45,6 +45,9 @@ EXAMPLES = {
     "groups": ("2", "group_count", 2),
     "workers": ("auto", "workers", 0),
     "trusted_proxies": ("10.0.0.0/8, 192.0.2.1", "trusted_proxies", ("10.0.0.0/8", "192.0.2.1/32")),
+    "log_file": ("flowctl.log", "log.path", Path("flowctl.log")),
+    "log_max_size": ("1GiB", "log.max_bytes", 1 << 30),
+    "log_keep": ("3", "log.keep", 3),
     "soft": ("1MiB,100,1s", "limits", Limits.parse("1MiB,100,1s")),
     "hard": ("5MiB,5000,9s", "limits", Limits.parse("2MiB,2048,4s", "5MiB,5000,9s")),
     "limits": ("limits.toml", "limits_file", Path("limits.toml")),
@@ -300,7 +303,7 @@ def test_setting_when_unknown_is_refused_with_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        *[(name, "standard error") for name in ("log_file", "log", "logging")],
+        *[(name, "log_file names its file") for name in ("log_level", "log", "logging")],
         *[
             (name, "allow_publish, deny_publish, allow_play and deny_play")
             for name in ("allow_connect", "deny_connect")

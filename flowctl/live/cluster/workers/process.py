@@ -80,7 +80,7 @@ def counts_of(order: WorkerConfig) -> WorkerCounts:
 
 def _serve(order: WorkerConfig) -> None:
     with EndSignals() as ended:
-        log.configure(order.log_level, json=order.log_json, fields={"worker": order.number})
+        log.configure(order.log_level, json=order.log_json, file=order.options.log, fields={"worker": order.number})
         connection.number_from(order.first_connection)
         server = order.program.build(options_of(order))
         if not isinstance(server, LiveServer):
@@ -92,8 +92,9 @@ def _serve(order: WorkerConfig) -> None:
         server.on_stopped = ended.end
         try:
             link.start()
+            ended.calls = {signal.SIGUSR1: log.look_at_file}
             if server.reload.watching or server.certificate is not None:
-                ended.calls = {signal.SIGHUP: server.reload.look_now}
+                ended.calls = {**ended.calls, signal.SIGHUP: server.reload.look_now}
             server.start()
             link.ready()
             ended.wait()

@@ -288,10 +288,10 @@ class Supervisor:
     def listening(self) -> list[tuple[str, tuple[str, int]]]:
         return [(name, sock.getsockname()[:2]) for name, socks in self._sockets[0].items() for sock in socks]
 
-    def reload_now(self) -> None:
-        """Have all workers look at their files now; nothing is waited for."""
+    def signal_workers(self, number: int) -> None:
+        """Pass a signal on to all workers; nothing is waited for."""
         for worker in self.workers():
-            worker.child.signal(signal.SIGHUP)
+            worker.child.signal(number)
 
     def figures(self) -> dict[str, Any]:
         """Return a line of figures of all workers; those that do not answer at once are left out, and named."""
