@@ -9,7 +9,7 @@ ARG EXTRAS=admin,media
 RUN python -m venv /opt/flowctl && /opt/flowctl/bin/pip install --no-cache-dir ".[${EXTRAS}]"
 
 FROM python:3.11.13-slim-bookworm
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin flowctl \
+RUN useradd --uid 10001 --no-log-init --no-create-home --shell /usr/sbin/nologin flowctl \
     && install -d -o flowctl -m 0700 /run/flowctl /var/lib/flowctl
 COPY --from=build /opt/flowctl /opt/flowctl
 ENV PATH=/opt/flowctl/bin:$PATH \

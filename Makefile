@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench site rivals browser deb fuzz clean
+.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench site rivals browser checkers deb fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -86,6 +86,10 @@ rivals: $(READY)  ## install what benches and load tests compare with: Node-Medi
 
 browser: $(READY)  ## install Chromium and its driver, for the tests of the dashboard: as root on Debian
 	$(BIN)/python tests/install_browser.py
+
+# They stay in this folder, unless FLOWCTL_CACHE names another one.
+checkers: $(READY)  ## fetch promtool, kubectl, hadolint and the schemas of Kubernetes, for the tests of the packaging
+	$(BIN)/python tests/install_checkers.py
 
 # With what the extras admin and media need inside, for the release of Debian or Ubuntu that has this environment's Python.
 deb: $(READY)  ## make a Debian package, dist/flowctl_VERSION_ARCHITECTURE.deb: apt install ./flowctl_*.deb

@@ -9,6 +9,7 @@ import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 _ENTER = """
@@ -21,7 +22,8 @@ mount -t proc proc proc
 mount --rbind /dev dev
 mount -t tmpfs -o mode=1777 sandbox tmp
 mount -t tmpfs -o mode=755 sandbox run
-cp -rL "$2" tmp/given
+mkdir tmp/given
+mount --bind "$2" tmp/given
 exec chroot . sh -ec "$3"
 """
 
@@ -45,10 +47,18 @@ def run_in_sandbox(
 
 
 @functools.cache
-def no_sandbox(folder: Path) -> str:
+def no_sandbox() -> str:
     """Return why there can be no such copy here. "" means that there can be one."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return "a copy of this machine takes root, and unshare"
-    done = run_in_sandbox(folder, "touch /usr/bin/flowctl-sandbox", given=Path(__file__), timeout_s=20, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        touch = "touch /usr/bin/flowctl-sandbox"
+        done = run_in_sandbox(Path(folder), touch, given=Path(folder), timeout_s=20, check=False)
     assert not Path("/usr/bin/flowctl-sandbox").exists()
     return f"no copy of this machine can be made: {done.stderr.strip()[-200:]}" if done.returncode else ""
+
+
+def said_in(output: str) -> dict[str, str]:
+    """Return what a script wrote, by the names in its lines ``== NAME``."""
+    parts = (part.partition("\n") for part in output.split("== ")[1:])
+    return {name: rest.strip() for name, _, rest in parts}

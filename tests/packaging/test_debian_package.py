@@ -10,19 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox_kit import no_sandbox, run_in_sandbox
+from sandbox_kit import no_sandbox, run_in_sandbox, said_in
 from source_kit import ROOT
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 WAIT_S = 120
 
 
-def why_not(folder: Path) -> str:
+def why_not() -> str:
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return "no Debian is here"
     if not Path("/usr/bin", PYTHON).exists() and "\nPackage: " not in "\n" + apt_says("show", PYTHON):
         return f"this release has no {PYTHON}"
-    return no_sandbox(folder)
+    return no_sandbox()
 
 
 def apt_says(*words: str) -> str:
@@ -32,7 +32,7 @@ def apt_says(*words: str) -> str:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("deb")
-    reason = why_not(tmp_path_factory.mktemp("sandbox"))
+    reason = why_not()
     if reason:
         pytest.skip(reason)
     subprocess.run(
@@ -97,8 +97,7 @@ say purged; find /etc /opt /usr /var -path /var/tmp -prune -o -path '*flowctl*' 
 
 def test_package_when_installed_by_apt_serves_is_kept_by_upgrades_and_goes_when_purged(package, tmp_path):
     done = run_in_sandbox(tmp_path, LIVES, given=package.parent, timeout_s=WAIT_S)
-    parts = (part.partition("\n") for part in done.stdout.split("== ")[1:])
-    said = {name: rest.strip() for name, _, rest in parts}
+    said = said_in(done.stdout)
     assert said["version"].startswith("flowctl ")
     assert f"(Python {PYTHON.removeprefix('python')}" in said["version"]
     assert said["enabled"] == "enabled"

@@ -1,10 +1,8 @@
-"""What systemd hands over and is told: sockets that listen, readiness, reloading, the watchdog; units and image."""
+"""What systemd hands over and is told: sockets that listen, readiness, reloading, the watchdog; units."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import shutil
 import signal
 import socket
@@ -174,53 +172,3 @@ def test_unit_when_read_notifies_reloads_and_is_no_root():
     assert wanted <= set(lines)
     runtime = {line.partition("=")[2] for line in lines if "RUNTIME_DIR=" in line}
     assert runtime == {f"XDG_RUNTIME_DIR={SERVICE_FOLDER.parent}"}  # where root's commands look for its server
-
-
-def instructions():
-    text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return [tuple(line.split(maxsplit=1)) for line in lines]
-
-
-def test_image_when_read_is_pinned_is_no_root_and_has_a_health_check():
-    found = instructions()
-    bases = [rest.split()[0] for word, rest in found if word == "FROM"]
-    assert all(re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+-[a-z-]+", base) for base in bases)
-    last = found[max(index for index, (word, _) in enumerate(found) if word == "FROM") :]
-    users = [rest for word, rest in last if word == "USER"]
-    assert users
-    assert int(users[-1]) > 0
-    for word, rest in found:
-        if word in {"CMD", "ENTRYPOINT"}:
-            assert re.fullmatch(r'\["[^"]+"(, "[^"]+")*\]', rest), rest
-        assert not re.search(r"(?i)password|secret|token|PRIVATE KEY", rest)
-        assert word != "ADD"
-    (health,) = [rest for word, rest in last if word == "HEALTHCHECK"]
-    assert re.search(r'CMD \["flowctl", "stats", "--json"\]$', health)
-    assert last[-1][0] == "CMD"
-
-
-def test_image_when_built_is_sent_what_it_copies_alone():
-    kept = (ROOT / ".dockerignore").read_text().splitlines()
-    assert kept[0] == "*"
-    copied = {
-        name.removeprefix("./")
-        for word, rest in instructions()
-        if word == "COPY" and "--from" not in rest
-        for name in rest.split()[:-1]
-    }
-    assert {line[1:] for line in kept if line.startswith("!")} == copied
-    assert all((ROOT / name).exists() for name in copied)
-
-
-def test_image_when_docker_is_here_is_built_and_serves():
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
-        pytest.skip("no docker daemon is here")
-    if not os.environ.get("FLOWCTL_BUILD_IMAGE"):
-        pytest.skip("FLOWCTL_BUILD_IMAGE is not set: the build downloads for minutes")
-    with contextlib.chdir(ROOT):
-        subprocess.run([docker, "build", "--tag", "flowctl-test", "."], check=True)
-    words = [docker, "run", "--rm", "flowctl-test", "version"]
-    said = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "flowctl" in said.stdout
