@@ -48,8 +48,15 @@ class Fragment(NamedTuple):
     body: bytes  # ``moof`` and ``mdat``. Empty: the group has no frames.
 
 
-def fragment(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, number: int) -> Fragment:
-    data = _remuxed(headers, units, zero_ms, "mp4", {**_FRAGMENT, "fragment_index": str(number)})
+def fragment(
+    headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, number: int, known: Unit | None = None
+) -> Fragment:
+    """Return a group as a fragment.
+
+    FFmpeg knows a track by what is in it. `known` is any picture of the stream, which is not written, for a group that
+    has none.
+    """
+    data = _remuxed(headers, units, zero_ms, "mp4", {**_FRAGMENT, "fragment_index": str(number)}, known)
     begin = next((at for kind, at, _ in _boxes(data) if kind == b"moof"), len(data))
     return Fragment(data[:begin], data[begin:])
 
@@ -60,34 +67,44 @@ def transport(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_
 
 
 def _remuxed(
-    headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, form: str, options: dict[str, str]
+    headers: Sequence[tuple[int, bytes]],
+    units: Sequence[Unit],
+    zero_ms: int,
+    form: str,
+    options: dict[str, str],
+    known: Unit | None = None,
 ) -> bytes:
-    units = composed(units)
     base_ms = units[0].at_ms - _MARGIN_MS
-    source = io.BytesIO(flv_of(headers, units, base_ms))
+    first = [] if known is None else [known._replace(at_ms=units[0].at_ms)]
+    source = io.BytesIO(flv_of(headers, [*first, *units], base_ms))
     target = io.BytesIO()
     try:
         with av.open(source, format="flv") as read:
-            count = _copied(read, target, base_ms - zero_ms, form, options)
+            count = _copied(read, target, base_ms - zero_ms, form, options, "video" if first else "")
     except (av.FFmpegError, ValueError, LookupError, ArithmeticError) as error:
         # LookupError: PyAV knows no track that shows itself only behind what FFmpeg looks through at the beginning.
         raise ValueError(f"{form} cannot hold it: {error}") from error
     return target.getvalue() if count else b""
 
 
-def composed(units: Sequence[Unit]) -> Sequence[Unit]:
-    """Return a group none of whose pictures is shown before it is decoded: no format but FLV can hold that.
+def early_ms(units: Sequence[Unit]) -> int:
+    """Return by how much pictures are shown before they are decoded: no format but FLV can hold that.
 
     Some encoders with B-frames give the time at which a picture is shown as the one at which it is decoded, so that
-    composition times are negative. All pictures of the group are decoded earlier then, and shown when they were.
+    composition times are negative.
     """
-    infos = [inspect(unit.type_id, unit.payload) if unit.type_id == TAG_VIDEO else None for unit in units]
-    times = [info.composition_ms or 0 for info in infos if info is not None and info.packet == "coded"]
-    early_ms = -min(times, default=0)
-    if not 0 < early_ms <= _MOST_EARLY_MS:
+    infos = [inspect(unit.type_id, unit.payload) for unit in units if unit.type_id == TAG_VIDEO]
+    early = -min((info.composition_ms or 0 for info in infos if info.packet == "coded"), default=0)
+    return early if early <= _MOST_EARLY_MS else 0
+
+
+def composed(units: Sequence[Unit], early: int) -> Sequence[Unit]:
+    """Return a group all of whose pictures are decoded earlier, by `early` ms, and shown when they were."""
+    if not early:
         return units
+    infos = [inspect(unit.type_id, unit.payload) if unit.type_id == TAG_VIDEO else None for unit in units]
     return [
-        unit if info is None or info.packet != "coded" else _earlier(unit, info, early_ms)
+        unit if info is None or info.packet != "coded" else _earlier(unit, info, early)
         for unit, info in zip(units, infos, strict=True)
     ]
 
@@ -111,7 +128,7 @@ def _with(unit: Unit, at_ms: int, payload: bytes) -> Unit:
     return unit._replace(at_ms=at_ms, payload=payload)
 
 
-def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: dict[str, str]) -> int:
+def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: dict[str, str], left_out: str) -> int:
     streams = [item for item in read.streams if item.type in {"audio", "video"}]
     if not streams:
         return 0
@@ -121,6 +138,8 @@ def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: d
         for packet in read.demux(streams):
             if packet.dts is None or packet.pts is None:
                 continue  # the end
+            if packet.stream.type == left_out:
+                continue
             packet.dts += offset_ms  # FLV counts in ms
             packet.pts += offset_ms
             packet.stream = tracks[packet.stream.index]
@@ -152,7 +171,7 @@ class Mp4Form:
         """Return the octets that a group is; None: its tracks are others than those of the file."""
         if self._zero_ms is None:
             self._zero_ms = min(unit.at_ms for unit in units)
-        made = fragment(headers, units, self._zero_ms, self._fragments + 1)
+        made = fragment(headers, composed(units, early_ms(units)), self._zero_ms, self._fragments + 1)
         if not made.body:
             return b""
         if self._init and made.init != self._init:

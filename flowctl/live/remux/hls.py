@@ -31,7 +31,7 @@ import structlog
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.live.remux.container import fragment, transport
+from flowctl.live.remux.container import composed, early_ms, fragment, transport
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.files import PART, DiskRoom, encoded, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
@@ -44,13 +44,12 @@ _MOST_SEGMENT_S: Final = 60.0
 _MOST_BYTES: Final = 64 << 20
 _FIRST_SEGMENT_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
+_PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
 _NAME_BYTES: Final = 230
 """Longest encoded name of an application or stream; file systems have 255, of which number and suffixes need some."""
 _PART_SHARE: Final = 0.85
 """Share of the longest part from which one ends at a picture: fewer are not allowed but at the end of a segment."""
-_LATE_PART_SHARE: Final = 0.95
-"""The same for sound, where pictures are too far apart: frames of it are 20 to 30 ms long."""
 _LEAST_PART_S: Final = 0.1
 _DRIFT: Final = 0.001
 """Part by which the clock of a publisher may be slower than ours; crystals differ by a tenth of that."""
@@ -81,6 +80,12 @@ class HlsSettings:
             raise ConfigError(f"part_s is {self.part_s:g}, it must be {limits}")
         if self.part_s and self.form is SegmentForm.TS:
             raise ConfigError("parts are written in fragmented MP4 alone", hint="leave the form out")
+
+
+def files_of(stem: str) -> re.Pattern[str]:
+    """Return what the names of a stream's files are, whole and being written; those that have a number as a group."""
+    names = rf"{re.escape(stem)}(?:-(\d+)(?:-init|\.\d+)?\.(?:ts|m4s|mp4)|\.m3u8)"
+    return re.compile(rf"{names}(?:{re.escape(PART)})?")
 
 
 class HlsWriter(StreamWriter):
@@ -117,8 +122,11 @@ class HlsWriter(StreamWriter):
         self._bodies: list[bytes] = []  # the same, as it is written when it is complete
         self._complete = False  # it is
         self._begin_ms: int | None = None  # where it begins, on the publisher's clock
+        self._frame_ms = 1  # length of a frame in the part before
+        self._early_ms = 0  # by how much pictures are decoded earlier than the publisher says
         self._open_bytes = 0  # what of it is kept in memory
         self._has_key = False  # it can be decoded
+        self._picture: Unit | None = None  # the key frame that it has
         self._zero_ms: int | None = None  # zero of the publisher's clock; None: not known yet
         self._at_ms = _FIRST_SEGMENT_MS  # where the next segment stands on our clock
         self._zero_at: float | None = None  # time of day at zero of the publisher's clock
@@ -183,9 +191,13 @@ class HlsWriter(StreamWriter):
             self._write(unit.at_ms)
         elif self._part_due(unit):
             self._write(unit.at_ms, last=False)
-        if not self._has_key and unit.message_class in {MessageClass.INTER, MessageClass.DISPOSABLE}:
+        if not self._has_key and unit.message_class in _PICTURES and not unit.cut:
+            if self._no_room_until is not None:
+                self._lose([unit])  # as what it needs
             return
-        self._has_key = self._has_key or unit.cut
+        if unit.cut:
+            self._has_key = True
+            self._picture = unit if unit.type_id == TAG_VIDEO else None
         zero_at = self._wall() - unit.at_ms / 1000  # later for what comes late, so the earliest is nearest
         self._zero_at = zero_at if self._zero_at is None else min(zero_at, self._zero_at)
         if not self._units:
@@ -204,28 +216,33 @@ class HlsWriter(StreamWriter):
         return began is not None and (self._open_bytes >= _MOST_BYTES or now_ms - began >= _MOST_SEGMENT_S * 1000)
 
     def _part_due(self, unit: Unit) -> bool:
-        """Return whether the open part ends before `unit`: pictures are better for that than sound."""
+        """Return whether the open part ends before `unit`: a picture, or sound where pictures are too far apart."""
         part_ms = self._settings.part_s * 1000
         if not (part_ms and self._units and unit.type_id in {TAG_VIDEO, TAG_AUDIO}):
             return False
         late = unit.type_id == TAG_AUDIO and "video" in self._timeline.codecs
-        return unit.at_ms - self._units[0].at_ms >= part_ms * (_LATE_PART_SHARE if late else _PART_SHARE)
+        return unit.at_ms - self._units[0].at_ms >= part_ms * (1 if late else _PART_SHARE)
 
     def _break(self) -> None:
         """End the open segment: what follows is of another timeline, or other tracks."""
-        units = self._units
-        if units:
-            frames = max(sum(unit.type_id == units[-1].type_id for unit in units) - 1, 1)
-            spent_ms = units[-1].at_ms - units[0].at_ms
-            self._write(units[-1].at_ms + max(spent_ms // frames, 1))
+        if self._units:
+            self._write(max(map(self._end_of, {unit.type_id for unit in self._units})))
+        self._frame_ms, self._early_ms = 1, 0
         self._begin_apart()
         self._zero_ms = self._zero_at = None
+
+    def _end_of(self, type_id: int) -> int:
+        """Return where the last message of a type ends, which is taken to be as long as the others."""
+        times = sorted({unit.at_ms for unit in self._units if unit.type_id == type_id})
+        if len(times) > 1:
+            return times[-1] + (times[-1] - times[0]) // (len(times) - 1)
+        return times[-1] + (self._frame_ms if type_id == self._units[0].type_id else 1)
 
     def _begin_apart(self) -> None:
         """Have the next segment begin behind a break, with a key frame."""
         self._has_key = False
         self._complete = True
-        self._begin_ms = None
+        self._begin_ms, self._open_bytes = None, 0
         self._apart = self._playlist is not None
 
     def _write(self, until_ms: int, *, last: bool = True) -> None:
@@ -234,6 +251,8 @@ class HlsWriter(StreamWriter):
         begin_ms = units[0].at_ms
         if until_ms <= begin_ms:  # the clock went back, by less than makes it another one
             until_ms = max(unit.at_ms for unit in units) + 1
+        frames = sum(unit.type_id == units[0].type_id for unit in units)
+        self._frame_ms = max((until_ms - begin_ms) // frames, 1)
         if self._zero_ms is None:
             self._zero_ms = begin_ms - self._at_ms
         try:
@@ -286,14 +305,19 @@ class HlsWriter(StreamWriter):
 
     def _made(self, zero_ms: int) -> tuple[bytes, bytes]:
         """Return the open part: its initialisation, empty where it needs none, and its media, empty if it has none."""
+        # One shift for all that is behind each other, so that the times of decoding stay in order.
+        self._early_ms = max(self._early_ms, early_ms(self._units))
+        units = composed(self._units, self._early_ms)
         form = self._settings.form
         if form is SegmentForm.AUTO:
             plain = set(self._timeline.codecs.values()) <= _TS_CODECS and not self._settings.part_s
             form = SegmentForm.TS if plain else SegmentForm.FMP4
         if form is SegmentForm.TS:
-            return b"", transport(self._opening, self._units, zero_ms)
+            return b"", transport(self._opening, units, zero_ms)
         self._fragments += 1
-        return fragment(self._opening, self._units, zero_ms, self._fragments)
+        pictures = any(unit.type_id == TAG_VIDEO and unit.message_class in _PICTURES for unit in units)
+        known = None if pictures else self._picture
+        return fragment(self._opening, units, zero_ms, self._fragments, known)
 
     def _begin_init(self, playlist: Playlist, init: bytes) -> None:
         self._apart = self._apart or bool(init and self._init)
@@ -333,8 +357,7 @@ class HlsWriter(StreamWriter):
     def _begin_list(self) -> Playlist:
         """Begin a playlist, and remove what an earlier run left of this stream."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        names = rf"{re.escape(self._stem)}(?:-(\d+)(?:-init|\.\d+)?\.(?:ts|m4s|mp4)|\.m3u8)"
-        ours = re.compile(rf"{names}(?:{re.escape(PART)})?")
+        ours = files_of(self._stem)
         number = int(self._wall())
         for path in self._folder.iterdir():
             if found := ours.fullmatch(path.name):

@@ -87,7 +87,6 @@ class Playlist:
             self.ended = False
             while self._segments:
                 self._slide()
-        self._part_s = max([self._part_s, *(part.duration_s for part in segment.parts)])
         self._open = segment
 
     def add(self, segment: HlsSegment) -> list[str]:
@@ -104,9 +103,10 @@ class Playlist:
         segments = [*self._segments, *([] if self._open is None else [self._open])]
         version = 6 if any(segment.init for segment in segments) else 3
         lines = ["#EXTM3U", f"#EXT-X-VERSION:{version}", f"#EXT-X-TARGETDURATION:{self._target_s}"]
-        if self._part_s:
-            lines.append(f"#EXT-X-SERVER-CONTROL:PART-HOLD-BACK={_HOLD_BACK_PARTS * self._part_s:.3f}")
-            lines.append(f"#EXT-X-PART-INF:PART-TARGET={self._part_s:.3f}")
+        if self._part_s:  # which holds for all parts, unless pictures are further apart than that
+            part_s = max([self._part_s, *(part.duration_s for segment in segments for part in segment.parts)])
+            lines.append(f"#EXT-X-SERVER-CONTROL:PART-HOLD-BACK={_HOLD_BACK_PARTS * part_s:.3f}")
+            lines.append(f"#EXT-X-PART-INF:PART-TARGET={part_s:.3f}")
         lines.append(f"#EXT-X-MEDIA-SEQUENCE:{self._number}")
         if self._discontinuities:
             lines.append(f"#EXT-X-DISCONTINUITY-SEQUENCE:{self._discontinuities}")

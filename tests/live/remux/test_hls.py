@@ -314,7 +314,7 @@ def test_parts_when_a_stream_is_written_with_low_latency_are_the_segments_in_pie
     writing.feed(tags)
     parts = re.findall(r'#EXT-X-PART:DURATION=([\d.]+),URI="(.*?)"(,INDEPENDENT=YES)?', writing.text)
     assert [name for _, name, _ in parts] == [f"room-1000.{number}.m4s" for number in range(len(parts))]
-    assert max(float(duration_s) for duration_s, _, _ in parts) <= 0.2
+    assert max(float(duration_s) for duration_s, _, _ in parts[:-1]) <= 0.2
     assert writing.text.endswith(f'#EXT-X-PRELOAD-HINT:TYPE=PART,URI="room-1000.{len(parts)}.m4s"\n')
     writing.say(PublicationEnded("over"))
     (media,) = writing.media()

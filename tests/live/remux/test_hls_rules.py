@@ -1,0 +1,179 @@
+"""HLS by the rules: each state of a playlist, and each file in it, looked at by a validator of our own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hls_validator import ListingReader, Validator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remux_kit import moved, source
+
+from flowctl.flv import TAG_VIDEO
+from flowctl.live.remux.files import DiskRoom
+from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
+from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
+from flowctl.testing import ManualClock
+
+
+class Watched:
+    """A writer whose playlist is validated after each message that changed it."""
+
+    def __init__(self, folder, *, room=None, **options):
+        self.clock = ManualClock()
+        options = {"segment_s": 1.0, "listed": 4, "part_s": 0.2, "form": SegmentForm.FMP4} | options
+        self.began = self.clock()
+        written = HlsSettings(folder=folder, **options)
+        self.writer = HlsWriter("live", "room", written, room=room, clock=self.clock, wall=self.wall)
+        self.folder = folder / "live"
+        self.validator = Validator(lambda name: (self.folder / name).read_bytes())
+        self.text = ""
+        self.states = 0
+
+    def wall(self):
+        return 1000.0 + self.clock() - self.began
+
+    def feed(self, tags):
+        for tag in tags:
+            self.clock.advance(max(tag.timestamp / 1000 - (self.clock() - self.began), 0.0))
+            self.say(MessageTaken(tag.type_id, tag.timestamp, tag.payload))
+
+    def say(self, *items):
+        self.writer.work(items)
+        path = self.writer.playlist_path
+        if path.exists() and (text := path.read_text()) != self.text:
+            self.text = text
+            self.states += 1
+            self.validator.check(text)
+
+    def end(self):
+        self.say(PublicationEnded("over"))
+        self.clock.advance(AWAY_S)
+        self.say()
+
+
+@pytest.mark.parametrize("recipe", ["plain", "b_frames", "hevc", "silent"])
+@pytest.mark.parametrize("part_s", [0.0, 0.2, 0.5])
+def test_hls_when_it_is_written_keeps_the_rules(tmp_path, sample, recipe, part_s):
+    _, tags = sample(recipe)
+    watched = Watched(tmp_path, part_s=part_s)
+    watched.feed(tags)
+    watched.end()
+    assert watched.validator.faults == []
+    assert watched.writer.statistics().lost_messages == 0
+    assert watched.validator.looked_at >= {0.0: 3, 0.2: 15, 0.5: 6}[part_s]
+
+
+def test_hls_when_only_sound_comes_keeps_the_rules(tmp_path):
+    watched = Watched(tmp_path)
+    watched.feed([tag for tag in source(6) if tag.type_id != TAG_VIDEO])
+    watched.end()
+    assert watched.validator.faults == []
+    assert watched.validator.looked_at >= 20
+
+
+def test_hls_when_publishers_change_and_come_back_keeps_the_rules(tmp_path, sample):
+    """Other codecs, other sizes, a clock that jumps, an end and a new beginning: all are told in the playlist."""
+    (_, plain), (_, hevc), (_, larger) = sample("plain"), sample("hevc"), sample("larger")
+    watched = Watched(tmp_path, listed=20)
+    for tags in (plain, hevc, moved(larger, 900_000)):
+        watched.say(PublicationBegan())
+        watched.feed(tags)
+    watched.end()
+    assert watched.text.count("#EXT-X-DISCONTINUITY\n") == 2
+    watched.say(PublicationBegan())
+    watched.feed(moved(plain, 2_000_000))
+    watched.end()
+    assert watched.text.count("#EXT-X-DISCONTINUITY\n") == 1
+    assert watched.validator.faults == []
+
+
+def test_parts_when_the_disk_is_full_in_the_middle_of_a_segment_keep_the_rules(tmp_path):
+    """What was listed of a segment stays, and becomes one: no number is used twice for other media."""
+    free = [1000]
+    watched = Watched(tmp_path, room=DiskRoom(tmp_path, 100, lambda _: (free[0], 1000)))
+    tags = source(9)
+    watched.feed([tag for tag in tags if tag.timestamp < 3500])
+    before = watched.text
+    free[0] = 1
+    watched.feed([tag for tag in tags if 3500 <= tag.timestamp < 5500])
+    assert watched.writer.statistics().lost_messages
+    assert watched.text == before
+    free[0] = 1000
+    watched.clock.advance(10.0)
+    watched.feed([tag for tag in tags if tag.timestamp >= 5500])
+    watched.end()
+    assert watched.text.count("#EXT-X-DISCONTINUITY\n") == 1
+    assert watched.validator.faults == []
+
+
+def test_parts_when_no_playlist_can_be_written_lose_nothing(tmp_path):
+    watched = Watched(tmp_path)
+    tags = source(8)
+    in_the_way = watched.folder / "room.m3u8.part"
+    watched.feed([tag for tag in tags if tag.timestamp < 3100])
+    in_the_way.mkdir()
+    watched.feed([tag for tag in tags if 3100 <= tag.timestamp < 3700])
+    in_the_way.rmdir()
+    watched.clock.advance(10.0)
+    watched.feed([tag for tag in tags if tag.timestamp >= 3700])
+    watched.end()
+    assert watched.validator.faults == []
+
+
+def test_pictures_when_they_are_far_apart_make_longer_parts_and_stay_allowed(tmp_path):
+    """Two pictures a second, with no sound that could end a part: the target is what the parts are."""
+    watched = Watched(tmp_path, part_s=0.2)
+    watched.feed([tag for tag in source(6, fps=2) if tag.type_id == TAG_VIDEO])
+    watched.end()
+    assert watched.validator.faults == []
+
+
+def test_parts_when_pictures_stop_go_on_with_sound(tmp_path, sample):
+    _, tags = sample("b_frames")
+    watched = Watched(tmp_path, listed=20)
+    watched.feed([tag for tag in tags if tag.type_id != TAG_VIDEO or not 1100 < tag.timestamp < 2400])
+    watched.end()
+    durations = [float(found) for found in re.findall(r"#EXT-X-PART:DURATION=([\d.]+)", watched.text)]
+    assert len(durations) >= 14
+    assert max(durations) <= 0.25
+    assert watched.writer.statistics().lost_messages == 0
+    assert watched.text.count("#EXT-X-MAP") == 1
+
+
+def test_times_of_day_when_a_stream_is_written_are_those_at_which_it_came(tmp_path):
+    """A part that came late, as the first ones do which a server has kept, does not move the time of all others."""
+    watched = Watched(tmp_path, segment_s=1.0)
+    watched.clock.advance(1.9)
+    watched.feed(source(6))
+    listing = ListingReader(watched.text).made
+    starts = [segment.began_at for segment in listing.segments[1:]]
+    assert starts == pytest.approx([1002.0, 1003.0, 1004.0, 1005.0], abs=0.05)
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["more", "restart", "jump", "full", "room"]), st.integers(100, 1500)),
+        max_size=6,
+    )
+)
+def test_hls_whatever_happens_keeps_the_rules(tmp_path_factory, events):
+    folder = tmp_path_factory.mktemp("hls")
+    free, at, base = [1000], 0, 0
+    watched = Watched(folder, listed=3, room=DiskRoom(folder, 100, lambda _: (free[0], 1000)))
+    tags = source(20)
+    headers = [tag for tag in tags[:5] if tag.type_id in {8, 9} and tag.payload[1:2] == b"\0"]
+    for event, spent_ms in events:
+        if event in {"full", "room"}:
+            free[0] = 1 if event == "full" else 1000
+        elif event == "restart":
+            watched.say(PublicationEnded("over"), PublicationBegan())
+            watched.feed(moved(headers, base + at))
+        elif event == "jump":
+            base += 30_000
+        watched.feed(moved([tag for tag in tags if at <= tag.timestamp < at + spent_ms], base))
+        at += spent_ms
+    watched.end()
+    assert watched.validator.faults == []
