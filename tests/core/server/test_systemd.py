@@ -20,6 +20,8 @@ from flowctl.errors import ConfigError
 
 UNITS = ROOT / "packaging" / "systemd"
 WAIT_S = 20
+MOST_EXPOSED = 20
+"""`systemd-analyze security` in tenths: what is left is that it has a network."""
 
 
 @pytest.fixture
@@ -164,6 +166,9 @@ def test_units_when_verified_by_systemd_are_right(tmp_path):
         [analyze, "verify", "--man=no", *units], capture_output=True, text=True, timeout=WAIT_S, check=False
     )
     assert (found.returncode, found.stderr) == (0, "")
+    words = [analyze, "security", "--offline=yes", f"--threshold={MOST_EXPOSED}", units[0]]
+    judged = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert judged.returncode == 0, judged.stdout
 
 
 def test_unit_when_read_notifies_reloads_and_is_no_root():
