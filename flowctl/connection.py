@@ -171,6 +171,11 @@ class Session:
         """What the peer does, such as ``viewer``; empty: nothing yet. Any thread."""
         return ""
 
+    @property
+    def is_node(self) -> bool:
+        """Whether the peer is another server, whose own peers are counted there. Any thread."""
+        return False
+
     def streams(self) -> list[str]:
         """Return the names of the streams in which the peer takes part. Any thread."""
         return []

@@ -157,8 +157,12 @@ def events(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 def metrics(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     del asked
+    sources = {item.title: item for item in server.companions if isinstance(item, FigureSource)}
+    kind = next((kind for kind in ("edge", "origin") if kind in sources), "server")
     figures = {
         "pid": os.getpid(),
+        "kind": kind,
+        "segments_sent_bytes": sources[kind].figures()["sent_bytes"] if kind in sources else 0,
         "at": round(time.time(), 3),
         "up_s": round(server.clock() - server.started_at, 1),
         **server.meters.figures(server.connections, server.hub.fanouts()),

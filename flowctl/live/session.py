@@ -9,6 +9,7 @@ episode. Who else wants to know what happens, records for one, is an `Observer` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -62,6 +63,8 @@ _GROWTH_DIVISOR: Final = 4
 _FOREIGN: Final = frozenset({"not-rtmp", "tls-on-plain-port"})
 _WEB_OPENINGS: Final = (b"\x16", b"\x80\x46\x01", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
 """First bytes of a browser, wherever a page sends it: TLS, the hello of SSL 2 (ICE over ``ssltcp``), or a request."""
+_NODES: Final = re.compile(r"flowctl (follow|relay)\b")
+"""What flowctl's servers call themselves where they play or publish at another one."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
 _WATCHING: Final = frozenset({StreamState.PLAYING, StreamState.WAITING})
@@ -148,6 +151,7 @@ class LiveSession(ViewerSession):
         "_control_waited",
         "_leaves_at",
         "_message_bytes",
+        "_node",
         "_piece_bytes",
         "_publishing",
         "_question",
@@ -173,6 +177,7 @@ class LiveSession(ViewerSession):
         self._words: RtmpPlayWords | None = None  # words of its play, or its last one
         self.ingest: Ingest | None = None  # how well its media comes in. None: it has never published.
         self._application = ""  # that it was let into
+        self._node = False  # the peer is another server
         self._connected: LiveRequest | None = None  # the request that let it in. None: no hook is told of its end
 
     def behaves(self) -> bool:
@@ -189,6 +194,10 @@ class LiveSession(ViewerSession):
     @property
     def role(self) -> str:
         return "publisher" if self._publishing else super().role
+
+    @property
+    def is_node(self) -> bool:
+        return self._node
 
     @property
     def asked_count(self) -> tuple[int, int]:
@@ -379,6 +388,7 @@ class LiveSession(ViewerSession):
         match event:
             case rtmp_events.ConnectRequested():
                 self.user_agent = redact_text(event.flash_ver)
+                self._node = _NODES.search(self.user_agent) is not None
                 self._user = event.user
                 self._ask(event, now)
             case rtmp_events.ConnectRefused():
@@ -609,6 +619,7 @@ class LiveSession(ViewerSession):
 
     def _start_playing(self, event: rtmp_events.PlayRequested, request: LiveRequest) -> None:
         name = event.url.path
+        self._node |= self._hub.gate.access(request).is_edge(request)
         if self._playing is not None:
             self.refusal = "plays already"
             self._rtmp.reject_play(

@@ -45,6 +45,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "flowctl_connections": ("Open connections.", ("stream", "role", "state")),
     "flowctl_rendition_viewers": ("Viewers of sets, by the rendition that they are in.", ("stream", "rendition")),
     "flowctl_streams": ("Streams that are published.", ()),
+    "flowctl_node_info": ("1; whether this is an origin, an edge, or neither.", ("kind",)),
     "flowctl_bans": ("Bans in force.", ()),
     "flowctl_draining": ("1 while no new connections are taken.", ()),
     "flowctl_thread_busy_ratio": ("Share of its time that a poll group's handlers ran.", ("worker", "thread")),
@@ -136,6 +137,7 @@ def _counts_of(part: Json) -> Counts:
         for way, value in row["switches"].items():
             name, labels = ("failures", ()) if way == "failed" else ("switches", (way,))
             counts[f"flowctl_rendition_{name}", (row["stream"], *labels)] += value
+    counts["flowctl_sent_bytes", ("", "node")] += part["segments_sent_bytes"]
     for name, values in (("flowctl_limit_hits", part["limit_hits"]), ("flowctl_refused_connections", part["refused"])):
         for word, value in values.items():
             counts[name, (word,)] += value
@@ -160,6 +162,7 @@ def _gauges_of(parts: Iterable[Json]) -> Counts:
             sums["flowctl_thread_longest_turn_seconds", (worker, name)] = thread["longest_turn_s"]
         sums["flowctl_uptime_seconds", (worker,)] = part["up_s"]
         sums["flowctl_workers", ()] += 1
+        sums["flowctl_node_info", (part["kind"],)] = 1
         sums["flowctl_streams", ()] += part["streams"]
         for name in ("bans", "draining"):
             key = f"flowctl_{name}", ()

@@ -204,6 +204,11 @@ class Offering:
     def edges(self) -> int:
         return len(self._tasks)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Octets that edges were sent so far."""
+        return self._diffusion.served_bytes
+
     def serve(self, session: StreamSession) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(session))
         self._tasks.add(task)
@@ -271,6 +276,7 @@ class Origin:
         return {
             "address": self.offers,
             "edges": 0 if self._offering is None else self._offering.edges,
+            "sent_bytes": 0 if self._offering is None else self._offering.sent_bytes,
             "segments": len(self.pool),
             "kept_bytes": self.pool.size_bytes,
             "lost": self.lost,

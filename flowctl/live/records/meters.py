@@ -37,7 +37,7 @@ class SumKey(NamedTuple):
     """Key of connections that are summed up together."""
 
     stream: str  # its name, `OTHERS`, or empty: neither played nor published one
-    role: str  # ``viewer``, ``publisher`` or ``none``
+    role: str  # ``viewer``, ``publisher``, ``node`` for another server, which does either, or ``none``
 
 
 class Sums:
@@ -163,7 +163,10 @@ class Meters(Observer):
 
     def _sum_key(self, connection: Connection) -> SumKey | None:
         """Return where a connection is counted. None: it has ended, and is counted, or will be, as of the past."""
-        role, streams = connection.session.role, connection.session.streams()
+        session = connection.session
+        role, streams = session.role, session.streams()
+        if role and session.is_node:
+            role = "node"  # its own viewers are counted there
         with self._lock:
             known = self._keys.get(connection.number)
             if known is not None and known.role != "none":

@@ -84,6 +84,10 @@ class PushSession(ViewerSession):
     def protocol(self) -> str:
         return "rtmp-push"
 
+    @property
+    def is_node(self) -> bool:
+        return True
+
     def behaves(self) -> bool:
         return True
 

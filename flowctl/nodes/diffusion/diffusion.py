@@ -40,6 +40,7 @@ class ObjectDiffusion:
         pool: as given.
         policy: as given.
         last: peers that are asked only for what nobody else can give; may be changed at any time.
+        served_bytes: octets of all replies to peers so far.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ObjectDiffusion:
         self._walking: Final = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()  # those that serve or fetch
         self._closed = False
+        self.served_bytes = 0
 
     async def serve(self, stream: PeerStream, guard: ServerChecks | None = None) -> None:
         """Serve a peer until it has finished; the stream is closed then, however it ends.
@@ -167,12 +169,22 @@ class ObjectDiffusion:
 
     async def _serve(self, stream: PeerStream, guard: ServerChecks | None) -> None:
         most = self.policy.max_num_objects_outstanding
-        outbound = Outbound(stream, self.pool, max_outstanding=most, guard=guard, walking=self._walking)
+        outbound = Outbound(
+            stream,
+            self.pool,
+            max_outstanding=most,
+            guard=guard,
+            walking=self._walking,
+            on_reply=self._count_reply,
+        )
         self._outbound.add(outbound)
         try:
             await outbound.run()
         finally:
             self._outbound.discard(outbound)
+
+    def _count_reply(self, size_bytes: int) -> None:
+        self.served_bytes += size_bytes
 
     async def _fetch(self, stream: PeerStream, peer: PeerId, proof: bytes) -> None:
         with self._registry.peer(peer) as api:

@@ -19,6 +19,7 @@ import asyncio
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from fnmatch import translate
 from glob import escape
 from itertools import islice
@@ -110,7 +111,9 @@ class Outbound:
         max_outstanding: int,
         guard: ServerChecks | None = None,
         walking: asyncio.Lock | None = None,
+        on_reply: Callable[[int], object] = id,
     ) -> None:
+        self._on_reply = on_reply  # told of the size of each reply
         self._guard = guard
         self._walking = walking or asyncio.Lock()
         self._topics: set[str] | None = None  # that are wanted, by their names. None: all
@@ -215,8 +218,10 @@ class Outbound:
             elif isinstance(message, RequestObjects):
                 reply = await self._objects(message)
             if reply is not None:
+                octets = encode(reply)
+                self._on_reply(len(octets))
                 try:
-                    await self._stream.write(encode(reply))
+                    await self._stream.write(octets)
                 except BrokenError:
                     if state is State.IDS_BLOCKING:
                         return  # it left while it waited, and did not know of this

@@ -19,7 +19,7 @@ class Peer:
 
     def __init__(self, number, stream="live/a", role="viewer"):
         self.number, self.sent, self.ended = number, 100, None
-        self.session = SimpleNamespace(role=role, streams=lambda: [stream] if role else [])
+        self.session = SimpleNamespace(role=role, is_node=False, streams=lambda: [stream] if role else [])
         self.opened_at = 0.0
         self.renditions = None
         self.sender = SimpleNamespace(account=lambda rows: Account(SendState.READY, bytes_sent=self.sent))
@@ -95,6 +95,14 @@ def test_connection_when_it_finds_its_role_later_is_counted_from_then_on():
     assert found["live/a", "viewer"]["sent_bytes"] == 100
 
 
+def test_connection_when_it_is_another_server_is_no_viewer():
+    """Its viewers are counted there; one that plays nothing yet has no role."""
+    meters, _ = made()
+    node, idle = Peer(1), Peer(2, role="")
+    node.session.is_node = idle.session.is_node = True
+    assert rows_of(meters, [node, Peer(3), idle]).keys() == {("live/a", "node"), ("live/a", "viewer"), ("", "none")}
+
+
 def test_sums_when_viewers_follow_a_set_tell_who_is_where_and_keep_the_switches_of_those_who_left():
     order = ("360", "720")
     meters, _ = made()
@@ -123,7 +131,7 @@ def part(pid, sent, worker=1, stream="live/a"):
     row |= {"state_s": {"READY": 1.0}, "dropped": {"late": 2}, "closed": {}, "states": {"READY": 1}, "delays": [1] * 9}
     row |= {"renditions": {"720": 1}, "switches": {"up": 2, "down": 1, "failed": 1}}
     figures = {"rows": [row], "limit_hits": {}, "refused": {}, "flush_rounds": 3, "accepted": 1, "up_s": 1.0}
-    figures |= {"streams": 1, "bans": 2, "draining": False}
+    figures |= {"streams": 1, "bans": 2, "draining": False, "kind": "server", "segments_sent_bytes": 0}
     thread = {"busy": 0.5, "longest_turn_s": 0.1, "errors": 0}
     return {"pid": pid, "worker": worker, "threads": {"flowctl-0": thread}, **figures}
 

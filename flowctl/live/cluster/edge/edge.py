@@ -122,6 +122,7 @@ class EdgeStatistics:
 
     address: str | None  #: where other edges fetch from this one
     edges: int
+    sent_bytes: int  #: octets that these edges were sent
     known_streams: int
     kept_bytes: int
     received_bytes: int  #: octets of all objects that came, copies and refused ones included
@@ -534,6 +535,7 @@ class Edge:
         return EdgeStatistics(
             address=self.offers or None,
             edges=0 if self._offering is None else self._offering.edges,
+            sent_bytes=0 if self._offering is None else self._offering.sent_bytes,
             known_streams=sum(item.announced for _, item in copied),
             kept_bytes=self.pool.size_bytes,
             received_bytes=0 if self._diffusion is None else self._diffusion.statistics().bytes_received,
