@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +65,22 @@ def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> Non
         say(line)
 
 
+@app.command("revoke")
+def revoke(file: Annotated[Path, typer.Argument(help="keys_file that loses it.")]) -> None:
+    """Take a stream key out of keys_file: a running server refuses it at once. The key is read from standard input."""
+    from flowctl.live.access.keys import without_key
+
+    stream_key = sys.stdin.readline().strip()
+    with _rewriting(file) as lines:
+        before = "".join(lines)
+        lines[:] = [without_key(before, stream_key)]
+        if lines[0] == before:
+            raise ConfigError(f"the key is not in {file}", hint="give the key itself, not its hash")
+        if not lines[0].strip():
+            lines[:] = ["# no key\n"]  # an empty file could be one that is being written
+    say(f"{file} has it no more; flowctl kick ends who uses it", to_stderr=True)
+
+
 @app.command("secret")
 def secret(file: Annotated[Path, typer.Argument(help="token_secret_file; a new file.")]) -> None:
     """Make a secret for signed addresses. Its file can be read by its owner only."""
@@ -109,11 +128,30 @@ def _kept(file: Path | None, key: str, kind: str, streams: str) -> str:
     """Return the line of a key, put into a file where one is named, with the salt of the keys there."""
     from flowctl.live.access.keys import hash_key, salt_of
 
-    before = file.read_text("utf-8") if file is not None and file.exists() else ""
-    line = _line(hash_key(key, salt_of(before)), kind, streams)
-    if file is not None:
-        file.write_text(before + ("" if before.endswith("\n") or not before else "\n") + line + "\n", "utf-8")
+    if file is None:
+        return _line(hash_key(key), kind, streams)
+    with _rewriting(file) as lines:
+        line = _line(hash_key(key, salt_of("".join(lines))), kind, streams)
+        lines.append(("" if not lines or lines[-1].endswith("\n") else "\n") + line + "\n")
     return line
+
+
+@contextlib.contextmanager
+def _rewriting(file: Path) -> Iterator[list[str]]:
+    """Give the lines of a file, which takes their place whole afterwards; one command at a time does so."""
+    from flowctl.core.text.files import write_text
+
+    try:
+        folder = os.open(file.resolve().parent, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}", hint="make its folder first") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        lines = file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []
+        yield lines
+        write_text(file, "".join(lines), shared=True)
+    finally:
+        os.close(folder)
 
 
 def _line(stored: str, kind: str, streams: str) -> str:

@@ -161,8 +161,8 @@ def _publishes(row: Json) -> bool:
     return row["publisher"] is not None and not row["publisher"].startswith("follows ")
 
 
-_FILES: Final = ("config_file", "limits_file", "bans_file")
-_OF_ALL: Final = frozenset({"connections", "accepted", "refused", "closed", "busy", "bans", "drains_for_s", *_FILES})
+_OF_ALL: Final = frozenset({"connections", "accepted", "refused", "closed", "busy", "bans", "drains_for_s"})
+"""Figures of a server that several processes have together; the states of its files, ``..._file``, as well."""
 _OF_EACH: Final = ("pid", "up_s", "busy", "connections", "accepted")
 _LARGEST: Final = frozenset({"busy", "worst_delay_s", "bans", "drains_for_s"})
 _LEAST: Final = frozenset({"least_pictures", "agrees"})
@@ -194,7 +194,8 @@ def merge_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _server(results: Results) -> Json:
     parts = [result["server"] for _, result in results]
-    server: Json = parts[0] | merge_figures([{name: part[name] for name in part.keys() & _OF_ALL} for part in parts])
+    shared = [{name: part[name] for name in part if name in _OF_ALL or name.endswith("_file")} for part in parts]
+    server: Json = parts[0] | merge_figures(shared)
     if len({part["limits"] for part in parts}) > 1:
         server["limits_of_workers"] = [part["limits"] for part in parts]
     server["workers"] = [

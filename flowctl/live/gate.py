@@ -23,9 +23,11 @@ import structlog
 from flowctl.core.loop.faults import ErrorHook, log_error
 from flowctl.core.text.addresses import address_key
 from flowctl.core.text.printable import printable
+from flowctl.core.text.watchfile import WatchedFile
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.access.rules import StreamAccess
-from flowctl.live.access.webhooks import WebHooks
+from flowctl.live.access.webhooks import FETCH_S, WebHooks
+from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner
 from flowctl.live.settings.levels import Role
@@ -50,12 +52,14 @@ _MOST_VISITS_OF_ADDRESS: Final = 256
 _VisitKey = tuple[str, str, bytes]
 
 
-class _HookSummary(NamedTuple):
-    """The HTTP hooks of all levels of a configuration: whether ends are told, and the longest time, 0 without."""
+class _Summary(NamedTuple):
+    """What all levels of a configuration have for deciding."""
 
     config: LiveConfig
-    told: bool
-    timeout_s: float
+    told: bool  # whether HTTP hooks are told of ends
+    timeout_s: float  # longest time of HTTP hooks and of reading keys anew; 0: there are none
+    files: dict[str, WatchedFile]  # that proofs are checked with, by what they are
+    sets: tuple[WebTokenKey, ...]  # sets of keys that are fetched
 
 
 class AccessGate:
@@ -67,8 +71,10 @@ class AccessGate:
         self._lock = threading.Lock()
         self._web: WebHooks | None = None  # made for the first question or news; guarded by _lock
         self._stopped = False  # guarded by _lock
-        self._cached_summary: _HookSummary | None = None  # replaced as a whole
+        self._cached_summary: _Summary | None = None  # replaced as a whole
         self.hooks: HookRunner | None = None  # set before the first connection
+        # Has the files of keys read that have changed, elsewhere, and is told when that is done; set likewise.
+        self.read_files: Callable[[Callable[[], None]], None] | None = None
         self.on_error: ErrorHook = log_error  # told of faults of our own; set before the first connection
 
     @property
@@ -90,7 +96,7 @@ class AccessGate:
                 self._web.start()
             return self._web
 
-    def _summary(self) -> _HookSummary:
+    def _summary(self) -> _Summary:
         config, summary = self._config(), self._cached_summary
         if summary is None or summary.config is not config:
             levels = [level.values for level in config.levels]
@@ -101,8 +107,22 @@ class AccessGate:
 
             asks = any(map(is_set, ("on_connect", "on_publish", "on_play")))
             timeout_s = max([config.access.hook_timeout_s, *times]) + _HOOK_SPARE_S if asks else 0.0
-            summary = self._cached_summary = _HookSummary(config, is_set("on_end"), timeout_s)
+            files, sets = _sources_of(config)
+            timeout_s += FETCH_S + _HOOK_SPARE_S if files or sets else 0.0
+            summary = self._cached_summary = _Summary(config, is_set("on_end"), timeout_s, files, sets)
         return summary
+
+    @property
+    def files(self) -> dict[str, WatchedFile]:
+        """The files that proofs are checked with, by what they are."""
+        return self._summary().files
+
+    def fetch_due(self) -> None:
+        """Have the sets of keys fetched again that it is time for; to be called now and then, by any thread."""
+        for key in self._summary().sets:
+            if time.monotonic() >= key.due_at and (web := self._web_hooks()) is not None:
+                key.due_at = time.monotonic() + FETCH_S  # or sooner, once it has come
+                web.fetch(key, lambda: None)
 
     def access(self, request: LiveRequest) -> StreamAccess:
         name = f"{request.stream}/" if request.kind == "connect" else request.stream
@@ -119,6 +139,8 @@ class AccessGate:
 
     def _steps(self, request: LiveRequest) -> Iterator[_Step]:
         """Yield the steps of the decision in order: each must allow the request."""
+        yield lambda answer: self._refresh_files(request, answer)
+        yield lambda answer: self._fetch_set(request, answer)
         yield lambda _: self.check(request)
         # The application first, which costs less; what a web server was asked about, it takes for begun.
         if (hooks := self.hooks) is not None and hooks.decides[request.kind]:
@@ -127,6 +149,26 @@ class AccessGate:
         if access.asked(request.kind):
             web = self._web_hooks()
             yield lambda answer: UNDECIDED if web is None else web.ask(access, request, answer)
+
+    def _refresh_files(self, request: LiveRequest, answer: _Answer) -> Question | None:
+        """Have the files of keys read before the decision where they have changed: what a command made is in force."""
+        if request.kind == "connect" or self.read_files is None:
+            return None
+        if not any(file.changed() for file in self.access(request).files.values()):
+            return None
+        question = Question(answer)
+        self.read_files(lambda: question.tell(None))
+        return question
+
+    def _fetch_set(self, request: LiveRequest, answer: _Answer) -> Question | None:
+        """Have a set of keys fetched before the decision where the token names a key that is not in it."""
+        if request.kind == "connect" or (key := self.access(request).wants_fetch(request, time.monotonic())) is None:
+            return None
+        question = Question(answer)
+        if (web := self._web_hooks()) is None:
+            return None
+        web.fetch(key, lambda: question.tell(None))
+        return question
 
     def refuses_network(self, request: LiveRequest) -> Refusal | None:
         """Refuse a client of a network that is not allowed; None: it is. For requests that continue something."""
@@ -184,6 +226,19 @@ class AccessGate:
     def _tell(self, access: StreamAccess, request: LiveRequest, **figures: int) -> None:
         if access.on_end and (web := self._web_hooks()) is not None:
             web.tell(access, request, **figures)
+
+
+def _sources_of(config: LiveConfig) -> tuple[dict[str, WatchedFile], tuple[WebTokenKey, ...]]:
+    """Return the files and the fetched sets that proofs are checked with, on all levels."""
+    files, keys = config.access.files, [config.access.jwt_key]
+    for level in config.levels:
+        own: dict[str, Any] = {
+            name: level.values.get(f"access.{name}") for name in ("keys", "token_secrets", "jwt_key")
+        }
+        access = StreamAccess(**own)
+        files |= {f"{name}_{len(files)}" if name in files else name: file for name, file in access.files.items()}
+        keys.append(access.jwt_key)
+    return files, tuple(key for key in keys if key is not None and key.is_fetched)
 
 
 def _ask_each(question: Question, steps: Iterator[_Step]) -> Question | Refusal | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -162,8 +163,7 @@ class LiveServer(Server):
             name="rtmp",
         )
         self.hub = Hub(config, self.clock, self._call_later, config.settings.age_from)
-        self.hub.oversight.report = self.groups.groups[0].report
-        self.hub.gate.on_error = self.groups.groups[0].report
+        self.hub.oversight.report = self.hub.gate.on_error = self.groups.groups[0].report
         self._hooks: HookRunner | None = None
         if hooks is not None:
             self._hooks = self.hub.gate.hooks = HookRunner(hooks, self.groups.groups[0].report, hooks_loop)
@@ -192,6 +192,8 @@ class LiveServer(Server):
             config=None if source is None else (source.file, source.text, self._apply_config),
             limits=config.limits_file,
             bans=config.bans_file,
+            proofs=lambda: self.hub.gate.files,
+            on_proofs=self._note_proofs,
             also=self._look_beside,
             on_error=on_error,
         )
@@ -407,7 +409,8 @@ class LiveServer(Server):
         return sum(self._end_if_banned(item, new=True) for item in self.connections() if ban.covers(item.peer[0]))
 
     def _look_beside(self) -> None:
-        """Look at what else may have changed: bans that others keep, and the certificate."""
+        """Look at what else may have changed: bans that others keep, sets of keys, and the certificate."""
+        self.hub.gate.fetch_due()
         if self.book.follow_clock():  # the list in force has bans that have ended, and knows one clock
             self.set_bans(self.book.in_force())
         self.penalties.look()
@@ -422,6 +425,10 @@ class LiveServer(Server):
             _log.error(
                 "the new certificate is not valid, that of before stays in force", fault=str(error), hint=error.hint
             )
+
+    def _note_proofs(self, name: str, path: Path) -> None:
+        _log.info(f"{name} changed", file=str(path))
+        self._note_change(f"{name} file", {"file": str(path)})
 
     def _apply_bans(self, bans: BanList) -> None:
         """Put a ban list in force: refuse its networks, and end their connections that take no part."""
@@ -580,6 +587,7 @@ class LiveServer(Server):
             self._hooks.start()
         super().start()
         self.started_at = self.clock()
+        self.hub.gate.read_files = self.reload.read_proofs
         self.reload.start()
         self.hub.oversight.start()
         for companion in self.companions:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
 
 from flowctl.cli.app import app
+from flowctl.cli.key import _kept
 from flowctl.live.access.keys import read_keys
 from flowctl.live.access.tokens import read_secrets
 from flowctl.wire.rtmp.url import parse_query
@@ -38,6 +40,32 @@ def test_key_from_standard_input_is_hashed(tmp_path):
     assert keys.allows(["a-key-of-my-own-choice"], "play", "live/room")
     assert keys.allows(["another-key-of-my-choice"], "publish", "live/room")
     assert len({stored.salt for stored in keys.keys}) == 1
+
+
+def test_key_that_is_revoked_is_gone_from_the_file_and_others_stay(tmp_path):
+    file = tmp_path / "keys"
+    first, second = (run("make", file).stdout.strip() for _ in range(2))
+    file.write_text("# ours\n" + file.read_text())
+    file.chmod(0o640)
+    assert run("revoke", file, text="a-key-that-is-not-there\n").exit_code != 0
+    assert run("revoke", file, text=f"{first}\n").exit_code == 0
+    keys = read_keys(file)
+    assert [keys.allows([key], "publish", "live/room") for key in (first, second)] == [False, True]
+    assert file.read_text().startswith("# ours\n")
+    assert file.stat().st_mode & 0o777 == 0o640
+    file.write_text(file.read_text().replace("# ours\n", ""))
+    assert run("revoke", file, text=f"{second}\n").exit_code == 0
+    assert file.read_text() == "# no key\n"
+    assert [item.name for item in tmp_path.iterdir()] == ["keys"]
+
+
+def test_keys_when_several_commands_make_them_at_a_time_are_all_there(tmp_path):
+    """Each reads the file and writes it anew: one that came between would be forgotten."""
+    keys = [f"a-key-of-number-{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: _kept(tmp_path / "keys", key, "", ""), keys))
+    made = read_keys(tmp_path / "keys")
+    assert [made.allows([key], "publish", "live/room") for key in keys] == [True] * 40
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ LAYERS = {
         "words access flow rtmp outgoing log loop sending receiver connection server live",
     ),
     "control": layer("control", "words text flow log loop zeromq rpc sending connection server live"),
-    "admin": layer("live.admin", "words loop access server live control"),
+    "admin": layer("live.admin", "words text loop access server live control"),
     "cluster": layer(
         "live.cluster",
         "words text flow rtmp access outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "

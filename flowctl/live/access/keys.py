@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.text.watchfile import WatchedFile
 from flowctl.errors import ConfigError
 from flowctl.live.access.request import RequestKind, Use
 
@@ -27,6 +28,7 @@ _SALT_BYTES: Final = 16
 _KEY_BYTES: Final = 18
 """144 bits, 24 characters."""
 _MOST_KEYS: Final = 1000
+_MOST_BYTES: Final = 1 << 20
 _MOST_SALTS: Final = 32
 """Most salts of one file: a key that is tried is hashed with each, a microsecond; files put together have a few."""
 _MOST_KEY_CHARS: Final = 1024
@@ -58,6 +60,16 @@ def salt_of(text: str) -> bytes | None:
     return None if found is None or len(found[1]) % 2 else bytes.fromhex(found[1])
 
 
+def without_key(text: str, key: str) -> str:
+    """Return the lines of a file but for those of a key."""
+
+    def is_of_it(line: str) -> bool:
+        match = _STORED.match(line.strip())
+        return match is not None and len(match[1]) % 2 == 0 and _digest(bytes.fromhex(match[1]), key).hex() == match[2]
+
+    return "".join(line for line in text.splitlines(keepends=True) if not is_of_it(line))
+
+
 def _digest(salt: bytes, key: str) -> bytes:
     return hashlib.sha256(salt + key.encode("utf-8", "surrogatepass")).digest()
 
@@ -77,19 +89,28 @@ class StoredKey:
         return kind in kinds and fnmatchcase(stream, self.streams)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KeyFile:
-    """The keys of a file."""
+    """The keys of a file, which follow it while the server runs; two of the same path are the same."""
 
     path: str
-    keys: tuple[StoredKey, ...]
+    keys: tuple[StoredKey, ...] = field(default=(), compare=False)
+    file: WatchedFile | None = field(default=None, repr=False, compare=False)  # None: these keys are of no file
     _found: dict[bytes, dict[bytes, list[StoredKey]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._put_in_force(self.keys)
+
+    def read(self, text: str, _: str) -> None:
+        """Put in force what the file says."""
+        self._put_in_force(_keys_of(text, self.path))
+
+    def _put_in_force(self, keys: tuple[StoredKey, ...]) -> None:
+        """Replace all keys at once: any thread may look one up meanwhile."""
         found: dict[bytes, dict[bytes, list[StoredKey]]] = {}
-        for stored in self.keys:
+        for stored in keys:
             found.setdefault(stored.salt, {}).setdefault(stored.digest, []).append(stored)
-        object.__setattr__(self, "_found", found)
+        self.keys, self._found = keys, found
 
     def __str__(self) -> str:
         return self.path
@@ -113,27 +134,31 @@ class KeyFile:
 
 
 def read_keys(path: Path) -> KeyFile:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the keys file {path}: {error}", hint=_HINT) from error
-    keys = [
+    """Return the keys of a file; none where it is not there yet, or has only comments."""
+    found = KeyFile(str(path))
+    found.file = WatchedFile(path, found.read, _MOST_BYTES, whole_lines=True)
+    found.file.read()
+    return found
+
+
+def _keys_of(text: str, path: str) -> tuple[StoredKey, ...]:
+    keys = tuple(
         _stored(line.split(), path, number)
-        for number, line in enumerate(lines, 1)
+        for number, line in enumerate(text.splitlines(), 1)
         if line.strip() and not line.lstrip().startswith("#")
-    ]
-    if not 1 <= len(keys) <= _MOST_KEYS:
-        raise ConfigError(f"{path} holds {len(keys)} keys, it must be 1 to {_MOST_KEYS}", hint=_HINT)
+    )
+    if len(keys) > _MOST_KEYS:
+        raise ConfigError(f"{path} holds {len(keys)} keys, it may hold {_MOST_KEYS}", hint=_HINT)
     salts = len({stored.salt for stored in keys})
     if salts > _MOST_SALTS:
         raise ConfigError(
             f"the keys of {path} have {salts} salts, they may have {_MOST_SALTS}: each is a hash for each try",
             hint="flowctl key make FILE and flowctl key hash FILE give keys the salt that the file has",
         )
-    return KeyFile(str(path), tuple(keys))
+    return keys
 
 
-def _stored(words: list[str], path: Path, number: int) -> StoredKey:
+def _stored(words: list[str], path: str, number: int) -> StoredKey:
     match, more = _STORED.fullmatch(words[0]), words[1:]
     kind: Use | None = next((use for use in USES if more[:1] == [use]), None)
     if kind is not None:

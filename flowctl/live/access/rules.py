@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 
 from flowctl.core.text.addresses import Network
 from flowctl.core.text.fieldtypes import check_fields
+from flowctl.core.text.watchfile import WatchedFile
 from flowctl.errors import ConfigError
 from flowctl.live.access.keys import KeyFile
 from flowctl.live.access.request import NOT_GENUINE, LiveRequest, Refusal, RequestKind, Why
 from flowctl.live.access.tokens import SecretFile
-from flowctl.live.access.webtokens import WebTokenKey
+from flowctl.live.access.webtokens import WebTokenKey, WebTokenRules
 from flowctl.wire.rtmp.url import redact_url
 
 KEY_PARAMETERS: Final = ("key", "secret")
@@ -57,6 +58,8 @@ class StreamAccess:
     keys: KeyFile | None = None  # contents of the keys file. None: there is none.
     token_secrets: SecretFile | None = None  # sign tokens. None: there are none.
     jwt_key: WebTokenKey | None = None  # looks at web tokens. None: there is none.
+    jwt_audience: tuple[str, ...] = ()  # whom web tokens must be for, one of these; empty: for nobody in particular
+    jwt_issuer: str = ""  # who must have made them; empty: any issuer with the key
     leeway_s: float = 10.0  # how far the clocks of those who make tokens may be apart from ours, seconds
     allow_publish: tuple[Network, ...] = ()  # networks that may publish; empty: all
     deny_publish: tuple[Network, ...] = ()  # networks that may not, whatever else is allowed
@@ -92,7 +95,22 @@ class StreamAccess:
             for proof in proofs:
                 if there[proof] is None:
                     return f"{name} asks for {proof.value}, but there is no {PROOF_SETTINGS[proof]}"
+                if proof is Proof.KEY and self.keys is not None and not self.keys.keys:
+                    return f"{name} asks for key, but there is none in {self.keys} yet"
         return None
+
+    @property
+    def files(self) -> dict[str, WatchedFile]:
+        """The files that proofs are checked with, by what they hold."""
+        named = (("keys", self.keys), ("token_secrets", self.token_secrets), ("jwt_key", self.jwt_key))
+        return {name: item.file for name, item in named if item is not None and item.file is not None}
+
+    def wants_fetch(self, request: LiveRequest, now: float) -> WebTokenKey | None:
+        """Return the set of web token keys that has to be fetched before `request` can be checked. None: none has."""
+        proofs = self.publish_auth if request.kind == "publish" else self.play_auth
+        key = self.jwt_key
+        wants = key is not None and Proof.JWT in proofs and key.wants_fetch(_web_token(request), now)
+        return key if wants else None
 
     def open_to_all(self, kind: RequestKind, protocol: str = "rtmp") -> bool:
         """Return whether these settings let everybody publish, or play, from anywhere."""
@@ -131,7 +149,7 @@ class StreamAccess:
         if Proof.TOKEN in proofs and _tries(Proof.TOKEN, request) and self._fault(Proof.TOKEN, request, now_s) is None:
             return "signed"
         if Proof.JWT in proofs and self.jwt_key is not None and _tries(Proof.JWT, request):
-            subject = self.jwt_key.subject(_web_token(request), self.leeway_s)
+            subject = self.jwt_key.subject(_web_token(request), self._token_rules)
             return None if subject is None else f"jwt {subject}"
         return None
 
@@ -142,7 +160,11 @@ class StreamAccess:
             return True
         token = _web_token(request)
         key = self.jwt_key
-        return bool(token) and key is not None and key.fault(token, "edge", request.stream, self.leeway_s) is None
+        return bool(token) and key is not None and key.fault(token, "edge", request.stream, self._token_rules) is None
+
+    @property
+    def _token_rules(self) -> WebTokenRules:
+        return WebTokenRules(self.leeway_s, self.jwt_audience, self.jwt_issuer)
 
     def _prove(self, proofs: tuple[Proof, ...], request: LiveRequest, now_s: float) -> Refusal | None:
         """Return why no proof is valid; the reason is that of the last proof that the client gave."""
@@ -168,8 +190,8 @@ class StreamAccess:
             return _WRONG_KEY if any(tried) else "A stream key is needed."
         if proof is Proof.TOKEN and self.token_secrets is not None:
             return self.token_secrets.fault(query, kind, stream, request.peer[0], now_s, self.leeway_s)
-        if proof is Proof.JWT and self.jwt_key is not None:
-            return self.jwt_key.fault(_web_token(request), kind, stream, self.leeway_s)
+        if proof is Proof.JWT and self.jwt_key is not None and self.jwt_key.keys:
+            return self.jwt_key.fault(_web_token(request), kind, stream, self._token_rules)
         return _NOTHING_TO_CHECK
 
 

@@ -11,18 +11,20 @@ import base64
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from flowctl.core.text.private import check_private
+from flowctl.core.text.watchfile import WatchedFile
 from flowctl.errors import ConfigError
 from flowctl.live.access.request import NOT_GENUINE, RequestKind
 
 _VERSION: Final = "flowctl-token-1"
 LEAST_SECRET_BYTES: Final = 16
 _MOST_SECRETS: Final = 16
+_MOST_BYTES: Final = 64 * 1024
 _MOST_EXPIRES_CHARS: Final = 12
 _HINT: Final = "flowctl key secret FILE makes one"
 
@@ -38,15 +40,23 @@ def signed_query(secret: bytes, kind: RequestKind, stream: str, expires: int, ad
     return f"expires={expires}{bound}&token={sign(secret, kind, stream, expires, address)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SecretFile:
-    """The secrets of a file; what any of them has signed is good, so that one can be replaced by another in peace."""
+    """The secrets of a file, which follow it; two of the same path are the same.
+
+    What any of them has signed is good, so that one can be replaced by another in peace.
+    """
 
     path: str
-    secrets: tuple[bytes, ...] = field(repr=False)
+    secrets: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
+    file: WatchedFile | None = field(default=None, repr=False, compare=False)  # None: these secrets are of no file
 
     def __str__(self) -> str:
         return self.path
+
+    def read(self, text: str, _: str) -> None:
+        """Put in force what the file says."""
+        self.secrets = _secrets_of(text, Path(self.path))
 
     def fault(
         self, query: Mapping[str, str], kind: RequestKind, stream: str, address: str, now_s: float, leeway_s: float
@@ -80,8 +90,19 @@ def _within(address: str, bound: str) -> bool:
 
 def read_secrets(path: Path) -> SecretFile:
     """Return the secrets of a file, one per line; ``#`` begins a comment line."""
-    lines = read_private(path, "secrets").decode("utf-8", "replace").splitlines()
-    secrets = [line.strip().encode() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    found = SecretFile(str(path))
+    found.file = watch_private(path, found.read, "secrets")
+    return found
+
+
+def _secrets_of(text: str, path: Path) -> tuple[bytes, ...]:
+    check_private(path)
+    lines = text.splitlines()
+    secrets = [
+        line.strip().encode("utf-8", "surrogateescape")
+        for line in lines
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
     if not 1 <= len(secrets) <= _MOST_SECRETS:
         raise ConfigError(f"{path} holds {len(secrets)} secrets, it must be 1 to {_MOST_SECRETS}", hint=_HINT)
     for secret in secrets:
@@ -89,13 +110,15 @@ def read_secrets(path: Path) -> SecretFile:
             raise ConfigError(
                 f"{path}: a secret has {len(secret)} bytes, the least is {LEAST_SECRET_BYTES}", hint=_HINT
             )
-    return SecretFile(str(path), tuple(secrets))
+    return tuple(secrets)
 
 
-def read_private(path: Path, what: str) -> bytes:
-    """Return the contents of a file that only its owner may use."""
-    try:
-        check_private(path)
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read the file of {what} {path}: {error.strerror}", hint=_HINT) from error
+def watch_private(path: Path, take: Callable[[str, str], None], what: str) -> WatchedFile:
+    """Return a file that is there, and that `take` is given whenever it has changed; that is to check who may use it.
+
+    Octets that are no UTF-8 come as ``surrogateescape`` has them.
+    """
+    file = WatchedFile(path, take, _MOST_BYTES, whole_lines=True, errors="surrogateescape")
+    if not file.read():
+        raise ConfigError(f"cannot read the file of {what} {path}: there is no such file", hint=_HINT)
+    return file

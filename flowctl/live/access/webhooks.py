@@ -6,7 +6,7 @@ question there. Bounded are the questions under way (addresses take turns), thos
 is read of an answer, and what waits to be told. A redirect is not followed: it would carry keys elsewhere. What is no
 answer (no connection, no time, another status, something else than a number) is a failure, and the settings say
 whether one that asks meanwhile is refused or let in. Logs name the host of a hook and what failed, and never an
-address, a body or an answer.
+address, a body or an answer. Sets of web token keys are fetched here too, in the same bounds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import secrets
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -28,10 +29,11 @@ import structlog
 from flowctl.core.loop.faults import ErrorHook, report
 from flowctl.core.loop.thread import LoopThread
 from flowctl.core.text.addresses import address_key
-from flowctl.errors import InternalError, LimitExceededError
+from flowctl.errors import ConfigError, InternalError, LimitExceededError
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.access.rules import HookFailure, StreamAccess
 from flowctl.live.access.turns import Turns
+from flowctl.live.access.webtokens import MOST_SET_BYTES, RETRY_S, WebTokenKey
 
 if TYPE_CHECKING:
     import httpx
@@ -47,6 +49,8 @@ _MOST_ANSWER_BYTES: Final = 64 * 1024
 _TELLERS: Final = 4
 """Threads that send news: those of one connection in order, those of several side by side."""
 _MOST_NEWS: Final = 4096
+FETCH_S: Final = 5.0
+"""Longest time in which a set of web token keys must have come, whole."""
 _LOG_EVERY_S: Final = 10.0
 _MOST_HOSTS: Final = 256
 _WIND_UP_S: Final = 1.0
@@ -214,30 +218,32 @@ class WebHooks:
 
     async def _ask_one(self, access: StreamAccess, action: str, url: str, body: bytes, until: float) -> Refusal | None:
         try:
-            return read_answer(*await self._post(url, body, until))
+            return read_answer(*await self._request("POST", url, until, body))
         except _NoAnswerError as error:
             self._log_failure(url, action, str(error))
             return _FAILED if access.hook_failure is HookFailure.REFUSE else None
 
-    async def _post(self, url: str, body: bytes, until: float) -> tuple[int, bytes]:
+    async def _request(
+        self, method: str, url: str, until: float, body: bytes | None = None, most_bytes: int = _MOST_ANSWER_BYTES
+    ) -> tuple[int, bytes]:
         """Return status and body of an answer that comes before `until`, on the clock of the loop."""
         read = bytearray()
         try:
             # The limit is on all of it: one that sends an octet now and then would pass any limit on single reads.
-            async with asyncio.timeout_at(until), self._started_client().stream("POST", url, content=body) as response:
+            async with asyncio.timeout_at(until), self._started_client().stream(method, url, content=body) as response:
                 plain = response.headers.get("content-encoding", "identity") == "identity"
                 async for piece in response.aiter_raw():
                     read += piece
-                    if len(read) > _MOST_ANSWER_BYTES or not plain:
+                    if len(read) > most_bytes or not plain:
                         break
                 status = response.status_code
         except TimeoutError as error:
             raise _NoAnswerError("no answer in time") from error
         except Exception as error:
             # It may be an error of any library below, whose text may quote the address or the answer.
-            raise _NoAnswerError(type(error).__name__) from error
-        if not plain or len(read) > _MOST_ANSWER_BYTES:
-            raise _NoAnswerError("a compressed answer" if not plain else f"more than {_MOST_ANSWER_BYTES} bytes")
+            raise _NoAnswerError(_why_untrusted(error) or type(error).__name__) from error
+        if not plain or len(read) > most_bytes:
+            raise _NoAnswerError("a compressed answer" if not plain else f"more than {most_bytes} bytes")
         return status, bytes(read)
 
     def _started_client(self) -> httpx.AsyncClient:
@@ -247,8 +253,7 @@ class WebHooks:
 
     def _log_failure(self, url: str, action: str, why: str) -> None:
         """Log that a hook failed: each host once in a while, with how often it did."""
-        parts, now = urlsplit(url), time.monotonic()
-        host = f"{parts.scheme}://{parts.hostname}" + ("" if parts.port is None else f":{parts.port}")
+        host, now = _host_of(url), time.monotonic()
         last, count = self._logged.get(host, (now - _LOG_EVERY_S, 0))
         if now - last >= _LOG_EVERY_S:
             _log.warning("HTTP hook failed", action=action, hook=host, why=why, failures=count + 1)
@@ -256,6 +261,42 @@ class WebHooks:
         if len(self._logged) >= _MOST_HOSTS:
             self._logged.clear()
         self._logged[host] = (last, count + 1)
+
+    # -- sets of web token keys
+
+    def fetch(self, key: WebTokenKey, then: Callable[[], None]) -> None:
+        """Fetch a set anew, unless that is under way or was done just now, and call `then`, whatever comes of it."""
+        self._submit(self._fetch_once(key, then), then)
+
+    async def _fetch_once(self, key: WebTokenKey, then: Callable[[], None]) -> None:
+        try:
+            if key.fetching is None and time.monotonic() >= key.again_at:
+                key.fetching = asyncio.get_running_loop().create_task(self._fetch(key))
+            if key.fetching is not None:
+                await asyncio.shield(key.fetching)
+        finally:
+            then()
+
+    async def _fetch(self, key: WebTokenKey) -> None:
+        now = time.monotonic()
+        key.again_at = now + RETRY_S
+        try:
+            until = asyncio.get_running_loop().time() + FETCH_S
+            status, octets = await self._request("GET", key.source, until, most_bytes=MOST_SET_BYTES)
+            if status != 200:
+                raise _NoAnswerError(f"status {status}")  # noqa: TRY301 - as what goes wrong before
+            changed = key.accept_set(octets, now)
+        except (_NoAnswerError, ConfigError) as error:
+            key.put_off(now)
+            _log.warning("web token keys not fetched", host=_host_of(key.source), why=str(error), keys=len(key.keys))
+        except Exception as error:  # noqa: BLE001 - a fault of ours: what was fetched before stays in force
+            key.put_off(now)
+            report(self._on_error, "web token keys", error)
+        else:
+            if changed:
+                _log.info("web token keys changed", host=_host_of(key.source), keys=len(key.keys))
+        finally:
+            key.fetching = None
 
     # -- news
 
@@ -283,7 +324,7 @@ class WebHooks:
             body = json.dumps(news.body).encode()
             for url in news.urls:
                 try:
-                    await self._post(url, body, asyncio.get_running_loop().time() + news.timeout_s)
+                    await self._request("POST", url, asyncio.get_running_loop().time() + news.timeout_s, body)
                 except _NoAnswerError as error:
                     self._log_failure(url, news.body["action"], str(error))
             with self._lock:
@@ -296,6 +337,18 @@ class WebHooks:
             queue.task_done()
 
 
+def _why_untrusted(error: BaseException | None) -> str:
+    """Return what is wrong with the certificate of the other end; empty: the error is another one."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return "" if error is None else f"its certificate is not to be trusted: {error.verify_message}"
+
+
+def _host_of(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}" + ("" if parts.port is None else f":{parts.port}")
+
+
 def _make_client() -> httpx.AsyncClient:
     import httpx  # noqa: PLC0415 - only servers with HTTP hooks pay for it
 
@@ -304,8 +357,12 @@ def _make_client() -> httpx.AsyncClient:
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.WARNING)
     # Each question has a connection of its own, as with SRS: one that the other end is closing would be a failure.
-    # No proxy and no .netrc of the environment: they would be handed keys.
+    # No proxy and no .netrc of the environment: they would be handed keys. Authorities are those of certifi and of this
+    # machine, where an operator adds one of their own (update-ca-certificates, SSL_CERT_FILE).
+    trust = httpx.create_ssl_context(trust_env=False)
+    trust.load_default_certs()
     return httpx.AsyncClient(
+        verify=trust,
         follow_redirects=False,
         trust_env=False,
         timeout=None,  # noqa: S113 - the whole of it has one, see `_post`

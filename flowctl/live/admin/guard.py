@@ -23,9 +23,9 @@ from starlette.exceptions import HTTPException
 
 from flowctl.control.operations import MOST_CALL_BYTES, Permission
 from flowctl.core.text.addresses import address_key, is_loopback
+from flowctl.core.text.watchfile import WatchedFile
 from flowctl.errors import ConfigError
 from flowctl.live.admin.asking import CallRefused
-from flowctl.live.reload.watchfile import WatchedFile
 
 _log: Final = structlog.get_logger("flowctl.admin")
 Scope: TypeAlias = MutableMapping[str, Any]

@@ -1,4 +1,4 @@
-"""Settings, limits and bans from files, taken by a server that runs: looks each second, and hands on what changed.
+"""Settings, limits, bans and keys from files, taken by a server that runs: looks each second, hands on what changed.
 
 A thread of its own looks, because reading and parsing may take long (a hundred thousand bans take seconds) and a poll
 group must not. While it parses it rests after each millisecond of work: the interpreter runs one thread at a time, and
@@ -30,8 +30,8 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server import bans as bans_format
 from flowctl.core.server.bans import BanList
 from flowctl.core.text.tomltext import MOST_BYTES
+from flowctl.core.text.watchfile import FileStatus, WatchedFile
 from flowctl.errors import BusyError, ClosedError, ConfigError
-from flowctl.live.reload.watchfile import FileStatus, WatchedFile
 
 _log: Final = structlog.get_logger("flowctl.live")
 _POLL_S: Final = 1.0
@@ -67,6 +67,8 @@ class Reload:
         config: tuple[Path, str, Callable[[str, str], None]] | None = None,
         limits: Path | None = None,
         bans: Path | None = None,
+        proofs: Callable[[], dict[str, WatchedFile]] = dict,
+        on_proofs: Callable[[str, Path], object] | None = None,
         also: Callable[[], object] | None = None,
         poll_s: float = _POLL_S,
         on_error: Callable[[str, Exception], None] | None = None,
@@ -82,6 +84,8 @@ class Reload:
             self._files["limits"] = WatchedFile(limits, self._apply_limits_text, MOST_BYTES)
         if bans is not None:
             self._files["bans"] = WatchedFile(bans, self._apply_bans_text, bans_format.MOST_BYTES)
+        self._proofs: Final = proofs  # files that take what they say themselves
+        self._on_proofs: Final = on_proofs
         self._also: Final = also
         self._poll_s: Final = poll_s
         self._on_error = on_error
@@ -92,23 +96,26 @@ class Reload:
         self._thread: threading.Thread | None = None  # guarded by _lock
         self._stopped = False  # guarded by _lock
 
+    def _every_file(self) -> dict[str, WatchedFile]:
+        return self._files | self._proofs()
+
     @property
     def watching(self) -> bool:
-        return bool(self._files)
+        return bool(self._every_file())
 
     @property
     def status(self) -> dict[str, FileStatus]:
-        """How it stands with ``config``, ``limits`` and ``bans``, those that are files. Any thread."""
-        return {name: file.status for name, file in self._files.items()}
+        """How it stands with ``config``, ``limits``, ``bans``, ``keys`` and so on, those that are files. Any thread."""
+        return {name: file.status for name, file in self._every_file().items()}
 
     def digest(self, name: str) -> str:
         """Return what tells the contents of a file from others that it had; empty: there is none. Any thread."""
-        file = self._files.get(name)
+        file = self._every_file().get(name)
         return "" if file is None else file.digest
 
     def read_first(self) -> None:
         """Read all files before the server starts. The starting thread."""
-        for name, file in self._files.items():
+        for name, file in self._every_file().items():
             if not file.read() and name == "limits":
                 raise ConfigError(f"{file.path}: there is no such file", hint="make one, or leave --limits out")
             if not file.status.there:
@@ -176,17 +183,26 @@ class Reload:
             self.start()
             self._requests.put((run, Future()))
 
+    def read_proofs(self, then: Callable[[], None]) -> None:
+        """Read the files of keys that have changed at once, and call `then`. Any thread; never waits."""
+
+        def look() -> None:
+            self._look_at(self._proofs())
+            then()
+
+        self.run_later(look)
+
     def _in_thread(self) -> bool:
         with self._lock:
             return threading.current_thread() is self._thread
 
     def read_now(self) -> dict[str, bool]:
         """Look at all files, and return which of them had something new that was taken. For jobs of `run_job`."""
-        before = {name: file.status.applied for name, file in self._files.items()}
+        before = {name: status.applied for name, status in self.status.items()}
         self._reread_all()
-        if any(file.looks_empty for file in self._files.values()):
+        if any(file.looks_empty for file in self._every_file().values()):
             self._look_at_files()  # it is meant to be empty, since somebody says that it is to be read
-        return {name: file.status.applied > before[name] for name, file in self._files.items()}
+        return {name: status.applied > before.get(name, 0) for name, status in self.status.items()}
 
     def _run(self) -> None:
         for request in iter(self._next_request, _ReloadRequest.END):
@@ -221,10 +237,22 @@ class Reload:
             return _ReloadRequest.LOOK
 
     def _look_at_files(self) -> None:
-        for name, file in self._files.items():
+        self._look_at(self._files)
+        self._look_at(self._proofs())  # those of the settings that were just read
+        if self._also is not None:
+            try:
+                self._also()
+            except Exception as error:  # noqa: BLE001 - the watching of the files goes on
+                if self._on_error is not None:
+                    self._on_error("a look beside the files", error)
+        self._looked_at = time.monotonic()
+
+    def _look_at(self, files: dict[str, WatchedFile]) -> None:
+        for name, file in files.items():
             there = file.status.there
             try:
-                file.read()
+                if file.read() and name not in self._files and self._on_proofs is not None:
+                    self._on_proofs(name, file.path)
             except ConfigError as error:
                 what = f"{name} file is not valid, what was before stays in force"
                 _log.error(what, fault=str(error), **({"hint": error.hint} if error.hint else {}))
@@ -233,13 +261,6 @@ class Reload:
                     self._on_error(f"reading the {name} file again", error)
             if there and not file.status.there:
                 _log.warning(f"{name} file has gone, what it said stays in force", file=str(file.path))
-        if self._also is not None:
-            try:
-                self._also()
-            except Exception as error:  # noqa: BLE001 - the watching of the files goes on
-                if self._on_error is not None:
-                    self._on_error("a look beside the files", error)
-        self._looked_at = time.monotonic()
 
     def _apply_limits_text(self, text: str, where: str) -> None:
         file = parse_limits_file(text, where)

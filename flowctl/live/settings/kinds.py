@@ -114,6 +114,10 @@ def _proofs(text: str, source: str) -> tuple[Proof, ...]:
     return tuple(known[word] for word in words)
 
 
+def _words(text: str, _source: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
 def _urls(text: str, _source: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
@@ -184,8 +188,9 @@ Secrets = Annotated[
     SecretFile | None, _only_text(lambda text, source: read_secrets(_path(text, source))), SettingKind("path")
 ]
 WebTokens = Annotated[
-    WebTokenKey | None, _only_text(lambda text, _: read_web_token_key(text)), SettingKind("algorithm:path")
+    WebTokenKey | None, _only_text(lambda text, _: read_web_token_key(text)), SettingKind("algorithm:address|path")
 ]
+Words = Annotated[tuple[str, ...], _only_text(_words), BeforeValidator(_items), SettingKind("words", _commas)]
 Hooks = Annotated[
     tuple[str, ...],
     _only_text(_urls),

@@ -56,6 +56,7 @@ from flowctl.live.settings.kinds import (
     Target,
     Text,
     WebTokens,
+    Words,
     Workers,
     read_credentials,
 )
@@ -187,7 +188,11 @@ class LiveSettings(BaseModel):
         "access.keys", "Hashes of stream keys, one per line, as flowctl key make writes them.", of=_BOTH
     )
     token_secret_file: Secrets = _at("access.token_secrets", "Secrets of signed tokens, of flowctl key sign.", of=_BOTH)
-    jwt_key: WebTokens = _at("access.jwt_key", "Algorithm and key file of JSON web tokens.", of=_BOTH)
+    jwt_key: WebTokens = _at(
+        "access.jwt_key", "Algorithm of JSON web tokens, and file of the key or address of a set (JWKS).", of=_BOTH
+    )
+    jwt_audience: Words = _at("access.jwt_audience", "Whom web tokens must be for (aud), one of these.", of=_BOTH)
+    jwt_issuer: Text = _at("access.jwt_issuer", "Who must have made web tokens (iss).", of=_BOTH)
     allow_publish: Networks = _at(
         "access.allow_publish", "Networks that may publish, no others; empty: all.", of=_PUBLISHER
     )

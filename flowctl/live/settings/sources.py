@@ -25,6 +25,7 @@ from flowctl.core.text.printable import short
 from flowctl.core.text.tomltext import TomlText, dotted
 from flowctl.errors import ConfigError, InternalError
 from flowctl.live.access.rules import PROOF_SETTINGS
+from flowctl.live.access.webtokens import is_address
 from flowctl.live.config import Difference, LiveConfig
 from flowctl.live.settings.levels import MARKS, Level, Role, Takes, differing
 from flowctl.live.settings.model import (
@@ -324,7 +325,7 @@ def _beside(file: Path, name: str, value: object) -> object:
     if not word.endswith("path") or not isinstance(value, str):
         return value
     algorithm, colon, path = value.partition(":") if ":" in word else ("", "", value)
-    return f"{algorithm}{colon}{file.parent / path}" if path else value
+    return f"{algorithm}{colon}{file.parent / path}" if path and not is_address(path) else value
 
 
 _LEVELS_HINT: Final = (

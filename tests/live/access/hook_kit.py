@@ -24,18 +24,19 @@ def answer_of(ask, *asked):
 
 
 class HookServer:
-    """Takes POSTs, keeps their bodies, and answers with what `answer` makes of each.
+    """Takes POSTs, and GETs without a body, keeps their bodies, and answers with what `answer` makes of each.
 
     Attributes:
         bodies: of the requests, in the order in which they came.
         answer: called with a body, returns octets; more than one if it is a list, None: nothing is ever answered.
         release: set at the end; an answer may wait for it.
+        tls: context of a server that speaks TLS. None: it speaks none.
     """
 
     def __init__(self, answer=lambda _: http("0")):
         self.bodies, self.paths, self.failures = [], [], []
         self.answer = answer
-        self.release = threading.Event()
+        self.release, self.tls = threading.Event(), None
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -61,6 +62,8 @@ class HookServer:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client):
+        if self.tls is not None:  # the handshake is made when something is read
+            client = self.tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
         with client, suppress(OSError):
             client.settimeout(20)
             data = b""
@@ -73,7 +76,7 @@ class HookServer:
             size = int(lengths[0].split(b":")[1]) if lengths else 0
             while len(body) < size:
                 body += client.recv(65536)
-            found = json.loads(body)
+            found = json.loads(body) if body else {}
             self.paths.append(head.split(b" ")[1].decode())
             self.bodies.append(found)
             answer = self.answer(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
@@ -17,7 +18,7 @@ from flowctl.live.access.keys import hash_key, make_key, read_keys
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.tokens import SecretFile, read_secrets, sign, signed_query
-from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
+from flowctl.live.access.webtokens import WebTokenKey, WebTokenRules, read_web_token_key
 from flowctl.wire.rtmp.url import parse_query, parse_url
 
 SECRET = b"a secret of sixteen or more bytes, for tests"
@@ -110,11 +111,43 @@ def test_line_that_is_no_stored_key_is_named_by_its_number_alone(tmp_path, line)
     assert line not in str(caught.value)
 
 
-def test_keys_file_when_empty_or_absent_is_an_error(tmp_path):
-    """A file without keys would let nobody in, and nobody would know why."""
-    for path in (written(tmp_path / "none", "# nothing"), tmp_path / "absent"):
-        with pytest.raises(ConfigError):
-            read_keys(path)
+@pytest.mark.parametrize("text", [None, "", "# nothing\n"])
+def test_keys_file_without_a_key_lets_nobody_in_and_the_server_says_why(tmp_path, text):
+    """A command may put the first key there while the server runs."""
+    path = tmp_path / "keys"
+    if text is not None:
+        written(path, text)
+    access = StreamAccess(publish_auth=(Proof.KEY,), keys=read_keys(path))
+    assert not access.keys.allows([KEY], "publish", "live/room")
+    assert access.missing() == f"publish_auth asks for key, but there is none in {path} yet"
+    assert read_keys(path) == access.keys
+
+
+def test_keys_when_the_file_changes_are_replaced_together_or_not_at_all(tmp_path):
+    """Half a line would be a key for everything, where the whole says for what: it counts once it stays so."""
+    path = written(tmp_path / "keys", hash_key(KEY) + " play live/*")
+    keys = read_keys(path)
+    line = hash_key("another-key-of-ours")
+    whole = path.read_text() + f"{line} play other/*\n"
+
+    def after(text):
+        path.write_text(text)
+        assert keys.file.changed()
+        with contextlib.suppress(ConfigError):
+            keys.file.read()
+        return [keys.allows([key], "publish", "x/y") for key in (KEY, "another-key-of-ours")], len(keys.keys)
+
+    old, new = ([False, False], 1), ([False, False], 2)
+    assert after(whole[: whole.index(line) + len(line)]) == old  # without what it is for
+    for size in range(1, len(line) - 1, 10):
+        assert after(whole[: whole.index(line) + size]) == old
+    assert after("") == old
+    assert after(whole) == new
+    assert after(whole + "nonsense\n") == new
+    assert "line 3 is no stored key" in keys.file.status.fault
+    path.unlink()
+    assert not keys.file.changed()
+    assert after("# no key\n") == ([False, False], 0)
 
 
 # -- signed tokens
@@ -218,8 +251,8 @@ def claims(**changed):
     return {"exp": time.time() + 60, "actions": ["play"], "streams": "live/*"} | changed
 
 
-def web_fault(key, token, kind="play", stream="live/room", leeway=10.0):
-    return key.fault(token, kind, stream, leeway)
+def web_fault(key, token, kind="play", stream="live/room", leeway=10.0, **rules):
+    return key.fault(token, kind, stream, WebTokenRules(leeway, **rules))
 
 
 @pytest.mark.parametrize(
@@ -317,7 +350,7 @@ def test_web_token_key_that_others_may_read_is_refused(tmp_path):
 def test_publisher_when_it_is_back_with_another_token_is_the_same_owner():
     secret = b"a secret of thirty-two or more bytes, for tests"
     tokens = StreamAccess(publish_auth=(Proof.TOKEN,), token_secrets=SecretFile("secrets", (secret,)))
-    web = StreamAccess(publish_auth=(Proof.JWT,), jwt_key=WebTokenKey("HS256", "jwt", secret, secret))
+    web = StreamAccess(publish_auth=(Proof.JWT,), jwt_key=WebTokenKey("HS256", "jwt", {None: secret}))
 
     def owner(access, query):
         url = parse_url(f"rtmp://h/live/room?{query}")

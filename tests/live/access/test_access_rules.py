@@ -21,7 +21,7 @@ KEY = "a-key-that-nobody-guesses"
 _, _SALT, _DIGEST = hash_key(KEY).split(":")
 KEYS = KeyFile("keys", (StoredKey(bytes.fromhex(_SALT), bytes.fromhex(_DIGEST)),))
 SECRETS = SecretFile("secrets", (SECRET,))
-WEB = WebTokenKey("HS256", "jwt", SECRET, SECRET)
+WEB = WebTokenKey("HS256", "jwt", {None: SECRET})
 FROM = "This is not allowed from your address."
 
 

@@ -27,7 +27,7 @@ ACCESS = StreamAccess(
     play_auth=tuple(Proof),
     keys=KeyFile("keys", (StoredKey(bytes.fromhex(_SALT), bytes.fromhex(_DIGEST)),)),
     token_secrets=SecretFile("secrets", (SECRET,)),
-    jwt_key=WebTokenKey("HS256", "jwt", SECRET, SECRET),
+    jwt_key=WebTokenKey("HS256", "jwt", {None: SECRET}),
 )
 LEFT_S = 600
 

@@ -14,10 +14,10 @@ from flowctl.core.flow.limitsfile import LimitsFile
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.bans import BanList
 from flowctl.core.server.signals import EndSignals
+from flowctl.core.text.watchfile import WatchedFile
 from flowctl.errors import BusyError, ClosedError, ConfigError
 from flowctl.live.config import LiveConfig
 from flowctl.live.reload.reload import Reload
-from flowctl.live.reload.watchfile import WatchedFile
 
 GOOD = 'version = 1\n[limits]\nsoft = "{size},100,4s"\n'
 BAN = '{{"cidr": "127.0.0.{number}", "expires": null}}\n'

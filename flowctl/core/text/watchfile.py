@@ -58,15 +58,21 @@ class WatchedFile:
         take: Callable[[str, str], None],
         most_bytes: int,
         wall: Callable[[], float] = time.time,
+        *,
+        whole_lines: bool = False,
+        errors: str = "strict",
     ) -> None:
         self.path: Final = path
         self._take = take
         self._most_bytes: Final = most_bytes
         self._wall = wall
+        self._whole_lines: Final = whole_lines
+        self._errors: Final = errors  # what becomes of octets that are no UTF-8, as of `bytes.decode`
+        self._seen: _Look | None = None  # what `stat` said at the last look. None: there was no file
         self._last_look: _Look | None = None  # what `stat` said before the last reading. None: read in any case
         self._digest = b""  # digest of the contents that were read last
         self._taken = False  # whether it ever said anything that is in force
-        self._blank: _Look | None = None  # what `stat` said of a file that turned up empty and is not taken yet
+        self._blank: _Look | None = None  # what `stat` said of a file that turned up empty or cut, and is not taken yet
         self.status = FileStatus(path=str(path))  # how it stands; replaced as a whole
 
     def read(self) -> bool:
@@ -91,6 +97,13 @@ class WatchedFile:
         self.status = replace(self.status, fault="", hint="", applied=self.status.applied + 1)
         return True
 
+    def changed(self) -> bool:
+        """Return whether the next look may find something new; it costs one ``stat``. Any thread."""
+        try:
+            return self._blank is not None or _look_of(self.path) != self._seen
+        except OSError:
+            return False  # what it said stays in force
+
     @property
     def digest(self) -> str:
         return self._digest.hex()
@@ -112,26 +125,26 @@ class WatchedFile:
     def _changed_contents(self) -> bytes | None:
         """Return the contents, if they are others than at the last reading."""
         try:
-            file_stat = self.path.stat()
+            look = self._seen = _look_of(self.path)
         except FileNotFoundError:
             # One that vanished is not one that says nothing: what it said stays in force until it says something else.
-            self._last_look, self._digest, self._blank = None, b"", None
+            self._last_look, self._digest, self._blank, self._seen = None, b"", None, None
             self.status = replace(self.status, there=False, fault="", hint="")
             return None
         if not self.status.there:
             self.status = replace(self.status, there=True)
-        look = (file_stat.st_mtime_ns, file_stat.st_size, file_stat.st_ino, file_stat.st_dev)
         if look == self._last_look:
             return None
         data = self._contents()
-        fresh = self._wall() - file_stat.st_mtime < _FRESH_S
+        fresh = self._wall() - look[0] / 1e9 < _FRESH_S
         self._last_look = None if fresh else look  # remembered only where a later change cannot look the same
         digest = hashlib.blake2b(data).digest()
         blank, self._blank = self._blank, None
         if digest == self._digest:
             return None
         # Before anything was taken there is nothing that an empty file could undo.
-        if self._taken and not data.strip() and blank != look:
+        cut = not data.strip() or (self._whole_lines and not data.endswith(b"\n"))
+        if self._taken and cut and blank != look:
             self._last_look, self._blank = None, look
             return None
         self._digest = digest
@@ -150,10 +163,15 @@ class WatchedFile:
         if len(data) > self._most_bytes:
             raise ConfigError(f"{self.path}: it has more than {self._most_bytes} bytes")
         try:
-            return data.decode("utf-8")
+            return data.decode("utf-8", self._errors)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{self.path}, line {line}: not valid UTF-8") from error
 
     def _note_fault(self, fault: str, hint: str) -> None:
         self.status = replace(self.status, fault=fault, hint=hint, invalid=self.status.invalid + 1)
+
+
+def _look_of(path: Path) -> _Look:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
