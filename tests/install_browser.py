@@ -1,16 +1,23 @@
-"""Installs Chromium and its driver, for the tests of the dashboard: ``make browser``; what is there is left as it is.
+"""Installs Chromium, its driver and hls.js, for tests in a browser: ``make browser``; what is there is left as it is.
 
-They are packages of the system: where this runs as root beside apt-get they are installed, elsewhere it is said how to
-get them. Without them those tests are skipped, and say so. Exit status: 0 if both can run, 1 otherwise.
+Chromium is a package of the system: where this runs as root beside apt-get it is installed, elsewhere it is said how to
+get it. hls.js comes from npm's registry into a folder of caches. Without them those tests are skipped, and say so. Exit
+status: 0 if all are there, 1 otherwise.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import urllib.request
+from pathlib import Path
 
 PROGRAMS = {"chromium": "chromium", "chromedriver": "chromium-driver"}
 """What is run, and the packages that have it: Debian's names."""
@@ -27,6 +34,39 @@ FLAGS = (
 """With which Chromium shows pages to tests, and asks its maker for as little as it can be told to."""
 APT = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20")
 UPDATE_TIMEOUT_S = 120
+
+
+HLS_JS_VERSION = "1.7.4"
+HLS_JS_SHA512 = "3GlxGdPvT2YHvQYOt+yOzT/DEior/qJVNIylHA77kgeoBTdQQqi70GwefNEUmHQeNGyjC8U62+bruqW/Tpm+tg=="
+"""Checksum of the package, as the registry of npm states it."""
+HLS_JS_TIMEOUT_S = 60
+
+
+def hls_js():
+    """Return where hls.js is, or would be: in FLOWCTL_CACHE, or beside the tests."""
+    named = os.environ.get("FLOWCTL_CACHE")
+    return (Path(named) if named else Path(__file__).parent / ".cache") / f"hls.js-{HLS_JS_VERSION}" / "hls.min.js"
+
+
+def install_hls_js() -> str:
+    """Fetch hls.js where it is absent, and return why it is not there. "" means that it is."""
+    if hls_js().exists():
+        return ""
+    address = f"https://registry.npmjs.org/hls.js/-/hls.js-{HLS_JS_VERSION}.tgz"
+    try:
+        with urllib.request.urlopen(address, timeout=HLS_JS_TIMEOUT_S) as answer:
+            package = answer.read()
+    except OSError as error:
+        return f"hls.js could not be fetched: {error}"
+    if base64.b64encode(hashlib.sha512(package).digest()).decode() != HLS_JS_SHA512:
+        return "hls.js of the registry is not the one that is expected"
+    with tarfile.open(fileobj=io.BytesIO(package)) as files:
+        script = files.extractfile("package/dist/hls.min.js").read()
+    hls_js().parent.mkdir(parents=True, exist_ok=True)
+    beside = hls_js().with_suffix(f".{os.getpid()}")
+    beside.write_bytes(script)
+    beside.replace(hls_js())
+    return ""
 
 
 def no_browser() -> str:
@@ -60,9 +100,10 @@ def install() -> str:
 
 def main() -> int:
     """Install what can be installed, and say what became of it."""
-    reason = install()
-    sys.stdout.write(f"browser: {reason or 'can run'}\n")
-    return 1 if reason else 0
+    reasons = {"browser": install(), "hls.js": install_hls_js()}
+    for name, reason in reasons.items():
+        sys.stdout.write(f"{name}: {reason or 'is there'}\n")
+    return 1 if any(reasons.values()) else 0
 
 
 if __name__ == "__main__":

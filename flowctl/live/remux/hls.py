@@ -51,6 +51,8 @@ _NAME_BYTES: Final = 230
 _PART_SHARE: Final = 0.85
 """Share of the longest part from which one ends at a picture: fewer are not allowed but at the end of a segment."""
 _LEAST_PART_S: Final = 0.1
+_BURST_S: Final = 0.05
+"""Time by which a segment is dated anew: a server sends what it has kept in one go, so that came later than it was."""
 _DRIFT: Final = 0.001
 """Part by which the clock of a publisher may be slower than ours; crystals differ by a tenth of that."""
 
@@ -122,7 +124,7 @@ class HlsWriter(StreamWriter):
         self._bodies: list[bytes] = []  # the same, as it is written when it is complete
         self._complete = False  # it is
         self._begin_ms: int | None = None  # where it begins, on the publisher's clock
-        self._frame_ms = 1  # length of a frame in the part before
+        self._frame_ms: dict[int, int] = {}  # length of a frame in the part before, by type
         self._early_ms = 0  # by how much pictures are decoded earlier than the publisher says
         self._open_bytes = 0  # what of it is kept in memory
         self._has_key = False  # it can be decoded
@@ -227,16 +229,18 @@ class HlsWriter(StreamWriter):
         """End the open segment: what follows is of another timeline, or other tracks."""
         if self._units:
             self._write(max(map(self._end_of, {unit.type_id for unit in self._units})))
-        self._frame_ms, self._early_ms = 1, 0
+        self._early_ms = 0
         self._begin_apart()
         self._zero_ms = self._zero_at = None
 
     def _end_of(self, type_id: int) -> int:
         """Return where the last message of a type ends, which is taken to be as long as the others."""
-        times = sorted({unit.at_ms for unit in self._units if unit.type_id == type_id})
-        if len(times) > 1:
-            return times[-1] + (times[-1] - times[0]) // (len(times) - 1)
-        return times[-1] + (self._frame_ms if type_id == self._units[0].type_id else 1)
+        times = self._times(type_id)
+        own_ms = (times[-1] - times[0]) // (len(times) - 1) if len(times) > 1 else self._frame_ms.get(type_id, 1)
+        return times[-1] + own_ms
+
+    def _times(self, type_id: int) -> list[int]:
+        return sorted({unit.at_ms for unit in self._units if unit.type_id == type_id})
 
     def _begin_apart(self) -> None:
         """Have the next segment begin behind a break, with a key frame."""
@@ -251,8 +255,9 @@ class HlsWriter(StreamWriter):
         begin_ms = units[0].at_ms
         if until_ms <= begin_ms:  # the clock went back, by less than makes it another one
             until_ms = max(unit.at_ms for unit in units) + 1
-        frames = sum(unit.type_id == units[0].type_id for unit in units)
-        self._frame_ms = max((until_ms - begin_ms) // frames, 1)
+        for type_id in {unit.type_id for unit in units}:
+            times = self._times(type_id)
+            self._frame_ms[type_id] = max((until_ms - times[0]) // len(times), 1)
         if self._zero_ms is None:
             self._zero_ms = begin_ms - self._at_ms
         try:
@@ -286,6 +291,9 @@ class HlsWriter(StreamWriter):
                 self._close_segment(playlist)
                 self._begin_init(playlist, init)
             segment = self._segment or self._begin_segment(playlist)
+            began_at = (self._zero_at or 0.0) + (self._begin_ms or 0) / 1000
+            if segment.began_at is None or began_at < segment.began_at - _BURST_S:
+                segment = dataclasses.replace(segment, began_at=began_at)
             if self._settings.part_s:
                 name = playlist.next_part
                 self._replace(name, data)
@@ -329,9 +337,9 @@ class HlsWriter(StreamWriter):
 
     def _begin_segment(self, playlist: Playlist) -> HlsSegment:
         name = f"{self._stem}-{playlist.next_number}.{'m4s' if self._init else 'ts'}"
-        zero_at = self._zero_at or 0.0
-        self._zero_at = zero_at + self._settings.segment_s * _DRIFT
-        return HlsSegment(name, 0.0, self._init_name, self._apart, zero_at + self._units[0].at_ms / 1000)
+        if self._zero_at is not None:
+            self._zero_at += self._settings.segment_s * _DRIFT
+        return HlsSegment(name, 0.0, self._init_name, self._apart)
 
     def _close_segment(self, playlist: Playlist) -> None:
         """Write the open segment, if there is one. Where that fails it is tried again before the next one."""
@@ -346,6 +354,8 @@ class HlsWriter(StreamWriter):
         self._useless += playlist.add(segment)
 
     def _write_list(self, playlist: Playlist) -> None:
+        if playlist.is_empty:
+            return  # players take one with parts alone for an error
         self._replace(self.playlist_path.name, playlist.text().encode())
         while self._useless:
             (self._folder / self._useless[-1]).unlink(missing_ok=True)

@@ -79,6 +79,10 @@ class Playlist:
     def next_number(self) -> int:
         return self._number + len(self._segments)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._segments
+
     def show(self, segment: HlsSegment) -> None:
         """List the parts that there are of the segment that is added next."""
         last = self._segments[-1] if self._segments else segment
