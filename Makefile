@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench site rivals browser checkers deb fuzz clean
+.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench site pictures rivals browser checkers deb fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -80,6 +80,9 @@ bench: $(READY)  ## measure for about an hour, and write the figures into docs/b
 # In folders by version, for a web server: make site ARGS='mike deploy VERSION latest' commits them to the branch gh-pages.
 site: $(READY)  ## the documents as a site in build/site, with search and an API reference
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(ARGS),$(ARGS),mkdocs build --quiet)
+
+pictures: $(READY)  ## take the pictures of the documents anew, with a browser (make browser) and Spark
+	FLOWCTL_PICTURES='$(CURDIR)/docs/images' $(BIN)/python -m pytest -q -n0 tests/e2e/dashboard/test_e2e_pictures.py
 
 rivals: $(READY)  ## install what benches and load tests compare with: Node-Media-Server, and nginx-rtmp as root on Debian
 	$(BIN)/python bench/install_rivals.py

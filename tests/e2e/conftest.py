@@ -44,7 +44,8 @@ def pytest_collection_modifyitems(items):
         if "e2e" in item.path.parts:
             item.add_marker("e2e")
             # Far above what any of them needs, far below the general limit: a client that hangs is a finding.
-            item.add_marker(pytest.mark.timeout(60))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(60))
 
 
 @pytest.fixture(scope="session")

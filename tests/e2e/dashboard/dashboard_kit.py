@@ -24,6 +24,7 @@ FLAGS = (
     *install_browser.FLAGS,
     "--disable-dev-shm-usage",
     "--mute-audio",
+    "--hide-scrollbars",
     "--lang=en",
 )
 WIDE, PHONE = (1280, 900), (400, 800)
