@@ -70,7 +70,7 @@ cd /var/lib/flowctl
 unit=/usr/lib/systemd/system/flowctl.service
 command=$(sed -n 's/^ExecStart=//p' $unit)
 env $(sed -n 's/^Environment=\(XDG_RUNTIME_DIR=.*\)/\1/p' $unit) \
-    setpriv --reuid flowctl --regid flowctl --init-groups --no-new-privs $command 2>/tmp/log &
+    setpriv --reuid flowctl --regid flowctl --init-groups --no-new-privs $command --log-json 2>/tmp/log &
 until grep -qs '"serving"' /tmp/log; do kill -0 $! || { cat /tmp/log; exit 1; }; sleep 0.1; done
 port=$(sed -n 's/.*"port": *\([0-9]*\).*"serving".*/\1/p' /tmp/log)
 flowctl publish synthetic rtmp://127.0.0.1:$port/live/room --duration 4s --json >/tmp/published 2>&1 &
