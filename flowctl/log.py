@@ -204,6 +204,14 @@ def use_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+_in_force: Final[list[dict[str, Any]]] = [{}]
+
+
+def in_force() -> dict[str, Any]:
+    """Return what `configure` was told last, for processes that are to log beside this one."""
+    return _in_force[0]
+
+
 def configure(
     level: str | int = "info",
     *,
@@ -217,6 +225,7 @@ def configure(
     The place is a file, or a stream: standard error unless another is given. Where that is the journal of systemd,
     lines are entries there, with their fields.
     """
+    _in_force[:] = [{"level": level, "json": json, "file": file}]
     number = parse_level(level)
     stream = sys.stderr if stream is None else stream
     target = _target(stream, file, json=json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import typer
 
 from flowctl.cli.common import optional_duration, print_json, set_up_log
 from flowctl.cli.errors import TerminatedError, terminable
+from flowctl.core.text.extras import check_pyav
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.units import format_count, format_duration, format_size, parse_duration, parse_size
@@ -102,7 +102,7 @@ def hls(
     """
     set_up_log()
     addresses = _addresses(urls)
-    check_media()
+    check_pyav()
     from flowctl.live.remux.hls import HlsSettings, HlsWriter, SegmentForm
 
     if form not in (names := [item.value for item in SegmentForm]):
@@ -147,16 +147,11 @@ def _form(form: str) -> Callable[[], Form]:
     if form == "flv":
         return FlvForm
     if form == "mp4":
-        check_media()
+        check_pyav()
         from flowctl.live.remux.container import Mp4Form
 
         return Mp4Form
     raise ConfigError(f"--format {form!r} is not one of flv, mp4")
-
-
-def check_media() -> None:
-    if importlib.util.find_spec("av") is None:
-        raise ConfigError("PyAV is not installed", hint="in flowctl's source folder: pip install '.[media]'")
 
 
 def _made(folder: Path) -> None:

@@ -173,7 +173,8 @@ def metrics(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         "bans": len(server.admission.bans),
         "draining": server.drains_for_s is not None,
     }
-    return {"parts": [figures]}
+    media = [item.figures() for item in server.companions if isinstance(item, FigureSource) and item.title == "media"]
+    return {"parts": [figures], **({"media": media[0]} if media else {})}
 
 
 def _thread(figures: Any) -> Json:

@@ -24,6 +24,7 @@ from flowctl.errors import ConfigError
 from flowctl.live.access.rules import StreamAccess
 from flowctl.live.judging.penalties import PenaltyLimits
 from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, Takes, merged, placed, with_marks
+from flowctl.live.settings.media import MediaOptions, StreamPatterns
 from flowctl.live.settings.relays import RelayRule
 from flowctl.live.settings.renditions import RenditionNames
 from flowctl.records.flight.options import FlightOptions
@@ -32,6 +33,7 @@ from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 MOST_WORKERS: Final = 64
 """Worker processes: each costs some 50 MB, and a stream with viewers in all of them is sent to all of them."""
+_HLS_FOLDER: Final = Path("hls")
 _POLICY_NAMES: Final = " or ".join(", ".join(LIVE_POLICIES).rsplit(", ", 1))
 
 
@@ -150,8 +152,11 @@ class LiveConfig(ServeOptions):
         http: ``host:port[,host:port]`` where streams are played over HTTP and WebSocket as FLV; empty: nowhere.
         http_origins: origins of pages that may play over HTTP, with commas between them; ``*``: all; empty: none but
             those of this server itself.
-        hls_folder: folder that ``flowctl hls`` fills; its playlists and segments are served where `http` listens. None:
-            there is none.
+        media: which streams are recorded and written as HLS, and how.
+        media_here: whether this server starts the process that writes them. False: it tells another one of its streams,
+            as a worker its supervisor.
+        hls_folder: folder of HLS, of `media` or of ``flowctl hls``; it is served where `http` listens. None: ``hls``
+            where streams are written as HLS, else there is none.
         rtmps: ``host:port[,host:port]`` where RTMP is spoken with TLS; empty: nowhere.
         https: the same of what `http` names.
         tls_certificate: file in PEM with the certificate of both, then those of its authorities; read again when it
@@ -203,6 +208,8 @@ class LiveConfig(ServeOptions):
     origin: str = ""
     http: str = ""
     http_origins: str = "*"
+    media: MediaOptions = field(default_factory=MediaOptions)
+    media_here: bool = True
     hls_folder: Path | None = None
     rtmps: str = ""
     https: str = ""
@@ -335,6 +342,21 @@ class LiveConfig(ServeOptions):
                     f"control is {short(self.control)}: {short(address)} is no address to listen on",
                     hint="off, or some of ipc, ipc:///path and tcp://host:port with commas between them",
                 )
+
+    def asked_for(self, what: str) -> StreamPatterns:
+        """Return the patterns of all levels of a setting: ``record`` or ``hls``."""
+        said = (getattr(self.media, what), *(level.values.get(f"media.{what}") for level in self.levels))
+        return StreamPatterns(tuple(pattern for item in said if item is not None for pattern in item.patterns))
+
+    @property
+    def writes_media(self) -> bool:
+        """Whether any stream is to be recorded or written as HLS."""
+        return bool(self.asked_for("record").patterns or self.asked_for("hls").patterns)
+
+    @property
+    def hls_place(self) -> Path | None:
+        """The folder of HLS. None: there is none."""
+        return self.hls_folder or (_HLS_FOLDER if self.asked_for("hls").patterns else None)
 
     @property
     def serves_http(self) -> bool:

@@ -154,6 +154,8 @@ class Hub:
         self.taker: StreamTap | None = None  # takes what is published
         self.names: NameAuthority | None = None  # decides who has a name, with other servers
         self.demand: Callable[[str], None] | None = None  # told of the first and last viewer of a stream, on any thread
+        # Told of streams that begin or end, or may have other settings than before, on any thread.
+        self.published: Callable[[str], None] | None = None
 
     def _rules(self, name: str) -> NameRules:
         config = self.config.at(name, Role.PUBLISHER)
@@ -166,7 +168,12 @@ class Hub:
             streams = list(self._streams.values())
         for stream in streams:
             stream.configure(config.at(stream.name))
+            self._tell_published(stream)
         self.oversight.configure(config)
+
+    def _tell_published(self, stream: Stream) -> None:
+        if self.published is not None:
+            self.published(stream.name)
 
     # -- publishers
 
@@ -246,6 +253,7 @@ class Hub:
 
     def _tell_begun(self, stream: Stream, rival: Publisher | None, waiting: Iterable[Viewer]) -> None:
         self.renditions.look(stream)
+        self._tell_published(stream)
         if rival is not None:
             rival.on_thread(rival.publish_replaced, stream)
         for viewer in waiting:
@@ -336,6 +344,7 @@ class Hub:
             viewers = [self._viewers[item] for item in stream.viewers]
             self._forget_if_idle_locked(stream)
         self.renditions.look(stream)
+        self._tell_published(stream)
         for viewer in viewers:
             viewer.on_thread(viewer.stream_ended, stream)
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.program import ServeOptions, ServerProgram
+from flowctl.core.text.extras import check_pyav
 from flowctl.core.text.files import check_folder, check_target
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer, build_live_server
 from flowctl.live.hooks import find_hooks
+from flowctl.live.settings.media import RecordFormat
 
 
 def build(options: ServeOptions) -> LiveServer:
@@ -19,7 +21,7 @@ def build(options: ServeOptions) -> LiveServer:
         # Loaded for a server that serves HTTP: h11 and wsproto are not for others.
         from flowctl.live.httpd.serving import serve_http  # noqa: PLC0415 - as said
 
-        folder = server.config.hls_folder
+        folder = server.config.hls_place
         handlers = None
         if folder is not None:
             from flowctl.live.remux.serving import hls_handlers  # noqa: PLC0415 - as said
@@ -39,6 +41,11 @@ def build(options: ServeOptions) -> LiveServer:
         except BaseException:
             server.close_listeners()
             raise
+    if server.config.media_here:
+        # As below; and always, since settings that are read again may ask for it.
+        from flowctl.live.cluster.media.keeper import ServerMedia  # noqa: PLC0415 - as said
+
+        server.companions.append(ServerMedia(server))
     if server.config.relay_push or server.config.relay_pull:
         # As below: it brings the clients with it.
         from flowctl.live.relay.relay import Relays  # noqa: PLC0415 - as said
@@ -79,6 +86,7 @@ def check(options: ServeOptions) -> None:
         read_config(options.fleet_file)
     if options.events.folder:
         check_folder(Path(options.events.folder), "events")
+    _check_media(options)
     if options.hooks:
         find_hooks(options.hooks)
     if options.tls_certificate is not None and options.tls_key is not None:
@@ -92,6 +100,18 @@ def check(options: ServeOptions) -> None:
         from flowctl.live.admin.listener import tokens_of  # noqa: PLC0415 - of an extra of its own
 
         tokens_of(options)
+
+
+def _check_media(options: LiveConfig) -> None:
+    """See whether what is to be written of streams can be."""
+    formats = [options.media.record_format, *(level.values.get("media.record_format") for level in options.levels)]
+    if options.asked_for("record").patterns:
+        check_folder(options.media.record_folder, "record_folder")
+        if RecordFormat.MP4 in formats:
+            check_pyav()
+    if options.asked_for("hls").patterns and options.hls_place is not None:
+        check_folder(options.hls_place, "hls_folder")
+        check_pyav()
 
 
 SERVER = ServerProgram(

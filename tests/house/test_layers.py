@@ -77,7 +77,9 @@ LAYERS = {
         "words text flow rtmp access outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "
         "receiver fanout connection server telemetry client live fleet control admin",
     ),
-    "remux": layer("live.remux", "words access flow rtmp outcomes loop sending connection live httpd client cluster"),
+    "remux": layer(
+        "live.remux", "words access flow rtmp outcomes log loop sending connection server live httpd client cluster"
+    ),
     "relay": layer("live.relay", "words flow rtmp outcomes loop sending connection server live client cluster"),
     "loadtest": layer("load", "words text flow rtmp charts log media client"),
     "demo": layer(

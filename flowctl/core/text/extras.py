@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Final
 
 from flowctl.errors import ConfigError
@@ -29,3 +30,8 @@ def missing_extra(error: ModuleNotFoundError, needs_it: str) -> ConfigError | No
     if extra is None:
         return None
     return ConfigError(f"{needs_it} needs the extra {extra!r}: {package} is not installed", hint=install_hint(extra))
+
+
+def check_pyav() -> None:
+    if find_spec("av") is None:
+        raise ConfigError("PyAV is not installed", hint=install_hint("media"))

@@ -39,6 +39,10 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "flowctl_refused_connections": ("Connections that were turned away.", ("limit",)),
     "flowctl_flush_rounds": ("Rounds in which streams were written to their viewers.", ()),
     "flowctl_handler_errors": ("Exceptions of handlers, which were contained.", ()),
+    "flowctl_media_written_bytes": ("Bytes of recordings and HLS that were written.", ("kind",)),
+    "flowctl_media_files": ("Files of recordings, and segments of HLS, that were finished.", ("kind",)),
+    "flowctl_media_lost_messages": ("Messages that are in no file: the disk was full or slow.", ("kind",)),
+    "flowctl_media_starts": ("Starts of the process that writes recordings and HLS.", ()),
 }
 """Counters: what they count, and their labels; the names of their samples end in ``_total``."""
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -52,6 +56,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "flowctl_thread_longest_turn_seconds": ("Longest that one handler has kept a poll group.", ("worker", "thread")),
     "flowctl_uptime_seconds": ("Time since a process began to serve.", ("worker",)),
     "flowctl_workers": ("Processes that have answered.", ()),
+    "flowctl_media_streams": ("Streams that are written, by what becomes of them.", ("kind", "state")),
 }
 DELAY: Final = "flowctl_viewer_delay_seconds"
 """Histogram of how far the present viewers are behind, by stream."""
@@ -64,12 +69,13 @@ class Metrics(Collector):
         self._version: Final = version
         self._registry: Final = CollectorRegistry()
         self._parts: list[Json] = []
+        self._media: Json = {}
         self._last: dict[int, tuple[int, Counts]] = {}  # process and its counts, by worker
         self._gone: Final[Counts] = Counter()  # counts of processes that have ended
         self._registry.register(self)
 
     def text(self, said: Json) -> bytes:
-        self._parts = said["parts"]
+        self._parts, self._media = said["parts"], said.get("media", {})
         for part in self._parts:
             worker, pid = part.get("worker", 0), part["pid"]
             known = self._last.get(worker)
@@ -84,6 +90,7 @@ class Metrics(Collector):
         total: Counts = Counter(self._gone)
         for _, counts in self._last.values():
             total.update(counts)
+        total.update(_media_counts(self._media))
         families: dict[str, Metric] = {
             name: CounterMetricFamily(name, what, labels=labels) for name, (what, labels) in COUNTERS.items()
         }
@@ -91,7 +98,7 @@ class Metrics(Collector):
             families[name].add_metric(labels, value)  # type: ignore[attr-defined]  # each family has it
         yield from families.values()
         gauges = {name: GaugeMetricFamily(name, what, labels=labels) for name, (what, labels) in GAUGES.items()}
-        for (name, labels), value in _gauges_of(self._parts).items():
+        for (name, labels), value in (_gauges_of(self._parts) | _media_gauges(self._media)).items():
             gauges[name].add_metric(labels, value)
         yield from gauges.values()
         yield self._delays()
@@ -145,6 +152,19 @@ def _counts_of(part: Json) -> Counts:
     counts["flowctl_flush_rounds", ()] += part["flush_rounds"]
     counts["flowctl_handler_errors", ()] += sum(thread["errors"] for thread in part["threads"].values())
     return counts
+
+
+def _media_counts(media: Json) -> Counts:
+    """Return the counts of what is written; they outlive the process that writes."""
+    counts: Counts = Counter({("flowctl_media_starts", ()): media.get("starts", 0)})
+    for kind, found in media.get("totals", {}).items():
+        for name in ("written_bytes", "files", "lost_messages"):
+            counts[f"flowctl_media_{name}", (kind,)] = found.get(name, 0)
+    return counts
+
+
+def _media_gauges(media: Json) -> Counts:
+    return Counter(("flowctl_media_streams", (row["kind"], row["state"])) for row in media.get("streams", ()))
 
 
 def _gauges_of(parts: Iterable[Json]) -> Counts:

@@ -70,6 +70,12 @@ def encoded(name: str) -> str:
     return "%2E" + text[1:] if text.startswith(".") else text
 
 
+def files_of(stem: str) -> re.Pattern[str]:
+    """Return what a stream's files of HLS are called, whole and being written; numbers are a group."""
+    names = rf"{re.escape(stem)}(?:-(\d+)(?:-init|\.\d+)?\.(?:ts|m4s|mp4)|\.m3u8)"
+    return re.compile(rf"{names}(?:{re.escape(PART)})?")
+
+
 def _shortened(piece: str) -> str:
     return piece if len(piece) <= _NAME_BYTES else piece[: _NAME_BYTES // 2] + "~" + piece[-_NAME_BYTES // 2 :]
 
@@ -195,10 +201,14 @@ def sync_folder(folder: Path) -> None:
         os.close(number)
 
 
-def recover(folder: Path, whole_bytes: Callable[[int, str], int]) -> list[Path]:
-    """Finish the files that a process which was killed has left behind."""
+def recover(
+    folder: Path, whole_bytes: Callable[[int, str], int], is_ours: Callable[[str], object] = bool
+) -> list[Path]:
+    """Finish the files that a process which was killed has left behind, of those whose names are `is_ours`."""
     found: list[Path] = []
     for part in sorted(folder.rglob(f"*{PART}")):
+        if not is_ours(part.name.removesuffix(PART)):
+            continue
         with contextlib.suppress(OSError, ValueError):
             final = _recovered(part, whole_bytes)
             if final is not None:

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import enum
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.container import composed, early_ms, fragment, transport
 from flowctl.live.remux.course import Unit
-from flowctl.live.remux.files import PART, DiskRoom, encoded, lock_file
+from flowctl.live.remux.files import PART, DiskRoom, encoded, files_of, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
 from flowctl.live.remux.playlist import AWAY_S, PLAYLIST, HlsPart, HlsSegment, Playlist
 from flowctl.live.remux.writer import RecorderState, StreamWriter
@@ -82,12 +81,6 @@ class HlsSettings:
             raise ConfigError(f"part_s is {self.part_s:g}, it must be {limits}")
         if self.part_s and self.form is SegmentForm.TS:
             raise ConfigError("parts are written in fragmented MP4 alone", hint="leave the form out")
-
-
-def files_of(stem: str) -> re.Pattern[str]:
-    """Return what the names of a stream's files are, whole and being written; those that have a number as a group."""
-    names = rf"{re.escape(stem)}(?:-(\d+)(?:-init|\.\d+)?\.(?:ts|m4s|mp4)|\.m3u8)"
-    return re.compile(rf"{names}(?:{re.escape(PART)})?")
 
 
 class HlsWriter(StreamWriter):

@@ -156,11 +156,11 @@ class Intake:
             self._headers = KeptHeaders()
 
 
-_BACKOFF: Final = Backoff(first_s=0.25, factor=2.0, most_s=10.0)
+BACKOFF: Final = Backoff(first_s=0.25, factor=2.0, most_s=10.0)
 HOLD_S: Final = 10.0
 """Time that a stream whose server is lost may be away and still go on in the same file, if its clock does."""
 
 
 def pull(url: RtmpUrl, sink: Sink, group: PollGroup) -> StreamFollower:
     """Return what plays `url` into `sink` on the thread of `group`; start it."""
-    return StreamFollower(Source(url), sink, group, backoff=_BACKOFF, hold_s=HOLD_S)
+    return StreamFollower(Source(url), sink, group, backoff=BACKOFF, hold_s=HOLD_S)

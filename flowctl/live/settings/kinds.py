@@ -29,6 +29,7 @@ from flowctl.live.access.rules import HookFailure, Proof
 from flowctl.live.access.tokens import SecretFile, read_secrets
 from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.live.config import SecondPublisher
+from flowctl.live.settings.media import RecordFormat, StreamPatterns, parse_patterns
 from flowctl.live.settings.relays import RelayRule, parse_relays
 from flowctl.live.settings.renditions import RenditionNames, parse_renditions
 from flowctl.records.flight.options import parse_networks
@@ -158,6 +159,10 @@ Relays = Annotated[
 Renditions = Annotated[
     RenditionNames, _only_text(parse_renditions), BeforeValidator(_items), SettingKind("tracks|off|suffixes")
 ]
+Patterns = Annotated[
+    StreamPatterns, _only_text(parse_patterns), BeforeValidator(_items), SettingKind("off|app/stream,...")
+]
+Format = Annotated[RecordFormat, SettingKind("flv|mp4", lambda item: item.value)]
 File = Annotated[Path | None, _only_text(_path), SettingKind("path")]
 Marks = Annotated[str | None, _only_text(_marks), SettingKind("bytes,messages,age")]
 Target = Annotated[
@@ -169,6 +174,7 @@ Target = Annotated[
 Listening = Annotated[str, BeforeValidator(_items), SettingKind("off|addresses")]
 Admin = Annotated[str, SettingKind("off|host:port")]
 Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), SettingKind("path")]
+FolderPath = Annotated[Path, _only_text(_path), SettingKind("path")]
 Policy = Annotated[str, SettingKind("|".join(LIVE_POLICIES))]
 Proxies = Annotated[tuple[str, ...], _only_text(_proxies), BeforeValidator(_items), SettingKind("addresses", _commas)]
 Networks = Annotated[

@@ -35,6 +35,8 @@ from flowctl.live.settings.kinds import (
     File,
     Flag,
     Folder,
+    FolderPath,
+    Format,
     Hooks,
     HowAddresses,
     HowStreams,
@@ -42,6 +44,7 @@ from flowctl.live.settings.kinds import (
     Listening,
     Marks,
     Networks,
+    Patterns,
     Policy,
     Proofs,
     Proxies,
@@ -245,7 +248,25 @@ class LiveSettings(BaseModel):
 
     http: Text = _at("http", "Play streams over HTTP and WebSocket as FLV at host:port[,host:port].")
     http_origins: Text = _at("http_origins", "Origins of pages that may play over HTTP, with commas; *: all.")
-    hls_folder: File = _at("hls_folder", "Serve the HLS that flowctl hls writes into this folder, where http listens.")
+    record: Patterns = _at("media.record", "Record these streams: live/*, or several with commas.", of=_NO_ROLE)
+    record_folder: FolderPath = _at("media.record_folder", "Folder of recordings; each stream has one in it.")
+    record_format: Format = _at("media.record_format", "flv: as it came; mp4: fragmented, needs PyAV.", of=_NO_ROLE)
+    record_length: Duration = _at(
+        "media.record_length_s", "A file ends at the key frame behind so much time; 0: with its stream.", of=_NO_ROLE
+    )
+    record_keep: Duration = _at("media.record_keep_s", "Age at which a recording is removed; 0: never.")
+    keep_free: Size = _at("media.keep_free_bytes", "Room on the disk that recordings and HLS leave to others; 0: none.")
+    hls: Patterns = _at("media.hls", "Write these streams as HLS, for players where http listens.", of=_NO_ROLE)
+    hls_segment: Duration = _at(
+        "media.hls_segment_s", "A segment of HLS ends at the key frame behind so much time, 1 to 30 s.", of=_NO_ROLE
+    )
+    hls_part: Duration = _at(
+        "media.hls_part_s", "Longest part of a segment, for HLS with low latency; 0: no parts.", of=_NO_ROLE
+    )
+    hls_folder: File = _at(
+        "hls_folder",
+        "Folder of HLS, of this server or flowctl hls, served where http listens. Default with hls: hls.",
+    )
     relay_push: Relays = _at(
         "relay_push", "Publish streams at other servers too: live/*=rtmp://host/{app}/{stream}; ..."
     )

@@ -20,6 +20,7 @@ from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.kinds import read_credentials
+from flowctl.live.settings.media import RecordFormat, StreamPatterns
 from flowctl.live.settings.model import LiveSettings, settings_of
 from flowctl.live.settings.relays import RelayRule
 from flowctl.live.settings.renditions import RenditionNames
@@ -98,6 +99,15 @@ EXAMPLES = {
     "flights_at_once": ("7", "flights.most_at_once", 7),
     "http": ("127.0.0.1:8080,[::1]:8080", "http", "127.0.0.1:8080,[::1]:8080"),
     "http_origins": ("https://a.example", "http_origins", "https://a.example"),
+    "record": ("live/*, vod/?", "media.record", StreamPatterns(("live/*", "vod/?"))),
+    "record_folder": ("/rec", "media.record_folder", Path("/rec")),
+    "record_format": ("mp4", "media.record_format", RecordFormat.MP4),
+    "record_length": ("10min", "media.record_length_s", 600.0),
+    "record_keep": ("7d", "media.record_keep_s", 604800.0),
+    "keep_free": ("1GiB", "media.keep_free_bytes", 1 << 30),
+    "hls": ("live/*", "media.hls", StreamPatterns(("live/*",))),
+    "hls_segment": ("4s", "media.hls_segment_s", 4.0),
+    "hls_part": ("200ms", "media.hls_part_s", 0.2),
     "hls_folder": ("/hls", "hls_folder", Path("/hls")),
     "relay_push": (
         "live/*=rtmp://h/x/{stream}?key=s",

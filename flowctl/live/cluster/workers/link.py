@@ -7,9 +7,11 @@ means that the supervisor has gone, and the worker ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 import structlog
@@ -19,6 +21,7 @@ from flowctl.control.summary import figures_of
 from flowctl.errors import ClosedError
 from flowctl.live.bans.penalties import overflow_line
 from flowctl.live.changes import Change
+from flowctl.live.cluster.media.order import StreamOrder
 from flowctl.live.cluster.workers.operating import behaving, carry_out, take_words
 from flowctl.live.cluster.workers.order import WORKER, WORKERS, WorkerConfig
 from flowctl.live.judging.penalties import Overflow
@@ -87,6 +90,12 @@ class SupervisorLink:
 
     def _tell_verdicts(self, verdicts: list[Overflow]) -> None:
         self.node.send(self.conn, f"{WORKERS}.verdicts", json.dumps([overflow_line(item) for item in verdicts]))
+
+    def tell_media(self, stream: str, order: StreamOrder | None) -> None:
+        """Tell what is to be written of a stream here."""
+        said = {"serial": self._order.serial, "stream": stream, "order": None if order is None else asdict(order)}
+        with contextlib.suppress(ClosedError):  # this worker ends
+            self.node.send(self.conn, f"{WORKERS}.media", json.dumps(said))
 
     def _words(self, message: RpcMessage) -> str:
         self._told.wait(_TOLD_S)

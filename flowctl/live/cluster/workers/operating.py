@@ -97,6 +97,7 @@ class WorkerOperations:
         self._lock: Final = lock
         #: bans of the server
         self.book: Final = book  # guarded by _lock
+        self.media: Callable[[], Json] = dict  #: figures of the media process
         self.fleet: Fleet | None = None  #: the fleet that the server is part of. None: there is none.
         self.changes: Final = changes
         self._drains: Final = drains
@@ -196,6 +197,8 @@ class WorkerOperations:
             self._drains()
         if operation.name == "stats":
             return self._stats(operation, asked)
+        if operation.name == "metrics":
+            return combine(operation.merge, asked, self._ask_views(operation, asked)) | {"media": self.media()}
         if operation.looks and operation.processes is Processes.ALL:
             return combine(operation.merge, asked, self._ask_views(operation, asked))
         if operation.processes is Processes.ONE:
@@ -317,6 +320,7 @@ class WorkerOperations:
             if reply.result is None:
                 rows[reply.worker] = {"worker": reply.worker, "state": reply.missing or "failed"}
         server["workers"] = [rows[number] for number in sorted(rows)]
+        made["media"] = self.media()
         if down:
             names = ", ".join(f"worker {number} is {_DOWN}" for number in down)
             made["warning"] = "; ".join(filter(None, [made.get("warning"), names]))

@@ -13,6 +13,7 @@ from typing import BinaryIO, Final
 from flowctl import connection, log
 from flowctl.core.server.signals import EndSignals
 from flowctl.errors import ConfigError
+from flowctl.live.cluster.media.watch import MediaWatch
 from flowctl.live.cluster.workers.child import serve_orders
 from flowctl.live.cluster.workers.counts import REGION_BYTES, WorkerCounts
 from flowctl.live.cluster.workers.link import SupervisorLink
@@ -65,6 +66,7 @@ def options_of(order: WorkerConfig) -> LiveConfig:
         ban_store=None,  # it has one writer
         fleet_file=None,  # the supervisor is its member
         admin="off",
+        media_here=False,  # the supervisor has the process that writes
         workers=1,
         events=events,
         flights=flights,
@@ -89,6 +91,7 @@ def _serve(order: WorkerConfig) -> None:
         link = SupervisorLink(order, server, ended.end)
         streams = join_streams(server, link, order.serial, order.folder)
         link.followed = lambda: len(streams.statistics())
+        MediaWatch(server, link.tell_media, copies=False)
         server.on_stopped = ended.end
         try:
             link.start()

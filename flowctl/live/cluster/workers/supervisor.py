@@ -42,6 +42,8 @@ from flowctl.errors import ClosedError, ConfigError, FlowctlError
 from flowctl.live.bans.penalties import overflow_of
 from flowctl.live.bans.words import WordKind
 from flowctl.live.changes import Changes
+from flowctl.live.cluster.media.keeper import MediaKeeper
+from flowctl.live.cluster.media.order import StreamOrder
 from flowctl.live.cluster.workers.child import Child, make_folder
 from flowctl.live.cluster.workers.counts import REGION_BYTES, clear
 from flowctl.live.cluster.workers.link import FOR_EVER_S
@@ -49,7 +51,7 @@ from flowctl.live.cluster.workers.operating import WorkerOperations
 from flowctl.live.cluster.workers.order import SOCKET, WORKER, WORKERS, WorkerConfig
 from flowctl.live.cluster.workers.restarts import HUNG_S, START_S, WorkerPulse, WorkerRestarts
 from flowctl.live.cluster.workers.sockets import close_all, worker_sockets
-from flowctl.live.cluster.workers.streams import SupervisorNames
+from flowctl.live.cluster.workers.streams import SupervisorNames, link_path
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import book_of
 from flowctl.nodes.rpc.access.access import AuthLevel
@@ -125,7 +127,9 @@ class Supervisor:
         self.node.add_request_command(WORKERS, "words", self._words)
         self.node.add_command(WORKERS, "changed", self._changed)
         self.node.add_command(WORKERS, "verdicts", self._take_verdicts)
+        self.node.add_command(WORKERS, "media", self._written)
         self._names: Final = SupervisorNames(options, self.node)
+        self._media: Final = MediaKeeper(options)
         self._lock: Final = OwnedLock()
         self._book: Final = book  # guarded by _lock
         self._jobs: Final[queue.SimpleQueue[Callable[[], object] | None]] = queue.SimpleQueue()
@@ -150,6 +154,7 @@ class Supervisor:
             fleet = read_config(options.fleet_file)
             self._member = Member(fleet, book, self._jobs.put, self.operating.take_words, self._lock)
             self.operating.fleet = self._member
+        self.operating.media = self._media.figures
         self._control: ControlListener | None = None
         self._admin: AdminListener | None = None
         if options.admin != "off":
@@ -177,6 +182,8 @@ class Supervisor:
         self.node.listen_plain(f"ipc://{self._folder / SOCKET}", AuthLevel.ADMIN)
         self.node.start()
         self._judge.start()
+        if self.options.writes_media:
+            self._media.start()
         for number in range(1, self._count + 1):
             self._spawn(number)
         until = self._clock() + START_S
@@ -255,6 +262,7 @@ class Supervisor:
                 in_time = False
                 _log.warning("worker killed, it did not end in time", worker=worker.number, within_s=deadline_s)
             self._bury(worker)
+        self._media.stop()
         self._jobs.put(None)
         if self._judge.ident is not None:
             self._judge.join(1.0)
@@ -373,6 +381,7 @@ class Supervisor:
             worker.child.close()
             clear(self._counts, worker.number - 1)
             self._names.worker_gone(worker.serial)
+            self._media.gone(str(link_path(self._folder, worker.serial)))
 
     def _ended(self, worker: Worker, now: float) -> None:
         """Report the end of a process, and decide when the next one is started."""
@@ -452,6 +461,12 @@ class Supervisor:
                 job()
             except Exception as error:  # noqa: BLE001 - the next job is for others
                 self._report("a ban", error)
+
+    async def _written(self, message: RpcMessage) -> None:
+        """Have written what a worker says of a stream of its own."""
+        said = json.loads(message.data[0])
+        order = None if said["order"] is None else StreamOrder(**said["order"])
+        self._media.want(said["stream"], str(link_path(self._folder, said["serial"])), order)
 
     async def _changed(self, message: RpcMessage) -> None:
         said = json.loads(message.data[0])

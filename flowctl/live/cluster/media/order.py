@@ -1,0 +1,35 @@
+"""What the media process is told: its settings, and what it is to write of each stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowctl.live.settings.media import MediaOptions, StreamPatterns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamOrder:
+    """What is written of one stream."""
+
+    record_format: str = ""  # empty: it is not recorded
+    record_length_s: float = 0.0
+    hls: bool = False
+    hls_segment_s: float = 0.0
+    hls_part_s: float = 0.0
+
+    @property
+    def writes(self) -> bool:
+        return bool(self.record_format) or self.hls
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaProcessConfig:
+    """All that the process needs to know to start."""
+
+    socket_fd: int
+    options: MediaOptions
+    hls_folder: Path | None
+    hls_streams: StreamPatterns  # those that any level of the settings names
+    log: dict[str, Any]  # as `flowctl.log.configure` takes it

@@ -1,0 +1,62 @@
+"""Which streams of a server are to be written, as they come and go, and as its settings change."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from flowctl.errors import ClosedError, LocalProtocolError
+from flowctl.live.cluster.media.order import StreamOrder
+from flowctl.live.config import LiveConfig
+from flowctl.live.server import LiveServer
+
+
+def order_of(config: LiveConfig, stream: str) -> StreamOrder:
+    """Return what the settings want written of a stream."""
+    media = config.at(stream).media
+    return StreamOrder(
+        record_format=media.record_format.value if media.record.fits(stream) else "",
+        record_length_s=media.record_length_s,
+        hls=media.hls.fits(stream),
+        hls_segment_s=media.hls_segment_s,
+        hls_part_s=min(media.hls_part_s, media.hls_segment_s / 2),
+    )
+
+
+class MediaWatch:
+    """Tells what is to be written of the streams of a server, as they come and go, and as its settings change.
+
+    Args:
+        tell: called on the thread of the server's first group; None: the stream has gone.
+        copies: whether copies of other servers' streams count; those of other workers are written from there.
+    """
+
+    def __init__(self, server: LiveServer, tell: Callable[[str, StreamOrder | None], None], *, copies: bool) -> None:
+        self._hub: Final = server.hub
+        self._group: Final = server.groups.groups[0]
+        self._tell: Final = tell
+        self._copies: Final = copies
+        self._told: dict[str, StreamOrder] = {}  # the group's thread
+        server.hub.published = self._note
+
+    def _note(self, name: str) -> None:
+        with contextlib.suppress(ClosedError, LocalProtocolError):  # the server ends
+            self._group.call_soon(self._look, name)
+
+    def _look(self, name: str) -> None:
+        order = order_of(self._hub.config, name) if self._is_published(name) else None
+        if order == self._told.get(name) or (order is not None and not order.writes and name not in self._told):
+            return
+        if order is None:
+            del self._told[name]
+        else:
+            self._told[name] = order
+        self._tell(name, order)
+
+    def _is_published(self, name: str) -> bool:
+        stream = self._hub.find_stream(name)
+        if stream is None or stream.ended:
+            return False
+        publisher = stream.publisher  # None: it may be back, and nobody is told that it has gone
+        return self._copies or publisher is None or publisher.peer[1] > 0
