@@ -129,11 +129,11 @@ def small_disk(folder):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("form", ["ts", "fmp4"])
-def test_hls_when_ffmpeg_reads_it_decodes_every_picture(tmp_path, live, programs, sample, ffmpeg_path, form):
+@pytest.mark.parametrize("options", [("--format", "ts"), ("--format", "fmp4"), ("--part", "0.2s")], ids="/".join)
+def test_hls_when_ffmpeg_reads_it_decodes_every_picture(tmp_path, live, programs, sample, ffmpeg_path, options):
     server = live()
     path = sample("b_frames")
-    command = [*COMMAND, "hls", address_of(server), "--out", str(tmp_path), "--format", form, "--segment-time", "1s"]
+    command = [*COMMAND, "hls", address_of(server), "--out", str(tmp_path), *options, "--segment-time", "1s"]
     with subprocess.Popen([*command, "--once", "--segments", "8"], stderr=subprocess.PIPE, text=True) as process:
         wait_for_viewers(server, 1)
         programs.publish(server, path, rate=16.0)

@@ -119,6 +119,7 @@ class HlsPlaylists:
 
         Raises:
             OSError: there is none.
+            ValueError: it is none of ours.
         """
         key, now = (app, name), self._clock()
         with self._lock:
@@ -155,7 +156,7 @@ class HlsPlaylists:
         """Have `answer` called on the connection's thread when a playlist is `ready`, or at the end of its time."""
         try:
             playlist = self.get(app, name)
-        except OSError:
+        except (OSError, ValueError):
             answer(None)
             return
         if ready(playlist):
@@ -188,7 +189,7 @@ class HlsPlaylists:
         """Answer the requests whose playlist is ready; forget those whose client has gone."""
         try:
             playlist = self.get(*key)
-        except OSError:
+        except (OSError, ValueError):
             playlist = None
         now = self._clock()
         over: list[_Waiter] = []

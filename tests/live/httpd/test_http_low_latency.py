@@ -111,7 +111,7 @@ def test_request_for_what_is_there_when_it_comes_is_answered_at_once(hls):
     plain = hls.get("/live/room.m3u8")[2]
     for query in ("_HLS_msn=100", "_HLS_msn=101&_HLS_part=0", "_HLS_msn=100&_HLS_part=1", "_HLS_msn=7&_HLS_part=1"):
         status, headers, body = hls.get(f"/live/room.m3u8?{query}")
-        assert (status, body) == (200, plain)
+        assert (status, body, headers["cache-control"]) == (200, plain, "max-age=1")
         assert hls.get(f"/live/room.m3u8?{query}", f"If-None-Match: {headers['etag']}\r\n")[0] == 304
 
 
@@ -176,11 +176,17 @@ def test_requests_when_nothing_comes_end_with_an_error(hls, growing, monkeypatch
     assert hls.get("/live/room.m3u8?_HLS_msn=101&_HLS_part=1")[0] == 200
 
 
-def test_requests_when_the_folder_is_removed_are_answered(hls, growing):
-    asking = Asking(hls, "/live/room.m3u8?_HLS_msn=101&_HLS_part=1")
-    time.sleep(0.1)
-    (growing.folder / "room.m3u8").unlink()
-    assert asking.answer()[0] == 503
+def test_requests_when_the_playlist_goes_or_is_none_are_answered(hls, growing):
+    path = growing.folder / "room.m3u8"
+    for change in (path.unlink, lambda: path.write_bytes(b'#EXT-X-PRELOAD-HINT:TYPE=PART,URI="\xff"')):
+        asking = Asking(hls, "/live/room.m3u8?_HLS_msn=101&_HLS_part=1")
+        time.sleep(0.1)
+        assert not asking.answered
+        change()
+        assert asking.answer()[0] == 503
+        assert hls.get("/live/room.m3u8")[0] == 404
+        growing.write()
+        time.sleep(0.1)
 
 
 def test_playlist_without_parts_when_asked_for_ahead_is_answered_at_once(hls, growing):
