@@ -1,9 +1,10 @@
 """Installs the servers that are compared: ``make rivals``. What is there already is left as it is.
 
 Node-Media-Server comes from npm into a folder of caches (see `compare.rivals`), for which no rights are needed.
-nginx-rtmp is a package of the system: where this runs as root beside apt-get, and no nginx is there that could be
-somebody's web server, Debian's packages are installed; elsewhere it is said how to get them. No nginx is left running,
-and none begins with the machine: the benches start their own, with a configuration of their own.
+nginx-rtmp is a package of the system, and so is the module that speaks TLS in front of it: where this runs as root
+beside apt-get, and no nginx is there that could be somebody's web server, Debian's packages are installed; elsewhere it
+is said how to get them. No nginx is left running, and none begins with the machine: the benches start their own, with a
+configuration of their own.
 
 Exit status: 0 if all of them can run, 1 otherwise.
 """
@@ -21,7 +22,7 @@ from typing import Final
 
 from compare import rivals
 
-PACKAGES: Final = ("nginx", "libnginx-mod-rtmp")
+PACKAGES: Final = ("nginx", "libnginx-mod-rtmp", "libnginx-mod-stream")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
 """What Debian's packages ask before they start a service (see invoke-rc.d(8)); 101 means no."""
 NGINX_PID: Final = Path("/run/nginx.pid")

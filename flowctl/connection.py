@@ -390,7 +390,8 @@ class Connection:
         self._received_later: Final = inspect.iscoroutinefunction(session.received)
         session.connection = self
         if self._secure is not None:
-            self._secure.handshake_by = self.opened_at + HANDSHAKE_S
+            if not self._secure.established:
+                self._secure.handshake_by = self.opened_at + HANDSHAKE_S
             self._secure.on_kept = self._secure_kept
         self.sender: Final = make_sender(
             self, sock, limits=limits, policy=policy, frontend=self, settings=settings, deferred=deferred

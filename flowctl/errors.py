@@ -21,6 +21,11 @@ class FlowctlError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    @property
+    def with_hint(self) -> str:
+        """Message and hint in one line, for figures and logs."""
+        return f"{self}; {self.hint}" if self.hint else str(self)
+
 
 class ConfigError(FlowctlError, ValueError):
     """A setting has a value that it may not have; names the field, the value and what is allowed."""

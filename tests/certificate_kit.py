@@ -47,7 +47,7 @@ class Pair:
         self.authority.write_bytes(_pem(authority()[0]))
         self.renew()
 
-    def renew(self, days: int = 2) -> int:
+    def renew(self, days: float = 2) -> int:
         """Write a new pair and return the serial number of its certificate."""
         issuer, issuer_key = authority()
         key = ec.generate_private_key(ec.SECP256R1())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CaFile = Annotated[
     Path | None,
-    typer.Option("--ca-file", metavar="PEM", help="For rtmps: trust these authorities instead of the system's."),
+    typer.Option("--ca-file", metavar="PEM", help="For TLS: trust these authorities instead of the system's."),
 ]
 SYNTHETIC_OPTIONS: Final = {
     "video_bit_rate": "--bit-rate",
@@ -36,7 +36,7 @@ SYNTHETIC_OPTIONS: Final = {
     "disposable_every": "--disposable-every",
 }
 """Setting of `SyntheticSource` and the option that sets it."""
-Insecure = Annotated[bool, typer.Option("--insecure", help="For rtmps: take any certificate. For tests alone.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="For TLS: take any certificate. For tests alone.")]
 
 
 @dataclass(slots=True)
@@ -129,9 +129,8 @@ def check_end(client: RtmpClient, signalled: int | None, done: str) -> None:
 
 def hint_of_end(end: object) -> str | None:
     """Return a hint on a connection of ours that ended early. None: its error says enough."""
+    from flowctl.wire.client.base import BEFORE_HANDSHAKE
+
     said = str(end)
-    if "(tls-certificate: " in said:
-        return "name the authority that signed it: --ca-file PEM; for tests: --insecure"
-    if "(tls: the peer left within" in said:
-        return "is this the port of rtmps there, and not of rtmp?"
-    return None
+    early = BEFORE_HANDSHAKE in said or "(tls-on-plain-port: " in said
+    return "does this port speak TLS? then say rtmps://" if early else None

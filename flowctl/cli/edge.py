@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure, log_to_file, optional_duration, set_up_log
+from flowctl.cli.common import Insecure, log_to_file, optional_duration, set_up_log
 from flowctl.cli.serve import ServeCommand, options_of, run_server
 from flowctl.errors import ConfigError
 
@@ -46,7 +46,6 @@ def edge(
     stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed; 0: off.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
-    ca_file: CaFile = None,
     insecure: Insecure = False,
 ) -> None:
     """Serve viewers the streams of origins, or of other edges.
@@ -57,14 +56,14 @@ def edge(
     one. All settings are those of flowctl serve live.
     """
     from flowctl.cli.servers import load_server
+    from flowctl.core.loop.trust import trust
     from flowctl.core.server.signals import EndSignals
     from flowctl.live.cluster.edge.discovery import parse_origin
     from flowctl.live.cluster.edge.edge import Edge, EdgeConfig
-    from flowctl.wire.client.connect import trust
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
     set_up_log(as_json=log_json)
-    trust(authorities=ca_file, insecure=insecure)
+    trust(insecure=insecure)
     edge_config = EdgeConfig(
         origins=tuple(parse_origin(item) for item in origins),
         dns=dns,

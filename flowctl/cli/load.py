@@ -115,7 +115,7 @@ def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: s
     from flowctl.load.profiles import parse_crowd, parse_profile
     from flowctl.load.target import SCHEMES
     from flowctl.log import redact_text
-    from flowctl.wire.client.connect import parse_address
+    from flowctl.wire.client.address import parse_address
 
     if url is None:
         raise ConfigError("URL is missing", hint="give what to play, like rtmp://127.0.0.1/live/test")

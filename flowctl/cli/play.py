@@ -40,11 +40,12 @@ def play(
 
     It says how it ended, too. Times count from the first message.
     """
-    from flowctl.wire.client.connect import parse_address, trust
+    from flowctl.core.loop.trust import trust
+    from flowctl.wire.client.address import parse_address
     from flowctl.wire.client.player import PlayProfile
 
-    trust(authorities=ca_file, insecure=insecure)
     set_up_log()
+    trust(authorities=ca_file, insecure=insecure)
     address = parse_address(url)
     profile = PlayProfile(
         rate=optional_rate(rate, "--rate"),

@@ -55,10 +55,11 @@ def publish(
     A file is sent once, or with --loop for ever; a synthetic source for ever, or for --duration. Synthetic frames carry
     numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
     """
-    from flowctl.wire.client.connect import parse_address, trust
+    from flowctl.core.loop.trust import trust
+    from flowctl.wire.client.address import parse_address
 
-    trust(authorities=ca_file, insecure=insecure)
     set_up_log()
+    trust(authorities=ca_file, insecure=insecure)
     address = parse_address(url)
     duration_s = optional_duration(duration, "--duration")
     if duration_s == 0:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.cli.common import optional_duration, print_json, set_up_log
+from flowctl.cli.common import CaFile, Insecure, optional_duration, print_json, set_up_log
 from flowctl.cli.errors import TerminatedError, terminable
 from flowctl.core.text.extras import check_pyav
 from flowctl.core.text.output import say
@@ -45,6 +45,8 @@ def record(
     keep_free: Annotated[str, typer.Option(help="Room on the disk that is left to others; 0: none.")] = "256MiB",
     duration: Annotated[str | None, typer.Option(help="End after this time. Default: when interrupted.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when each stream has ended.")] = False,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write a line of JSON per file, and the summary.")] = False,
 ) -> None:
     """Record live streams as FLV or MP4 files.
@@ -53,10 +55,12 @@ def record(
     server that is lost, or not there, is tried again until the end, and the log says why. A file that is being written
     ends with .part; what an earlier run has left behind is finished first.
     """
+    from flowctl.core.loop.trust import trust
     from flowctl.live.remux.files import NameTemplate
     from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
 
     set_up_log()
+    trust(authorities=ca_file, insecure=insecure)
     addresses = _addresses(urls)
     duration_s = optional_duration(duration, "--duration")
     settings = RecordSettings(
@@ -93,6 +97,8 @@ def hls(
     keep_free: Annotated[str, typer.Option(help="Room on the disk that is left to others; 0: none.")] = "64MiB",
     duration: Annotated[str | None, typer.Option(help="End after this time. Default: when interrupted.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when each stream has ended.")] = False,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
 ) -> None:
     """Write live streams as HLS, for players to fetch.
@@ -100,7 +106,10 @@ def hls(
     That is DIR/app/stream.m3u8 and its segments, in as few files as players need. Have them served by "flowctl serve
     live --hls-folder DIR", or by any server of files.
     """
+    from flowctl.core.loop.trust import trust
+
     set_up_log()
+    trust(authorities=ca_file, insecure=insecure)
     addresses = _addresses(urls)
     check_pyav()
     from flowctl.live.remux.hls import HlsSettings, HlsWriter, SegmentForm
@@ -129,7 +138,7 @@ def hls(
 
 
 def _addresses(urls: list[str]) -> list[RtmpUrl]:
-    from flowctl.wire.client.connect import parse_address
+    from flowctl.wire.client.address import parse_address
 
     if len(urls) > _MOST_URLS:
         raise ConfigError(f"{len(urls)} streams are too many for one process", hint=f"at most {_MOST_URLS}")

@@ -17,7 +17,8 @@ from flowctl.demo.runner import FPS, KEY_INTERVAL_S
 from flowctl.load.results.result import RunResult
 from flowctl.load.run import run_load
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.publisher import RtmpPublisher
 from flowctl.wire.media.synthetic import SyntheticSource
 

@@ -42,7 +42,8 @@ from flowctl.load.results.result import RunResult, RunSample
 from flowctl.load.run import run_load
 from flowctl.pollgroup import PollGroup
 from flowctl.units import format_count
-from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
 from flowctl.wire.media.synthetic import SyntheticSource

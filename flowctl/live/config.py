@@ -162,6 +162,8 @@ class LiveConfig(ServeOptions):
         tls_certificate: file in PEM with the certificate of both, then those of its authorities; read again when it
             changes.
         tls_key: file of its private key, which only the user of the server may use.
+        ca_file: file in PEM with the authorities that this process trusts as a client of relays, origins and hooks, in
+            place of the system's. None: the system's.
         relay_push: streams that are published at other servers as well.
         relay_pull: streams that are fetched from other servers, for viewers here or always; with one worker alone.
         source: the file that these settings were read from, which is watched. None: there is none, or they were not
@@ -215,6 +217,7 @@ class LiveConfig(ServeOptions):
     https: str = ""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    ca_file: Path | None = None
     relay_push: tuple[RelayRule, ...] = ()
     relay_pull: tuple[RelayRule, ...] = ()
     source: SettingSource | None = field(default=None, repr=False, compare=False)

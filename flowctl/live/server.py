@@ -19,6 +19,7 @@ from flowctl.connection import Connection
 from flowctl.core.flow.limits import Limits, parse_target_delay, target_marks, write_marks
 from flowctl.core.flow.limitsfile import LimitsFile
 from flowctl.core.flow.policy import LIVE_POLICIES
+from flowctl.core.loop.trust import trust
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.bans import Ban, BanAction, BanList, utc_text
 from flowctl.core.server.certificate import Certificate
@@ -199,6 +200,7 @@ class LiveServer(Server):
         )
         self.penalties = self._penalty_watch()
         try:
+            trust(authorities=config.ca_file)
             self.certificate: Final = _certificate_of(config)
             self.listen_all("rtmps", listen_addresses(config.rtmps, "rtmps"), tls=self.certificate)
             self.book: Final = book_of(config)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from flowctl.errors import BrokenError, ConfigError
 from flowctl.load.peers.link import Target
-from flowctl.wire.client.connect import parse_address
+from flowctl.wire.client.address import parse_address
 from flowctl.wire.rtmp.url import RtmpUrl
 
 SPARE_DESCRIPTORS: Final = 64

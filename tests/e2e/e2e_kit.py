@@ -19,7 +19,8 @@ from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
 from flowctl.wire.rtmp.limits import WireLimits

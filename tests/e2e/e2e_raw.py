@@ -7,7 +7,8 @@ import time
 
 from e2e_kit import NAME, PATIENCE_S, address_of
 
-from flowctl.wire.client.connect import connect_socket, parse_address
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import connect_socket
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import PlayStarted, Pong, StatusReceived
 from flowctl.wire.rtmp.messages import Acknowledgement, encode_control

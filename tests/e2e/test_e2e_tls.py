@@ -11,9 +11,10 @@ from e2e_programs import watch
 from live_kit import perform
 
 from flowctl.core.loop.tls import TlsSocket
+from flowctl.errors import RemoteProtocolError
 from flowctl.flv import TAG_VIDEO
-from flowctl.reasons import CloseReason
-from flowctl.wire.client.connect import connect_socket, parse_address
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import connect_socket
 
 
 @pytest.fixture
@@ -44,10 +45,9 @@ def test_ffmpeg_and_our_player_when_they_speak_rtmps_get_every_packet(secured, c
 def test_our_player_when_the_servers_certificate_is_not_trusted_ends_and_says_why(secured, clients, monkeypatch):
     server, _ = secured
     monkeypatch.delenv("SSL_CERT_FILE")
-    ours = clients.play(server)
-    wait_for_end(ours)
-    assert ours.end.reason is CloseReason.PROTOCOL_ERROR
-    assert "certificate is not to be trusted" in ours.end.details
+    with pytest.raises(RemoteProtocolError, match="we do not trust the server's certificate") as caught:
+        clients.play(server)
+    assert "--ca-file" in caught.value.hint
     monkeypatch.setenv("FLOWCTL_TLS_INSECURE", "1")
     clients.play(server)
     wait_for_viewers(server, 1)

@@ -27,8 +27,9 @@ from live_kit import viewer_figures
 from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.outgoing.streamlog import Entry
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
+from flowctl.wire.client.address import parse_address
 from flowctl.wire.client.base import RtmpClient
-from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.connect import start_client
 from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.events import PublishStarted

@@ -59,7 +59,7 @@ LAYERS = {
     "flight": layer("records.flight", "words flow outgoing loop sending telemetry"),
     "testing": layer("testing", "words flow loop sending connection"),
     "media": layer("wire.media", "words rtmp"),
-    "client": layer("wire.client", "words flow rtmp loop sending receiver connection media"),
+    "client": layer("wire.client", "words text flow rtmp loop sending receiver connection media"),
     "live": layer(
         "live",
         "words text sqlite outcomes access flow rtmp outgoing judging clocks log loop sending receiver fanout "

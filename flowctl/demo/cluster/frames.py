@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import FlvTag
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import PlayProfile, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
 from flowctl.wire.media.stamp import has_slot, read_stamp, stamp

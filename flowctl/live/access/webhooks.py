@@ -28,6 +28,7 @@ import structlog
 
 from flowctl.core.loop.faults import ErrorHook, report
 from flowctl.core.loop.thread import LoopThread
+from flowctl.core.loop.trust import client_context
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import ConfigError, InternalError, LimitExceededError
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
@@ -357,12 +358,9 @@ def _make_client() -> httpx.AsyncClient:
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.WARNING)
     # Each question has a connection of its own, as with SRS: one that the other end is closing would be a failure.
-    # No proxy and no .netrc of the environment: they would be handed keys. Authorities are those of certifi and of this
-    # machine, where an operator adds one of their own (update-ca-certificates, SSL_CERT_FILE).
-    trust = httpx.create_ssl_context(trust_env=False)
-    trust.load_default_certs()
+    # No proxy and no .netrc of the environment: they would be handed keys.
     return httpx.AsyncClient(
-        verify=trust,
+        verify=client_context(),
         follow_redirects=False,
         trust_env=False,
         timeout=None,  # noqa: S113 - the whole of it has one, see `_post`

@@ -18,7 +18,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, Final, Protocol
@@ -76,6 +76,8 @@ class Source:
     path: str = ""  #: path of a Unix socket. Empty: host and port of the address.
     node: str = ""  #: name of the server for logs and statistics. Empty: its host and port.
     host: str = ""  #: where the server is that `url` names. Empty: as DNS says.
+    #: reads its address before each connection: keys in files are renewed. None: it is always the same.
+    read: Callable[[], RtmpUrl] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return self.node or self.path or f"{self.host or self.url.host}:{self.url.port}"
@@ -271,7 +273,7 @@ class StreamFollower:
             except OSError as error:
                 self._failed(number, f"cannot connect to {source.path}: {error.strerror or error}")
             else:
-                self._connected(number, sock, parameters)
+                self._connected(number, source.url, sock, parameters)
             return
         threading.Thread(
             target=self._connect_remote, args=(number, source, parameters), name="flowctl-follow", daemon=True
@@ -280,21 +282,22 @@ class StreamFollower:
     def _connect_remote(self, number: int, source: Source, parameters: str) -> None:
         """Look up and connect; a thread of its own."""
         try:
-            sock = connect_socket(source.url, host=source.host)
-        except (FlowctlError, OSError) as error:  # ConfigError: a file of authorities that cannot be read
-            self._post(self._failed, number, str(error))
+            url = source.url if source.read is None else source.read()
+            sock = connect_socket(url, host=source.host)
+        except (FlowctlError, OSError) as error:
+            self._post(self._failed, number, error.with_hint if isinstance(error, FlowctlError) else str(error))
             return
         try:
-            self._group.call_soon(self._connected, number, sock, parameters)
+            self._group.call_soon(self._connected, number, url, sock, parameters)
         except FlowctlError:
             sock.close()
 
-    def _connected(self, number: int, sock: socket.socket, parameters: str) -> None:
+    def _connected(self, number: int, url: RtmpUrl, sock: socket.socket, parameters: str) -> None:
         if number != self._number or self._state is FollowState.ENDED:
             sock.close()
             return
         ended = partial(self._post, self._link_ended)
-        link = _FollowClient(self, self._source.url, parameters, ended, self._inflow)
+        link = _FollowClient(self, url, parameters, ended, self._inflow)
         try:
             place_client(self._group, link, sock)
         except (ClosedError, OSError) as error:
@@ -327,7 +330,7 @@ class StreamFollower:
         if rejected is not None and rejected.retry_parameters is not None:
             self._try(rejected.retry_parameters)
             return
-        why = self._source.url.masked(str(end))  # it is logged, and shown in figures
+        why = link.url.masked(str(end))  # it is logged, and shown in figures
         # Of connections that bring nothing the first may have come too early; what the others say is told once.
         ran = self._state is FollowState.RUNNING
         if ran or (self._redial.tries > 1 and why != self._told):
@@ -442,7 +445,7 @@ class StreamFollower:
     def stream_ended(self, link: _FollowClient, reason: str, now: float) -> None:
         del now
         if link is self._link:
-            reason = self._source.url.masked(reason)
+            reason = link.url.masked(reason)
             if "last" in self._timers:
                 self._leave(reason)
                 return

@@ -14,6 +14,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -58,7 +59,7 @@ class Push:
         self.rule: Final = rule
         self._server: Final = server
         self._group: Final = server.groups.groups[0]
-        self._url: Final = rule.target(stream)
+        self._place: Final = place_of(rule.address(stream))
         self._agent: Final = _AGENT.format(hops + 1)
         self._on_over: Final = on_over
         self._redial: Final = Redial(_BACKOFF)
@@ -91,7 +92,7 @@ class Push:
     def figures(self) -> dict[str, Any]:
         """Return figures, as JSON, without secrets. Any thread."""
         session = self._session
-        row: dict[str, Any] = {"stream": self.stream, "to": place_of(self._url), "state": self.state, "why": self.why}
+        row: dict[str, Any] = {"stream": self.stream, "to": self._place, "state": self.state, "why": self.why}
         row |= {"connections": self._connections, "tries": self._redial.tries, "connection": None}
         if session is not None and session.accepted:
             figures = session.connection.sender.statistics()
@@ -102,14 +103,16 @@ class Push:
 
     def _connect(self, parameters: str) -> None:
         try:
-            sock = connect_socket(self._url)
-        except (FlowctlError, OSError) as error:  # ConfigError: a file of authorities that cannot be read
-            self._call_on_group(self._retry_later, str(error))
+            url = self.rule.target(self.stream)
+            sock = connect_socket(url)
+        except (FlowctlError, OSError) as error:
+            why = error.with_hint if isinstance(error, FlowctlError) else str(error)
+            self._call_on_group(self._retry_later, why)
             return
         session = PushSession(
             self._server.hub,
             self.stream,
-            self._url,
+            url,
             agent=self._agent,
             parameters=parameters,
             on_end=lambda session, why: self._call_on_group(self._note_session_end, session, why),
@@ -142,7 +145,7 @@ class Push:
             self.end("nobody publishes it")
             return
         if why != self.why:
-            _log.warning("push interrupted", stream=self.stream, to=place_of(self._url), why=why)
+            _log.warning("push interrupted", stream=self.stream, to=self._place, why=why)
         self.state, self.why = "waits", why
         self._group.call_later(self._redial.delay_s(lasted_s), self.begin)
 
@@ -253,7 +256,7 @@ class Relays:
             return
         rule = next((rule for rule in self._pull if rule.fits(name)), None)
         if rule is not None:
-            with contextlib.suppress(RemoteProtocolError):
+            with contextlib.suppress(RemoteProtocolError):  # a name that cannot be part of that address
                 self._following.found(name, _source(rule, name))
 
     def _pull_missing(self) -> None:
@@ -269,8 +272,8 @@ class Relays:
 
 
 def _source(rule: RelayRule, name: str) -> Source:
-    url = rule.target(name)
-    return Source(url, node=f"{url.host}:{url.port}")
+    url = rule.address(name)
+    return Source(url, node=f"{url.host}:{url.port}", read=partial(rule.target, name))
 
 
 class _PublisherWatch(Observer):

@@ -268,7 +268,7 @@ class LiveSettings(BaseModel):
         "Folder of HLS, of this server or flowctl hls, served where http listens. Default with hls: hls.",
     )
     relay_push: Relays = _at(
-        "relay_push", "Publish streams at other servers too: live/*=rtmp://host/{app}/{stream}; ..."
+        "relay_push", "Publish streams at other servers too: live/*=rtmp[s]://host/{app}/{stream}; ..."
     )
     relay_pull: Relays = _at(
         "relay_pull", "Fetch streams from other servers for viewers here; with always, without any."
@@ -280,6 +280,7 @@ class LiveSettings(BaseModel):
         "tls_certificate", "Certificate with those of its authorities; read again when it changes."
     )
     tls_key: File = _at("tls_key", "Its private key in a file of this user alone.")
+    ca_file: File = _at("ca_file", "As a client (relays, origins, hooks) trust these authorities, not the system's.")
     control: Listening = _at("control", "Where operators reach it: ipc for this user; tcp takes keys and clients.")
     control_keys: File = _at("control_keys", "File with the server's key pair, of flowctl rpc keygen.")
     control_clients: File = _at("control_clients", "File of KEY LEVEL lines: who may connect, as basic or admin.")

@@ -1,4 +1,4 @@
-"""Settings of the streams that are pushed to other servers and pulled from them (pure)."""
+"""Settings of the streams that are pushed to other servers and pulled from them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 
+from flowctl.core.text.keyfiles import with_files
 from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.wire.rtmp.url import REDACTED, RtmpUrl, parse_url
 
@@ -19,7 +20,8 @@ class RelayRule:
     """One line of them."""
 
     streams: str
-    # address at the other server, with ``{app}`` and ``{stream}`` for those of the stream. Not shown: it may hold keys.
+    # address at the other server, with ``{app}`` and ``{stream}`` for those of the stream, and ``@FILE`` for a key, see
+    # `flowctl.core.text.keyfiles`. Not shown: it may hold keys.
     url: str = field(repr=False)
     always: bool = False  # pulled without viewers, too
 
@@ -29,36 +31,45 @@ class RelayRule:
         if self.always and not _WILD.isdisjoint(self.streams):
             raise ConfigError(f"relay of {self.streams!r:.60}: only a stream with a whole name is pulled always")
         try:
-            target = self.target("app/stream")
+            target = self.target("app/stream")  # a file that cannot be read is told at the start
         except RemoteProtocolError as error:
             hint = "write it like rtmp://host/{app}/{stream}"
             raise ConfigError(f"relay of {self.streams!r:.60}: its address is none", hint=hint) from error
-        if target.scheme != "rtmp" or not target.host or not target.stream:
+        if target.scheme not in {"rtmp", "rtmps"} or not target.host or not target.stream:
             raise ConfigError(
-                f"relay of {self.streams!r:.60}: its address must have host, application and stream of rtmp",
+                f"relay of {self.streams!r:.60}: its address must have host, application and stream of rtmp or rtmps",
                 hint="write it like rtmp://host/{app}/{stream}",
             )
 
     def fits(self, stream: str) -> bool:
         return fnmatchcase(stream, self.streams)
 
+    def address(self, stream: str) -> RtmpUrl:
+        """Return the address of a stream as it is written, with the names of its files."""
+        return _filled_in(self.url, stream)
+
     def target(self, stream: str) -> RtmpUrl:
-        app, _, name = stream.rpartition("/")
-        return parse_url(self.url.replace("{app}", app).replace("{stream}", name))
+        """Return the address of a stream, with what its files hold at this moment."""
+        return _filled_in(with_files(self.url), stream)  # in this order: names of streams are chosen by peers
 
     @property
     def place(self) -> str:
         """Where it leads, without anything that could be a key."""
-        return place_of(self.target("app/stream"))
+        return place_of(self.address("app/stream"))
 
     def __str__(self) -> str:
         return f"{self.streams}={self.place}{' ' + _ALWAYS if self.always else ''}"
 
 
+def _filled_in(address: str, stream: str) -> RtmpUrl:
+    app, _, name = stream.rpartition("/")
+    return parse_url(address.replace("{app}", app).replace("{stream}", name))
+
+
 def place_of(url: RtmpUrl) -> str:
     """Return an address without the name of its stream, which is a key where others publish, and without its query."""
     host = f"[{url.host}]" if ":" in url.host else url.host
-    return f"rtmp://{host}:{url.port}/{url.app.partition('/')[0]}/{REDACTED}"
+    return f"{url.scheme}://{host}:{url.port}/{url.app.partition('/')[0]}/{REDACTED}"
 
 
 def parse_relays(text: str, source: str) -> tuple[RelayRule, ...]:

@@ -21,6 +21,7 @@ from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.commands import ENDING_CODES, RECONNECT_REQUEST
 from flowctl.wire.rtmp.events import ClientEvent, ReconnectRequested, Rejected, StatusReceived, StreamEnded
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.states import ClientState
 from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import Message
 
@@ -28,6 +29,10 @@ LEAVE_S: Final = 5.0
 """Longest time that leaving may go on without progress, as `SenderSettings.close_deadline_s`."""
 
 _LEAVE_LOOK_S: Final = 0.02
+_BY_SERVER: Final = frozenset({CloseReason.PEER_CLOSED, CloseReason.PEER_RESET})
+
+BEFORE_HANDSHAKE: Final = "before the handshake was done"
+"""How a connection ends with a server that speaks something else."""
 
 STATUSES_KEPT: Final = 32
 """Statuses remembered of one connection; servers send about five. Later ones are counted only."""
@@ -220,6 +225,8 @@ class RtmpClient(Session):
         if self._shut and reason is CloseReason.PEER_RESET:
             # All was sent, and it is up to the server in which way it closes.
             reason, details = CloseReason.FINISHED, self._leaving or details
+        if reason in _BY_SERVER and self._protocol.state is ClientState.HANDSHAKE:
+            details = details or BEFORE_HANDSHAKE
         explaining = [status for status in self.statuses if status.level == "error"]
         explaining = explaining or [status for status in self.statuses[-1:] if status.explains_end]
         after_s = self.connection.clock() - self.connection.opened_at

@@ -1,4 +1,4 @@
-"""From an rtmp:// address to a connection on a poll group: resolve, connect with a time limit, place.
+"""From an address to a connection on a poll group: resolve, connect with a time limit, shake hands of TLS, place.
 
 Connecting blocks the caller, never a poll group: tools and tests connect their clients one after the other from their
 own thread, which also spreads the joins. What has to be known before the three-way handshake is set here: the receive
@@ -7,50 +7,25 @@ buffer (the window scale is agreed on in the SYN) and the segment size.
 
 from __future__ import annotations
 
-import os
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 from flowctl.connection import Connection
-from flowctl.core.loop.tls import LEAST_VERSION, with_tls
+from flowctl.core.loop.trust import secured
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.errors import BrokenError, ConfigError, RemoteProtocolError
+from flowctl.errors import BrokenError
 from flowctl.pollgroup import PollGroup
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
 from flowctl.wire.client.base import RtmpClient
 from flowctl.wire.client.throttle import shrink_receive_buffer
-from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
+from flowctl.wire.rtmp.url import RtmpUrl
 
-_AUTHORITIES: Final = "SSL_CERT_FILE"
-"""Environment variable with a file of certificate authorities; OpenSSL itself reads it."""
-_INSECURE: Final = "FLOWCTL_TLS_INSECURE"
 DEFAULT_TIMEOUT_S: Final = 5.0
-"""Time to connect, for all addresses of the host together: a lost SYN is sent again after 1 and 3 s."""
-
-
-def parse_address(text: str, schemes: Collection[str] = ("rtmp", "rtmps")) -> RtmpUrl:
-    """Return the address of a stream to publish or play, of one of `schemes`.
-
-    In an address of one segment, ``rtmp://host/room``, that segment is sent as the application and the name is empty,
-    as FFmpeg does it.
-    """
-    try:
-        url = parse_url(text)
-    except RemoteProtocolError as error:
-        raise ConfigError(f"{text!r}: {error}", hint="write it like rtmp://host/app/stream") from error
-    if url.scheme not in schemes:
-        usable = " or ".join(f"{scheme}://" for scheme in schemes)
-        raise ConfigError(f"scheme {url.scheme!r} is not supported", hint=f"use an {usable} address")
-    if not url.host:
-        raise ConfigError("the address has no host", hint="write it like rtmp://host/app/stream")
-    if not url.stream and url.app == DEFAULT_APP:
-        raise ConfigError(f"{url} names no stream", hint="write it like rtmp://host/app/stream")
-    return url
+"""Time to connect, for all addresses of the host together: a lost SYN is sent again after 1 and 3 s.
+The handshake of TLS has as long."""
 
 
 def connect_socket(
@@ -58,7 +33,7 @@ def connect_socket(
 ) -> socket.socket:
     """Return a connected socket, tried at each address of `host`, or that of `url`, in turn; blocks the caller.
 
-    With ``rtmps`` it speaks TLS; the handshake comes when it is read, and an error of it ends the connection.
+    With ``rtmps`` its TLS handshake is done, for which the certificate has been verified.
     """
     host = host or url.host
     where = f"{host}:{url.port}"
@@ -83,34 +58,12 @@ def connect_socket(
             last = error
             sock.close()
         else:
-            return sock if url.scheme != "rtmps" else with_tls(sock, client_context(), host=url.host)
+            return secured(sock, url.host, timeout_s=timeout_s) if url.tls else sock
     if isinstance(last, TimeoutError):
         raise BrokenError(f"nobody answers at {where} within {timeout_s:g} s", hint="check host and port") from last
     raise BrokenError(
         f"cannot connect to {where}: {last.strerror or last}", hint="check host and port, and that the server runs"
     ) from last
-
-
-def trust(*, authorities: Path | None = None, insecure: bool = False) -> None:
-    """Set whose certificates are trusted by all clients of this process and of processes that it starts."""
-    if authorities is not None:
-        os.environ[_AUTHORITIES] = str(authorities)
-    if insecure:
-        os.environ[_INSECURE] = "1"
-
-
-def client_context() -> ssl.SSLContext:
-    """Return what a client's TLS goes by: the certificate and the name in it are verified; see `trust`."""
-    file = os.environ.get(_AUTHORITIES) or None
-    try:
-        context = ssl.create_default_context(cafile=file)
-    except OSError as error:
-        raise ConfigError(f"cannot use the authorities in {file}: {error}", hint="it must be a file in PEM") from error
-    context.minimum_version = LEAST_VERSION
-    if os.environ.get(_INSECURE) == "1":
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def start_client(

@@ -38,9 +38,13 @@ DEFAULT_PORTS: Final = {
     "rtmpe": 1935,
     "rtmpte": 80,
     "http": 80,
+    "https": 443,
     "ws": 80,
+    "wss": 443,
 }
 """Port of an address that states none, as in FFmpeg; schemes not listed here get 1935."""
+
+_TLS_SCHEMES: Final = frozenset({"rtmps", "https", "wss"})
 
 NAME_MAX_CHARS: Final = 256
 """Default limit on the length of an application or stream name (nginx-rtmp: NGX_RTMP_MAX_NAME 256)."""
@@ -153,6 +157,11 @@ class RtmpUrl:
     def instance(self) -> str:
         """The part of `app` after its first slash, "" when there is none (``live/inst`` has instance ``inst``)."""
         return self.app.partition("/")[2]
+
+    @property
+    def tls(self) -> bool:
+        """Whether TLS comes before anything else."""
+        return self.scheme in _TLS_SCHEMES
 
     @property
     def path(self) -> str:

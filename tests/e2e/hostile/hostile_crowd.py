@@ -12,7 +12,8 @@ import sys
 import time
 
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
 from flowctl.wire.media.stamp import read_stamp

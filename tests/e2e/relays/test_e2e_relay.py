@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
-import subprocess
-import time
-from pathlib import Path
 
 import pyarrow.parquet
-import pytest
 from e2e_kit import NAME, PATIENCE_S, Play, frames_of, open_live_server, wait_until
+from relay_kit import nginx, relaying, same_frames, source
 
 from flowctl.core.flow.limits import Limits
-from flowctl.flv import TAG_AUDIO, TAG_VIDEO
+from flowctl.flv import TAG_VIDEO
 from flowctl.live.config import LiveConfig
 from flowctl.live.relay.relay import Relays
 from flowctl.live.server import LiveServer
@@ -24,83 +20,6 @@ from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 from flowctl.wire.client.player import HEALTHY
 from flowctl.wire.client.source import FlvFile
 from flowctl.wire.media.synthetic import SyntheticSource
-
-NGINX = Path("/usr/sbin/nginx")
-NGINX_RTMP = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
-NGINX_CONFIG = """
-load_module {module};
-daemon off;
-master_process off;
-error_log {folder}/error.log warn;
-pid {folder}/nginx.pid;
-events {{ worker_connections 64; }}
-rtmp {{
-    access_log off;
-    server {{
-        listen 127.0.0.1:{port};
-        application live {{ live on; }}
-    }}
-}}
-"""
-
-
-@contextlib.contextmanager
-def relaying(push="", pull="", **options):
-    """A live server with relays; fails if one of its handlers raised. Yields server and relays."""
-    failures = []
-    config = LiveConfig(
-        port=0,
-        relay_push=parse_relays(push, "relay_push"),
-        relay_pull=parse_relays(pull, "relay_pull"),
-        on_error=lambda where, error: failures.append((where, repr(error))),
-        **options,
-    )
-    server = LiveServer(config)
-    relays = Relays(server)
-    server.companions.append(relays)
-    with server:
-        yield server, relays
-    assert failures == []
-
-
-@contextlib.contextmanager
-def nginx(folder):
-    if not (NGINX.exists() and NGINX_RTMP.exists()):
-        pytest.skip("nginx-rtmp is not installed")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    config = folder / "nginx.conf"
-    config.write_text(NGINX_CONFIG.format(module=NGINX_RTMP, folder=folder, port=port))
-    process = subprocess.Popen([NGINX, "-c", config, "-p", folder, "-e", folder / "error.log"])
-    try:
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            assert process.poll() is None, (folder / "error.log").read_text()
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert time.monotonic() < end, "nginx does not listen"
-            time.sleep(0.02)
-        yield f"rtmp://127.0.0.1:{port}/live/stream"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(10)
-
-
-def same_frames(player, publisher):
-    """Whether a player has a run of the publisher's frames without a gap; at least thirty pictures of them."""
-    for track, least in ((TAG_VIDEO, 30), (TAG_AUDIO, 30)):
-        got = [payload for _, payload in frames_of(list(player.messages), track)]
-        sent = [payload for _, payload in frames_of(list(publisher.messages), track)]
-        if len(got) < least or got[0] not in sent:
-            return False
-        begin = sent.index(got[0])
-        assert got == sent[begin : begin + len(got)]
-    return True
-
-
-def source():
-    return SyntheticSource(video_bit_rate=200_000, fps=50, key_interval_s=0.2)
 
 
 def test_push_of_a_set_gives_the_other_server_its_largest_rendition(live, clients):

@@ -109,6 +109,33 @@ def test_edge_when_it_has_proven_that_it_is_one_is_counted_as_no_viewer(house, k
     assert "127.0.0.1" not in penalties._spared
 
 
+def test_edge_when_it_does_not_trust_its_origin_says_so_and_what_to_do(house, tmp_path, monkeypatch):
+    pair = Pair(tmp_path)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    origin = house.origin(offer="tls://127.0.0.1:0", tls_certificate=pair.certificate, tls_key=pair.key)
+    with capture_logs() as lines:
+        edge = house.edge(dataclasses.replace(origin.where, tls=True))
+        until(lambda: ["not trust" in item.why for item in edge.edge.statistics().origins] == [True], "the reason")
+    (told,) = [line for line in lines if line["event"] == "origin not reached"]
+    assert "unable to get local issuer certificate" in told["why"]
+    assert "ca_file" in told["hint"]
+    assert not [line for line in lines if line["event"] == "origin connected"]
+
+
+def test_edge_when_the_key_in_its_file_is_renewed_is_let_in(house, keys, tmp_path):
+    file = tmp_path / "edge.key"
+    file.touch(mode=0o600)
+    file.write_text(make_key())
+    origin = house.origin(access=keys.access)
+    encoder = Encoder(origin)
+    encoder.pictures(60)
+    edge = house.edge(OriginAddress.parse(f"{origin.where}?key=@{file}"))
+    until(lambda: "hung up" in "".join(item.why for item in edge.edge.statistics().origins), "the refusal")
+    file.write_text(keys.edge)
+    until(lambda: "127.0.0.1" in origin.server.nodes, "the proof")
+    assert keys.edge not in repr(edge.edge.statistics())
+
+
 def test_edges_when_they_are_too_many_of_one_address_are_told_why(house):
     origin = house.origin(admission=AdmissionLimits(connections_per_address=1))
     with capture_logs() as lines:

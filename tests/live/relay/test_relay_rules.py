@@ -32,14 +32,15 @@ def test_rules_when_written_say_pattern_address_and_always():
         "live/*=http://h/a/SECRET",
         "live/*=rtmp:///a/SECRET",
         "live/*=SECRET",
-        "live/*=rtmps://user:SECRET@h/a/b",
+        "live/*=rtmpt://user:SECRET@h/a/b",
+        "live/*=rtmps://h/a/b?key=@/SECRET-file-that-is-not-there",
         "=rtmp://h/a/SECRET",
     ],
 )
 def test_rules_when_wrong_are_refused_without_showing_a_key(text):
     with pytest.raises(ConfigError) as caught:
         parse_relays(text, "relay_push")
-    assert "SECRET" not in f"{caught.value} {caught.value.hint}"
+    assert "SECRET" not in f"{caught.value} {caught.value.hint}".replace("/SECRET-file", "")
 
 
 def test_rules_when_shown_have_no_secrets():
@@ -48,6 +49,18 @@ def test_rules_when_shown_have_no_secrets():
     assert "SECRET" not in shown
     assert "PW" not in shown
     assert str(rules[1]) == "live/cam=rtmp://h:1935/a/*** always"
+
+
+def test_rule_when_its_key_is_in_a_file_has_what_the_file_holds_now_and_never_one_that_a_peer_names(tmp_path):
+    file = tmp_path / "key"
+    file.touch(mode=0o600)
+    file.write_text("one\n")
+    (rule,) = parse_relays(f"live/*=rtmps://h/x/{{stream}}?key=@{file}", "x")
+    assert (rule.target("live/a").raw_query, str(rule)) == ("key=one", "live/*=rtmps://h:443/x/***")
+    file.write_text("two\n")
+    assert rule.target("live/a").raw_query == "key=two"
+    assert "two" not in str(rule.target(f"live/x?token=@{file}").path)
+    assert rule.address("live/a").raw_query == f"key=@{file}"
 
 
 def test_rules_when_too_many_are_refused():

@@ -12,7 +12,7 @@ from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.load.peers.http import FlvSkimmer, HttpSpeech
 from flowctl.load.peers.skim import FrameBook
 from flowctl.load.target import SCHEMES
-from flowctl.wire.client.connect import parse_address
+from flowctl.wire.client.address import parse_address
 from flowctl.wire.client.measure import AUDIO, OTHER, VIDEO
 from flowctl.wire.rtmp.events import HandshakeDone, Rejected
 

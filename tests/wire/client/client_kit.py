@@ -11,7 +11,8 @@ from flowctl.core.server.server import Server
 from flowctl.live import build_live_server
 from flowctl.live.config import LiveConfig
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import start_client
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.events import ConnectRefused, ConnectRequested, PlayRequested, PublishRequested
 from flowctl.wire.rtmp.server.session import ServerSession

@@ -13,7 +13,8 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
 from flowctl.flv import FlvTag, FlvWriter
 from flowctl.reasons import CloseReason
-from flowctl.wire.client.connect import ClientRun, connect_socket, parse_address, start_client
+from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import ClientRun, connect_socket, start_client
 from flowctl.wire.client.publisher import MAX_QUEUED_BYTES, RtmpPublisher
 from flowctl.wire.client.source import FlvFile, Tracks, check_has_media
 from flowctl.wire.media.stamp import Stamper, read_stamp

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.core.loop.tls import with_tls
+from flowctl.core.loop.trust import client_context, secured_later
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.server.listener import shown
 from flowctl.core.text.fieldtypes import check_fields
@@ -51,7 +51,6 @@ from flowctl.nodes.diffusion.objects import PeerId
 from flowctl.nodes.diffusion.outbound import MOST_PATTERNS, check_pattern
 from flowctl.nodes.diffusion.streams.tcp import StreamSession, connect_stream
 from flowctl.pollgroup import PollGroup
-from flowctl.wire.client.connect import client_context
 from flowctl.wire.rtmp.url import RtmpUrl
 
 _log: Final = structlog.get_logger("flowctl.cluster")
@@ -196,8 +195,8 @@ class _Following:
         origin = upstream.address
         try:
             url = origin.url(self._copy.name)
-        except RemoteProtocolError:
-            return  # a name that this server's viewers may ask for, and we cannot
+        except (RemoteProtocolError, ConfigError):
+            return  # a name that this server's viewers may ask for, and we cannot; or its key's file is gone
         self.source, self._since = str(origin), now
         self._follow = StreamFollower(
             Source(url, host=origin.host), self._copy, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow
@@ -387,7 +386,7 @@ class Edge:
 
     async def _connect(self, address: OriginAddress) -> StreamSession:
         tls, host = self._tls, address.name or address.host
-        wrap = None if tls is None or not address.tls else partial(with_tls, context=tls, host=host)
+        wrap = None if tls is None or not address.tls else partial(secured_later, host=host, context=tls)
         return await connect_stream(self._group, (address.host, address.port), wrap=wrap)
 
     def _serve(self, session: StreamSession) -> None:

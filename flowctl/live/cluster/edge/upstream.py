@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from flowctl.core.outcomes.backoff import Backoff, Redial
+from flowctl.core.text.keyfiles import with_files
 from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.live.cluster.edge.gate import PeerMeter, SchedulerGate
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
@@ -47,7 +48,8 @@ class OriginAddress:
     port: int = SEGMENT_PORT
     rtmp_port: int = RTMP_PORT
     tls: bool = False
-    proof: str = field(default="", repr=False)  #: what is brought for both, as players do: ``key=...``. Empty: nothing.
+    #: what is brought for both, as players do: ``key=...``, or ``key=@FILE``. Empty: nothing.
+    proof: str = field(default="", repr=False)
     name: str = ""  #: name in DNS that it was found by, which its certificate is for. Empty: the host.
 
     @classmethod
@@ -65,20 +67,27 @@ class OriginAddress:
             raise ConfigError(
                 f"{text!r:.100} is no origin",
                 hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935 or [fe80::1]:1936; "
-                "rtmps:// before it for TLS, ?key=KEY behind it",
+                "rtmps:// before it for TLS, ?key=KEY or ?key=@FILE behind it",
             )
         try:
             parse_query(proof)
         except RemoteProtocolError as error:
             raise ConfigError(f"what {text!r:.100} is given behind the ? is no proof: {error}") from error
+        made = cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
+        made.read_proof()  # what is wrong with a file is told at the start
+        return made
+
+    def read_proof(self) -> str:
+        """Return what is brought, with what its files hold at this moment."""
+        proof = with_files(f"?{self.proof}")[1:]
         if len(proof.encode()) > MAX_ID_BYTES:
-            raise ConfigError(f"the proof for {text!r:.100} has more than {MAX_ID_BYTES} bytes")
-        return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
+            raise ConfigError(f"the proof for {self} has more than {MAX_ID_BYTES} bytes")
+        return proof
 
     def url(self, stream: str) -> RtmpUrl:
-        url = url_of(stream, self.name or self.host, self.rtmp_port)
+        url, proof = url_of(stream, self.name or self.host, self.rtmp_port), self.read_proof()
         scheme = "rtmps" if self.tls else url.scheme
-        return replace(url, scheme=scheme, raw_query=self.proof, query=parse_query(self.proof))
+        return replace(url, scheme=scheme, raw_query=proof, query=parse_query(proof))
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -189,11 +198,13 @@ class Upstream:
         self._redial.begin()
         self.state, began_at = UpstreamState.CONNECTING, self._clock()
         try:
+            proof = self.address.read_proof()
             async with asyncio.timeout(CONNECT_S):
                 stream = await self._connect(self.address)
         except (FlowctlError, OSError) as error:
             cut = getattr(error, "errno", None) in _CUT
-            self._note_failure(f"cannot connect: {_reason(error)}", **({"hint": _HUNG_UP_HINT} if cut else {}))
+            hint = _HUNG_UP_HINT if cut else getattr(error, "hint", None)
+            self._note_failure(f"cannot connect: {_reason(error)}", **({"hint": hint} if hint else {}))
             return self._redial.delay_s()
         self._connections += 1
         peer, asked = self.peer, self.meter.requests
@@ -203,7 +214,7 @@ class Upstream:
         telling = asyncio.get_running_loop().call_later(_NO_ORIGIN_S if doubtful else 0.0, self._tell_connected)
         self._gate.connect(peer, self.meter)
         try:
-            await self._diffusion.fetch_from(stream, peer, self.address.proof.encode())
+            await self._diffusion.fetch_from(stream, peer, proof.encode())
             why = "it has ended"
         except RemoteProtocolError as error:
             return self._note_fault(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from flowctl.connection import Connection, Session
@@ -125,7 +125,7 @@ async def connect_stream(
     *,
     limits: Limits = NO_LIMITS,
     settings: SenderSettings | None = None,
-    wrap: Callable[[socket.socket], socket.socket] | None = None,
+    wrap: Callable[[socket.socket], Awaitable[socket.socket]] | None = None,
 ) -> StreamSession:
     loop = asyncio.get_running_loop()
     places: list[tuple[socket.AddressFamily, Any]] = [(socket.AF_UNIX, address)]
@@ -137,7 +137,7 @@ async def connect_stream(
         try:
             sock.setblocking(False)
             await loop.sock_connect(sock, target)
-            return open_stream(group, sock if wrap is None else wrap(sock), limits=limits, settings=settings)
+            return open_stream(group, sock if wrap is None else await wrap(sock), limits=limits, settings=settings)
         except BaseException as error:
             sock.close()
             if not left or not isinstance(error, OSError):

@@ -1,0 +1,46 @@
+"""Keys in addresses, read from files.
+
+A key in an address is seen by all users of the machine (``ps``), and stays in the shell's history. So ``?key=@FILE``
+stands for ``?key=`` and what is in the file, and ``?@FILE`` for a whole query, such as ``flowctl key sign`` writes.
+Only what operators write is read so, never what a peer says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from flowctl.core.text.private import check_private
+from flowctl.errors import ConfigError
+
+_MOST_CHARS: Final = 8192
+"""Longest key or query: room for a signed token of 4 KiB, as in any address."""
+
+
+def with_files(address: str) -> str:
+    """Return an address with what the files that its query names hold."""
+    head, mark, query = address.partition("?")
+    parts = []
+    for part in query.split("&"):
+        name, equals, value = part.partition("=")
+        if part.startswith("@"):
+            parts.append(_secret_in(Path(part[1:])).rpartition("?")[2])
+        elif value.startswith("@"):
+            parts.append(f"{name}{equals}{_secret_in(Path(value[1:]))}")
+        else:
+            parts.append(part)
+    return head + mark + "&".join(parts)
+
+
+def _secret_in(path: Path) -> str:
+    hint = "it must hold the key, or the query, in one line"
+    try:
+        check_private(path)
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARS + 1).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigError(f"cannot read {path}, which the address names: {why}", hint=hint) from error
+    if not text or len(text) > _MOST_CHARS or not text.isprintable():
+        raise ConfigError(f"{path}, which the address names, holds no key", hint=hint)
+    return text

@@ -1,0 +1,32 @@
+"""Addresses of streams as operators write them, parsed, with keys from files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from flowctl.core.text.keyfiles import with_files
+from flowctl.errors import ConfigError, RemoteProtocolError
+from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url, redact_url
+
+_LIKE: Final = "write it like rtmp://host/app/stream"
+
+
+def parse_address(text: str, schemes: Collection[str] = ("rtmp", "rtmps")) -> RtmpUrl:
+    """Return the address of a stream to publish or play, of one of `schemes`, with what its files hold.
+
+    In an address of one segment, ``rtmp://host/room``, that segment is sent as the application and the name is empty,
+    as FFmpeg does it.
+    """
+    try:
+        url = parse_url(with_files(text))
+    except RemoteProtocolError as error:
+        raise ConfigError(f"{redact_url(text)!r}: {error}", hint=_LIKE) from error
+    if url.scheme not in schemes:
+        usable = " or ".join(f"{scheme}://" for scheme in schemes)
+        raise ConfigError(f"scheme {url.scheme!r} is not supported", hint=f"use an {usable} address")
+    if not url.host:
+        raise ConfigError("the address has no host", hint=_LIKE)
+    if not url.stream and url.app == DEFAULT_APP:
+        raise ConfigError(f"{url} names no stream", hint=_LIKE)
+    return url
