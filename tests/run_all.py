@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 PIPELINE = "analyze"
 """Folder whose tests are on Spark, marked so by conftest.py."""
-REALTIME = ("cli", "demo", "e2e", "servers", "wire/client")
+REALTIME = ("cli", "demo", "e2e", "packaging", "servers", "wire/client")
 """Folders whose tests run servers and clients in real time, marked so by conftest.py."""
 OTHERS = sorted(
     path.name

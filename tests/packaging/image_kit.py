@@ -61,7 +61,7 @@ def copy_context(folder: Path) -> None:
 
 
 def script_of(stage: list[tuple[str, str]]) -> str:
-    """Return the steps of a stage as a script; /tmp/given/context is what it was sent."""
+    """Return the steps of a stage as a script; /mnt/given/context is what it was sent."""
     name = stage[0][1].partition(" AS ")[2]
     lines = ["set -e", BASE]
     for word, rest in stage:
@@ -74,7 +74,7 @@ def script_of(stage: list[tuple[str, str]]) -> str:
         elif word not in {"FROM", "USER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}:
             raise AssertionError(f"nothing here does {word}")
     for path in (rest.split()[1] for _, rest in instructions() if rest.startswith(f"--from={name} ")):
-        lines.append(f"mkdir -p /tmp/given/{name}{path} && cp -a {path}/. /tmp/given/{name}{path}")
+        lines.append(f"mkdir -p /mnt/given/{name}{path} && cp -a {path}/. /mnt/given/{name}{path}")
     return "\n".join(lines)
 
 
@@ -85,7 +85,7 @@ def _copies(words: list[str]) -> Iterator[str]:
     *names, target = words
     yield f"mkdir -p {target}"
     for name in names:
-        path = f"/tmp/given/{source}/{name.lstrip('/')}"
+        path = f"/mnt/given/{source}/{name.lstrip('/')}"
         yield f"if [ -d {path} ]; then cp -a {path}/. {target}; else cp -a {path} {target}; fi"
 
 

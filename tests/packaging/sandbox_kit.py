@@ -20,10 +20,10 @@ mount -t overlay sandbox -o "lowerdir=/,upperdir=$1/changed,workdir=$1/work" "$1
 cd "$1/root"
 mount -t proc proc proc
 mount --rbind /dev dev
-mount -t tmpfs -o mode=1777 sandbox tmp
 mount -t tmpfs -o mode=755 sandbox run
-mkdir tmp/given
-mount --bind "$2" tmp/given
+mount -t tmpfs -o mode=755 sandbox mnt
+mkdir mnt/given
+mount --bind "$2" mnt/given
 exec chroot . sh -ec "$3"
 """
 
@@ -31,11 +31,25 @@ exec chroot . sh -ec "$3"
 def run_in_sandbox(
     folder: Path, script: str, *, given: Path, timeout_s: float, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a shell script as root on a copy of this machine that is mounted on `folder`; `given` is /tmp/given there.
+    """Run a shell script as root on a copy of this machine that is mounted on `folder`; `given` is /mnt/given there.
 
     What the script began ends with it.
     """
-    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", folder, given, script]
+    words = [
+        "nice",
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "sh",
+        "-c",
+        _ENTER,
+        "sh",
+        folder,
+        given,
+        script,
+    ]
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environment |= {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}

@@ -14,7 +14,8 @@ from sandbox_kit import no_sandbox, run_in_sandbox, said_in
 from source_kit import ROOT
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-WAIT_S = 120
+WAIT_S = 240
+pytestmark = pytest.mark.timeout(2 * WAIT_S)
 
 
 def why_not() -> str:
@@ -36,14 +37,14 @@ def package(tmp_path_factory):
     if reason:
         pytest.skip(reason)
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
+        ["nice", sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
         capture_output=True,
         timeout=WAIT_S,
         check=True,
     )
     (wheel,) = folder.glob("*.whl")
     built = subprocess.run(
-        [ROOT / "packaging" / "debian" / "build", wheel, folder],
+        ["nice", ROOT / "packaging" / "debian" / "build", wheel, folder],
         env={**os.environ, "PYTHON": sys.executable, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         capture_output=True,
         text=True,
@@ -56,13 +57,13 @@ def package(tmp_path_factory):
 
 
 LIVES = r"""
-touch /tmp/begun
+touch /mnt/begun
 say() { echo "== $1"; }
-apt-get install --yes --quiet --no-install-recommends /tmp/given/*.deb >/tmp/apt 2>&1 || { cat /tmp/apt; exit 1; }
+apt-get install --yes --quiet --no-install-recommends /mnt/given/*.deb >/mnt/apt 2>&1 || { cat /mnt/apt; exit 1; }
 say version; flowctl version
 say enabled; systemctl is-enabled flowctl.service
 say user; id -un flowctl; id -gn flowctl
-touch /tmp/installed
+touch /mnt/installed
 
 sed -i 's/^#port = .*/port = 0/' /etc/flowctl/flowctl.toml
 install -d -o flowctl -g flowctl -m 700 /run/flowctl /var/lib/flowctl
@@ -70,28 +71,28 @@ cd /var/lib/flowctl
 unit=/usr/lib/systemd/system/flowctl.service
 command=$(sed -n 's/^ExecStart=//p' $unit)
 env $(sed -n 's/^Environment=\(XDG_RUNTIME_DIR=.*\)/\1/p' $unit) \
-    setpriv --reuid flowctl --regid flowctl --init-groups --no-new-privs $command --log-json 2>/tmp/log &
-until grep -qs '"serving"' /tmp/log; do kill -0 $! || { cat /tmp/log; exit 1; }; sleep 0.1; done
-port=$(sed -n 's/.*"port": *\([0-9]*\).*"serving".*/\1/p' /tmp/log)
-flowctl publish synthetic rtmp://127.0.0.1:$port/live/room --duration 4s --json >/tmp/published 2>&1 &
+    setpriv --reuid flowctl --regid flowctl --init-groups --no-new-privs $command --log-json 2>/mnt/log &
+until grep -qs '"serving"' /mnt/log; do kill -0 $! || { cat /mnt/log; exit 1; }; sleep 0.1; done
+port=$(sed -n 's/.*"port": *\([0-9]*\).*"serving".*/\1/p' /mnt/log)
+flowctl publish synthetic rtmp://127.0.0.1:$port/live/room --duration 4s --json >/mnt/published 2>&1 &
 say played; flowctl play rtmp://127.0.0.1:$port/live/room --duration 2s --json
 say stats; flowctl stats --json
 pid=$(pgrep -o -u flowctl)
 kill -TERM "$pid"
 status=0; wait %1 || status=$?
 say ended; echo $status
-say made; find /opt/flowctl -newer /tmp/installed -type f
+say made; find /opt/flowctl -newer /mnt/installed -type f
 
 # Once more, as an upgrade would: what the operator wrote stays.
-dpkg --install --force-confold /tmp/given/*.deb >/tmp/dpkg 2>&1 || { cat /tmp/dpkg; exit 1; }
+dpkg --install --force-confold /mnt/given/*.deb >/mnt/dpkg 2>&1 || { cat /mnt/dpkg; exit 1; }
 say port; sed -n 's/^port = //p' /etc/flowctl/flowctl.toml
 systemctl disable flowctl.service 2>/dev/null
-dpkg --install /tmp/given/*.deb >/tmp/dpkg 2>&1
+dpkg --install /mnt/given/*.deb >/mnt/dpkg 2>&1
 say still; systemctl is-enabled flowctl.service || true
-apt-get remove --yes --quiet flowctl >/tmp/apt 2>&1
+apt-get remove --yes --quiet flowctl >/mnt/apt 2>&1
 say removed; ls -d /opt/flowctl /usr/bin/flowctl /etc/flowctl/* 2>/dev/null || true
-apt-get purge --yes --quiet flowctl >/tmp/apt 2>&1
-say purged; find /etc /opt /usr /var -path /var/tmp -prune -o -path '*flowctl*' -newer /tmp/begun -print
+apt-get purge --yes --quiet flowctl >/mnt/apt 2>&1
+say purged; find /etc /opt /usr /var -path /var/tmp -prune -o -path '*flowctl*' -newer /mnt/begun -print
 """
 
 

@@ -18,13 +18,13 @@ UDP_BYTES = 512
 class DnsServer:
     """Answers with `records`; of a name in `failing` with that code, or, where it is None, not at all."""
 
-    def __init__(self):
+    def __init__(self, port=0):
         self.records = {}  # (name, kind): list of texts
         self.failing = {}
         self.ttl_s = 0
         self.asked = Counter()  # by transport and kind
         while True:
-            self._tcp = socket.create_server(("127.0.0.1", 0))
+            self._tcp = socket.create_server(("127.0.0.1", port))
             self.port = self._tcp.getsockname()[1]
             self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             try:
