@@ -116,8 +116,10 @@ class StreamAccess:
         """Return whether these settings let everybody publish, or play, from anywhere."""
         proofs = self.publish_auth if kind == "publish" else self.play_auth
         allowed = self.allow_publish if kind == "publish" else self.allow_play
+        denied = self.deny_publish if kind == "publish" else self.deny_play
         connect = self.on_connect if protocol == "rtmp" else ()  # over HTTP nobody is asked about connections
-        return not (proofs or allowed or connect or self.asked(kind))
+        none_may = {network.version for network in denied if network.prefixlen == 0} == {4, 6}
+        return not (proofs or allowed or connect or none_may or self.asked(kind))
 
     def check(self, request: LiveRequest, now_s: float) -> Refusal | None:
         """Return why networks or proofs do not allow a request at `now_s` (since 1970). None: they do."""

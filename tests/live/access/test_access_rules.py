@@ -162,6 +162,7 @@ def test_proof_that_cannot_be_checked_lets_nobody_in():
         ({"publish_auth": (Proof.KEY,)}, False, True),
         ({"allow_play": nets("10.0.0.0/8")}, True, False),
         ({"deny_play": nets("10.0.0.0/8")}, True, True),
+        ({"deny_publish": nets("0.0.0.0/0", "::/0"), "deny_play": nets("0.0.0.0/0")}, False, True),
         ({"on_publish": ("http://h/",)}, False, True),
         ({"on_connect": ("http://h/",)}, False, False),
         ({"on_end": ("http://h/",)}, True, True),
