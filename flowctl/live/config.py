@@ -142,8 +142,8 @@ class LiveConfig(ServeOptions):
             in the usual place), ``ipc:///path``, ``tcp://host:port``.
         control_keys: file with the key pair of the server, for ``tcp://``.
         control_clients: file of the public keys that may connect there, with what each may do.
-        admin: ``host:port`` where the admin surface (HTTP API, metrics, dashboard) listens, or ``off``. Without tokens
-            it must be an address of this machine's own (loopback).
+        admin: ``host:port`` where the admin surface (HTTP API, metrics, dashboard) listens, ``tls://host:port`` with
+            TLS, or ``off``. Without tokens it must be an address of this machine's own (loopback).
         admin_token_file: file of ``TOKEN [basic|admin]`` lines; callers then have to show one of them.
         workers: processes that serve the one port together, 0 for one per core; ``flowctl serve`` starts them. A server
             that is built from these settings is one process, whatever they say.
@@ -159,8 +159,8 @@ class LiveConfig(ServeOptions):
             where streams are written as HLS, else there is none.
         rtmps: ``host:port[,host:port]`` where RTMP is spoken with TLS; empty: nowhere.
         https: the same of what `http` names.
-        tls_certificate: file in PEM with the certificate of both, then those of its authorities; read again when it
-            changes.
+        tls_certificate: file in PEM with the certificate of all that speaks TLS, then those of its authorities; read
+            again when it changes.
         tls_key: file of its private key, which only the user of the server may use.
         ca_file: file in PEM with the authorities that this process trusts as a client of relays, origins and hooks, in
             place of the system's. None: the system's.
@@ -307,7 +307,11 @@ class LiveConfig(ServeOptions):
 
     @property
     def admin_address(self) -> tuple[str, int]:
-        return _one_address(self.admin, "admin")
+        return _one_address(self.admin.removeprefix("tls://"), "admin")
+
+    @property
+    def admin_secure(self) -> bool:
+        return self.admin.startswith("tls://")
 
     def check_start(self) -> None:
         """See what would keep a server of these settings from starting: a certificate that lacks, ports that meet."""
@@ -331,7 +335,7 @@ class LiveConfig(ServeOptions):
             has, lacks = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
             raise ConfigError(f"there is a {has} but no {lacks}", hint=f"name the file of the {lacks} as well")
         needing = [name for name in ("rtmps", "https") if getattr(self, name) or self.listen_fds.get(name)]
-        needing += ["origin"] if self.origin.startswith("tls://") else []
+        needing += [name for name in ("origin", "admin") if getattr(self, name).startswith("tls://")]
         if needing and self.tls_certificate is None:
             raise ConfigError(
                 f"{' and '.join(needing)}: TLS needs a certificate",

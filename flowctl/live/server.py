@@ -587,9 +587,9 @@ class LiveServer(Server):
             self.recording.start(self.hub.config)
         if self._hooks is not None:
             self._hooks.start()
+        self.hub.gate.read_files = self.reload.read_proofs
         super().start()
         self.started_at = self.clock()
-        self.hub.gate.read_files = self.reload.read_proofs
         self.reload.start()
         self.hub.oversight.start()
         for companion in self.companions:

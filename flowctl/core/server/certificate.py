@@ -28,6 +28,11 @@ class Certificate:
         """Return a new connection's socket with TLS; `sock` must not be used any more."""
         return with_tls(sock, self._context)
 
+    @property
+    def context(self) -> ssl.SSLContext:
+        """What newcomers speak TLS with."""
+        return self._context
+
     def reload_if_changed(self) -> bool:
         """Read the files again if they have changed; return whether newcomers get another certificate from now on.
 

@@ -15,6 +15,7 @@ import structlog
 
 from flowctl.control.operations import answer
 from flowctl.core.loop.faults import ErrorHook
+from flowctl.core.server.certificate import Certificate
 from flowctl.core.text.addresses import is_loopback
 from flowctl.errors import ConfigError
 from flowctl.live.admin.asking import CarryOut, OperationAsker
@@ -23,6 +24,8 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
 
 _log: Final = structlog.get_logger("flowctl.admin")
@@ -51,6 +54,9 @@ class AdminListener:
         self._address: Final = config.admin_address
         self._report: Final = report
         self._tokens: Final = tokens_of(config)
+        self._certificate: Certificate | None = None
+        if config.admin_secure and config.tls_certificate is not None and config.tls_key is not None:
+            self._certificate = Certificate(config.tls_certificate, config.tls_key)
         self._asking: Final = OperationAsker(carry_out)
         try:
             from flowctl.live.admin.app import AdminApp  # noqa: PLC0415 - brings FastAPI, of an extra of its own
@@ -70,8 +76,10 @@ class AdminListener:
         sock = self._listen()
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        self.bound = [f"http://{shown}:{port}/"]
-        self._server = server = self._make_server(self._app)
+        scheme = "http" if self._certificate is None else "https"
+        self.bound = [f"{scheme}://{shown}:{port}/"]
+        context = None if self._certificate is None else partial(self._context_of, self._certificate)
+        self._server = server = self._make_server(self._app, context)
         self._thread = threading.Thread(target=self._run, args=(server, sock), name="flowctl-admin", daemon=True)
         self._thread.start()
         _log.info("admin", address=self.bound[0], tokens=self._tokens is not None)
@@ -96,6 +104,15 @@ class AdminListener:
                 hint="another port, or end what listens there",
             ) from error
         return sock
+
+    def _context_of(self, certificate: Certificate) -> ssl.SSLContext:
+        """Return what the next connection speaks TLS with; files that have changed are read again first."""
+        try:
+            if certificate.reload_if_changed():
+                _log.info("admin certificate changed", file=str(certificate.certificate))
+        except ConfigError as error:
+            _log.error("the new certificate is not valid, that of before stays in force", fault=str(error))
+        return certificate.context
 
     def _run(self, server: uvicorn.Server, sock: socket.socket) -> None:
         try:

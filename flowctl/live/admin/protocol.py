@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import ssl
 import time
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import uvicorn
@@ -23,6 +26,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from flowctl.control.operations import Permission
 from flowctl.core.text.addresses import address_key
 from flowctl.live.admin.guard import HEAD_BYTES
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 MOST_CONNECTIONS: Final = 128
 """Connections open at a time, listeners to events included: people, scrapers and their retries."""
@@ -44,6 +50,13 @@ _REST_PER_WORK: Final = 3.0
 """Rest of the loop after a millisecond of work or more, as a multiple of that work: a quarter of a core is some 250
 requests a second, which no operator needs, and a flood gets no more."""
 _MOST_REST_S: Final = 0.1
+_MOST_ANSWERS_BYTES: Final = 64 * 1024
+"""Most output that waits for a peer whose records hold no data: each may want an answer (new keys of TLS 1.3)."""
+_PLAIN: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 32\r\n\r\n"
+    b"This port speaks TLS: https://.\n"
+)
+"""Answer to HTTP without TLS, as nginx has one: browsers try that first where no scheme is typed."""
 
 
 class _Reading(FlowControl):
@@ -171,6 +184,99 @@ class _Timed(H11Protocol):
             self._stall = None
 
 
+class _TlsTransport(asyncio.Transport):
+    """Writes through TLS to the transport of a socket."""
+
+    def __init__(self, socket_transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self.under: Final = socket_transport
+        self.came: Final = ssl.MemoryBIO()  # encrypted, from the peer
+        self._goes: Final = ssl.MemoryBIO()  # encrypted, for the peer; empty between two calls
+        self.tls: Final = context.wrap_bio(self.came, self._goes, server_side=True)
+        self.established = False
+        for name in (
+            *("abort", "is_closing", "is_reading", "pause_reading", "resume_reading"),
+            *("set_write_buffer_limits", "get_write_buffer_size"),
+        ):
+            setattr(self, name, getattr(socket_transport, name))
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.tls.context if name == "sslcontext" else self.under.get_extra_info(name, default)
+
+    def write(self, data: Buffer) -> None:
+        left = memoryview(data)
+        try:
+            while left and not self.under.is_closing():
+                left = left[self.tls.write(left) :]
+        except ssl.SSLError:
+            self.under.abort()
+        self.flush()
+
+    def flush(self) -> None:
+        if encrypted := self._goes.read():
+            self.under.write(encrypted)
+
+    def close(self) -> None:
+        """Say the end to the peer's TLS, and close when all has gone."""
+        if self.established and not self.under.is_closing():
+            with suppress(ssl.SSLError):  # what the peer says to that is not waited for
+                self.tls.unwrap()
+            self.flush()
+        self.under.close()
+
+
+class _Secured(asyncio.Protocol):
+    """TLS below a connection, which is there, and counted, from before the handshake."""
+
+    def __init__(self, timed: _Timed, context: ssl.SSLContext) -> None:
+        self._timed: Final = timed
+        self._context: Final = context
+        self._transport: _TlsTransport  # set when the connection is made
+        self._looked = False  # at the first octet
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin with the handshake, in the time that the head of the first request has."""
+        transport.max_size = HEAD_BYTES  # type: ignore[attr-defined]  # of a read, as above
+        self._transport = _TlsTransport(transport, self._context)  # type: ignore[arg-type]  # it is that of a socket
+        self._timed.connection_made(self._transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timed.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._timed.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._timed.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what was encrypted, all of it at once: it is no more than a read of the kernel's."""
+        transport, plain = self._transport, bytearray()
+        if not self._looked and data[:1].isalpha():
+            transport.under.write(_PLAIN)
+            transport.under.close()
+            return
+        self._looked = True
+        transport.came.write(data)
+        try:
+            if not transport.established:
+                transport.tls.do_handshake()
+                transport.established = True
+            while part := transport.tls.read(HEAD_BYTES):
+                plain += part
+            transport.close()  # the peer has ended its stream
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            transport.flush()  # an alert says why
+            transport.under.close()
+        transport.flush()
+        if plain:
+            self._timed.data_received(bytes(plain))
+        elif transport.get_write_buffer_size() > _MOST_ANSWERS_BYTES:
+            transport.abort()
+
+
 class _Resting(selectors.DefaultSelector):
     """The selector of the loop; rests before it looks, as long as the thread has worked since."""
 
@@ -191,10 +297,16 @@ class _Config(uvicorn.Config):
         return lambda: asyncio.SelectorEventLoop(_Resting())
 
 
-def make_server(app: Any) -> uvicorn.Server:
+def make_server(app: Any, tls_context: Callable[[], ssl.SSLContext] | None = None) -> uvicorn.Server:
+    """Return the server of an application; `tls_context` is asked for each connection. None: there is no TLS."""
+
+    def protocol(**given: Any) -> asyncio.Protocol:
+        timed = _Timed(**given)
+        return timed if tls_context is None else _Secured(timed, tls_context())
+
     config = _Config(
         app,
-        http=_Timed,
+        http=protocol,  # type: ignore[arg-type]  # it is called as the class would be
         ws="none",
         lifespan="off",
         log_config=None,

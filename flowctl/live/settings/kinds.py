@@ -172,7 +172,7 @@ Target = Annotated[
     SettingKind("auto|off|duration", lambda value: target_marks(Limits(target_delay_ms=value))),
 ]
 Listening = Annotated[str, BeforeValidator(_items), SettingKind("off|addresses")]
-Admin = Annotated[str, SettingKind("off|host:port")]
+Admin = Annotated[str, SettingKind("off|[tls://]host:port")]
 Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), SettingKind("path")]
 FolderPath = Annotated[Path, _only_text(_path), SettingKind("path")]
 Policy = Annotated[str, SettingKind("|".join(LIVE_POLICIES))]

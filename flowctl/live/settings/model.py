@@ -284,7 +284,9 @@ class LiveSettings(BaseModel):
     control: Listening = _at("control", "Where operators reach it: ipc for this user; tcp takes keys and clients.")
     control_keys: File = _at("control_keys", "File with the server's key pair, of flowctl rpc keygen.")
     control_clients: File = _at("control_clients", "File of KEY LEVEL lines: who may connect, as basic or admin.")
-    admin: Admin = _at("admin", "Where the HTTP API, metrics and dashboard are; beyond this machine with tokens only.")
+    admin: Admin = _at(
+        "admin", "Where the HTTP API, metrics and dashboard are, tls:// with TLS; beyond this machine with tokens only."
+    )
     admin_token_file: File = _at("admin_token_file", "File of TOKEN [basic|admin] lines that callers have to show.")
 
     @field_validator("*")

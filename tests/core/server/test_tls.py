@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import _ssl
 import contextlib
-import ctypes
 import select
 import shutil
 import socket
@@ -17,6 +15,7 @@ import pytest
 from certificate_kit import Pair, key_pem, serial_of
 from connection_kit import WAIT_S, Noting, ask, wait_until
 from cryptography.hazmat.primitives.asymmetric import ec
+from key_update_kit import KeyUpdates
 
 from flowctl.connection import Session
 from flowctl.core.fanout.following import Fanouts, FollowPlace
@@ -460,36 +459,6 @@ def test_client_when_the_certificate_is_not_to_be_trusted_ends_and_says_why(make
     assert "tls-certificate: its certificate is not to be trusted: unable to get local issuer" in details
 
 
-class _KeyUpdates:
-    """A client of OpenSSL's own that can send new keys, which Python's module cannot."""
-
-    def __init__(self, sock):
-        # The library that the module itself has loaded.
-        self.lib, self.sock = ctypes.CDLL(_ssl.__file__), sock
-        for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_s_mem", "BIO_new"):
-            getattr(self.lib, name).restype = ctypes.c_void_p
-        pointer = ctypes.c_void_p
-        context = self.lib.SSL_CTX_new(pointer(self.lib.TLS_client_method()))
-        self.tls = pointer(self.lib.SSL_new(pointer(context)))
-        self.came, self.goes = (pointer(self.lib.BIO_new(pointer(self.lib.BIO_s_mem()))) for _ in range(2))
-        self.lib.SSL_set_bio(self.tls, self.came, self.goes)
-        self.lib.SSL_set_connect_state(self.tls)
-
-    def step(self):
-        """Go on with the handshake; return what is to be sent."""
-        self.lib.SSL_do_handshake(self.tls)
-        buffer = ctypes.create_string_buffer(65536)
-        size = self.lib.BIO_read(self.goes, buffer, len(buffer))
-        return buffer.raw[: max(size, 0)]
-
-    def give(self, data):
-        self.lib.BIO_write(self.came, data, len(data))
-
-    def update(self):
-        assert self.lib.SSL_key_update(self.tls, 0) == 1
-        return self.step()
-
-
 def test_peer_when_it_sends_new_keys_without_end_has_one_piece_read_at_a_time(pair):
     """OpenSSL by itself would read on as long as they come, and keep the thread that all connections share."""
     near, far = socket.socketpair()
@@ -504,7 +473,7 @@ def test_peer_when_it_sends_new_keys_without_end_has_one_piece_read_at_a_time(pa
             with pytest.raises(BlockingIOError):
                 sock.recv_into(bytearray(65536))
 
-        client = _KeyUpdates(far)
+        client = KeyUpdates(far)
         far.sendall(client.step())
         read()
         client.give(far.recv(65536))

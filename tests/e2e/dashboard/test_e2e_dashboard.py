@@ -8,6 +8,7 @@ import time
 from operator import sub
 
 import pytest
+from certificate_kit import Pair
 from dashboard_kit import COLOURS, PHONE, WIDE, Browser, contrast, luminance, open_dashboard, why_not
 from e2e_kit import NAME, Clients, wait_for_keys, wait_until
 from e2e_players import LARGE, RENDITIONS, SHALLOW, SMALL, THIN, publish_set
@@ -238,6 +239,26 @@ def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_pa
         browser.click("#ask-do")
         browser.wait(lambda: browser.run("return document.querySelector('video').currentTime") > 0.5, "a picture")
         assert browser.run("return document.querySelector('video').videoWidth") > 0
+
+
+def test_picture_and_changes_when_the_page_comes_over_tls_need_nothing_without_it(browser, tmp_path):
+    """A browser loads nothing over plain HTTP into such a page, and tells the server that it is of the same origin."""
+    pair = Pair(tmp_path)
+    secure = {"tls_certificate": pair.certificate, "tls_key": pair.key, "https": "127.0.0.1:0"}
+    browser.driver.execute_cdp_cmd("Security.setIgnoreCertificateErrors", {"ignore": True})
+    try:
+        with shown_server(admin="tls://127.0.0.1:0", http="127.0.0.1:0", **secure) as (server, clients, address):
+            assert address.startswith("https://")
+            viewer = clients.play(server, THROTTLED)
+            browser.open(f"{address}#watch={NAME}")
+            browser.wait(lambda: browser.run("return document.querySelector('video').currentTime") > 0.5, "a picture")
+            choose(browser, viewer)
+            browser.click("#do-kick")
+            assert browser.faults() == []
+            browser.click("#ask-do")
+            wait_until(lambda: viewer.end is not None, "the end of the viewer")
+    finally:
+        browser.driver.execute_cdp_cmd("Security.setIgnoreCertificateErrors", {"ignore": False})
 
 
 def test_requests_when_all_is_used_go_to_no_other_host(browser, room, slow):

@@ -4,15 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from certificate_kit import Pair
 from e2e_kit import open_live_server, wait_until
 
 from flowctl.live.admin import protocol
 from flowctl.live.admin.guard import HEAD_BYTES
 from flowctl.live.admin.listener import admin_of
+
+NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return Pair(tmp_path_factory.mktemp("tls"))
+
+
+class Speaking:
+    """Connects with TLS or without."""
+
+    def __init__(self, pair):
+        self.pair, self.trust = pair, pair and pair.client()
+        self.settings = {}
+        if pair is not None:
+            self.settings = {"tls_certificate": pair.certificate, "tls_key": pair.key}
+        self.admin = "127.0.0.1:0" if pair is None else "tls://127.0.0.1:0"
+
+    def connect(self, address, timeout=20, source_address=None):
+        sock = socket.create_connection(address, timeout, source_address)
+        return sock if self.trust is None else self.trust.wrap_socket(sock, server_hostname="127.0.0.1")
+
+    def get(self, url):
+        return httpx.get(url, verify=self.verify)
+
+    @property
+    def verify(self):
+        return True if self.trust is None else self.trust
+
+
+@pytest.fixture(params=["plain", "tls"])
+def speak(request, pair):
+    return Speaking(None if request.param == "plain" else pair)
 
 
 @pytest.fixture
@@ -28,12 +64,12 @@ def server_of(started):
 
 
 @pytest.fixture
-def admin(started):
+def admin(started, speak):
     """Return a function that starts a server with an admin surface, which tells its address."""
     with contextlib.ExitStack() as stack:
 
         def start(**settings):
-            server = stack.enter_context(open_live_server(admin="127.0.0.1:0", **settings))
+            server = stack.enter_context(open_live_server(admin=speak.admin, **speak.settings, **settings))
             started.append(listener := admin_of(server))
             stack.callback(listener.stop, 5.0)
             listener.start()
@@ -47,19 +83,19 @@ def closed(sock):
     """Return whether the other end has closed a connection."""
     try:
         return sock.recv(1000) == b""
-    except ConnectionError:
+    except (ConnectionError, ssl.SSLError):
         return True
 
 
-def test_head_when_it_never_comes_whole_is_given_up(admin, monkeypatch):
+def test_head_when_it_never_comes_whole_is_given_up(admin, monkeypatch, speak):
     monkeypatch.setattr(protocol, "HEAD_S", 0.05)
     base, address = admin()
     with contextlib.ExitStack() as stack:
-        silent, slow = (stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(2))
+        silent, slow = (stack.enter_context(speak.connect(address, timeout=20)) for _ in range(2))
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
         assert closed(silent)
         assert closed(slow)
-    assert httpx.get(f"{base}healthz").status_code == 200
+    assert speak.get(f"{base}healthz").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -75,9 +111,9 @@ def test_head_when_it_never_comes_whole_is_given_up(admin, monkeypatch):
         b"GET /%2e%2e/%2e%2e/listener.py HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     ],
 )
-def test_head_when_it_is_malformed_or_leaves_the_folder_is_refused(admin, head):
+def test_head_when_it_is_malformed_or_leaves_the_folder_is_refused(admin, head, speak):
     base, address = admin()
-    with socket.create_connection(address, timeout=20) as sock:
+    with speak.connect(address, timeout=20) as sock:
         with contextlib.suppress(ConnectionError):
             sock.sendall(head)
         try:
@@ -85,25 +121,25 @@ def test_head_when_it_is_malformed_or_leaves_the_folder_is_refused(admin, head):
         except ConnectionError:
             said = b""
     assert said == b"" or int(said.split()[1]) >= 400
-    assert httpx.get(f"{base}healthz").status_code == 200
+    assert speak.get(f"{base}healthz").status_code == 200
 
 
 TOKEN = "k3tF2hD0mYw8cQz1"
 
 
 @pytest.mark.parametrize("sources", [["127.0.0.1"], ["127.0.9.1", "127.0.9.2"]])
-def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin, monkeypatch, tmp_path, sources):
+def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin, monkeypatch, tmp_path, sources, speak):
     monkeypatch.setattr(protocol, "MOST_STRANGERS", 4)
     monkeypatch.setattr(protocol, "MOST_PER_ADDRESS", 3)
     (tmp_path / "tokens").write_text(TOKEN)
     base, address = admin(admin_token_file=tmp_path / "tokens")
     with (
-        httpx.Client(base_url=base, headers={"authorization": f"Bearer {TOKEN}"}) as operator,
+        httpx.Client(base_url=base, verify=speak.verify, headers={"authorization": f"Bearer {TOKEN}"}) as operator,
         contextlib.ExitStack() as stack,
     ):
 
         def half_sent(source):
-            sock = stack.enter_context(socket.create_connection(address, 20, source_address=(source, 0)))
+            sock = stack.enter_context(speak.connect(address, 20, source_address=(source, 0)))
             sock.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
             return sock
 
@@ -111,25 +147,27 @@ def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin,
             held = [half_sent(source) for _ in range(5) for source in sources]
             assert closed(held[0])
             assert operator.get("/api/v1/stats").status_code == 200
-            assert httpx.get(f"{base}healthz").status_code == 200
+            assert speak.get(f"{base}healthz").status_code == 200
             assert next(events.iter_lines()) == "retry: 2000"
 
 
-def test_strangers_when_each_has_an_address_of_its_own_give_way_by_age(admin, monkeypatch):
+def test_strangers_when_each_has_an_address_of_its_own_give_way_by_age(admin, monkeypatch, speak):
     monkeypatch.setattr(protocol, "MOST_STRANGERS", 4)
     monkeypatch.setattr(protocol, "HEAD_S", 600.0)
     _, address = admin()
     with contextlib.ExitStack() as stack:
         held = []
         for number in range(1, 25):
-            sock = socket.create_connection(address, 5, source_address=(f"127.0.9.{number}", 0))
+            sock = speak.connect(address, 5, source_address=(f"127.0.9.{number}", 0))
             held.append(stack.enter_context(sock))
             if len(held) > 4:
                 with held.pop(0) as oldest:
                     assert closed(oldest)
 
 
-def test_connections_with_a_token_when_there_are_too_many_are_of_whoever_has_the_most(admin, monkeypatch, tmp_path):
+def test_connections_with_a_token_when_there_are_too_many_are_of_whoever_has_the_most(
+    admin, monkeypatch, tmp_path, speak
+):
     monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 3)
     (tmp_path / "tokens").write_text(f"{TOKEN}\n{TOKEN}-basic basic")
     base, _ = admin(admin_token_file=tmp_path / "tokens")
@@ -138,46 +176,51 @@ def test_connections_with_a_token_when_there_are_too_many_are_of_whoever_has_the
         def listen(token):
             headers = {"authorization": f"Bearer {token}"}
             response = stack.enter_context(
-                stack.enter_context(httpx.Client(base_url=base, headers=headers)).stream("GET", "/api/v1/events")
+                stack.enter_context(httpx.Client(base_url=base, verify=speak.verify, headers=headers)).stream(
+                    "GET", "/api/v1/events"
+                )
             )
             lines = response.iter_lines()
             assert next(lines) == "retry: 2000"
             return lines
 
         full, *basic = [listen(token) for token in (TOKEN, f"{TOKEN}-basic", f"{TOKEN}-basic")]
-        with httpx.Client(base_url=base, headers={"authorization": f"Bearer {TOKEN}"}) as operator:
+        with httpx.Client(base_url=base, verify=speak.verify, headers={"authorization": f"Bearer {TOKEN}"}) as operator:
             assert operator.get("/api/v1/stats").status_code == 200
         with pytest.raises(httpx.HTTPError):
             list(basic[0])
         assert next(full) == ": flowctl"
 
 
-def test_requests_when_sent_before_they_are_answered_stay_in_the_kernel(admin, server_of):
+def test_requests_when_sent_before_they_are_answered_stay_in_the_kernel(admin, server_of, speak):
     """However many requests are sent ahead, and whatever they ask for, what is kept of them is one read."""
     _, address = admin()
     most = 0
-    with socket.create_connection(address, timeout=20) as sock:
+    with speak.connect(address, timeout=20) as sock:
         sock.setblocking(False)
         ahead = memoryview(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50_000)
         answers = b""
         while answers.count(b"HTTP/1.1 200") < 40:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(*NOT_NOW):
                 ahead = ahead[sock.send(ahead) :]
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(*NOT_NOW):
                 answers += sock.recv(1 << 20)
             for item in list(server_of().connections):
                 most = max(most, len(item.conn.trailing_data[0]))
     assert 0 < most <= 2 * HEAD_BYTES
 
 
-def test_answers_when_nobody_reads_them_are_given_up(admin, server_of, monkeypatch):
+def test_answers_when_nobody_reads_them_are_given_up(admin, server_of, monkeypatch, speak):
     """One that asks for more than the kernel takes, and reads nothing, is closed in time, and waited for no longer."""
     monkeypatch.setattr(protocol, "SEND_S", 0.05)
     _, address = admin()
-    with socket.socket() as sock:
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket())
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(20)
         sock.connect(address)
+        if speak.trust is not None:
+            sock = stack.enter_context(speak.trust.wrap_socket(sock, server_hostname="127.0.0.1"))
         sock.sendall(b"GET /mpegts.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 60)
         assert sock.recv(1)
         wait_until(lambda: not server_of().connections, "the end of the connection")

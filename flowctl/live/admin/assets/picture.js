@@ -24,7 +24,8 @@ export class Picture {
     this.again = () => this.show(stream, url, media, title);
     put(this.title, foreign(title));
     if (!stream) return this.say("Choose “Watch” at a stream.");
-    if (!url) return this.say("The server has no HTTP listener: start it with --http 127.0.0.1:8080 to watch here.");
+    const option = location.protocol === "https:" ? "--https" : "--http"; // a page with TLS may not load without it
+    if (!url) return this.say(`Nothing to watch it from: start the server with ${option} 127.0.0.1:8080.`);
     this.say("Connecting…");
     const mpegts = await library();
     if (this.stream !== stream || this.player) return null;
