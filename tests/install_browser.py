@@ -1,8 +1,8 @@
-"""Installs Chromium, its driver and hls.js, for tests in a browser: ``make browser``; what is there is left as it is.
+"""Installs Chromium, its driver and players, for tests in a browser: ``make browser``; what is there is left as it is.
 
 Chromium is a package of the system: where this runs as root beside apt-get it is installed, elsewhere it is said how to
-get it. hls.js comes from npm's registry into a folder of caches. Without them those tests are skipped, and say so. Exit
-status: 0 if all are there, 1 otherwise.
+get it. Players of HLS come from npm's registry into a folder of caches. Without them those tests are skipped, and say
+so. Exit status: 0 if all are there, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -36,36 +36,52 @@ APT = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeou
 UPDATE_TIMEOUT_S = 120
 
 
-HLS_JS_VERSION = "1.7.4"
-HLS_JS_SHA512 = "3GlxGdPvT2YHvQYOt+yOzT/DEior/qJVNIylHA77kgeoBTdQQqi70GwefNEUmHQeNGyjC8U62+bruqW/Tpm+tg=="
-"""Checksum of the package, as the registry of npm states it."""
-HLS_JS_TIMEOUT_S = 60
+PLAYERS = {
+    "hls.js": (
+        *("1.7.4", "dist/hls.min.js"),
+        "3GlxGdPvT2YHvQYOt+yOzT/DEior/qJVNIylHA77kgeoBTdQQqi70GwefNEUmHQeNGyjC8U62+bruqW/Tpm+tg==",
+    ),
+    "shaka-player": (
+        *("5.2.12", "dist/shaka-player.compiled.js"),
+        "vEsuVDI3+oLh+yqpjXexQZlg2XMUBI0VrqatDuKWacPaxAud6Uph5uCowUPLhUgNG5XKWCpoM4l1r8qYzWH+zg==",
+    ),
+}
+"""Packages of npm: version, the script in it, and the checksum (SHA-512) that the registry states."""
+FETCH_TIMEOUT_S = 60
 
 
-def hls_js():
-    """Return where hls.js is, or would be: in FLOWCTL_CACHE, or beside the tests."""
+def player(name):
+    """Return where the script of a player is, or would be: in FLOWCTL_CACHE, or beside the tests."""
     named = os.environ.get("FLOWCTL_CACHE")
-    return (Path(named) if named else Path(__file__).parent / ".cache") / f"hls.js-{HLS_JS_VERSION}" / "hls.min.js"
+    version, script, _ = PLAYERS[name]
+    return (Path(named) if named else Path(__file__).parent / ".cache") / f"{name}-{version}" / Path(script).name
 
 
-def install_hls_js() -> str:
-    """Fetch hls.js where it is absent, and return why it is not there. "" means that it is."""
-    if hls_js().exists():
+def no_players() -> str:
+    """Return which players are not there. "" means that all are."""
+    missing = [name for name in PLAYERS if not player(name).exists()]
+    return f"{' and '.join(missing)} not there (make browser)" if missing else ""
+
+
+def fetch(name) -> str:
+    """Fetch a player where it is absent, and return why it is not there. "" means that it is."""
+    if player(name).exists():
         return ""
-    address = f"https://registry.npmjs.org/hls.js/-/hls.js-{HLS_JS_VERSION}.tgz"
+    version, script, checksum = PLAYERS[name]
     try:
-        with urllib.request.urlopen(address, timeout=HLS_JS_TIMEOUT_S) as answer:
+        address = f"https://registry.npmjs.org/{name}/-/{name}-{version}.tgz"
+        with urllib.request.urlopen(address, timeout=FETCH_TIMEOUT_S) as answer:
             package = answer.read()
     except OSError as error:
-        return f"hls.js could not be fetched: {error}"
-    if base64.b64encode(hashlib.sha512(package).digest()).decode() != HLS_JS_SHA512:
-        return "hls.js of the registry is not the one that is expected"
+        return f"it could not be fetched: {error}"
+    if base64.b64encode(hashlib.sha512(package).digest()).decode() != checksum:
+        return "the package of the registry is not the one that is expected"
     with tarfile.open(fileobj=io.BytesIO(package)) as files:
-        script = files.extractfile("package/dist/hls.min.js").read()
-    hls_js().parent.mkdir(parents=True, exist_ok=True)
-    beside = hls_js().with_suffix(f".{os.getpid()}")
-    beside.write_bytes(script)
-    beside.replace(hls_js())
+        found = files.extractfile(f"package/{script}").read()
+    player(name).parent.mkdir(parents=True, exist_ok=True)
+    beside = player(name).with_suffix(f".{os.getpid()}")
+    beside.write_bytes(found)
+    beside.replace(player(name))
     return ""
 
 
@@ -100,7 +116,7 @@ def install() -> str:
 
 def main() -> int:
     """Install what can be installed, and say what became of it."""
-    reasons = {"browser": install(), "hls.js": install_hls_js()}
+    reasons = {"browser": install(), **{name: fetch(name) for name in PLAYERS}}
     for name, reason in reasons.items():
         sys.stdout.write(f"{name}: {reason or 'is there'}\n")
     return 1 if any(reasons.values()) else 0

@@ -134,7 +134,7 @@ def _give_playlist(exchange: Exchange, playlist: ServedPlaylist) -> None:
     query = b"?" + query if query else b""
     size = sum(map(len, pieces)) + (len(pieces) - 1) * len(query)
     tag = f'"{playlist.check:08x}-{zlib.crc32(query):x}-{size:x}"'
-    # What was asked for ahead does not change, so a proxy may ask once for all who wait for it.
+    # What was asked for ahead does not change, so a cache may have it for others that ask for the same.
     cache = f"max-age={playlist.target_s:.0f}" if request.directives else "no-cache"
     headers = [("Content-Type", CONTENT_TYPES[PLAYLIST]), ("Cache-Control", cache), ("ETag", tag)]
     if _has(request, tag):

@@ -1,4 +1,4 @@
-"""Low latency end to end: FFmpeg publishes, ``flowctl hls`` writes parts, and hls.js plays them in a real browser.
+"""Low latency end to end: FFmpeg publishes, ``flowctl hls`` writes parts, and two players play them in a real browser.
 
 How late a picture is, is read from the picture. Each one that is given to the encoder has the time of day painted into
 it, in ms, as a row of black and white fields, and below it the same inverted, so that a picture that is torn or blurred
@@ -20,32 +20,45 @@ import time
 import pytest
 from dashboard_kit import Browser, why_not
 from e2e_kit import address_of, open_live_server, wait_until
-from install_browser import hls_js
+from install_browser import PLAYERS, no_players, player
 
 from flowctl_servers.live import SERVER
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=f"no browser: {why_not()}"),
-    pytest.mark.skipif(not hls_js().exists(), reason="hls.js is not there (make browser)"),
+    pytest.mark.skipif(bool(no_players()), reason=no_players()),
 ]
 COMMAND = [sys.executable, "-c", "import sys; from flowctl.cli import main; sys.exit(main())"]
 BITS, FIELD, HEIGHT, FPS = 32, 16, 96, 25
 GLASS_TO_GLASS_MS = 3000
-PAGE = """<!doctype html><meta charset="utf-8"><title>hls.js</title><video muted playsinline></video>
-<script src="hls.min.js"></script><script>
-const video = document.querySelector("video"), canvas = document.createElement("canvas");
-const said = {errors: [], parts: 0, whole: 0, asked: 0};
-let hls;
-function start(url, lowLatencyMode) {
-  hls = new Hls({lowLatencyMode});
-  hls.on(Hls.Events.ERROR, (_, data) => said.errors.push([data.details, data.fatal, data.response?.code ?? 0]));
+SECONDS = 5.0
+PAGE = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><title>Players</title>
+<video muted playsinline></video><video muted playsinline></video>
+<script src="hls.min.js"></script><script src="shaka-player.compiled.js"></script><script>
+const [first, second] = document.querySelectorAll("video"), canvas = document.createElement("canvas");
+const said = {errors: [], parts: 0, whole: 0, asked: []};
+let hls, shakaPlayer;
+function startHlsJs(url) {
+  hls = new Hls({lowLatencyMode: true});
+  hls.on(Hls.Events.ERROR, (_, data) => {
+    if (data.fatal || data.response?.code >= 400) said.errors.push(`hls.js: ${data.details} ${data.response?.code}`);
+  });
   hls.on(Hls.Events.FRAG_LOADED, (_, data) => data.part ? said.parts++ : said.whole++);
-  hls.on(Hls.Events.LEVEL_LOADING, (_, data) => said.asked += (data.deliveryDirectives?.part ?? -1) >= 0 ? 1 : 0);
   hls.loadSource(url);
-  hls.attachMedia(video);
-  video.play();
+  hls.attachMedia(first);
+  first.play();
 }
-function look() {
+async function startShaka(url) {
+  shaka.polyfill.installAll();
+  shakaPlayer = new shaka.Player();
+  await shakaPlayer.attach(second);
+  shakaPlayer.configure({streaming: {lowLatencyMode: true}});
+  shakaPlayer.addEventListener("error", (event) => said.errors.push(`Shaka: ${event.detail.code}`));
+  shakaPlayer.getNetworkingEngine().registerRequestFilter((_, request) => { said.asked.push(request.uris[0]); });
+  await shakaPlayer.load(url).catch((error) => said.errors.push(`Shaka: ${error}`));
+  second.play();
+}
+function lateness(video) {
   const now = Date.now();
   if (!video.videoWidth) return null;
   canvas.width = video.videoWidth; canvas.height = video.videoHeight;
@@ -58,10 +71,11 @@ function look() {
     return value;
   };
   const upper = read(canvas.height / 4), lower = read(canvas.height * 3 / 4);
-  const whole = [...upper].every((bit, index) => bit !== lower[index]);
-  const painted = whole ? parseInt(upper, 2) : null;
-  return {painted, late: painted === null ? null : (now % 2 ** BITS) - painted, ahead: hls.latency,
-    dated: hls.playingDate ? now - hls.playingDate.getTime() : null, waiting: video.readyState < 3};
+  return [...upper].every((bit, index) => bit !== lower[index]) ? now % 2 ** BITS - parseInt(upper, 2) : null;
+}
+function look() {
+  const dated = hls.playingDate && Date.now() - hls.playingDate.getTime();
+  return {hls: lateness(first), shaka: lateness(second), dated};
 }
 </script>"""
 
@@ -75,11 +89,12 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def page(tmp_path):
-    """Return the address of a page with hls.js, of another origin than the live server."""
+    """Return the address of a page with two players, of another origin than the live server."""
     folder = tmp_path / "page"
     folder.mkdir()
     (folder / "index.html").write_text(PAGE.replace("BITS", str(BITS)).replace("FIELD", str(FIELD)))
-    (folder / "hls.min.js").symlink_to(hls_js().resolve())
+    for name in PLAYERS:
+        (folder / player(name).name).symlink_to(player(name).resolve())
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -167,19 +182,8 @@ def writing(server, folder, *options):
         process.wait(20)
 
 
-def looks_of(browser, page, url, *, low_latency, seconds):
-    """Play for a while, and return what was seen, and what hls.js said."""
-    browser.open(page)
-    browser.run("start(arguments[0], arguments[1])", url, low_latency)
-    browser.wait(lambda: (browser.run("return look()") or {}).get("painted"), "a picture")
-    looks, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        looks.append(browser.run("return look()"))
-        time.sleep(0.1)
-    return looks, browser.run("return said")
-
-
-def test_hls_js_when_it_plays_low_latency_is_less_than_three_seconds_behind(tmp_path, browser, page, ffmpeg_path):
+def test_players_of_low_latency_when_they_play_are_less_than_three_seconds_behind(tmp_path, browser, page, ffmpeg_path):
+    """Both go by parts; Shaka asks for the part that was announced before it is there, and both for the next list."""
     folder = tmp_path / "hls"
     with (
         open_live_server(make=SERVER.build, http="127.0.0.1:0", hls_folder=folder) as server,
@@ -187,12 +191,21 @@ def test_hls_js_when_it_plays_low_latency_is_less_than_three_seconds_behind(tmp_
         writing(server, folder, "--part", "0.5s"),
     ):
         port = next(item.address[1] for item in server.listeners if item.name == "http")
-        looks, said = looks_of(browser, page, f"http://127.0.0.1:{port}/live/stream.m3u8", low_latency=True, seconds=5)
-    late = [look["late"] for look in looks if look["late"] is not None]
-    assert len(late) > len(looks) // 2
-    assert statistics.median(late) < GLASS_TO_GLASS_MS
-    assert [error for error in said["errors"] if error[1] or error[2] >= 400] == []
+        url = f"http://127.0.0.1:{port}/live/stream.m3u8"
+        browser.open(page)
+        browser.run("startHlsJs(arguments[0]); startShaka(arguments[0]);", url)
+        browser.wait(lambda: None not in browser.run("return look()").values(), "pictures of both")
+        looks, end = [], time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            looks.append(browser.run("return look()"))
+            time.sleep(0.1)
+        said = browser.run("return said")
+    assert said["errors"] == []
+    for name in ("hls", "shaka"):
+        late = [look[name] for look in looks if look[name] is not None]
+        assert len(late) > len(looks) // 2
+        assert statistics.median(late) < GLASS_TO_GLASS_MS
+    dated = [abs(look["dated"] - look["hls"]) for look in looks if look["hls"] is not None]
+    assert statistics.median(dated) < GLASS_TO_GLASS_MS / 6
     assert said["parts"] > said["whole"]
-    assert said["asked"] >= 8
-    dated = [abs(look["dated"] - look["late"]) for look in looks if look["late"] is not None and look["dated"]]
-    assert statistics.median(dated) < 500
+    assert sum("_HLS_part=" in address for address in said["asked"]) >= SECONDS
