@@ -36,6 +36,10 @@ def edge(
     dns: Annotated[
         str, typer.Option(metavar="HOST[:PORT]", help="Server of DNS; of the system unless said.", envvar="FLOWCTL_DNS")
     ] = "",
+    public: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST|URL", help="Where viewers reach it: origins may send them here; repeatable."),
+    ] = None,
     redundancy: Annotated[int, typer.Option(min=1, max=8, help="Fetch each segment from so many origins.")] = 1,
     config: Annotated[
         Path | None, typer.Option(metavar="TOML", help="File of settings, as of serve.", envvar="FLOWCTL_CONFIG")
@@ -67,6 +71,7 @@ def edge(
     edge_config = EdgeConfig(
         origins=tuple(parse_origin(item) for item in origins),
         dns=dns,
+        public=tuple(public or ()),
         follow=follow,
         streams=tuple(stream or ()),
         redundancy=redundancy,

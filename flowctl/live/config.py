@@ -37,6 +37,17 @@ _HLS_FOLDER: Final = Path("hls")
 _POLICY_NAMES: Final = " or ".join(", ".join(LIVE_POLICIES).rsplit(", ", 1))
 
 
+class Redirect(enum.Enum):
+    """Whether viewers are sent to edges.
+
+    HTTP: those that play over plain HTTP, whose players all follow. ALL: over RTMP and WebSocket too, where few do.
+    """
+
+    OFF = "off"
+    HTTP = "http"
+    ALL = "all"
+
+
 class SecondPublisher(enum.Enum):
     """Policies for a second publisher of a name.
 
@@ -149,6 +160,7 @@ class LiveConfig(ServeOptions):
             that is built from these settings is one process, whatever they say.
         origin: ``host:port`` where streams are offered to edges in segments, as the settings for players allow it;
             ``tls://host:port`` with TLS; empty: nowhere.
+        redirect: see `Redirect`; of an origin.
         http: ``host:port[,host:port]`` where streams are played over HTTP and WebSocket as FLV; empty: nowhere.
         http_origins: origins of pages that may play over HTTP, with commas between them; ``*``: all; empty: none but
             those of this server itself.
@@ -208,6 +220,7 @@ class LiveConfig(ServeOptions):
     admin_token_file: Path | None = None
     workers: int = 1
     origin: str = ""
+    redirect: Redirect = Redirect.OFF
     http: str = ""
     http_origins: str = "*"
     media: MediaOptions = field(default_factory=MediaOptions)
@@ -321,6 +334,9 @@ class LiveConfig(ServeOptions):
                 f"a server with {count} workers cannot be an origin",
                 hint="leave out workers; edges take viewers off it, each one process with a port of its own",
             )
+        if self.redirect is not Redirect.OFF and not self.origin:
+            hint = "name where edges fetch from it: origin; an edge redirects nobody"
+            raise ConfigError(f"redirect is {self.redirect.value}, but this is no origin", hint=hint)
         used: dict[int, list[tuple[str, str]]] = {}
         for name, addresses in self.listening_all:
             for host, port in addresses:

@@ -9,6 +9,7 @@ episode. Who else wants to know what happens, records for one, is an `Observer` 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -22,7 +23,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal, RequestKind, Why
-from flowctl.live.config import LiveConfig
+from flowctl.live.config import LiveConfig, Redirect
 from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import FULL_BYTES, SINGLE_MESSAGES, InputRate, weight_of
 from flowctl.live.namebook import Owner
@@ -42,7 +43,7 @@ from flowctl.wire.rtmp.handshake import is_stun
 from flowctl.wire.rtmp.messages import Acknowledgement
 from flowctl.wire.rtmp.server.session import ServerSession
 from flowctl.wire.rtmp.states import ConnectionState, StreamState
-from flowctl.wire.rtmp.url import DEFAULT_APP
+from flowctl.wire.rtmp.url import DEFAULT_APP, parse_url
 from flowctl.wire.rtmp.wire import Message
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -631,6 +632,8 @@ class LiveSession(ViewerSession):
             self._rtmp.reject_play(event.stream_id, description=f"Nobody publishes {name}.")
             _log.info("play refused", **self._fields(name), reason="nobody publishes it")
             return
+        if self._redirect(event):
+            return
         try:
             stream = self._hub.view(name, self)
             try:
@@ -653,6 +656,24 @@ class LiveSession(ViewerSession):
         if self._hub.gate.tells_of("play"):
             self._played = request
             self._hub.gate.note_begin(request)
+
+    def _redirect(self, event: rtmp_events.PlayRequested) -> bool:
+        """Send a player to an edge, if there is one for it; another server is none."""
+        url, hub = event.url, self._hub
+        if self._node or hub.edge_for is None or hub.config.redirect is not Redirect.ALL:
+            return False
+        scheme = "rtmps" if self.connection.secure or url.scheme == "rtmps" else "rtmp"
+        base = hub.edge_for(scheme, None)
+        if base is None:
+            return False
+        edge = parse_url(base)
+        target = dataclasses.replace(url, scheme=scheme, host=edge.host, port=edge.port)
+        self._rtmp.redirect_play(event.stream_id, target)
+        self._send_replies()
+        _log.info("viewer redirected", **self._fields(url.path), to=base)
+        self.refusal = "redirected"
+        self.connection.close_after_flush("redirected")
+        return True
 
     def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
         super().put_settings(limits, changed=changed)

@@ -148,6 +148,12 @@ class Admission:
             return self._connections
 
     @property
+    def most(self) -> int:
+        """Connections that there may be."""
+        with self._lock:
+            return self._most
+
+    @property
     def refused(self) -> dict[str, int]:
         """Connections refused so far, by name of the limit."""
         with self._lock:

@@ -32,6 +32,7 @@ from flowctl.live.observer import Observer
 from flowctl.live.records.ingest import Ingest
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
+from flowctl.wire.client.address import MOST_REDIRECTS, redirected
 from flowctl.wire.client.base import ClientEnd, RtmpClient
 from flowctl.wire.client.connect import connect_socket, place_client
 from flowctl.wire.rtmp.events import ClientEvent, StreamEnded
@@ -212,6 +213,7 @@ class StreamFollower:
         self._begun = False  # the sink has the stream
         self._refused = False  # the sink does not want what this connection brings
         self._parked = False  # there is no source for now
+        self._redirects = 0  # in a row
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._runs_since = 0.0
         self._connections = self._messages = self._payload_bytes = self._gaps = self._restarts = 0
@@ -259,7 +261,8 @@ class StreamFollower:
 
     # -- connecting
 
-    def _try(self, parameters: str = "") -> None:
+    def _try(self, parameters: str = "", url: RtmpUrl | None = None) -> None:
+        """Connect to the source, or to where it has sent us."""
         if self._state is FollowState.ENDED:
             return
         self._cancel("again")
@@ -267,6 +270,8 @@ class StreamFollower:
         self._redial.begin()
         self._set(FollowState.CONNECTING, "connecting")
         number, source = self._number, self._source
+        if url is not None and url != source.url:
+            source = Source(url)
         if source.path:
             try:
                 sock = _connect_local(source.path)
@@ -327,9 +332,15 @@ class StreamFollower:
             return
         end: ClientEnd | None = link.end
         rejected = link.rejected
-        if rejected is not None and rejected.retry_parameters is not None:
-            self._try(rejected.retry_parameters)
+        url = None if rejected is None else redirected(link.url, rejected)
+        if url is not None and self._redirects < MOST_REDIRECTS:
+            self._redirects += 1
+            self._try("", url)
             return
+        if rejected is not None and rejected.retry_parameters is not None:
+            self._try(rejected.retry_parameters, link.url)
+            return
+        self._redirects = 0
         why = link.url.masked(str(end))  # it is logged, and shown in figures
         # Of connections that bring nothing the first may have come too early; what the others say is told once.
         ran = self._state is FollowState.RUNNING

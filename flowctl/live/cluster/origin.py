@@ -37,6 +37,7 @@ from flowctl.errors import (
 )
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.access.rules import KEY_PARAMETERS
+from flowctl.live.cluster.redirect import EdgeBook
 from flowctl.live.cluster.segments.cutter import CutSegment, Cutter, timeline_at
 from flowctl.live.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
@@ -134,16 +135,15 @@ class EdgeGuard:
     application are not asked: they are asked about viewers, at each node.
     """
 
-    def __init__(
-        self, server: LiveServer, peer: tuple[str, int], number: int, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, server: LiveServer, peer: tuple[str, int], number: int, book: EdgeBook) -> None:
         self._server = server
         self._peer = peer
         self._number = number
-        self._now = now
+        self._book = book
         self._raw = ""
         self._query = Query()
         self._refused = False  # which was told
+        self._ignored = False  # likewise, of what it tells of itself
         self._trusted = False
 
     def prove(self, proof: bytes) -> None:
@@ -159,6 +159,16 @@ class EdgeGuard:
                 raise RemoteProtocolError("the key of an edge is none that this server has", code="proof")
             if "edge" in uses:
                 self._trust()
+
+    def tell(self, words: bytes) -> None:
+        """Enter what an edge tells of itself: viewers may be sent there, so it has to be one of us."""
+        if self._trusted:
+            self._book.take_report(words, self._number)
+        elif not self._ignored:
+            self._ignored = True
+            _log.warning(
+                "edge is named to no viewer", peer=self._peer[0], why="it has no key for edges", hint=_KEY_HINT
+            )
 
     def allows(self, topic: str) -> bool:
         app, _, stream = topic.rpartition("/")
@@ -188,6 +198,7 @@ class EdgeGuard:
             self._server.nodes.enter(self._peer[0])
 
     def left(self) -> None:
+        self._book.forget_connection(self._number)
         if self._trusted:
             self._server.nodes.leave(self._peer[0])
 
@@ -195,8 +206,9 @@ class EdgeGuard:
 class Offering:
     """Serves the segments of a pool by diffusion; on the thread of its loop."""
 
-    def __init__(self, diffusion: ObjectDiffusion, server: LiveServer) -> None:
+    def __init__(self, diffusion: ObjectDiffusion, server: LiveServer, book: EdgeBook) -> None:
         self._diffusion = diffusion
+        self._book = book
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -222,7 +234,7 @@ class Offering:
         peer = "{}:{}".format(*session.connection.peer)
         _log.info("edge connected", peer=peer)
         why = "it has finished"
-        guard = EdgeGuard(self._server, session.connection.peer, session.connection.number)
+        guard = EdgeGuard(self._server, session.connection.peer, session.connection.number, self._book)
         try:
             await self._diffusion.serve(session, guard)
         except (FlowctlError, OSError) as error:
@@ -251,6 +263,8 @@ class Origin:
         self._offering: Offering | None = None
         self._cutting: Final = Cutting(self._hand_over, wall_clock)
         self.pool: Final = SegmentPool(self._window, server.clock)  #: what is kept
+        self.book: Final = EdgeBook(server.clock)  #: edges that viewers may be sent to
+        server.hub.edge_for = self.book.choose
         self._pending_bytes = 0
         self._sweeps = False  # a look for what is too old is due
         self.lost = 0  #: segments that were not kept because the origin's thread did not run
@@ -281,11 +295,12 @@ class Origin:
             "kept_bytes": self.pool.size_bytes,
             "lost": self.lost,
             "refused": self._cutting.refused,
+            "redirects": self.book.figures(),
         }
 
     def _serve(self, session: StreamSession) -> None:
         if self._offering is None:
-            self._offering = Offering(ObjectDiffusion(self.pool, policy=POLICY), self._server)
+            self._offering = Offering(ObjectDiffusion(self.pool, policy=POLICY), self._server, self.book)
         self._offering.serve(session)
 
     def _hand_over(self, cut: CutSegment) -> None:

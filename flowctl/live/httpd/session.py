@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import h11
 import structlog
@@ -26,6 +26,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.text.printable import printable
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
+from flowctl.live.config import Redirect
 from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, HttpLimits, Request, Routes, usual_headers
 from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAGS, FlvPlay
 from flowctl.live.httpd.websocket import VERSION, WebSocketPeer
@@ -46,6 +47,9 @@ _PIECE_BYTES: Final = 4096
 """Octets that h11 is given at a time: they count against `header_bytes` before they are parsed."""
 _FRAMES_PIECE_BYTES: Final = 512
 """Octets of a WebSocket player parsed at a time: some 85 of the smallest frames, 2 ms of work."""
+_PLAYLIST: Final = ".m3u8"
+_OF_ONE_REQUEST: Final = "_HLS_"
+"""Beginning of parameters that differ from request to request of one player (RFC 8216bis section 6.2.5)."""
 _PIPELINED: Final = 16
 """Answers that may wait for a client before the next of its requests is looked at."""
 _PIPELINED_BYTES: Final = 64 * 1024
@@ -472,9 +476,32 @@ class HttpSession(ViewerSession):
         self._arm()
 
     def _handle(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
+        if self._redirect(exchange, handler, live):
+            return
         if handler.in_files:
             self._hub.visits.begin(live)
         handler.handle(exchange)
+
+    def _redirect(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> bool:
+        """Send a player to an edge, if there is one for it: with a stream, or with the playlist that names files."""
+        request, hub, kind = exchange.request, self._hub, self._hub.config.redirect
+        websocket = request.wants_websocket
+        if hub.edge_for is None or kind is Redirect.OFF or (websocket and kind is not Redirect.ALL):
+            return False
+        if handler.in_files and not request.path.endswith(_PLAYLIST):
+            return False
+        secure = self.connection.secure or request.header("x-forwarded-proto") == "https"
+        lasting = "&".join(item for item in request.raw_query.split("&") if not item.startswith(_OF_ONE_REQUEST))
+        viewer = "\n".join((live.peer[0], live.stream, live.user_agent, lasting)).encode()
+        base = hub.edge_for("https" if secure else "http", viewer if handler.in_files else None)
+        if base is None:
+            return False
+        where = (base.replace("http", "ws", 1) if websocket else base) + quote(request.path)
+        where += f"?{request.raw_query}" if request.raw_query else ""
+        _log.info("viewer redirected", **self._fields(live.stream), to=base)
+        self.refusal = "redirected"
+        exchange.respond(HTTPStatus.FOUND, headers=[("Location", where), ("Cache-Control", "no-store")])
+        return True
 
     def _say_no(self, exchange: Exchange, refusal: Refusal, by: str) -> None:
         """Refuse a play, and log it; `by`: the rule or hook that forbids it, for records."""

@@ -28,7 +28,7 @@ from flowctl.live.access.keys import KeyFile, read_keys
 from flowctl.live.access.rules import HookFailure, Proof
 from flowctl.live.access.tokens import SecretFile, read_secrets
 from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
-from flowctl.live.config import SecondPublisher
+from flowctl.live.config import Redirect, SecondPublisher
 from flowctl.live.settings.media import RecordFormat, StreamPatterns, parse_patterns
 from flowctl.live.settings.relays import RelayRule, parse_relays
 from flowctl.live.settings.renditions import RenditionNames, parse_renditions
@@ -181,6 +181,7 @@ Networks = Annotated[
     tuple[Network, ...], _only_text(parse_networks), BeforeValidator(_items), SettingKind("addresses", _commas)
 ]
 Second = Annotated[SecondPublisher, SettingKind("refuse|replace|standby", lambda item: item.value)]
+Redirects = Annotated[Redirect, SettingKind("off|http|all", lambda item: item.value)]
 HowAddresses = Annotated[Addresses, SettingKind("plain|truncated|hashed", lambda item: item.value)]
 HowStreams = Annotated[RecordedStreams, SettingKind("hash|plain", lambda item: item.value)]
 Proofs = Annotated[

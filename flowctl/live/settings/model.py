@@ -49,6 +49,7 @@ from flowctl.live.settings.kinds import (
     Proofs,
     Proxies,
     Rate,
+    Redirects,
     Relays,
     Renditions,
     Second,
@@ -274,6 +275,7 @@ class LiveSettings(BaseModel):
         "relay_pull", "Fetch streams from other servers for viewers here; with always, without any."
     )
     origin: Text = _at("origin", "Offer streams in segments to edges at host:port, or tls://host:port.")
+    redirect: Redirects = _at("redirect", "Send viewers to the edges that say where: those of http, or all.")
     rtmps: Text = _at("rtmps", "Addresses for RTMP with TLS: host:port, several with commas between.")
     https: Text = _at("https", "The same for HTTP with TLS.")
     tls_certificate: File = _at(

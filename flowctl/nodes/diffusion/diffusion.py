@@ -126,9 +126,18 @@ class ObjectDiffusion:
             else:
                 del self._topics[topic]
             for inbound in self._inbound.values():
-                task = asyncio.get_running_loop().create_task(inbound.subscribe(topic, wanted=wanted))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._begin_task(inbound.subscribe(topic, wanted=wanted))
+
+    def tell(self, *words: bytes) -> None:
+        """Tell all peers that are fetched from of this node, in words that their guards understand."""
+        for inbound in self._inbound.values():
+            self._begin_task(inbound.tell(*words))
+
+    def _begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def leave(self, peer: PeerId) -> None:
         """Stop fetching from a peer, in order: what is under way is waited for. One that is gone: no effect."""
@@ -205,9 +214,7 @@ class ObjectDiffusion:
 
     async def _own(self, stream: PeerStream, conversation: Coroutine[Any, Any, None]) -> None:
         """Run a conversation as a task of ours, so that `close` can end it."""
-        task = asyncio.get_running_loop().create_task(conversation)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._begin_task(conversation)
         try:
             await task
         except asyncio.CancelledError:

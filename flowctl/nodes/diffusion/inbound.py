@@ -39,6 +39,7 @@ from flowctl.nodes.diffusion.wire.protocol import (
     RequestObjects,
     State,
     Subscribe,
+    Tell,
     after,
 )
 
@@ -119,6 +120,12 @@ class Inbound:
         if self._begun and self._error is None:
             with contextlib.suppress(BrokenError, ClosedError):
                 await self._write(Subscribe(wanted=wanted, topic=topic.encode()))
+
+    async def tell(self, *words: bytes) -> None:
+        """Tell the peer of this node; see `subscribe`."""
+        if self._begun and self._error is None and not self._leaving:
+            with contextlib.suppress(BrokenError, ClosedError):
+                await self._write(*map(Tell, words))
 
     def leave(self) -> None:
         """Finish: no new decision is read, replies that are under way are waited for and ignored, then comes Done.

@@ -53,6 +53,7 @@ from flowctl.nodes.diffusion.wire.protocol import (
     RequestObjects,
     State,
     Subscribe,
+    Tell,
     after,
 )
 
@@ -97,6 +98,9 @@ class ServerChecks(Protocol):
 
     def prove(self, proof: bytes) -> None:
         """The client says who it is."""
+
+    def tell(self, words: bytes) -> None:
+        """The client tells of itself."""
 
     def allows(self, topic: str) -> bool:
         """Return whether the client may be told of a topic, and have its objects; asked again every few seconds."""
@@ -204,14 +208,9 @@ class Outbound:
                 return
             state = after(state, message)
             reply: Message | None = None
-            if isinstance(message, Subscribe):
-                self._subscribe(message)
-            elif isinstance(message, Prove) and self._guard is not None:
-                self._guard.prove(message.proof)
-                self._changed_topics()
-            if isinstance(message, (Subscribe, Prove)):
-                await self._rest_after_word()
-            if isinstance(message, RequestIds):
+            if isinstance(message, (Subscribe, Prove, Tell)):
+                await self._take_word(message)
+            elif isinstance(message, RequestIds):
                 reply = await self._ids(message)
                 if reply is None:
                     return
@@ -273,10 +272,9 @@ class Outbound:
             if self._stopping or self._peer_left():
                 return None
             message = self._inbox.decoder.next(State.IDS_BLOCKING, SIZE_LIMIT_BYTES[State.IDLE])
-            if isinstance(message, Subscribe):
+            if isinstance(message, (Subscribe, Tell)):
                 self._inbox.used()
-                self._subscribe(message)
-                await self._rest_after_word()
+                await self._take_word(message)
                 continue
             if message is not None:
                 raise RemoteProtocolError("a reply came from the side that asks", code="UnexpectedMessage")
@@ -351,8 +349,15 @@ class Outbound:
             self._patterns[topic] = re.compile(translate(topic))
         self._changed_topics()
 
-    async def _rest_after_word(self) -> None:
-        """Let other tasks run after a word that needs no answer; there may be 40,000 of them in the inbox."""
+    async def _take_word(self, message: Subscribe | Prove | Tell) -> None:
+        """Take a word that needs no answer, and let other tasks run; there may be 40,000 of them in the inbox."""
+        if isinstance(message, Subscribe):
+            self._subscribe(message)
+        elif self._guard is not None and isinstance(message, Prove):
+            self._guard.prove(message.proof)
+            self._changed_topics()
+        elif self._guard is not None and isinstance(message, Tell):
+            self._guard.tell(message.words)
         self._words_left = max(self._words_left - 1, 0)
         await asyncio.sleep(0 if self._words_left else _WORD_REST_S)
 

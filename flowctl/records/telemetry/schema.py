@@ -256,7 +256,7 @@ _WHOLE: Final = (
         "refusal",
         Kind.TEXT,
         "why its last refused request was refused: auth, access (by settings), hook, undecided, name taken, no stream, "
-        "plays already, limit, bad request; null: none was",
+        "plays already, limit, bad request, redirected; null: none was",
     ),
     _real("handshake_ms", "from being opened to the end of the handshake, ms"),
     _real("asked_ms", "from being opened to its first request to play or publish, ms; null: it made none"),

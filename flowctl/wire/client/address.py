@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from typing import Final
 
 from flowctl.core.text.keyfiles import with_files
 from flowctl.errors import ConfigError, RemoteProtocolError
+from flowctl.wire.rtmp.events import Rejected
 from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url, redact_url
 
 _LIKE: Final = "write it like rtmp://host/app/stream"
@@ -30,3 +32,22 @@ def parse_address(text: str, schemes: Collection[str] = ("rtmp", "rtmps")) -> Rt
     if not url.stream and url.app == DEFAULT_APP:
         raise ConfigError(f"{url} names no stream", hint=_LIKE)
     return url
+
+
+MOST_REDIRECTS: Final = 3
+"""Times in a row that a client lets a server send it to another one; curl allows 50, and more than one is a mistake."""
+
+
+def redirected(url: RtmpUrl, rejected: Rejected) -> RtmpUrl | None:
+    """Return where a server sends a client of `url`, with what it says of keys. None: nowhere that the client may go.
+
+    The scheme has to be the same: whoever asks for TLS is not to go on without. User and password stay behind, and what
+    a server writes names no files of ours.
+    """
+    try:
+        found = parse_url(rejected.redirect or "")
+    except RemoteProtocolError:
+        return None
+    if found.scheme != url.scheme or not (found.host and found.stream):
+        return None
+    return dataclasses.replace(found, user=None, password=None)

@@ -19,6 +19,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import BrokenError
 from flowctl.pollgroup import PollGroup
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
+from flowctl.wire.client.address import MOST_REDIRECTS, redirected
 from flowctl.wire.client.base import RtmpClient
 from flowctl.wire.client.throttle import shrink_receive_buffer
 from flowctl.wire.rtmp.url import RtmpUrl
@@ -115,18 +116,25 @@ class ClientRun(Generic[ClientT]):
     def __exit__(self, *exc_info: object) -> None:
         self._group.stop(_STOP_S)
 
-    def start(self, parameters: str = "") -> None:
-        """Connect; blocks until the connection is made."""
+    def start(self, parameters: str = "", url: RtmpUrl | None = None) -> None:
+        """Connect, to another address than the client's own where one is given; blocks until the connection is made."""
         self._ended.clear()
         self.client = self._make(parameters, lambda _: self._ended.set())
+        self.client.url = url or self.client.url
         start_client(self._group, self.client, **self._settings)
 
     def wait(self) -> None:
-        """Wait until the client has ended, logging in where the server wants it."""
+        """Wait until the client has ended, logging in where the server wants it, and following where it sends us."""
+        redirects = 0
         while self._ended.wait() and (rejected := self.client.rejected) is not None:
-            if rejected.retry_parameters is None:
+            url = redirected(self.client.url, rejected) if redirects < MOST_REDIRECTS else None
+            if url is not None:
+                redirects += 1
+                self.start("", url)
+            elif rejected.retry_parameters is not None:
+                self.start(rejected.retry_parameters, self.client.url)
+            else:
                 return
-            self.start(rejected.retry_parameters)
 
     def finish(self, details: str, deadline_s: float = _STOP_S) -> bool:
         if not self.client.ended:

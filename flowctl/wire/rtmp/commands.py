@@ -34,6 +34,8 @@ STREAM_CSID: Final = 5
 """Chunk stream of status messages and data of a message stream, as in SRS and nginx-rtmp."""
 
 CONNECT_SUCCESS: Final = "NetConnection.Connect.Success"
+REDIRECT: Final = 302
+"""``ex.code`` of a rejection that names another server (Adobe, SRS)."""
 CONNECT_REJECTED: Final = "NetConnection.Connect.Rejected"
 CALL_FAILED: Final = "NetConnection.Call.Failed"
 RECONNECT_REQUEST: Final = "NetConnection.Connect.ReconnectRequest"

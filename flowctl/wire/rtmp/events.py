@@ -149,6 +149,8 @@ class Rejected:
     description: str  # the server's words; may hold an authentication challenge, never the password
     # to log in, close and connect again with these (`ClientSession.connect`). None: refused for good.
     retry_parameters: str | None = dataclasses.field(default=None, repr=False)
+    # where to go instead, as the server wrote it; may hold a key. None: it named no other server.
+    redirect: str | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from flowctl.live.access.keys import KeyFile, StoredKey
 from flowctl.live.access.rules import HookFailure, Proof
 from flowctl.live.access.tokens import SecretFile
 from flowctl.live.access.webtokens import WebTokenKey
-from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.config import LiveConfig, Redirect, SecondPublisher
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.kinds import read_credentials
 from flowctl.live.settings.media import RecordFormat, StreamPatterns
@@ -120,6 +120,7 @@ EXAMPLES = {
         (RelayRule("live/cam", "rtmp://h/x/cam", always=True),),
     ),
     "origin": ("10.0.0.5:1936", "origin", "10.0.0.5:1936"),
+    "redirect": ("all", "redirect", Redirect.ALL),
     "rtmps": ("[::]:1936,0.0.0.0:1936", "rtmps", "[::]:1936,0.0.0.0:1936"),
     "https": ("0.0.0.0:443", "https", "0.0.0.0:443"),
     "tls_certificate": ("server.pem", "tls_certificate", Path("server.pem")),

@@ -72,12 +72,12 @@ def parse_origin(text: str) -> OriginAddress | OriginName:
             break
     else:
         return OriginAddress.parse(text)
-    rest, services = text.removeprefix(prefix), prefix == SERVICES
-    origin = OriginAddress.parse(rest)
-    if services and ":" in rest.partition("?")[0].removeprefix("rtmps://"):
-        raise ConfigError(f"{text!r:.100} has a port, which SRV records tell", hint=f"write {SERVICES}{origin.host}")
+    origin, services = OriginAddress.parse(text.removeprefix(prefix)), prefix == SERVICES
+    shown = text.partition("?")[0]  # without the key
+    if services and ":" in shown.removeprefix(prefix).removeprefix("rtmps://"):
+        raise ConfigError(f"{shown!r:.100} has a port, which SRV records tell", hint=f"write {SERVICES}{origin.host}")
     if _address(origin.host) is not None:
-        raise ConfigError(f"{text!r:.100} is an address and no name", hint=f"write it without {prefix}")
+        raise ConfigError(f"{shown!r:.100} is an address and no name", hint=f"write it without {prefix}")
     return OriginName(origin, services)
 
 

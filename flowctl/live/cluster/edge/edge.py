@@ -41,6 +41,7 @@ from flowctl.live.cluster.edge.planner import EdgePlanner
 from flowctl.live.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
 from flowctl.live.cluster.follow import FollowState, Inflow, Source, StreamFollower
 from flowctl.live.cluster.origin import POLICY, Cutting, Offering, finish, keep, segment_server
+from flowctl.live.cluster.redirect import SCHEMES, TELL_S, EdgeBook, EdgeReport, bases_of
 from flowctl.live.cluster.segments.cutter import CutSegment
 from flowctl.live.cluster.segments.segment import NAME_BYTES, Segment, SegmentId
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
@@ -91,6 +92,9 @@ class EdgeConfig:
     dns: str = ""  #: server of DNS, ``address`` or ``address:port``. Empty: those of the system.
     follow: bool = False  #: whether frames come from one origin by RTMP; segments then only repair
     streams: tuple[str, ...] = ()  #: patterns of streams that are wanted without viewers, with ``*`` and ``?``
+    public: tuple[
+        str, ...
+    ] = ()  #: where viewers reach it: a host, or addresses like ``rtmp://host:port``. Empty: not told.
     redundancy: int = 1  #: number of origins that each segment is fetched from, 1 to 8
     window: WindowLimits = dataclasses.field(default_factory=WindowLimits)
 
@@ -101,6 +105,11 @@ class EdgeConfig:
         if len(set(self.origins)) != len(self.origins):
             raise ConfigError("an edge has an origin twice", hint="name each of them once")
         parse_server(self.dns)
+        try:
+            bases_of([item if "://" in item else f"rtmp://{item}" for item in self.public])
+        except ValueError as error:
+            hint = "write a host, or addresses: edge.example, or https://edge.example and rtmp://edge.example"
+            raise ConfigError(f"public: {error}", hint=hint) from error
         if len(self.streams) > MOST_PATTERNS:
             raise ConfigError(
                 f"{len(self.streams)} patterns of streams are given, origins take {MOST_PATTERNS}",
@@ -272,6 +281,11 @@ class Edge:
         self._found: dict[OriginName, list[OriginAddress]] = {}  # what DNS said last of each name
         self._slow: set[str] = set()  # connections to origins that answer much later than others
         self._ticks = 0
+        self._book: Final = EdgeBook(server.clock)  # edges of this one
+        self._name: Final = f"{self._rng.getrandbits(64):016x}"
+        self._bases: dict[str, str] = {}  # where viewers reach it, by scheme
+        self._tell_at = 0.0
+        self._drains = False  # which was told
         self._stopping = False
         self.title: Final = "edge"
         self.bound: list[str] = []  #: nothing that operators could call
@@ -293,6 +307,7 @@ class Edge:
 
     def _begin(self) -> None:
         self._diffusion_of_loop()
+        self._bases = self._public_bases()
         self._use_origins()
         for watch in self._watches:
             watch.start()
@@ -313,7 +328,7 @@ class Edge:
             )
             diffusion.subscribe(*self._config.streams)
             self.gate.opened = diffusion.gate_opened
-            self._offering = Offering(diffusion, self._server)
+            self._offering = Offering(diffusion, self._server, self._book)
         return self._diffusion
 
     def _tell_found(self, name: OriginName, origins: list[OriginAddress]) -> None:
@@ -387,7 +402,9 @@ class Edge:
     async def _connect(self, address: OriginAddress) -> StreamSession:
         tls, host = self._tls, address.name or address.host
         wrap = None if tls is None or not address.tls else partial(secured_later, host=host, context=tls)
-        return await connect_stream(self._group, (address.host, address.port), wrap=wrap)
+        session = await connect_stream(self._group, (address.host, address.port), wrap=wrap)
+        self._tell_at = 0.0  # this origin has been told nothing
+        return session
 
     def _serve(self, session: StreamSession) -> None:
         self._diffusion_of_loop()
@@ -494,6 +511,7 @@ class Edge:
     def _tick(self, now: float) -> None:
         self.gate.tick()
         self._prefer(now)
+        self._tell_of_edges(now)
         viewed = {stream.name for stream, viewers in self._hub.streams().items() if viewers}
         for name in viewed:
             if name not in self._wanted and self._hub.publisher_of(name) is None:
@@ -515,6 +533,37 @@ class Edge:
         self._ticks += 1
         if self._ticks % _EXPIRE_TICKS == 0:
             self.pool.expire()
+
+    # -- where viewers may be sent
+
+    def _public_bases(self) -> dict[str, str]:
+        listening = [(item.name, item.address[1]) for item in self._server.listeners]
+        found = [item for item in self._config.public if "://" in item]
+        for host in self._config.public:
+            if "://" not in host:
+                found += [f"{scheme}://{host}:{port}" for scheme, port in listening if scheme in SCHEMES]
+        return bases_of(found)
+
+    def _tell_of_edges(self, now: float) -> None:
+        """Tell origins where viewers may be sent: here, and to edges of this one."""
+        drains = self._server.drains_for_s is not None
+        if self._diffusion is None or (now < self._tell_at and drains is self._drains):
+            return
+        self._tell_at, self._drains = now + TELL_S, drains
+        own = None
+        if self._bases:
+            own = EdgeReport(
+                name=self._name,
+                bases=self._bases,
+                hls=self._server.config.hls_place is not None,
+                connections=self._server.admission.connections,
+                most=self._server.admission.most,
+                drains=drains,
+                made_at=now,
+            )
+        words = self._book.words_of_all(own)
+        if words:
+            self._diffusion.tell(*words)
 
     def _let_go(self, name: str, why: str) -> None:
         wanted = self._wanted.pop(name)

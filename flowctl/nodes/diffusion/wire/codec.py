@@ -11,6 +11,7 @@ ReplyObjects            ``[4, [_ *objects]]``       ``82 04 9F FF``
 Done                    ``[5]``                     ``81 05``
 Subscribe               ``[6, wanted, topic]``      ``83 06 F5 41 2A``
 Prove                   ``[7, proof]``              ``82 07 41 78``
+Tell                    ``[8, words]``              ``82 08 41 78``
 ======================  ==========================  =====================================
 
 ``announced`` is an id or ``[id, size]``. Ids and objects are byte strings of definite length. The lists of ids and
@@ -45,6 +46,7 @@ from flowctl.nodes.diffusion.wire.protocol import (
     RequestObjects,
     State,
     Subscribe,
+    Tell,
 )
 
 MAX_ID_BYTES: Final = 1024
@@ -71,14 +73,14 @@ _WIDTHS: Final = {24: 1, 25: 2, 26: 4, 27: 8}
 _LEAST_VALUES: Final = {24: 24, 25: 1 << 8, 26: 1 << 16, 27: 1 << 32}
 """Least value that needs a head of each kind: a smaller one must use a shorter head."""
 
-_LENGTHS: Final = {0: 1, 1: 4, 2: 2, 3: 2, 4: 2, 5: 1, 6: 3, 7: 2}
+_LENGTHS: Final = {0: 1, 1: 4, 2: 2, 3: 2, 4: 2, 5: 1, 6: 3, 7: 2, 8: 2}
 """Length of a message's array, by the message's key."""
 _LISTS: Final = frozenset({2, 3, 4})
 """Keys of messages that hold a list of ids or objects."""
 _ALLOWED: Final = {
     State.INIT: frozenset({0}),
-    State.IDLE: frozenset({1, 3, 5, 6, 7}),
-    State.IDS_BLOCKING: frozenset({2, 6}),
+    State.IDLE: frozenset({1, 3, 5, 6, 7, 8}),
+    State.IDS_BLOCKING: frozenset({2, 6, 8}),
     State.IDS_NONBLOCKING: frozenset({2}),
     State.OBJECTS: frozenset({4}),
     State.DONE: frozenset[int](),
@@ -106,6 +108,8 @@ def encode(message: Message) -> bytes:
             return cbor2.dumps([6, wanted, _check_id(topic)])
         case Prove(proof):
             return cbor2.dumps([7, _check_id(proof)])
+        case Tell(words):
+            return cbor2.dumps([8, _check_id(words)])
 
 
 def _announcement(item: Announced) -> bytes:
@@ -259,13 +263,15 @@ def _message(value: list[Any], state: State) -> Message:
             return Subscribe(wanted, _object_id(topic))
         case [7, proof]:
             return Prove(_object_id(proof))
+        case [8, words]:
+            return Tell(_object_id(words))
     raise _malformed(f"a message of key {value[0]} with items of the wrong type")
 
 
 def _object_id(item: object) -> bytes:
     if isinstance(item, bytes) and 1 <= len(item) <= MAX_ID_BYTES:
         return item
-    raise _malformed(f"an object id, a topic and a proof are byte strings of 1 to {MAX_ID_BYTES} bytes")
+    raise _malformed(f"an object id, a topic, a proof and words are byte strings of 1 to {MAX_ID_BYTES} bytes")
 
 
 def _announced(item: object) -> Announced:

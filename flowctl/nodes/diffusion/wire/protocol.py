@@ -7,8 +7,8 @@ INIT and IDLE; each request gives it to the server, and its reply gives it back.
 ahead of the replies it waits for; the server still sees one after the other, and the client takes the replies in the
 order of its requests, so each side goes through the same states.
 
-A client that is waited for in `State.IDS_BLOCKING` may say there what it wants to be told of (`Subscribe`), and nothing
-else; nothing is replied to that.
+A client that is waited for in `State.IDS_BLOCKING` may say there what it wants to be told of (`Subscribe`) and tell of
+itself (`Tell`), and nothing else; nothing is replied to that.
 
 A server that waits in `State.IDS_BLOCKING` has nothing that its client lacks. Either may leave then by ending its
 stream, and nothing is lost: that is a graceful end, and no error.
@@ -46,12 +46,19 @@ class Prove:
 class Subscribe:
     """The client says what it wants to be told of. ``[6, wanted, topic]``.
 
-    Until the first one it is told of everything, from then on of the topics that it wants. The one message that a
-    client may send while the server waits until it has something: that may be what it waits for.
+    Until the first one it is told of everything, from then on of the topics that it wants. A client
+    may send it while the server waits until it has something: that may be what it waits for.
     """
 
     wanted: bool  #: whether it is to be told of the topic from now on, or no more
     topic: bytes  #: a pattern, as of `fnmatch`, in UTF-8; 1 to `MAX_ID_BYTES` octets
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The client tells of itself, also while the server waits, as with `Subscribe`. ``[8, words]``."""
+
+    words: bytes  #: octets that client and server agree on, 1 to `MAX_ID_BYTES`
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class Done:
     """The client ends. ``[5]``."""
 
 
-Message = Init | Prove | Subscribe | RequestIds | ReplyIds | RequestObjects | ReplyObjects | Done
+Message = Init | Prove | Subscribe | Tell | RequestIds | ReplyIds | RequestObjects | ReplyObjects | Done
 
 
 class State(enum.Enum):
@@ -109,6 +116,7 @@ class Input(enum.Enum):
     INIT = "Init"
     PROVE = "Prove"
     SUBSCRIBE = "Subscribe"
+    TELL = "Tell"
     REQUEST_IDS_BLOCKING = "RequestIds (blocking)"
     REQUEST_IDS_NONBLOCKING = "RequestIds (non-blocking)"
     REPLY_IDS = "ReplyIds"
@@ -121,11 +129,13 @@ TABLE: Final = {
     (State.INIT, Input.INIT): State.IDLE,
     (State.IDLE, Input.PROVE): State.IDLE,
     (State.IDLE, Input.SUBSCRIBE): State.IDLE,
+    (State.IDLE, Input.TELL): State.IDLE,
     (State.IDLE, Input.REQUEST_IDS_BLOCKING): State.IDS_BLOCKING,
     (State.IDLE, Input.REQUEST_IDS_NONBLOCKING): State.IDS_NONBLOCKING,
     (State.IDLE, Input.REQUEST_OBJECTS): State.OBJECTS,
     (State.IDLE, Input.DONE): State.DONE,
     (State.IDS_BLOCKING, Input.SUBSCRIBE): State.IDS_BLOCKING,
+    (State.IDS_BLOCKING, Input.TELL): State.IDS_BLOCKING,
     (State.IDS_BLOCKING, Input.REPLY_IDS): State.IDLE,
     (State.IDS_NONBLOCKING, Input.REPLY_IDS): State.IDLE,
     (State.OBJECTS, Input.REPLY_OBJECTS): State.IDLE,
@@ -160,6 +170,7 @@ _KINDS: Final = {
     Init: Input.INIT,
     Prove: Input.PROVE,
     Subscribe: Input.SUBSCRIBE,
+    Tell: Input.TELL,
     ReplyIds: Input.REPLY_IDS,
     RequestObjects: Input.REQUEST_OBJECTS,
     ReplyObjects: Input.REPLY_OBJECTS,

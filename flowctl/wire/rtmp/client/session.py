@@ -52,7 +52,7 @@ from flowctl.wire.rtmp.messages import (
 )
 from flowctl.wire.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ClientSessionConfig
 from flowctl.wire.rtmp.states import CLIENT_TABLE, ClientInput, ClientState, next_state
-from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
+from flowctl.wire.rtmp.url import DEFAULT_APP, URL_MAX_CHARS, RtmpUrl, parse_url
 from flowctl.wire.rtmp.wire import (
     TYPE_AGGREGATE,
     TYPE_AUDIO,
@@ -114,6 +114,9 @@ _AWAITING_REPLY: Final = frozenset({ClientState.CONNECTING, ClientState.CREATING
 
 _RUNNING_STATES: Final = frozenset({ClientState.ASKING, ClientState.ACTIVE})
 """States in which a status may be about our stream."""
+
+_REJECTABLE: Final = frozenset({ClientState.CONNECTING, ClientState.ASKING})
+"""States in which a connection may be rejected: SRS, too, sends a player to another server only when it plays."""
 
 _HARMLESS_CODES: Final = frozenset({commands.SEEK_FAILED, "NetStream.Pause.Failed"})
 """Codes of errors that leave the stream running."""
@@ -493,7 +496,10 @@ class ClientSession(Endpoint):
         else:
             self._move(ClientInput.REFUSED)
             self._forget_stream()
-        events.append(Rejected(what=what, code=code, description=description, retry_parameters=retry))
+        redirect = _redirect_of(information, self._url)
+        events.append(
+            Rejected(what=what, code=code, description=description, retry_parameters=retry, redirect=redirect)
+        )
 
     # ---------------------------------------------------------------------------------------------- status
 
@@ -510,8 +516,8 @@ class ClientSession(Endpoint):
             where = commands.text(information.get("tcUrl"), 8192) or None
             events.append(ReconnectRequested(where, description))
             return
-        if code == commands.CONNECT_REJECTED and self._state is ClientState.CONNECTING:
-            self._refused("connect", information, events)
+        if code == commands.CONNECT_REJECTED and self._state in _REJECTABLE:
+            self._refused("connect" if self._state is ClientState.CONNECTING else "play", information, events)
             return
         if self._state is ClientState.ASKING and self._starts(code):
             self._move(ClientInput.STARTED)
@@ -549,3 +555,14 @@ class ClientSession(Endpoint):
 def _auth_step(parameters: str) -> int:
     """Return how far Adobe authentication has come: 0 nothing said, 1 the user, 2 the answer."""
     return ("authmod=" in parameters) + ("&response=" in parameters)
+
+
+def _redirect_of(information: dict[str, Any], url: RtmpUrl) -> str | None:
+    """Return where a refusal sends us: SRS names the stream in ``redirect2``, Adobe's ``redirect`` has none."""
+    ex = information.get("ex")
+    if not isinstance(ex, dict) or commands.whole(ex.get("code"), 0) != commands.REDIRECT:
+        return None
+    whole = commands.text(ex.get("redirect2"), URL_MAX_CHARS)
+    base = commands.text(ex.get("redirect"), URL_MAX_CHARS).rstrip("/")
+    query = f"?{url.raw_query}" if url.raw_query else ""
+    return whole or (f"{base}/{url.stream}{query}" if base else None)

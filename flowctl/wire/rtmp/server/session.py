@@ -548,6 +548,16 @@ class ServerSession(Endpoint):
         self._move_stream(stream, StreamInput.REJECT_PLAY)
         self._status(stream, code, description, "error")
 
+    def redirect_play(self, stream_id: int, url: RtmpUrl) -> None:
+        """Send a player to another server; close the connection once the reply has been flushed.
+
+        The words are those of SRS, which says `url` as ``redirect2``; Adobe's ``redirect`` is without the stream.
+        """
+        self._move_stream(self._find_stream(stream_id), StreamInput.REJECT_PLAY)
+        path = f"{url.tc_url.rstrip('/')}/{url.stream}" + (f"?{url.raw_query}" if url.raw_query else "")
+        ex = {"code": float(commands.REDIRECT), "redirect": url.tc_url, "redirect2": path}
+        self._send(commands.on_status(0, "error", commands.CONNECT_REJECTED, "RTMP 302 Redirect", ex=ex))
+
     def publish_notify(self, stream_id: int, *, send: bool = True) -> None:
         self._move_stream(self._find_stream(stream_id), StreamInput.PUBLISH_NOTIFY)
         if send:

@@ -23,6 +23,7 @@ from flowctl.nodes.diffusion.wire.protocol import (
     RequestObjects,
     State,
     Subscribe,
+    Tell,
 )
 
 EXACT = [
@@ -36,6 +37,7 @@ EXACT = [
     (State.IDLE, Subscribe(True, b"*"), "83 06 F5 41 2A"),
     (State.IDS_BLOCKING, Subscribe(False, b"ab"), "83 06 F4 42 61 62"),
     (State.IDLE, Prove(b"x"), "82 07 41 78"),
+    (State.IDS_BLOCKING, Tell(b"x"), "82 08 41 78"),
     (State.OBJECTS, ReplyObjects((b"", b"xyz")), "82 04 9F 40 43 78 79 7A FF"),
 ]
 
@@ -193,6 +195,7 @@ SAID = st.one_of(
     st.tuples(st.just(State.IDLE), st.just(Done())),
     st.tuples(st.sampled_from([State.IDLE, State.IDS_BLOCKING]), st.builds(Subscribe, st.booleans(), ids)),
     st.tuples(st.just(State.IDLE), st.builds(Prove, ids)),
+    st.tuples(st.sampled_from([State.IDLE, State.IDS_BLOCKING]), st.builds(Tell, ids)),
     st.tuples(st.just(State.IDS_BLOCKING), st.builds(ReplyIds, st.lists(announced, min_size=1, max_size=4).map(tuple))),
     st.tuples(st.just(State.IDS_NONBLOCKING), st.builds(ReplyIds, st.lists(announced, max_size=4).map(tuple))),
     st.tuples(
@@ -225,7 +228,7 @@ def test_messages_when_cut_at_any_place_are_the_same(said):
 @given(said=SAID)
 def test_message_when_read_by_another_library_is_what_was_said(said):
     value = cbor2.loads(encode(said[1]))
-    kinds = [Init, RequestIds, ReplyIds, RequestObjects, ReplyObjects, Done, Subscribe, Prove]
+    kinds = [Init, RequestIds, ReplyIds, RequestObjects, ReplyObjects, Done, Subscribe, Prove, Tell]
     assert value[0] == kinds.index(type(said[1]))
 
 

@@ -20,6 +20,7 @@ from flowctl.nodes.diffusion.wire.protocol import (
     RequestObjects,
     State,
     Subscribe,
+    Tell,
     after,
     input_of,
 )
@@ -28,6 +29,7 @@ MESSAGES = {
     Input.INIT: Init(),
     Input.PROVE: Prove(b"key"),
     Input.SUBSCRIBE: Subscribe(True, b"*"),
+    Input.TELL: Tell(b"words"),
     Input.REQUEST_IDS_BLOCKING: RequestIds(True, 0, 1),
     Input.REQUEST_IDS_NONBLOCKING: RequestIds(False, 0, 1),
     Input.REPLY_IDS: ReplyIds((Announced(b"a"),)),
@@ -39,6 +41,7 @@ BY_CLIENT = {
     Input.INIT,
     Input.PROVE,
     Input.SUBSCRIBE,
+    Input.TELL,
     Input.REQUEST_IDS_BLOCKING,
     Input.REQUEST_IDS_NONBLOCKING,
     Input.REQUEST_OBJECTS,
@@ -63,10 +66,10 @@ def test_step_when_taken_follows_the_table_or_is_an_error(state, given):
 
 
 def test_table_when_looked_at_whole_lets_the_client_speak_in_init_and_idle_and_the_server_else():
-    """While the server waits until it has something new, the client may say what it wants to be told of."""
+    """While the server waits until it has something new, the client may say what it wants, and tell of itself."""
     by_client = {State.INIT, State.IDLE}
     for state, given in TABLE:
-        waits = (state, given) == (State.IDS_BLOCKING, Input.SUBSCRIBE)
+        waits = state is State.IDS_BLOCKING and given in {Input.SUBSCRIBE, Input.TELL}
         assert (given in BY_CLIENT) == (state in by_client or waits)
     assert {state for state, _ in TABLE} == set(State) - {State.DONE}
 
