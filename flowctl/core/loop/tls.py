@@ -3,14 +3,16 @@
 Four things set TLS apart from a plain socket, and all of them end here:
 
 - What OpenSSL has encrypted and the kernel did not take has to be offered again, the same bytes, before anything else.
-  A Sender cannot promise that: what it offers next is what its peer is to have *then*. So such a record, of
-  `RECORD_BYTES` at most, counts as taken and is kept here (`kept_bytes`); `push` offers it again when the socket is
-  writable. It is like a little more of the kernel's buffer, and is counted with it.
+  A Sender cannot promise that: what it offers next is what its peer is to have *then*. So what was encrypted for one
+  write, of `WRITE_BYTES` at most, counts as taken and is kept here (`kept_bytes`); `push` offers it again when the
+  socket is writable. It is like a little more of the kernel's buffer, and is counted with it.
 - Reading may have to write and the other way round. `read_wants_write` tells the connection, which watches the socket.
   Writing never reads: it waits for the handshake, and renegotiation, which peers could ask for all day, is refused.
 - Input may lie in the TLS object although the descriptor is not readable: `pending_input` says so.
 - OpenSSL, where it has the descriptor, reads on for as long as records come that hold no data: a peer that sends new
-  keys without end would keep the thread. So it is given what came in pieces, and never reads by itself.
+  keys without end would keep the thread. So it is given what came in pieces, and never reads by itself. What it
+  encrypts it leaves in memory too, which all connections of a thread share: where each has memory of its own for it,
+  a thousand of them have more than a processor's cache holds.
 
 All errors of TLS are the peer's: a `RemoteProtocolError`, of reading; an OSError, of writing. Either way EAGAIN is a
 `BlockingIOError`, as of a plain socket.
@@ -23,6 +25,7 @@ import errno
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -35,28 +38,57 @@ if TYPE_CHECKING:
 LEAST_VERSION: Final = ssl.TLSVersion.TLSv1_2
 """Oldest version that is spoken, as a server and as a client: those before it must not be used (RFC 8996)."""
 RECORD_BYTES: Final = 16 * 1024
-"""Most bytes in one record (RFC 8446, 5.1): what is encrypted at a time, and what may be left over."""
+"""Most bytes in one record (RFC 8446, 5.1)."""
+WRITE_BYTES: Final = 4 * RECORD_BYTES
+"""Most bytes that are encrypted for one call of the kernel's, and may be left over. A key frame of 60 kB costs 37 us a
+viewer in this way and 53 us record by record; eight records are no better."""
 HANDSHAKE_S: Final = 10.0
 """Longest time for the handshake of TLS. A phone on a bad line takes 2 s; the session's own limit, which goes on
 meanwhile, may end it sooner."""
 _PIECE_BYTES: Final = RECORD_BYTES + 256
 """Bytes read from the kernel at a time: a whole record, or 600 of the smallest, which take 7 ms."""
-_MOST_ANSWERS_BYTES: Final = 4 * RECORD_BYTES
+_MOST_ANSWERS_BYTES: Final = 2 * WRITE_BYTES
 """Most output kept for a peer that takes nothing; beyond it no more of its records are read: some want an answer."""
 _HANDSHAKE_RECORD: Final = 0x16
 _SSL2_HELLO: Final = 0x80
 _RTMP_VERSION: Final = 0x03
+_send: Final = socket.socket.send
 _AGAIN: Final = "the socket is not ready"
 
 
+class _Records:
+    """What OpenSSL has just encrypted, in memory that connections share: empty whenever `lock` is free."""
+
+    def __init__(self) -> None:
+        self.lock: Final = OwnedLock()
+        self.bio: Final = ssl.MemoryBIO()  # guarded by lock
+        self.owner: TlsSocket | None = None  # the connection that they are of; guarded by lock
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.records: Final = _Records()
+
+
+_of_thread: Final = _OfThread()
+
+
 class TlsSocket(socket.socket):
-    """One end of a connection with TLS; made by `with_tls`. Reading on one thread, writing on any."""
+    """One end of a connection with TLS; made by `with_tls`. Reading and ending on one thread, writing on any."""
+
+    __slots__ = (
+        *("_came", "_closing", "_context", "_fault", "_kept", "_looked", "_more", "_raw", "_records", "_said", "_tls"),
+        *("established", "handshake_by", "on_kept", "read_wants_write", "server_side", "write_waits"),
+    )
+    _tls: ssl.SSLObject  # there is one where there are `_records`
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str | None) -> None:
         self.server_side: Final = host is None
         self._came: Final = ssl.MemoryBIO()  # encrypted, from the peer
-        self._goes: Final = ssl.MemoryBIO()  # encrypted, for the peer; empty whenever `_tls_lock` is free
-        self._tls: Final = context.wrap_bio(self._came, self._goes, server_side=host is None, server_hostname=host)
+        self._records: _Records | None = None  # encrypted, for the peer; a server's from the first read on
+        self._context: Final = context
+        if host is not None:  # one that is no host's name is found now
+            self._begin(_Records(), host)
         self.established = False  # the handshake is done; the reading thread
         self.read_wants_write = False  # reading goes on when the socket is writable; the reading thread
         self.write_waits = False  # for the connection: its Sender wants to write as soon as that goes
@@ -66,16 +98,31 @@ class TlsSocket(socket.socket):
         self._looked = False  # at the first octet
         self._more = False  # there is more in TLS than was read
         self._fault: ssl.SSLError | None = None  # met behind what was read
-        self._kept = b""  # encrypted and not taken by the kernel; written under _tls_lock
-        self._closing = False  # our end of the stream is to be said; written under _tls_lock
+        self._kept = b""  # encrypted and not taken by the kernel; written under the lock of `_records`
+        self._closing = False  # our end of the stream is to be said; written under the lock of `_records`
         self._said = False  # it is among what is kept
         self._raw = False  # what comes is not decrypted any more: it is thrown away
-        self._tls_lock: Final = OwnedLock()
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
 
     @classmethod
     def of(cls, sock: socket.socket) -> Self | None:
         return sock if isinstance(sock, cls) else None
+
+    def _begin(self, records: _Records, host: str | None) -> _Records:
+        self._tls = self._context.wrap_bio(self._came, records.bio, server_side=host is None, server_hostname=host)
+        self._records = records
+        return records
+
+    def _claim_locked(self, records: _Records) -> None:
+        """Have `records` for this connection. What another has there, which this broke in on, is kept for that one."""
+        records.lock.assert_owned()
+        if records.owner is self:
+            return
+        if records.bio.pending:  # an error broke in on the other, or a finalizer, which runs anywhere
+            left = records.bio.read()
+            if records.owner is not None:
+                records.owner._kept += left  # noqa: SLF001 - of the same class
+        records.owner = self
 
     @property
     def kept_bytes(self) -> int:
@@ -92,9 +139,10 @@ class TlsSocket(socket.socket):
                 raise BlockingIOError(_AGAIN)
             return 0
         self.read_wants_write = False
+        records = self._records or self._begin(_of_thread.records, None)
         try:
-            with self._tls_lock:
-                count = self._read_locked(buffer, nbytes or len(memoryview(buffer)))
+            with records.lock:
+                count = self._read_locked(records, buffer, nbytes or len(memoryview(buffer)))
                 kept = bool(self._kept)
         except ssl.SSLWantReadError:
             raise BlockingIOError(_AGAIN) from None
@@ -115,13 +163,13 @@ class TlsSocket(socket.socket):
             self.on_kept()
         return count
 
-    def _read_locked(self, buffer: Buffer, size: int) -> int:
+    def _read_locked(self, records: _Records, buffer: Buffer, size: int) -> int:
         """Decrypt what is there, after one read of the kernel's where there is nothing."""
-        self._tls_lock.assert_owned()
+        self._claim_locked(records)
         fed = False
         while True:
             try:
-                self._flush_locked()
+                self._flush_locked(records)
             except OSError:  # what the peer has sent counts all the same, once there can be any
                 if not self.established:
                     raise
@@ -147,7 +195,7 @@ class TlsSocket(socket.socket):
                 return count + self._rest_locked(memoryview(buffer)[count:size]) if count else 0
             finally:
                 with contextlib.suppress(OSError):  # told by the next write; what was read counts
-                    self._flush_locked()
+                    self._flush_locked(records)
             data = socket.socket.recv(self, _PIECE_BYTES)
             if data:
                 self._came.write(data)
@@ -157,7 +205,6 @@ class TlsSocket(socket.socket):
 
     def _rest_locked(self, room: memoryview) -> int:
         """Decrypt what else is there, as far as there is room; an end or an error is for the next read."""
-        self._tls_lock.assert_owned()
         count = 0
         self._more = False
         while self._tls.pending() or self._came.pending:
@@ -203,45 +250,56 @@ class TlsSocket(socket.socket):
     def send(self, data: Buffer, flags: int = 0) -> int:
         """Write as much as goes; what is kept here counts as written."""
         del flags
-        with self._tls_lock:
+        records = self._records
+        if records is None or not self.established:
+            raise BlockingIOError(_AGAIN)
+        with records.lock:
             if self._raw:
                 raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-            if (self._kept or not self.established) and not self._ready_locked():
+            if self._kept and not self._ready_locked(records):
                 raise BlockingIOError(_AGAIN)
-            written = self._write_locked(memoryview(data))
+            written = self._write_locked(records, data)
             kept = bool(self._kept)
         if kept and self.on_kept is not None:
             self.on_kept()
         return written
 
-    def _write_locked(self, data: memoryview) -> int:
-        """Write record by record until the kernel takes no more; what it did not take of one is kept."""
-        self._tls_lock.assert_owned()
-        written, total = 0, len(data)
+    def _write_locked(self, records: _Records, data: Buffer) -> int:
+        """Write until the kernel takes no more; what it did not take of that is kept."""
+        total = len(data)  # type: ignore[arg-type]  # of bytes
+        if 0 < total <= RECORD_BYTES:
+            self._claim_locked(records)
+            self._tls.write(data)
+            self._flush_locked(records)
+            return total
+        rest = memoryview(data)
+        written = 0
         while written < total and not self._kept:
-            written += self._tls.write(data[written : written + RECORD_BYTES])
-            self._flush_locked()
+            stop = min(written + WRITE_BYTES, total)
+            while written < stop:
+                self._claim_locked(records)
+                written += self._tls.write(rest[written:stop])  # a record
+            self._flush_locked(records)
         return written
 
-    def _flush_locked(self) -> None:
+    def _flush_locked(self, records: _Records) -> None:
         """Offer the kernel what is encrypted, and keep what it does not take."""
-        self._tls_lock.assert_owned()
-        data = self._goes.read()
-        if self._kept:
-            data = self._kept + data
-        elif not data:
-            return
-        self._kept = data  # also where the connection is found to be broken
-        with contextlib.suppress(BlockingIOError):
-            while self._kept:
-                self._kept = self._kept[socket.socket.send(self, self._kept) :]
+        data = self._kept + records.bio.read() if self._kept else records.bio.read()
+        records.owner = None
+        try:
+            while data:
+                data = data[_send(self, data) :]
+        except BlockingIOError:
+            pass
+        finally:
+            self._kept = data  # also where the connection is found to be broken
 
     def sendmsg(self, buffers: Sequence[Buffer], *_: Any) -> int:  # type: ignore[override]  # what a transport is asked for
-        """Write as much of `buffers` as goes, one record at most: small messages share one."""
+        """Write as much of `buffers` as goes, `WRITE_BYTES` at most: small messages share a record."""
         first = memoryview(buffers[0])
-        if len(buffers) == 1 or len(first) >= RECORD_BYTES:
+        if len(buffers) == 1 or len(first) >= WRITE_BYTES:
             return self.send(first)
-        joined, room = [], RECORD_BYTES
+        joined, room = [], WRITE_BYTES
         for buffer in buffers:
             part = memoryview(buffer)[:room]
             joined.append(part)
@@ -252,19 +310,20 @@ class TlsSocket(socket.socket):
 
     def push(self) -> bool:
         """Offer what is kept again; return whether nothing is kept any more."""
-        with self._tls_lock:
-            return self._ready_locked()
-
-    def _ready_locked(self) -> bool:
-        """Return whether something new may be written: nothing is kept, or the kernel takes it now."""
-        self._tls_lock.assert_owned()
-        if not self.established:
+        records = self._records
+        if records is None or not self.established:
             return False
-        self._flush_locked()
+        with records.lock:
+            return self._ready_locked(records)
+
+    def _ready_locked(self, records: _Records) -> bool:
+        """Return whether something new may be written: nothing is kept, or the kernel takes it now."""
+        self._claim_locked(records)
+        self._flush_locked(records)
         if self._kept:
             return False
         if self._closing:
-            self._say_end_locked()
+            self._say_end_locked(records)
         return not self._closing
 
     # -- the end
@@ -274,21 +333,20 @@ class TlsSocket(socket.socket):
 
         What comes from now on is not decrypted; it is for throwing away.
         """
-        with self._tls_lock:
-            if self._raw:
-                if not self._closing:
-                    socket.socket.shutdown(self, how)
+        records = self._records
+        if self._raw:
+            if not self._closing:
+                socket.socket.shutdown(self, how)
+            return
+        if records is not None and self.established:
+            with records.lock, contextlib.suppress(OSError):
+                self._raw = self._closing = True
+                self._ready_locked(records)
                 return
-            self._raw = True
-            self._closing = self.established
-            if self.established:
-                with contextlib.suppress(OSError):
-                    self._ready_locked()
-                    return
-            self._closing, self._kept = False, b""
-            socket.socket.shutdown(self, how)
+        self._raw, self._closing, self._kept = True, False, b""
+        socket.socket.shutdown(self, how)
 
-    def _say_end_locked(self) -> None:
+    def _say_end_locked(self, records: _Records) -> None:
         """Send close_notify and end the stream; `_closing` stays where the kernel does not take it."""
         if not self._said:
             self._said = True
@@ -297,7 +355,7 @@ class TlsSocket(socket.socket):
             ):  # what this waits for, or has met, is of no interest any more
                 self._tls.unwrap()
             with contextlib.suppress(ConnectionError):
-                self._flush_locked()
+                self._flush_locked(records)
         if self._kept:
             return
         self._closing = False

@@ -15,14 +15,13 @@ import pytest
 from certificate_kit import Pair, key_pem, serial_of
 from connection_kit import WAIT_S, Noting, ask, wait_until
 from cryptography.hazmat.primitives.asymmetric import ec
-from key_update_kit import KeyUpdates
 
 from flowctl.connection import Session
 from flowctl.core.fanout.following import Fanouts, FollowPlace
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.sockets import SocketOptions
-from flowctl.core.loop.tls import RECORD_BYTES, with_tls
+from flowctl.core.loop.tls import RECORD_BYTES, TlsSocket, with_tls
 from flowctl.core.loop.work import HANDSHAKES_TURN_S, ThreadWork
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.contract import Standing
@@ -294,26 +293,25 @@ def test_key_update_when_the_peer_wants_an_answer_goes_on_both_ways(make, pair):
         client.communicate()
 
 
-def test_reading_when_it_has_to_write_is_gone_on_with_when_the_socket_is_writable(make, pair):
+def test_reading_when_it_has_to_write_is_gone_on_with_when_the_socket_is_writable(make, pair, monkeypatch):
     server = make()
     with secure(server, pair) as sock:
         sock.sendall(b"one")
         wait_until(lambda: server.sessions and server.sessions[0].got == b"one")
-        (connection,) = server.connections()
-        tls = connection._secure
-        real, times = tls.recv_into, []
+        real, times = TlsSocket.recv_into, []
 
-        def wanting(buffer):
+        def wanting(tls, buffer):
             if not times:
                 times.append(1)
                 tls.read_wants_write = True
                 raise BlockingIOError
-            return real(buffer)
+            return real(tls, buffer)
 
-        ask(connection, setattr, tls, "recv_into", wanting)
+        monkeypatch.setattr(TlsSocket, "recv_into", wanting)
         sock.sendall(b"two")
         wait_until(lambda: server.sessions[0].got == b"onetwo")
-        assert not tls.read_wants_write
+        assert times
+        assert not server.connections()[0]._secure.read_wants_write
 
 
 def test_follower_of_a_log_when_it_speaks_tls_is_in_the_cohort_and_gets_large_pieces_as_bytes(make, pair, monkeypatch):
@@ -457,35 +455,6 @@ def test_client_when_the_certificate_is_not_to_be_trusted_ends_and_says_why(make
     reason, details = client.wait_end()
     assert reason is CloseReason.PROTOCOL_ERROR
     assert "tls-certificate: its certificate is not to be trusted: unable to get local issuer" in details
-
-
-def test_peer_when_it_sends_new_keys_without_end_has_one_piece_read_at_a_time(pair):
-    """OpenSSL by itself would read on as long as they come, and keep the thread that all connections share."""
-    near, far = socket.socketpair()
-    with far, Certificate(pair.certificate, pair.key).wrap(near) as sock:
-
-        def waiting():
-            with contextlib.suppress(BlockingIOError):
-                return len(sock.recv(1 << 20, socket.MSG_PEEK))
-            return 0
-
-        def read():
-            with pytest.raises(BlockingIOError):
-                sock.recv_into(bytearray(65536))
-
-        client = KeyUpdates(far)
-        far.sendall(client.step())
-        read()
-        client.give(far.recv(65536))
-        far.sendall(client.step())
-        read()
-        assert sock.established
-        flood = b"".join(client.update() for _ in range(4000))
-        far.sendall(flood)
-        assert waiting() == len(flood)
-        while before := waiting():
-            read()
-            assert 0 < before - waiting() < 2 * RECORD_BYTES
 
 
 class _GreetsFirst(Session):
