@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import http.client
+import json
 import sys
 import threading
+import time
 
+import jwt
 import pytest
 import structlog
 from cli_kit import served
+from cryptography.hazmat.primitives.asymmetric import ec
 from e2e_kit import open_live_server
+from hook_kit import HookServer
+from hook_kit import http as answer
+from jwt.algorithms import ECAlgorithm
 from typer.testing import CliRunner
 
 from flowctl.cli.app import app
@@ -74,20 +81,44 @@ def test_keys_when_there_are_workers_are_in_force_in_each_of_them(tmp_path, tmp_
     path = tmp_path / "keys"
     proof = ("--set", "play_auth=key", "--set", f"keys_file={path}", "--set", "players_may_wait=no")
     with served("live", "--workers", "2", "--http", "127.0.0.1:0", "--control", "off", *proof) as server:
-        host, _, port = server.ready["http"][0].rpartition(":")
-
-        def statuses(key):
-            found = set()
-            for _ in range(10):  # of two processes that share a port, each gets some
-                connection = http.client.HTTPConnection(host, int(port), timeout=20)
-                connection.request("HEAD", f"/live/room.flv?key={key}")
-                found.add(connection.getresponse().status)
-                connection.close()
-            return found
-
-        assert statuses(KEY) == {401}
+        assert statuses(server, f"key={KEY}") == {401}
         key = command("make", path)
-        assert statuses(key) == {404}  # allowed, and there is no such stream
+        assert statuses(server, f"key={key}") == {404}  # allowed, and there is no such stream
         command("revoke", path, text=f"{key}\n")
-        assert statuses(key) == {401}
+        assert statuses(server, f"key={key}") == {401}
     assert server.log.count("keys changed") >= 2
+
+
+def statuses(server, query):
+    """Return the answers to requests of a stream: of two processes that share a port, each gets some."""
+    host, _, port = server.ready["http"][0].rpartition(":")
+    found = set()
+    for _ in range(10):
+        connection = http.client.HTTPConnection(host, int(port), timeout=20)
+        connection.request("HEAD", f"/live/room.flv?{query}")
+        found.add(connection.getresponse().status)
+        connection.close()
+    return found
+
+
+def test_web_tokens_when_their_keys_are_fetched_are_checked_with_audience_and_issuer(tmp_path):
+    private = ec.generate_private_key(ec.SECP256R1())
+    published = json.loads(ECAlgorithm.to_jwk(private.public_key())) | {"kid": "one", "use": "sig"}
+    issuer = HookServer(lambda _: answer(json.dumps({"keys": [published]})))
+    file = tmp_path / "flowctl.toml"
+    file.write_text(
+        f"""play_auth = "jwt"\njwt_key = "ES256:{issuer.url("/jwks.json")}"\njwt_audience = ["other", "live.example"]
+jwt_issuer = "https://id.example/"\nplayers_may_wait = false\nhttp = "127.0.0.1:0"\n"""
+    )
+
+    def token(**changed):
+        claims = {"exp": time.time() + 60, "actions": "play", "streams": "live/*", "aud": "live.example"}
+        claims |= {"iss": "https://id.example/"} | changed
+        return jwt.encode(claims, private, "ES256", headers={"kid": "one"})
+
+    with served("live", "--control", "off", "--config", str(file)) as server:
+        assert statuses(server, f"jwt={token()}") == {404}
+        assert statuses(server, f"jwt={token(aud='another.example')}") == {401}
+        assert statuses(server, f"jwt={token(iss='https://other.example/')}") == {401}
+    assert issuer.paths == ["/jwks.json"]
+    issuer.close()

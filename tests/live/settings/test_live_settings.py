@@ -333,13 +333,14 @@ def test_paths_when_in_a_file_are_relative_to_its_folder(tmp_path, monkeypatch):
     folder = tmp_path / "etc"
     folder.mkdir()
     path = folder / "flowctl.toml"
-    text = 'bans = "bans.jsonl"\ntls_key = "/abs/key.pem"\nevents = "records"\n[application.a]\nkeys_file = "keys"\n'
-    path.write_text(text, "utf-8")
+    text = 'bans = "bans.jsonl"\ntls_key = "/abs/key.pem"\nevents = "records"\njwt_key = "RS256:https://h/jwks.json"\n'
+    path.write_text(text + '[application.a]\nkeys_file = "keys"\n', "utf-8")
     (folder / "keys").write_text(f"sha256:{bytes(16).hex()}:{bytes(32).hex()} play live/*", "utf-8")
     monkeypatch.chdir(tmp_path)
     found = read_settings(LIVE, file=path, options={"ban_store": "bans.sqlite"})
     assert (found.bans_file, found.tls_key) == (folder / "bans.jsonl", Path("/abs/key.pem"))
     assert (found.events.folder, found.ban_store) == (str(folder / "records"), Path("bans.sqlite"))
+    assert str(found.access.jwt_key) == "RS256:https://h/jwks.json"  # it is an address
     [level] = found.levels
     assert str(folder / "keys") in [getattr(value, "path", None) for value in level.values.values()]
 
