@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowctl.cli.common import Insecure, log_to_file, optional_duration, set_up_log
-from flowctl.cli.serve import ServeCommand, options_of, run_server
+from flowctl.cli.serve import Replace, ServeCommand, options_of, run_server, take_place
 from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def edge(
     stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed; 0: off.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
+    replace: Replace = None,
     insecure: Insecure = False,
 ) -> None:
     """Serve viewers the streams of origins, or of other edges.
@@ -78,18 +79,21 @@ def edge(
     )
     program = load_server("live")
     options = options_of(context, program, pairs, config)
-    log_to_file(options.log, as_json=log_json)
     if options.workers != 1:
         raise ConfigError("an edge has one process", hint="start several, each with a port of its own")
+    log_to_file(options.log, as_json=log_json)
+    options, successor = take_place(context, program, options, replace)
+    live = program
 
     def build(given: Any) -> LiveServer:
-        server: Any = program.build(dataclasses.replace(given, origin=""))
+        server: Any = live.build(dataclasses.replace(given, origin=""))
         server.companions.append(Edge(server, edge_config, offer=given.origin))
         edge_server: LiveServer = server
         return edge_server
 
     stats_s = optional_duration(stats, "--stats")
-    run_server(dataclasses.replace(program, name="edge", build=build), options, ended, stats_s=stats_s, as_json=as_json)
+    program = dataclasses.replace(program, name="edge", build=build)
+    run_server(program, options, ended, stats_s=stats_s, as_json=as_json, successor=successor)
 
 
 def add_to(app: typer.Typer) -> None:

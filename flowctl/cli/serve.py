@@ -22,6 +22,7 @@ from flowctl.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flowctl.core.server.handover import Successor
     from flowctl.core.server.program import ServeOptions, ServerProgram
     from flowctl.core.server.server import Server
     from flowctl.core.server.signals import EndSignals
@@ -73,6 +74,13 @@ def _note(context: typer.Context, parameter: typer.CallbackParam, value: str | N
         context.meta.setdefault(_GIVEN, {})[parameter.name] = value
 
 
+Replace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="Take over the sockets of the server that has this port, which drains within so long. None there: start.",
+    ),
+]
 _Config = Annotated[
     Path | None,
     typer.Option(metavar="TOML", envvar="FLOWCTL_CONFIG", help="File of settings; FLOWCTL_NAME and options go first."),
@@ -93,6 +101,7 @@ def serve(
     stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed; 0: off.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
+    replace: Replace = None,
 ) -> None:
     """Run a server until SIGINT, SIGTERM or SIGQUIT.
 
@@ -113,13 +122,13 @@ def serve(
         return
     options = options_of(context, program, pairs, config)
     log_to_file(options.log, as_json=log_json)
-    options = _with_handed(options)
+    options, successor = take_place(context, program, options, replace)
     stats_s = optional_duration(stats, "--stats")
     count = worker_count(getattr(options, "workers", 1))
     if count > 1:
         _run_workers(program, options, count, ended, stats_s=stats_s, as_json=as_json, log_json=log_json)
         return
-    run_server(program, options, ended, stats_s=stats_s, as_json=as_json)
+    run_server(program, options, ended, stats_s=stats_s, as_json=as_json, successor=successor)
 
 
 def options_of(context: typer.Context, program: ServerProgram, pairs: list[str] | None, config: Path | None) -> Any:
@@ -131,18 +140,34 @@ def options_of(context: typer.Context, program: ServerProgram, pairs: list[str] 
     )
 
 
-def _with_handed(options: Any) -> Any:
-    """Return the settings of a server with the sockets that systemd has handed to it."""
+def take_place(
+    context: typer.Context, program: ServerProgram, options: Any, replace: str | None
+) -> tuple[Any, Successor | None]:
+    """Return the settings with the sockets that systemd, or the server whose place it takes, hands to this one.
+
+    The other server drains once everything that can be checked of the settings is; nobody is there: None.
+    """
     from flowctl.core.server.systemd import handed_sockets
 
     handed = handed_sockets(os.environ)
-    if not handed:
-        return options
-    options = dataclasses.replace(options, listen_fds=handed)
-    check = getattr(options, "check_start", None)
-    if check is not None:
-        check()
-    return options
+    if handed:
+        options = dataclasses.replace(options, listen_fds=handed)
+        check = getattr(options, "check_start", None)
+        if check is not None:
+            check()
+    within_s = optional_duration(replace, "--replace")
+    if within_s is None:
+        return options, None
+    from flowctl.control.handover import drain_predecessor
+
+    if program.check is not None:
+        program.check(options)
+    found = drain_predecessor(options, within_s)
+    if found is None:
+        return options, None
+    successor, taken = found
+    context.with_resource(successor)
+    return dataclasses.replace(options, listen_fds=taken | handed), successor
 
 
 def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
@@ -160,7 +185,13 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
 
 
 def run_server(
-    program: ServerProgram, options: ServeOptions, ended: EndSignals, *, stats_s: float | None, as_json: bool
+    program: ServerProgram,
+    options: ServeOptions,
+    ended: EndSignals,
+    *,
+    stats_s: float | None,
+    as_json: bool,
+    successor: Successor | None = None,
 ) -> None:
     from flowctl.core.server.systemd import Notifier
     from flowctl.live import LiveServer
@@ -169,6 +200,10 @@ def run_server(
     logger = get_logger("flowctl.serve")
     notifier = Notifier(os.environ)
     server = program.build(options)
+    if successor is not None and isinstance(server, LiveServer):
+        from flowctl.live.cluster.succession import share_streams
+
+        share_streams(server, successor)
     calls: dict[int, Callable[[], None]] = {signal.SIGUSR1: look_at_file, signal.SIGUSR2: lambda: _log_figures(server)}
     if isinstance(server, LiveServer) and (server.reload.watching or server.certificate is not None):
         calls[signal.SIGHUP] = functools.partial(_reload, server, notifier)

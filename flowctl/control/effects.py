@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from ipaddress import ip_network
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from flowctl.control.place import check_path
 from flowctl.control.together import KICKED_SHOWN
 from flowctl.core.flow.limits import Limits, parse_target_delay, target_marks, write_marks
 from flowctl.core.server.bans import Ban, BanAction, parse_utc, utc_text
 from flowctl.core.text.addresses import meanings
 from flowctl.core.text.fieldtypes import Json
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:
@@ -201,13 +204,23 @@ def fleet(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 def drain(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     again = server.drains_for_s is not None
-    left_s = server.drain(asked["within"], origin=asked["origin"])
+    left_s = server.drain(asked["within"], origin=asked["origin"], successor=successor_of(asked))
     return {
         "draining": True,
         "again": again,
         "ends_within_s": round(left_s, 1),
         "connections": len(server.connections()),
     }
+
+
+def successor_of(asked: Mapping[str, Any]) -> Path | None:
+    """Return the path at which a server waits that is of this user, and so may be handed the sockets."""
+    if not asked["successor"]:
+        return None
+    path = Path(asked["successor"])
+    if not check_path(path):
+        raise ConfigError(f"successor is {short(str(path))}, where nobody waits", hint="start it with --replace")
+    return path
 
 
 def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:

@@ -282,6 +282,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
                 what="Time for clients to leave by themselves.",
                 default=10.0,
             ),
+            Argument(
+                name="successor",
+                kind=text(),
+                what="Socket at which the server that takes its place waits, of serve --replace.",
+                default="",
+            ),
             _ORIGIN,
         ),
         effect=effects.drain,

@@ -155,6 +155,7 @@ class Hub:
         self.names: NameAuthority | None = None  # decides who has a name, with other servers
         # Chooses the edge that a viewer is sent to, by its scheme, and by who it is where it fetches files. None: none.
         self.edge_for: Callable[[str, bytes | None], str | None] | None = None
+        self.leaving = False  # another server takes the place of this one; assigned once
         self.demand: Callable[[str], None] | None = None  # told of the first and last viewer of a stream, on any thread
         # Told of streams that begin or end, or may have other settings than before, on any thread.
         self.published: Callable[[str], None] | None = None
@@ -206,7 +207,9 @@ class Hub:
                 _NOBODY if right is Right.COMPOSES else owner,  # its members count for the address
                 silent=silent,
                 decided=_DECIDED[right],
-                yields=whose is not None and (whose.is_same(owner) or self._proves(name)),
+                # A copy gives way to a publisher of this server, as what is made of other streams does.
+                yields=(whose is not None and (whose.is_same(owner) or self._proves(name)))
+                or (holder in self._copies and (silent or self._proves(name))),
             )
             if right is Right.FOLLOWS:
                 self._copies.add(publisher)
@@ -299,8 +302,12 @@ class Hub:
         self.renditions.look(stream)
 
     def unpublish(self, stream: Stream, publisher: Publisher, *, grace: bool) -> None:
-        """Take `publisher` out; a standby takes over, or the viewers are told, after the grace time or at once."""
+        """Take `publisher` out; a standby takes over, or the viewers are told, after the grace time or at once.
+
+        Where another server takes the place of this one, a publisher that ends in order may be on its way there.
+        """
         now = self._clock()
+        grace = grace or self.leaving
         waiting: list[Viewer] = []
         with self._lock:
             copy = publisher in self._copies or publisher in self._composed
@@ -320,6 +327,8 @@ class Hub:
             takeovers = stream.takeovers
         if self.names is not None and not copy:
             self.names.left(stream.name, publisher.number, grace=grace)
+        if self.demand is not None and not copy:
+            self.demand(stream.name)  # it may be published elsewhere now
         self._tell_begun(stream, None, waiting)
         if freed is not None and freed.kept_s > 0:
             self._call_later(freed.kept_s, self._end, stream, takeovers)
@@ -400,6 +409,12 @@ class Hub:
         with self._lock:
             stream = self._streams.get(name)
             return stream is not None and not stream.ended
+
+    def has_publisher(self, name: str) -> bool:
+        """Return whether a publisher of this server's own has the name; a copy of another server's stream has none."""
+        with self._lock:
+            holder = self._book.holder_of(name)
+            return holder is not None and holder not in self._copies
 
     def publisher_of(self, name: str) -> tuple[str, int] | None:
         """Return the publisher's address and port, for the log. None: the stream has none."""

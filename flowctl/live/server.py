@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +24,12 @@ from flowctl.core.loop.trust import trust
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.bans import Ban, BanAction, BanList, utc_text
 from flowctl.core.server.certificate import Certificate
+from flowctl.core.server.handover import send_sockets
 from flowctl.core.server.listener import shown
 from flowctl.core.server.program import ServeOptions
 from flowctl.core.server.server import Server
 from flowctl.core.text.addresses import address_key, is_loopback, listen_addresses
-from flowctl.errors import ClosedError, ConfigError, LimitExceededError
+from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.live.access.request import RequestKind
 from flowctl.live.bans.book import PENALTY, BanBook
 from flowctl.live.bans.penalties import PenaltyWatch, SparedNetworks, bans_of
@@ -131,6 +133,7 @@ class LiveServer(Server):
         meters: sums for monitoring; the same.
         certificate: of what speaks TLS. None: nothing does.
         on_drain: called when it begins to drain; lets go of what a server needs that is to take its place.
+        on_handover: called before that with the path at which its successor waits, if one does.
         limits_from: where the limits in force come from: ``start``, ``config file``, ``limits file`` or
             ``command``.
         waiting: settings that were changed in their file and wait for a restart.
@@ -184,8 +187,9 @@ class LiveServer(Server):
         self.companions: Final[list[Companion]] = []
         self.fleet: Fleet | None = None
         self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.run_job(self.book.close)]
-        self.limits_from = "start"
-        self.started_at = 0.0
+        self.limits_from, self.started_at = "start", 0.0
+        self.on_handover: Final[list[Callable[[Path], None]]] = []
+        self._heir: socket.socket | None = None  # connection to the server that takes its place; open until it ends
         self._leaves_by: float | None = None  # when a server that drains ends, monotonic seconds; guarded by _lock
         self.reload = Reload(
             self._apply_limits,
@@ -518,11 +522,18 @@ class LiveServer(Server):
 
         return self.reload.run_job(change)
 
-    def drain(self, within_s: float, *, origin: str = "") -> float:
+    def drain(self, within_s: float, *, origin: str = "", successor: Path | None = None) -> float:
         """Take no new connections, ask clients to reconnect, and end when all have left, or when the time is over.
 
-        Told once more, it ends at the earlier of the two times.
+        Told once more, it ends at the earlier of the two times. A successor that waits at a path is handed the
+        sockets; where that cannot be, the server does not drain.
         """
+        if successor is not None:
+            if self.stopping or self.drains_for_s is not None:
+                raise LocalProtocolError("the server drains already, or stops", hint="start the other one without it")
+            self._heir = send_sockets(successor, [(item.name, item.sock) for item in self.listeners])
+            for hand_over in self.on_handover:
+                hand_over(successor)
         now = time.monotonic()
         with self._lock:
             first, by = self._leaves_by is None, now + within_s
@@ -649,6 +660,8 @@ class LiveServer(Server):
             self._hooks.stop(deadline_s)
         self.hub.gate.stop(deadline_s)
         self.book.close()
+        if self._heir is not None:
+            self._heir.close()
         if self.recording is not None:
             self.recording.stop(self.accepted_count, deadline_s)
         _log.info("live server stopped", connections=self.accepted_count)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.program import ServeOptions, ServerProgram
@@ -12,6 +14,9 @@ from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer, build_live_server
 from flowctl.live.hooks import find_hooks
 from flowctl.live.settings.media import RecordFormat
+
+_HANDOVER_S: Final = 1.0
+"""Time in which what has a port of its own lets go of it, while a successor waits."""
 
 
 def build(options: ServeOptions) -> LiveServer:
@@ -55,17 +60,23 @@ def build(options: ServeOptions) -> LiveServer:
         # As below: it brings diffusion with it.
         from flowctl.live.cluster.origin import Origin  # noqa: PLC0415 - as said
 
-        server.companions.append(Origin(server, server.config.origin))
+        offer = Origin(server, server.config.origin)
+        server.companions.append(offer)
+        server.on_handover.append(lambda _: offer.stop(_HANDOVER_S))
     if server.config.control_addresses:
         # Loaded for a server that listens: it brings ZeroMQ with it.
         from flowctl.control.listener import listener_of  # noqa: PLC0415 - as said
+        from flowctl.live.cluster.succession import precede  # noqa: PLC0415 - as said
 
         server.companions.append(listener_of(server))
+        server.on_handover.append(partial(precede, server))
     if server.config.admin != "off":
         # As above: it brings FastAPI and uvicorn with it, of an extra of its own.
         from flowctl.live.admin.listener import admin_of  # noqa: PLC0415 - as said
 
-        server.companions.append(admin_of(server))
+        admin = admin_of(server)
+        server.companions.append(admin)
+        server.on_handover.append(lambda _: admin.stop(_HANDOVER_S))
     return server
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from certificate_kit import Pair
@@ -120,3 +121,30 @@ def test_service_when_it_logs_to_a_file_opens_it_again_on_sigusr1(machine):
     assert before.count("live server started ") == 2
     assert [f"worker={number}" in after for number in "12"] == [True, True]
     assert "stopped" in after
+
+
+def test_service_when_a_second_instance_takes_its_place_loses_no_viewer(machine):
+    """As docs/operating.md says: flowctl@2 has the sockets and streams of flowctl@1, which drains and ends."""
+    machine.run("systemctl", "stop", "flowctl")
+    machine.write("/etc/flowctl/flowctl.toml", SETTINGS.replace('play_auth = "token"', ""))
+    machine.write("/etc/systemd/system/flowctl@.service", (UNITS / "flowctl.service").read_text())
+    for name in ("secrets", "replace"):
+        machine.write(f"/etc/systemd/system/flowctl@.service.d/{name}.conf", (UNITS / f"{name}.conf").read_text())
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "start", "flowctl@1")
+    with ThreadPoolExecutor(2) as executor:
+        address = "rtmp://127.0.0.1/live/a"
+        publisher = executor.submit(machine.run, "flowctl", "publish", "synthetic", address, "--duration", "12s")
+        wait_for(lambda: machine.run("flowctl", "streams", "--json").stdout.count('"live/a"'))
+        play = ("flowctl", "play", address, "--json", "--duration")
+        viewer = executor.submit(machine.run, *play, "6s")
+        machine.run("systemctl", "start", "flowctl@2")
+        late = machine.run(*play, "1s")
+        for found in (json.loads(done.stdout) for done in (viewer.result(), late)):
+            assert (found["end"]["reason"], found["missing"]["video"], found["video_gaps"]) == ("finished", 0, 0)
+            assert found["received"]["inter"] > 0
+        publisher.result()
+    wait_for(lambda: machine.run("systemctl", "is-active", "flowctl@1", check=False).stdout == "inactive\n")
+    assert machine.run("systemctl", "is-active", "flowctl@2").stdout == "active\n"
+    pid = machine.run("systemctl", "show", "-P", "MainPID", "flowctl@2").stdout.strip()
+    assert stats(machine)["server"]["pid"] == int(pid)

@@ -49,10 +49,11 @@ _BACKLOG: Final = 1024
 class LinkSession(Session):
     """Another worker that follows one stream of ours."""
 
-    __slots__ = ("_hub", "_rtmp", "_stream", "_wire")
+    __slots__ = ("_hub", "_own_streams", "_rtmp", "_stream", "_wire")
 
-    def __init__(self, hub: Hub, rtmp: ServerSessionConfig, now: float) -> None:
+    def __init__(self, hub: Hub, rtmp: ServerSessionConfig, now: float, *, own_streams: bool = False) -> None:
         self._hub = hub
+        self._own_streams = own_streams
         self._rtmp = ServerSession(rtmp, now=now)
         self._stream: Stream | None = None
         self._wire: WireLog | None = None  # joined with `_stream`
@@ -101,6 +102,9 @@ class LinkSession(Session):
         if self._stream is not None or event.stream_id != _MSID:
             self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, "One link follows one stream.")
             return
+        if self._own_streams and not self._hub.has_publisher(event.url.path):
+            self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, "Nobody publishes it here.")
+            return
         try:
             stream = self._stream = self._hub.link(event.url.path, self)
         except LimitExceededError as error:
@@ -135,8 +139,9 @@ class LinkSession(Session):
 class Links:
     """Listens for other workers; a companion of its server."""
 
-    def __init__(self, server: LiveServer, path: Path) -> None:
+    def __init__(self, server: LiveServer, path: Path, *, own_streams: bool = False) -> None:
         self.path: Final = path
+        self._own_streams: Final = own_streams  # whether only what has its publisher here may be followed
         self._server: Final = server
         self._rtmp: Final = dataclasses.replace(server.config.rtmp, credentials=None)
         self._listener: socket.socket | None = None
@@ -177,7 +182,7 @@ class Links:
             except OSError:
                 return
             server = self._server
-            session = LinkSession(server.hub, self._rtmp, server.clock())
+            session = LinkSession(server.hub, self._rtmp, server.clock(), own_streams=self._own_streams)
             connection = Connection(
                 sock,
                 session,

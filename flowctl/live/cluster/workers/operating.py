@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
+from flowctl.control.effects import successor_of
 from flowctl.control.operations import BY_NAME, Operation, Permission, answer_with, error_dict, error_of
 from flowctl.control.together import Processes, WorkerAnswer, combine
 from flowctl.core.loop.locks import OwnedLock
@@ -87,7 +88,7 @@ class WorkerOperations:
         lock: OwnedLock,
         book: BanBook,
         changes: Changes,
-        drains: Callable[[], None],
+        drains: Callable[[Path | None], None],
         limits_file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -194,7 +195,8 @@ class WorkerOperations:
         if operation.processes is Processes.HERE:
             return operation.effect(cast("LiveServer", self), asked)  # `changes` needs no more of one
         if operation.name == "drain":
-            self._drains()
+            self._drains(successor_of(asked))
+            asked = {**asked, "successor": ""}  # it is the sockets of this process that listen for all
         if operation.name == "stats":
             return self._stats(operation, asked)
         if operation.name == "metrics":

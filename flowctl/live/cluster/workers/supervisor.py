@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +38,7 @@ from flowctl.control.listener import ControlListener
 from flowctl.control.summary import shown
 from flowctl.control.together import merge_figures
 from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.server.handover import send_sockets
 from flowctl.core.server.program import ServerProgram
 from flowctl.errors import ClosedError, ConfigError, FlowctlError
 from flowctl.live.bans.penalties import overflow_of
@@ -122,9 +124,8 @@ class Supervisor:
         self._folder: Final = make_folder("workers")
         self.node: Final = RpcNode(name="flowctl-workers", on_error=self._report)  #: speaks with the workers
         self.node.add_category(WORKERS, AuthLevel.ADMIN)
-        for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay)):
+        for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay), ("words", self._words)):
             self.node.add_request_command(WORKERS, name, handler)
-        self.node.add_request_command(WORKERS, "words", self._words)
         self.node.add_command(WORKERS, "changed", self._changed)
         self.node.add_command(WORKERS, "verdicts", self._take_verdicts)
         self.node.add_command(WORKERS, "media", self._written)
@@ -155,6 +156,7 @@ class Supervisor:
             self._member = Member(fleet, book, self._jobs.put, self.operating.take_words, self._lock)
             self.operating.fleet = self._member
         self.operating.media = self._media.figures
+        self._heir: socket.socket | None = None  # connection to the server that takes its place; open until it ends
         self._control: ControlListener | None = None
         self._admin: AdminListener | None = None
         if options.admin != "off":
@@ -278,7 +280,12 @@ class Supervisor:
             self._ending = True
             close_all([sock for mine in self._sockets for socks in mine.values() for sock in socks])
 
-    def _drain(self) -> None:
+    def _drain(self, successor: Path | None) -> None:
+        if successor is not None:
+            ours = {sock: name for mine in self._sockets for name, socks in mine.items() for sock in socks}
+            self._heir = send_sockets(successor, [(name, sock) for sock, name in ours.items()])
+            if self._admin is not None:
+                self._admin.stop(1.0)
         self.accept_no_more()
         if self._member is not None:
             self._member.stop()

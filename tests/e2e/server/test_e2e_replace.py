@@ -1,0 +1,203 @@
+"""A rolling restart: a server takes the place of another one on its port, no client is refused, no viewer lost."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+from e2e_kit import NAME, frames_of, wait_for_viewers, wait_until
+
+from flowctl.cli.serve import take_place
+from flowctl.control.client import call_operation
+from flowctl.control.place import find_server
+from flowctl.core.server.handover import Successor
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.flv import TAG_VIDEO
+from flowctl.live import LiveConfig
+from flowctl.live.access.rules import StreamAccess
+from flowctl.live.cluster.succession import share_streams
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl_servers.live import SERVER, build
+
+HELLO = b"\3" + bytes(1536)
+"""What an RTMP client says first; the server answers with the same octet."""
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="f-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder) / "flowctl"
+
+
+def path_of(runtime):
+    return runtime / "successor-1.hand"
+
+
+@pytest.fixture
+def replaced(live, runtime):
+    """Return a function that has a server take the place of another one, as `flowctl serve --replace` does."""
+    with contextlib.ExitStack() as stack:
+
+        def replace(first, **settings):
+            successor = stack.enter_context(Successor(path_of(runtime)))
+            call_operation(find_server(None), "drain", {"within": "30s", "successor": str(successor.path)})
+
+            def make(config):
+                server = build(config)
+                share_streams(server, successor)
+                return server
+
+            return live(make=make, port=first.address[1], listen_fds=successor.receive_sockets(), **settings)
+
+        yield replace
+
+
+def pictures(client):
+    return [payload for _, payload in frames_of(client.messages, TAG_VIDEO)]
+
+
+def finish(clients, publishing):
+    clients.group.call_soon(publishing.publisher.finish, "moves")
+    wait_until(lambda: publishing.end is not None, "the end of the publisher")
+
+
+def test_streams_when_a_server_is_replaced_are_at_both_wherever_their_publisher_is(live, clients, replaced, runtime):
+    """Viewers of both see each picture of the publisher that is with the old one, and of its next, with the new one."""
+    ours = {"access": StreamAccess(allow_publish=(ip_network("127.0.0.0/8"),))}  # what is not open to everybody
+    first = live(make=build, **ours)
+    before = clients.publish(first, SyntheticSource(), pace=1.0)
+    old = clients.play(first)
+    wait_for_viewers(first, 1)
+    second = replaced(first, **ours)
+    assert second.address == first.address
+    new = clients.play(second)
+    wait_until(lambda: len(pictures(new)) > 20, "the pictures of the old server at the new one")
+    finish(clients, before)
+    for viewer in (old, new):
+        wait_until(lambda seen=viewer: pictures(seen)[-1] == pictures(before)[-1], "the last picture")
+    after = clients.publish(second, SyntheticSource(seed=2), pace=1.0)
+    count = len(pictures(old))
+    wait_until(lambda: len(pictures(old)) > count + 20, "the pictures of the new server at the old one")
+    sent = pictures(before) + pictures(after)
+    for viewer in (old, new):
+        seen = pictures(viewer)
+        assert seen == sent[sent.index(seen[0]) :][: len(seen)]
+        assert viewer.player.statistics().missing_video == 0
+        assert viewer.end is None
+    assert "NetStream.Play.UnpublishNotify" not in old.codes
+    first.stop(1.0)
+    count = len(pictures(new))
+    wait_until(lambda: len(pictures(new)) > count + 10, "the new server to go on alone")
+    wait_until(lambda: second.hub.demand is None, "the new one to look for streams nowhere else")
+    assert {item.suffix for item in runtime.iterdir()} == {".sock"}
+
+
+def test_name_when_its_publisher_is_with_the_old_server_is_taken_by_nobody_at_the_new_one(live, clients, replaced):
+    """The copy gives way once the publisher has fallen silent, and not before: another one is refused."""
+    first = live(make=build)
+    before = clients.publish(first, SyntheticSource(), pace=1.0)
+    wait_until(lambda: before.messages, "a publisher")
+    second = replaced(first)
+    new = clients.play(second)
+    wait_until(lambda: pictures(new), "its pictures at the new server")
+    rival = clients.publish(second, SyntheticSource(), pace=1.0)
+    wait_until(lambda: rival.end is not None, "the end of another publisher of the name")
+    assert "NetStream.Publish.BadName" in [status.code for status in rival.publisher.statuses]
+    assert before.end is None
+    first.stop(1.0)
+    wait_until(lambda: before.end is not None, "the end of the publisher")
+    wait_until(lambda: second.hub.silent(NAME), "silence")
+    again = clients.publish(second, SyntheticSource(seed=2), pace=1.0)
+    wait_until(lambda: pictures(new)[-1:] == pictures(again)[-1:], "its pictures, once it has come to the new server")
+    assert "NetStream.Play.UnpublishNotify" not in new.codes
+
+
+def test_server_when_nobody_waits_for_its_sockets_does_not_drain(live, runtime):
+    """A path that is not there, or without somebody who listens, costs the old server nothing; so do wrong settings."""
+    first = live(make=build)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path_of(runtime)))
+    for path in (runtime / "nothing", path_of(runtime)):
+        with pytest.raises(FlowctlError, match=r"nobody waits|cannot hand the sockets"):
+            call_operation(find_server(None), "drain", {"successor": str(path)})
+    options = LiveConfig(port=first.address[1], limits_file=Path("/nothing"))
+    with pytest.raises(ConfigError, match="cannot read the limits"):
+        take_place(None, SERVER, options, "10s")
+    assert first.drains_for_s is None
+
+
+def test_server_when_there_is_none_to_replace_starts(runtime):
+    assert take_place(None, SERVER, LiveConfig(port=1), "10s") == (LiveConfig(port=1), None)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_clients_when_a_server_is_replaced_are_all_accepted(workers, runtime, tmp_path):
+    """Of clients that connect all the while, none is refused or reset; admin and operators reach the new server."""
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        port, admin = free.getsockname()[1], other.getsockname()[1]
+    words = [sys.executable, "-m", "flowctl", "serve", "live", "--port", str(port), "--workers", workers, "--json"]
+    words += ["--ban-store", str(tmp_path / "bans.sqlite"), "--per-address", "0", "--new-per-address", "0"]
+    words += ["--admin", f"127.0.0.1:{admin}"] if workers == "1" else []
+    wrong, count, ended = [], [0], threading.Event()
+
+    def connect():
+        while not ended.wait(0.01):
+            try:
+                with socket.create_connection(("127.0.0.1", port), 20) as peer:
+                    peer.sendall(HELLO)
+                    if peer.recv(1) != b"\3":
+                        wrong.append("closed without an answer")
+            except OSError as error:
+                wrong.append(str(error))
+            count[0] += 1
+
+    thread = threading.Thread(target=connect)
+    with started(words) as first:
+        call_operation(find_server(None), "ban", {"network": "192.0.2.0/24"})
+        thread.start()
+        with started([*words, "--replace", "5s"]):
+            ended_at = count[0]
+            assert first.wait(30) == 0
+            wait_until(lambda: count[0] > ended_at + 20, "clients of the new server")
+            ended.set()
+            thread.join()
+            found = call_operation(find_server(None), "stats", {})
+            bans = call_operation(find_server(None), "bans", {})["bans"]
+            if workers == "1":
+                with socket.create_connection(("127.0.0.1", admin), 20) as peer:
+                    peer.sendall(b"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+                    assert peer.recv(64).startswith(b"HTTP/1.1 200")
+    assert wrong == []
+    assert found["server"]["accepted"] >= 20
+    assert [ban["cidr"] for ban in bans] == ["192.0.2.0/24"]
+    assert not list(runtime.glob("successor-*"))
+
+
+@contextlib.contextmanager
+def started(words):
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        errors = []
+        reader = threading.Thread(target=lambda: errors.extend(process.stderr))
+        reader.start()
+        try:
+            line = process.stdout.readline()
+            if not line:
+                process.wait(20)
+                reader.join()
+            assert line, "".join(errors)
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            finally:
+                process.kill()
+                reader.join()
