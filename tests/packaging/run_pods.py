@@ -1,7 +1,7 @@
-"""Runs a pod of an origin and one of an edge as a kubelet would, and writes what it saw to standard output, as JSON.
+"""Runs the pods of all three kinds as a kubelet would, and writes what it saw to standard output, as JSON.
 
 Run as root in a sandbox with the files of the image (see `test_image`), in a network of its own; its argument is the
-folder of pods.json. Both pods have one network here, so the edge is given other ports.
+folder of pods.json. Origin and edge have one network here, so the edge is given other ports.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ class Pod:
             time.sleep(0.1)
         return time.monotonic() - began
 
+    def metrics(self, token: str) -> str:
+        return httpx.get(f"{self.admin}/metrics", headers={"Authorization": f"Bearer {token}"}).text
+
     def pre_stop(self) -> subprocess.Popen:
         command = self.container["lifecycle"]["preStop"]["exec"]["command"]
         enter = ["nsenter", "--target", str(self.process.pid), "--mount", "--root", "--wd"]
@@ -123,8 +126,7 @@ def main(given: Path) -> None:
     origin, edge = Pod(given, asked["origin"], {}, 8936), Pod(given, asked["edge"], others, 9936)
     said = {"started_s": [pod.await_probe("startupProbe", 200) for pod in (origin, edge)]}
     said["strangers"] = httpx.get(f"{edge.admin}/api/v1/stats").status_code
-    metrics = httpx.get(f"{edge.admin}/metrics", headers={"Authorization": f"Bearer {token}"})
-    said["metrics"] = "flowctl_build_info" in metrics.text
+    said["metrics"] = "flowctl_build_info" in edge.metrics(token)
 
     url = "rtmp://127.0.0.1:1935/live/room"
     encoder = subprocess.Popen(["flowctl", "publish", "synthetic", f"{url}?key={key}", "--duration", "60s"])
@@ -151,6 +153,13 @@ def main(given: Path) -> None:
     encoder.terminate()
     origin.process.send_signal(signal.SIGTERM)
     said["origin_ended"] = origin.process.wait(WAIT_S)
+    # One of several workers: nobody is there when it is to go, so it ends by itself.
+    server = Pod(given, asked["server"], {"FLOWCTL_WORKERS": "2"}, 8936)
+    said["started_s"].append(server.await_probe("startupProbe", 200))
+    said["workers"] = re.findall(r"^flowctl_workers (\d)", server.metrics(token), re.MULTILINE)
+    hook = server.pre_stop()
+    said["server_ended"] = server.process.wait(WAIT_S)
+    hook.kill()
     sys.stdout.write(f"== pods\n{json.dumps(said)}\n")
 
 

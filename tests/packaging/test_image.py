@@ -105,7 +105,7 @@ def test_image_when_its_steps_are_run_serves_as_its_user(built, tmp_path):
 def test_pods_when_run_as_a_kubelet_does_serve_and_leave_without_losing_a_viewer(built, tmp_path):
     """The containers of the manifests, from the image: secrets as the documents make them, a read-only root, probes."""
     (block,) = [text for text in re.findall(r"```text\n(.*?)```", DEPLOYING.read_text(), re.DOTALL) if "secret" in text]
-    asked = {"secret": block, "origin": pod_of("origin"), "edge": pod_of("edge")}
+    asked = {"secret": block} | {name: pod_of(name) for name in ("origin", "edge", "server")}
     (built / "pods.json").write_text(json.dumps(asked))
     folders = ":".join(str(ROOT.resolve() / "tests" / name) for name in ("packaging", "live/cluster"))
     script = f"""
@@ -124,7 +124,8 @@ EOF
     assert said["played"]["received"]["key"] + said["played"]["received"]["inter"] > 0
     assert said["played"]["missing"]["video"] == 0
     assert (said["viewed"], said["alive"], said["goes_on"]) == ("HTTP/1.1 200 OK", 200, True)
-    assert (said["edge_ended"], said["origin_ended"]) == (0, 0)
+    assert (said["edge_ended"], said["origin_ended"], said["server_ended"]) == (0, 0, 0)
+    assert said["workers"] == ["2"]
 
 
 def test_image_when_docker_is_here_is_built_and_serves():
