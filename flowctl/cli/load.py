@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowctl.cli.common import SYNTHETIC_OPTIONS, named_by_options, optional_duration, print_json, set_up_log
+from flowctl.cli.common import (
+    SYNTHETIC_OPTIONS,
+    CaFile,
+    Insecure,
+    named_by_options,
+    optional_duration,
+    print_json,
+    set_up_log,
+)
 from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError
@@ -51,7 +59,10 @@ _Conditions = Annotated[
 def load(
     url: Annotated[
         str | None,
-        typer.Argument(metavar="URL", help="What to play: rtmp://host/app/stream, or http:// and ws:// with .flv."),
+        typer.Argument(
+            metavar="URL",
+            help="What to play: rtmp://host/app/stream, or http:// and ws:// with .flv; an s for TLS.",
+        ),
     ] = None,
     *,
     viewers: Annotated[int, typer.Option(min=1, help="Number of viewers, all profiles together.")] = 100,
@@ -71,9 +82,14 @@ def load(
     measure: _Measure = "auto",
     server_pid: Annotated[int | None, typer.Option(min=1, help="Server process here whose load to measure.")] = None,
     spread_addresses: _Addresses = None,
+    query_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Lines like key=...: each viewer brings one of them, in turn.")
+    ] = None,
     connect_timeout: Annotated[str, typer.Option(help="Time to connect and shake hands.")] = "10s",
     seed: Annotated[int, typer.Option(help="For what is random in hostile profiles.")] = 0,
     allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Load servers elsewhere, yours only.")] = False,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
     fail_on: _Conditions = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a report with plots.")] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one row per connection.")] = None,
@@ -91,7 +107,10 @@ def load(
     """
     given = dict(locals())  # as options are: text in, values out, in `_plan` alone
 
+    from flowctl.core.loop.trust import trust
+
     set_up_log()
+    trust(authorities=ca_file, insecure=insecure)
     if list_profiles:
         from flowctl.load.profiles import as_dicts, as_lines
 
@@ -111,6 +130,7 @@ def load(
 
 
 def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: str | None, **given: Any) -> LoadPlan:
+    from flowctl.core.text.keyfiles import with_files
     from flowctl.load.plan import MAX_PEERS, LoadPlan
     from flowctl.load.profiles import parse_crowd, parse_profile
     from flowctl.load.target import SCHEMES
@@ -119,7 +139,7 @@ def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: s
 
     if url is None:
         raise ConfigError("URL is missing", hint="give what to play, like rtmp://127.0.0.1/live/test")
-    if parse_address(url, SCHEMES).scheme != "rtmp" and given["publishers"]:
+    if given["publishers"] and parse_address(url, SCHEMES).scheme not in {"rtmp", "rtmps"}:
         raise ConfigError("--publishers publish over RTMP", hint="publish to the server's RTMP address beside this run")
     if viewers > MAX_PEERS:
         raise ConfigError(f"--viewers is {viewers}, allowed is 1 to {MAX_PEERS}", hint="use several runs side by side")
@@ -133,7 +153,7 @@ def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: s
         if choice.text not in crowd:
             say(f"warning: of {viewers} viewers nobody is left for --profile {choice.text}", to_stderr=True)
     values = dict(
-        url=url,
+        url=with_files(url),
         profiles=crowd,
         source=source,
         ramp_s=viewers / _VIEWERS_PER_S if ramp_s is None else ramp_s,
@@ -156,7 +176,7 @@ def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: s
 
 _AS_GIVEN: Final = (
     "publishers", "streams", "fps", "disposable_every", "workers", "server_pid", "spread_addresses", "seed",
-    "allow_remote",
+    "allow_remote", "query_file",
 )  # fmt: skip
 """Options that are fields of a plan as they are."""
 _OPTIONS: Final = SYNTHETIC_OPTIONS | {

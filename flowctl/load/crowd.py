@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
 from flowctl.wire.client.measure import StreamClock, ViewerMeasure
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.url import RtmpUrl, parse_query
 
 VISITS_MAX: Final = 100_000
 """Most connections that one worker makes: viewers that churn do not come back after it."""
@@ -95,6 +96,8 @@ class PeerCrowd:
     began: float  # start of the run on `time.monotonic`
     clocks: list[StreamClock]  # one for each stream
     on_row: Callable[[PeerResult], None]  # called with the row of each peer that has ended
+    queries: list[str] = field(default_factory=list)  # what viewers bring behind the name, in turn
+    context: ssl.SSLContext | None = None  # what their TLS goes by. None: they speak none.
     recent: DelayHistogram = field(default_factory=DelayHistogram)  # delays of healthy viewers in this second
     _book: FrameBook = field(default_factory=FrameBook)
     _tallies: dict[str, ProfileTally] = field(default_factory=dict)
@@ -127,7 +130,7 @@ class PeerCrowd:
         if self._stopping:
             return
         tally = self._tally(order.profile)
-        url = self.urls[order.stream]
+        url = self._url_of(order)
         result = PeerResult(number=order.number, profile=order.profile, kind=tally.kind, url=str(url))
         source = source_address(order.number) if self.plan.spread_addresses else ""
         if tally.kind is PeerKind.HOSTILE:
@@ -143,6 +146,7 @@ class PeerCrowd:
             url=url,
             result=result,
             config=_VIEWER_CONFIG,
+            context=self.context,
             began=self.began,
             on_end=lambda viewer: self._viewer_ended(viewer, order, tally),
             manner=tally.manner,
@@ -152,6 +156,13 @@ class PeerCrowd:
         )
         tally.alive[viewer] = None
         viewer.start(source, self.plan.connect_timeout_s)
+
+    def _url_of(self, order: PeerOrder) -> RtmpUrl:
+        url = self.urls[order.stream]
+        if not self.queries:
+            return url
+        raw = "&".join(filter(None, [url.raw_query, self.queries[order.number % len(self.queries)]]))
+        return replace(url, raw_query=raw, query=parse_query(raw))
 
     # -- going
 
@@ -181,12 +192,14 @@ class PeerCrowd:
         result.started_s = now_s
         tally.attacking += 1
         host, port = self.target.address[:2]
-        url = self.urls[order.stream]
+        url = self._url_of(order)
         context = AttackContext(
             host=host,
             port=port,
             app=url.app,
             stream=url.stream,
+            query=url.raw_query,
+            tls=None if self.context is None else (self.context, url.host),
             source=source or None,
             number=order.number,
             duration_s=max(self.plan.length_s - now_s - _ATTACK_MARGIN_S, _LEAST_ATTACK_S),

@@ -14,6 +14,7 @@ from flowctl.errors import ConfigError
 from flowctl.load.profiles import HEALTHY, MAX_SECONDS, parse_profile
 from flowctl.load.results.result import PeerKind
 from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.url import TLS_SCHEMES
 
 MAX_PEERS: Final = 20_000
 MAX_PUBLISHERS: Final = 1000
@@ -29,6 +30,9 @@ were measured, nearly all of it the kernel's."""
 PARSE_COST: Final = 280e-6
 """Share of a core that it costs more to copy and skim those 77 messages per second: 420 to 510 us in all."""
 
+TLS_COST: Final = 600e-6
+"""Share of a core that it costs more to decrypt the same, parsed or not."""
+
 _BUDGET: Final = 0.7
 """Share of the cores beside the server that the crowd may take: with more, delays would be those of the tester."""
 
@@ -40,10 +44,12 @@ _LEAST_FOR_PARSING: Final = 0.05
 class LoadPlan:
     """One load run."""
 
-    url: str  # ``rtmp://host[:port]/app/stream``, or ``http://`` and ``ws://`` with ``.flv`` behind
+    url: str  # ``rtmp://host[:port]/app/stream``, or ``http://`` and ``ws://`` with ``.flv``; or with TLS
     # how many viewers of each profile, as `parse_crowd` returns it
     profiles: Mapping[str, int] = dataclasses.field(default_factory=lambda: {HEALTHY: 1})
     publishers: int = 0  # how many of our own publishers, 0 to `MAX_PUBLISHERS`; 0 plays what is there
+    # file with what each viewer brings behind the name, a query in a line; they are taken in turn. None: nothing more.
+    query_file: str | None = None
     # number of streams that the viewers are spread over. None: as many as publishers, at least 1. With more than one
     # they are named ``stream-1``, ``stream-2`` and so on.
     streams: int | None = None
@@ -143,7 +149,8 @@ class LoadPlan:
         if self.measure_every is not None:
             return self.measure_every
         budget = max(cores - 1, 0.5) * _BUDGET  # one for the server
-        left = max(budget - self.peers * READ_COST, _LEAST_FOR_PARSING)
+        read_cost = READ_COST + (TLS_COST if self.url.partition(":")[0].lower() in TLS_SCHEMES else 0.0)
+        left = max(budget - self.peers * read_cost, _LEAST_FOR_PARSING)
         return max(1, math.ceil(self.peers * PARSE_COST / left))
 
     def assignments(self, cores: int) -> list[PeerOrder]:

@@ -20,10 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from flowctl.errors import BrokenError, ConfigError, InternalError
+from flowctl.errors import BrokenError, ConfigError, InternalError, RemoteProtocolError
 from flowctl.load.gathering import Gathering
+from flowctl.load.peers.http import HTTP_SCHEMES
 from flowctl.load.peers.link import Target
 from flowctl.load.plan import LoadPlan
 from flowctl.load.process import WorkerMessage, WorkerProcess
@@ -33,7 +35,7 @@ from flowctl.load.results.result import PeerKind, RunResult, RunSample
 from flowctl.load.target import can_spread, check_descriptors, resolve
 from flowctl.load.worker import ATTACK_PATIENCE_S, Orders
 from flowctl.wire.client.source import FlvFile, check_has_media
-from flowctl.wire.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.url import RtmpUrl, parse_query
 
 _START_S: Final = 30.0
 """Time for a worker to start: Python and its imports, beside others on a busy machine."""
@@ -55,7 +57,7 @@ def run_load(plan: LoadPlan, on_sample: Callable[[RunSample], None] | None = Non
     called from the main thread.
     """
     url, target = resolve(plan.url, allow_remote=plan.allow_remote)
-    _check_attacks(plan, over_http=url.scheme != "rtmp")
+    _check_attacks(plan, over_http=url.scheme in HTTP_SCHEMES)
     if plan.spread_addresses is None:
         plan = dataclasses.replace(plan, spread_addresses=can_spread(target))
     if plan.server_pid is not None:
@@ -106,6 +108,7 @@ class _Run:
     _signal: int | None = None
     _lost_at: float | None = None  # when server or publishers were lost
     _publishing_died: str = ""  # the last words of the process of the publishers
+    _queries: list[str] = field(default_factory=list)
     _gathering: Gathering = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,8 +123,10 @@ class _Run:
         self._signal = number
 
     def check_source(self) -> None:
-        """Check the source of the publishers before anything starts."""
+        """Check the source of the publishers, and read what viewers bring, before anything starts."""
         plan = self.plan
+        if plan.query_file is not None:
+            self._queries = read_queries(plan.query_file)
         if plan.publishers and plan.source is not None:
             check_has_media(FlvFile(plan.source), plan.source)
         elif plan.publishers:
@@ -167,6 +172,7 @@ class _Run:
             family=self.target.family,
             address=list(self.target.address),
             urls=[_stream_url(plan, url, index) for index in range(plan.stream_count)],
+            queries=self._queries,
             peers=peers,
             plan=plan,
         )
@@ -321,6 +327,22 @@ class _Run:
                 self._publishing_died = worker.last_words()
 
 
+def read_queries(path: str) -> list[str]:
+    """Return what viewers bring, a line each: a query, or an address with one behind it."""
+    hint = "a line each, like key=... or room?expires=...&token=..."
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            lines = [line.strip().rpartition("?")[2] for line in file if line.strip()]
+        for line in lines:
+            parse_query(line)
+    except (OSError, UnicodeDecodeError, RemoteProtocolError) as error:
+        why = getattr(error, "strerror", None) or "it holds no queries"
+        raise ConfigError(f"cannot use {path} for viewers: {why}", hint=hint) from error
+    if not lines or not all("=" in line for line in lines):
+        raise ConfigError(f"{path} has no query, or a line that is none", hint=hint)
+    return lines
+
+
 def _check_attacks(plan: LoadPlan, *, over_http: bool) -> None:
     """See that attacks on RTMP go to an address of RTMP, and those on HTTP to one of HTTP."""
     for name in plan.profiles:
@@ -337,6 +359,6 @@ def _stream_url(plan: LoadPlan, url: RtmpUrl, index: int) -> str:
     if plan.stream_count == 1:
         return plan.url
     head, _, _ = base.rstrip("/").rpartition("/")
-    suffix = "" if url.scheme == "rtmp" else ".flv"
+    suffix = ".flv" if url.scheme in HTTP_SCHEMES else ""
     name = plan.stream_name((url.stream or url.app).removesuffix(suffix), index)
     return f"{head}/{name}{suffix}{mark}{query}"

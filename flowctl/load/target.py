@@ -13,6 +13,7 @@ import resource
 import socket
 from typing import Any, Final
 
+from flowctl.core.loop.trust import secured
 from flowctl.errors import BrokenError, ConfigError
 from flowctl.load.peers.link import Target
 from flowctl.wire.client.address import parse_address
@@ -22,9 +23,11 @@ SPARE_DESCRIPTORS: Final = 64
 """Descriptors for the loop, pipes, and connections that are just closing."""
 
 _GENEROUS_DESCRIPTORS: Final = 16_384
+_ANSWER_S: Final = 2.0
+_TLS_S: Final = 5.0
 
 
-SCHEMES: Final = ("rtmp", "http", "ws")
+SCHEMES: Final = ("rtmp", "rtmps", "http", "https", "ws", "wss")
 """Schemes of addresses over which streams may be played."""
 
 
@@ -48,10 +51,19 @@ def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
             f"{url.host} is {remote[0]}, which is not the loopback interface",
             hint="load goes to this machine only; --allow-remote is for servers that are yours to load",
         )
-    family, address = next(
-        ((family, address) for family, address in addresses if _answers(family, address)), addresses[0]
-    )
+    answering = next(((family, address) for family, address in addresses if _answers(family, address)), None)
+    family, address = answering or addresses[0]
+    if answering and url.tls:
+        _shake_hands(url, family, address)
     return url, Target(family, tuple(address))
+
+
+def _shake_hands(url: RtmpUrl, family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
+    """See that TLS is spoken there and the certificate is trusted, before thousands find out that it is not."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(_ANSWER_S)
+        sock.connect(address)
+        secured(sock, url.host, timeout_s=_TLS_S).close()
 
 
 def can_spread(target: Target) -> bool:
@@ -62,7 +74,7 @@ def can_spread(target: Target) -> bool:
 def _answers(family: int, address: tuple[Any, ...]) -> bool:
     """Return whether a server listens: localhost may stand for ::1 and 127.0.0.1, and a server for one of them."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.settimeout(2.0)
+        sock.settimeout(_ANSWER_S)
         sock.connect(address)
         return True
     return False

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from flowctl.core.loop.trust import client_context
 from flowctl.errors import FlowctlError
 from flowctl.load.crowd import PeerCrowd
 from flowctl.load.peers.link import Target
@@ -53,6 +54,7 @@ class Orders:
     family: int
     address: list[Any]
     urls: list[str]  # addresses of the streams; they may hold secrets, which is why orders come by a pipe
+    queries: list[str]  # what viewers bring behind the name, in turn
     peers: list[Any]  # viewers: the fields of a `PeerOrder`. Publishers: indices of streams.
     plan: LoadPlan
 
@@ -82,6 +84,7 @@ class LoadWorker:
         self._target = Target(self.orders.family, tuple(self.orders.address))
         self._urls = [parse_url(url) for url in self.orders.urls]
         self._clocks = [self._clock() for _ in self._urls]
+        self._context = client_context() if self._urls[0].tls else None  # one for all: to read authorities takes 10 ms
 
     def _clock(self) -> StreamClock:
         plan = self.orders.plan
@@ -148,7 +151,17 @@ class LoadWorker:
                 delay_s = plan.key_interval_s * index / max(len(orders.peers), 1)
                 self.reactor.call_at(began + delay_s, partial(self._publish, index))
         else:
-            self._crowd = PeerCrowd(self.reactor, plan, self._target, self._urls, began, self._clocks, self._row)
+            self._crowd = PeerCrowd(
+                reactor=self.reactor,
+                plan=plan,
+                target=self._target,
+                urls=self._urls,
+                queries=orders.queries,
+                began=began,
+                clocks=self._clocks,
+                on_row=self._row,
+                context=self._context,
+            )
             self._crowd.order(PeerOrder(*peer) for peer in orders.peers)
         self.reactor.call_at(began + SAMPLE_S, self._sample)
 
@@ -163,6 +176,7 @@ class LoadWorker:
             url=url,
             result=PeerResult(number=index, profile=PUBLISHER, kind=PeerKind.PUBLISHER, url=str(url)),
             config=_PUBLISHER_CONFIG,
+            context=self._context,
             began=self._began,
             on_end=self._publisher_ended,
             feed=TagFeed(tags=iter(Timeline(source, loop=plan.source is not None)), stamper=Stamper()),

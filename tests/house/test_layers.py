@@ -81,7 +81,7 @@ LAYERS = {
         "live.remux", "words access flow rtmp outcomes log loop sending connection server live httpd client cluster"
     ),
     "relay": layer("live.relay", "words flow rtmp outcomes loop sending connection server live client cluster"),
-    "loadtest": layer("load", "words text flow rtmp charts log media client"),
+    "loadtest": layer("load", "words text flow rtmp charts log loop media client"),
     "demo": layer(
         "demo",
         "words text access flow rtmp charts log loop media sending connection server live client control admin httpd "

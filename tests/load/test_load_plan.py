@@ -150,7 +150,7 @@ def test_resolve_when_the_host_is_unknown_says_so(monkeypatch):
         resolve("rtmp://nowhere.example/live/room", allow_remote=True)
 
 
-@pytest.mark.parametrize("url", ["rtmps://127.0.0.1/live/x", "rtmp://127.0.0.1", "nonsense"])
+@pytest.mark.parametrize("url", ["rtmpt://127.0.0.1/live/x", "rtmp://127.0.0.1", "nonsense"])
 def test_resolve_when_it_is_no_address_of_a_stream_is_refused(url):
     with pytest.raises(ConfigError):
         resolve(url, allow_remote=False)

@@ -18,7 +18,9 @@ HIJACKED = "import pathlib; pathlib.Path('hijacked').touch(); raise SystemExit('
 
 def nobody():
     url = "rtmp://127.0.0.1:9/live/room"
-    return Orders(role="viewers", family=2, address=["127.0.0.1", 9], urls=[url], peers=[], plan=LoadPlan(url=url))
+    return Orders(
+        role="viewers", family=2, address=["127.0.0.1", 9], urls=[url], queries=[], peers=[], plan=LoadPlan(url=url)
+    )
 
 
 def listen_until(worker, inbox, wanted):

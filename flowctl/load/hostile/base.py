@@ -22,12 +22,14 @@ import enum
 import math
 import random
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
+from flowctl.load.hostile.secrecy import Secrecy
 from flowctl.load.peers.ownfault import TesterFailedError
 from flowctl.load.peers.slow import Profile
 from flowctl.load.results.result import PeerEnd, PeerKind
@@ -61,6 +63,8 @@ class AttackContext:
     app: str = "live"
     # name of a stream that is live, for attacks by readers. Publishing attacks use names of their own.
     stream: str = "stream"
+    query: str = ""  # what is brought behind the name of a stream: keys, tokens
+    tls: tuple[ssl.SSLContext, str] | None = None  # what TLS goes by, and the server's name. None: there is no TLS.
     source: str | None = None  # own address to bind to. None: the system's choice.
     number: int = 0  # number of the peer in the run; makes names of streams unique
     duration_s: float = 10.0
@@ -76,7 +80,8 @@ class AttackContext:
             self.notes.append(text)
 
     def peer(self) -> Peer:
-        return Peer(self.host, self.port, app=self.app, rng=self.rng)
+        secrecy = None if self.tls is None else Secrecy(*self.tls)
+        return Peer(self.host, self.port, app=self.app, rng=self.rng, query=self.query, secrecy=secrecy)
 
     def own_name(self, what: str) -> str:
         """Return a stream name that no other peer of the run uses."""

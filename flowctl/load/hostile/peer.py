@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from flowctl.errors import RemoteProtocolError
+from flowctl.load.hostile.secrecy import Secrecy
 from flowctl.load.peers.ownfault import TesterFailedError, own_fault
 from flowctl.wire.client.base import peer_gone
 from flowctl.wire.rtmp import commands
@@ -68,6 +69,8 @@ class Peer:
     port: int
     app: str
     rng: random.Random
+    query: str = ""  # what is brought behind the name of a stream
+    secrecy: Secrecy | None = None  # its TLS. None: it speaks none.
     opened: bool = False
     connect_s: float | None = None
     handshake_s: float | None = None  # time of the handshake. None: it is not done.
@@ -112,6 +115,8 @@ class Peer:
                 sock.bind((source, 0))
             async with asyncio.timeout(_CONNECT_S):
                 await self._loop.sock_connect(sock, (self.host, self.port))
+                if self.secrecy is not None:
+                    await self.secrecy.shake_hands(self._loop, sock)
         except OSError as error:  # TimeoutError is one
             self.close()
             if own_fault(error):
@@ -123,7 +128,7 @@ class Peer:
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send octets as they are; waits while the server does not take them."""
         try:
-            await self._loop.sock_sendall(self.sock, data)
+            await self._loop.sock_sendall(self.sock, data if self.secrecy is None else self.secrecy.seal(data))
         except OSError as error:
             await self._hear_last_words()
             raise self._gone_error("reset") from error
@@ -141,7 +146,10 @@ class Peer:
 
     async def _receive(self, most_bytes: int) -> bytes:
         try:
-            data = await self._loop.sock_recv(self.sock, most_bytes)
+            if self.secrecy is None:
+                data = await self._loop.sock_recv(self.sock, most_bytes)
+            else:
+                data = await self.secrecy.receive(self._loop, self.sock, most_bytes)
         except OSError as error:
             raise self._gone_error("reset") from error
         if not data:
@@ -274,7 +282,8 @@ class Peer:
     def connect_object(self, *, app: str | None = None, tc_url: str | None = None, **members: Any) -> dict[str, Any]:
         name = self.app if app is None else app
         host, port = self.host, self.port
-        usual = f"rtmp://{f'[{host}]' if ':' in host else host}:{port}/{name}"
+        scheme = "rtmp" if self.secrecy is None else "rtmps"
+        usual = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/{name}"
         return {
             "app": name,
             "type": "nonprivate",
@@ -298,13 +307,16 @@ class Peer:
     async def publish(self, name: str) -> None:
         """Publish `name`; returns when the server agrees."""
         self.stream_id = await self.create_stream()
-        await self.command("publish", None, name, "live", stream_id=self.stream_id)
+        await self.command("publish", None, self._named(name), "live", stream_id=self.stream_id)
         await self.wait_status("publish")
 
     async def play(self, name: str) -> None:
         """Ask to play `name`; does not wait for the answer."""
         self.stream_id = await self.create_stream()
-        await self.command("play", None, name, -2000.0, stream_id=self.stream_id)
+        await self.command("play", None, self._named(name), -2000.0, stream_id=self.stream_id)
+
+    def _named(self, name: str) -> str:
+        return f"{name}?{self.query}" if self.query else name
 
     async def wait_status(self, what: str) -> str:
         """Wait for the next ``onStatus``; return its code."""

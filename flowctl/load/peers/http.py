@@ -21,7 +21,8 @@ from flowctl.wire.rtmp.events import ClientEvent, HandshakeDone, Rejected
 from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl
 from flowctl.wire.rtmp.wire import Message
 
-HTTP_SCHEMES: Final = frozenset({"http", "ws"})
+WEBSOCKET_SCHEMES: Final = frozenset({"ws", "wss"})
+HTTP_SCHEMES: Final = frozenset({"http", "https"}) | WEBSOCKET_SCHEMES
 _HEAD_MOST_BYTES: Final = 16 * 1024
 _AGENT: Final = "flowctl-load"
 
@@ -41,7 +42,7 @@ class HttpSpeech:
     """
 
     def __init__(self, url: RtmpUrl) -> None:
-        self._websocket: Final = url.scheme == "ws"
+        self._websocket: Final = url.scheme in WEBSOCKET_SCHEMES
         self._head = bytearray()
         self.head_bytes: int | None = None
         self.stream_id: int | None = None

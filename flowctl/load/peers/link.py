@@ -1,9 +1,9 @@
 """What viewers and publishers of a load run share: one connection of a worker, from SYN to its row of the results.
 
-Theory of operation. A link connects without blocking, shakes hands and asks for its stream through the sans-I/O
-`ClientSession`, or over HTTP through `HttpSpeech`. Then the derived class takes over what comes in (`input`). A link
-ends exactly once, in `end`, which says how; whatever the reason, its row is complete then. Nothing here raises towards
-the reactor.
+Theory of operation. A link connects without blocking, shakes hands (of TLS before, where the address says so) and asks
+for its stream through the sans-I/O `ClientSession`, or over HTTP through `HttpSpeech`. Then the derived class takes
+over what comes in (`input`). A link ends exactly once, in `end`, which says how; whatever the reason, its row is
+complete then. Nothing here raises towards the reactor.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from flowctl.core.loop.tls import TlsSocket, with_tls
+from flowctl.core.loop.trust import step_of_handshake
 from flowctl.errors import RemoteProtocolError
 from flowctl.load.peers.http import HTTP_SCHEMES, HttpSpeech
 from flowctl.load.peers.ownfault import OWN_FAULTS
@@ -65,6 +68,7 @@ class PeerLink:
         shaken: whether the handshake is done.
         leaving: how it will have ended when the server has closed. None: it does not leave.
         out: what the kernel has not taken yet.
+        context: what its TLS goes by. None: it speaks none.
     """
 
     reactor: Reactor
@@ -84,6 +88,8 @@ class PeerLink:
     started: float = 0.0  # when it began to connect
     leaving: tuple[PeerEnd, str] | None = None
     out: bytearray = field(default_factory=bytearray)
+    context: ssl.SSLContext | None = None
+    _tls: TlsSocket | None = None  # the same socket, where it speaks TLS
     _watched: int = 0  # events asked of epoll
     _half_closed: bool = False  # we have closed the sending half and went on reading
 
@@ -150,7 +156,26 @@ class PeerLink:
         self.result.connect_s = now - self.started
         host, port = sock.getsockname()[:2]
         self.result.address = f"{host}:{port}"
-        self.watch(READ)
+        if self.context is None:
+            self.watch(READ)
+            self._speak(now)
+        else:
+            self.sock = self._tls = with_tls(sock, self.context, host=self.url.host)
+            self._shake(self._tls, now)
+
+    def _shake(self, sock: TlsSocket, now: float) -> None:
+        """Go on with the handshake of TLS; speak when it is done."""
+        try:
+            wanted = step_of_handshake(sock)
+        except RemoteProtocolError as error:
+            self.end(PeerEnd.NOT_CONNECTED, error.with_hint, now)
+            return
+        self.watch(wanted or READ)
+        if not wanted:
+            self._speak(now)
+
+    def _speak(self, now: float) -> None:
+        """Say what the peer is here for."""
         if self.url.scheme in HTTP_SCHEMES:
             self.session = HttpSpeech(self.url)
         else:
@@ -167,6 +192,10 @@ class PeerLink:
             if not self.connected:
                 self._established(now)
                 return
+            tls = self._tls
+            if tls is not None and not tls.established:
+                self._shake(tls, now)
+                return
             if events & WRITE:
                 self._flush(now)
             if events & ~WRITE and not self.ended:
@@ -174,6 +203,9 @@ class PeerLink:
                     self._drain(now)
                 elif events & READ or self._watched & READ:
                     self.input(now)
+                    # Of what is left in TLS the descriptor does not tell.
+                    while tls is not None and self._watched & READ and not self.over and tls.pending_input():
+                        self.input(now)
                 else:
                     self.check_end(now)
         except BlockingIOError:
@@ -187,7 +219,7 @@ class PeerLink:
 
     def watch(self, events: int) -> None:
         """Ask to be told of these events, and of room to write while something waits."""
-        mask = events | (WRITE if self.out else 0)
+        mask = events | (WRITE if self.out or (self._tls is not None and self._tls.kept_bytes) else 0)
         if mask != self._watched and self.sock is not None and not self.ended:
             self._watched = mask
             self.reactor.watch(self.sock.fileno(), mask)
@@ -208,9 +240,8 @@ class PeerLink:
         except OSError as error:
             self._broken(error, now)
             return False
-        if sent < len(octets):
-            self.out += octets[sent:]
-            self.watch(self._watched)
+        self.out += octets[sent:]
+        self.watch(self._watched)
         return True
 
     def half_close(self) -> None:
@@ -220,9 +251,11 @@ class PeerLink:
         self.out.clear()
         self._half_closed = True
         self.watch(self._watched & ~WRITE)
-        self.sock.shutdown(socket.SHUT_WR)
+        socket.socket.shutdown(self.sock, socket.SHUT_WR)  # of TLS too: its own way would end reading
 
     def _flush(self, now: float) -> None:
+        if self._tls is not None and not self._tls.push():
+            return
         if self.out and self.sock is not None:
             sent = self.sock.send(self.out)
             del self.out[:sent]
@@ -330,6 +363,11 @@ class PeerLink:
         self.out.clear()
         self.watch(READ)
         self.reactor.call_at(now + LINGER_S, self._linger_over)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or only waits for the server to close."""
+        return self.ended or self.leaving is not None
 
     def _linger_over(self, now: float) -> None:
         if not self.ended and self.leaving is not None:

@@ -3,7 +3,7 @@
 Theory of operation. Until the first frame of media the session is spoken through `ClientSession`; everything
 after the handshake is skimmed beside it. From then on a *parsed* viewer only skims, and answers what a client has to
 answer (acknowledgements, pings); one that is *not parsed* has the kernel throw away what arrived, uncopied
-(MSG_TRUNC), counts bytes, and acknowledges by them. Pings it cannot see.
+(MSG_TRUNC), counts bytes, and acknowledges by them. Pings it cannot see. Over TLS everything is decrypted.
 
 Reading follows the pace of the profile: while the pace allows nothing, the socket is only watched for its end.
 """
@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.load.peers.http import HTTP_SCHEMES, FlvSkimmer, HttpSpeech
+from flowctl.load.peers.http import HTTP_SCHEMES, WEBSOCKET_SCHEMES, FlvSkimmer, HttpSpeech
 from flowctl.load.peers.link import HANDSHAKE_BYTES, SCRATCH, PeerLink
 from flowctl.load.peers.paces import UNLIMITED, ReadPace
 from flowctl.load.peers.reactor import HANGUP, READ
@@ -143,7 +143,7 @@ class LoadViewer(PeerLink):
 
     def _new_skimmer(self) -> Skimmer | FlvSkimmer:
         if self._over_http:
-            return FlvSkimmer(self.book, websocket=self.url.scheme == "ws")
+            return FlvSkimmer(self.book, websocket=self.url.scheme in WEBSOCKET_SCHEMES)
         return Skimmer(self.book, self.config.limits)
 
     def _hand_over(self) -> None:
@@ -168,7 +168,7 @@ class LoadViewer(PeerLink):
     def _discard(self, now: float, allowed: int) -> None:
         if self.sock is None:
             return
-        count = self.sock.recv_into(SCRATCH, min(allowed, len(SCRATCH)), socket.MSG_TRUNC)
+        count = self.sock.recv_into(SCRATCH, min(allowed, len(SCRATCH)), socket.MSG_TRUNC if self._tls is None else 0)
         if not count:
             self.closed_by_server(now)
         self.result.wire_bytes += count
@@ -240,7 +240,8 @@ class LoadViewer(PeerLink):
             self._line_from = self.result.wire_bytes
         if manner.half_close:
             self.half_close()
-            self.result.notes = "sending half closed after the first frame"
+            farewell = "" if self._tls is None else ", without the farewell of TLS"
+            self.result.notes = f"sending half closed after the first frame{farewell}"
         if manner.vanish_after_s is not None:
             self.reactor.call_at(now + manner.vanish_after_s, self._vanish)
         if manner.stay_s is not None:

@@ -44,7 +44,7 @@ DEFAULT_PORTS: Final = {
 }
 """Port of an address that states none, as in FFmpeg; schemes not listed here get 1935."""
 
-_TLS_SCHEMES: Final = frozenset({"rtmps", "https", "wss"})
+TLS_SCHEMES: Final = frozenset({"rtmps", "https", "wss"})
 
 NAME_MAX_CHARS: Final = 256
 """Default limit on the length of an application or stream name (nginx-rtmp: NGX_RTMP_MAX_NAME 256)."""
@@ -161,7 +161,7 @@ class RtmpUrl:
     @property
     def tls(self) -> bool:
         """Whether TLS comes before anything else."""
-        return self.scheme in _TLS_SCHEMES
+        return self.scheme in TLS_SCHEMES
 
     @property
     def path(self) -> str:

@@ -78,5 +78,5 @@ def test_skim_when_the_server_pings_has_the_answer():
 
 
 def test_address_when_of_another_scheme_is_refused():
-    with pytest.raises(ConfigError, match="'https' is not supported"):
-        url("https://a/live/room.flv")
+    with pytest.raises(ConfigError, match="'rtmpt' is not supported"):
+        url("rtmpt://a/live/room.flv")
