@@ -19,6 +19,10 @@ from flowctl.live.cluster.names.following import Following
 from flowctl.live.server import LiveServer
 from flowctl.wire.rtmp.url import url_of
 
+_PREDECESSOR: Final = "predecessor"
+_SUCCESSOR: Final = "successor"
+OF_THE_OTHER: Final = frozenset({f"follows {_PREDECESSOR}", f"follows {_SUCCESSOR}"})
+"""Hosts of those who publish here what the other of two such servers has."""
 _OLD: Final = ".old"
 _NEW: Final = ".new"
 """Ends of the paths of their sockets, which begin with that of the hand-over."""
@@ -60,13 +64,13 @@ def precede(server: LiveServer, path: Path) -> None:
     """Share the streams of a server that drains with the one that waits at `path` for its sockets."""
     old, new = path.with_suffix(_OLD), path.with_suffix(_NEW)
     server.hub.leaving = True
-    Succession(server, old, new, "successor").start()
+    Succession(server, old, new, _SUCCESSOR).start()
 
 
 def share_streams(server: LiveServer, successor: Successor) -> None:
     """Share the streams of a server that is to start with the one that drains, until that has ended."""
     old, new = successor.path.with_suffix(_OLD), successor.path.with_suffix(_NEW)
-    succession = Succession(server, new, old, "predecessor")
+    succession = Succession(server, new, old, _PREDECESSOR)
 
     def wait() -> None:
         successor.wait_for_end()

@@ -22,7 +22,9 @@ from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flv import TAG_VIDEO
 from flowctl.live import LiveConfig
 from flowctl.live.access.rules import StreamAccess
+from flowctl.live.cluster.media.watch import MediaWatch
 from flowctl.live.cluster.succession import share_streams
+from flowctl.live.settings.media import MediaOptions, StreamPatterns
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl_servers.live import SERVER, build
 
@@ -64,6 +66,13 @@ def pictures(client):
     return [payload for _, payload in frames_of(client.messages, TAG_VIDEO)]
 
 
+def watched(server):
+    """Return what the process that writes recordings and HLS is told: whether it is to write the stream."""
+    told = []
+    MediaWatch(server, lambda name, order: told.append(order is not None), copies=True)
+    return told
+
+
 def finish(clients, publishing):
     clients.group.call_soon(publishing.publisher.finish, "moves")
     wait_until(lambda: publishing.end is not None, "the end of the publisher")
@@ -72,14 +81,20 @@ def finish(clients, publishing):
 def test_streams_when_a_server_is_replaced_are_at_both_wherever_their_publisher_is(live, clients, replaced, runtime):
     """Viewers of both see each picture of the publisher that is with the old one, and of its next, with the new one."""
     ours = {"access": StreamAccess(allow_publish=(ip_network("127.0.0.0/8"),))}  # what is not open to everybody
+    ours |= {"media": MediaOptions(hls=StreamPatterns(("live/*",))), "media_here": False}
     first = live(make=build, **ours)
+    written_by_first = watched(first)
     before = clients.publish(first, SyntheticSource(), pace=1.0)
     old = clients.play(first)
     wait_for_viewers(first, 1)
     second = replaced(first, **ours)
+    written_by_second = watched(second)
     assert second.address == first.address
     new = clients.play(second)
     wait_until(lambda: len(pictures(new)) > 20, "the pictures of the old server at the new one")
+    assert pictures(new)[0] in pictures(old)  # who moves there misses none
+    assert "NetConnection.Connect.ReconnectRequest" in old.codes
+    assert (written_by_first, written_by_second) == ([True], [])  # recordings and HLS: by the one of its publisher
     finish(clients, before)
     for viewer in (old, new):
         wait_until(lambda seen=viewer: pictures(seen)[-1] == pictures(before)[-1], "the last picture")
@@ -93,6 +108,7 @@ def test_streams_when_a_server_is_replaced_are_at_both_wherever_their_publisher_
         assert viewer.player.statistics().missing_video == 0
         assert viewer.end is None
     assert "NetStream.Play.UnpublishNotify" not in old.codes
+    assert (written_by_first, written_by_second) == ([True, False], [True])
     first.stop(1.0)
     count = len(pictures(new))
     wait_until(lambda: len(pictures(new)) > count + 10, "the new server to go on alone")

@@ -8,6 +8,7 @@ from typing import Final
 
 from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.live.cluster.media.order import StreamOrder
+from flowctl.live.cluster.succession import OF_THE_OTHER
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 
@@ -29,7 +30,8 @@ class MediaWatch:
 
     Args:
         tell: called on the thread of the server's first group; None: the stream has gone.
-        copies: whether copies of other servers' streams count; those of other workers are written from there.
+        copies: whether copies of other servers' streams count; those of other workers, and of the server whose place
+            this one takes, are written there.
     """
 
     def __init__(self, server: LiveServer, tell: Callable[[str, StreamOrder | None], None], *, copies: bool) -> None:
@@ -58,5 +60,7 @@ class MediaWatch:
         stream = self._hub.find_stream(name)
         if stream is None or stream.ended:
             return False
-        publisher = stream.publisher  # None: it may be back, and nobody is told that it has gone
-        return self._copies or publisher is None or publisher.peer[1] > 0
+        publisher = stream.publisher
+        if publisher is None:  # it may be back, and nobody is told that it has gone; or it moves to the successor
+            return not self._hub.leaving
+        return publisher.peer[1] > 0 or (self._copies and publisher.peer[0] not in OF_THE_OTHER)
