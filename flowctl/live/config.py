@@ -33,7 +33,7 @@ from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 MOST_WORKERS: Final = 64
 """Worker processes: each costs some 50 MB, and a stream with viewers in all of them is sent to all of them."""
-_HLS_FOLDER: Final = Path("hls")
+HLS_FOLDER: Final = Path("hls")
 _POLICY_NAMES: Final = " or ".join(", ".join(LIVE_POLICIES).rsplit(", ", 1))
 
 
@@ -379,7 +379,7 @@ class LiveConfig(ServeOptions):
     @property
     def hls_place(self) -> Path | None:
         """The folder of HLS. None: there is none."""
-        return self.hls_folder or (_HLS_FOLDER if self.asked_for("hls").patterns else None)
+        return self.hls_folder or (HLS_FOLDER if self.asked_for("hls").patterns else None)
 
     @property
     def serves_http(self) -> bool:

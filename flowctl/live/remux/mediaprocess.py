@@ -1,183 +1,185 @@
 """The process that writes what a server's settings say of its streams: recordings and HLS.
 
-How it works. Lines on a socket say which streams there are, and where (`flowctl.live.cluster.media.keeper`). Of each it
-plays one connection, whose messages go to a recorder, a writer of HLS, or both; each has a thread of its own, so a disk
-that is slow for one costs no other one anything. A stream that has gone is kept for some seconds: a publisher that
-comes back goes on in the same playlist. When the server has gone, or says so by SIGTERM, files are finished.
+How it works. Lines on a socket say which streams there are, and where (`flowctl.live.cluster.media.keeper`). Each
+recording, and the HLS of each stream, plays the stream on a connection of its own and is written on a thread of its
+own, so that a disk that is slow for one costs no other one anything. A stream that has gone is kept for some seconds: a
+publisher that comes back goes on in the same playlist. What cannot begin, because another process still writes it as in
+a rolling restart, is tried again.
+
+The end of the socket is the end of the server: files are finished then. Signals end nothing, since systemd and
+terminals send them to the server and to this process at once, and the server has more to send.
 
 Another thread finishes the recordings that a process before has left behind, and removes those that are too old.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import queue
+import signal
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, Final
+from collections.abc import Callable
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 import structlog
 
 from flowctl import log
-from flowctl.core.server.signals import EndSignals
-from flowctl.errors import ConfigError, RemoteProtocolError
-from flowctl.live.cluster.follow import Sink, Source, StreamFollower
+from flowctl.errors import FlowctlError, LimitExceededError
+from flowctl.live.cluster.follow import FollowState, Source, StreamFollower
 from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
 from flowctl.live.cluster.workers.child import serve_orders
 from flowctl.live.remux.files import NameTemplate, recover
 from flowctl.live.remux.flvform import FlvForm, whole_bytes
 from flowctl.live.remux.intake import BACKOFF, HOLD_S
 from flowctl.live.remux.playlist import AWAY_S
-from flowctl.live.remux.recorder import Form, RecordSettings, StreamRecorder
+from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
 from flowctl.live.remux.retention import RECORDING, TEMPLATE, remove_ended, remove_old
 from flowctl.live.remux.writer import StreamWriter
-from flowctl.live.settings.media import MediaOptions, RecordFormat
+from flowctl.live.settings.media import RecordFormat
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.rtmp.url import url_of
 
 _log: Final = structlog.get_logger("flowctl.media")
-MOST_STREAMS: Final = 500
-"""Streams that are written at a time: of 2.5 Mbit/s a core carries some thirty."""
+MOST_WRITTEN: Final = 500
+"""Recordings and playlists at a time: of 2.5 Mbit/s a core carries some thirty."""
 _DROP_S: Final = AWAY_S + 2.0
 """Time for which a stream that has gone is kept: until its playlist has ended."""
 _STOP_S: Final = 30.0
 """Longest wait for a disk that takes the rest; the next start finds what is on it then."""
 _LOOK_S: Final = 1.0
+_LAST_S: Final = 1.0
+"""Longest wait for what a server that has gone has sent: it is in the sockets."""
+_LAST_LOOK_S: Final = 0.01
 _CLEAN_S: Final = 60.0
 _LISTED: Final = 6
 """Segments in a playlist: with those of 2 s it takes 12 s, from which players begin 6 s before the end."""
 
 
-class _Fork:
-    """A sink of several."""
+class _Spec(NamedTuple):
+    """What is written of a stream, of one kind: two that are equal go on in the same files."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks: Final = sinks
+    form: str = ""  # of a recording
+    length_s: float = 0.0  # longest recording, or least segment
+    part_s: float = 0.0
 
-    def begin(self, now: float) -> None:
-        for sink in self._sinks:
-            sink.begin(now)
 
-    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
-        for sink in self._sinks:
-            sink.take(type_id, timestamp, payload, now)
+_Key: TypeAlias = tuple[str, str]
+"""Name of a stream, and kind of what is written of it."""
+_RECORD: Final = "record"
+_HLS: Final = "hls"
+_COUNTED: Final = ("files", "written_bytes", "media_s", "lost_messages")
 
-    def end(self, why: str) -> None:
-        for sink in self._sinks:
-            sink.end(why)
+
+def _specs(order: StreamOrder) -> dict[str, _Spec | None]:
+    return {
+        _RECORD: _Spec(order.record_format, order.record_length_s) if order.record_format else None,
+        _HLS: _Spec("", order.hls_segment_s, order.hls_part_s) if order.hls else None,
+    }
 
 
 class WrittenStream:
-    """One stream that is written as an order says."""
+    """One stream that is recorded, or written as HLS.
 
-    def __init__(self, name: str, path: str, order: StreamOrder, config: MediaProcessConfig, group: PollGroup) -> None:
-        self.order: Final = order
+    Raises:
+        ConfigError: another process writes it, or it has no name for files.
+        RemoteProtocolError: it cannot be asked for.
+    """
+
+    def __init__(self, key: _Key, path: str, spec: _Spec, config: MediaProcessConfig, group: PollGroup) -> None:
+        self.key: Final = key
+        self.spec: Final = spec
         self.drop_at: float | None = None  # when it is forgotten. None: it is published.
-        url = url_of(name, "media")
-        app, _, stream = name.rpartition("/")
-        self.writers: Final[dict[str, StreamWriter]] = {}
-        options = config.options
-        if order.record_format:
-            settings = RecordSettings(
-                folder=options.record_folder,
-                template=NameTemplate(TEMPLATE),
-                max_s=order.record_length_s,
-                keep_free_bytes=options.keep_free_bytes,
-            )
-            self.writers["record"] = StreamRecorder(app or stream, stream, settings, _form(order.record_format))
-        if order.hls and config.hls_folder is not None:
-            try:
-                self.writers["hls"] = _hls_writer(app or stream, stream, order, config.hls_folder, options)
-            except ConfigError as error:
-                _log.error("a stream is not written as HLS", stream=name, why=str(error), hint=error.hint)
-        sink = _Fork([writer.intake for writer in self.writers.values()])
-        self._follow: Final = StreamFollower(Source(url, path, "server"), sink, group, backoff=BACKOFF, hold_s=HOLD_S)
-        for writer in self.writers.values():
-            writer.start()
+        source = self._source(path)
+        app, _, stream = key[0].rpartition("/")
+        self._writer: Final = (_recorder if key[1] == _RECORD else _hls_writer)(app or stream, stream, spec, config)
+        self._follow: Final = StreamFollower(source, self._writer.intake, group, backoff=BACKOFF, hold_s=HOLD_S)
+        self._writer.start()
         self._follow.start()
 
-    def move(self, name: str, path: str) -> None:
-        self._follow.move(Source(url_of(name, "media"), path, "server"))
+    def _source(self, path: str) -> Source:
+        return Source(url_of(self.key[0], "media"), path, "server")
+
+    def move(self, path: str) -> None:
+        self._follow.move(self._source(path))
 
     def leave(self) -> None:
         """Have nothing more come."""
-        self._follow.stop("the server does not publish it any more")
+        self._follow.stop("it is not wanted any more")
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has a connection that brings something, which may still be read."""
+        return self._follow.statistics().state is FollowState.RUNNING
 
     def finish(self, patience_s: float) -> None:
         """Have the rest written; waits for the disk."""
-        until = time.monotonic() + patience_s
-        for writer in self.writers.values():
-            writer.intake.close()
-        for writer in self.writers.values():
-            writer.stop(max(0.0, until - time.monotonic()))
+        self._writer.stop(patience_s)
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        found = []
-        for kind, writer in self.writers.items():
-            figures = writer.statistics()
-            found.append(
-                {
-                    "stream": name,
-                    "kind": kind,
-                    "state": figures.state.value,
-                    "why": figures.why,
-                    "file": "" if figures.path is None else str(figures.path),
-                    "files": figures.files,
-                    "written_bytes": figures.written_bytes,
-                    "media_s": round(figures.media_s, 1),
-                    "lost_messages": figures.lost_messages,
-                }
-            )
-        return found
+    def row(self) -> dict[str, Any]:
+        figures = self._writer.statistics()
+        return {
+            "stream": self.key[0],
+            "kind": self.key[1],
+            "state": figures.state.value,
+            "why": figures.why,
+            "file": "" if figures.path is None else str(figures.path),
+            "files": figures.files,
+            "written_bytes": figures.written_bytes,
+            "media_s": round(figures.media_s, 1),
+            "lost_messages": figures.lost_messages,
+        }
 
 
-def _hls_writer(app: str, stream: str, order: StreamOrder, folder: Path, options: MediaOptions) -> StreamWriter:
+def _recorder(app: str, stream: str, spec: _Spec, config: MediaProcessConfig) -> StreamWriter:
+    settings = RecordSettings(
+        folder=config.options.record_folder,
+        template=NameTemplate(TEMPLATE),
+        max_s=spec.length_s,
+        keep_free_bytes=config.options.keep_free_bytes,
+    )
+    if spec.form == RecordFormat.FLV.value:
+        return StreamRecorder(app, stream, settings, FlvForm)
     # Loaded where it is asked for: it brings FFmpeg's libraries.
+    from flowctl.live.remux.container import Mp4Form  # noqa: PLC0415 - as said
+
+    return StreamRecorder(app, stream, settings, Mp4Form)
+
+
+def _hls_writer(app: str, stream: str, spec: _Spec, config: MediaProcessConfig) -> StreamWriter:
+    # As above.
     from flowctl.live.remux.hls import HlsSettings, HlsWriter  # noqa: PLC0415 - as said
 
     settings = HlsSettings(
-        folder=folder,
+        folder=config.hls_folder,
         listed=_LISTED,
-        segment_s=order.hls_segment_s,
-        part_s=order.hls_part_s,
-        keep_free_bytes=options.keep_free_bytes,
+        segment_s=spec.length_s,
+        part_s=spec.part_s,
+        keep_free_bytes=config.options.keep_free_bytes,
     )
     writer = HlsWriter(app, stream, settings)
     writer.claim()
     return writer
 
 
-def _form(name: str) -> Callable[[], Form]:
-    if name == RecordFormat.FLV.value:
-        return FlvForm
-    # As above.
-    from flowctl.live.remux.container import Mp4Form  # noqa: PLC0415 - as said
-
-    return Mp4Form
-
-
-_COUNTED: Final = ("files", "written_bytes", "media_s", "lost_messages")
-
-
 class MediaProcess:
     """What the process does. Main thread, unless something else is said."""
 
-    def __init__(self, config: MediaProcessConfig, ended: EndSignals, clock: Callable[[], float]) -> None:
+    def __init__(self, config: MediaProcessConfig, clock: Callable[[], float]) -> None:
         self._config: Final = config
-        self._ended: Final = ended
         self._clock: Final = clock
         self._conn: Final = socket.socket(fileno=config.socket_fd)
         self._group: Final = PollGroup("media")
-        self._lines: Final[queue.SimpleQueue[dict[str, Any]]] = queue.SimpleQueue()
-        self._streams: dict[str, WrittenStream] = {}
-        self._finishing: dict[str, threading.Thread] = {}  # of streams whose files are being finished
-        self._later: dict[str, dict[str, Any]] = {}  # what was said of them meanwhile
-        self._past: Final = {"record": Counter[str](), "hls": Counter[str]()}  # of streams that have gone
+        self._lines: Final[queue.SimpleQueue[dict[str, Any] | None]] = queue.SimpleQueue()  # None: the end
+        self._written: dict[_Key, WrittenStream] = {}
+        self._finishing: dict[_Key, threading.Thread] = {}  # whose files are being finished
+        self._waiting: dict[_Key, tuple[str, _Spec]] = {}  # to be written from where, once that can be
+        self._told: set[_Key] = set()  # of those, whose reason is in the log
+        self._past: Final = {_RECORD: Counter[str](), _HLS: Counter[str]()}  # of streams that have gone
         self._clean_at = 0.0
         self._over = threading.Event()
 
@@ -187,98 +189,111 @@ class MediaProcess:
         self._group.start()
         threading.Thread(target=self._read, name="flowctl-media-orders", daemon=True).start()
         threading.Thread(target=self._clean, name="flowctl-media-clean", daemon=True).start()
-        try:
-            while not self._ended.wait(_LOOK_S):
-                self._look()
-        finally:
-            self._over.set()
-            for stream in self._streams.values():
-                stream.leave()
-            self._group.stop(_LOOK_S)
-            for name in list(self._streams):
-                self._finish(name)
-            until = time.monotonic() + _STOP_S
-            for thread in self._finishing.values():
-                thread.join(max(0.0, until - time.monotonic()))
-
-    def _read(self) -> None:
-        """Take what the server says; a thread of its own. Its end is ours."""
-        try:
-            with self._conn.makefile("rb") as lines:
-                for line in lines:
-                    self._lines.put(json.loads(line))
-                    self._ended.wake()
-        finally:
-            self._ended.end()
+        said: dict[str, Any] | None = {}
+        while said is not None:
+            if "ask" in said:
+                with contextlib.suppress(OSError):  # the end comes
+                    self._conn.sendall(json.dumps(self._figures()).encode() + b"\n")
+            elif said:
+                self._take(said)
+            self._look()
+            try:
+                said = self._lines.get(timeout=_LOOK_S)
+            except queue.Empty:
+                said = {}
+        self._over.set()
+        until = time.monotonic() + _LAST_S
+        while any(stream.runs for stream in self._written.values()) and time.monotonic() < until:
+            time.sleep(_LAST_LOOK_S)
+        for stream in self._written.values():
+            stream.leave()
+        self._group.stop(_LOOK_S)
+        for key in list(self._written):
+            self._finish(key)
+        until = time.monotonic() + _STOP_S
+        for thread in self._finishing.values():
+            thread.join(max(0.0, until - time.monotonic()))
+        self._conn.close()
 
     def _look(self) -> None:
-        for name, thread in list(self._finishing.items()):
-            if not thread.is_alive():
-                del self._finishing[name]
-                if name in self._later:
-                    self._take(self._later.pop(name))
-        while not self._lines.empty():
-            said = self._lines.get()
-            if "ask" in said:
-                self._conn.sendall(json.dumps(self._figures()).encode() + b"\n")
-            else:
-                self._take(said)
         now = self._clock()
-        for name, stream in list(self._streams.items()):
+        for key, thread in list(self._finishing.items()):
+            if not thread.is_alive():
+                del self._finishing[key]
+        for key in [key for key in self._waiting if key not in self._finishing]:
+            self._begin(key, *self._waiting.pop(key))
+        for key, stream in list(self._written.items()):
             if stream.drop_at is not None and stream.drop_at <= now:
-                stream.leave()
-                self._finish(name)
-        if self._config.hls_folder is not None and now >= self._clean_at:
+                self._end(key)
+        if now >= self._clean_at:
             self._clean_at = now + _CLEAN_S
             remove_ended(self._config.hls_folder, self._config.hls_streams.fits, time.time())
 
     def _take(self, said: dict[str, Any]) -> None:
-        name, path = said["stream"], said["path"]
-        order = None if said["order"] is None else StreamOrder(**said["order"])
-        stream = self._streams.get(name)
-        if name in self._finishing:
-            self._later[name] = said
-        elif order is None:
+        name, path, order = said["stream"], said["path"], said["order"]
+        if order is None:
+            for key in ((name, _RECORD), (name, _HLS)):
+                self._waiting.pop(key, None)
+                if key in self._written:
+                    self._written[key].drop_at = self._clock() + _DROP_S
+            return
+        for kind, spec in _specs(StreamOrder(**order)).items():
+            key = name, kind
+            self._waiting.pop(key, None)
+            stream = self._written.get(key)
+            if stream is not None and stream.spec == spec:
+                stream.drop_at = None
+                stream.move(path)
+                continue
             if stream is not None:
-                stream.drop_at = self._clock() + _DROP_S
-        elif stream is not None and stream.order == order:
-            stream.drop_at = None
-            stream.move(name, path)
-        elif stream is not None:  # something else is to be written of it, or nothing
-            stream.leave()
-            self._later[name] = said
-            self._finish(name)
-        elif not order.writes:
-            pass
-        elif len(self._streams) >= MOST_STREAMS:
-            hint = "write fewer in the settings, or record with other servers that pull them"
-            _log.error("nothing is written of a stream, there are too many", stream=name, most=MOST_STREAMS, hint=hint)
-        else:
-            try:
-                self._streams[name] = WrittenStream(name, path, order, self._config, self._group)
-            except RemoteProtocolError as error:
-                _log.error("nothing is written of a stream", stream=name, why=str(error))
+                self._end(key)
+            if spec is not None:
+                self._waiting[key] = path, spec
 
-    def _finish(self, name: str) -> None:
+    def _begin(self, key: _Key, path: str, spec: _Spec) -> None:
+        """Begin to write, or note that it has to wait."""
+        try:
+            if len(self._written) >= MOST_WRITTEN:
+                raise LimitExceededError("streams that are written", len(self._written) + 1, MOST_WRITTEN)
+            self._written[key] = WrittenStream(key, path, spec, self._config, self._group)
+        except (FlowctlError, OSError) as error:
+            self._waiting[key] = path, spec
+            if key not in self._told:
+                hint = getattr(error, "hint", None)
+                _log.error("a stream is not written yet", stream=key[0], kind=key[1], why=str(error), hint=hint)
+                self._told.add(key)
+        else:
+            self._told.discard(key)
+
+    def _end(self, key: _Key) -> None:
+        self._written[key].leave()
+        self._finish(key)
+
+    def _finish(self, key: _Key) -> None:
         """Finish the files of a stream; a thread of its own waits for the disk."""
-        stream = self._streams.pop(name)
+        stream = self._written.pop(key)
 
         def finish() -> None:
             stream.finish(_STOP_S)
-            for row in stream.rows(name):
-                self._past[row["kind"]].update({key: row[key] for key in _COUNTED})
+            self._past[key[1]].update({name: stream.row()[name] for name in _COUNTED})
 
-        thread = self._finishing[name] = threading.Thread(target=finish, name="flowctl-media-finish", daemon=True)
+        thread = self._finishing[key] = threading.Thread(target=finish, name="flowctl-media-finish", daemon=True)
         thread.start()
 
     def _figures(self) -> dict[str, Any]:
-        rows = [row for name, stream in self._streams.items() for row in stream.rows(name)]
+        rows = [stream.row() for stream in self._written.values()]
         totals = {kind: Counter(past) for kind, past in self._past.items()}
         for row in rows:
-            totals[row["kind"]].update({key: row[key] for key in _COUNTED})
+            totals[row["kind"]].update({name: row[name] for name in _COUNTED})
         return {"streams": rows, "totals": totals}
 
-    # -- a thread of its own
+    # -- threads of their own
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._conn.makefile("rb") as lines:
+            for line in lines:
+                self._lines.put(json.loads(line))
+        self._lines.put(None)
 
     def _clean(self) -> None:
         options = self._config.options
@@ -299,6 +314,7 @@ def main(parent_pid: int, words_fd: int, file: BinaryIO) -> None:
 
 
 def _serve(config: MediaProcessConfig) -> None:
-    with EndSignals() as ended:
-        log.configure(**config.log, fields={"worker": "media"})
-        MediaProcess(config, ended, time.monotonic).run()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    log.configure(**config.log, fields={"worker": "media"})
+    MediaProcess(config, time.monotonic).run()

@@ -46,8 +46,9 @@ def remove_ended(folder: Path, ours: Callable[[str], bool], now: float) -> list[
 
     A stream is its lock file; that of another process, or of a stream that goes on, is locked.
     """
-    removed = []
+    removed: list[str] = []
     for below in _folders(folder):
+        before = len(removed)
         files = dict(_files(below))
         for lock in [path for path in files if re.fullmatch(r"\..+\.lock", path.name)]:
             stem = lock.name.removeprefix(".").removesuffix(".lock")
@@ -64,6 +65,9 @@ def remove_ended(folder: Path, ours: Callable[[str], bool], now: float) -> list[
                 finally:
                     os.close(number)
                 removed.append(name)
+        if len(removed) > before:
+            with contextlib.suppress(OSError):  # others are there
+                below.rmdir()
     return removed
 
 

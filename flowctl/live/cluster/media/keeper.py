@@ -37,7 +37,7 @@ from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
 from flowctl.live.cluster.media.watch import MediaWatch
 from flowctl.live.cluster.workers.child import Child, make_folder
 from flowctl.live.cluster.workers.restarts import ASKED_EVERY_S, HUNG_S, WorkerPulse, WorkerRestarts
-from flowctl.live.config import LiveConfig
+from flowctl.live.config import HLS_FOLDER, LiveConfig
 from flowctl.live.server import LiveServer
 
 _log: Final = structlog.get_logger("flowctl.media")
@@ -159,7 +159,7 @@ class MediaKeeper:
             order = MediaProcessConfig(
                 socket_fd=theirs.fileno(),
                 options=self._config.media,
-                hls_folder=self._config.hls_place,
+                hls_folder=self._config.hls_folder or HLS_FOLDER,
                 hls_streams=self._config.asked_for("hls"),
                 log=log.in_force(),
             )
@@ -189,9 +189,8 @@ class MediaKeeper:
                 with contextlib.suppress(queue.Empty):
                     for want in self._take(self._news.get(timeout=ASKED_EVERY_S)):
                         _say(conn, want)
-        if self._ending:
-            child.signal(signal.SIGTERM)
-        elif pulse.is_hung(self._clock()):
+            conn.shutdown(socket.SHUT_RDWR)  # it finishes its files
+        if not self._ending and pulse.is_hung(self._clock()):
             _log.error("media process hangs, it is killed", pid=child.pid)
             child.signal(signal.SIGABRT)
         if not child.end(_STOP_S if self._ending else _WORDS_S) and self._ending:

@@ -30,6 +30,6 @@ class MediaProcessConfig:
 
     socket_fd: int
     options: MediaOptions
-    hls_folder: Path | None
+    hls_folder: Path
     hls_streams: StreamPatterns  # those that any level of the settings names
     log: dict[str, Any]  # as `flowctl.log.configure` takes it

@@ -124,11 +124,10 @@ class Supervisor:
         self._folder: Final = make_folder("workers")
         self.node: Final = RpcNode(name="flowctl-workers", on_error=self._report)  #: speaks with the workers
         self.node.add_category(WORKERS, AuthLevel.ADMIN)
-        for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay), ("words", self._words)):
-            self.node.add_request_command(WORKERS, name, handler)
-        self.node.add_command(WORKERS, "changed", self._changed)
-        self.node.add_command(WORKERS, "verdicts", self._take_verdicts)
-        self.node.add_command(WORKERS, "media", self._written)
+        for name, asked in (("hello", self._hello), ("ready", self._ready), ("stay", _stay), ("words", self._words)):
+            self.node.add_request_command(WORKERS, name, asked)
+        for name, told in (("changed", self._changed), ("verdicts", self._take_verdicts), ("media", self._written)):
+            self.node.add_command(WORKERS, name, told)
         self._names: Final = SupervisorNames(options, self.node)
         self._media: Final = MediaKeeper(options)
         self._lock: Final = OwnedLock()
@@ -155,7 +154,6 @@ class Supervisor:
             fleet = read_config(options.fleet_file)
             self._member = Member(fleet, book, self._jobs.put, self.operating.take_words, self._lock)
             self.operating.fleet = self._member
-        self.operating.media = self._media.figures
         self._heir: socket.socket | None = None  # connection to the server that takes its place; open until it ends
         self._control: ControlListener | None = None
         self._admin: AdminListener | None = None
@@ -184,6 +182,7 @@ class Supervisor:
         self.node.listen_plain(f"ipc://{self._folder / SOCKET}", AuthLevel.ADMIN)
         self.node.start()
         self._judge.start()
+        self.operating.media = self._media.figures
         if self.options.writes_media:
             self._media.start()
         for number in range(1, self._count + 1):

@@ -1,0 +1,110 @@
+"""The process that writes what settings say, with a test in the server's place: what it begins, and what waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from e2e_kit import wait_until
+
+from flowctl.live.cluster.media.keeper import MediaKeeper
+from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
+from flowctl.live.cluster.workers import restarts
+from flowctl.live.config import LiveConfig
+from flowctl.live.remux.files import lock_file
+from flowctl.live.remux.mediaprocess import MediaProcess
+from flowctl.live.settings.media import MediaOptions, StreamPatterns
+
+HLS = {"hls": True, "hls_segment_s": 2.0, "hls_part_s": 0.5}
+
+
+class Server:
+    """The server's end of the socket of a process that runs on a thread."""
+
+    def __init__(self, folder):
+        self.conn, theirs = socket.socketpair()
+        config = MediaProcessConfig(
+            socket_fd=theirs.detach(),
+            options=MediaOptions(record_folder=folder / "recordings"),
+            hls_folder=folder / "hls",
+            hls_streams=StreamPatterns(("live/*",)),
+            log={},
+        )
+        self.lines = self.conn.makefile("rb")
+        self.thread = threading.Thread(target=MediaProcess(config, time.monotonic).run)
+        self.thread.start()
+
+    def say(self, stream, **order):
+        self._send({"stream": stream, "path": "/nowhere", "order": order or None})
+
+    def rows(self):
+        self._send({"ask": "figures"})
+        return [(row["stream"], row["kind"]) for row in json.loads(self.lines.readline())["streams"]]
+
+    def _send(self, said):
+        self.conn.sendall(json.dumps(said).encode() + b"\n")
+
+    def end(self):
+        self.conn.shutdown(socket.SHUT_WR)
+        self.thread.join(20)
+        self.lines.close()
+        self.conn.close()
+        return not self.thread.is_alive()
+
+
+@pytest.fixture
+def server(tmp_path):
+    pytest.importorskip("av")
+    server = Server(tmp_path)
+    yield server
+    assert server.end()
+
+
+def test_process_when_another_one_still_writes_the_hls_of_a_stream_begins_when_it_has_ended(server, tmp_path):
+    number = lock_file(tmp_path / "hls" / "live" / ".room.lock")
+    server.say("live/room", record_format="flv", **HLS)
+    assert server.rows() == [("live/room", "record")]
+    os.close(number)
+    wait_until(lambda: server.rows() == [("live/room", "record"), ("live/room", "hls")], "both are written")
+
+
+def test_process_when_an_order_changes_leaves_what_is_as_it_was(server):
+    server.say("live/a", record_format="flv", **HLS)
+    server.say("live/b", record_format="mp4")
+    assert server.rows() == [("live/a", "record"), ("live/a", "hls"), ("live/b", "record")]
+    server.say("live/a", **HLS)  # its recording ends
+    server.say("live/b", record_format="flv")  # another file
+    assert ("live/a", "record") not in server.rows()
+    wait_until(lambda: sorted(server.rows()) == [("live/a", "hls"), ("live/b", "record")], "the rest goes on")
+    server.say("live/a")  # has gone: its publisher may be back
+    assert ("live/a", "hls") in server.rows()
+
+
+def test_keeper_when_its_process_hangs_kills_it_and_tells_the_next_one_all_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("flowctl.live.cluster.media.keeper.ASKED_EVERY_S", 0.1)
+    monkeypatch.setattr(restarts, "ASKED_EVERY_S", 0.1)
+    keeper = MediaKeeper(LiveConfig(media=MediaOptions(record_folder=tmp_path / "recordings")))
+    keeper.want("live/room", "/nowhere", StreamOrder(record_format="flv"))
+    try:
+        wait_until(lambda: keeper.figures()["streams"], "it writes")
+        first = keeper.figures()["pid"]
+        monkeypatch.setattr(restarts, "HUNG_S", 0.5)
+        os.kill(first, signal.SIGSTOP)
+        wait_until(lambda: keeper.figures()["starts"] == 2, "another one")
+        monkeypatch.setattr(restarts, "HUNG_S", 30.0)
+        wait_until(lambda: keeper.figures()["streams"], "it writes the same")
+        assert keeper.figures()["streams"][0]["stream"] == "live/room"
+        assert keeper.figures()["pid"] != first
+        keeper.gone("/nowhere")  # what served the stream has ended
+        keeper.want("live/room", "/elsewhere", StreamOrder(record_format="flv"))
+        keeper.want("live/room", "/nowhere", None)  # said too late
+        wait_until(keeper._news.empty, "all of that is taken")
+        assert keeper._wanted["live/room"].path == "/elsewhere"
+    finally:
+        keeper.stop()
+    assert keeper.figures()["state"] == "ended"
