@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
 
 import pytest
 from certificate_kit import Pair, serial_of
-from e2e_kit import address_of, frames_of, read_flv, wait_for_end, wait_for_viewers, wait_until
+from e2e_kit import NAME, address_of, frames_of, read_flv, wait_for_end, wait_for_viewers, wait_until
 from e2e_programs import watch
 from live_kit import perform
 
@@ -22,7 +24,7 @@ def secured(live, tmp_path, monkeypatch):
     """Return a live server with rtmps, whose authority clients of ours trust, and its certificate's files."""
     pair = Pair(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(pair.authority))
-    return live(rtmps="127.0.0.1:0", tls_certificate=pair.certificate, tls_key=pair.key), pair
+    return live(rtmps="127.0.0.1:0,127.0.0.2:0", tls_certificate=pair.certificate, tls_key=pair.key), pair
 
 
 def test_ffmpeg_and_our_player_when_they_speak_rtmps_get_every_packet(secured, clients, programs, sample, tmp_path):
@@ -82,3 +84,43 @@ def test_certificate_when_renewed_is_shown_soon_and_a_broken_one_is_told_of_and_
     assert (list(said), said["certificate"]["state"]) == (["certificate"], "valid")
     assert shown() == now
     wait_for_viewers(server, 1)
+
+
+def test_ffmpeg_when_it_verifies_us_goes_by_the_same_authority_and_name(secured, programs, sample, tmp_path):
+    server, pair = secured
+    published = programs.publish(server, sample("plain"))
+    wait_until(lambda: server.hub.is_published(NAME), "the stream")
+    trusting = ("-tls_verify", 1, "-ca_file", pair.authority)
+    name = address_of(server).replace("127.0.0.1", "localhost")
+    played = programs.start(*trusting, "-i", name, "-t", 1, "-c", "copy", "-f", "flv", "-y", tmp_path / "played.flv")
+    assert played.wait() == 0
+    assert watch(tmp_path / "played.flv").of("video")
+    other = server.listeners[-1].address[1]
+    refused = programs.start(*trusting, "-i", f"rtmps://127.0.0.2:{other}/{NAME}", "-f", "null", "-")
+    assert refused.wait() != 0
+    assert any(words in refused.log for words in ("verify failed", "does not match hostname")), refused.log
+    published.process.terminate()
+    published.process.wait(10)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_openssl_when_it_connects_verifies_chain_and_name_and_is_refused_an_old_version(secured):
+    server, pair = secured
+    host, port = server.listeners[-1].address
+    command = ["openssl", "s_client", "-connect", f"{host}:{port}", "-brief", "-CAfile", pair.authority]
+
+    def said(*options):
+        done = subprocess.run([*command, *options], input="", capture_output=True, text=True, timeout=20, check=False)
+        return done.returncode, done.stderr
+
+    name = ("-servername", "localhost", "-verify_hostname", "localhost", "-verify_return_error")
+    status, text = said(*name)
+    assert (status, "Verification: OK" in text, "TLSv1.3" in text) == (0, True, True), text
+    pair.renew()
+    assert perform(server, "reload", {})["certificate"]["changed"]
+    status, text = said(*name, "-tls1_2")
+    assert (status, "Verification: OK" in text, "TLSv1.2" in text) == (0, True, True), text
+    status, text = said("-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0")
+    assert (status, "alert protocol version" in text) == (1, True), text
+    status, text = said("-verify_hostname", "other.example", "-verify_return_error")
+    assert (status, "hostname mismatch" in text) == (1, True), text

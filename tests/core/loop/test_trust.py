@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import select
 import socket
 import ssl
 import threading
@@ -11,7 +13,8 @@ import threading
 import pytest
 from certificate_kit import Pair
 
-from flowctl.core.loop.trust import client_context, secured, secured_later, trust
+from flowctl.core.loop.tls import with_tls
+from flowctl.core.loop.trust import client_context, secured, secured_later, step_of_handshake, trust
 from flowctl.errors import ConfigError, RemoteProtocolError
 
 
@@ -130,6 +133,41 @@ def test_handshake_when_the_other_end_speaks_no_tls_asks_for_the_port(pair, mann
     with Far(pair, manner) as far, pytest.raises(RemoteProtocolError, match=said) as caught:
         secured(far.connect(), "localhost", timeout_s=0.2)
     assert "port" in caught.value.hint
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_handshake_when_the_servers_octets_are_damaged_ends_in_words_or_waits(pair, version):
+    """Whatever a server answers: an error of the protocol, or nothing yet; never another error, and never trust."""
+    context, rng, errors = client_context(), random.Random(28), 0
+    for _ in range(150):
+        far_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        far_context.load_cert_chain(pair.certificate, pair.key)
+        far_context.maximum_version = version
+        near_end, far_end = socket.socketpair()
+        came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        far = far_context.wrap_bio(came, goes, server_side=True)
+        with with_tls(near_end, context, host="localhost") as near, far_end:
+            assert step_of_handshake(near) == select.POLLIN
+            came.write(far_end.recv(10_000))
+            with pytest.raises(ssl.SSLWantReadError):
+                far.do_handshake()
+            flight = bytearray(goes.read())
+            at = rng.randrange(len(flight))
+            match rng.randrange(3):
+                case 0:
+                    flight[at] ^= 1 << rng.randrange(8)
+                case 1:
+                    del flight[at : at + rng.randrange(1, 40)]
+                case _:
+                    flight[at:at] = rng.randbytes(rng.randrange(1, 40))
+            far_end.sendall(flight)
+            try:
+                while step_of_handshake(near) == select.POLLOUT:
+                    pass
+            except RemoteProtocolError as error:
+                errors += bool(str(error))
+            assert not near.established
+    assert errors > 100
 
 
 def test_authorities_when_the_file_is_none_are_refused_at_once(pair, tmp_path, monkeypatch):

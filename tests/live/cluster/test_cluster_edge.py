@@ -335,6 +335,12 @@ def test_origin_address_when_it_is_not_clear_is_refused(text):
         OriginAddress.parse(text)
 
 
+def test_origin_address_when_it_has_a_password_is_refused_without_showing_it():
+    with pytest.raises(ConfigError, match="is no origin") as caught:
+        OriginAddress.parse("rtmps://ann:SECRET@host:1936?key=SECRET")
+    assert "SECRET" not in str(caught.value)
+
+
 def test_origin_address_when_it_is_complete_is_read():
     assert OriginAddress.parse("[::1]:7/8") == OriginAddress("::1", 7, 8)
     assert OriginAddress.parse("[::1]") == OriginAddress("::1")

@@ -63,9 +63,11 @@ class OriginAddress:
         ports = [port, rtmp if slash else str(DEFAULT_PORTS["rtmps"] if tls else RTMP_PORT)]
         bare = ":" in host and not (host.startswith("[") and host.endswith("]"))  # which colon is that of the port?
         good = all(item.isascii() and item.isdigit() and 0 < int(item) < 65_536 for item in ports)
-        if bare or not good or not _can_be_looked_up(host):
+        if bare or not good or "@" in place or not _can_be_looked_up(host):
+            _, at, behind = place.rpartition("@")
+            shown = f"...@{behind}" if at else text  # what stands before may be a password
             raise ConfigError(
-                f"{text!r:.100} is no origin",
+                f"{shown!r:.100} is no origin",
                 hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935 or [fe80::1]:1936; "
                 "rtmps:// before it for TLS, ?key=KEY or ?key=@FILE behind it",
             )
