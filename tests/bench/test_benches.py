@@ -60,6 +60,23 @@ def test_scheduler_simulation_when_run_twice_gives_the_same_figures_and_picture(
     assert (tmp_path / module.CHART).exists()
 
 
+def test_edge_simulation_when_nodes_die_misses_no_segment_and_places_every_viewer(tmp_path):
+    module = bench_run.load("edge_simulation")
+    rows, again = (module.run(**module.QUICK) for _ in range(2))
+    *periods, moved = rows
+    assert "placed" in module.document(rows, tmp_path)
+    assert min(moved.pop("choice_us"), again[-1].pop("choice_us")) > 0  # real time, which differs
+    assert rows == again
+    assert periods[-1]["missing"] == 0
+    for row in periods:
+        assert row["segments"] > 100
+        # Three crossings of 40 ms, three of 8 ms, and the time that ports take.
+        assert 144 <= row["delay_p50_ms"] < row["delay_max_ms"] < 400
+    assert moved["placed"] == moved["viewers_who_came_back"] == 1000
+    assert moved["found_no_edge"] == 0
+    assert moved["fullest_edge_percent"] < moved["emptiest_edge_percent"] + 1
+
+
 def test_rendition_simulation_gives_each_steady_line_what_fits_and_every_picture(tmp_path):
     module = bench_run.load("rendition_simulation")
     rows = module.run(worlds=({},), lines=["0.3", "0.5", "0.85", "1.2"])

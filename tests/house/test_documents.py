@@ -220,3 +220,17 @@ def test_commands_when_in_a_hint_are_there():
             wrong = [word for word in words if word.startswith("--") and word not in known]
             assert not wrong, f"{hint!r}: {wrong}"
     assert seen > 20
+
+
+def test_features_when_listed_name_tests_and_benches_that_are_there():
+    text = DOCUMENTS["docs/features.md"]
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| feature", "| ---"))]
+    tried = [re.findall(r"`((?:tests/|python bench |make |flowctl )[^`]+)`", row) for row in rows]
+    assert [row for row, names in zip(rows, tried, strict=True) if not names] == []
+    for name in {name for names in tried for name in names}:
+        if name.startswith("tests/"):
+            assert (ROOT / name).exists(), name
+        elif name.startswith("python bench "):
+            assert list((ROOT / "bench").rglob(f"{name.split()[2]}.py")), name
+        else:
+            check_command("docs/features.md", name)
