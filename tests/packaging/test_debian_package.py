@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine_kit import Machine, no_machine
 from sandbox_kit import no_sandbox, run_in_sandbox, said_in
 from source_kit import ROOT
 
@@ -111,3 +113,29 @@ def test_package_when_installed_by_apt_serves_is_kept_by_upgrades_and_goes_when_
     assert said["still"] == "disabled"
     assert said["removed"] == "/etc/flowctl/flowctl.toml"
     assert said["purged"] == ""
+
+
+def test_package_when_systemd_is_here_runs_as_a_service_until_it_is_removed(package):
+    """Started when it is installed, as its user, with its state; started anew by an upgrade; stopped and forgotten."""
+    if reason := no_machine():
+        pytest.skip(reason)
+    machine = Machine()
+    try:
+        machine.run("rm", "-f", "/usr/sbin/policy-rc.d")  # of a container, where no package starts a service
+        machine.run("sh", "-c", "base64 -d >/tmp/flowctl.deb", given=base64.b64encode(package.read_bytes()).decode())
+        pids = []
+        for _ in range(2):
+            machine.run("dpkg", "--install", "/tmp/flowctl.deb", timeout_s=WAIT_S)
+            shown = machine.run("systemctl", "show", "flowctl", "--property=ActiveState,UnitFileState,User,MainPID")
+            said = dict(line.split("=", 1) for line in shown.stdout.splitlines())
+            pids.append(said.pop("MainPID"))
+            assert said == {"ActiveState": "active", "UnitFileState": "enabled", "User": "flowctl"}
+            assert json.loads(machine.run("flowctl", "stats", "--json").stdout)["server"]["pid"] == int(pids[-1])
+        assert pids[0] != pids[1]
+        user = machine.run("id", "--user", "flowctl").stdout
+        assert machine.run("stat", "--format=%u", f"/proc/{pids[1]}", "/var/lib/flowctl/").stdout == user * 2
+        machine.run("dpkg", "--purge", "flowctl", timeout_s=WAIT_S)
+        assert machine.run("systemctl", "is-active", "flowctl", check=False).stdout == "inactive\n"
+        assert not machine.run("sh", "-c", "ls -d /var/lib/flowctl /var/lib/private/flowctl || true").stdout
+    finally:
+        machine.close()
