@@ -25,7 +25,7 @@ from source_kit import ROOT
 DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in generate_docs.DOCUMENTS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
-KNOWN_FENCES = {"python", "console", "text", "mermaid", "json", "make", "toml"}
+KNOWN_FENCES = {"python", "console", "text", "mermaid", "json", "make", "toml", "yaml"}
 WAIT_S = 30
 INSIDE = {"ARCHITECTURE.md", "CONTRIBUTING.md", *(name for name in DOCUMENTS if name.startswith("docs/design/"))}
 """Documents for those who change flowctl, in the words of its source."""

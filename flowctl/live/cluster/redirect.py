@@ -31,6 +31,8 @@ KNOWN_S: Final = 3 * TELL_S
 """Time for which a report counts: an edge whose machine is gone is named no longer than that."""
 MOST_EDGES: Final = 512
 """Edges that are known at a time."""
+_TRIED: Final = 8
+"""Edges that are looked at first: two that fit are among them nearly always, and to look at all 512 takes 0.3 ms."""
 MOST_PASSED_ON: Final = 64
 """Reports of other edges that an edge passes on: with its own ones as many as a node may say without a pause."""
 SCHEMES: Final = frozenset({"rtmp", "rtmps", "http", "https"})
@@ -110,6 +112,11 @@ class _KnownEdge:
         """Return which part of its connections is taken, with those that were sent there."""
         return (self.report.connections + self.sent + self.sent_before + more) / self.report.most
 
+    def fits(self, scheme: str, now: float) -> bool:
+        report = self.report
+        known = scheme in report.bases and now - report.made_at < KNOWN_S
+        return known and not report.drains and self.load(1) <= 1
+
 
 class EdgeBook:
     """The edges that a node knows of. Any thread."""
@@ -158,16 +165,14 @@ class EdgeBook:
             viewer: what tells the viewer from others, where it fetches HLS: it is sent to the same edge each time.
         """
         with self._lock:
-            now = self._clock()
-            found = [
-                edge
-                for edge in self._edges.values()
-                if scheme in edge.report.bases
-                and (viewer is None or edge.report.hls)
-                and not edge.report.drains
-                and edge.load(1) <= 1
-                and now - edge.report.made_at < KNOWN_S
-            ]
+            now, everyone = self._clock(), list(self._edges.values())
+            found: list[_KnownEdge] = []
+            if viewer is None:
+                found = [
+                    item for item in self._rng.sample(everyone, min(_TRIED, len(everyone))) if item.fits(scheme, now)
+                ]
+            if len(found) < 2:
+                found = [item for item in everyone if item.fits(scheme, now) and (viewer is None or item.report.hls)]
             if not found:
                 return None
             if viewer is None:

@@ -41,8 +41,8 @@ MOST_REDIRECTS: Final = 3
 def redirected(url: RtmpUrl, rejected: Rejected) -> RtmpUrl | None:
     """Return where a server sends a client of `url`, with what it says of keys. None: nowhere that the client may go.
 
-    The scheme has to be the same: whoever asks for TLS is not to go on without. User and password stay behind, and what
-    a server writes names no files of ours.
+    The scheme has to be the same: a client that asked for TLS does not go on without. User and password stay behind,
+    and what a server writes names no files of ours.
     """
     try:
         found = parse_url(rejected.redirect or "")

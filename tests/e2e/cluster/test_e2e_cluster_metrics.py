@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from dns_kit import DnsServer
 from e2e_kit import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -34,6 +35,13 @@ def group():
     found.start()
     yield found
     found.stop(2.0)
+
+
+@pytest.fixture
+def names():
+    found = DnsServer()
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -106,17 +114,18 @@ def work_out(folder, first, last, wanted):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_cluster_when_its_metrics_are_summed_counts_each_viewer_once(nodes, group, tmp_path):
-    """A server with workers pushes to an origin; two edges, an edge of an edge, and a server that pulls from one."""
+def test_cluster_when_its_metrics_are_summed_counts_each_viewer_once(nodes, names, group, tmp_path):
+    """A server with workers, an origin that it pushes to, edges (one by DNS, one of an edge), a server that pulls."""
     admin = ("--admin", "127.0.0.1:0", "--log-json")
     found = {"origin": nodes.start("origin", "serve", "live", "--origin", "127.0.0.1:0", *admin)}
-    origin = f"127.0.0.1:{found['origin'].segments_port}/{found['origin'].port}"
+    ports = f"{found['origin'].segments_port}/{found['origin'].port}"
+    names.put("origins.test", "A", "127.0.0.1")
     push = f"live/*=rtmp://127.0.0.1:{found['origin'].port}/{{app}}/{{stream}}"
     found |= nodes.start_all(
         {
             "workers": ("serve", "live", "--workers", "2", "--relay-push", push, *admin),
-            "follows": ("edge", origin, "--follow", "--set", "origin=127.0.0.1:0", *admin),
-            "segments": ("edge", origin, *admin),
+            "follows": ("edge", f"127.0.0.1:{ports}", "--follow", "--set", "origin=127.0.0.1:0", *admin),
+            "segments": ("edge", f"dns+origins.test:{ports}", "--dns", names.where, *admin),
         }
     )
     edge = f"127.0.0.1:{found['follows'].segments_port}/{found['follows'].port}"

@@ -278,7 +278,7 @@ def test_viewer_when_it_does_not_follow_is_told_where_to_go_as_srs_does(cluster)
 
 
 def test_edge_when_it_brings_no_key_for_edges_is_named_to_no_viewer(house, tmp_path):
-    """Whoever reaches the port of an origin could send its viewers anywhere."""
+    """Else anybody who reaches the port of an origin could send its viewers anywhere."""
     cluster = Cluster(house, tmp_path)
     with capture_logs() as lines:
         edge = house.edge(cluster.origin, public=("127.0.0.1",))

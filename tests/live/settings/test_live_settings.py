@@ -125,6 +125,7 @@ EXAMPLES = {
     "https": ("0.0.0.0:443", "https", "0.0.0.0:443"),
     "tls_certificate": ("server.pem", "tls_certificate", Path("server.pem")),
     "tls_key": ("server.key", "tls_key", Path("server.key")),
+    "ca_file": ("/ca.pem", "ca_file", Path("/ca.pem")),
     "control": ("ipc:///run/one.sock,tcp://[::1]:7000", "control", "ipc:///run/one.sock,tcp://[::1]:7000"),
     "control_keys": ("server.key", "control_keys", Path("server.key")),
     "control_clients": ("clients", "control_clients", Path("clients")),
