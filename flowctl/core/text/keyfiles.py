@@ -1,8 +1,9 @@
 """Keys in addresses, read from files.
 
 A key in an address is seen by all users of the machine (``ps``), and stays in the shell's history. So ``?key=@FILE``
-stands for ``?key=`` and what is in the file, and ``?@FILE`` for a whole query, such as ``flowctl key sign`` writes.
-Only what operators write is read so, never what a peer says.
+stands for ``?key=`` and what is in the file, ``?@FILE`` for a whole query, such as ``flowctl key sign`` writes, and
+``/@FILE`` for a name that is a key: rtmps://host/live2/@youtube.key. Only what operators write is read so, never what a
+peer says.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ _MOST_CHARS: Final = 8192
 
 
 def with_files(address: str) -> str:
-    """Return an address with what the files that its query names hold."""
+    """Return an address with what the files that it names hold."""
     head, mark, query = address.partition("?")
+    if file := name_file(head):
+        head = head.removesuffix(f"@{file}") + _secret_in(Path(file))
     parts = []
     for part in query.split("&"):
         name, equals, value = part.partition("=")
@@ -30,6 +33,12 @@ def with_files(address: str) -> str:
         else:
             parts.append(part)
     return head + mark + "&".join(parts)
+
+
+def name_file(address: str) -> str:
+    """Return the file that an address names in the place of its stream's name; empty: it names none."""
+    path = address.partition("?")[0].partition("://")[2].partition("/")[2]
+    return f"/{path}".partition("/@")[2]
 
 
 def _secret_in(path: Path) -> str:

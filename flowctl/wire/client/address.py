@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Final
 
-from flowctl.core.text.keyfiles import with_files
+from flowctl.core.text.keyfiles import name_file, with_files
 from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.wire.rtmp.events import Rejected
 from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url, redact_url
@@ -21,7 +21,7 @@ def parse_address(text: str, schemes: Collection[str] = ("rtmp", "rtmps")) -> Rt
     as FFmpeg does it.
     """
     try:
-        url = parse_url(with_files(text))
+        url = dataclasses.replace(parse_url(with_files(text)), name_is_key=bool(name_file(text)))
     except RemoteProtocolError as error:
         raise ConfigError(f"{redact_url(text)!r}: {error}", hint=_LIKE) from error
     if url.scheme not in schemes:

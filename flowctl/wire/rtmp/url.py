@@ -152,6 +152,7 @@ class RtmpUrl:
     query: Query = dataclasses.field(default_factory=Query)
     user: str | None = None
     password: str | None = None
+    name_is_key: bool = False  # the stream's name is a secret: it came from a file
 
     @property
     def instance(self) -> str:
@@ -176,7 +177,8 @@ class RtmpUrl:
         return f"{self.scheme}://{host}{port}/{'' if self.app == DEFAULT_APP else self.app}"
 
     def redacted(self) -> str:
-        base = self.tc_url if not self.stream else f"{self.tc_url.rstrip('/')}/{self.stream}"
+        name = REDACTED if self.name_is_key else self.stream
+        base = self.tc_url if not self.stream else f"{self.tc_url.rstrip('/')}/{name}"
         return f"{base}?{redact_query(self.raw_query)}" if self.raw_query else base
 
     __str__ = redacted
@@ -187,6 +189,8 @@ class RtmpUrl:
         Servers repeat what they were given, whole or in pieces.
         """
         secrets = {self.raw_query, self.password or "", *self.query.values(), *others}
+        if self.name_is_key:
+            secrets.add(self.stream)
         for secret in sorted(filter(None, secrets), key=len, reverse=True):  # one may be part of another
             text = text.replace(secret, REDACTED)
         return text

@@ -120,6 +120,8 @@ def test_edge_when_it_does_not_trust_its_origin_says_so_and_what_to_do(house, tm
     assert "unable to get local issuer certificate" in told["why"]
     assert "ca_file" in told["hint"]
     assert not [line for line in lines if line["event"] == "origin connected"]
+    monkeypatch.setenv("SSL_CERT_FILE", str(pair.authority))  # as if the file had been renewed
+    until(lambda: edge.states() == ["fetching"], "trust")
 
 
 def test_edge_when_the_key_in_its_file_is_renewed_is_let_in(house, keys, tmp_path):

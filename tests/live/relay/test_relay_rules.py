@@ -61,6 +61,8 @@ def test_rule_when_its_key_is_in_a_file_has_what_the_file_holds_now_and_never_on
     assert rule.target("live/a").raw_query == "key=two"
     assert "two" not in str(rule.target(f"live/x?token=@{file}").path)
     assert rule.address("live/a").raw_query == f"key=@{file}"
+    (rule,) = parse_relays(f"live/cam=rtmps://h/live2/@{file}", "x")
+    assert (rule.target("live/cam").path, str(rule)) == ("live2/two", "live/cam=rtmps://h:443/live2/***")
 
 
 def test_rules_when_too_many_are_refused():

@@ -31,6 +31,16 @@ def test_address_when_it_names_a_file_has_what_the_file_holds(file, written, hel
     assert (url.raw_query, url.path, url.tls, url.port) == (query, "live/room", True, 443)
 
 
+def test_address_when_its_name_is_in_a_file_is_shown_without_it(file):
+    file.write_text("abcd-efgh\n")
+    for text in (f"rtmps://h/live2/@{file}", f"rtmps://h/live2/@{file}?backup=1"):
+        url = parse_address(text)
+        assert (url.app, url.stream) == ("live2", "abcd-efgh")
+        shown = f"{url} {url!r} {url.masked('no such stream abcd-efgh')}"
+        assert ("abcd" in shown, "rtmps://h/live2/***" in shown) == (False, True)
+    assert parse_address("rtmp://ann:pw@h/live/a@b").path == "live/a@b"
+
+
 @pytest.mark.parametrize(
     ("held", "mode", "why"), [("", 0o600, "no key"), ("a\nb", 0o600, "no key"), ("SECRET", 0o644, "may use it")]
 )

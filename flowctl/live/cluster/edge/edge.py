@@ -274,8 +274,6 @@ class Edge:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._given: Final = [item for item in config.origins if isinstance(item, OriginAddress)]
         names = [item for item in config.origins if isinstance(item, OriginName)]
-        by_tls = [item.tls for item in self._given] + [item.origin.tls for item in names]
-        self._tls = client_context() if any(by_tls) else None
         find = Lookup(parse_server(config.dns), self._rng.getrandbits(32)).find
         self._watches: Final = [OriginWatch(item, find, self._tell_found, Random()) for item in names]
         self._found: dict[OriginName, list[OriginAddress]] = {}  # what DNS said last of each name
@@ -400,8 +398,9 @@ class Edge:
         self.gate.stop()
 
     async def _connect(self, address: OriginAddress) -> StreamSession:
-        tls, host = self._tls, address.name or address.host
-        wrap = None if tls is None or not address.tls else partial(secured_later, host=host, context=tls)
+        host = address.name or address.host
+        # Made anew each time: the file of authorities may have been renewed.
+        wrap = partial(secured_later, host=host, context=client_context()) if address.tls else None
         session = await connect_stream(self._group, (address.host, address.port), wrap=wrap)
         self._tell_at = 0.0  # this origin has been told nothing
         return session
