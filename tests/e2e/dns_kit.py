@@ -16,7 +16,7 @@ UDP_BYTES = 512
 
 
 class DnsServer:
-    """Answers with `records`; of a name in `failing` with that code, or, where it is None, not at all."""
+    """Answers with `records`; of a name in `failing` with that code or those octets, or, for None, not at all."""
 
     def __init__(self, port=0):
         self.records = {}  # (name, kind): list of texts
@@ -54,8 +54,8 @@ class DnsServer:
         reply = dns.message.make_response(query)
         reply.flags |= dns.flags.RA
         if name in self.failing:
-            if self.failing[name] is None:
-                return None
+            if self.failing[name] is None or isinstance(self.failing[name], bytes):
+                return self.failing[name]
             reply.set_rcode(self.failing[name])
         elif texts := self.records.get((name, kind)):
             reply.answer.append(dns.rrset.from_text_list(question.name, self.ttl_s, "IN", kind, texts))
@@ -70,7 +70,7 @@ class DnsServer:
                 reply = self._answer(wire, "udp")
                 if reply is None:
                     continue
-                packet = reply.to_wire(max_size=65_535)
+                packet = reply if isinstance(reply, bytes) else reply.to_wire(max_size=65_535)
                 if len(packet) > UDP_BYTES:
                     reply.answer.clear()
                     reply.flags |= dns.flags.TC

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Final
 
 from flowctl.connection import Session
+from flowctl.live.config import Redirect
 from flowctl.live.httpd.exchange import Handler, HttpLimits, Routes
-from flowctl.live.httpd.session import CONNECTION_COST, FlvRoute, session_factory
+from flowctl.live.httpd.session import CONNECTION_COST, FlvRoute, PlaylistRoute, session_factory
 from flowctl.live.server import LiveServer
 
 NAME: Final = "http"
@@ -39,6 +40,8 @@ def serve_http(server: LiveServer, handlers: Mapping[str, Handler] | None = None
 def _factory(
     server: LiveServer, handlers: Mapping[str, Handler] | None, limits: HttpLimits | None
 ) -> Callable[[], Session]:
-    flv = FlvRoute()
-    routes = Routes({flv.suffix: flv, **(handlers or {})})
+    own: list[FlvRoute | PlaylistRoute] = [FlvRoute()]
+    if server.config.redirect is not Redirect.OFF:
+        own.append(PlaylistRoute())
+    routes = Routes({**{item.suffix: item for item in own}, **(handlers or {})})
     return session_factory(server.hub, routes, server.config.http_origin_set, limits)

@@ -775,6 +775,19 @@ class FlvRoute:
         exchange.play()
 
 
+class PlaylistRoute:
+    """Playlists of HLS at a server that writes none: it may send their players to edges that do."""
+
+    suffix: Final = _PLAYLIST
+    in_files: Final = True
+
+    def stream_of(self, path: str) -> str | None:
+        return path.removesuffix(self.suffix).strip("/") or None
+
+    def handle(self, exchange: Exchange) -> None:
+        exchange.respond(HTTPStatus.NOT_FOUND)
+
+
 def _length(head: h11.Request) -> int:
     """Return the length of the body that a request announces; h11 has seen that it is a number."""
     return next((int(value) for name, value in head.headers if name == b"content-length"), 0)

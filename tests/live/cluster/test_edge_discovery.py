@@ -114,9 +114,10 @@ def test_addresses_when_they_can_be_no_origin_are_left_out(server):
         found(server, f"dns+{NAME}")
 
 
-@pytest.mark.parametrize("code", [dns.rcode.SERVFAIL, dns.rcode.NXDOMAIN, dns.rcode.REFUSED, "empty"])
-def test_origins_when_dns_fails_stay_as_they_were(server, code):
+@pytest.mark.parametrize("code", [dns.rcode.SERVFAIL, dns.rcode.NXDOMAIN, dns.rcode.REFUSED, "empty", b"\xc0\x0c" * 30])
+def test_origins_when_dns_fails_stay_as_they_were(server, code, monkeypatch):
     """A look that fails tells nothing; the next one comes soon, and later after each failure."""
+    monkeypatch.setattr(discovery, "_LIFETIME_S", 0.3)
     told = []
     server.put(NAME, "A", "10.0.0.1")
     lookup = Lookup(("127.0.0.1", server.port))

@@ -15,8 +15,9 @@ EDGE = "http://edge.test:8080"
 def sent(web, tmp_path):
     """Return a function that makes a server, with a publisher, whose viewers are sent to an edge."""
 
-    def make(redirect, edge=EDGE):
-        server = web(redirect=redirect, origin="127.0.0.1:0", handlers=hls_handlers(tmp_path))
+    def make(redirect, edge=EDGE, *, hls=True):
+        handlers = hls_handlers(tmp_path) if hls else None
+        server = web(redirect=redirect, origin="127.0.0.1:0", handlers=handlers)
         asked = []
 
         def choose(scheme, viewer):
@@ -49,6 +50,13 @@ def test_playlist_when_asked_for_is_the_edges_and_segments_are_served(sent):
     assert len(set(asked)) == 1  # the same player, which is sent to the same edge
     assert asked[0][0] == "http"
     assert b"127.0.0.1\nlive/room\n" in asked[0][1]
+
+
+@pytest.mark.parametrize(("edge", "status"), [(EDGE, 302), (None, 404)])
+def test_playlist_when_only_edges_write_hls_is_theirs(sent, edge, status):
+    """The origin has none, and says so where no edge has room."""
+    server, _ = sent(Redirect.HTTP, edge, hls=False)
+    assert server.get("/live/room.m3u8")[0] == status
 
 
 @pytest.mark.parametrize(("redirect", "status"), [(Redirect.HTTP, 101), (Redirect.ALL, 302)])
