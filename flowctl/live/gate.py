@@ -129,6 +129,11 @@ class AccessGate:
         return self._config().at(name, _ROLES[request.kind]).access
 
     def check(self, request: LiveRequest) -> Refusal | None:
+        """Refuse a request by the settings alone, without waiting; None: they allow it.
+
+        A set of keys that it would have taken is fetched for the next one.
+        """
+        self._fetch_set(request, lambda *_: None)
         return self._log_in(request) or self.access(request).check(request, self._now())
 
     def ask(self, request: LiveRequest, answer: _Answer) -> Question | Refusal | None:

@@ -178,7 +178,6 @@ class LiveServer(Server):
         self.waiting: tuple[str, ...] = ()
         self.recording: Recording | None = None
         self.flights: Flights | None = None
-        source = config.source
         on_error = config.on_error or self.hub.oversight.report
         self.changes: Final = Changes(on_error)
         self.recent: Final = RecentEvents()
@@ -194,11 +193,10 @@ class LiveServer(Server):
         self.reload = Reload(
             self._apply_limits,
             self._apply_bans,
-            config=None if source is None else (source.file, source.text, self._apply_config),
+            config=None if (source := config.source) is None else (source.file, source.text, self._apply_config),
             limits=config.limits_file,
             bans=config.bans_file,
             proofs=lambda: self.hub.gate.files,
-            on_proofs=self._note_proofs,
             also=self._look_beside,
             on_error=on_error,
         )
@@ -598,7 +596,7 @@ class LiveServer(Server):
             self.recording.start(self.hub.config)
         if self._hooks is not None:
             self._hooks.start()
-        self.hub.gate.read_files = self.reload.read_proofs
+        self.hub.gate.read_files, self.reload.on_proofs = self.reload.read_proofs, self._note_proofs
         super().start()
         self.started_at = self.clock()
         self.reload.start()

@@ -68,7 +68,6 @@ class Reload:
         limits: Path | None = None,
         bans: Path | None = None,
         proofs: Callable[[], dict[str, WatchedFile]] = dict,
-        on_proofs: Callable[[str, Path], object] | None = None,
         also: Callable[[], object] | None = None,
         poll_s: float = _POLL_S,
         on_error: Callable[[str, Exception], None] | None = None,
@@ -85,7 +84,9 @@ class Reload:
         if bans is not None:
             self._files["bans"] = WatchedFile(bans, self._apply_bans_text, bans_format.MOST_BYTES)
         self._proofs: Final = proofs  # files that take what they say themselves
-        self._on_proofs: Final = on_proofs
+        self.on_proofs: Callable[[str, Path], object] | None = (
+            None  # told which of them has changed; set before the start
+        )
         self._also: Final = also
         self._poll_s: Final = poll_s
         self._on_error = on_error
@@ -251,8 +252,8 @@ class Reload:
         for name, file in files.items():
             there = file.status.there
             try:
-                if file.read() and name not in self._files and self._on_proofs is not None:
-                    self._on_proofs(name, file.path)
+                if file.read() and name not in self._files and self.on_proofs is not None:
+                    self.on_proofs(name, file.path)
             except ConfigError as error:
                 what = f"{name} file is not valid, what was before stays in force"
                 _log.error(what, fault=str(error), **({"hint": error.hint} if error.hint else {}))

@@ -36,6 +36,7 @@ ONE, TWO = (rsa.generate_private_key(65537, 2048) for _ in range(2))
 CURVE = ec.generate_private_key(ec.SECP256R1())
 WAIT_S = 20.0
 NOT_GENUINE = "The token is not one for this."
+CLAIMS = {"exp": time.time() + 600, "actions": "publish", "streams": "live/*"}
 
 
 def jwk(key, kid=None, **more):
@@ -133,6 +134,7 @@ def test_first_token_has_the_set_fetched_and_is_let_in_and_others_ask_for_nothin
         lambda: token(ONE, "one", "PS256"),
         lambda: token(ONE, "one")[:-4] + "AAAA",
         lambda: jwt.encode({"exp": time.time() + 60}, "", "none", headers={"kid": "one"}),
+        lambda: jwt.encode(CLAIMS, TWO, "RS256", headers={"kid": "one", "jwk": jwk(TWO), "jku": "http://127.0.0.1:9/"}),
         lambda: signed_with_public_key(serialization.Encoding.PEM),
         lambda: signed_with_public_key(serialization.Encoding.DER),
         lambda: "a.b.c",
@@ -175,6 +177,19 @@ def test_keys_with_made_up_names_cause_one_fetch_in_ten_seconds_and_hold_up_no_g
         answer, _, _ = gate.ask(token(ONE, f"another {number}"))
         assert (answer.why, answer.guess) == (Why.UNAUTHORIZED, True)
     assert len(server.paths) == 2
+
+
+def test_check_that_cannot_wait_has_the_set_fetched_for_the_next_one(decide, server):
+    """An origin asks so, for edges."""
+    gate = decide(server)
+    url = parse_url(f"rtmp://h/live/room?jwt={token()}")
+    request = LiveRequest(kind="publish", connection=1, peer=("192.0.2.1", 1), url=url)
+    assert gate.gate.check(request).why is Why.UNAVAILABLE
+    until = time.monotonic() + WAIT_S
+    while gate.gate.check(request) is not None:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert server.paths == ["/jwks.json"]
 
 
 def test_set_that_changes_is_in_force_for_a_new_key_at_once_and_without_an_old_one_when_it_is_due(decide, server):
