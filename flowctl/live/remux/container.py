@@ -135,6 +135,9 @@ def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: d
     count = 0
     with av.open(target, "w", format=form, options=options) as write:
         tracks = {item.index: write.add_stream_from_template(item, opaque=True) for item in streams}
+        for item in streams:
+            if item.codec_context.name == "hevc" and form == "mp4":
+                tracks[item.index].codec_context.codec_tag = "hvc1"  # players of Apple take no "hev1"
         for packet in read.demux(streams):
             if packet.dts is None or packet.pts is None:
                 continue  # the end

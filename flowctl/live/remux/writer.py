@@ -146,8 +146,10 @@ class StreamWriter(abc.ABC):
         self._no_room_until, self._why, self._state = None, "", RecorderState.RECORDING
 
     def _note_unwritable(self, error: Exception, units: Sequence[Unit]) -> None:
-        """Note that a message has no place in files of this form."""
-        _log.warning(f"{self.what} lost a part", stream=self._name, why=str(error), messages=len(units))
+        """Note that a message has no place in files of this form; say so once for each reason."""
+        if str(error) != self._why:
+            _log.warning(f"{self.what} lost a part", stream=self._name, why=str(error), messages=len(units))
+        self._why = str(error)
 
     def _lose(self, units: Sequence[Unit]) -> None:
         self._lost_messages += len(units)

@@ -110,6 +110,14 @@ def test_hls_of_av1_when_decoded_has_every_frame(tmp_path):
     assert checksums(pictures_of(media)) == checksums(pictures_of(path))
 
 
+def test_hevc_when_it_is_written_is_called_what_players_of_apple_take(tmp_path, sample):
+    _, tags = sample("hevc")
+    writing = Writing(tmp_path)
+    writing.feed(tags)
+    init = (writing.folder / "room-1000-init.mp4").read_bytes()
+    assert (b"hvc1" in init, b"hev1" in init) == (True, False)
+
+
 def test_hls_when_a_segment_is_fetched_alone_it_begins_with_a_key_frame(tmp_path, sample):
     _, tags = sample("b_frames")
     writing = Writing(tmp_path)
