@@ -102,6 +102,10 @@ class _Kept(NamedTuple):
     looked_at: float
 
 
+def _state_of(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
 class HlsPlaylists:
     """The playlists of one folder. Any thread may call its methods."""
 
@@ -127,19 +131,19 @@ class HlsPlaylists:
             if kept is not None and now - kept.looked_at < LOOK_S:
                 self._kept.move_to_end(key)
                 return kept.playlist
-        number = open_below(self._folder, app, name)
-        try:
-            found = os.fstat(number)
-            state = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if kept is None or kept.state != state:
-                kept = _Kept(parse_playlist(os.pread(number, _PLAYLIST_BYTES, 0)), state, now)
-        finally:
-            os.close(number)
+        if kept is not None and kept.state == _state_of((self._folder / app / name).lstat()):
+            kept = kept._replace(looked_at=now)
+        else:
+            number = open_below(self._folder, app, name)
+            try:
+                kept = _Kept(parse_playlist(os.pread(number, _PLAYLIST_BYTES, 0)), _state_of(os.fstat(number)), now)
+            finally:
+                os.close(number)
         with self._lock:
             newest = self._kept.get(key)
-            if newest is not None and newest.state[1] > kept.state[1]:  # another thread has read it meanwhile
+            if newest is not None and newest.state[0] > kept.state[0]:  # another thread has read it meanwhile
                 return newest.playlist
-            self._kept[key] = kept._replace(looked_at=now)
+            self._kept[key] = kept
             self._kept.move_to_end(key)
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)

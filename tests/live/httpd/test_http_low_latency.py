@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from http_kit import wait_for
+from http_kit import Web, wait_for
 
 from flowctl.live.hooks import LiveHooks
 from flowctl.live.remux import waiting
@@ -61,8 +61,10 @@ def growing(tmp_path):
 
 
 @pytest.fixture
-def hls(web, growing):
-    return web(handlers=hls_handlers(growing.folder.parent))
+def hls(growing):
+    made = Web(None, handlers=hls_handlers(growing.folder.parent))
+    yield made
+    made.stop()
 
 
 class Asking:
