@@ -37,6 +37,7 @@ def check(
     They are read as by a server that is started with them. Variables FLOWCTL_NAME and --set go before the file, as for
     serve. Exits with 2 where it is not valid.
     """
+    from flowctl.live.config import LiveConfig
     from flowctl.live.settings.sources import SERVER, check_hosts, read_named_files, read_settings
 
     try:
@@ -55,6 +56,9 @@ def check(
     else:
         said = format_count(len(given[SERVER]), "setting")
         say(f"{file} is valid: {said} of the server, {format_count(levels, 'level')}")
+    live = [options, *map(options.with_level, options.levels)] if isinstance(options, LiveConfig) else []
+    for missing in dict.fromkeys(filter(None, (item.access.missing() for item in live))):
+        say(f"hint: nobody will be let in: {missing}", to_stderr=True)
 
 
 @app.command("show")

@@ -33,6 +33,17 @@ def test_check_when_the_file_is_valid_says_so(run):
     assert "one.toml is valid: 1 setting of the server, 1 level" in run("check", "one.toml").stdout
 
 
+def test_check_when_the_file_of_keys_has_none_yet_says_whom_that_keeps_out(run, tmp_path):
+    """It is no error, since a command may make the first key while the server runs, but it may be a wrong path."""
+    one = "keys_file = 'nokeys'\npublish_auth = 'key'\n[application.b]\nplay_auth = 'key'\n"
+    result = run("check", "one.toml", one=one)
+    assert result.exit_code == 0
+    whom = [line for line in result.stderr.splitlines() if line.startswith("hint: ")]
+    assert whom == ["hint: nobody will be let in: publish_auth asks for key, but there is none in nokeys yet"]
+    (tmp_path / "nokeys").write_text(f"sha256:{bytes(16).hex()}:{bytes(32).hex()}\n")
+    assert run("check", "one.toml").stderr == ""
+
+
 @pytest.mark.parametrize(
     ("one", "said"),
     [
