@@ -20,6 +20,7 @@ from pathlib import Path
 
 import generate_docs
 import pytest
+import yaml
 from source_kit import ROOT
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in generate_docs.DOCUMENTS}
@@ -55,6 +56,12 @@ def test_blocks_when_fenced_have_a_known_language(document):
     """Every block says what it is, so that none escapes being checked."""
     assert set() == {language for language, _ in FENCE.findall(DOCUMENTS[document])} - KNOWN_FENCES
     assert DOCUMENTS[document].count("```") == 2 * len(FENCE.findall(DOCUMENTS[document]))
+
+
+def test_yaml_when_in_a_document_can_be_read():
+    found = [yaml.safe_load(block) for name in DOCUMENTS for block in blocks(name, "yaml")]
+    assert found
+    assert all(found)
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if blocks(name, "python")])

@@ -22,6 +22,8 @@ import flowctl
 
 VERSION = "1.2"
 
+pytestmark = pytest.mark.timeout(200)  # the build takes 10 s alone, and a minute beside others
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
