@@ -171,7 +171,8 @@ class HlsWriter(StreamWriter):
     def _finish_all(self) -> None:
         try:
             self._break()
-            self._end_list()
+            if not self.goes_on:
+                self._end_list()
         finally:
             if self._lock_number is not None:
                 os.close(self._lock_number)

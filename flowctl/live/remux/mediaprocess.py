@@ -111,6 +111,10 @@ class WrittenStream:
         """Have nothing more come."""
         self._follow.stop("it is not wanted any more")
 
+    def hand_over(self) -> None:
+        """Leave a playlist to another process, which goes on with it: it does not end."""
+        self._writer.goes_on = True
+
     @property
     def runs(self) -> bool:
         """Whether it has a connection that brings something, which may still be read."""
@@ -206,6 +210,7 @@ class MediaProcess:
         while any(stream.runs for stream in self._written.values()) and time.monotonic() < until:
             time.sleep(_LAST_LOOK_S)
         for stream in self._written.values():
+            stream.hand_over()  # the server may be started again
             stream.leave()
         self._group.stop(_LOOK_S)
         for key in list(self._written):
@@ -237,7 +242,8 @@ class MediaProcess:
                 if key in self._written:
                     self._written[key].drop_at = self._clock() + _DROP_S
             return
-        for kind, spec in _specs(StreamOrder(**order)).items():
+        wanted = StreamOrder(**order)
+        for kind, spec in _specs(wanted).items():
             key = name, kind
             self._waiting.pop(key, None)
             stream = self._written.get(key)
@@ -245,7 +251,10 @@ class MediaProcess:
                 stream.drop_at = None
                 stream.move(path)
                 continue
-            if stream is not None:
+            if stream is not None and wanted.moves:
+                stream.hand_over()
+                stream.drop_at = self._clock() + _LAST_S  # what it has sent last is still read
+            elif stream is not None:
                 self._end(key)
             if spec is not None:
                 self._waiting[key] = path, spec

@@ -58,6 +58,7 @@ class StreamWriter(abc.ABC):
     ) -> None:
         self.intake: Final = intake  # takes what comes; a `flowctl.live.cluster.follow.Sink`
         self.stream_ended: Final = threading.Event()  # set when a publication has ended
+        self.goes_on = False  # another process goes on with the stream when this one has ended; assigned once
         self._name = name
         self._room = room
         self._clock, self._wall = clock, wall

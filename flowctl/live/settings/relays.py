@@ -29,7 +29,10 @@ class RelayRule:
         if "/" not in self.streams:
             raise ConfigError(f"relay of {self.streams!r:.60}: it must be a pattern of app/stream")
         if self.always and not _WILD.isdisjoint(self.streams):
-            raise ConfigError(f"relay of {self.streams!r:.60}: only a stream with a whole name is pulled always")
+            raise ConfigError(
+                f"relay of {self.streams!r:.60}: only a stream with a whole name is pulled always",
+                hint="RTMP lists no streams: name each, with semicolons between; or without always, viewers name it",
+            )
         try:
             target = self.target("app/stream")  # a file that cannot be read is told at the start
         except RemoteProtocolError as error:

@@ -69,7 +69,7 @@ def pictures(client):
 def watched(server):
     """Return what the process that writes recordings and HLS is told: whether it is to write the stream."""
     told = []
-    MediaWatch(server, lambda name, order: told.append(order is not None), copies=True)
+    MediaWatch(server, lambda name, order: told.append(order is not None and order.writes), copies=True)
     return told
 
 

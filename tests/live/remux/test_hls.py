@@ -152,6 +152,22 @@ def test_hls_when_the_publisher_restarts_says_so(tmp_path, sample):
     assert writing.text.count("#EXT-X-DISCONTINUITY\n") == 1
 
 
+def test_hls_when_another_process_goes_on_with_it_does_not_end_for_players(tmp_path, sample):
+    _, tags = sample("plain")
+    first, second = Writing(tmp_path), Writing(tmp_path)
+    numbers = []
+    for writing in (first, second):
+        writing.say(PublicationBegan())
+        writing.feed(tags)
+        writing.writer.goes_on = True
+        writing.writer.stop(0.0)
+        writing.writer._run()
+        assert "ENDLIST" not in writing.text
+        numbers += [int(re.search(r"-(\d+)\.", name)[1]) for name in writing.listed]
+    assert len(numbers) == len(set(numbers)) == 6
+    assert numbers == sorted(numbers)
+
+
 def test_hls_when_the_publisher_is_back_soon_goes_on_in_the_same_playlist(tmp_path, sample):
     (_, tags), (_, others) = sample("plain"), sample("larger")
     writing = Writing(tmp_path)

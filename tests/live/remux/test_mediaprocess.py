@@ -85,6 +85,22 @@ def test_process_when_an_order_changes_leaves_what_is_as_it_was(server):
     assert ("live/a", "hls") in server.rows()
 
 
+def test_process_when_a_stream_moves_to_the_next_server_leaves_it_to_that_one_soon(server, tmp_path):
+    server.say("live/room", record_format="flv", **HLS)
+    wait_until(lambda: len(server.rows()) == 2, "both are written")
+    server.say("live/room", moves=True)
+    wait_until(lambda: not server.rows(), "neither is")
+
+    def claimed():
+        try:
+            return lock_file(tmp_path / "hls" / "live" / ".room.lock")
+        except BlockingIOError:
+            return None
+
+    os.close(wait_until(claimed, "the next server can write it", 5.0))  # long before it would be given up
+    assert server.rows() == []
+
+
 def test_keeper_when_its_process_hangs_kills_it_and_tells_the_next_one_all_again(tmp_path, monkeypatch):
     monkeypatch.setattr("flowctl.live.cluster.media.keeper.ASKED_EVERY_S", 0.1)
     monkeypatch.setattr(restarts, "ASKED_EVERY_S", 0.1)

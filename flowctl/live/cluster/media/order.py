@@ -18,6 +18,7 @@ class StreamOrder:
     hls: bool = False
     hls_segment_s: float = 0.0
     hls_part_s: float = 0.0
+    moves: bool = False  # it goes on at the server that takes the place of this one, which writes it then
 
     @property
     def writes(self) -> bool:

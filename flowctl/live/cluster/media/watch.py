@@ -47,7 +47,11 @@ class MediaWatch:
             self._group.call_soon(self._look, name)
 
     def _look(self, name: str) -> None:
-        order = order_of(self._hub.config, name) if self._is_published(name) else None
+        order = None
+        if self._is_published(name):
+            order = order_of(self._hub.config, name)
+        elif self._hub.leaving:
+            order = StreamOrder(moves=True)
         if order == self._told.get(name) or (order is not None and not order.writes and name not in self._told):
             return
         if order is None:
