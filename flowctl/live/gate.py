@@ -108,6 +108,10 @@ class AccessGate:
             asks = any(map(is_set, ("on_connect", "on_publish", "on_play")))
             timeout_s = max([config.access.hook_timeout_s, *times]) + _HOOK_SPARE_S if asks else 0.0
             files, sets = _sources_of(config)
+            for key in sets:  # read anew with the settings, of a level: what was fetched for it stays in force
+                for old in () if summary is None else summary.sets:
+                    if old == key and old is not key:
+                        key.inherit(old)
             timeout_s += FETCH_S + _HOOK_SPARE_S if files or sets else 0.0
             summary = self._cached_summary = _Summary(config, is_set("on_end"), timeout_s, files, sets)
         return summary

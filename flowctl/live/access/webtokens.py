@@ -147,6 +147,10 @@ class WebTokenKey:
         self.keys, self.due_at, self.good_until = keys, now + SET_S, now + _KEEP_S
         return changed
 
+    def inherit(self, old: WebTokenKey) -> None:
+        """Take over what was fetched for a setting that says the same."""
+        self.keys, self.due_at, self.good_until = old.keys, old.due_at, old.good_until
+
     def put_off(self, now: float) -> None:
         """Try again later to fetch the set; one that is too old is good for nothing."""
         self.due_at = now + RETRY_S

@@ -25,6 +25,7 @@ from flowctl.live.access.rules import Proof, StreamAccess
 from flowctl.live.access.webtokens import WebTokenRules, read_web_token_key
 from flowctl.live.config import LiveConfig
 from flowctl.live.gate import AccessGate
+from flowctl.live.settings.levels import Level
 from flowctl.wire.rtmp.url import parse_url
 
 rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
@@ -281,6 +282,35 @@ def test_set_that_cannot_be_fetched_for_a_day_is_good_for_nothing(decide, server
     assert gate.refusal(token()) is Why.UNAVAILABLE
 
 
+def test_set_stays_in_force_when_other_settings_of_its_level_change(server):
+    """The level is read anew as a whole, perhaps while the server of the set is away."""
+    names = ("access.publish_auth", "access.jwt_key", "access.jwt_issuer")
+
+    def settings(issuer):
+        key = read_web_token_key(f"RS256:{server.url()}")
+        values = dict(zip(names, ((Proof.JWT,), key, issuer), strict=True))
+        return LiveConfig(levels=(Level(application="live", values=values),))
+
+    now = settings("")
+    gate = AccessGate(lambda: now)
+    url = parse_url(f"rtmp://h/live/room?jwt={token(iss='us')}")
+    request = LiveRequest(kind="publish", connection=1, peer=("192.0.2.1", 1), url=url)
+    gate.fetch_due()  # as the server does each second
+    until = time.monotonic() + WAIT_S
+    while gate.check(request) is not None:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    server.answer = lambda _: http("", "503 Service Unavailable")
+    now = settings("us")
+    gate.fetch_due()
+    assert gate.ask(request, None) is None
+    now = settings("them")
+    gate.fetch_due()
+    assert gate.ask(request, None).why is Why.UNAUTHORIZED
+    assert len(server.paths) == 1
+    gate.stop(1.0)
+
+
 def test_set_over_https_is_fetched_where_the_machine_trusts_the_authority(decide, server, tmp_path, monkeypatch):
     """A self-made authority counts once it is among those of the machine, as for curl."""
     pair = Pair(tmp_path)
@@ -345,6 +375,23 @@ def test_set_in_a_file_is_followed_and_half_of_it_changes_nothing(tmp_path):
     assert after(other) == [False, True, True]
     pem = ONE.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     assert after(pem.decode()) == [True, False, False]
+
+
+def test_key_and_token_of_the_standard_are_read_as_it_says(tmp_path):
+    """RFC 7515 appendix A.3: signed by others, expired in 2011, and for nothing of ours."""
+    curve = {"kty": "EC", "crv": "P-256", "x": "f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU"}
+    curve["y"] = "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"
+    theirs = (
+        "eyJhbGciOiJFUzI1NiJ9.eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFtcGxlLmNvbS9pc19yb290Ijp0c"
+        "nVlfQ.DtEhU3ljbEg8L38VWAfUAqOyKAM6-Xx-F4GawxaepmXFCgfTjDxw5djxLa8ISlSApmWQxfKTUJqPP3-Kg6NU1Q"
+    )
+    path = tmp_path / "jwks.json"
+    path.write_text(set_of(curve))
+    key = read_web_token_key(f"ES256:{path}")
+    assert key.fault(theirs, "publish", "live/room", WebTokenRules()) == "The token has expired."
+    rules = WebTokenRules(leeway_s=4e9, issuer="joe")
+    assert key.fault(theirs, "publish", "live/room", rules) == "The token is not one to publish."
+    assert key.fault(theirs[:-3] + "QQQ", "publish", "live/room", rules) == NOT_GENUINE
 
 
 @pytest.mark.parametrize(
