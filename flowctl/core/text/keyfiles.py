@@ -45,6 +45,8 @@ def _secret_in(path: Path) -> str:
     hint = "it must hold the key, or the query, in one line"
     try:
         check_private(path)
+        if not path.is_file():  # a pipe would have the thread that reads it wait
+            raise ConfigError(f"{path}, which the address names, is no regular file", hint=hint)
         with path.open(encoding="utf-8") as file:
             text = file.read(_MOST_CHARS + 1).strip()
     except (OSError, UnicodeDecodeError) as error:

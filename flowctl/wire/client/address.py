@@ -50,4 +50,4 @@ def redirected(url: RtmpUrl, rejected: Rejected) -> RtmpUrl | None:
         return None
     if found.scheme != url.scheme or not (found.host and found.stream):
         return None
-    return dataclasses.replace(found, user=None, password=None)
+    return dataclasses.replace(found, user=None, password=None, name_is_key=url.name_is_key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from flowctl.errors import ConfigError
@@ -51,6 +53,9 @@ def test_address_when_its_file_is_no_secret_is_refused(file, held, mode, why):
         parse_address(f"rtmp://h/live/room?key=@{file}")
     file.unlink()
     with pytest.raises(ConfigError, match="No such file"):
+        parse_address(f"rtmp://h/live/room?key=@{file}")
+    os.mkfifo(file, 0o600)
+    with pytest.raises(ConfigError, match="no regular file"):
         parse_address(f"rtmp://h/live/room?key=@{file}")
 
 
