@@ -28,8 +28,9 @@ from flowctl.errors import ConfigError
 
 _MODE: Final = 0o640
 """Mode of a new file: addresses of peers are in it, which are the owner's and a group's of operators to read."""
+_DAY_S: Final = 86_400
 _ROTATED: Final = re.compile(r"\.\d{8}-\d{6}-\d{6}")
-"""End of the name of a file that was rotated: its time, local as the days are."""
+"""End of the name of a file that was rotated: its time, local as its day is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +97,9 @@ class LogFile:
         most = self._options.max_bytes
         if not most or not status.st_size:
             return False
-        return status.st_size >= most or time.localtime(status.st_mtime)[:3] != time.localtime()[:3]
+        now = time.time()
+        shift_s = time.localtime(now).tm_gmtoff
+        return status.st_size >= most or (status.st_mtime + shift_s) // _DAY_S != (now + shift_s) // _DAY_S
 
     def _rotate(self) -> None:
         locked = self._output.descriptor
