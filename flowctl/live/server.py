@@ -139,6 +139,8 @@ class LiveServer(Server):
         waiting: settings that were changed in their file and wait for a restart.
     """
 
+    _heir: socket.socket | None = None  # connection to the server that takes its place; open until this one ends
+
     def __init__(
         self,
         config: LiveConfig,
@@ -188,7 +190,6 @@ class LiveServer(Server):
         self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.run_job(self.book.close)]
         self.limits_from, self.started_at = "start", 0.0
         self.on_handover: Final[list[Callable[[Path], None]]] = []
-        self._heir: socket.socket | None = None  # connection to the server that takes its place; open until it ends
         self._leaves_by: float | None = None  # when a server that drains ends, monotonic seconds; guarded by _lock
         self.reload = Reload(
             self._apply_limits,

@@ -154,7 +154,6 @@ class Supervisor:
             fleet = read_config(options.fleet_file)
             self._member = Member(fleet, book, self._jobs.put, self.operating.take_words, self._lock)
             self.operating.fleet = self._member
-        self._heir: socket.socket | None = None  # connection to the server that takes its place; open until it ends
         self._control: ControlListener | None = None
         self._admin: AdminListener | None = None
         if options.admin != "off":
@@ -282,7 +281,9 @@ class Supervisor:
     def _drain(self, successor: Path | None) -> None:
         if successor is not None:
             ours = {sock: name for mine in self._sockets for name, socks in mine.items() for sock in socks}
-            self._heir = send_sockets(successor, [(name, sock) for sock, name in ours.items()])
+            send_sockets(
+                successor, [(name, sock) for sock, name in ours.items()]
+            ).detach()  # open until this process ends
             if self._admin is not None:
                 self._admin.stop(1.0)
         self.accept_no_more()
