@@ -183,14 +183,14 @@ class HlsWriter(StreamWriter):
             self._break()
         if unit.message_class is MessageClass.HEADER and not self._units:
             return  # it stands before what comes next
+        if self._lacks_key(unit):
+            return
         if (unit.cut and self._due(unit.at_ms)) or self._full(unit.at_ms):
             self._write(unit.at_ms)
         elif self._part_due(unit):
             self._write(unit.at_ms, last=False)
-        if not self._has_key and unit.message_class in _PICTURES and not unit.cut:
-            if self._no_room_until is not None:
-                self._lose([unit])  # as what it needs
-            return
+        if self._lacks_key(unit):
+            return  # what it needs was lost just now
         if unit.cut:
             self._has_key = True
             self._picture = unit if unit.type_id == TAG_VIDEO else None
@@ -202,6 +202,13 @@ class HlsWriter(StreamWriter):
             self._begin_ms = unit.at_ms
         self._units.append(unit)
         self._open_bytes += len(unit.payload) + MESSAGE_BYTES
+
+    def _lacks_key(self, unit: Unit) -> bool:
+        """Return whether nothing can be made of a picture, since the key frame before it is not there."""
+        lacks = not self._has_key and unit.message_class in _PICTURES and not unit.cut
+        if lacks and self._no_room_until is not None:
+            self._lose([unit])
+        return lacks
 
     def _due(self, now_ms: int) -> bool:
         began = self._begin_ms
@@ -251,7 +258,8 @@ class HlsWriter(StreamWriter):
             until_ms = max(unit.at_ms for unit in units) + 1
         for type_id in {unit.type_id for unit in units}:
             times = self._times(type_id)
-            self._frame_ms[type_id] = max((until_ms - times[0]) // len(times), 1)
+            if len(times) > 1 or type_id == units[0].type_id:
+                self._frame_ms[type_id] = max((until_ms - times[0]) // len(times), 1)
         if self._zero_ms is None:
             self._zero_ms = begin_ms - self._at_ms
         try:

@@ -32,6 +32,7 @@ COMMAND = [sys.executable, "-c", "import sys; from flowctl.cli import main; sys.
 BITS, FIELD, HEIGHT, FPS = 32, 16, 96, 25
 GLASS_TO_GLASS_MS = 3000
 SECONDS = 5.0
+IN_TIME = "const {hls, shaka, dated} = look(); return [hls ?? 1e9, shaka ?? 1e9, dated === null ? 1e9 : 0]"
 PAGE = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><title>Players</title>
 <video muted playsinline></video><video muted playsinline></video>
 <script src="hls.min.js"></script><script src="shaka-player.compiled.js"></script><script>
@@ -39,7 +40,7 @@ const [first, second] = document.querySelectorAll("video"), canvas = document.cr
 const said = {errors: [], parts: 0, whole: 0, asked: []};
 let hls, shakaPlayer;
 function startHlsJs(url) {
-  hls = new Hls({lowLatencyMode: true});
+  hls = new Hls({lowLatencyMode: true, maxLiveSyncPlaybackRate: 1.5});
   hls.on(Hls.Events.ERROR, (_, data) => {
     if (data.fatal || data.response?.code >= 400) said.errors.push(`hls.js: ${data.details} ${data.response?.code}`);
   });
@@ -194,7 +195,8 @@ def test_players_of_low_latency_when_they_play_are_less_than_three_seconds_behin
         url = f"http://127.0.0.1:{port}/live/stream.m3u8"
         browser.open(page)
         browser.run("startHlsJs(arguments[0]); startShaka(arguments[0]);", url)
-        browser.wait(lambda: None not in browser.run("return look()").values(), "pictures of both")
+        # A player that was late at first, on a busy machine, has time to catch up.
+        browser.wait(lambda: max(browser.run(IN_TIME)) < GLASS_TO_GLASS_MS, "pictures of both in time")
         looks, end = [], time.monotonic() + SECONDS
         while time.monotonic() < end:
             looks.append(browser.run("return look()"))

@@ -6,13 +6,17 @@ import threading
 import time
 
 import pytest
+from hls_kit import Validator
 from http_kit import Web, wait_for
 
 from flowctl.live.hooks import LiveHooks
 from flowctl.live.remux import waiting
+from flowctl.live.remux.hls import HlsSettings, HlsWriter
+from flowctl.live.remux.intake import MessageTaken
 from flowctl.live.remux.playlist import HlsPart, HlsSegment, Playlist
 from flowctl.live.remux.serving import hls_handlers
 from flowctl.live.remux.waiting import parse_playlist
+from flowctl.wire.media.synthetic import SyntheticSource
 
 
 class Growing:
@@ -227,6 +231,41 @@ def test_hooks_when_a_player_waits_for_each_part_are_asked_once(web, growing):
     assert [request.url.raw_query for request in hooks.asked] == ["pass=yes"]
 
 
+def test_player_when_it_asks_ahead_gets_each_part_once_and_in_order(web, tmp_path):
+    """A writer in another thread, and a player that asks for the next part, and then for the next list, each time."""
+    writer = HlsWriter("live", "room", HlsSettings(folder=tmp_path / "hls", listed=3, segment_s=1.0, part_s=0.2))
+    client = web(handlers=hls_handlers(tmp_path / "hls")).client()
+    over = threading.Event()
+
+    def publish():
+        for tag in SyntheticSource(video_bit_rate=100_000, fps=25, key_interval_s=1.0):
+            if over.wait(0.002):
+                return
+            writer.work([MessageTaken(tag.type_id, tag.timestamp, tag.payload)])
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        wait_for(writer.playlist_path.exists)
+        validator = Validator(lambda name: client.get(f"/live/{name}")[2])
+        listing = validator.check(client.get("/live/room.m3u8")[2].decode())
+        parts = []
+        while len(parts) < 20:
+            parts.append(client.get(f"/live/{listing.hint}")[2])
+            opened = listing.segments[-1]
+            number, part = (opened.number + 1, 0) if opened.name else (opened.number, len(opened.parts))
+            status, _, body = client.get(f"/live/room.m3u8?_HLS_msn={number}&_HLS_part={part}")
+            assert status == 200
+            listing = validator.check(body.decode())
+    finally:
+        over.set()
+        thread.join(20)
+    assert validator.faults == []
+    assert validator.looked_at >= 20
+    assert len(set(parts)) == 20
+    assert all(part[4:8] == b"moof" for part in parts)
+
+
 class Counting(LiveHooks):
     """Lets all play, and remembers what it was asked."""
 
@@ -240,7 +279,8 @@ class Counting(LiveHooks):
 def test_client_when_it_goes_while_it_waits_leaves_nothing(hls):
     client = hls.client()
     client.send("GET /live/room.m3u8?_HLS_msn=101&_HLS_part=1 HTTP/1.1\r\nHost: x\r\n\r\n")
-    wait_for(lambda: [thread for thread in threading.enumerate() if thread.name == "flowctl-hls"])
+    wait_for(lambda: [item for item in hls.server.connections() if item.session._exchange is not None])
+    time.sleep(0.1)
     for connection in hls.server.connections():
         connection.close()
     wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "flowctl-hls"])

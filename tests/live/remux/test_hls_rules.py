@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hls_validator import ListingReader, Validator
+from hls_kit import ListingReader, Segment, Validator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remux_kit import moved, source
@@ -14,6 +14,7 @@ from flowctl.flv import TAG_VIDEO
 from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
+from flowctl.live.remux.waiting import parse_playlist
 from flowctl.testing import ManualClock
 
 
@@ -45,7 +46,11 @@ class Watched:
         if path.exists() and (text := path.read_text()) != self.text:
             self.text = text
             self.states += 1
-            self.validator.check(text)
+            listing = self.validator.check(text)
+            served = parse_playlist(text.encode())
+            assert (served.hint, served.part_s, served.target_s) == (listing.hint, listing.part_s, listing.target_s)
+            opened = listing.segments[-1] if not listing.segments[-1].name else Segment(listing.segments[-1].number + 1)
+            assert (served.number, served.parts) == (opened.number, len(opened.parts))
 
     def end(self):
         self.say(PublicationEnded("over"))

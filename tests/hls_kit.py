@@ -244,6 +244,7 @@ class Validator:
     def __init__(self, read):
         self._read = read
         self._last = None
+        self._part_s = float("inf")  # least target of parts so far
         self._files = {}  # octets by name
         self._ends = {}  # where the decode times of a track go on, by discontinuity and track
         self._seen = set()  # numbers of segments whose parts were looked at
@@ -286,11 +287,12 @@ class Validator:
         claim(hold_back_s >= 2 * listing.part_s, f"PART-HOLD-BACK of {hold_back_s} s is less than two parts")
         claim(listing.ended or listing.hint, "there is no hint")
         claim(not (listing.ended and listing.hint), "there is a hint behind the end")
+        self._part_s = min(self._part_s, listing.part_s)  # what came before it grew is not too short
         for segment in listing.segments:
             for number, part in enumerate(segment.parts):
                 claim(part.duration_s <= listing.part_s + _SLACK_S, f"{part.name} has {part.duration_s} s")
                 last = number == len(segment.parts) - 1 and (segment.name or listing.hint)
-                long = part.duration_s >= _LEAST_PART_SHARE * listing.part_s - _SLACK_S
+                long = part.duration_s >= _LEAST_PART_SHARE * self._part_s - _SLACK_S
                 claim(long or part.independent or last, f"{part.name} has {part.duration_s} s, too few")
         # Parts for three target durations from the end, each segment with all of them or none.
         behind_s = sum(part.duration_s for segment in listing.segments if not segment.name for part in segment.parts)
