@@ -43,7 +43,7 @@ def trust(*, authorities: Path | None = None, insecure: bool = False) -> None:
         client_context()  # a file that is no good is told now
     if insecure:
         os.environ[_INSECURE] = "1"
-        _log.warning("certificates are not verified: whoever is in between can read keys and change what is sent")
+        _log.warning("certificates are not verified: a third party can read keys and change what is sent")
 
 
 def client_context() -> ssl.SSLContext:
