@@ -31,7 +31,7 @@ class RelayRule:
         if self.always and not _WILD.isdisjoint(self.streams):
             raise ConfigError(
                 f"relay of {self.streams!r:.60}: only a stream with a whole name is pulled always",
-                hint="RTMP lists no streams: name each, with semicolons between; or without always, viewers name it",
+                hint="RTMP lists no streams: name each, with semicolons between; or see flowctl edge --stream",
             )
         try:
             target = self.target("app/stream")  # a file that cannot be read is told at the start
