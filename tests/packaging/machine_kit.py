@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+from sandbox_kit import no_sandbox
 from source_kit import ROOT
 
 WAIT_S = 30
@@ -27,13 +29,11 @@ _MANAGER = Path("/lib/systemd/systemd")
 
 def no_machine():
     """Return why there can be none here. "" means that it may be tried."""
-    if os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("nsenter"):
-        return "a machine of its own takes root, unshare and nsenter"
-    if not _MANAGER.exists():
-        return "systemd is not here"
+    if not _MANAGER.exists() or not shutil.which("nsenter"):
+        return "systemd or nsenter is not here"
     if not os.path.ismount(_GROUPS):
         return f"{_GROUPS} is not mounted"
-    return "" if "\toverlay" in Path("/proc/filesystems").read_text() else "the kernel has no overlay file system"
+    return no_sandbox()
 
 
 class Machine:
@@ -53,6 +53,7 @@ class Machine:
             stderr=subprocess.PIPE,
         )
         self._enter = []
+        self._init = None  # the process that is the first one in there
         try:
             self._wait_for_boot()
         except BaseException:
@@ -65,12 +66,13 @@ class Machine:
         while time.monotonic() < deadline and self._process.poll() is None:
             threading.Event().wait(0.05)
             pid = children.read_text().strip()
+            self._init = int(pid) if pid else None
             if pid and Path(f"/proc/{pid}/comm").read_text() == "systemd\n":
                 self._enter = ["nsenter", "--target", pid, "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
                 if self.run("systemctl", "is-active", "machine.target", check=False).stdout == "active\n":
                     return
-        self._process.kill()
-        raise RuntimeError(f"systemd did not start: {self._process.communicate()[1].decode()}")
+        why = self._process.stderr.read().decode() if self._process.poll() is not None else "it takes too long"
+        raise RuntimeError(f"systemd did not start: {why}")
 
     def run(self, *words, check=True, timeout_s=WAIT_S, given=None):
         done = subprocess.run(
@@ -97,7 +99,11 @@ class Machine:
         return subprocess.run(words, cwd="/", capture_output=True, text=True, timeout=WAIT_S, check=False).stdout
 
     def close(self):
-        self._process.kill()  # the kernel ends all processes in it
+        if self._init is None:
+            self._process.kill()
+        elif self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._init, signal.SIGKILL)  # with it the kernel ends all others, and `unshare` ends then
         self._process.communicate()
         deadline = time.monotonic() + WAIT_S
         while self._group.exists() and time.monotonic() < deadline:

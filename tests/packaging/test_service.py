@@ -132,18 +132,18 @@ def test_service_when_a_second_instance_takes_its_place_loses_no_viewer(machine)
         machine.write(f"/etc/systemd/system/flowctl@.service.d/{name}.conf", (UNITS / f"{name}.conf").read_text())
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "start", "flowctl@1")
-    with ThreadPoolExecutor(2) as executor:
-        address = "rtmp://127.0.0.1/live/a"
-        publisher = executor.submit(machine.run, "flowctl", "publish", "synthetic", address, "--duration", "12s")
-        wait_for(lambda: machine.run("flowctl", "streams", "--json").stdout.count('"live/a"'))
-        play = ("flowctl", "play", address, "--json", "--duration")
+    address = "rtmp://127.0.0.1/live/a"
+    machine.run("systemd-run", "--unit=publisher", "/opt/flowctl/bin/flowctl", "publish", "synthetic", address)
+    wait_for(lambda: machine.run("flowctl", "streams", "--json").stdout.count('"live/a"'))
+    play = ("flowctl", "play", address, "--json", "--duration")
+    with ThreadPoolExecutor(1) as executor:
         viewer = executor.submit(machine.run, *play, "6s")
         machine.run("systemctl", "start", "flowctl@2")
         late = machine.run(*play, "1s")
         for found in (json.loads(done.stdout) for done in (viewer.result(), late)):
             assert (found["end"]["reason"], found["missing"]["video"], found["video_gaps"]) == ("finished", 0, 0)
             assert found["received"]["inter"] > 0
-        publisher.result()
+    machine.run("systemctl", "stop", "publisher")
     wait_for(lambda: machine.run("systemctl", "is-active", "flowctl@1", check=False).stdout == "inactive\n")
     assert machine.run("systemctl", "is-active", "flowctl@2").stdout == "active\n"
     pid = machine.run("systemctl", "show", "-P", "MainPID", "flowctl@2").stdout.strip()
