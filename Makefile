@@ -87,7 +87,7 @@ pictures: $(READY)  ## take the pictures of the documents anew, with a browser (
 rivals: $(READY)  ## install what benches and load tests compare with: Node-Media-Server, and nginx-rtmp as root on Debian
 	$(BIN)/python bench/install_rivals.py
 
-browser: $(READY)  ## install Chromium and its driver, for the tests of the dashboard: as root on Debian
+browser: $(READY)  ## install Chromium, its driver and players of HLS, for tests in a browser: as root on Debian
 	$(BIN)/python tests/install_browser.py
 
 # They stay in this folder, unless FLOWCTL_CACHE names another one.

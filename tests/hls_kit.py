@@ -6,6 +6,7 @@ decode times. `Validator.check` is given each state of a playlist, in order; wha
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +20,8 @@ _SLACK_S = 0.002
 """Times are written in whole milliseconds."""
 _FRAME_S = 0.025
 """A frame of sound: where one ends a part, pictures of it end before or behind that."""
+_DATE_S = 0.1
+"""What the time of day in a playlist may be off: it is that at which media came."""
 _SEAM_S = 0.005
 """A muxer knows no length of the last sample, and takes that of the one before it."""
 
@@ -270,6 +273,10 @@ class Validator:
 
     def _check_alone(self, listing):
         claim = self._claim
+        for segment, behind in itertools.pairwise(listing.segments):
+            if segment.discontinuity == behind.discontinuity and None not in (segment.began_at, behind.began_at):
+                off_s = behind.began_at - segment.began_at - segment.duration_s
+                claim(abs(off_s) <= _DATE_S, f"{behind.name} is dated {off_s:+.3f} s off the end of the one before")
         for segment in listing.whole:
             rounded = int(segment.duration_s + 0.5)
             claim(rounded <= listing.target_s, f"{segment.name} has {segment.duration_s} s, more than the target")

@@ -292,6 +292,7 @@ class HlsWriter(StreamWriter):
             if init != self._init:
                 self._close_segment(playlist)
                 self._begin_init(playlist, init)
+                self._begin_ms = self._units[0].at_ms
             segment = self._segment or self._begin_segment(playlist)
             began_at = (self._zero_at or 0.0) + (self._begin_ms or 0) / 1000
             if segment.began_at is None or began_at < segment.began_at - _BURST_S:
