@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.core.server.handover import Successor
-from flowctl.live.cluster.follow import Source
+from flowctl.live.cluster.follow import FollowStatistics, Source
 from flowctl.live.cluster.links import Links
 from flowctl.live.cluster.names.following import Following
 from flowctl.live.server import LiveServer
@@ -39,12 +39,14 @@ class Succession:
         self._links: Final = Links(server, mine, own_streams=True)
         hold_s = server.config.return_grace_s
         self._following: Final = Following(server.hub, server.groups.groups[0], self._find, hold_s=hold_s)
-        if server.hub.demand is None:  # else it has a place of its own where it finds streams
+        if server.hub.demand is None:  # else it has places of its own where it finds streams, as has its successor
             server.hub.demand = self._following.demand
         server.companions.append(self)
 
     def start(self) -> None:
         self._links.start()
+        if self._hub.demand != self._following.demand:
+            return
         for name in {name for name, _ in self._hub.viewing() if not self._hub.has_publisher(name)}:
             self._following.demand(name)
 
@@ -54,6 +56,9 @@ class Succession:
             self._hub.demand = None
         self._following.stop(f"the {self._whose} has ended")
         self._links.stop(deadline_s)
+
+    def statistics(self) -> dict[str, FollowStatistics]:
+        return self._following.statistics()
 
     def _find(self, name: str, wanted: bool) -> None:  # noqa: FBT001 - as `Following` calls it
         if wanted:

@@ -23,7 +23,7 @@ from flowctl.flv import TAG_VIDEO
 from flowctl.live import LiveConfig
 from flowctl.live.access.rules import StreamAccess
 from flowctl.live.cluster.media.watch import MediaWatch
-from flowctl.live.cluster.succession import share_streams
+from flowctl.live.cluster.succession import precede, share_streams
 from flowctl.live.settings.media import MediaOptions, StreamPatterns
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl_servers.live import SERVER, build
@@ -148,6 +148,19 @@ def test_server_when_nobody_waits_for_its_sockets_does_not_drain(live, runtime):
     with pytest.raises(ConfigError, match="cannot read the limits"):
         take_place(None, SERVER, options, "10s")
     assert first.drains_for_s is None
+
+
+def test_streams_when_a_server_finds_them_elsewhere_are_looked_for_there_alone(live, clients, runtime):
+    """An edge, or a server that pulls, asks neither its successor nor its predecessor for what it has not."""
+    first, asked = live(make=build), []
+    first.hub.demand = asked.append
+    clients.play(first)
+    wait_for_viewers(first, 1)
+    precede(first, path_of(runtime))
+    clients.play(first, name="live/other")
+    wait_for_viewers(first, 1, name="live/other")
+    assert asked == [NAME, "live/other"]
+    assert first.companions[-1].statistics() == {}
 
 
 def test_server_when_there_is_none_to_replace_starts(runtime):

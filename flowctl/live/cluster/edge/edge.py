@@ -247,6 +247,10 @@ def _has_segments(stream: str) -> bool:
         return False
 
 
+def _look_later(name: str) -> None:
+    """Do nothing: with each tick an edge looks at what is viewed, and finds it at its origins alone."""
+
+
 class Edge:
     """Makes a live server an edge; a companion of it."""
 
@@ -289,6 +293,8 @@ class Edge:
         self.bound: list[str] = []  #: nothing that operators could call
         if self._listener is not None:
             server.hub.taker = Cutting(self._hand_over)
+        if server.hub.demand is None:
+            server.hub.demand = _look_later
 
     # -- life
 
