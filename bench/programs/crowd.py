@@ -11,6 +11,7 @@ import argparse
 import json
 import select
 import socket
+import ssl
 import sys
 import time
 from typing import Any
@@ -58,16 +59,25 @@ class Viewer:
             self._take_flv(self._flv)
             return
         if self.session is not None:
-            data = self.sock.recv(_WIDE)
+            self._take_messages()
+            return
+        count = socket.socket.recv_into(self.sock, _SINK, _WIDE, _TRUNCATED)  # encrypted, where it is TLS
+        if not count:
+            raise ConnectionError("the server closed the connection")
+        self.bytes += count
+
+    def _take_messages(self) -> None:
+        while self.session is not None:
+            try:
+                data = self.sock.recv(_WIDE)
+            except ssl.SSLWantReadError:  # a part of a record
+                return
             if not data:
                 raise ConnectionError("the server closed the connection")
             self.bytes += len(data)
             self._take(data)
-            return
-        count = self.sock.recv_into(_SINK, _WIDE, _TRUNCATED)
-        if not count:
-            raise ConnectionError("the server closed the connection")
-        self.bytes += count
+            if not isinstance(self.sock, ssl.SSLSocket) or not self.sock.pending():
+                return
 
     def _take_flv(self, body: FlvBody) -> None:
         data = self.sock.recv(_WIDE)
@@ -136,7 +146,9 @@ class FlvBody:
 _SINK = bytearray(_WIDE)
 
 
-def connect(address: tuple[str, int], source: str, receive_buffer_bytes: int) -> socket.socket:
+def connect(
+    address: tuple[str, int], source: str, receive_buffer_bytes: int, context: ssl.SSLContext | None
+) -> socket.socket:
     """Connect from `source`, an address of 127.0.0.0/8; a receive buffer of 0 bytes leaves the kernel's autotuning."""
     sock = socket.socket()
     if receive_buffer_bytes:
@@ -144,12 +156,16 @@ def connect(address: tuple[str, int], source: str, receive_buffer_bytes: int) ->
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.bind((source, 0))
     sock.connect(address)
+    if context is not None:
+        sock = context.wrap_socket(sock, server_hostname="localhost")
+        sock.setblocking(False)
     return sock
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Connect, wait for the window to pass, and return the figures of the measured window."""
     address = (arguments.host, arguments.port)
+    context = ssl.create_default_context(cafile=arguments.ca_file) if arguments.ca_file else None
 
     def url_of(index: int) -> str | None:
         if arguments.bare:
@@ -181,13 +197,17 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                     failed += 1
         return failed
 
+    pumped_at = time.monotonic()
     for index in range(arguments.viewers):
-        sock = connect(address, f"127.0.{1 + index // 250}.{1 + index % 250}", arguments.receive_buffer)
+        source = f"127.0.{1 + index // 250}.{1 + index % 250}"
+        sock = connect(address, source, arguments.receive_buffer, context)
         viewer = Viewer(sock, url_of(index), measured=index % arguments.measure_every == 0)
         viewers[sock.fileno()] = viewer
         poll.register(sock, select.EPOLLIN)
         if index % 20 == 19 and not arguments.burst:
-            lost += pump(time.monotonic() + 0.01)
+            now = time.monotonic()  # with TLS connecting takes as long as reading, and those before are not to wait
+            lost += pump(now + max(0.01, now - pumped_at))
+            pumped_at = time.monotonic()
     nap_s = arguments.nap
     lost += pump(time.monotonic() + arguments.settle)
     playing = sum(viewer.playing for viewer in viewers.values())
@@ -235,6 +255,7 @@ def main() -> None:
     parser.add_argument("--receive-buffer", type=int, default=0)
     parser.add_argument("--nap", type=float, default=0.0, help="pause between two rounds of reading, in seconds")
     parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--ca-file", default="", help="speak TLS, and trust who this file says")
     print(json.dumps(run(parser.parse_args())), flush=True)
 
 

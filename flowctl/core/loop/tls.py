@@ -116,12 +116,9 @@ class TlsSocket(socket.socket):
     def _claim_locked(self, records: _Records) -> None:
         """Have `records` for this connection. What another has there, which this broke in on, is kept for that one."""
         records.lock.assert_owned()
-        if records.owner is self:
-            return
-        if records.bio.pending:  # an error broke in on the other, or a finalizer, which runs anywhere
-            left = records.bio.read()
-            if records.owner is not None:
-                records.owner._kept += left  # noqa: SLF001 - of the same class
+        owner = records.owner
+        if owner is not None and owner is not self:  # an error broke in on it, or a finalizer, which runs anywhere
+            owner._kept += records.bio.read()  # noqa: SLF001 - of the same class
         records.owner = self
 
     @property
