@@ -46,7 +46,7 @@ from flowctl.wire.rtmp.url import url_of
 
 _log: Final = structlog.get_logger("flowctl.media")
 MOST_WRITTEN: Final = 500
-"""Recordings and playlists at a time: of 2.5 Mbit/s a core carries some thirty."""
+"""Recordings and playlists at a time: of 2.5 Mbit/s a core carries some sixty."""
 _DROP_S: Final = AWAY_S + 2.0
 """Time for which a stream that has gone is kept: until its playlist has ended."""
 _STOP_S: Final = 30.0
