@@ -43,7 +43,21 @@ class Machine:
         self._folder = Path(tempfile.mkdtemp(prefix="flowctl-machine-"))
         self._group = _GROUPS / self._folder.name
         self._group.mkdir()
-        words = ["unshare", "--fork", "--pid", "--mount", "--uts", "--ipc", "--cgroup", "--net", "--kill-child"]
+        # However the tests end, the machine ends with them.
+        words = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--fork",
+            "--pid",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--cgroup",
+            "--net",
+            "--kill-child",
+        ]
         words += ["sh", str(_BOOT), str(self._folder), sys.base_prefix, sysconfig.get_path("purelib"), str(ROOT)]
         join = f'echo $$ >{self._group}/cgroup.procs && exec "$@"'
         self._process = subprocess.Popen(
