@@ -233,7 +233,9 @@ def test_hooks_when_a_player_waits_for_each_part_are_asked_once(web, growing):
 
 def test_player_when_it_asks_ahead_gets_each_part_once_and_in_order(web, tmp_path):
     """A writer in another thread, and a player that asks for the next part, and then for the next list, each time."""
-    writer = HlsWriter("live", "room", HlsSettings(folder=tmp_path / "hls", listed=3, segment_s=1.0, part_s=0.2))
+    settings = HlsSettings(folder=tmp_path / "hls", listed=3, segment_s=1.0, part_s=0.2)
+    at_s = [0.0]  # media come faster than they are shown, so the time of day goes with them
+    writer = HlsWriter("live", "room", settings, wall=lambda: 1000.0 + at_s[0])
     client = web(handlers=hls_handlers(tmp_path / "hls")).client()
     over = threading.Event()
 
@@ -241,6 +243,7 @@ def test_player_when_it_asks_ahead_gets_each_part_once_and_in_order(web, tmp_pat
         for tag in SyntheticSource(video_bit_rate=100_000, fps=25, key_interval_s=1.0):
             if over.wait(0.002):
                 return
+            at_s[0] = tag.timestamp / 1000
             writer.work([MessageTaken(tag.type_id, tag.timestamp, tag.payload)])
 
     thread = threading.Thread(target=publish)
