@@ -2,11 +2,13 @@
 #   docker run -p 1935:1935 -v ./flowctl.toml:/etc/flowctl/flowctl.toml:ro flowctl
 FROM python:3.11.13-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE requirements-dev.txt ./
+COPY packaging/versions ./packaging/
 COPY flowctl ./flowctl
 COPY servers ./servers
 ARG EXTRAS=admin,media
-RUN python -m venv /opt/flowctl && /opt/flowctl/bin/pip install --no-cache-dir ".[${EXTRAS}]"
+RUN packaging/versions > versions && python -m venv /opt/flowctl \
+    && /opt/flowctl/bin/pip install --no-cache-dir --constraint versions ".[${EXTRAS}]"
 
 FROM python:3.11.13-slim-bookworm
 RUN useradd --uid 10001 --no-log-init --no-create-home --shell /usr/sbin/nologin flowctl \

@@ -57,6 +57,7 @@ def copy_context(folder: Path) -> None:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         else:
+            (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
 

@@ -35,21 +35,7 @@ def run_in_sandbox(
 
     What the script began ends with it.
     """
-    words = [
-        "nice",
-        "unshare",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "sh",
-        "-c",
-        _ENTER,
-        "sh",
-        folder,
-        given,
-        script,
-    ]
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", folder, given, script]
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environment |= {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -134,8 +134,23 @@ def test_image_when_docker_is_here_is_built_and_serves():
         pytest.skip("no docker daemon is here")
     if not os.environ.get("FLOWCTL_BUILD_IMAGE"):
         pytest.skip("FLOWCTL_BUILD_IMAGE is not set: the build downloads for minutes")
-    with contextlib.chdir(ROOT):
-        subprocess.run([docker, "build", "--tag", "flowctl-test", "."], check=True)
-    words = [docker, "run", "--rm", "flowctl-test", "version"]
-    said = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "flowctl" in said.stdout
+
+    def run(*words):
+        return subprocess.run([docker, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    run("build", "--tag", "flowctl-test", ".")
+    container = run("run", "--detach", "--network", "none", "flowctl-test")
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while run("inspect", "--format", "{{.State.Health.Status}}", container) != "healthy":
+            assert time.monotonic() < deadline, run("logs", container)
+            time.sleep(0.5)
+        url = f"rtmp://127.0.0.1:{last('EXPOSE')}/live/room"
+        run("exec", "--detach", container, "flowctl", "publish", "synthetic", url, "--duration", "20s")
+        played = json.loads(run("exec", container, "flowctl", "play", url, "--duration", "2s", "--json"))
+        assert played["received"]["key"] > 0
+        assert played["missing"]["video"] == 0
+        run("stop", container)
+        assert run("inspect", "--format", "{{.State.ExitCode}}", container) == "0"
+    finally:
+        run("rm", "--force", container)
