@@ -35,6 +35,8 @@ _TRIED: Final = 8
 """Edges that are looked at first: two that fit are among them nearly always, and to look at all 512 takes 0.3 ms."""
 MOST_PASSED_ON: Final = 64
 """Reports of other edges that an edge passes on: with its own ones as many as a node may say without a pause."""
+_MOST_COUNT: Final = 1 << 32
+"""Largest number of connections that an edge may tell of; there is no load in floating point of a much larger one."""
 SCHEMES: Final = frozenset({"rtmp", "rtmps", "http", "https"})
 _BASE: Final = re.compile(r"(rtmps?|https?)://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,128})(:[0-9]{1,5})?")
 _NAME: Final = re.compile(r"[0-9a-f]{16}")
@@ -81,7 +83,8 @@ class EdgeReport:
                 drains=bool(said["drains"]),
                 made_at=now - age_s,
             )
-            sound = connections >= 0 and most > 0 and age_s >= 0 and _NAME.fullmatch(found.name)
+            sound = 0 <= connections <= _MOST_COUNT and 0 < most <= _MOST_COUNT and age_s >= 0
+            sound = sound and _NAME.fullmatch(found.name) is not None
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
             raise RemoteProtocolError(f"what an edge tells of itself cannot be read: {error}", code="report") from error
         if not sound:
