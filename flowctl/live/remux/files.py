@@ -32,6 +32,8 @@ _YOUNG_S: Final = 60.0
 _ROOM_AGAIN_SHARE: Final = 20
 _ROOM_AGAIN_BYTES: Final = 64 << 20
 """Free space from which a disk that was full has room again, if it is less than a 20th of the disk."""
+HLS_FILE: Final = re.compile(rf"(.+)(?:-(\d+)(?:-init|\.\d+)?\.(?:ts|m4s|mp4)|\.m3u8)(?:{re.escape(PART)})?", re.DOTALL)
+"""What the files of HLS are called, whole and being written: a stream, encoded, and a number where there is one."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ._=@+-]*\Z")
 
 
@@ -68,12 +70,6 @@ def encoded(name: str) -> str:
     """Return any name as one safe part of a path."""
     text = quote(name, safe="") or "_"
     return "%2E" + text[1:] if text.startswith(".") else text
-
-
-def files_of(stem: str) -> re.Pattern[str]:
-    """Return what a stream's files of HLS are called, whole and being written; numbers are a group."""
-    names = rf"{re.escape(stem)}(?:-(\d+)(?:-init|\.\d+)?\.(?:ts|m4s|mp4)|\.m3u8)"
-    return re.compile(rf"{names}(?:{re.escape(PART)})?")
 
 
 def _shortened(piece: str) -> str:

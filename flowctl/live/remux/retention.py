@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from flowctl.live.remux.files import files_of, lock_file
+from flowctl.live.remux.files import HLS_FILE, lock_file
 
 TEMPLATE: Final = "{app}/{stream}/{time}"
 """Names of a server's recordings."""
@@ -50,11 +50,14 @@ def remove_ended(folder: Path, ours: Callable[[str], bool], now: float) -> list[
     for below in _folders(folder):
         before = len(removed)
         files = dict(_files(below))
+        of_stem: dict[str, list[Path]] = {}
+        for path in files:
+            if found := HLS_FILE.fullmatch(path.name):
+                of_stem.setdefault(found[1], []).append(path)
         for lock in [path for path in files if re.fullmatch(r"\..+\.lock", path.name)]:
             stem = lock.name.removeprefix(".").removesuffix(".lock")
             name = f"{unquote(below.name)}/{unquote(stem)}"
-            shape = files_of(stem)
-            its = [path for path in files if shape.fullmatch(path.name)]
+            its = of_stem.get(stem, [])
             if not ours(name) or now - max(files[path] for path in (lock, *its)) < ENDED_S:
                 continue
             with contextlib.suppress(OSError):  # BlockingIOError: it is being written
