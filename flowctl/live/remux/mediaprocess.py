@@ -196,11 +196,13 @@ class MediaProcess:
         said: dict[str, Any] | None = {}
         while said is not None:
             if "ask" in said:
+                self._look()
                 with contextlib.suppress(OSError):  # the end comes
                     self._conn.sendall(json.dumps(self._figures()).encode() + b"\n")
             elif said:
                 self._take(said)
-            self._look()
+            if self._lines.empty():  # once for many lines: a look costs something for each stream that waits
+                self._look()
             try:
                 said = self._lines.get(timeout=_LOOK_S)
             except queue.Empty:
@@ -239,6 +241,7 @@ class MediaProcess:
         if order is None:
             for key in ((name, _RECORD), (name, _HLS)):
                 self._waiting.pop(key, None)
+                self._told.discard(key)
                 if key in self._written:
                     self._written[key].drop_at = self._clock() + _DROP_S
             return
@@ -263,6 +266,8 @@ class MediaProcess:
         """Begin to write, or note that it has to wait."""
         try:
             if len(self._written) >= MOST_WRITTEN:
+                self._end_longest_gone()
+            if len(self._written) >= MOST_WRITTEN:
                 raise LimitExceededError("streams that are written", len(self._written) + 1, MOST_WRITTEN)
             self._written[key] = WrittenStream(key, path, spec, self._config, self._group)
         except (FlowctlError, OSError) as error:
@@ -273,6 +278,12 @@ class MediaProcess:
                 self._told.add(key)
         else:
             self._told.discard(key)
+
+    def _end_longest_gone(self) -> None:
+        """Make room: a publisher of one name after the other shall keep no other stream from being written."""
+        gone = [(stream.drop_at, key) for key, stream in self._written.items() if stream.drop_at is not None]
+        if gone:
+            self._end(min(gone)[1])
 
     def _end(self, key: _Key) -> None:
         self._written[key].leave()

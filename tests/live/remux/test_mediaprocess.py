@@ -85,6 +85,19 @@ def test_process_when_an_order_changes_leaves_what_is_as_it_was(server):
     assert ("live/a", "hls") in server.rows()
 
 
+def test_process_when_names_are_published_one_after_the_other_writes_what_is_published_now(server, monkeypatch):
+    monkeypatch.setattr("flowctl.live.remux.mediaprocess.MOST_WRITTEN", 3)
+    for number in range(10):
+        server.say(f"live/{number}", record_format="flv")
+        server.say(f"live/{number}")  # gone at once; it may be back, and its file is kept open for a while
+    server.say("live/show", record_format="flv")
+    assert ("live/show", "record") in server.rows()
+    assert len(server.rows()) <= 3
+    for number in range(3):
+        server.say(f"live/other{number}", record_format="flv")  # two of them have room
+    assert {("live/show", "record"), ("live/other0", "record"), ("live/other1", "record")} == set(server.rows())
+
+
 def test_process_when_a_stream_moves_to_the_next_server_leaves_it_to_that_one_soon(server, tmp_path):
     server.say("live/room", record_format="flv", **HLS)
     wait_until(lambda: len(server.rows()) == 2, "both are written")
