@@ -196,7 +196,7 @@ class Node:
         while True:
             self.gate.tick()
             ticks += 1
-            if ticks % int(TELL_S / TICK_S) == 0:
+            if ticks % int(TELL_S / TICK_S) == 0 or self.book.take_lost():
                 self.diffusion.tell(*self.book.words_of_all(self._report()))
             await asyncio.sleep(TICK_S)
 
@@ -239,11 +239,10 @@ class Node:
 
     def serve(self, line: Line) -> None:
         self._lines.append(line)
-        self.tasks.append(self.loop.create_task(self._serve(line)))
+        self.tasks.append(self.loop.create_task(self._serve(line, len(self._lines))))
 
-    async def _serve(self, line: Line) -> None:
+    async def _serve(self, line: Line, number: int) -> None:
         with contextlib.suppress(BrokenError, ClosedError):  # an edge that has died
-            number = len(self._lines)
             try:
                 await self.diffusion.serve(line, Guard(self.book, number))
             finally:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
 from typing import Final
@@ -130,6 +130,7 @@ class EdgeBook:
         self._lock: Final = OwnedLock()
         self._edges: dict[str, _KnownEdge] = {}  # by name; guarded by _lock
         self._redirected = 0  # guarded by _lock
+        self._lost = False  # guarded by _lock
 
     def take_report(self, words: bytes, by: int) -> None:
         """Enter what came by a connection; one that cannot be read raises RemoteProtocolError."""
@@ -146,9 +147,22 @@ class EdgeBook:
                     self._edges[report.name] = _KnownEdge(report, by)
 
     def forget_connection(self, by: int) -> None:
-        """Name no edges any more that were told of by a connection that has ended."""
+        """Name no edges any more that were told of by a connection that has ended, and have that passed on.
+
+        They count as draining from now on, until they tell more themselves, be it by another connection.
+        """
+        now = self._clock()
         with self._lock:
-            self._edges = {name: edge for name, edge in self._edges.items() if edge.by != by}
+            for edge in self._edges.values():
+                if edge.by == by and not edge.report.drains:
+                    edge.report = replace(edge.report, drains=True, made_at=now)
+                    self._lost = True
+
+    def take_lost(self) -> bool:
+        """Return whether edges were lost since the last call: that is to be passed on at once."""
+        with self._lock:
+            lost, self._lost = self._lost, False
+            return lost
 
     def _forget_old_locked(self, now: float) -> None:
         self._lock.assert_owned()

@@ -121,6 +121,26 @@ def test_edge_when_its_connection_ends_or_it_falls_silent_is_not_named_any_more(
     assert book.figures() == {"redirected": 20, "edges": []}
 
 
+def test_edge_when_its_connection_to_another_edge_ends_is_not_named_by_the_origin_either(clock):
+    """The edge in between passes that on at once; one that is only connected elsewhere now is named again."""
+    origin, between = EdgeBook(clock, Random(1)), EdgeBook(clock, Random(2))
+    told(between, report(1), report(2), by=7)
+    told(between, report(3), by=8)
+    for words in between.words_of_all(None):
+        origin.take_report(words, 1)
+    assert not between.take_lost()
+    clock.now += 0.5
+    between.forget_connection(8)
+    assert between.take_lost()
+    assert not between.take_lost()
+    for words in between.words_of_all(None):
+        origin.take_report(words, 1)
+    assert {origin.choose("rtmp") for _ in range(50)} == {"rtmp://edge1.test", "rtmp://edge2.test"}
+    clock.now += 0.5
+    told(origin, report(3, made_at=clock.now), by=2)
+    assert "rtmp://edge3.test" in {origin.choose("rtmp") for _ in range(50)}
+
+
 def test_player_of_files_when_it_asks_again_is_sent_to_the_same_edge(book, clock):
     """It asks for the playlist every few seconds; when its edge goes, the others keep theirs."""
     told(book, *(report(number, scheme="http") for number in range(5)), report(9, scheme="http", hls=False))

@@ -552,7 +552,8 @@ class Edge:
     def _tell_of_edges(self, now: float) -> None:
         """Tell origins where viewers may be sent: here, and to edges of this one."""
         drains = self._server.drains_for_s is not None
-        if self._diffusion is None or (now < self._tell_at and drains is self._drains):
+        changed = drains is not self._drains or self._book.take_lost()
+        if self._diffusion is None or (now < self._tell_at and not changed):
             return
         self._tell_at, self._drains = now + TELL_S, drains
         own = None
