@@ -67,7 +67,10 @@ def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> Non
 
 @app.command("revoke")
 def revoke(file: Annotated[Path, typer.Argument(help="keys_file that loses it.")]) -> None:
-    """Take a stream key out of keys_file: a running server refuses it at once. The key is read from standard input."""
+    """Take a stream key out of keys_file, at once. The key is read from standard input.
+
+    A server that runs refuses it from the next request on; who uses it stays (flowctl kick).
+    """
     from flowctl.live.access.keys import without_key
 
     stream_key = sys.stdin.readline().strip()
