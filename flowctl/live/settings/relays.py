@@ -12,6 +12,8 @@ from flowctl.wire.rtmp.url import REDACTED, RtmpUrl, parse_url
 
 MOST_RELAYS: Final = 64
 _ALWAYS: Final = "always"
+_PATH_ENDS: Final = frozenset("?#")
+"""Characters of names behind which an address has no path: the rest would be read as a query, of another stream."""
 _WILD: Final = frozenset("*?[")
 
 
@@ -65,6 +67,8 @@ class RelayRule:
 
 
 def _filled_in(address: str, stream: str) -> RtmpUrl:
+    if not _PATH_ENDS.isdisjoint(stream):
+        raise RemoteProtocolError("no address can have a stream of this name", code="bad-name")
     app, _, name = stream.rpartition("/")
     return parse_url(address.replace("{app}", app).replace("{stream}", name))
 

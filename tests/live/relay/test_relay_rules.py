@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.live.config import LiveConfig
 from flowctl.live.relay.relay import hops_of
 from flowctl.live.settings.relays import MOST_RELAYS, RelayRule, parse_relays
@@ -51,6 +51,13 @@ def test_rules_when_shown_have_no_secrets():
     assert str(rules[1]) == "live/cam=rtmp://h:1935/a/*** always"
 
 
+@pytest.mark.parametrize("name", ["live/news#2", "live/news#key=mine", "live/news?key=mine", "live#/news"])
+def test_rule_when_a_peer_chose_a_name_that_would_be_read_as_another_one_has_no_address(name):
+    (rule,) = parse_relays("live*/*=rtmp://h/{app}/{stream}?key=s", "x")
+    with pytest.raises(RemoteProtocolError, match="no address"):
+        rule.target(name)
+
+
 def test_rule_when_its_key_is_in_a_file_has_what_the_file_holds_now_and_never_one_that_a_peer_names(tmp_path):
     file = tmp_path / "key"
     file.touch(mode=0o600)
@@ -59,7 +66,9 @@ def test_rule_when_its_key_is_in_a_file_has_what_the_file_holds_now_and_never_on
     assert (rule.target("live/a").raw_query, str(rule)) == ("key=one", "live/*=rtmps://h:443/x/***")
     file.write_text("two\n")
     assert rule.target("live/a").raw_query == "key=two"
-    assert "two" not in str(rule.target(f"live/x?token=@{file}").path)
+    assert rule.target("live/@key").path == "x/@key"
+    with pytest.raises(RemoteProtocolError, match="no address"):
+        rule.target(f"live/x?token=@{file}")
     assert rule.address("live/a").raw_query == f"key=@{file}"
     (rule,) = parse_relays(f"live/cam=rtmps://h/live2/@{file}", "x")
     assert (rule.target("live/cam").path, str(rule)) == ("live2/two", "live/cam=rtmps://h:443/live2/***")
