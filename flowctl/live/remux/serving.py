@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from email.utils import formatdate, parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
@@ -44,9 +45,9 @@ class HlsFiles:
 
     in_files: Final = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder: Final = folder
-        self._playlists: Final = HlsPlaylists(folder)
+        self.playlists: Final = HlsPlaylists(folder, clock)
 
     def stream_of(self, path: str) -> str | None:
         app, _, name = path.removeprefix("/").rpartition("/")
@@ -75,7 +76,7 @@ class HlsFiles:
 
     def _answer_playlist(self, exchange: Exchange, app: str, name: str) -> None:
         """Answer with a playlist: as it is, or when it has what is asked for."""
-        playlist = self._playlists.get(app, name)
+        playlist = self.playlists.get(app, name)
         wanted = exchange.request.directives
         number, part = wanted.get("msn"), wanted.get("part")
         if not playlist.hint or (number is None and part is None):
@@ -96,7 +97,7 @@ class HlsFiles:
             else:
                 _give_playlist(exchange, found)
 
-        self._playlists.wait(exchange, app, name, lambda found: not found.hint or found.has(*place), answer)
+        self.playlists.wait(exchange, app, name, lambda found: not found.hint or found.has(*place), answer)
 
     def _answer_segment(self, exchange: Exchange, app: str, name: str) -> None:
         """Answer with a file, or when it is there, if it is the next part."""
@@ -106,21 +107,23 @@ class HlsFiles:
         except FileNotFoundError:
             of_stream = _SEGMENT.fullmatch(name)
             playlist = "" if of_stream is None else of_stream[1] + PLAYLIST
-            if self._playlists.get(app, playlist).hint != name:
-                raise
-        else:
-            _give_segment(exchange, number, content_type)
-            return
+            # As it is now: the client may have it from another process, which has looked later.
+            if self.playlists.get(app, playlist, at_once=True).hint == name:
+                self._wait_for_part(exchange, app, name, playlist)
+                return
+            number = open_below(self._folder, app, name)  # it may have come meanwhile
+        _give_segment(exchange, number, content_type)
 
+    def _wait_for_part(self, exchange: Exchange, app: str, name: str, playlist: str) -> None:
         def answer(found: ServedPlaylist | None) -> None:
             try:
                 if found is None:
                     raise FileNotFoundError(name)
-                _give_segment(exchange, open_below(self._folder, app, name), content_type)
+                _give_segment(exchange, open_below(self._folder, app, name), CONTENT_TYPES[PurePosixPath(name).suffix])
             except OSError:
                 exchange.respond(HTTPStatus.NOT_FOUND)
 
-        self._playlists.wait(exchange, app, playlist, lambda found: found.hint != name, answer)
+        self.playlists.wait(exchange, app, playlist, lambda found: found.hint != name, answer)
 
 
 def hls_handlers(folder: Path) -> dict[str, Handler]:

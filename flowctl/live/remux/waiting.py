@@ -118,8 +118,8 @@ class HlsPlaylists:
         self._waiters: dict[tuple[str, str], list[_Waiter]] = {}  # by application and name; guarded by _lock
         self._looking = False  # the thread runs; guarded by _lock
 
-    def get(self, app: str, name: str) -> ServedPlaylist:
-        """Return a playlist, as it is now or was `LOOK_S` ago.
+    def get(self, app: str, name: str, *, at_once: bool = False) -> ServedPlaylist:
+        """Return a playlist, as it is now or, unless `at_once`, was `LOOK_S` ago.
 
         Raises:
             OSError: there is none.
@@ -128,7 +128,7 @@ class HlsPlaylists:
         key, now = (app, name), self._clock()
         with self._lock:
             kept = self._kept.get(key)
-            if kept is not None and now - kept.looked_at < LOOK_S:
+            if kept is not None and not at_once and now - kept.looked_at < LOOK_S:
                 self._kept.move_to_end(key)
                 return kept.playlist
         if kept is not None and kept.state == _state_of((self._folder / app / name).lstat()):
@@ -141,7 +141,7 @@ class HlsPlaylists:
                 os.close(number)
         with self._lock:
             newest = self._kept.get(key)
-            if newest is not None and newest.state[0] > kept.state[0]:  # another thread has read it meanwhile
+            if newest is not None and newest.looked_at > now:  # another thread has looked meanwhile, and later
                 return newest.playlist
             self._kept[key] = kept
             self._kept.move_to_end(key)
