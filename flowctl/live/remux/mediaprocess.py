@@ -180,7 +180,7 @@ class MediaProcess:
         self._group: Final = PollGroup("media")
         self._lines: Final[queue.SimpleQueue[dict[str, Any] | None]] = queue.SimpleQueue()  # None: the end
         self._written: dict[_Key, WrittenStream] = {}
-        self._finishing: dict[_Key, threading.Thread] = {}  # whose files are being finished
+        self._finishing: dict[_Key, tuple[threading.Thread, WrittenStream]] = {}  # whose files are being finished
         self._waiting: dict[_Key, tuple[str, _Spec]] = {}  # to be written from where, once that can be
         self._told: set[_Key] = set()  # of those, whose reason is in the log
         self._past: Final = {_RECORD: Counter[str](), _HLS: Counter[str]()}  # of streams that have gone
@@ -218,15 +218,17 @@ class MediaProcess:
         for key in list(self._written):
             self._finish(key)
         until = time.monotonic() + _STOP_S
-        for thread in self._finishing.values():
+        for thread, _stream in self._finishing.values():
             thread.join(max(0.0, until - time.monotonic()))
         self._conn.close()
 
     def _look(self) -> None:
         now = self._clock()
-        for key, thread in list(self._finishing.items()):
+        for key, (thread, stream) in list(self._finishing.items()):
             if not thread.is_alive():
                 del self._finishing[key]
+                row = stream.row()
+                self._past[key[1]].update({name: row[name] for name in _COUNTED})
         for key in [key for key in self._waiting if key not in self._finishing]:
             self._begin(key, *self._waiting.pop(key))
         for key, stream in list(self._written.items()):
@@ -292,18 +294,14 @@ class MediaProcess:
     def _finish(self, key: _Key) -> None:
         """Finish the files of a stream; a thread of its own waits for the disk."""
         stream = self._written.pop(key)
-
-        def finish() -> None:
-            stream.finish(_STOP_S)
-            self._past[key[1]].update({name: stream.row()[name] for name in _COUNTED})
-
-        thread = self._finishing[key] = threading.Thread(target=finish, name="flowctl-media-finish", daemon=True)
+        thread = threading.Thread(target=stream.finish, args=(_STOP_S,), name="flowctl-media-finish", daemon=True)
+        self._finishing[key] = thread, stream
         thread.start()
 
     def _figures(self) -> dict[str, Any]:
         rows = [stream.row() for stream in self._written.values()]
         totals = {kind: Counter(past) for kind, past in self._past.items()}
-        for row in rows:
+        for row in (*rows, *(stream.row() for _, stream in self._finishing.values())):
             totals[row["kind"]].update({name: row[name] for name in _COUNTED})
         return {"streams": rows, "totals": totals}
 

@@ -17,7 +17,7 @@ from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
 from flowctl.live.cluster.workers import restarts
 from flowctl.live.config import LiveConfig
 from flowctl.live.remux.files import lock_file
-from flowctl.live.remux.mediaprocess import MediaProcess
+from flowctl.live.remux.mediaprocess import MediaProcess, WrittenStream
 from flowctl.live.settings.media import MediaOptions, StreamPatterns
 
 HLS = {"hls": True, "hls_segment_s": 2.0, "hls_part_s": 0.5}
@@ -42,9 +42,12 @@ class Server:
     def say(self, stream, **order):
         self._send({"stream": stream, "path": "/nowhere", "order": order or None})
 
-    def rows(self):
+    def figures(self):
         self._send({"ask": "figures"})
-        return [(row["stream"], row["kind"]) for row in json.loads(self.lines.readline())["streams"]]
+        return json.loads(self.lines.readline())
+
+    def rows(self):
+        return [(row["stream"], row["kind"]) for row in self.figures()["streams"]]
 
     def _send(self, said):
         self.conn.sendall(json.dumps(said).encode() + b"\n")
@@ -112,6 +115,22 @@ def test_process_when_a_stream_moves_to_the_next_server_leaves_it_to_that_one_so
 
     os.close(wait_until(claimed, "the next server can write it", 5.0))  # long before it would be given up
     assert server.rows() == []
+
+
+def test_totals_when_the_disk_is_slow_to_finish_a_stream_never_go_back(server, monkeypatch):
+    """They are counters: one that goes back counts as begun anew, and what it has counted twice."""
+    row, finish, finishes = WrittenStream.row, WrittenStream.finish, threading.Event()
+    monkeypatch.setattr(WrittenStream, "row", lambda stream: row(stream) | {"written_bytes": 1000})
+    monkeypatch.setattr(WrittenStream, "finish", lambda stream, s: (finishes.wait(20), finish(stream, s)))
+    for name in ("live/a", "live/b"):
+        server.say(name, record_format="flv")
+    assert server.figures()["totals"]["record"]["written_bytes"] == 2000
+    server.say("live/a", hls=False)
+    assert server.rows() == [("live/b", "record")]
+    assert server.figures()["totals"]["record"]["written_bytes"] == 2000
+    finishes.set()
+    time.sleep(0.1)
+    assert server.figures()["totals"]["record"]["written_bytes"] == 2000
 
 
 def test_keeper_when_its_process_hangs_kills_it_and_tells_the_next_one_all_again(tmp_path, monkeypatch):
