@@ -173,6 +173,7 @@ class TlsSocket(socket.socket):
             if self._kept and (not self.established or len(self._kept) > _MOST_ANSWERS_BYTES):
                 self.read_wants_write = True
                 raise BlockingIOError(_AGAIN)
+            self._claim_locked(records)  # for what TLS answers
             try:
                 if self._fault is not None:
                     raise self._fault
@@ -347,6 +348,7 @@ class TlsSocket(socket.socket):
         """Send close_notify and end the stream; `_closing` stays where the kernel does not take it."""
         if not self._said:
             self._said = True
+            self._claim_locked(records)
             with contextlib.suppress(
                 OSError, ValueError
             ):  # what this waits for, or has met, is of no interest any more

@@ -66,7 +66,10 @@ class Peer:
         client.keylog_filename = str(tmp_path / "keys")
         self.came, self.goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = client.wrap_bio(self.came, self.goes, server_hostname="localhost")
-        while not self.sock.established:
+        for step in itertools.count():
+            if self.sock.established:
+                break
+            assert step < 10
             with contextlib.suppress(ssl.SSLWantReadError):
                 self.tls.do_handshake()
             self.far.sendall(self.goes.read())
@@ -205,3 +208,20 @@ def test_records_when_another_connection_comes_in_between_go_to_their_own_peer_i
     assert other.read() == b"mine"
     assert one.read() + one.read() == b"first second"
     assert records.owner is None
+
+
+def test_answer_when_another_connection_comes_in_before_it_is_sent_is_not_lost(connect, monkeypatch):
+    """As where a finalizer that sends runs just after OpenSSL has read: what it answers is among the records."""
+    other, flush, said = connect(), tls.TlsSocket._flush_locked, []
+
+    def come_in(sock, records):
+        if records.bio.pending and sock is not other.sock and not said:
+            said.append(other.sock.send(b"mine"))
+        flush(sock, records)
+
+    monkeypatch.setattr(tls.TlsSocket, "_flush_locked", come_in)
+    one = connect()
+    assert said == [4]
+    assert one.sock.send(b"yours") == 5
+    assert one.read() == b"yours"
+    assert other.read() == b"mine"
