@@ -98,9 +98,9 @@ class WatchedFile:
         return True
 
     def changed(self) -> bool:
-        """Return whether the next look may find something new; it costs one ``stat``. Any thread."""
+        """Return whether the file is another one than at the last look; it costs one ``stat``. Any thread."""
         try:
-            return self._blank is not None or _look_of(self.path) != self._seen
+            return _look_of(self.path) != self._seen
         except OSError:
             return False  # what it said stays in force
 

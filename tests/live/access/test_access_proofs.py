@@ -150,6 +150,23 @@ def test_keys_when_the_file_changes_are_replaced_together_or_not_at_all(tmp_path
     assert after("# no key\n") == ([False, False], 0)
 
 
+@pytest.mark.parametrize("cut", [0, len(hash_key(KEY))])
+def test_keys_when_many_are_let_in_while_the_file_is_being_written_stay_as_they_were(tmp_path, cut):
+    """Decisions look at the file whenever it has changed, which may be twice between two words of its writer."""
+    path = written(tmp_path / "keys", hash_key(KEY) + " play live/*")
+    keys, whole = read_keys(path), path.read_text()
+
+    def decided():
+        if keys.file.changed():
+            keys.file.read()
+        return [keys.allows([KEY], kind, "live/room") for kind in ("play", "publish")]
+
+    path.write_text(whole[:cut])
+    assert [decided() for _ in range(3)] == [[True, False]] * 3
+    path.write_text("# no key\n")
+    assert decided() == [False, False]
+
+
 # -- signed tokens
 
 
