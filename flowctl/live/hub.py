@@ -153,8 +153,8 @@ class Hub:
         # Set before the first connection, if at all:
         self.taker: StreamTap | None = None  # takes what is published
         self.names: NameAuthority | None = None  # decides who has a name, with other servers
-        # Chooses the edge that a viewer is sent to, by its scheme, and by who it is where it fetches files. None: none.
-        self.edge_for: Callable[[str, bytes | None], str | None] | None = None
+        # Chooses the edge that a viewer is sent to, by its scheme, who it is where it fetches files, and its network.
+        self.edge_for: Callable[[str, bytes | None, str], str | None] | None = None
         self.leaving = False  # another server takes the place of this one; assigned once
         self.demand: Callable[[str], None] | None = None  # told of the first and last viewer of a stream, on any thread
         # Told of streams that begin or end, or may have other settings than before, on any thread.

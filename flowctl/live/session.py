@@ -663,7 +663,7 @@ class LiveSession(ViewerSession):
         if self._node or hub.edge_for is None or hub.config.redirect is not Redirect.ALL:
             return False
         scheme = "rtmps" if self.connection.secure or url.scheme == "rtmps" else "rtmp"
-        base = hub.edge_for(scheme, None)
+        base = hub.edge_for(scheme, None, address_key(self.peer[0]))
         if base is None:
             return False
         edge = parse_url(base)

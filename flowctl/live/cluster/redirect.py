@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -33,6 +34,9 @@ MOST_EDGES: Final = 512
 """Edges that are known at a time."""
 _TRIED: Final = 8
 """Edges that are looked at first: two that fit are among them nearly always, and to look at all 512 takes 0.3 ms."""
+_MOST_SENT: Final = 64
+"""Viewers of one address that count in `TELL_S` before edges tell of them: as many connections as an edge lets it have
+by default. One that asks again and again, and goes nowhere, would have all edges look full: 9,000 times in a second."""
 MOST_PASSED_ON: Final = 64
 """Reports of other edges that an edge passes on: with its own ones as many as a node may say without a pause."""
 _MOST_COUNT: Final = 1 << 32
@@ -130,6 +134,8 @@ class EdgeBook:
         self._lock: Final = OwnedLock()
         self._edges: dict[str, _KnownEdge] = {}  # by name; guarded by _lock
         self._redirected = 0  # guarded by _lock
+        self._sent_of: Counter[str] = Counter()  # viewers sent away by address, of `TELL_S`; guarded by _lock
+        self._sent_since = 0.0  # guarded by _lock
         self._lost = False  # guarded by _lock
 
     def take_report(self, words: bytes, by: int) -> None:
@@ -174,13 +180,16 @@ class EdgeBook:
             self._forget_old_locked(self._clock())
             return [edge.report for edge in self._edges.values()]
 
-    def choose(self, scheme: str, viewer: bytes | None = None) -> str | None:
+    def choose(self, scheme: str, viewer: bytes | None = None, address: str = "") -> str | None:
         """Return where a viewer is to go, such as ``rtmp://host:port``. None: no edge has room.
 
         Args:
             scheme: of the address that the viewer came by; that of the edge is the same.
             viewer: what tells the viewer from others, where it fetches HLS: it is sent to the same edge each time.
+            address: of the viewer's network; of each not more than `_MOST_SENT` count. Empty: it counts.
         """
+        # Once here, and not for each edge: a query may be long.
+        viewer = None if viewer is None else blake2b(viewer, digest_size=16).digest()
         with self._lock:
             now, everyone = self._clock(), list(self._edges.values())
             found: list[_KnownEdge] = []
@@ -194,11 +203,19 @@ class EdgeBook:
                 return None
             if viewer is None:
                 chosen = min(self._rng.sample(found, min(2, len(found))), key=_KnownEdge.load)
-                chosen.sent += 1
+                chosen.sent += self._counts_locked(address, now)
             else:
                 chosen = max(found, key=lambda edge: blake2b(viewer, key=edge.report.name.encode()).digest())
             self._redirected += 1
             return chosen.report.bases[scheme]
+
+    def _counts_locked(self, address: str, now: float) -> bool:
+        """Return whether one more viewer who is sent away counts, until the edge tells of it."""
+        self._lock.assert_owned()
+        if now - self._sent_since >= TELL_S:
+            self._sent_of, self._sent_since = Counter(), now
+        self._sent_of[address] += bool(address)
+        return self._sent_of[address] <= _MOST_SENT
 
     def words_of_all(self, own: EdgeReport | None) -> list[bytes]:
         """Return what an edge tells its origins: of itself, and of the edges behind it that have the most room."""

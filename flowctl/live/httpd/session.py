@@ -23,6 +23,7 @@ import structlog
 
 from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.text.addresses import address_key
 from flowctl.core.text.printable import printable
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
@@ -493,7 +494,8 @@ class HttpSession(ViewerSession):
         secure = self.connection.secure or request.header("x-forwarded-proto") == "https"
         lasting = "&".join(item for item in request.raw_query.split("&") if not item.startswith(_OF_ONE_REQUEST))
         viewer = "\n".join((live.peer[0], live.stream, live.user_agent, lasting)).encode()
-        base = hub.edge_for("https" if secure else "http", viewer if handler.in_files else None)
+        scheme, network = "https" if secure else "http", address_key(live.peer[0])
+        base = hub.edge_for(scheme, viewer if handler.in_files else None, network)
         if base is None:
             return False
         where = (base.replace("http", "ws", 1) if websocket else base) + quote(request.path)

@@ -91,6 +91,13 @@ def test_crowd_when_edges_differ_in_size_fills_them_alike(book):
     assert counts == {"rtmp://edge1.test": 100, "rtmp://edge2.test": 300, None: 100}
 
 
+def test_client_when_it_asks_again_and_again_does_not_have_edges_look_full(book):
+    """It goes nowhere; the others, whom the origin could not carry, are still sent away."""
+    told(book, *(report(number, most=100) for number in range(4)))
+    assert all(book.choose("rtmp", None, "192.0.2.1") for _ in range(2000))
+    assert [book.choose("rtmp", None, f"192.0.2.{number % 100 + 2}") for number in range(400)].count(None) == 64
+
+
 def test_viewers_when_their_edge_has_told_of_them_do_not_count_twice_for_long(book, clock):
     """Those that were sent there before the last report but one are among its connections, or never came."""
     told(book, report(1, most=10))
@@ -368,7 +375,7 @@ def test_client_when_sent_round_in_a_circle_ends(house):
     encoder = Encoder(origin)
     encoder.pictures(30)
     base = f"rtmp://127.0.0.1:{origin.server.address[1]}"
-    origin.server.hub.edge_for = lambda scheme, viewer: base
+    origin.server.hub.edge_for = lambda scheme, viewer, address: base
     url = parse_address(f"{base}/live/room")
     with (
         capture_logs() as lines,

@@ -20,7 +20,8 @@ def sent(web, tmp_path):
         server = web(redirect=redirect, origin="127.0.0.1:0", handlers=handlers)
         asked = []
 
-        def choose(scheme, viewer):
+        def choose(scheme, viewer, address):
+            assert address == "127.0.0.1"
             asked.append((scheme, viewer))
             return edge
 
