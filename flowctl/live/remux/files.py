@@ -14,13 +14,15 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from string import Formatter
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
 from flowctl.errors import ConfigError
+from flowctl.units import format_size
 
 PART: Final = ".part"
 DEFAULT_NAME: Final = "{app}-{stream}-{time}"
@@ -94,7 +96,7 @@ class DiskRoom:
         if again:
             least_bytes += min(size_bytes // _ROOM_AGAIN_SHARE, _ROOM_AGAIN_BYTES)
         if free_bytes < least_bytes:
-            raise OSError(errno.ENOSPC, f"{free_bytes} bytes are free, less than {least_bytes}")
+            raise OSError(errno.ENOSPC, f"{format_size(free_bytes)} are free, less than {format_size(least_bytes)}")
 
 
 def _usage(folder: Path) -> tuple[int, int]:
@@ -144,12 +146,17 @@ class PartFile:
             raise
         self.size_bytes += len(data)
 
-    def finish(self) -> Path | None:
-        """Have it on the disk, then under its name. None: nothing was appended, and nothing is left of it."""
+    def finish(self, changes: Mapping[int, bytes] = MappingProxyType({})) -> Path | None:
+        """Make the changes, by where they are; have it on the disk, then under its name.
+
+        None: nothing was appended, and nothing is left of it.
+        """
         try:
             if not self.size_bytes:
                 self._part.unlink(missing_ok=True)
                 return None
+            for at, data in changes.items():
+                os.pwrite(self._number, data, at)
             os.fsync(self._number)
             self.path = _renamed(self._part, self.path)
             return self.path

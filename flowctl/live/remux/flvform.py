@@ -1,4 +1,8 @@
-"""Recordings as FLV: the messages as they came, with times that begin at 0."""
+"""Recordings as FLV: the messages as they came, with times that begin at 0.
+
+Metadata of a publisher say how long the film is that it sends, if anything. In a file ``duration`` and ``filesize`` are
+those of the file: 0 while it is written, since players then look for the last tag.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ SUFFIX: Final = ".flv"
 _FRONT_BYTES: Final = 13  # file header and the back pointer of no tag
 _TYPES: Final = frozenset({TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT})
 _READ_BYTES: Final = 1 << 20
+_DURATION: Final = b"\0\x08duration\0"  # a name in AMF0, and the marker of the number behind it
+_FILE_SIZE: Final = b"\0\x08filesize\0"
+_NUMBER: Final = struct.Struct(">d")
 
 
 def flv_of(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], base_ms: int) -> bytes:
@@ -33,12 +40,28 @@ class FlvForm:
 
     def __init__(self) -> None:
         self._base_ms: int | None = None
+        self._numbers: dict[bytes, int] = {}  # where metadata say how long the file is
 
     def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
         if self._base_ms is not None:
             return tags_of(units, self._base_ms)
         self._base_ms = units[0].at_ms
-        return flv_of(headers, units, self._base_ms)
+        data = bytearray(flv_of(headers, units, self._base_ms))
+        at = _FRONT_BYTES
+        for type_id, payload in headers:
+            at += TAG_HEADER_BYTES
+            for name in (_DURATION, _FILE_SIZE) if type_id == TAG_SCRIPT else ():
+                found = payload.find(name)
+                if 0 <= found <= len(payload) - len(name) - _NUMBER.size:
+                    self._numbers[name] = at + found + len(name)
+            at += len(payload) + BACK_POINTER_BYTES
+        for where in self._numbers.values():
+            _NUMBER.pack_into(data, where, 0.0)
+        return bytes(data)
+
+    def lengths(self, media_s: float, size_bytes: int) -> dict[int, bytes]:
+        values = {_DURATION: media_s, _FILE_SIZE: size_bytes}
+        return {where: _NUMBER.pack(values[name]) for name, where in self._numbers.items()}
 
 
 def whole_flv_bytes(number: int) -> int:

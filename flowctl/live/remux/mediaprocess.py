@@ -109,7 +109,7 @@ class WrittenStream:
 
     def leave(self) -> None:
         """Have nothing more come."""
-        self._follow.stop("it is not wanted any more")
+        self._follow.stop("its settings changed, or the server stops")
 
     def hand_over(self) -> None:
         """Leave a playlist to another process, which goes on with it: it does not end."""

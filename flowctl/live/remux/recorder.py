@@ -50,6 +50,9 @@ class Form(Protocol):
     def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
         """Return the octets that `units` are, the first ones with what stands before them; None: another file's."""
 
+    def lengths(self, media_s: float, size_bytes: int) -> dict[int, bytes]:
+        """Return what is to be written where in the file, now that it is known how long it is."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSettings:
@@ -242,12 +245,12 @@ class StreamRecorder(StreamWriter):
         self._begun = True
 
     def _close_file(self, why: str) -> None:
-        file, self._file, self._form = self._file, None, None
-        if file is None:
+        file, form, self._file, self._form = self._file, self._form, None, None
+        if file is None or form is None:
             return
         media_s = (self._last_ms - self._first_ms) / 1000
         try:
-            path = file.finish()
+            path = file.finish(form.lengths(media_s, file.size_bytes))
         except OSError as error:
             _log.error("a recording could not be finished", file=str(file.path), why=error.strerror or str(error))
             return

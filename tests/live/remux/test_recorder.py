@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from remux_kit import Bench, Disk, moved, source, tags_of
 
@@ -10,6 +12,7 @@ from flowctl.flv import FlvTag
 from flowctl.live.remux.files import NameTemplate
 from flowctl.live.remux.intake import MessagesLost
 from flowctl.live.remux.writer import RETRY_S, RecorderState
+from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.media.media import inspect
 
 
@@ -209,3 +212,25 @@ def test_messages_when_they_are_of_no_use_in_a_file_are_left_out(tmp_path):
     bench.feed([FlvTag(22, 900, b"x"), FlvTag(9, 900, b""), FlvTag(15, 950, b"\0" + metadata)])
     bench.end()
     assert tags_of(tmp_path / "live-room.flv")[-1] == FlvTag(18, 950, metadata)
+
+
+def test_metadata_when_they_tell_the_length_of_the_publishers_film_tell_that_of_the_file(tmp_path):
+    bench = Bench(tmp_path, max_s=2)
+    told = amf0.encode("onMetaData", {"duration": 900.0, "width": 640.0, "filesize": 5e9})
+    bench.feed([FlvTag(18, 0, told), *(tag for tag in source(3) if tag.type_id != 18)])
+    part = tags_of(next(tmp_path.glob("*.part")))
+    assert amf0.decode(part[0].payload) == ["onMetaData", {"duration": 0.0, "width": 640.0, "filesize": 0.0}]
+    (first,) = (Path(file.path) for file in bench.finished)
+    length_s = tags_of(first)[-1].timestamp / 1000
+    values = amf0.decode(tags_of(first)[0].payload)[1]
+    assert values == {"duration": length_s, "width": 640.0, "filesize": first.stat().st_size}
+    assert 1.8 < length_s <= 2.0
+
+
+@pytest.mark.parametrize("told", [{}, {"duration": "long"}, {"title": "\0\x08duration\0"}])
+def test_metadata_when_they_tell_no_length_stay_as_they_are(tmp_path, told):
+    bench = Bench(tmp_path)
+    payload = amf0.encode("onMetaData", told)
+    bench.feed([FlvTag(18, 0, payload), *(tag for tag in source(1) if tag.type_id != 18)])
+    bench.end()
+    assert tags_of(tmp_path / "live-room.flv")[0] == FlvTag(18, 0, payload)
