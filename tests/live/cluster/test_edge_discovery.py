@@ -109,6 +109,9 @@ def test_addresses_when_they_can_be_no_origin_are_left_out(server):
     """Private ones are an origin's as a rule; that of a cloud's secrets, of everybody or of nobody never is."""
     server.put(NAME, "A", "169.254.169.254", "0.0.0.0", "224.0.0.1", "255.255.255.255", "192.168.3.4")
     assert hosts(server, f"dns+{NAME}") == ["192.168.3.4"]
+    server.put(NAME, "A")
+    server.put(NAME, "AAAA", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "fe80::1", "::", "fd00::7")
+    assert hosts(server, f"dns+{NAME}") == ["fd00::7"]
     server.put(NAME, "A", "169.254.169.254")
     with pytest.raises(OSError, match="no address that can be"):
         found(server, f"dns+{NAME}")

@@ -26,6 +26,7 @@ from dns.name import root
 from dns.resolver import Resolver
 
 from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.text.addresses import meanings
 from flowctl.errors import ConfigError
 from flowctl.live.cluster.edge.upstream import OriginAddress
 
@@ -103,10 +104,11 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def _may_be_origin(host: str) -> bool:
     """Whether an address can be that of an origin. Private ones can; 169.254.0.0/16 is where clouds keep secrets."""
-    address = _address(host)
-    if address is None or address.is_unspecified or address.is_multicast or address.is_link_local:
-        return False
-    return not (address.version == 4 and address.is_reserved)
+    found = meanings(host)
+    return bool(found) and not any(
+        item.is_unspecified or item.is_multicast or item.is_link_local or (item.version == 4 and item.is_reserved)
+        for item in found
+    )
 
 
 class Lookup:
