@@ -9,7 +9,7 @@ stats` says why.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 import structlog
 
@@ -21,8 +21,9 @@ from flowctl.live.settings.relays import place_of
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import RtmpChunks, WireFormat
 from flowctl.reasons import CloseReason
+from flowctl.wire.rtmp.chunk.writer import serialise
 from flowctl.wire.rtmp.client.session import ClientSession
-from flowctl.wire.rtmp.commands import ON_METADATA, SET_DATA_FRAME
+from flowctl.wire.rtmp.commands import ON_METADATA, SET_DATA_FRAME, command
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, Rejected, StreamEnded
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
@@ -32,8 +33,9 @@ _log: Final = structlog.get_logger("flowctl.relay")
 
 
 class PushChunks(RtmpChunks):
-    """RTMP chunks of a publisher: metadata is set, and no message marks beginning and end of a stream."""
+    """RTMP chunks of a publisher: metadata is set, and the stream is given back behind the last of its messages."""
 
+    ends: ClassVar[bool] = True
     __slots__ = ()
 
     @property
@@ -49,7 +51,12 @@ class PushChunks(RtmpChunks):
         type_id, timestamp, payload = super().deserialise(wire)
         return type_id, timestamp, payload.removeprefix(SET_DATA_FRAME) if type_id == TYPE_DATA_AMF0 else payload
 
-    begin, end = WireFormat.begin, WireFormat.end  # the connection ends
+    begin = WireFormat.begin
+
+    def end(self, timestamp: int) -> bytes:
+        del timestamp
+        message = command("deleteStream", 0, None, float(self.msid))
+        return serialise(message.type_id, message.msid, 0, message.payload, message.csid, self.chunk_size)
 
 
 class PushSession(ViewerSession):
@@ -114,10 +121,11 @@ class PushSession(ViewerSession):
         self._reply()
 
     def stream_ended(self, stream: Stream) -> None:
-        """The publisher here has gone: say so there, behind everything that it sent."""
+        """The publisher here has gone: the log says so there, behind everything that it sent."""
         super().stream_ended(stream)
-        if self._playing is not None:
-            self._leave("the publisher has gone")
+        if self._playing is not None and not self._leaving:
+            self._leaving = True
+            self.connection.close_after_flush("the publisher has gone")
 
     def closed(self, reason: CloseReason, details: str) -> None:
         details = self.masked(details)

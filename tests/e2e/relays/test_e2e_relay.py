@@ -20,6 +20,8 @@ from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 from flowctl.wire.client.player import HEALTHY
 from flowctl.wire.client.source import FlvFile
 from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.events import StreamClosed
+from flowctl.wire.rtmp.wire import Message
 
 
 def test_push_of_a_set_gives_the_other_server_its_largest_rendition(live, clients):
@@ -86,15 +88,32 @@ def test_push_when_the_target_is_slow_is_a_slow_viewer(clients):
             assert player.player.statistics().broken_restarts == 0
 
 
+def test_push_when_the_publisher_goes_gives_the_slow_target_all_of_it_and_then_its_end(clients):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with relaying(push=f"live/*=rtmp://127.0.0.1:{listener.getsockname()[1]}/live/x") as (server, relays):
+            with deaf_server(listener) as came:
+                publisher = clients.publish(server, SyntheticSource(video_bit_rate=20_000_000, fps=50))
+                wait_until(lambda: len(publisher.messages) > 25, "more than a socket holds")
+                clients.group.call_soon(publisher.publisher.finish, "enough")
+                wait_until(lambda: not server.hub.is_published(NAME), "its end")
+            wait_until(lambda: not relays.figures()["push"], "the end of the push")
+        sent = [payload for _, payload in frames_of(publisher.messages, TAG_VIDEO)]
+        media = [(item.type_id, item.timestamp, item.payload) for item in came if isinstance(item, Message)]
+        assert [payload for _, payload in frames_of(media, TAG_VIDEO)] == sent
+        assert [type(item) for item in came if not isinstance(item, Message)][-1] is StreamClosed
+
+
 @contextlib.contextmanager
 def deaf_server(listener):
+    """Let a publisher in, and read nothing of it until the end; then all, into the list that this yields."""
     import threading
 
     from flowctl.wire.rtmp.events import ConnectRequested, PublishRequested
     from flowctl.wire.rtmp.server.session import ServerSession
     from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
-    done = threading.Event()
+    done, came = threading.Event(), []
 
     def serve():
         sock, _ = listener.accept()
@@ -109,11 +128,14 @@ def deaf_server(listener):
                         let_in = True
                 sock.sendall(session.data_to_send())
             done.wait(PATIENCE_S)
+            with contextlib.suppress(ConnectionError):
+                while data := sock.recv(65536):
+                    came.extend(session.receive(data, 0.0))
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        yield
+        yield came
     finally:
         done.set()
         thread.join(PATIENCE_S)
