@@ -49,14 +49,19 @@ class Fragment(NamedTuple):
 
 
 def fragment(
-    headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, number: int, known: Unit | None = None
+    headers: Sequence[tuple[int, bytes]],
+    units: Sequence[Unit],
+    zero_ms: int,
+    number: int,
+    known: Sequence[Unit] = (),
+    last_ms: int = 0,
 ) -> Fragment:
     """Return a group as a fragment.
 
-    FFmpeg knows a track by what is in it. `known` is any picture of the stream, which is not written, for a group that
-    has none.
+    FFmpeg knows a track by what is in it. `known` is any picture of the stream, or any sound, for a group that has
+    none, and is not written. `last_ms` is how long the last picture is shown at least.
     """
-    data = _remuxed(headers, units, zero_ms, "mp4", {**_FRAGMENT, "fragment_index": str(number)}, known)
+    data = _remuxed(headers, units, zero_ms, "mp4", {**_FRAGMENT, "fragment_index": str(number)}, known, last_ms)
     begin = next((at for kind, at, _ in _boxes(data) if kind == b"moof"), len(data))
     return Fragment(data[:begin], data[begin:])
 
@@ -72,41 +77,52 @@ def _remuxed(
     zero_ms: int,
     form: str,
     options: dict[str, str],
-    known: Unit | None = None,
+    known: Sequence[Unit] = (),
+    last_ms: int = 0,
 ) -> bytes:
     base_ms = units[0].at_ms - _MARGIN_MS
-    first = [] if known is None else [known._replace(at_ms=units[0].at_ms)]
+    first = [unit._replace(at_ms=units[0].at_ms) for unit in known]
+    left_out = {"video" if unit.type_id == TAG_VIDEO else "audio" for unit in known}
+    last = max((unit.at_ms - base_ms for unit in units if last_ms and unit.type_id == TAG_VIDEO), default=0), last_ms
     source = io.BytesIO(flv_of(headers, [*first, *units], base_ms))
     target = io.BytesIO()
     try:
         with av.open(source, format="flv") as read:
-            count = _copied(read, target, base_ms - zero_ms, form, options, "video" if first else "")
+            count = _copied(read, target, base_ms - zero_ms, form, options, left_out, last)
     except (av.FFmpegError, ValueError, LookupError, ArithmeticError) as error:
         # LookupError: PyAV knows no track that shows itself only behind what FFmpeg looks through at the beginning.
         raise ValueError(f"{form} cannot hold it: {error}") from error
     return target.getvalue() if count else b""
 
 
-def early_ms(units: Sequence[Unit]) -> int:
-    """Return by how much pictures are shown before they are decoded: no format but FLV can hold that.
+class DecodeTimes:
+    """The times at which pictures behind each other are decoded: before they are shown, since only FLV can hold others.
 
     Some encoders with B-frames give the time at which a picture is shown as the one at which it is decoded, so that
-    composition times are negative.
+    composition times are negative. All pictures are decoded earlier then, by the most that was needed so far.
     """
-    infos = [inspect(unit.type_id, unit.payload) for unit in units if unit.type_id == TAG_VIDEO]
-    early = -min((info.composition_ms or 0 for info in infos if info.packet == "coded"), default=0)
-    return early if early <= _MOST_EARLY_MS else 0
 
+    __slots__ = ("_early_ms", "_last_ms")
 
-def composed(units: Sequence[Unit], early: int) -> Sequence[Unit]:
-    """Return a group all of whose pictures are decoded earlier, by `early` ms, and shown when they were."""
-    if not early:
-        return units
-    infos = [inspect(unit.type_id, unit.payload) if unit.type_id == TAG_VIDEO else None for unit in units]
-    return [
-        unit if info is None or info.packet != "coded" else _earlier(unit, info, early)
-        for unit, info in zip(units, infos, strict=True)
-    ]
+    def __init__(self) -> None:
+        self._early_ms = 0
+        self._last_ms = -_MARGIN_MS
+
+    def applied(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """Return a group with the times at which its pictures are decoded; all are shown when they were."""
+        infos = [inspect(unit.type_id, unit.payload) if unit.type_id == TAG_VIDEO else None for unit in units]
+        early = -min((info.composition_ms or 0 for info in infos if info and info.packet == "coded"), default=0)
+        if early <= _MOST_EARLY_MS:
+            self._early_ms = max(self._early_ms, early)
+        made = []
+        for unit, info in zip(units, infos, strict=True):
+            if info is not None and info.packet == "coded":
+                # Where a group needs more than the one before it, its first ones follow that closely, in order.
+                by_ms = max(min(self._early_ms, unit.at_ms - self._last_ms - 1), 0)
+                unit = _earlier(unit, info, by_ms) if by_ms else unit  # noqa: PLW2901 - the same picture
+                self._last_ms = unit.at_ms
+            made.append(unit)
+        return made
 
 
 def _earlier(unit: Unit, info: MediaInfo, by_ms: int) -> Unit:
@@ -128,7 +144,15 @@ def _with(unit: Unit, at_ms: int, payload: bytes) -> Unit:
     return unit._replace(at_ms=at_ms, payload=payload)
 
 
-def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: dict[str, str], left_out: str) -> int:
+def _copied(
+    read: Any,
+    target: io.BytesIO,
+    offset_ms: int,
+    form: str,
+    options: dict[str, str],
+    left_out: set[str],
+    last: tuple[int, int],
+) -> int:
     streams = [item for item in read.streams if item.type in {"audio", "video"}]
     if not streams:
         return 0
@@ -141,8 +165,10 @@ def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: d
         for packet in read.demux(streams):
             if packet.dts is None or packet.pts is None:
                 continue  # the end
-            if packet.stream.type == left_out:
+            if packet.stream.type in left_out:
                 continue
+            if last[1] and packet.stream.type == "video" and packet.dts == last[0]:
+                packet.duration = max(packet.duration or 0, last[1])
             packet.dts += offset_ms  # FLV counts in ms
             packet.pts += offset_ms
             packet.stream = tracks[packet.stream.index]
@@ -167,6 +193,7 @@ class Mp4Form:
 
     def __init__(self) -> None:
         self._zero_ms: int | None = None
+        self._times: Final = DecodeTimes()
         self._init = b""
         self._fragments = 0
 
@@ -174,7 +201,7 @@ class Mp4Form:
         """Return the octets that a group is; None: its tracks are others than those of the file."""
         if self._zero_ms is None:
             self._zero_ms = min(unit.at_ms for unit in units)
-        made = fragment(headers, composed(units, early_ms(units)), self._zero_ms, self._fragments + 1)
+        made = fragment(headers, self._times.applied(units), self._zero_ms, self._fragments + 1)
         if not made.body:
             return b""
         if self._init and made.init != self._init:

@@ -30,7 +30,7 @@ import structlog
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.live.remux.container import composed, early_ms, fragment, transport
+from flowctl.live.remux.container import DecodeTimes, fragment, transport
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.files import HLS_FILE, PART, DiskRoom, encoded, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
@@ -44,6 +44,7 @@ _MOST_BYTES: Final = 64 << 20
 _FIRST_SEGMENT_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
 _PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
+_FRAMES: Final = _PICTURES | {MessageClass.AUDIO}
 _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
 _NAME_BYTES: Final = 230
 """Longest encoded name of an application or stream; file systems have 255, of which number and suffixes need some."""
@@ -118,10 +119,11 @@ class HlsWriter(StreamWriter):
         self._complete = False  # it is
         self._begin_ms: int | None = None  # where it begins, on the publisher's clock
         self._frame_ms: dict[int, int] = {}  # length of a frame in the part before, by type
-        self._early_ms = 0  # by how much pictures are decoded earlier than the publisher says
+        self._decode_times = DecodeTimes()
         self._open_bytes = 0  # what of it is kept in memory
         self._has_key = False  # it can be decoded
         self._picture: Unit | None = None  # the key frame that it has
+        self._sound: Unit | None = None  # any sound of these tracks
         self._zero_ms: int | None = None  # zero of the publisher's clock; None: not known yet
         self._at_ms = _FIRST_SEGMENT_MS  # where the next segment stands on our clock
         self._zero_at: float | None = None  # time of day at zero of the publisher's clock
@@ -194,6 +196,8 @@ class HlsWriter(StreamWriter):
         if unit.cut:
             self._has_key = True
             self._picture = unit if unit.type_id == TAG_VIDEO else None
+        if unit.message_class is MessageClass.AUDIO:
+            self._sound = unit
         zero_at = self._wall() - unit.at_ms / 1000  # later for what comes late, so the earliest is nearest
         self._zero_at = zero_at if self._zero_at is None else min(zero_at, self._zero_at)
         if not self._units:
@@ -230,7 +234,7 @@ class HlsWriter(StreamWriter):
         """End the open segment: what follows is of another timeline, or other tracks."""
         if self._units:
             self._write(max(map(self._end_of, {unit.type_id for unit in self._units})))
-        self._early_ms = 0
+        self._decode_times, self._sound = DecodeTimes(), None
         self._begin_apart()
         self._zero_ms = self._zero_at = None
 
@@ -263,7 +267,7 @@ class HlsWriter(StreamWriter):
         if self._zero_ms is None:
             self._zero_ms = begin_ms - self._at_ms
         try:
-            self._write_part((until_ms - begin_ms) / 1000, self._zero_ms, last=last)
+            self._write_part(until_ms, self._zero_ms, last=last)
         except OSError as error:
             self._note_no_room(error)
         except ValueError as error:
@@ -279,15 +283,16 @@ class HlsWriter(StreamWriter):
             self._begin_ms, self._open_bytes = None, 0
         self._at_ms = until_ms - self._zero_ms
 
-    def _write_part(self, duration_s: float, zero_ms: int, *, last: bool) -> None:
+    def _write_part(self, until_ms: int, zero_ms: int, *, last: bool) -> None:
         """Write the open part. Its units are gone when nothing of it can be lost any more."""
         if self._no_room_until is not None and self._clock() < self._no_room_until:
             raise OSError(0, self._why)  # looked for again later
         self._room.check(again=self._no_room_until is not None)
         playlist = self._playlist = self._playlist or self._begin_list()
+        duration_s = (until_ms - self._units[0].at_ms) / 1000
         if self._complete:
             self._close_segment(playlist)
-        init, data = self._made(zero_ms)
+        init, data = self._made(until_ms, zero_ms)
         if data:
             if init != self._init:
                 self._close_segment(playlist)
@@ -314,11 +319,9 @@ class HlsWriter(StreamWriter):
             self._close_segment(playlist)
         self._write_list(playlist)
 
-    def _made(self, zero_ms: int) -> tuple[bytes, bytes]:
+    def _made(self, until_ms: int, zero_ms: int) -> tuple[bytes, bytes]:
         """Return the open part: its initialisation, empty where it needs none, and its media, empty if it has none."""
-        # One shift for all that is behind each other, so that the times of decoding stay in order.
-        self._early_ms = max(self._early_ms, early_ms(self._units))
-        units = composed(self._units, self._early_ms)
+        units = self._decode_times.applied(self._units)
         form = self._settings.form
         if form is SegmentForm.AUTO:
             plain = set(self._timeline.codecs.values()) <= _TS_CODECS and not self._settings.part_s
@@ -326,9 +329,10 @@ class HlsWriter(StreamWriter):
         if form is SegmentForm.TS:
             return b"", transport(self._opening, units, zero_ms)
         self._fragments += 1
-        pictures = any(unit.type_id == TAG_VIDEO and unit.message_class in _PICTURES for unit in units)
-        known = None if pictures else self._picture
-        return fragment(self._opening, units, zero_ms, self._fragments, known)
+        kinds = {unit.type_id: unit for unit in self._units if unit.message_class in _FRAMES}
+        known = [unit for unit in (self._picture, self._sound) if unit is not None and unit.type_id not in kinds]
+        last_ms = until_ms - kinds[TAG_VIDEO].at_ms if TAG_VIDEO in kinds else 0
+        return fragment(self._opening, units, zero_ms, self._fragments, known, max(last_ms, 0))
 
     def _begin_init(self, playlist: Playlist, init: bytes) -> None:
         self._apart = self._apart or bool(init and self._init)

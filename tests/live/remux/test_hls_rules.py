@@ -72,6 +72,26 @@ def test_hls_when_it_is_written_keeps_the_rules(tmp_path, sample, recipe, part_s
     assert watched.validator.looked_at >= {0.0: 3, 0.2: 15, 0.5: 6}[part_s]
 
 
+@pytest.mark.parametrize("part_s", [0.0, 0.5])
+def test_hls_when_the_frame_rate_changes_has_pictures_without_gaps(tmp_path, sample, part_s):
+    _, tags = sample("plain")
+    pictures = [tag for tag in tags if tag.type_id == TAG_VIDEO and tag.payload[0] == 0x27 and tag.payload[1] == 1]
+    left_out = {tag.timestamp for number, tag in enumerate(pictures) if number % 14 > 4 and number % 3}
+    watched = Watched(tmp_path, part_s=part_s)
+    watched.feed([tag for tag in tags if tag.type_id != TAG_VIDEO or tag.timestamp not in left_out])
+    watched.end()
+    assert len(left_out) > 10
+    assert watched.validator.faults == []
+
+
+def test_hls_when_there_is_no_sound_for_a_while_is_one_timeline(tmp_path, sample):
+    _, tags = sample("plain")
+    watched = Watched(tmp_path)
+    watched.feed([tag for tag in tags if tag.type_id == TAG_VIDEO or not 700 <= tag.timestamp < 1900])
+    watched.end()
+    assert "DISCONTINUITY" not in watched.text
+
+
 def test_hls_when_only_sound_comes_keeps_the_rules(tmp_path):
     watched = Watched(tmp_path)
     watched.feed([tag for tag in source(6) if tag.type_id != TAG_VIDEO])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
+import av
 import pytest
 from remux_kit import Bench, Disk, checksums, moved, pictures_of, source
 
 from flowctl.core.flow.state import MessageClass
-from flowctl.live.remux.container import Mp4Form, transport
+from flowctl.live.remux.container import DecodeTimes, Mp4Form, transport
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.files import recover
 from flowctl.live.remux.flvform import whole_bytes
@@ -128,6 +129,35 @@ def test_mp4_when_composition_times_are_negative_has_every_frame(tmp_path, sampl
     bench.end()
     assert bench.figures.lost_messages == 0
     assert checksums(pictures_of(tmp_path / "live-room.mp4")) == checksums(pictures_of(path))
+
+
+def test_mp4_when_a_later_group_reorders_more_has_decode_times_in_order(tmp_path, sample):
+    """Such an encoder's first groups have no B-frames, and are decoded when they are shown; then some come."""
+    (_, plain), (_, others) = sample("plain"), sample("b_frames")
+    heads = [tag for tag in others if tag.type_id != 18 and tag.payload[1] == 0]
+    delay_ms = next(int.from_bytes(tag.payload[2:5], "big") for tag in others if tag.type_id == 9 and tag not in heads)
+    shown = [
+        new._replace(timestamp=old.timestamp) for new, old in zip(later_decoded(others, delay_ms), others, strict=True)
+    ]
+    first, second = ([tag for tag in tags if tag.type_id != 18 and tag.payload[1] == 1] for tags in (plain, shown))
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed([*heads, *first, *moved(second, 3000)])
+    bench.end()
+    (item,) = bench.finished
+    with av.open(str(item.path)) as container:
+        times = [(packet.dts, packet.pts) for packet in container.demux(video=0) if packet.dts is not None]
+    assert delay_ms > 0
+    assert len(times) == sum(tag.type_id == 9 for tag in first + second)
+    assert [dts for dts, _ in times] == sorted({dts for dts, _ in times})
+    assert all(dts <= pts for dts, pts in times)
+
+
+def test_decode_times_when_all_pictures_are_shown_later_are_the_publishers(sample):
+    _, tags = sample("b_frames")
+    tags = [tag for tag in tags if tag.type_id == 9 and tag.payload[1] == 1]
+    later = [tag._replace(payload=tag.payload[:2] + b"\x00\x04\x00" + tag.payload[5:]) for tag in tags]
+    units = [Unit(9, tag.timestamp, tag.payload, MessageClass.INTER) for tag in later]
+    assert DecodeTimes().applied(units) == units
 
 
 def test_mp4_when_a_header_is_repeated_is_one_file(tmp_path, sample):
