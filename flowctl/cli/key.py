@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -45,7 +46,10 @@ def make(
     kind: _For = "",
     streams: _Streams = "",
 ) -> None:
-    """Make a stream key and write it. The server gets its hash alone."""
+    """Make a stream key and write it. The server gets its hash alone.
+
+    A file that it is written into (> my.key) is for its owner alone then.
+    """
     from flowctl.live.access.keys import make_key
 
     new_key = make_key()
@@ -54,7 +58,7 @@ def make(
         say(line, to_stderr=True)
     else:
         say(f"its hash is in {file}; this is the key, behind the name: app/stream?key=...", to_stderr=True)
-    say(new_key)
+    _say_secret(new_key)
 
 
 @app.command("hash")
@@ -115,7 +119,16 @@ def sign(
     if address:
         parse_network(address, "--address")
     expires = int(time.time() + parse_duration(within, "--within"))
-    say(f"{stream}?{signed_query(read_secrets(file).secrets[0], use, stream, expires, address)}")
+    _say_secret(f"{stream}?{signed_query(read_secrets(file).secrets[0], use, stream, expires, address)}")
+
+
+def _say_secret(text: str) -> None:
+    """Write it; a file that standard output leads to becomes its owner's alone, as ``?key=@FILE`` asks for."""
+    with contextlib.suppress(OSError):
+        number = sys.stdout.fileno()
+        if stat.S_ISREG(os.fstat(number).st_mode):
+            os.fchmod(number, 0o600)
+    say(text)
 
 
 def _kind(text: str) -> Use | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import stat
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +13,7 @@ from typer.testing import CliRunner
 
 from flowctl.cli.app import app
 from flowctl.cli.key import _kept
+from flowctl.core.text.keyfiles import with_files
 from flowctl.live.access.keys import read_keys
 from flowctl.live.access.tokens import read_secrets
 from flowctl.wire.rtmp.url import parse_query
@@ -100,3 +104,13 @@ def test_address_when_it_makes_no_sense_is_not_signed(tmp_path, args):
     result = run("sign", tmp_path / "s", *args)
     assert result.exit_code != 0
     assert "token=" not in result.stdout
+
+
+def test_key_that_goes_into_a_file_is_its_owners_alone_as_servers_ask_for(tmp_path):
+    """``flowctl key make keys > edge.key``, and then ``?key=@edge.key``: other files of keys are refused."""
+    file = tmp_path / "edge.key"
+    with file.open("w") as opened:
+        command = [sys.executable, "-m", "flowctl", "key", "make", tmp_path / "keys", "--for", "edge"]
+        subprocess.run(command, stdout=opened, stderr=subprocess.DEVNULL, timeout=60, check=True)
+    assert with_files(f"rtmp://host/live?key=@{file}").endswith("?key=" + file.read_text().strip())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -52,6 +52,10 @@ class LogFileOptions:
             raise ConfigError(f"max_bytes is {self.max_bytes} and keep {self.keep}, they must be 0 or more")
 
 
+_WRITE: Final = "cannot be written"
+_LOOK: Final = "cannot be rotated or opened again"
+
+
 class LogFile:
     """The target of a `LineWriter` that is a file. Opened by any thread, used by the writer's."""
 
@@ -65,14 +69,14 @@ class LogFile:
                 f"cannot write the log file {self._path}: {error.strerror}",
                 hint="name a file in a folder that the server may write to; a service has one by LogsDirectory=",
             ) from error
-        self._told = ""
+        self._told: dict[str, str] = {}  # by what cannot be done: why
 
     def write(self, lines: Sequence[bytes]) -> OSError | None:
         error = self._output.write(lines)
         if error is not None:
-            self._tell(f"cannot be written: {error.strerror}")
+            self._tell(_WRITE, error)
         elif any(lines):
-            self._told = ""
+            self._told.pop(_WRITE, None)
         return error
 
     def look(self) -> None:
@@ -83,7 +87,9 @@ class LogFile:
             elif self._is_full(status):
                 self._rotate()
         except OSError as error:
-            self._tell(f"cannot be rotated or opened again: {error.strerror}")
+            self._tell(_LOOK, error)
+        else:
+            self._told.pop(_LOOK, None)
 
     def close(self) -> None:
         os.close(self._output.descriptor)
@@ -134,12 +140,13 @@ class LogFile:
         for item in sorted(rotated)[: -self._options.keep] if self._options.keep else ():
             item.unlink(missing_ok=True)
 
-    def _tell(self, what: str) -> None:
-        if what != self._told:
-            self._told = what
+    def _tell(self, what: str, error: OSError) -> None:
+        why = error.strerror or str(error)
+        if why != self._told.get(what):
+            self._told[what] = why
             with contextlib.suppress(OSError):
                 if select.select((), (2,), (), 0)[1]:  # else it is read by nobody, and would be waited for
-                    os.write(2, f"error: the log file {self._path} {what}\n".encode(errors="backslashreplace"))
+                    os.write(2, f"error: the log file {self._path} {what}: {why}\n".encode(errors="backslashreplace"))
 
 
 def _opened(path: Path) -> int:
