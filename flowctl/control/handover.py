@@ -12,6 +12,7 @@ import structlog
 from flowctl.control.client import call_operation
 from flowctl.control.place import server_answers, usual_socket
 from flowctl.core.server.handover import Successor
+from flowctl.core.server.listener import listening_socket
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
 
@@ -27,6 +28,7 @@ def drain_predecessor(options: LiveConfig, within_s: float) -> tuple[Successor, 
     if not server_answers(path):
         _log.info("there is no server to replace", socket=str(path))
         return None
+    _check_ports(options, call_operation(f"ipc://{path}", "stats", {})["server"]["listeners"])
     successor = Successor(path.with_name(f"successor-{os.getpid()}.hand"))
     try:
         call_operation(f"ipc://{path}", "drain", {"within": within_s, "successor": str(successor.path)})
@@ -37,6 +39,14 @@ def drain_predecessor(options: LiveConfig, within_s: float) -> tuple[Successor, 
     _log.info("sockets taken over", of=str(path), names=sorted(found))
     wanted = {name for name, addresses in options.listening if addresses and name not in options.listen_fds}
     return successor, _kept(found, wanted)
+
+
+def _check_ports(options: LiveConfig, theirs: list[dict[str, str]]) -> None:
+    """See that a port is free that is not handed over: once the other server drains it is too late to say so."""
+    handed = {item["name"] for item in theirs} | options.listen_fds.keys()
+    for name, addresses in options.listening:
+        for host, port in () if name in handed else addresses:
+            listening_socket(host, port, name).close()
 
 
 def _kept(found: Mapping[str, tuple[int, ...]], wanted: set[str]) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from ipaddress import ip_network
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from e2e_kit import NAME, frames_of, wait_for_viewers, wait_until
@@ -147,6 +148,16 @@ def test_server_when_nobody_waits_for_its_sockets_does_not_drain(live, runtime):
     options = LiveConfig(port=first.address[1], limits_file=Path("/nothing"))
     with pytest.raises(ConfigError, match="cannot read the limits"):
         take_place(None, SERVER, options, "10s")
+    assert first.drains_for_s is None
+
+
+def test_server_when_a_port_of_its_successor_is_in_use_does_not_drain(live, runtime):
+    """It would be gone, and the other one could not start: nobody would listen."""
+    first = live(make=build)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        options = LiveConfig(port=first.address[1], http=f"127.0.0.1:{busy.getsockname()[1]}")
+        with pytest.raises(ConfigError, match=r"\(http\): Address already in use"):
+            take_place(MagicMock(), SERVER, options, "10s")
     assert first.drains_for_s is None
 
 
