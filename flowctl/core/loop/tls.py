@@ -154,6 +154,8 @@ class TlsSocket(socket.socket):
                 hint="name the file of the authority that signed it, or connect without verifying",
             ) from error
         except ssl.SSLError as error:
+            if said := alert_of(error):
+                raise RemoteProtocolError(f"the peer refused TLS: {said}", code="tls-alert") from error
             what = (error.reason or str(error)).lower().replace("_", " ")
             raise RemoteProtocolError(f"TLS: {what}", code="tls") from error
         if kept and self.on_kept is not None:  # an answer to what TLS was told
@@ -366,6 +368,11 @@ class TlsSocket(socket.socket):
             return socket.socket.recv(self, buflen, flags)
         data = bytearray(buflen)
         return bytes(data[: self.recv_into(data)])
+
+
+def alert_of(error: BaseException | None) -> str:
+    """Return what the peer said in an alert, ``unknown ca``; empty: the error is none of an alert."""
+    return (getattr(error, "reason", None) or "").lower().partition("alert")[2].strip("_ ").replace("_", " ")
 
 
 def with_tls(sock: socket.socket, context: ssl.SSLContext, *, host: str | None = None) -> TlsSocket:

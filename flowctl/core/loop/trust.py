@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from flowctl.core.loop.tls import HANDSHAKE_S, LEAST_VERSION, TlsSocket, with_tls
+from flowctl.core.loop.tls import HANDSHAKE_S, LEAST_VERSION, TlsSocket, alert_of, with_tls
 from flowctl.errors import ConfigError, RemoteProtocolError
 
 _log: Final = logging.getLogger("flowctl.tls")
@@ -142,8 +142,6 @@ def _explained(error: RemoteProtocolError) -> RemoteProtocolError:
         hint = _HINTS.get(cause.verify_code, _UNKNOWN_AUTHORITY)
         text = f"we do not trust the server's certificate: {cause.verify_message.rstrip('.')}"
         return RemoteProtocolError(text, code="tls-certificate", hint=hint)
-    reason = (getattr(cause, "reason", None) or "").lower()
-    if "alert" in reason:
-        said = reason.partition("alert")[2].strip("_ ").replace("_", " ")
+    if said := alert_of(cause):
         return RemoteProtocolError(f"the server refused TLS: {said}", code="tls-alert")
     return RemoteProtocolError(f"{error}: the server speaks something else", code="tls", hint=_OTHER_PORT)

@@ -409,6 +409,43 @@ def test_old_versions_of_tls_when_a_client_knows_no_other_are_refused(make, pair
     assert wait_until(lambda: server.sessions and server.sessions[0]).wait_end()[0] is CloseReason.PROTOCOL_ERROR
 
 
+def test_handshake_when_the_client_does_not_trust_us_says_that_it_refused(make):
+    server = make()
+    with connect(server) as sock, pytest.raises(ssl.SSLCertVerificationError):
+        ssl.create_default_context().wrap_socket(sock, server_hostname="localhost")
+    end = wait_until(lambda: server.sessions and server.sessions[0]).wait_end()
+    assert end == (CloseReason.PROTOCOL_ERROR, "tls-alert: the peer refused TLS: unknown ca")
+
+
+def test_peer_when_it_renegotiates_is_refused_without_work(make, pair):
+    server = make()
+    openssl = shutil.which("openssl") or pytest.skip("openssl is not here")
+    host, port = server.secure
+    command = [openssl, "s_client", "-connect", f"{host}:{port}", "-CAfile", str(pair.authority), "-tls1_2"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes) as client:
+        client.stdin.write(b"before\n")
+        client.stdin.flush()
+        wait_until(lambda: server.sessions and server.sessions[0].got == b"before\n")
+        _, told = client.communicate(b"R\n", timeout=WAIT_S)
+    assert b"no renegotiation" in told
+    server.sessions[0].wait_end()
+    assert server.sessions[0].got == b"before\n"
+
+
+def test_peer_when_it_ends_tcp_without_close_notify_has_ended_its_stream(make, pair):
+    """Half of the encoders leave so, and RTMP says itself where it ends."""
+    server = make()
+    with secure(server, pair) as sock:
+        sock.sendall(b"all that I say")
+        with socket.socket(fileno=sock.detach()) as raw:
+            raw.shutdown(socket.SHUT_WR)
+            session = wait_until(lambda: server.sessions and server.sessions[0])
+            assert session.wait_end()[0] is CloseReason.PEER_CLOSED
+    assert session.got == b"all that I say"
+    assert "peer_ended" in session.calls
+
+
 def test_proxy_header_when_before_tls_names_the_peer(make, pair):
     server = make(trusted_proxies=["127.0.0.1"])
     with connect(server) as raw:
