@@ -34,7 +34,9 @@ _YOUNG_S: Final = 60.0
 _ROOM_AGAIN_SHARE: Final = 20
 _ROOM_AGAIN_BYTES: Final = 64 << 20
 """Free space from which a disk that was full has room again, if it is less than a 20th of the disk."""
-HLS_FILE: Final = re.compile(rf"(.+)(?:-(\d+)(?:-init|\.\d+)?\.(?:ts|m4s|mp4)|\.m3u8)(?:{re.escape(PART)})?", re.DOTALL)
+HLS_FILE: Final = re.compile(
+    rf"(.+)(?:-(\d+)(?:\.ts|(?:\.\d+)?\.m4s|-init\.mp4)|\.m3u8)(?:{re.escape(PART)})?", re.DOTALL
+)
 """What the files of HLS are called, whole and being written: a stream, encoded, and a number where there is one."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ._=@+-]*\Z")
 

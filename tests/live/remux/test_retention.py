@@ -68,7 +68,8 @@ def test_hls_of_a_stream_that_has_ended_goes_after_its_time(tmp_path):
     names = ("room.m3u8", "room-17.m4s", "room-17.3.m4s", "room-17-init.mp4", "room-18.ts.part", ".room.lock")
     for name in names:
         put(tmp_path / "live" / name, ENDED_S + 1)
-    other = [put(tmp_path / "live" / name, 1e6) for name in ("room-b.m3u8", "room-b-17.ts", "room-17.txt", "x.ts")]
+    others = ("room-b.m3u8", "room-b-17.ts", "room-17.txt", "x.ts", "room-17.mp4", "room-17.3.ts", "room-17-init.ts")
+    other = [put(tmp_path / "live" / name, 1e6) for name in others]
     assert remove_ended(tmp_path, lambda name: name == "live/room", NOW) == ["live/room"]
     assert files(tmp_path) == sorted(str(path.relative_to(tmp_path)) for path in other)
 
