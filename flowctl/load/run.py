@@ -57,6 +57,9 @@ def run_load(plan: LoadPlan, on_sample: Callable[[RunSample], None] | None = Non
     called from the main thread.
     """
     url, target = resolve(plan.url, allow_remote=plan.allow_remote)
+    if url.scheme in HTTP_SCHEMES and plan.url.partition("?")[0].endswith(".m3u8"):
+        hint = "give the address of the stream with .flv, or rtmp://"
+        raise ConfigError("viewers play FLV, and this is an address of HLS", hint=hint)
     _check_attacks(plan, over_http=url.scheme in HTTP_SCHEMES)
     if plan.spread_addresses is None:
         plan = dataclasses.replace(plan, spread_addresses=can_spread(target))

@@ -189,3 +189,8 @@ def test_run_when_what_it_is_to_publish_is_wrong_is_refused(fields, what):
 def test_run_when_an_attack_is_on_another_protocol_is_refused(url, name):
     with pytest.raises(ConfigError, match=f"profile {name} attacks"):
         run_load(LoadPlan(url=url, profiles={name: 1}))
+
+
+def test_run_when_the_address_is_one_of_hls_is_refused():
+    with pytest.raises(ConfigError, match="viewers play FLV"):
+        run_load(LoadPlan(url="https://127.0.0.1/live/a.m3u8?key=k"))
