@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import av
 
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_VIDEO
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.flvform import MP4, flv_of
@@ -35,6 +36,7 @@ _TS: Final = {
     "avoid_negative_ts": "disabled",
 }
 _BOX_HEADER_BYTES: Final = 8
+_FRAMES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE, MessageClass.AUDIO})
 _MOST_EARLY_MS: Final = 10_000
 _LATEST_MS: Final = 0x7FFFFF  # that FLV can say
 _COMPOSED: Final = frozenset({"avc1", "hvc1", "vvc1"})  # in Enhanced RTMP: those whose pictures have such a time
@@ -93,6 +95,11 @@ def _remuxed(
         # LookupError: PyAV knows no track that shows itself only behind what FFmpeg looks through at the beginning.
         raise ValueError(f"{form} cannot hold it: {error}") from error
     return target.getvalue() if count else b""
+
+
+def last_frames(units: Sequence[Unit]) -> dict[int, Unit]:
+    """Return the last picture and the last frame of sound, by type, as far as there are any."""
+    return {unit.type_id: unit for unit in units if unit.message_class in _FRAMES}
 
 
 class DecodeTimes:
@@ -194,6 +201,7 @@ class Mp4Form:
     def __init__(self) -> None:
         self._zero_ms: int | None = None
         self._times: Final = DecodeTimes()
+        self._known: dict[int, Unit] = {}  # a frame of each track
         self._init = b""
         self._fragments = 0
 
@@ -201,12 +209,15 @@ class Mp4Form:
         """Return the octets that a group is; None: its tracks are others than those of the file."""
         if self._zero_ms is None:
             self._zero_ms = min(unit.at_ms for unit in units)
-        made = fragment(headers, self._times.applied(units), self._zero_ms, self._fragments + 1)
+        frames = last_frames(units)
+        known = [unit for type_id, unit in self._known.items() if type_id not in frames]
+        made = fragment(headers, self._times.applied(units), self._zero_ms, self._fragments + 1, known)
         if not made.body:
             return b""
         if self._init and made.init != self._init:
             return None
         self._fragments += 1
+        self._known |= frames
         if self._init:
             return made.body
         self._init = made.init

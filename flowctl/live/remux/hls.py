@@ -30,7 +30,7 @@ import structlog
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.live.remux.container import DecodeTimes, fragment, transport
+from flowctl.live.remux.container import DecodeTimes, fragment, last_frames, transport
 from flowctl.live.remux.course import Unit
 from flowctl.live.remux.files import HLS_FILE, PART, DiskRoom, encoded, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
@@ -44,7 +44,6 @@ _MOST_BYTES: Final = 64 << 20
 _FIRST_SEGMENT_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
 _PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
-_FRAMES: Final = _PICTURES | {MessageClass.AUDIO}
 _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
 _NAME_BYTES: Final = 230
 """Longest encoded name of an application or stream; file systems have 255, of which number and suffixes need some."""
@@ -329,9 +328,9 @@ class HlsWriter(StreamWriter):
         if form is SegmentForm.TS:
             return b"", transport(self._opening, units, zero_ms)
         self._fragments += 1
-        kinds = {unit.type_id: unit for unit in self._units if unit.message_class in _FRAMES}
-        known = [unit for unit in (self._picture, self._sound) if unit is not None and unit.type_id not in kinds]
-        last_ms = until_ms - kinds[TAG_VIDEO].at_ms if TAG_VIDEO in kinds else 0
+        frames = last_frames(self._units)
+        known = [unit for unit in (self._picture, self._sound) if unit is not None and unit.type_id not in frames]
+        last_ms = until_ms - frames[TAG_VIDEO].at_ms if TAG_VIDEO in frames else 0
         return fragment(self._opening, units, zero_ms, self._fragments, known, max(last_ms, 0))
 
     def _begin_init(self, playlist: Playlist, init: bytes) -> None:

@@ -160,6 +160,16 @@ def test_decode_times_when_all_pictures_are_shown_later_are_the_publishers(sampl
     assert DecodeTimes().applied(units) == units
 
 
+@pytest.mark.parametrize("left_out", [8, 9])
+def test_mp4_when_a_track_is_silent_for_a_while_is_one_file(tmp_path, sample, left_out):
+    _, tags = sample("plain")
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed([tag for tag in tags if tag.type_id != left_out or not 700 <= tag.timestamp < 1900])
+    bench.end()
+    assert bench.files == ["live-room.mp4"]
+    assert bench.figures.lost_messages == 0
+
+
 def test_mp4_when_a_header_is_repeated_is_one_file(tmp_path, sample):
     """Some encoders repeat the header of one track alone: the tracks stay in their order, and in one file."""
     _, tags = sample("plain")
