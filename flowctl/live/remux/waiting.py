@@ -168,11 +168,11 @@ class HlsPlaylists:
             return
         until = self._clock() + max(_WAIT_TARGETS * playlist.target_s, AWAY_S)
         with self._lock:
+            if not self._looking:  # first, since there may be no thread to be had
+                threading.Thread(target=self._run, name="flowctl-hls", daemon=True).start()
+                self._looking = True
             self._waiters.setdefault((app, name), []).append(_Waiter(exchange, until, ready, answer))
             self._came.notify()
-            start, self._looking = not self._looking, True
-        if start:
-            threading.Thread(target=self._run, name="flowctl-hls", daemon=True).start()
 
     # -- the thread, which is there while requests wait
 

@@ -8,6 +8,7 @@ import time
 from unittest.mock import MagicMock
 
 import pytest
+from e2e_kit import wait_until
 
 from flowctl.live.remux import serving
 from flowctl.live.remux.serving import HlsFiles
@@ -86,3 +87,14 @@ def test_playlist_when_the_clock_of_its_writer_was_put_back_is_the_new_one(room)
     assert files.playlists.get("live", "room.m3u8").hint == "room-1.0.m4s"
     write(room / "room.m3u8", playlist("room-1.1.m4s"))
     assert files.playlists.get("live", "room.m3u8").hint == "room-1.1.m4s"
+
+
+def test_requests_when_there_was_no_thread_for_one_before_wait(room, monkeypatch):
+    """At a limit of processes, for a moment: later ones would have waited for ever."""
+    files = HlsFiles(room.parent)
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", MagicMock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            asked_for(files, "room-1.0.m4s")
+    answered = asked_for(files, "room-1.0.m4s").connection.call_soon
+    wait_until(lambda: answered.called, "it is looked after")
