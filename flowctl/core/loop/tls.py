@@ -157,10 +157,7 @@ class TlsSocket(socket.socket):
             if said := alert_of(error):
                 raise RemoteProtocolError(f"the peer refused TLS: {said}", code="tls-alert") from error
             what = (error.reason or str(error)).lower().replace("_", " ")
-            _, alert, why = what.rpartition(" alert ")  # the word of the peer, who closes
-            raise RemoteProtocolError(
-                f"the peer refused TLS: {why}" if alert else f"TLS: {what}", code="tls"
-            ) from error
+            raise RemoteProtocolError(f"TLS: {what}", code="tls") from error
         if kept and self.on_kept is not None:  # an answer to what TLS was told
             self.on_kept()
         return count

@@ -494,14 +494,6 @@ def test_client_when_the_certificate_is_not_to_be_trusted_ends_and_says_why(make
     assert "tls-certificate: its certificate is not to be trusted: unable to get local issuer" in details
 
 
-def test_server_when_its_client_does_not_trust_it_says_that_the_client_refused(make):
-    server = make()
-    with contextlib.suppress(ssl.SSLError):
-        ssl.create_default_context().wrap_socket(connect(server), server_hostname="localhost")
-    reason, details = wait_until(lambda: server.sessions and server.sessions[0]).wait_end()
-    assert (reason, details) == (CloseReason.PROTOCOL_ERROR, "tls: the peer refused TLS: unknown ca")
-
-
 class _GreetsFirst(Session):
     """Waits until the peer has its greeting before it reads."""
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from urllib.parse import urlsplit
+
 import pytest
-from e2e_kit import NAME, wait_for_keys, wait_for_viewers
+from e2e_kit import NAME, PATIENCE_S, frames_of, wait_for_keys, wait_for_viewers, wait_until
 from e2e_programs import watch
 
+from flowctl.flv import TAG_VIDEO, FlvReader
 from flowctl.live.httpd.serving import listen_http
 from flowctl.live.server import LiveServer
+from flowctl.wire.media.synthetic import SyntheticSource
 
 CASES = {
     "h264_aac": ("plain", ()),
@@ -60,3 +65,21 @@ def test_late_player_over_http_decodes_from_its_first_packet(background, web, pr
     count = len(received.of("video"))
     assert 0 < count < len(sent.of("video"))
     assert received.of("video") == sent.of("video")[-count:]
+
+
+def test_slow_player_over_http_when_the_publisher_goes_gets_all_of_it_and_the_end(web, clients):
+    server, url = web
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(PATIENCE_S)
+        sock.connect(("127.0.0.1", urlsplit(url).port))
+        sock.sendall(f"GET /{NAME}.flv HTTP/1.0\r\n\r\n".encode())
+        wait_for_viewers(server, 1)
+        publisher = clients.publish(server, SyntheticSource(video_bit_rate=20_000_000, fps=50))
+        wait_until(lambda: len(publisher.messages) > 25, "more than a socket holds")
+        clients.group.call_soon(publisher.publisher.finish, "enough")
+        wait_until(lambda: not server.hub.is_published(NAME), "its end")
+        came = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")[2]
+    got = frames_of([tuple(tag) for tag in FlvReader().feed(came)], TAG_VIDEO)
+    assert [payload for _, payload in got] == [payload for _, payload in frames_of(publisher.messages, TAG_VIDEO)]
+    assert len(got) > 8
