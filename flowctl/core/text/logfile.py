@@ -150,8 +150,9 @@ class LogFile:
 
 
 def _opened(path: Path) -> int:
-    # Without O_NONBLOCK a pipe without a reader would be waited for.
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+    # Without O_NONBLOCK a pipe without a reader would be waited for. The path has no links: one put there later, by
+    # somebody who may write to the folder, would have lines of the log in any file of this user.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
     descriptor = os.open(path, flags, _MODE)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -180,6 +180,22 @@ def test_file_when_it_is_a_link_is_rotated_where_it_leads(path):
     file.close()
 
 
+def test_file_when_a_link_takes_its_place_is_not_written_through_it(path, capfd):
+    file = log_file(path)
+    say(file, b"one\n")
+    other = path.with_name("authorized_keys")
+    other.write_text("mine\n")
+    path.rename(moved := path.with_name("log.1"))
+    path.symlink_to(other)
+    say(file, b"two\n")
+    assert (other.read_text(), moved.read_text()) == ("mine\n", "one\ntwo\n")
+    assert "cannot be rotated or opened again" in capfd.readouterr().err
+    path.unlink()
+    say(file, b"three\n")
+    assert path.read_text() == "three\n"
+    file.close()
+
+
 def test_file_when_it_is_a_pipe_or_a_folder_is_refused_and_not_waited_for(path):
     os.mkfifo(path)
     for place, why in ((path, "No such device|no regular file"), (path.parent, "Is a directory")):
