@@ -50,6 +50,8 @@ _NAME_BYTES: Final = 230
 _PART_SHARE: Final = 0.85
 """Share of the longest part from which one ends at a picture: fewer are not allowed but at the end of a segment."""
 _LEAST_PART_S: Final = 0.1
+_BESIDE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+"""Flags of a file that is written: who may write to the folder, as a web server may, puts no link there to another."""
 _BURST_S: Final = 0.05
 """Time by which a segment is dated anew: a server sends what it has kept in one go, so that came later than it was."""
 _DRIFT: Final = 0.001
@@ -389,7 +391,8 @@ class HlsWriter(StreamWriter):
         part = self._folder / (name + PART)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)  # again where somebody has removed it
-            part.write_bytes(data)
+            with os.fdopen(os.open(part, _BESIDE, 0o666), "wb") as file:
+                file.write(data)
             part.replace(self._folder / name)
         except OSError:
             with contextlib.suppress(OSError):

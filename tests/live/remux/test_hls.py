@@ -299,6 +299,22 @@ def test_hls_when_the_playlist_cannot_be_written_leaves_no_file_for_ever(tmp_pat
     assert len(writing.files) == 1 + 3 + 3
 
 
+def test_hls_when_a_link_lies_where_it_writes_does_not_write_through_it_and_goes_on(tmp_path):
+    other = tmp_path / "authorized_keys"
+    other.write_text("mine")
+    writing = Writing(tmp_path / "hls")
+    writing.folder.mkdir(parents=True)
+    link = writing.folder / "room.m3u8.part"
+    writing.feed(source(2))
+    link.symlink_to(other)
+    writing.feed(moved(source(2), 2000))
+    assert other.read_text() == "mine"
+    assert not link.is_symlink()
+    writing.clock.advance(60.0)
+    writing.feed(moved(source(4), 4000))
+    assert len(writing.listed) > 3
+
+
 def test_hls_when_messages_are_tiny_holds_no_more_of_them_than_of_others(tmp_path, monkeypatch):
     monkeypatch.setattr("flowctl.live.remux.hls._MOST_BYTES", 100_000)
     writing = Writing(tmp_path)
