@@ -32,10 +32,11 @@ class OriginServer:
 
 
 class EdgeServer:
-    """An edge; `records`: settings of its records."""
+    """An edge; `records`, `media`: settings of its records, and of what it writes."""
 
-    def __init__(self, *origins, offer="", streams=("live/*",), records=None, **settings):
-        self.server = server(**({} if records is None else {"events": records}))
+    def __init__(self, *origins, offer="", streams=("live/*",), records=None, media=None, **settings):
+        fields = {"events": records, "media": media}
+        self.server = server(**{name: value for name, value in fields.items() if value is not None})
         where = tuple(getattr(item, "where", item) for item in origins)
         self.edge = Edge(self.server, EdgeConfig(origins=where, streams=tuple(streams), **settings), offer=offer)
         self.server.companions.append(self.edge)

@@ -16,6 +16,7 @@ from flowctl.live.cluster.edge import edge as edge_module
 from flowctl.live.cluster.edge.upstream import OriginAddress
 from flowctl.live.cluster.segments.segment import object_of
 from flowctl.live.cluster.segments.window import WindowLimits
+from flowctl.live.settings.media import MediaOptions, StreamPatterns
 from flowctl.records.telemetry.options import EventsOptions, RecordedStreams
 
 
@@ -159,6 +160,18 @@ def test_stream_when_nobody_views_it_is_not_announced(house):
     until(lambda: frames(viewer.media)[-1:] == [cut_off(encoder)], "the newest segment")
     assert (outbound.announced_count, edge.edge.statistics().origins[0].requests) == (3, 1)
     assert frames(viewer.media) == encoder.sent[100:150]
+
+
+@pytest.mark.parametrize("what", ["record", "hls"])
+def test_stream_when_settings_want_it_written_is_fetched_without_viewers(house, tmp_path, what):
+    first = house.origin()
+    media = MediaOptions(**{what: StreamPatterns(("live/*",))}, record_folder=tmp_path / "recordings")
+    edge = house.edge(first, streams=(), media=media)
+    encoders = [Encoder(first, name=name) for name in ("live/room", "other/room")]
+    for encoder in encoders:
+        encoder.pictures(80)
+    until(lambda: edge.stream() and edge.edge.statistics().kept_bytes > 0, "segments of what is written")
+    assert edge.stream("other/room") is None
 
 
 def test_viewer_when_it_asks_for_any_name_keeps_no_stream_from_others(house):

@@ -2,7 +2,8 @@
 
 Theory of operation. The edge subscribes at all of its origins to the streams that are wanted, is told of their
 segments, and fetches them by object diffusion; each request takes a channel of the one scheduler of the node. A stream
-is wanted while viewers are there, and for a while after that, or when it fits a pattern that was given. What comes is
+is wanted while viewers are there, and for a while after that, or when it fits a pattern that was given, or when the
+settings want it recorded or written as HLS. What comes is
 put together per stream (`StreamCopy`) and published in the hub of the server, whose viewers know no difference.
 
 Where the edge is told to follow, the frames of each wanted stream come from one origin by RTMP. When that one is lost,
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape
+from itertools import chain
 from operator import itemgetter
 from random import Random
 from typing import Any, Final
@@ -40,6 +42,7 @@ from flowctl.live.cluster.edge.gate import SchedulerGate
 from flowctl.live.cluster.edge.planner import EdgePlanner
 from flowctl.live.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
 from flowctl.live.cluster.follow import FollowState, Inflow, Source, StreamFollower
+from flowctl.live.cluster.media.watch import order_of
 from flowctl.live.cluster.origin import POLICY, Cutting, Offering, finish, keep, segment_server
 from flowctl.live.cluster.redirect import SCHEMES, TELL_S, EdgeBook, EdgeReport, bases_of
 from flowctl.live.cluster.segments.cutter import CutSegment
@@ -330,7 +333,8 @@ class Edge:
                 rng=self._rng,
                 on_announced=self._announced,
             )
-            diffusion.subscribe(*self._config.streams)
+            written = (self._server.config.asked_for(what).patterns for what in ("record", "hls"))
+            diffusion.subscribe(*self._config.streams, *chain(*written))
             self.gate.opened = diffusion.gate_opened
             self._offering = Offering(diffusion, self._server, self._book)
         return self._diffusion
@@ -449,7 +453,8 @@ class Edge:
         return name if wanted is None else wanted.copy.known_as(name)
 
     def _is_asked_for(self, stream: str) -> bool:
-        return any(fnmatchcase(stream, pattern) for pattern in self._config.streams)
+        given = any(fnmatchcase(stream, pattern) for pattern in self._config.streams)
+        return given or order_of(self._hub.config, stream).writes
 
     def _want(self, stream: str) -> _WantedCopy | None:
         now = self._clock()
