@@ -115,6 +115,8 @@ class Exchange:
         if body is None:
             body = b"" if status == HTTPStatus.NO_CONTENT else f"{text or HTTPStatus(status).phrase}\n".encode()
             headers = (*headers, ("Content-Type", "text/plain; charset=utf-8")) if body else headers
+        if status >= HTTPStatus.BAD_REQUEST:  # caches keep a 404 unless told, and what is missing may come soon
+            headers = (*headers, ("Cache-Control", "no-store"))
         length = () if status == HTTPStatus.NO_CONTENT else (("Content-Length", str(len(body))),)
         self.begin(status, (*headers, *length))
         if body and self.request.method != "HEAD":

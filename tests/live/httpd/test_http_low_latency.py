@@ -161,6 +161,13 @@ def test_request_for_what_will_not_come_soon_is_refused_at_once(hls):
         assert hls.get(f"/live/room.m3u8?{query}")[0] == 400
 
 
+@pytest.mark.parametrize("name", ["room-100.4.m4s", "room.m3u8?_HLS_msn=103", "no-such.m3u8"])
+def test_error_when_something_is_asked_for_too_early_is_kept_by_no_cache(hls, name):
+    """One client that asks for the part after the next would have it missing for all behind the same cache."""
+    status, headers, _ = hls.get(f"/live/{name}")
+    assert (status >= 400, headers["cache-control"]) == (True, "no-store")
+
+
 def test_requests_when_the_stream_ends_are_answered_with_its_end(hls, growing):
     playlist = Asking(hls, "/live/room.m3u8?_HLS_msn=101&_HLS_part=1")
     part = Asking(hls, "/live/room-100.3.m4s")
