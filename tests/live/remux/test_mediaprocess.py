@@ -8,12 +8,14 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from e2e_kit import wait_until
 
 from flowctl.live.cluster.media.keeper import MediaKeeper
 from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
+from flowctl.live.cluster.media.watch import MediaWatch
 from flowctl.live.cluster.workers import restarts
 from flowctl.live.config import LiveConfig
 from flowctl.live.remux.files import lock_file
@@ -115,6 +117,37 @@ def test_process_when_a_stream_moves_to_the_next_server_leaves_it_to_that_one_so
 
     os.close(wait_until(claimed, "the next server can write it", 5.0))  # long before it would be given up
     assert server.rows() == []
+
+
+def test_keeper_when_words_of_two_workers_come_in_another_order_follows_the_later_publication():
+    keeper, order = MediaKeeper(LiveConfig()), StreamOrder(record_format="flv")
+    told = []
+    keeper.start = lambda: None
+    keeper.want("live/a", "second", order, 2.0)
+    keeper.want("live/a", "first", order, 1.0)
+    keeper.want("live/a", "first", None, 1.5)
+    keeper.want("live/a", "second", None, 3.0)
+    while not keeper._news.empty():
+        told += [(want.path, want.order) for want in keeper._take(keeper._news.get())]
+    assert told == [("second", order), ("second", None)]
+
+
+def test_watch_when_a_stream_was_at_another_worker_between_two_looks_tells_of_it_again():
+    """The other one has said in between that it has it, and then that it has gone."""
+    one, two = (SimpleNamespace(peer=("192.0.2.1", port)) for port in (1, 2))
+    stream, told = SimpleNamespace(ended=False, publisher=one), []
+    options = MediaOptions(record=StreamPatterns(("live/*",)))
+    hub = SimpleNamespace(find_stream=lambda _: stream, config=LiveConfig(media=options), leaving=False)
+    group = SimpleNamespace(call_soon=lambda look, name: look(name))
+    server = SimpleNamespace(hub=hub, groups=SimpleNamespace(groups=[group]))
+    MediaWatch(server, lambda _, order: told.append(order is not None), copies=False)
+    for publisher in (one, one, None, two, two, None):
+        stream.publisher = publisher
+        hub.published("live/a")
+    assert told == [True, True]
+    stream.ended = True
+    hub.published("live/a")
+    assert told == [True, True, False]
 
 
 def test_totals_when_the_disk_is_slow_to_finish_a_stream_never_go_back(server, monkeypatch):

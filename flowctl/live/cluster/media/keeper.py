@@ -58,6 +58,7 @@ class _Want:
     stream: str
     path: str
     order: StreamOrder | None
+    at: float = 0.0  # when its publisher's process said so, monotonic seconds of the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,12 @@ class MediaKeeper:
         """Wait until the first process has loaded, or will not."""
         self._answered.wait(patience_s)
 
-    def want(self, stream: str, path: str, order: StreamOrder | None) -> None:
-        """Have a stream written, from what serves the Unix socket `path`. None: it has gone."""
-        self._news.put(_Want(stream, path, order))
+    def want(self, stream: str, path: str, order: StreamOrder | None, at: float = 0.0) -> None:
+        """Have a stream written, from what serves the Unix socket `path`. None: it has gone.
+
+        Of several sockets it is the one that said so last, `at`: what they say may come in another order.
+        """
+        self._news.put(_Want(stream, path, order, at))
         self.start()
 
     def gone(self, path: str) -> None:
@@ -211,14 +215,16 @@ class MediaKeeper:
             case _Gone(path):
                 gone = [_Want(item.stream, path, None) for item in self._wanted.values() if item.path == path]
                 return [said for item in gone for said in self._take(item)]
-            case _Want(stream, path, order):
+            case _Want(stream, path, order, at):
                 known = self._wanted.get(stream)
+                if known is not None and known.path != path and (order is None or at < known.at):
+                    return []  # it is published elsewhere by now
                 if order is not None:
                     self._wanted[stream] = news
-                elif known is not None and known.path == path:
-                    del self._wanted[stream]
+                elif known is None:
+                    return []
                 else:
-                    return []  # it is published elsewhere by now
+                    del self._wanted[stream]
                 return [news]
         return []
 

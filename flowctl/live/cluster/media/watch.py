@@ -11,6 +11,7 @@ from flowctl.live.cluster.media.order import StreamOrder
 from flowctl.live.cluster.succession import OF_THE_OTHER
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
+from flowctl.live.stream import Stream, StreamMember
 
 
 def order_of(config: LiveConfig, stream: str) -> StreamOrder:
@@ -39,7 +40,7 @@ class MediaWatch:
         self._group: Final = server.groups.groups[0]
         self._tell: Final = tell
         self._copies: Final = copies
-        self._told: dict[str, StreamOrder] = {}  # the group's thread
+        self._told: dict[str, tuple[StreamOrder, StreamMember | None]] = {}  # of which publisher; the group's thread
         server.hub.published = self._note
 
     def _note(self, name: str) -> None:
@@ -47,22 +48,27 @@ class MediaWatch:
             self._group.call_soon(self._look, name)
 
     def _look(self, name: str) -> None:
+        known = self._told.get(name)
+        stream = self._hub.find_stream(name)
+        publisher = None if stream is None or stream.ended else stream.publisher
         order = None
-        if self._is_published(name):
+        if stream is not None and self._is_published(stream):
             order = order_of(self._hub.config, name)
         elif self._hub.leaving:
             order = StreamOrder(moves=True)
-        if order == self._told.get(name) or (order is not None and not order.writes and name not in self._told):
-            return
         if order is None:
-            del self._told[name]
-        else:
-            self._told[name] = order
-        self._tell(name, order)
+            if self._told.pop(name, None) is not None:
+                self._tell(name, None)
+        elif order.writes and (known is None or publisher not in (known[1], None)):
+            # Of another publisher it is told too: the stream may have been at another worker meanwhile.
+            self._told[name] = order, publisher
+            self._tell(name, order)
+        elif known is not None and order != known[0]:
+            self._told[name] = order, publisher
+            self._tell(name, order)
 
-    def _is_published(self, name: str) -> bool:
-        stream = self._hub.find_stream(name)
-        if stream is None or stream.ended:
+    def _is_published(self, stream: Stream) -> bool:
+        if stream.ended:
             return False
         publisher = stream.publisher
         if publisher is None:  # it may be back, and nobody is told that it has gone; or it moves to the successor

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
@@ -93,7 +94,8 @@ class SupervisorLink:
 
     def tell_media(self, stream: str, order: StreamOrder | None) -> None:
         """Tell what is to be written of a stream here."""
-        said = {"serial": self._order.serial, "stream": stream, "order": None if order is None else asdict(order)}
+        wanted = None if order is None else asdict(order)
+        said = {"serial": self._order.serial, "stream": stream, "order": wanted, "at": time.monotonic()}
         with contextlib.suppress(ClosedError):  # this worker ends
             self.node.send(self.conn, f"{WORKERS}.media", json.dumps(said))
 

@@ -473,7 +473,7 @@ class Supervisor:
         """Have written what a worker says of a stream of its own."""
         said = json.loads(message.data[0])
         order = None if said["order"] is None else StreamOrder(**said["order"])
-        self._media.want(said["stream"], str(link_path(self._folder, said["serial"])), order)
+        self._media.want(said["stream"], str(link_path(self._folder, said["serial"])), order, said["at"])
 
     async def _changed(self, message: RpcMessage) -> None:
         said = json.loads(message.data[0])
