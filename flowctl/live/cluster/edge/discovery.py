@@ -3,8 +3,8 @@
 How it works. A look asks for A records, for AAAA where there are none, or for SRV records and the addresses of each
 host in them. Behind each look comes the next one when the shortest-lived of its records ends, within `LEAST_S` and
 `MOST_S`. What a look finds replaces what the one before found; one that finds nothing, for whatever reason, changes
-nothing: a server of DNS that is down, or a service without ready members, is no reason to leave origins that serve. All
-of it are coroutines on the thread of the edge (dnspython), which waits for no answer.
+nothing: a server of DNS that is down, or a service without ready members, is no reason to leave origins that serve. A
+thread for each name asks (dnspython), so the thread of the edge waits for no answer.
 
 An answer is not trusted: no more than `MOST_ORIGINS` of its addresses are used, chosen by a hash, so that an answer in
 another order, or with other addresses beside them, changes little; and none that can be no origin's.
