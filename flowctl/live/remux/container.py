@@ -103,43 +103,51 @@ def last_frames(units: Sequence[Unit]) -> dict[int, Unit]:
 
 
 class DecodeTimes:
-    """The times at which pictures behind each other are decoded: before they are shown, since only FLV can hold others.
+    """The times at which frames behind each other are decoded: in order, and before they are shown.
 
-    Some encoders with B-frames give the time at which a picture is shown as the one at which it is decoded, so that
-    composition times are negative. All pictures are decoded earlier then, by the most that was needed so far.
+    Only FLV can hold others. Some encoders with B-frames give the time at which a picture is shown as the one at which
+    it is decoded, so that composition times are negative: all pictures are decoded earlier then, by the most that was
+    needed so far. And some give two frames one time, or one that is a little behind.
     """
 
     __slots__ = ("_early_ms", "_last_ms")
 
     def __init__(self) -> None:
         self._early_ms = 0
-        self._last_ms = -_MARGIN_MS
+        self._last_ms: dict[int, int] = {}  # by type
 
     def applied(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """Return a group with the times at which its pictures are decoded; all are shown when they were."""
-        infos = [inspect(unit.type_id, unit.payload) if unit.type_id == TAG_VIDEO else None for unit in units]
-        early = -min((info.composition_ms or 0 for info in infos if info and info.packet == "coded"), default=0)
+        """Return a group with the times at which its frames are decoded; they are shown when they were."""
+        infos = [inspect(unit.type_id, unit.payload) for unit in units]
+        early = -min((info.composition_ms or 0 for info in infos if info.packet == "coded"), default=0)
         if early <= _MOST_EARLY_MS:
             self._early_ms = max(self._early_ms, early)
         made = []
         for unit, info in zip(units, infos, strict=True):
-            if info is not None and info.packet == "coded":
-                # Where a group needs more than the one before it, its first ones follow that closely, in order.
-                by_ms = max(min(self._early_ms, unit.at_ms - self._last_ms - 1), 0)
-                unit = _earlier(unit, info, by_ms) if by_ms else unit  # noqa: PLW2901 - the same picture
-                self._last_ms = unit.at_ms
+            if unit.message_class in _FRAMES and not info.multitrack:
+                room_ms = unit.at_ms - self._last_ms.get(unit.type_id, -_MARGIN_MS) - 1
+                by_ms = min(self._early_ms, room_ms) if _is_composed(unit, info) else min(room_ms, 0)
+                unit = _earlier(unit, info, by_ms) if by_ms else unit  # noqa: PLW2901 - the same frame
+                self._last_ms[unit.type_id] = unit.at_ms
             made.append(unit)
         return made
 
 
+def _is_composed(unit: Unit, info: MediaInfo) -> bool:
+    """Return whether a frame says when it is shown."""
+    if unit.type_id != TAG_VIDEO or info.packet != "coded":
+        return False
+    return info.codec in _COMPOSED if unit.payload[0] & 0x80 else info.composition_ms is not None
+
+
 def _earlier(unit: Unit, info: MediaInfo, by_ms: int) -> Unit:
-    """Return a picture that is decoded earlier and shown at its time."""
+    """Return a frame that is decoded earlier, or later for a negative `by_ms`, and shown at its time where it can."""
     payload, at_ms = unit.payload, unit.at_ms - by_ms
-    time = min((info.composition_ms or 0) + by_ms, _LATEST_MS).to_bytes(3, "big", signed=True)
+    if not _is_composed(unit, info):
+        return _with(unit, at_ms, payload)
+    time = min(max((info.composition_ms or 0) + by_ms, 0), _LATEST_MS).to_bytes(3, "big")
     if not payload[0] & 0x80:
-        return unit if info.composition_ms is None else _with(unit, at_ms, payload[:2] + time + payload[5:])
-    if info.multitrack or info.codec not in _COMPOSED:
-        return unit
+        return _with(unit, at_ms, payload[:2] + time + payload[5:])
     if payload[0] & 15 == _CODED:
         return _with(unit, at_ms, payload[:5] + time + payload[8:])
     if payload[0] & 15 == _CODED_X:

@@ -160,6 +160,21 @@ def test_decode_times_when_all_pictures_are_shown_later_are_the_publishers(sampl
     assert DecodeTimes().applied(units) == units
 
 
+@pytest.mark.parametrize("recipe", ["plain", "b_frames", "hevc"])
+@pytest.mark.parametrize("type_id", [8, 9])
+@pytest.mark.parametrize("back_ms", [0, 20])
+def test_mp4_when_a_time_comes_twice_has_every_frame(tmp_path, sample, recipe, type_id, back_ms):
+    path, tags = sample(recipe)
+    places = [at for at, tag in enumerate(tags) if tag.type_id == type_id and tag.timestamp > 1000]
+    before, at = places[3:5]
+    tags[at] = tags[at]._replace(timestamp=tags[before].timestamp - back_ms)
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed(tags)
+    bench.end()
+    assert bench.figures.lost_messages == 0
+    assert checksums(pictures_of(tmp_path / "live-room.mp4")) == checksums(pictures_of(path))
+
+
 @pytest.mark.parametrize("left_out", [8, 9])
 def test_mp4_when_a_track_is_silent_for_a_while_is_one_file(tmp_path, sample, left_out):
     _, tags = sample("plain")
