@@ -14,7 +14,8 @@ MAX_FUNCTION_LINES = 80
 """Beyond that a function has more than one subject. Files have no such fence: a class is whole in one file."""
 SOURCE = sorted(module_files().values())
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-BENCHES = sorted((ROOT / "bench").rglob("*.py"))
+# Not what stands in its cache: tools of others.
+BENCHES = sorted(path for path in (ROOT / "bench").rglob("*.py") if ".cache" not in path.parts)
 PYTHON = [*SOURCE, *TESTS, *BENCHES]
 TEXTS = [
     *PYTHON,

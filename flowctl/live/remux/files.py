@@ -34,11 +34,17 @@ _YOUNG_S: Final = 60.0
 _ROOM_AGAIN_SHARE: Final = 20
 _ROOM_AGAIN_BYTES: Final = 64 << 20
 """Free space from which a disk that was full has room again, if it is less than a 20th of the disk."""
-HLS_FILE: Final = re.compile(
-    rf"(.+)(?:-(\d+)(?:\.ts|(?:\.\d+)?\.m4s|-init\.mp4)|\.m3u8)(?:{re.escape(PART)})?", re.DOTALL
+_HLS_END: Final = re.compile(
+    rf"(?:-(\d{{1,20}})(?:\.ts|(?:\.\d{{1,20}})?\.m4s|-init\.mp4)|\.m3u8)(?:{re.escape(PART)})?\Z"
 )
-"""What the files of HLS are called, whole and being written: a stream, encoded, and a number where there is one."""
+"""What names of HLS's files end with, whole and being written; before it stands the stream, encoded."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ._=@+-]*\Z")
+
+
+def hls_file(name: str) -> tuple[str, int] | None:
+    """Return whose file of HLS that is, encoded, and its number; 0 where it has none. None: it is no such file."""
+    end = _HLS_END.search(name)
+    return None if end is None or not end.start() else (name[: end.start()], int(end[1] or 0))
 
 
 class NameTemplate:

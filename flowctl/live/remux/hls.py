@@ -32,7 +32,7 @@ from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.container import DecodeTimes, fragment, last_frames, transport
 from flowctl.live.remux.course import Unit
-from flowctl.live.remux.files import HLS_FILE, PART, DiskRoom, encoded, lock_file
+from flowctl.live.remux.files import PART, DiskRoom, encoded, hls_file, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
 from flowctl.live.remux.playlist import AWAY_S, PLAYLIST, HlsPart, HlsSegment, Playlist
 from flowctl.live.remux.writer import RecorderState, StreamWriter
@@ -377,8 +377,8 @@ class HlsWriter(StreamWriter):
         self._folder.mkdir(parents=True, exist_ok=True)
         number = int(self._wall())
         for path in self._folder.iterdir():
-            if (found := HLS_FILE.fullmatch(path.name)) and found[1] == self._stem:
-                number = max(number, int(found[2] or 0) + 1)  # the clock may have been set back
+            if (found := hls_file(path.name)) and found[0] == self._stem:
+                number = max(number, found[1] + 1)  # the clock may have been set back
                 path.unlink(missing_ok=True)
         _log.info("HLS begins", stream=self._name, playlist=str(self.playlist_path))
         self._first_number, self._parts = number, 0

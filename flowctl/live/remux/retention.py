@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from flowctl.live.remux.files import HLS_FILE, lock_file
+from flowctl.live.remux.files import hls_file, lock_file
 
 TEMPLATE: Final = "{app}/{stream}/{time}"
 """Names of a server's recordings."""
@@ -52,8 +52,8 @@ def remove_ended(folder: Path, ours: Callable[[str], bool], now: float) -> list[
         files = dict(_files(below))
         of_stem: dict[str, list[Path]] = {}
         for path in files:
-            if found := HLS_FILE.fullmatch(path.name):
-                of_stem.setdefault(found[1], []).append(path)
+            if found := hls_file(path.name):
+                of_stem.setdefault(found[0], []).append(path)
         for lock in [path for path in files if re.fullmatch(r"\..+\.lock", path.name)]:
             stem = lock.name.removeprefix(".").removesuffix(".lock")
             name = f"{unquote(below.name)}/{unquote(stem)}"
