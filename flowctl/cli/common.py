@@ -65,8 +65,10 @@ def set_up_log(*, as_json: bool = False, level: str | None = None, file: LogFile
 def log_to_file(file: LogFileOptions, *, as_json: bool) -> None:
     """Have the log go on in its file, where the settings name one; what came before is on standard error."""
     if file.path is not None:
+        from flowctl.core.text.logfile import LogFile
         from flowctl.log import get_logger
 
+        LogFile(file.path, file).close()  # refused before anything is said
         get_logger("flowctl.log").info("the log goes on in a file", file=str(file.path))
         set_up_log(as_json=as_json, file=file)
 

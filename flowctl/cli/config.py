@@ -59,6 +59,9 @@ def check(
     live = [options, *map(options.with_level, options.levels)] if isinstance(options, LiveConfig) else []
     for missing in dict.fromkeys(filter(None, (item.access.missing() for item in live))):
         say(f"hint: nobody will be let in: {missing}", to_stderr=True)
+    log_file = options.log.path
+    if log_file is not None and not log_file.resolve().parent.is_dir():  # another user's server may have one
+        say(f"hint: log_file: there is no folder {log_file.parent}; the server does not make it", to_stderr=True)
 
 
 @app.command("show")

@@ -44,6 +44,14 @@ def test_check_when_the_file_of_keys_has_none_yet_says_whom_that_keeps_out(run, 
     assert run("check", "one.toml").stderr == ""
 
 
+def test_check_when_the_log_file_has_no_folder_says_so(run, tmp_path):
+    """It is no error: the folder of a service is made when that starts."""
+    result = run("check", "one.toml", one="log_file = 'logs/flowctl.log'\n")
+    assert (result.exit_code, "hint: log_file: there is no folder logs" in result.stderr) == (0, True)
+    (tmp_path / "logs").mkdir()
+    assert run("check", "one.toml").stderr == ""
+
+
 @pytest.mark.parametrize(
     ("one", "said"),
     [
