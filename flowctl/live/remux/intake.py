@@ -39,6 +39,10 @@ class PublicationBegan(NamedTuple):
     """A publication begins, perhaps behind another one."""
 
 
+_ENDS: Final = frozenset({"stream_eof", "NetStream.Play.UnpublishNotify"})
+"""What servers say by RTMP when a publication has ended: for a log it is in words."""
+
+
 class PublicationEnded(NamedTuple):
     why: str
 
@@ -116,7 +120,7 @@ class Intake:
             self._ready.notify()
 
     def end(self, why: str) -> None:
-        self._put(PublicationEnded(why))
+        self._put(PublicationEnded("the stream ended" if why in _ENDS else why))
 
     def close(self) -> None:
         """Close the queue: no item follows. Any thread."""

@@ -87,3 +87,10 @@ def test_intake_when_full_keeps_the_last_headers():
     intake.get(0)
     intake.take(9, 14, key(), 0.0)
     assert intake.get(0) == [MessagesLost(2, 1600), MessageTaken(9, 13, other), MessageTaken(9, 14, key())]
+
+
+def test_intake_when_a_server_says_the_end_by_a_code_says_it_in_words():
+    intake = Intake()
+    for why in ("stream_eof", "NetStream.Play.UnpublishNotify", "server closed"):
+        intake.end(why)
+    assert [item.why for item in intake.get(0)] == ["the stream ended", "the stream ended", "server closed"]
