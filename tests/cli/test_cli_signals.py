@@ -18,16 +18,18 @@ OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 @pytest.mark.realtime
 def test_serve_when_signalled_goes_on_and_says_what_it_did():
     with served("live", "--log-json") as server:
-        for number, text in zip(OTHERS, ("SIGHUP: there is nothing to do", "figures", "figures"), strict=True):
+        # SIGUSR1 has a log file opened again, which there is none of here.
+        for number, text in zip(OTHERS, ("SIGHUP: there is nothing to do", "", "figures"), strict=True):
             server.process.send_signal(number)
-            server.wait_logged(text)
+            if text:
+                server.wait_logged(text)
             time.sleep(0.1)
             assert server.process.poll() is None
         server.stop(signal.SIGQUIT)
         assert server.status == 0
     events = [json.loads(line)["event"] for line in server.log.splitlines()]
     assert "SIGHUP: there is nothing to do, it is ignored" in events
-    assert events.count("figures") == 2
+    assert events.count("figures") == 1
     assert "SIGQUIT: ending in order" in events
     assert events[-1] == "stopped"
 

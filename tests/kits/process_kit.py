@@ -31,16 +31,24 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_children() -> list[str]:
-    """Kill every child that is still running, servants aside; return their command lines."""
-    ended = []
+def children() -> dict[int, str]:
+    """Return the command line of every child that is still running, servants aside, by its id."""
+    found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if int(parent) != os.getpid() or state == "Z" or any(name in command for name in _SERVANTS):
-                continue
-            os.kill(int(entry.name), signal.SIGKILL)
-            os.waitpid(int(entry.name), 0)
+            if int(parent) == os.getpid() and state != "Z" and not any(name in command for name in _SERVANTS):
+                found[int(entry.name)] = command
+    return found
+
+
+def end_children() -> list[str]:
+    """Kill every child that is still running; return their command lines."""
+    ended = []
+    for number, command in children().items():
+        with contextlib.suppress(OSError):
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
             ended.append(command[:200])
     return ended

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import install_browser
 from e2e_kit import open_live_server
+from process_kit import children
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
 from selenium.webdriver.chrome.options import Options
@@ -56,6 +57,9 @@ class Browser:
     def close(self):
         with contextlib.suppress(WebDriverException):
             self.driver.quit()
+        end = time.monotonic() + PATIENCE_S  # its helpers end some time after it
+        while any("chrom" in command or not command for command in children().values()) and time.monotonic() < end:
+            time.sleep(0.05)
 
     def open(self, address, *, size=WIDE, scheme="light"):
         self.emulate(size, scheme)
