@@ -101,10 +101,11 @@ class DescriptorTarget:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._torn = False  # the last line was written in part, as where a disk became full
+        self.torn = False  # the last line was written in part, as where a disk became full
+        _descriptor_targets.add(self)
 
     def write(self, lines: Sequence[bytes]) -> OSError | None:
-        left = memoryview(b"".join((b"\n", *lines) if self._torn else lines))
+        left = memoryview(b"".join((b"\n", *lines) if self.torn else lines))
         while left:
             try:
                 count = os.write(self.descriptor, left)
@@ -115,7 +116,7 @@ class DescriptorTarget:
             except OSError as error:
                 return error
             else:
-                self._torn = left[count - 1] != _LINE_BREAK
+                self.torn = left[count - 1] != _LINE_BREAK
                 left = left[count:]
         return None
 
@@ -226,7 +227,12 @@ class LineWriter:
 _writers: Final[weakref.WeakSet[LineWriter]] = weakref.WeakSet()
 
 
+_descriptor_targets: Final[weakref.WeakSet[DescriptorTarget]] = weakref.WeakSet()
+
+
 def _after_fork() -> None:
+    for target in list(_descriptor_targets):
+        target.torn = False  # the line is the parent's, who goes on with it
     for writer in list(_writers):
         with contextlib.suppress(AttributeError):  # one that is being made
             writer._begin()  # noqa: SLF001 - of this module

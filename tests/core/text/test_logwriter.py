@@ -96,12 +96,14 @@ def test_put_when_the_descriptor_does_not_block_writes_all():
 def test_fork_when_lines_wait_gives_the_child_an_empty_queue_of_its_own():
     """A child writes its own lines and none of its parent's, whatever the parent's thread was doing."""
     script = """
-        import os, time
+        import os, select, time
         from flowctl.core.text.logwriter import DescriptorTarget, LineWriter
         reader, blocked = os.pipe()
         writer = LineWriter(DescriptorTarget(blocked), lambda count: b"", lambda: [])
         for _ in range(300):
             writer.put(b"p" * 1000)
+        select.select([reader], [], [])  # a line of the parent's stands there without its end
+        time.sleep(0.1)
         if child := os.fork():
             status = os.waitpid(child, 0)[1]
             print("child ended with", status, "parent waits", not writer.flush(0.0), flush=True)
