@@ -107,7 +107,7 @@ def test_pods_when_run_as_a_kubelet_does_serve_and_leave_without_losing_a_viewer
     (block,) = [text for text in re.findall(r"```text\n(.*?)```", DEPLOYING.read_text(), re.DOTALL) if "secret" in text]
     asked = {"secret": block} | {name: pod_of(name) for name in ("origin", "edge", "server")}
     (built / "pods.json").write_text(json.dumps(asked))
-    folders = ":".join(str(ROOT.resolve() / "tests" / name) for name in ("packaging", "live/cluster"))
+    folders = ":".join(str(ROOT.resolve() / "tests" / name) for name in ("packaging", "e2e"))
     script = f"""
     rm -f /etc/resolv.conf
     printf 'nameserver 127.0.0.1\\nsearch default.svc.cluster.local\\n' >/etc/resolv.conf
