@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kit.machine import HERE, PROGRAMS
+from kit.options import parse_crowd
 from kit.processes import (
     free_port,
     process,
@@ -133,14 +134,7 @@ def run(arguments: argparse.Namespace | None = None) -> list[dict[str, Any]]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the settings of a run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--viewers", type=int, default=300)
-    parser.add_argument("--bit-rate", type=int, default=2_500_000)
-    parser.add_argument("--flush", type=float, default=0.04, help="flush interval of flowctl in seconds")
-    parser.add_argument("--window", type=float, default=10.0, help="measured seconds per run")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args(argv)
+    return parse_crowd(argv, __doc__, viewers=300, flush=True)
 
 
 QUICK: Final[dict[str, Any]] = {"arguments": parse(["--viewers", "20", "--window", "1", "--repeat", "1"])}
