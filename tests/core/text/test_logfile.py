@@ -247,7 +247,8 @@ def test_serve_when_its_workers_log_to_a_file_has_all_lines_there_and_opens_it_o
     words += ["--set", f"control=ipc://{tmp_path}/c"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            json.loads(process.stdout.readline())
+            json.loads(process.stdout.readline())  # said when the first of them is ready
+            wait_for(lambda: path.read_text().count('"live server started"') == 2)
             moved = path.rename(tmp_path / "moved")
             process.send_signal(signal.SIGUSR1)
             wait_for(path.exists)

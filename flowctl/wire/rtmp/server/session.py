@@ -143,6 +143,7 @@ class ServerSession(Endpoint):
         "_enhanced",  # bool: the client's connect has Enhanced RTMP members
         "_held",
         "_object_encoding",  # int: 0 or 3, as the client asked
+        "_reconnects",  # bool: the client is to connect again, and is told once it is let in
         "_state",  # ConnectionState: assigned by _move_connection only
         "_streams",
         "_url",  # RtmpUrl: from connect
@@ -160,6 +161,7 @@ class ServerSession(Endpoint):
         self._enhanced = False
         self._held = HeldMessages()
         self._object_encoding = 0
+        self._reconnects = False
         self._state = ConnectionState.HANDSHAKE
         self._streams = MessageStreams()
         self._url = _NO_ADDRESS
@@ -480,6 +482,8 @@ class ServerSession(Endpoint):
         self._send_chunk_size()
         caps_ex = self._config.caps_ex if self._enhanced else None
         self._send(replies.connect_result(self._connect_id, self._object_encoding, caps_ex))
+        if self._reconnects:
+            self.request_reconnect()
 
     def reject_connect(self, description: str, code: str = commands.CONNECT_REJECTED) -> None:
         """Turn the client away; close the connection once the reply has been flushed."""
@@ -487,9 +491,14 @@ class ServerSession(Endpoint):
         self._send_rejection(code, replies.words(description))
 
     def request_reconnect(self) -> bool:
-        """Ask the client to connect again at its next key frame (Enhanced RTMP v2, "Reconnect Request")."""
+        """Ask the client to connect again at its next key frame (Enhanced RTMP v2, "Reconnect Request").
+
+        Returns:
+            Whether it was asked: it understands that, and has been let in. One that has not is asked when it is.
+        """
         self._check_open()
-        able = bool(self.client_caps_ex & commands.CAPS_RECONNECT)
+        self._reconnects = self._state is not ConnectionState.CONNECTED
+        able = not self._reconnects and bool(self.client_caps_ex & commands.CAPS_RECONNECT)
         if able:
             self._send(commands.on_status(0, "status", commands.RECONNECT_REQUEST, "The server is going down."))
         return able

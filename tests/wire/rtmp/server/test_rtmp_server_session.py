@@ -25,6 +25,7 @@ from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.messages import (
     EVENT_STREAM_BEGIN,
     EVENT_STREAM_EOF,
+    Command,
     PeerBandwidth,
     SetChunkSize,
     UserControl,
@@ -522,3 +523,14 @@ def test_reconnect_is_asked_of_clients_that_understand_it():
         "code": "NetConnection.Connect.ReconnectRequest",
         "description": "The server is going down.",
     }
+
+
+def test_reconnect_when_asked_before_the_client_is_let_in_is_told_behind_the_answer():
+    """A drain that begins while somebody connects asks that client too."""
+    client = ScriptedClient()
+    assert not client.session.request_reconnect()
+    client.call("connect", 1, {"app": "live", "tcUrl": "rtmp://h/live", "capsEx": 1.0})
+    assert not client.session.request_reconnect()
+    client.session.accept_connect()
+    names = [reply.name for reply in client.replies() if isinstance(reply, Command)]
+    assert names == ["_result", "onStatus"]
