@@ -287,6 +287,7 @@ class Connection:
         on_released: told with the connection, on its thread, when its socket is closed: for a count of sockets.
         make_sender: makes its Sender, arguments as of `Sender`; for one that is recorded.
         work_limits: how much of the thread its input may take.
+        first_input: what another has read from the socket already.
 
     Attributes:
         work: how much work the peer has caused so far.
@@ -348,6 +349,7 @@ class Connection:
         on_released: Callable[[Connection], None] | None = None,
         make_sender: Callable[..., Sender] = Sender,
         work_limits: WorkLimits = NO_WORK_LIMITS,
+        first_input: bytes = b"",
     ) -> None:
         options = options or SocketOptions()
         options.apply(sock)
@@ -403,6 +405,7 @@ class Connection:
             capacity_bytes=capacity_bytes,
             clock=clock,
             lock=self._lock,
+            first_input=first_input,
         )
 
     # -- life

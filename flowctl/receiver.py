@@ -256,6 +256,7 @@ class Receiver:
         capacity_bytes: most bytes kept for the handler, 1 or more; also the most read at once.
         clock: monotonic seconds, the clock of the group's deadlines.
         lock: to use instead of one of its own.
+        first_input: read from the same stream by another already; the handler is offered it first.
     """
 
     __slots__ = (
@@ -293,6 +294,7 @@ class Receiver:
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
         clock: Callable[[], float] = time.monotonic,
         lock: OwnedLock | None = None,
+        first_input: bytes = b"",
     ) -> None:
         if capacity_bytes < 1:
             raise LocalProtocolError(f"capacity_bytes is {capacity_bytes}; it must be at least 1")
@@ -307,12 +309,12 @@ class Receiver:
         # Written under the lock, read without it by the owning thread, which looks again before every step:
         self._mode = InputMode.BULK
         self._control_cap = 0  # smallest grant of the holders, bytes per interval
-        self._offer = False  # the handler is to be offered what is kept, even nothing
+        self._offer = bool(first_input)  # the handler is to be offered what is kept, even nothing
         self._over = False  # closed, or the end was delivered: nothing more is read or handed on
 
         # Only for the owning thread:
         self._host: ReceiverHost | None = None  # None while on no group
-        self._kept = b""  # read but not consumed
+        self._kept = first_input  # read but not consumed
         self._blocked = False
         self._end: Exception | None = None  # what ended the stream, until it may be delivered
         self._in_handler = False
@@ -320,7 +322,7 @@ class Receiver:
         self._reading = False  # what the handler was last told
         self._control_left = 0  # of the grant, in this interval
         self._window_ends_at = _NEVER  # when a new grant begins
-        self._bytes_in = 0
+        self._bytes_in = len(first_input)
         self._control_bytes_in = 0
         self._read_count = 0
 

@@ -41,6 +41,15 @@ def test_input_ready_when_the_read_was_short_spares_the_next(kit):
     assert kit.reads == [1024]
 
 
+def test_first_input_when_another_has_read_it_is_offered_before_what_is_read():
+    kit = Kit(first_input=b"ab")
+    kit.handler.answers = [InputResult(InputVerdict.NEED_MORE, 1), DONE]
+    kit.ready(b"cd")  # readable before the job of the offer has run
+    kit.settle()
+    assert kit.handler.offers == [b"ab", b"bcd"]
+    assert kit.receiver.statistics().bytes_in == 4
+
+
 def test_input_ready_when_there_is_nothing_does_nothing(kit):
     kit.ready()
     kit.ready(InterruptedError())

@@ -17,7 +17,7 @@ from flowctl.connection import Connection, Session
 from flowctl.core.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.loop.sockets import SocketOptions, close_socket, drop_socket
+from flowctl.core.loop.sockets import SocketOptions, close_socket, drop_socket, peer_name
 from flowctl.core.loop.work import NO_WORK_LIMITS, WorkLimits
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import Admission, AdmissionLimits, ProvenNodes, describe_ban
@@ -79,7 +79,7 @@ class Server:
     Args:
         session_factory: makes the session of a new connection; called on the connection's thread-to-be's behalf, on
             the listener's thread.
-        host: address to listen on, or several with commas between.
+        host: address to listen on, or several with commas between. None: on none, sockets come by `add_socket`.
         port: port; 0 lets the system choose one, see `address`.
         limits: of every Sender. None: `DEFAULT_LIMITS`.
         policy: of every Sender. None: drop nothing.
@@ -111,7 +111,7 @@ class Server:
     def __init__(
         self,
         session_factory: Callable[[], Session],
-        host: str = "127.0.0.1",
+        host: str | None = "127.0.0.1",
         port: int = 0,
         *,
         limits: Limits | None = None,
@@ -170,14 +170,14 @@ class Server:
         # The earliest that any of them wants: for what is queued to go out, and for what has gone out to arrive.
         self._drain_until = self._arrive_until = math.inf  # guarded by _lock
         self.on_stopped: Callable[[], None] | None = None  # called when `stop` has ended it, on the thread that did
-        self.accepted_count = 0
+        self.accepted_count = 0  # changed under _lock
         # One bound method each for all connections:
         self._on_closed: Final = self._gone
         self._on_released: Final = self._released
         self.listeners: Final[list[Listener]] = []
         self._started = False
         self._listen_fds: Final = {**(listen_fds or {}), **({} if listen_fd is None else {name: (listen_fd,)})}
-        self.address: Final = self._listen_first(name, listen_hosts(host), port, tls)
+        self.address: Final = ("", 0) if host is None else self._listen_first(name, listen_hosts(host), port, tls)
 
     # -- life
 
@@ -482,15 +482,53 @@ class Server:
     def _banned(self, connection: Connection, ban: Ban) -> None:
         """Note that a ban ends an open connection; for servers that keep records. Any thread."""
 
-    def add_socket(self, sock: socket.socket, session: Session) -> Connection:
+    def add_socket(
+        self,
+        sock: socket.socket,
+        session: Session,
+        *,
+        peer: tuple[str, int] | None = None,
+        first_input: bytes = b"",
+        admit: bool = False,
+    ) -> Connection:
         """Serve a connected socket that was not accepted here, for example one that connected out. Any thread.
 
         `sock` belongs to the server from now on, also if this fails.
 
+        Args:
+            sock: connected stream socket.
+            session: the application's end of it.
+            peer: address and port of the other end. None: ask the socket.
+            first_input: what was read from it already.
+            admit: whether bans and limits of admission decide on it, as on one that was accepted here.
+
         Raises:
             ClosedError: the server is stopping.
+            LimitExceededError: admission refused it; `on_refused` was told, on this thread.
         """
-        return self._serve(sock, session, peer=None)
+        if not admit:
+            return self._serve(sock, session, peer=peer, first_input=first_input)
+        peer = peer or peer_name(sock)
+        try:
+            self._enter(self.groups.groups[0], peer)
+        except LimitExceededError:
+            sock.close()
+            raise
+        try:
+            return self._serve(sock, session, peer=peer, on_released=self._on_released, first_input=first_input)
+        except BaseException:
+            self.admission.leave(peer[0])
+            raise
+
+    def _enter(self, group: PollGroup, peer: tuple[str, int], cost: float = 1.0) -> None:
+        """Let a connection in and count it, or tell that it was refused."""
+        try:
+            self.admission.enter(peer[0], self.clock(), cost)
+        except LimitExceededError as error:
+            self._tell_refusal(group, peer, error)
+            raise
+        with self._lock:
+            self.accepted_count += 1
 
     def _serve(
         self,
@@ -499,6 +537,7 @@ class Server:
         *,
         peer: tuple[str, int] | None,
         on_released: Callable[[Connection], None] | None = None,
+        first_input: bytes = b"",
     ) -> Connection:
         limits, bans = self._limits, self.admission.bans
         try:
@@ -516,6 +555,7 @@ class Server:
                 on_released=on_released,
                 make_sender=self._make_sender,
                 work_limits=self._work_limits,
+                first_input=first_input,
             )
             with self._lock:
                 self._connections[connection.number] = connection
@@ -606,21 +646,18 @@ class Server:
 
     def admit(self, group: PollGroup, listener: Listener, sock: socket.socket, peer: tuple[str, int]) -> None:
         """Serve a connection that has come, or refuse it; called by its listener."""
-        address = peer[0]
         try:
-            self.admission.enter(address, self.clock(), listener.cost)
-        except LimitExceededError as error:
+            self._enter(group, peer, listener.cost)
+        except LimitExceededError:
             close_socket(sock, abortive=True)
-            self._tell_refusal(group, peer, error)
             return
-        self.accepted_count += 1
         try:
             if listener.tls is not None:
                 sock = listener.tls.wrap(sock)
             self._serve(sock, _made(listener.session_factory), peer=peer, on_released=self._on_released)
         except BaseException as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
             sock.close()
-            self.admission.leave(address)
+            self.admission.leave(peer[0])
             # The server stops, or the peer has gone so early that its options fail: no fault to report.
             if not isinstance(error, (ClosedError, OSError)):
                 group.report("session of a new connection", error)

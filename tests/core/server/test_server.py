@@ -21,7 +21,7 @@ from flowctl.core.server import server as server_module
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.core.server.bans import LIMITED_BURST, Ban, BanAction, BanList
 from flowctl.core.server.server import Server
-from flowctl.errors import ClosedError, LocalProtocolError
+from flowctl.errors import ClosedError, LimitExceededError, LocalProtocolError
 from flowctl.reasons import CloseReason
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
@@ -394,14 +394,54 @@ def test_add_socket_when_connected_elsewhere_is_served_and_takes_no_place(make):
         assert is_refused(server)
 
 
+def test_add_socket_when_admission_decides_counts_refuses_and_frees_the_place(make):
+    """What was read before is the session's first input; limits and bans go by the peer that is named."""
+    refusals = []
+    server = make(
+        host=None,
+        admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0),
+        on_refused=lambda peer, error: refusals.append((peer, error.limit)),
+    )
+    assert (server.listeners, server.address) == ([], ("", 0))
+
+    def add(address):
+        ours, peer = socket.socketpair()
+        peer.settimeout(WAIT_S)
+        session = Noting()
+        try:
+            server.add_socket(ours, session, peer=(address, 7), first_input=b"first, ", admit=True)
+        except LimitExceededError as error:
+            assert ours.fileno() == -1
+            peer.close()
+            return error.limit
+        peer.sendall(b"then")
+        wait_until(lambda: bytes(session.got) == b"first, then")
+        return session, peer
+
+    session, peer = add("192.0.2.1")
+    assert session.connection.peer == ("192.0.2.1", 7)
+    assert add("192.0.2.1") == "connections_per_address"
+    assert refusals == [(("192.0.2.1", 7), "connections_per_address")]
+    server.set_bans(BanList([Ban(cidr="192.0.2.2", expires=None)]))
+    assert add("192.0.2.2") == "banned"
+    peer.close()
+    session.wait_end()
+    wait_until(lambda: server.admission.connections == 0)
+    add("192.0.2.1")[1].close()
+    statistics = server.statistics()
+    assert (statistics.accepted, statistics.refused) == (2, {"connections_per_address": 1, "banned": 1})
+
+
 def test_add_socket_when_stopped_closes_it(make):
     server = make()
     server.stop()
-    ours, peer = socket.socketpair()
-    with pytest.raises(ClosedError):
-        server.add_socket(ours, Noting())
-    assert ours.fileno() == -1
-    peer.close()
+    for admit in (False, True):
+        ours, peer = socket.socketpair()
+        with pytest.raises(ClosedError):
+            server.add_socket(ours, Noting(), admit=admit)
+        assert ours.fileno() == -1
+        peer.close()
+    assert server.admission.connections == 0
 
 
 def test_groups_when_several_share_the_connections(make):
