@@ -60,6 +60,7 @@ from flowctl.core.loop.sockets import (
 )
 from flowctl.core.loop.tls import HANDSHAKE_S, TlsSocket
 from flowctl.core.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
+from flowctl.core.outgoing.outbox import gather_write
 from flowctl.core.outgoing.streamlog import Wire
 from flowctl.core.sending.contract import SendResult
 from flowctl.core.sending.settings import SenderSettings
@@ -239,6 +240,16 @@ class Session:
 
     def timer(self, now: float) -> None:
         """Do what was asked for with `Connection.set_timer`."""
+
+    def last_words(self, reason: CloseReason, details: str) -> bytes:
+        """Return what the peer is still told at the end, behind a message it has begun to get. Default: nothing.
+
+        It is called before `closed`. What is queued is dropped for `reason` all the same, and a peer that has words to
+        get is not reset at once: its kernel has `flowctl.core.loop.lingering` to take them, which is 2 s for one that
+        takes nothing.
+        """
+        del reason, details
+        return b""
 
     def closed(self, reason: CloseReason, details: str) -> Awaitable[None] | None:
         """The connection is over, and why; the last call, exactly once."""
@@ -564,7 +575,11 @@ class Connection:
         if reason in _EXPLAINED or reason is CloseReason.PEER_CLOSED:
             # A peer that does not read does not read the reason either, nor the end of the stream behind it.
             abortive = abortive or self.sender.state is not SendState.READY
+        words = self._last_words(reason, details)
         self._run_guarded("close", self.sender.close, reason, details)
+        unsaid = b""
+        if words:
+            unsaid, abortive = self._say_last(words)
         self._run_guarded("ledger_entry", self._read_ledger)
         self._run_guarded("close", self.receiver.close)
         if self._coroutines is not None:
@@ -575,8 +590,9 @@ class Connection:
             group.unwatch_input(self._sock)
             group.unwatch_output(self._sock)
             group.deadlines.remove(self)
-        if not abortive and group is not None and group.state is GroupState.RUNNING and not end_output(self._sock):
-            self._run_guarded("lingering", self._linger, group)
+        running = group is not None and group.state is GroupState.RUNNING
+        if not abortive and group is not None and running and (unsaid or not end_output(self._sock)):
+            self._run_guarded("lingering", self._linger, group, unsaid)
         lingers = self._lingering is not None
         if not lingers:
             if group is not None:
@@ -600,12 +616,28 @@ class Connection:
         if self._coroutines is not None and self._coroutines.let_go():
             self._coroutines = None
 
-    def _linger(self, group: PollGroup) -> None:
+    def _last_words(self, reason: CloseReason, details: str) -> bytes:
+        if self._secure is not None and not self._secure.established:
+            return b""  # they cannot be said
+        try:
+            return self.session.last_words(reason, details)
+        except BaseException as error:  # noqa: BLE001 - as for every step of the end
+            self.handler_failed("last_words", error)
+            return b""
+
+    def _say_last(self, words: bytes) -> tuple[bytes, bool]:
+        """Write the rest of the message in flight, and `words`; return what is left, and whether nothing can be."""
+        whole = b"".join((self.sender.unfinished, words))
+        written, _, failure = gather_write(self._sock, [whole])
+        self.wrote(written)
+        return whole[written:], failure is not None
+
+    def _linger(self, group: PollGroup, unsaid: bytes) -> None:
         with self._lock:
             farewell = self._farewell
         # A peer that was to get all that was queued may pause as long while our kernel has the last of it.
         unread_s = 0.0 if farewell is None else self.sender.settings.close_deadline_s or _NEVER
-        self._lingering = Lingering(self._sock, group, self._end_linger, unread_s)
+        self._lingering = Lingering(self._sock, group, self._end_linger, unread_s, unsaid)
 
     def _end_linger(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
         """End the lingering: the socket need not be kept any more."""
@@ -1191,6 +1223,21 @@ class Connection:
         if reason is CloseReason.INTERNAL:
             self.handler_failed(where, error)
         self.terminate(reason, details)
+
+    def run_coroutine(
+        self, coroutine: Coroutine[Any, Any, Any], where: str, then: Callable[[], object] | None = None
+    ) -> None:
+        """Run a coroutine of the session's, as those of its handlers are run. Owning thread.
+
+        Args:
+            coroutine: it is cancelled when the connection ends; what it raises ends the connection.
+            where: what it is of, for the report of an exception.
+            then: called on the connection's thread when it has ended well.
+        """
+        if self.group is None:
+            coroutine.close()
+        else:
+            self._start(self.group, coroutine, where, then)
 
     def _start(
         self,

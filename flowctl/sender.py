@@ -835,6 +835,12 @@ class Sender:
             else:
                 self._fail_locked(reason, details)
 
+    @property
+    def unfinished(self) -> bytes | memoryview:
+        """What is left, at the end, of a message that the peer has begun to get; counted as dropped all the same."""
+        with self._lock:
+            return self._outbox.unfinished
+
     def let_go(self) -> None:
         """Forget host and frontend, for they hold this Sender: it is over, and its memory shall go with them.
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
-from flowctl.core.loop.sockets import unacknowledged_bytes
+from flowctl.core.loop.sockets import end_output, unacknowledged_bytes
 from flowctl.core.loop.tls import TlsSocket
 from flowctl.pollgroup import PollGroup
 
@@ -36,15 +35,22 @@ class Lingering:
 
     A peer may acknowledge nothing of what it was sent for `unread_s`, where that is longer than `LINGER_QUIET_S`. The
     window of a slow reader opens in steps of up to half its receive buffer, each of which takes it seconds.
+
+    `unsaid` is what the kernel has not taken yet of the last that is sent; the end of the stream goes behind it.
     """
 
     __slots__ = (
         *("_discarded_bytes", "_group", "_moved_at", "_over"),
-        *("_peer_done", "_seen", "_sock", "_unread_s", "_until"),
+        *("_peer_done", "_seen", "_sock", "_unread_s", "_unsaid", "_until"),
     )
 
     def __init__(
-        self, sock: socket.socket, group: PollGroup, over: Callable[[bool], None], unread_s: float = 0.0
+        self,
+        sock: socket.socket,
+        group: PollGroup,
+        over: Callable[[bool], None],
+        unread_s: float = 0.0,
+        unsaid: bytes = b"",
     ) -> None:
         self._sock: Final = sock
         self._group: Final = group
@@ -55,9 +61,10 @@ class Lingering:
         self._moved_at = group.now()  # when a look first found them so
         self._until: Final = self._moved_at + LINGER_S
         self._unread_s: Final = unread_s
+        self._unsaid = unsaid
         group.watch_input(sock, self._input_ready)
-        if isinstance(sock, TlsSocket) and sock.kept_bytes:
-            group.watch_output(sock, partial(self._push, sock))
+        if unsaid or (isinstance(sock, TlsSocket) and sock.kept_bytes):
+            group.watch_output(sock, self._push)
         group.deadlines.set(self, self._moved_at + LINGER_QUIET_S)
 
     def stop(self) -> None:
@@ -66,11 +73,19 @@ class Lingering:
         self._group.unwatch_output(self._sock)
         self._group.deadlines.remove(self)
 
-    def _push(self, sock: TlsSocket) -> None:
-        """Have the kernel take what TLS has kept, and the end of the stream behind it."""
+    def _push(self) -> None:
+        """Have the kernel take what is left, and what TLS has kept, and the end of the stream behind it."""
+        sock = self._sock
         try:
-            if sock.push():
+            if self._unsaid:
+                self._unsaid = self._unsaid[sock.send(self._unsaid) :]
+                if not self._unsaid and end_output(sock):
+                    self._end(reset=False)
+                    return
+            if not self._unsaid and (not isinstance(sock, TlsSocket) or sock.push()):
                 self._group.unwatch_output(sock)
+        except (BlockingIOError, InterruptedError):
+            return
         except OSError:
             self._end(reset=False)
 

@@ -70,14 +70,16 @@ class Outbox:
         backlog: control lane and own messages.
         cursor: place in the followed log. None: no log is followed.
         bytes_sent: wire bytes that the kernel took from here.
+        unfinished: rest of the message that was in flight when all was dropped.
     """
 
-    __slots__ = ("_inflight", "_past", "backlog", "bytes_sent", "cursor")
+    __slots__ = ("_inflight", "_past", "backlog", "bytes_sent", "cursor", "unfinished")
 
     def __init__(self) -> None:
         self.backlog = Backlog()
         self.cursor: LogCursor | None = None
         self.bytes_sent = 0
+        self.unfinished: bytes | memoryview = b""
         self._inflight: _InFlight | None = None
         self._past: _PastAccounts | None = None
 
@@ -304,6 +306,7 @@ class Outbox:
         if self._inflight is not None:
             past = self._past = self._past or _PastAccounts()
             add_by_reason(past.dropped, {DropReason.CLOSED: self._inflight_figures()})
+            self.unfinished = self._inflight.rest
             self._inflight = None
 
     # -- accounts
