@@ -117,6 +117,11 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
     from flowctl.sender import Sender as Sender
     from flowctl.streamset import SetPlace as SetPlace
     from flowctl.streamset import StreamSet as StreamSet
+    from flowctl.websocket import HttpAnswer as HttpAnswer
+    from flowctl.websocket import Topic as Topic
+    from flowctl.websocket import TopicStatistics as TopicStatistics
+    from flowctl.websocket import WebSocketRequest as WebSocketRequest
+    from flowctl.websocket import WebSocketSession as WebSocketSession
     from flowctl.wire.zeromq.curve import KeyPair as KeyPair
 
 _HOMES: Final = {
@@ -162,6 +167,7 @@ _HOMES: Final = {
     "flowctl.receiver": "InputResult InputVerdict Receiver ReceiverStatistics",
     "flowctl.sender": "FlushResult Sender",
     "flowctl.streamset": "SetPlace StreamSet",
+    "flowctl.websocket": "HttpAnswer Topic TopicStatistics WebSocketRequest WebSocketSession",
     "flowctl.wire.zeromq.curve": "KeyPair",
 }
 """Module of every public name."""

@@ -25,6 +25,7 @@ PUBLIC = """
     ServerProgram ServerStatistics Session SocketOptions StateChange StoreError StreamLog Thin Transport Verdict
     WorkLimits serve ObjectDiffusion SetPlace StreamSet
     MessageScheduler ExhaustedError Access AuthLevel Batch ConnectionID JobResult KeyPair RpcNode Subscription
+    HttpAnswer Topic TopicStatistics WebSocketRequest WebSocketSession
 """
 TESTING = (
     "Driven drive ManualClock ManualGroup ManualHost ScriptedTransport ThrottledPeer check_drop_policy would_block"

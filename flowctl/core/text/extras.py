@@ -10,7 +10,8 @@ from flowctl.errors import ConfigError
 _EXTRA_OF: Final = {
     **dict.fromkeys(("rich", "typer"), "cli"),
     **dict.fromkeys(("cbor2", "zmq"), "rpc"),
-    **dict.fromkeys(("dns", "h11", "httpx", "jinja2", "jwt", "pydantic", "wsproto"), "live"),
+    **dict.fromkeys(("dns", "httpx", "jinja2", "jwt", "pydantic"), "live"),
+    **dict.fromkeys(("h11", "wsproto"), "websocket"),
     **dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "admin"),
     "av": "media",
     "pyarrow": "telemetry",

@@ -1,0 +1,737 @@
+"""WebSocket: sessions of browsers and other clients, and topics that any number of them follow.
+
+Theory of operation. A server's frames are not masked (RFC 6455 section 5.1), so a message is the same octets for every
+client: a `Topic` frames it once, appends it to a stream log, and the clients that keep up are a cohort, one system call
+each and flush. Where clients have agreed to permessage-deflate, a second log has the same messages deflated, once
+each: no window is kept between messages, neither here nor for what clients send, so a deflated message is the same
+octets for every client too, and an idle client costs no window.
+
+A `WebSocketSession` begins as HTTP: the head of a request is read, judged and answered; behind that there are frames.
+What the application sends, and the topic that a client follows, are queued and limited by its Sender as everything is.
+Frames are never cut: a message is one frame, and one Sender message. So a ping, a pong or the close frame is never in
+the middle of another; at the end the message in flight is finished before the close frame (`Session.last_words`).
+
+The close handshake is short: behind our close frame our end of the stream follows at once, and the client's answer is
+read and thrown away while the socket lingers (`flowctl.core.loop.lingering`): nothing that a client says there counts.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import time
+from collections.abc import Awaitable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from threading import get_ident
+from typing import Any, ClassVar, Final
+from urllib.parse import parse_qsl, unquote
+
+from wsproto.events import Ping
+
+from flowctl.connection import Connection, Session
+from flowctl.core.fanout.following import Fanouts, FollowPlace
+from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.locks import HANDLERS, OwnedLock
+from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.sending.contract import SendResult
+from flowctl.core.text.printable import printable
+from flowctl.errors import LimitExceededError, LocalProtocolError, ReentryError, RemoteProtocolError
+from flowctl.reasons import CloseReason
+from flowctl.receiver import DONE, InputResult, InputVerdict
+from flowctl.wire.websocket.frames import PING, PONG, close_frame, deflated_frame, frame, may_be_sent, message_frame
+from flowctl.wire.websocket.handshake import (
+    OTHER_VERSION,
+    VERSION,
+    Headers,
+    HeadReader,
+    accept_key,
+    agrees_to_deflate,
+    header,
+    switching_head,
+    tokens,
+    wants_websocket,
+    whole_answer,
+)
+from flowctl.wire.websocket.reading import FrameReader, PeerClose
+
+ANY_ORIGIN: Final = "*"
+_HEAD_BYTES: Final = 16 * 1024
+"""Request line and headers together (h11 and uvicorn: 64 KiB, nginx: 4 x 8 KiB); more is answered with 431."""
+_PIECE_BYTES: Final = 4096
+"""Octets that are parsed before another look at the clock."""
+_AGENT_CHARS: Final = 256
+_TEXT: Final = (b"Content-Type", b"text/plain; charset=utf-8")
+
+_ENDS: Final = {
+    CloseReason.HARD_LIMIT: (1013, "too slow: more waits for you than the limit"),
+    CloseReason.STUCK: (1013, "too slow: nothing was taken for too long"),
+    CloseReason.SOFT_TOO_LONG: (1013, "too slow: behind for too long"),
+    CloseReason.MEMORY_BUDGET: (1013, "too slow: the server needs the memory"),
+    CloseReason.PROTOCOL_ERROR: (1002, "protocol error"),
+    CloseReason.LIMIT_HIT: (1008, "a limit was passed"),
+    CloseReason.IDLE: (1011, "no answer to a ping"),
+    CloseReason.AUTH_REFUSED: (1008, "not allowed"),
+    CloseReason.KICKED: (1008, "ended by the server"),
+    CloseReason.SHUTDOWN: (1001, "the server stops"),
+    CloseReason.FINISHED: (1000, ""),
+    CloseReason.INTERNAL: (1011, "internal error"),
+}
+"""Code and words of the close frame (RFC 6455 section 7.4.1, and 1013 of its registry). Fixed words: details of an end
+may hold addresses and secrets. A banned address is told nothing, nor is a peer that has gone."""
+_SILENT: Final = frozenset({CloseReason.BANNED, CloseReason.PEER_RESET})
+_REFUSALS: Final = {
+    CloseReason.HANDSHAKE_TIMEOUT: HTTPStatus.REQUEST_TIMEOUT,
+    CloseReason.AUTH_REFUSED: HTTPStatus.FORBIDDEN,
+    CloseReason.KICKED: HTTPStatus.FORBIDDEN,
+    CloseReason.SHUTDOWN: HTTPStatus.SERVICE_UNAVAILABLE,
+    CloseReason.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+"""The same of what ends before its handshake is answered, as statuses of HTTP."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebSocketRequest:
+    """A request that a WebSocket session was asked with: a handshake, or a plain GET.
+
+    Args:
+        path: as in the URL, decoded, without the query.
+        query: parameters of the query, decoded; of one that is there twice the last.
+        headers: names in small letters, and values, in their order.
+        peer: address and port of the client, or of what a trusted proxy speaks for.
+        secure: whether it came over TLS.
+        websocket: whether it asks for WebSocket. A plain GET can be answered with a page; accepted, it gets 426.
+    """
+
+    path: str
+    query: dict[str, str]
+    headers: tuple[tuple[bytes, bytes], ...]
+    peer: tuple[str, int]
+    secure: bool
+    websocket: bool
+
+    def header(self, name: str) -> str:
+        """Return the value of a header, several with commas between; empty: it is not there."""
+        return header(self.headers, name.lower().encode())
+
+    @property
+    def origin(self) -> str:
+        """The origin of the page that asks, such as ``https://example.com``; empty: it is no browser's page."""
+        return self.header("origin")
+
+    @property
+    def subprotocols(self) -> list[str]:
+        """The subprotocols that the client offers, the preferred one first."""
+        return tokens(self.headers, b"sec-websocket-protocol")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """An answer of HTTP to a request, instead of a WebSocket.
+
+    Args:
+        status: 200 to 599.
+        body: text, or octets, for which `headers` should have a ``Content-Type``.
+        headers: names and values, as text.
+    """
+
+    status: int
+    body: str | bytes = ""
+    headers: Sequence[tuple[str, str]] = ()
+
+    def wire(self) -> bytes:
+        """Return the answer as it goes to the socket.
+
+        Raises:
+            LocalProtocolError: the status is none that ends a request, or a header has a line break in it.
+        """
+        if not HTTPStatus.OK <= self.status <= 599:
+            raise LocalProtocolError(f"the status of an HttpAnswer is {self.status}, it must be 200 to 599")
+        body = self.body.encode() if isinstance(self.body, str) else self.body
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers]
+        if not any(name.lower() == b"content-type" for name, _ in headers):
+            headers.append(_TEXT)
+        return whole_answer(self.status, body, headers)
+
+
+class _Phase(enum.Enum):
+    """Phases of a session."""
+
+    HEAD = "head"  #: the request is read
+    DECIDING = "deciding"  #: a coroutine of the application decides
+    OPEN = "open"  #: the handshake is done
+    OVER = "over"  #: nothing that comes counts any more
+
+
+class WebSocketSession(Session):
+    """One client over WebSocket. Derive from it, override what is needed, and hand the class to `flowctl.serve`.
+
+    Its methods run as those of `Session` do; each but `send_message` and `close_with` belongs to the connection's
+    thread. The protocol is in `opened`, `received`, `received_control`, `input_resumed`, `last_words` and `timer`:
+    leave these alone, and begin with `accepted` instead of `opened`. A constructor of your own calls this one's.
+
+    What a handler raises ends the connection with reason INTERNAL, which tells the client 1011. A client that is ended
+    at a limit is told why by the code and the words of its close frame, see `close_with`, if it takes them in the time
+    in which a socket lingers: 2 s for one that takes nothing. Only then is it reset.
+
+    Attributes:
+        origins: origins of pages that may connect, such as ``{"https://example.com"}``; ``{"*"}``: all. None (default):
+            those whose host and port are what the request says in ``Host``. Requests without an origin, of programs
+            that are no browser, are always let in. Browsers send cookies along with a handshake whatever page asks for
+            it, and ask for no permission first: a server that goes by cookies and lets in any page lets that page act
+            as its user (cross-site WebSocket hijacking).
+        subprotocols: names this server speaks, the preferred one first.
+        max_message_bytes: longest message of a client, inflated; a longer one ends the connection with 1009.
+        ping_interval_s: silence of a client, in seconds, after which it is pinged. 0: never.
+        ping_timeout_s: time for an answer to a ping; then the connection ends with reason IDLE. A client that is busy
+            taking what it is sent, or whose input waits for a handler, has as long again. 0: for ever.
+        handshake_s: time in seconds from accept to the answer, the application's decision included: then 408, or 503
+            if it is that which takes so long.
+        compress: whether permessage-deflate is agreed to where the client offers it. Messages below 256 bytes, and
+            those that do not become smaller, go as they are.
+        subprotocol: what was agreed on. None: none. Set in `requested`, it replaces the choice from `subprotocols`.
+        accept_headers: further headers of the answer that accepts, such as ``Set-Cookie``; set in `requested`.
+    """
+
+    __slots__ = (
+        *("_deflates", "_handling", "_head", "_heard_at", "_phase", "_pinged_at", "_reader", "_words"),
+        *("accept_headers", "subprotocol", "user_agent"),
+    )
+
+    origins: ClassVar[Collection[str] | None] = None
+    subprotocols: ClassVar[Sequence[str]] = ()
+    max_message_bytes: ClassVar[int] = 1024 * 1024
+    ping_interval_s: ClassVar[float] = 20.0
+    ping_timeout_s: ClassVar[float] = 20.0
+    handshake_s: ClassVar[float] = 10.0
+    compress: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.subprotocol: str | None = None
+        self.accept_headers: Headers = ()
+        self.user_agent = ""
+        self._phase = _Phase.HEAD
+        self._head: HeadReader | None = HeadReader(_HEAD_BYTES)
+        self._reader: FrameReader | None = None
+        self._deflates = False
+        self._handling = False  # a coroutine of the application runs, behind which the next message waits
+        self._words: bytes | None = None  # what the client is told at the end, where that is settled
+        self._heard_at = 0.0  # when anything came last
+        self._pinged_at: float | None = None  # when the ping was sent that has not been answered
+
+    # -- for the application to override
+
+    def requested(self, request: WebSocketRequest) -> Awaitable[HttpAnswer | int | None] | HttpAnswer | int | None:
+        """Decide about a request; may be a coroutine function. The default accepts.
+
+        It is where a client is authenticated: by a cookie, by a parameter of the query, or, where it is no browser,
+        which cannot set one, by the header ``Authorization``. Nothing of the request is kept, so keep what you need.
+
+        Args:
+            request: a handshake that is valid and of an origin that may connect, or a plain GET, of a load balancer or
+                of a browser that wants the page.
+
+        Returns:
+            None to accept. A status, such as 404 or 401, or an `HttpAnswer`, which is sent instead.
+        """
+        del request
+        return None
+
+    def accepted(self) -> Awaitable[None] | None:
+        """The handshake is done: the client can be sent to; may be a coroutine function."""
+
+    def received_message(self, message: str | bytes) -> Awaitable[None] | None:
+        """Take a message of the client, whole; may be a coroutine function.
+
+        While the coroutine runs, nothing more is read of the client: one that sends faster than it is served waits.
+
+        Args:
+            message: text as `str`, binary as `bytes`.
+        """
+
+    # -- for the application to call
+
+    def send_message(self, message: str | bytes, *, droppable: bool | None = None) -> SendResult:
+        """Send one message to this client. Any thread.
+
+        Args:
+            message: `str` goes as text, octets go as binary.
+            droppable: whether the policy may drop it for a slow client. None: it may, as DATA.
+
+        Returns:
+            What became of it, and the state after it.
+
+        Raises:
+            LocalProtocolError: the handshake is not done yet.
+            ReentryError: see `Sender.send`.
+        """
+        if self._phase in _BEFORE_OPEN:
+            raise LocalProtocolError("send_message() was called before the handshake", hint="call it from accepted()")
+        payload, first = message_frame(message)
+        wire = (deflated_frame(payload, first) if self._deflates else None) or frame(payload, first)
+        return self.connection.sender.send(wire, MessageClass.DATA, droppable=droppable)
+
+    def follow(self, topic: Topic) -> None:
+        """Send this client the newest value of each key of `topic`, then all that is published. Connection's thread.
+
+        What is sent to this client alone goes before what waits of the topic.
+
+        Raises:
+            LocalProtocolError: it follows a topic already, it is not open, or this is another thread.
+        """
+        if self._phase is not _Phase.OPEN or not self.connection.in_thread():
+            raise LocalProtocolError(
+                "follow() is for an open client, on its thread", hint="call it from accepted(), or by call_soon"
+            )
+        _TopicPlace(self.connection, topic, deflated=self._deflates)
+
+    def unfollow(self) -> None:
+        """Stop following: what is queued of the topic is dropped. Harmless where none is. Connection's thread."""
+        place = self.connection.place
+        if place is not None:
+            place.end()
+
+    def close_with(self, code: int = 1000, reason: str = "", *, at_once: bool = False) -> None:
+        """End the connection with a close frame. Any thread; the first end counts.
+
+        Args:
+            code: 1000 to 1014, but for 1004 to 1006, or 3000 to 4999; 4000 and up are the application's own.
+            reason: for the client; cut to 123 bytes of UTF-8.
+            at_once: drop what is queued. If not, it goes before the close frame, as `Session.close_after_flush` has it.
+
+        Raises:
+            LocalProtocolError: a close frame cannot carry the code.
+        """
+        if not may_be_sent(code):
+            raise LocalProtocolError(f"a close frame cannot carry the code {code}", hint="for example 1000, or 4000")
+        details = f"closed with {code} {reason}".rstrip()
+        if self._phase is _Phase.OPEN and self._words is None:
+            self._words = close_frame(code, reason)
+        if at_once:
+            self.connection.close(CloseReason.KICKED, details)
+        else:
+            self.connection.close_after_flush(details)
+
+    # -- what is said about it
+
+    @property
+    def protocol(self) -> str:
+        """``websocket``, and ``http`` before the handshake is done. Any thread."""
+        return "http" if self._phase in _BEFORE_OPEN else "websocket"
+
+    @property
+    def role(self) -> str:
+        """``follower`` of a topic; empty: of none. Any thread."""
+        return "follower" if self.streams() else ""
+
+    def streams(self) -> list[str]:
+        """Return the name of the topic that is followed. Any thread."""
+        place = self.connection.place
+        return [place.topic.name] if isinstance(place, _TopicPlace) else []
+
+    def last_words(self, reason: CloseReason, details: str) -> bytes:
+        """Return the close frame, or the answer of HTTP, for an end."""
+        del details
+        if reason in _SILENT:
+            return b""
+        if self._words is not None:
+            return self._words
+        if self._phase in _BEFORE_OPEN:
+            status = _REFUSALS.get(reason)
+            return b"" if status is None else HttpAnswer(status, f"{status.phrase}\n").wire()
+        end = _ENDS.get(reason)
+        return b"" if end is None else close_frame(*end)
+
+    # -- the handshake
+
+    def opened(self) -> None:
+        """Wait for the request."""
+        self.connection.set_timer(self.connection.now() + self.handshake_s)
+
+    def received(self, data: memoryview) -> InputResult:
+        """Take the request, then frames."""
+        at, size = 0, len(data)
+        self._heard_at = self.connection.now()
+        while (head := self._head) is not None and self._phase is _Phase.HEAD and at < size:
+            piece = bytes(data[at : at + _PIECE_BYTES])
+            at += len(piece)
+            try:
+                request = head.feed(piece)
+            except RemoteProtocolError as error:
+                self._refuse(HttpAnswer(int(error.code), f"{error}\n"), CloseReason.PROTOCOL_ERROR)
+                return DONE
+            if request is not None:
+                at -= head.rest_bytes
+                self._head = None
+                self._judge(request.method, request.target, request.http_version, tuple(request.headers))
+        if self._phase is _Phase.DECIDING:
+            return InputResult(InputVerdict.BLOCK, at)
+        return self._read_frames(data, at) if self._phase is _Phase.OPEN else DONE
+
+    def _judge(self, method: bytes, target: bytes, version: bytes, headers: Headers) -> None:
+        """Refuse what is no handshake that may be accepted; ask the application about the rest."""
+        raw_path, _, raw_query = target.decode("latin-1").partition("?")
+        request = WebSocketRequest(
+            path=unquote(raw_path, errors="replace"),
+            query=dict(parse_qsl(raw_query, keep_blank_values=True)),
+            headers=tuple(headers),
+            peer=self.connection.peer,
+            secure=self.connection.secure,
+            websocket=wants_websocket(headers, version),
+        )
+        self.user_agent = printable(request.header("user-agent")[:_AGENT_CHARS])
+        if method != b"GET":
+            self._refuse(HttpAnswer(405, "GET is served\n", [("Allow", "GET")]), CloseReason.PROTOCOL_ERROR)
+        elif request.header("transfer-encoding") or request.header("content-length") not in {"", "0"}:
+            self._refuse(HttpAnswer(400, "a handshake has no body\n"), CloseReason.PROTOCOL_ERROR)
+        elif not request.websocket:
+            self._ask(request, b"")
+        else:
+            try:
+                key = accept_key(headers)
+            except RemoteProtocolError as error:
+                status = 426 if error.code == OTHER_VERSION else 400
+                answer = HttpAnswer(status, f"{error}\n", [("Sec-WebSocket-Version", VERSION)])
+                self._refuse(answer, CloseReason.PROTOCOL_ERROR)
+                return
+            if self._origin_allowed(request):
+                self._ask(request, key)
+            else:
+                text = "Pages of this origin may not connect; see origins of WebSocketSession.\n"
+                self._refuse(HttpAnswer(403, text), CloseReason.AUTH_REFUSED)
+
+    def _origin_allowed(self, request: WebSocketRequest) -> bool:
+        origin, origins = request.origin, self.origins
+        if not origin:
+            return True
+        if origins is None:
+            return origin.partition("://")[2].lower() == request.header("host").lower()
+        return ANY_ORIGIN in origins or origin in origins
+
+    def _ask(self, request: WebSocketRequest, key: bytes) -> None:
+        """Have the application decide."""
+        self._phase = _Phase.DECIDING
+        offered = request.subprotocols
+        if self.subprotocol is None:
+            self.subprotocol = next((name for name in self.subprotocols if name in offered), None)
+        answer: Any = self.requested(request)
+        if inspect.iscoroutine(answer):
+            then = self.connection.receiver.trigger_input
+            self.connection.run_coroutine(self._decide_later(answer, request, key), "requested", then)
+        else:
+            self._decide(answer, request, key)
+
+    async def _decide_later(self, answer: Coroutine[Any, Any, Any], request: WebSocketRequest, key: bytes) -> None:
+        self._decide(await answer, request, key)
+
+    def _decide(self, answer: HttpAnswer | int | None, request: WebSocketRequest, key: bytes) -> None:
+        if self._phase is not _Phase.DECIDING:
+            return  # it was too late
+        if answer is None and not request.websocket:
+            text = "This is a WebSocket server.\n"
+            answer = HttpAnswer(426, text, [("Upgrade", "websocket"), ("Sec-WebSocket-Version", VERSION)])
+        if isinstance(answer, int):
+            answer = HttpAnswer(answer, f"{_phrase(answer)}\n")
+        if answer is not None:
+            denied = answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+            self._refuse(answer, CloseReason.AUTH_REFUSED if denied else CloseReason.FINISHED)
+            return
+        if self.subprotocol is not None and self.subprotocol not in request.subprotocols:
+            raise LocalProtocolError(f"subprotocol {self.subprotocol!r} was not offered by the client")
+        self._accept(request.headers, key)
+
+    def _refuse(self, answer: HttpAnswer, reason: CloseReason) -> None:
+        self._words, self._phase, self._head = answer.wire(), _Phase.OVER, None
+        self.connection.terminate(reason, f"answered with {answer.status}")
+
+    def _accept(self, headers: Headers, key: bytes) -> None:
+        connection = self.connection
+        self._deflates = self.compress and agrees_to_deflate(headers)
+        head = switching_head(key, self.accept_headers, subprotocol=self.subprotocol, deflates=self._deflates)
+        connection.sender.send(head, MessageClass.CONTROL)
+        connection.sender.flush()  # whatever ends it now, the close frame goes behind it
+        self._reader = FrameReader(self.max_message_bytes, inflates=self._deflates)
+        self._phase, self.accept_headers = _Phase.OPEN, ()
+        connection.set_timer(connection.now() + self.ping_interval_s if self.ping_interval_s else None)
+        self._handle(self.accepted(), "accepted")
+
+    # -- frames of the client
+
+    def input_resumed(self) -> None:
+        """Go on with what was read."""
+        if self._phase is _Phase.OPEN:
+            self._handle_read()
+
+    def _read_frames(self, data: memoryview, at: int) -> InputResult:
+        while self._handle_read():
+            if at == len(data) or self._reader is None:
+                return DONE
+            self._reader.feed(bytes(data[at : at + _PIECE_BYTES]))
+            at = min(at + _PIECE_BYTES, len(data))
+        return InputResult(InputVerdict.BLOCK, at)
+
+    def _handle_read(self) -> bool:
+        """Handle what was read; return whether that is all done."""
+        if self._handling:
+            return False
+        reader, connection = self._reader, self.connection
+        for event in () if reader is None else reader.events():
+            if self._phase is not _Phase.OPEN or connection.ended is not None:
+                self._reader = None
+                return True
+            if isinstance(event, (str, bytes)):
+                if not self._handle(self.received_message(event), "received_message"):
+                    return False
+            elif isinstance(event, Ping):
+                connection.sender.send(frame(bytes(event.payload), PONG), MessageClass.CONTROL)
+            elif isinstance(event, PeerClose):
+                self._peer_closed(event)
+                return True
+            if connection.turn_over():
+                connection.receiver.trigger_input()
+                return False
+        return True
+
+    def _handle(self, answer: object, where: str) -> bool:
+        """Return whether a handler is done: if it is a coroutine, all else that the client sent waits for its end."""
+        if not inspect.iscoroutine(answer):
+            return True
+        self._handling = True
+        self.connection.run_coroutine(answer, where, self._go_on)
+        return False
+
+    def _go_on(self) -> None:
+        self._handling = False
+        self.connection.receiver.trigger_input()
+
+    def _peer_closed(self, close: PeerClose) -> None:
+        connection = self.connection
+        self._reader, self._phase = None, _Phase.OVER
+        said = f"{close.code} {printable(close.reason)}".rstrip()
+        if not close.fault:
+            if self._words is None:
+                self._words = close_frame(close.code) if may_be_sent(close.code) else close_frame(1000)
+            self.unfollow()
+            connection.close_after_flush(f"the client closed: {said}", reason=CloseReason.PEER_CLOSED)
+            return
+        self._words = close_frame(close.code, close.reason)
+        broken = close.code in {1002, 1007}
+        connection.terminate(CloseReason.PROTOCOL_ERROR if broken else CloseReason.LIMIT_HIT, said)
+
+    # -- time
+
+    def timer(self, now: float) -> None:
+        """Give up on a handshake that takes too long, ping a silent client, or end it."""
+        connection = self.connection
+        if self._phase in _BEFORE_OPEN:
+            late = self._phase is _Phase.HEAD
+            status = HTTPStatus.REQUEST_TIMEOUT if late else HTTPStatus.SERVICE_UNAVAILABLE
+            text = f"the handshake took more than {self.handshake_s:g} s\n"
+            self._refuse(HttpAnswer(status, text), CloseReason.HANDSHAKE_TIMEOUT)
+        elif self._phase is _Phase.OPEN and self.ping_interval_s:
+            connection.set_timer(self._look_at_silence(now))
+
+    def _look_at_silence(self, now: float) -> float | None:
+        """Ping the client if it is time to; return when to look again."""
+        connection, pinged_at = self.connection, self._pinged_at
+        if pinged_at is None or self._heard_at >= pinged_at:
+            self._pinged_at = None
+            if self._heard_at + self.ping_interval_s > now:
+                return self._heard_at + self.ping_interval_s
+            self._pinged_at = now
+        elif self._handling or connection.sender.blocked or connection.receiver.paused:
+            return now + self.ping_timeout_s  # whether it is there is the Sender's to find out
+        elif self.ping_timeout_s:
+            connection.terminate(CloseReason.IDLE, f"no answer to a ping within {self.ping_timeout_s:g} s")
+            return None
+        connection.sender.send(_PING, MessageClass.CONTROL)
+        return now + (self.ping_timeout_s or self.ping_interval_s)
+
+
+_BEFORE_OPEN: Final = frozenset({_Phase.HEAD, _Phase.DECIDING})
+_PING: Final = frame(b"", PING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicStatistics:
+    """A snapshot of a topic.
+
+    Args:
+        messages: published so far.
+        bytes: of these, in frames that are not deflated.
+        keys: keys that have a newest value.
+        followers: clients that follow it.
+        deflated_followers: those of them that take messages deflated.
+    """
+
+    messages: int
+    bytes: int
+    keys: int
+    followers: int
+    deflated_followers: int
+
+
+class _Form:
+    """A topic in one form: plain, or deflated."""
+
+    __slots__ = ("fanouts", "followers", "log")
+
+    def __init__(self, name: str | None, flush_interval_s: float) -> None:
+        self.log: Final = StreamLog(name)
+        self.fanouts: Final = Fanouts(self.log, flush_interval_s=flush_interval_s)
+        self.followers = 0  # guarded by the topic's lock
+
+
+class Topic:
+    """What any number of `WebSocketSession` follow: each message is framed once, and deflated once, for all of them.
+
+    A message with a key replaces the one before it with the same key: who comes later gets the newest of each key
+    first. A message without one is for those who follow now.
+
+    Args:
+        name: for logs and lists. None: a number.
+        flush_interval_s: longest time in seconds, 0 to 10, for which messages are gathered before they are written;
+            after a pause the first goes at once. 0: each is written by itself.
+        compress: whether clients that agreed to permessage-deflate get what is worth it deflated; that takes one call
+            of zlib a message, while there are such followers.
+        max_keys: most keys at a time, 1 or more.
+
+    Raises:
+        ConfigError: the interval is out of its range, said when the first client follows.
+    """
+
+    __slots__ = (
+        "_blob",
+        "_compress",
+        "_deflated",
+        "_flush_interval_s",
+        "_lock",
+        "_max_keys",
+        "_plain",
+        "_values",
+        "name",
+    )
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
+        compress: bool = True,
+        max_keys: int = 100_000,
+    ) -> None:
+        self._flush_interval_s: Final = flush_interval_s
+        self._compress: Final = compress
+        self._max_keys: Final = max_keys
+        self._lock: Final = OwnedLock()
+        self._plain: Final = _Form(name, flush_interval_s)
+        self._deflated: _Form | None = None  # while one follows that agreed to that; guarded by _lock
+        self._values: dict[str, bytes] = {}  # newest frame of each key, oldest first; guarded by _lock
+        self._blob: bytes | None = b""  # the same as one; None: to be joined; guarded by _lock
+        self.name: Final = self._plain.log.name
+
+    def publish(self, message: str | bytes, *, key: str | None = None, droppable: bool | None = None) -> None:
+        """Send a message to all that follow; what that costs here does not grow with their number. Any thread.
+
+        Args:
+            message: `str` goes as text, octets go as binary.
+            key: what it is the newest value of. None: it is none.
+            droppable: whether the policy may leave it out for a slow client. None: it may, as DATA.
+
+        Raises:
+            LimitExceededError: the key is new, and there are `max_keys`.
+            ReentryError: called from `send_state_changed` or a policy.
+        """
+        if HANDLERS and (where := HANDLERS.get(get_ident())) is not None:
+            raise ReentryError(
+                f"Topic.publish() was called from {where}(), which may call no Sender",
+                hint="do it later, with Connection.call_soon",
+            )
+        payload, first = message_frame(message)
+        wire, now = frame(payload, first), time.monotonic()
+        with self._lock:
+            if key is not None:
+                if key not in self._values and len(self._values) >= self._max_keys:
+                    raise LimitExceededError("max_keys", len(self._values) + 1, self._max_keys)
+                self._values.pop(key, None)
+                self._values[key], self._blob = wire, None
+            self._plain.log.append(wire, MessageClass.DATA, now, droppable=droppable)
+            if self._deflated is not None:
+                deflated = deflated_frame(payload, first) or wire
+                self._deflated.log.append(deflated, MessageClass.DATA, now, droppable=droppable)
+
+    def forget(self, key: str) -> None:
+        """Give newcomers no value of `key` any more; harmless where there is none. Any thread."""
+        with self._lock:
+            if self._values.pop(key, None) is not None:
+                self._blob = None
+
+    def statistics(self) -> TopicStatistics:
+        """Return figures. Any thread."""
+        with self._lock:
+            deflated = 0 if self._deflated is None else self._deflated.followers
+            tail = self._plain.log.tail
+            return TopicStatistics(
+                messages=tail.sequence,
+                bytes=tail.offset,
+                keys=len(self._values),
+                followers=self._plain.followers + deflated,
+                deflated_followers=deflated,
+            )
+
+    def join(self, *, deflated: bool) -> tuple[_Form, Entry, bytes]:
+        """Count a follower in; return the form it gets, where that begins, and the newest of each key before it."""
+        with self._lock:
+            form = self._plain
+            if deflated and self._compress:
+                form = self._deflated = self._deflated or _Form(f"{self.name} deflated", self._flush_interval_s)
+            form.followers += 1
+            if self._blob is None:
+                self._blob = b"".join(self._values.values())
+            return form, form.log.tail, self._blob
+
+    def left(self, form: _Form) -> None:
+        """Count a follower out."""
+        with self._lock:
+            form.followers -= 1
+            if form is self._deflated and not form.followers:
+                self._deflated = None
+
+
+class _TopicPlace(FollowPlace):
+    """A client's place in a topic, which is told when it is given up, also by the end of the connection."""
+
+    __slots__ = ("_form", "topic")
+    connection: Connection
+
+    def __init__(self, connection: Connection, topic: Topic, *, deflated: bool) -> None:
+        self.topic: Final = topic
+        form, start, newest = topic.join(deflated=deflated)
+        self._form: _Form | None = form
+        try:
+            super().__init__(connection, form.fanouts, start=start, prefix=(newest,) if newest else ())
+        except BaseException:
+            self._leave_topic()
+            raise
+
+    def leave(self) -> None:
+        super().leave()
+        if self.connection.ended is not None:  # else it moves to another thread
+            self._leave_topic()
+
+    def end(self) -> None:
+        super().end()
+        self._leave_topic()
+
+    def _leave_topic(self) -> None:
+        form, self._form = self._form, None
+        if form is not None:
+            self.topic.left(form)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return f"Status {status}"
