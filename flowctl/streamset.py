@@ -407,6 +407,8 @@ class SetPlace(FollowPlace):
         start = next((key for key in reversed(keys) if entered.heard(key) <= heard), keys[0])
         while start.next is not None and entered.heard(start) < heard:
             start = start.next
+        if entered.log.ended:  # asked last: it may end meanwhile
+            return  # what is followed tells of the end
         missing = next_sound(place, entered.heard(start) - heard)  # published before what the other log has kept
         hop = self._hop(group, entered, now)
         self.connection.sender.switch(hop._replace(start=start, prefix=missing, wait_for_key=True))

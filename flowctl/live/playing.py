@@ -291,7 +291,7 @@ class Playing:
             return None
         before = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL)
         place.end()
-        published = self._wire.published
+        published = not self._wire.log.ended
         if self._seat is not None:
             published = self._seat.published
             self._seat.leave()

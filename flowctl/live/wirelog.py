@@ -149,7 +149,7 @@ class WireLog:
     """The log of a stream in one format, and what belongs to it."""
 
     __slots__ = (
-        *("_ahead", "all_tracks", "fanouts", "for_links", "frozen", "headers", "log", "published", "viewers"),
+        *("_ahead", "all_tracks", "fanouts", "for_links", "frozen", "headers", "log", "viewers"),
         "wire_format",
     )
 
@@ -171,7 +171,6 @@ class WireLog:
         # whether nothing but the end is appended: the publication has tracks, which those who follow this cannot play;
         # guarded by the stream's lock
         self.frozen = False
-        self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.log = StreamLog(f"{name}#{wire_format.name}{rendition and ' '}{rendition}", cache=cache)
         self.headers: KeptHeaders[bytes] = KeptHeaders()  # the present publisher's; guarded by the stream's lock
@@ -247,13 +246,13 @@ class WireLog:
 
     def begin(self, timestamp: int, now: float) -> None:
         """Tell the players, who wait, that the stream is published: behind the word that it had ended."""
-        self.published = True
+        self.log.ended = False
         if wire := self.wire_format.begin(timestamp):
             self.log.append(wire, MessageClass.CONTROL, now)
 
     def end(self, timestamp: int, now: float) -> None:
         """Tell the players, after everything that was published, that the publisher has gone."""
-        self.published = False
+        self.log.ended = True
         if wire := self.wire_format.end(timestamp):
             self.log.append(wire, MessageClass.CONTROL, now)
         self.log.drop_cache()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from itertools import pairwise
 
 import av
 import pytest
-from e2e_kit import PATIENCE_S, address_of, wait_for_end, wait_for_keys
+from e2e_kit import PATIENCE_S, address_of, wait_for_end, wait_for_keys, wait_until
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
@@ -16,7 +18,7 @@ from flowctl.wire.rtmp.media.media import inspect
 TRACKS = (0, 1)
 SUFFIXES = ("_270", "_180")
 ENCODER = ("-c:v", "libx264", "-preset", "ultrafast", "-tune", "zerolatency", "-g", "25", "-sc_threshold", "0")
-SECONDS = 14
+SECONDS = 60  # at most: a busy machine needs longer to show what the line carries
 OUTPUT = ("-map", "0:v", "-map", "1:v", "-map", "0:a", "-c", "copy", "-f", "flv", "-flvflags", "no_duration_filesize")
 
 
@@ -121,8 +123,12 @@ def test_player_of_a_set_goes_on_in_the_larger_rendition_without_an_error_or_a_g
     published = encode(programs, server)
     wait_for_keys(server, 2, "live/show")
     played = background.submit(decode, address_of(server, "live/show"))
-    assert published.wait() == 0
+    (viewer,) = wait_until(lambda: [item for item in server.connections() if item.place is not None], "the viewer")
+    wait_until(lambda: viewer.place.rendition == "270", "the change to the larger one", SECONDS)
+    time.sleep(2)  # of pictures in it
+    published.process.send_signal(signal.SIGINT)  # FFmpeg ends both outputs in order, in one instant
+    published.wait()
     heights, gaps = played.result(PATIENCE_S)
     assert (heights[0], heights[-1], {*heights}) == (180, 270, {180, 270})
-    assert len(heights) > 25 * (SECONDS - 5)
+    assert heights.count(270) > 25
     assert max(gaps) < 0.05

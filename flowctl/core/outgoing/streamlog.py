@@ -214,6 +214,8 @@ class StreamLog:
 
     Attributes:
         batched: whether what is appended has been gathered already, by another server that flushes about as often.
+        ended: whether viewers were told of its end, by the last message: one that comes now would not hear of it. Set
+            by who appends, before that message.
         keys: the last key frames, oldest first, where they are kept (`keep_keys`); replaced whole, so any thread.
     """
 
@@ -224,6 +226,7 @@ class StreamLog:
         "_listeners",
         "batched",
         "cache",
+        "ended",
         "fill_bytes",
         "gop",
         "gop_bytes",
@@ -240,7 +243,7 @@ class StreamLog:
     def __init__(self, name: str | None = None, *, cache: CacheLimits | None = None) -> None:
         self.name = name or f"log-{next(_names)}"
         self.cache = cache or CacheLimits()
-        self.batched = False
+        self.batched = self.ended = False
         self.gop = Gop(-1, (), 0.0)
         self.tail = Entry(0, 0, _ZEROS, _ZEROS, self.gop)
         self.has_video = False

@@ -7,7 +7,7 @@ from math import inf
 from types import SimpleNamespace
 
 import pytest
-from flow_kit import AUDIO, DISPOSABLE, INTER, KEY, check_accounts, check_edges, frame
+from flow_kit import AUDIO, CONTROL, DISPOSABLE, INTER, KEY, check_accounts, check_edges, frame
 from set_kit import PICTURES_PER_S, RESTART, SOUND, Connection, Show, choose, media_time, retime
 
 from flowctl.core.fanout.following import FollowPlace
@@ -239,6 +239,26 @@ def test_viewer_when_its_rendition_is_removed_after_all_pictures_have_stopped_go
     assert one.place.rendition == "720"
     assert gapless(sound_times(one), 20)
     assert sound_times(one)[-1] >= 16_900
+
+
+def test_viewer_when_its_rendition_and_the_set_end_in_one_instant_hears_of_the_end(show):
+    """What it would go on in has told its viewers of the end already, and its key frames are forgotten."""
+    one = show.join()
+    show.run(1.0)
+    one.viewer.give(0)
+    show.run(0.1)
+    logs = list(show.logs.values())
+    show.remove("360")
+    for log in logs:
+        log.ended = True
+        log.append(b"the end", CONTROL, show.group.clock())
+        log.drop_cache()
+        log.keep_keys(0)
+    show.group.run(1.0)
+    assert one.place.rendition == "360"
+    one.viewer.give(None)
+    show.group.run(1.0)
+    assert bytes(one.viewer.peer.received).count(b"the end") == 1
 
 
 def test_viewer_that_waited_before_a_picture_and_is_told_of_key_frames_alone_gets_all_that_waited(show):
