@@ -119,6 +119,8 @@ class Fanout:
         turn_s: how long the thread is kept at a time, in seconds; a turn is at least one squad or one viewer.
         squad_size: members that are written to without looking at the clock.
         least_s: returns the least time between two rounds at present, in seconds. None: only what they cost counts.
+        gather_s: least time from the first message of a round to its flush, in seconds: what is published together by
+            another thread is written together, and not its first message by itself.
 
     Raises:
         ConfigError: the interval is not between 0 and 10 s.
@@ -134,6 +136,7 @@ class Fanout:
         turn_s: float = DEFAULT_TURN_S,
         squad_size: int = SQUAD_SIZE,
         least_s: Callable[[], float] | None = None,
+        gather_s: float = 0.0,
     ) -> None:
         if not 0 <= flush_interval_s <= MOST_FLUSH_INTERVAL_S:
             raise ConfigError(
@@ -143,6 +146,7 @@ class Fanout:
         self.pacing: Final = Pacing(flush_interval_s, adaptive=adaptive)
         self._turn_s = turn_s
         self._least_s = least_s
+        self._gather_s = gather_s
         self._host = host
         self._cohort = Cohort(squad_size)
         self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
@@ -295,6 +299,7 @@ class Fanout:
         if delay_s:
             # What input was gathered for counts: both pauses together must not pass the ceiling.
             delay_s += self._paced_from(delay_s) - host.gather_pause_s() - host.now()
+        delay_s = max(delay_s, self._gather_s)
         if delay_s <= 0:
             self._host.call_soon(self.flush)
         else:

@@ -25,9 +25,10 @@ class Fanouts:
         flush_interval_s: of each fan-out, in seconds.
         adaptive: of each fan-out.
         beside: fan-outs whose rounds those of this log need not be more frequent than. None: there are none.
+        gather_s: of each fan-out.
     """
 
-    __slots__ = ("_by_group", "_lock", "adaptive", "beside", "flush_interval_s", "log")
+    __slots__ = ("_by_group", "_lock", "adaptive", "beside", "flush_interval_s", "gather_s", "log")
 
     def __init__(
         self,
@@ -36,10 +37,12 @@ class Fanouts:
         flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
         adaptive: bool = True,
         beside: Fanouts | None = None,
+        gather_s: float = 0.0,
     ) -> None:
         self.log = log
         self.adaptive = adaptive
         self.beside = beside
+        self.gather_s = gather_s
         self.flush_interval_s = flush_interval_s
         # The lock is also what makes listening to the log, a read and a write of its list, safe between groups.
         self._lock = OwnedLock()
@@ -56,6 +59,7 @@ class Fanouts:
                     flush_interval_s=self.flush_interval_s,
                     adaptive=self.adaptive,
                     least_s=None if self.beside is None else self.beside.interval_s,
+                    gather_s=self.gather_s,
                 )
             return fanout
 

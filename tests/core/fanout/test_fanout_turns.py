@@ -412,3 +412,17 @@ def test_viewer_when_moved_in_its_turn_is_left_to_its_new_fanout():
     viewer.sender.writable()
     stage.group.run()
     assert (viewer.sender.stands, stage.fanout.empty, other.statistics().members) == (COHORT, True, 1)
+
+
+def test_messages_when_published_one_by_one_from_elsewhere_are_gathered_into_one_write():
+    for gather_s, writes in ((0.0, 5), (0.002, 1)):
+        stage = Stage(1, interval_s=0.04, gather_s=gather_s)
+        (viewer,) = stage.viewers
+        stage.group.run(1.0)
+        before, began = viewer.peer.writes, stage.group.now()
+        for _ in range(5):
+            stage.publish("I")  # each is a job of the loop of its own
+        stage.group.run(0.002)
+        assert viewer.peer.writes - before == writes
+        assert stage.group.now() - began <= 0.003
+        assert viewer.numbers() == list(range(6))
