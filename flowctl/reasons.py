@@ -63,6 +63,7 @@ class DropReason(enum.Enum):
 
     REFUSED = "refused by policy"
     LATE = "late"
+    SUPERSEDED = "superseded by a newer value"
     THINNED = "thinned from the queue"
     RETURNED = "skipped to return to live"
     KEY_WAIT = "waiting for a key frame"

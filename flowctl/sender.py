@@ -56,6 +56,7 @@ from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, Se
 from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, target_s
 from flowctl.core.loop.locks import HANDLERS, OwnedLock
 from flowctl.core.outgoing.backlog import NEEDED, refuse_frame
+from flowctl.core.outgoing.conflation import ConflatingCursor
 from flowctl.core.outgoing.cursor import Crossroads, LogCursor
 from flowctl.core.outgoing.outbox import Outbox, Transport, write_one
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
@@ -264,6 +265,7 @@ class Sender:
         start: Entry | None = None,
         prefix: tuple[Wire, ...] = (),
         wait_for_key: bool = False,
+        latest: bool = False,
     ) -> None:
         """Follow the log of `cohort`: everything from `start` on is for this peer. Owning thread.
 
@@ -272,6 +274,7 @@ class Sender:
             start: the first entry. None: what is published next.
             prefix: wire messages to send first; what is no `bytes` is copied.
             wait_for_key: begin with the next key frame.
+            latest: send the newest value of each key first, of a log with keys; `start` is None then.
 
         Raises:
             LocalProtocolError: a log is followed already.
@@ -283,10 +286,14 @@ class Sender:
             if self._judgement.closing:
                 return
             self._learn_patience_locked()
-            cursor = LogCursor(cohort.log, now=self._host.now(), start=start, prefix=first, wait_for_key=wait_for_key)
+            log, now = cohort.log, self._host.now()
+            if log.latest is None:
+                cursor = LogCursor(log, now=now, start=start, prefix=first, wait_for_key=wait_for_key)
+            else:  # it has no pictures, so that nothing waits for a key frame
+                cursor = ConflatingCursor(log, now=now, start=start, prefix=first, latest=latest)
             cursor.mask = self._judgement.mask
-            if wait_for_key:
-                self._open_episode_locked(cursor.joined_at)
+            if wait_for_key and log.latest is None:
+                self._open_episode_locked(now)
             self._outbox.follow(cursor)
             self._judgement.joined()
             self._enter_fanout_locked(cohort)
@@ -375,6 +382,8 @@ class Sender:
         """
         with self._guarded("switch"), self._lock:
             if self._cohort is not None and not self._judgement.closing:
+                if self._cohort.log.latest is not None or hop.cohort.log.latest is not None:
+                    raise LocalProtocolError("nobody is switched to a log with keys, or from one", hint="unfollow()")
                 now = self._host.now()
                 self._switch_locked(hop, now)
                 self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
@@ -867,8 +876,7 @@ class Sender:
                 and self._close_reason is None
                 and not self._judgement.blocked
                 and not self._judgement.closing
-                and cursor.caught_up
-                and cursor.entry is at
+                and cursor.stands_at(at)
                 and self._judgement.stands is not _COHORT
                 and not self._core.would_block
                 and cursor.plain
@@ -881,7 +889,7 @@ class Sender:
             cursor = self._outbox.cursor
             if cursor is not None:
                 self.change_standing(_COHORT)
-                cursor.place = place  # its own would hold the log from here on
+                cursor.enter(place)
                 self._outbox.bytes_sent -= cursor.entry.offset  # added back when it is left, or asked for
 
     def move_in_cohort(self, place: Place) -> None:
@@ -894,10 +902,7 @@ class Sender:
     def leave_cohort(self, written: int) -> None:
         """Go on alone from where the cohort stands and `written` bytes on, which the kernel took. For the fan-out."""
         with self._lock:
-            self._stand_alone_locked()
-            if written:
-                self._judgement.progress(self._host.now())
-                self._outbox.consume_followed(written)
+            self._stand_alone_locked(written)
 
     def fill_as_log(self) -> None:
         """Have the kernel take as much ahead as the followed log says by now. For the fan-out."""
@@ -1347,13 +1352,17 @@ class Sender:
             self._stand_alone_locked()
             self._cohort.serve_alone(self)
 
-    def _stand_alone_locked(self) -> None:
-        """Go on with a cursor of our own, where the cohort stands."""
+    def _stand_alone_locked(self, written: int = 0) -> None:
+        """Go on with a cursor of our own, where the cohort stands, and `written` bytes on."""
         cursor = self._outbox.cursor
         if cursor is not None:
             cursor.place = Place(cursor.entry)
             self._outbox.bytes_sent += cursor.entry.offset
             self.change_standing(Standing.QUEUED)
+            if written:
+                self._judgement.progress(self._host.now())
+                self._outbox.consume_followed(written)
+            cursor.stand_alone()
 
     def _unfollow_locked(self, reason: DropReason) -> None:
         self._lock.assert_owned()

@@ -118,6 +118,7 @@ class FollowPlace:
         start: see `Sender.follow`.
         prefix: see `Sender.follow`.
         wait_for_key: see `Sender.follow`.
+        latest: see `Sender.follow`.
 
     Raises:
         LocalProtocolError: the connection follows a log already, and goes on with that.
@@ -133,13 +134,16 @@ class FollowPlace:
         start: Entry | None = None,
         prefix: tuple[bytes, ...] = (),
         wait_for_key: bool = False,
+        latest: bool = False,
     ) -> None:
         group = connection.group
         self.connection = connection
         self.fanouts = fanouts
         if group is not None:
             try:
-                connection.sender.follow(fanouts.on(group), start=start, prefix=prefix, wait_for_key=wait_for_key)
+                connection.sender.follow(
+                    fanouts.on(group), start=start, prefix=prefix, wait_for_key=wait_for_key, latest=latest
+                )
             except BaseException:
                 fanouts.release(group)  # it may have been made for this viewer alone
                 raise

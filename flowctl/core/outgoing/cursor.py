@@ -26,7 +26,7 @@ thread. Each method therefore reads the tail once, and a key frame that is waite
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import add, sub
 from typing import Final
@@ -36,6 +36,7 @@ from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Item, MessageQueue
+from flowctl.core.outgoing.latest import Value
 from flowctl.core.outgoing.refusals import KeyWait, Refusals, frames_before
 from flowctl.core.outgoing.streamlog import Entry, Gop, Place, StreamLog
 from flowctl.reasons import DropReason
@@ -82,6 +83,7 @@ class LogCursor:
     The log may grow meanwhile, on the publisher's thread: each method reads the tail once, after the place.
 
     Attributes:
+        chain: the log whose entries it stands at: the followed one, but see `core.outgoing.conflation`.
         place: where it stands; shared with the cohort while in one.
         joined_at: when it began to follow the log, in seconds.
         joining_to: where what joining gave ends. None: joining is over.
@@ -103,6 +105,7 @@ class LogCursor:
         "_wait",
         "_went_on",
         "cached_bytes",
+        "chain",
         "crossroads",
         "joined_at",
         "joining_to",
@@ -124,7 +127,7 @@ class LogCursor:
     ) -> None:
         tail = log.tail
         start = start or tail
-        self.log = log
+        self.log = self.chain = log
         self.place = Place(start)
         self.joined_at = now
         self.joining_to: Entry | None = tail
@@ -230,6 +233,19 @@ class LogCursor:
         """Whether anything is refused, here or ahead: only then does asking for the queue move this cursor."""
         return self._refusals is not None
 
+    # -- in the cohort and out of it
+
+    def stands_at(self, entry: Entry) -> bool:
+        """Whether nothing is queued before `entry`, and all from there on."""
+        return self.caught_up and self.place.entry is entry
+
+    def enter(self, place: Place) -> None:
+        """Share `place`, which is where this viewer stands; its own would hold the log from here on."""
+        self.place = place
+
+    def stand_alone(self) -> None:
+        """Go on alone from where the cohort stood and what it wrote."""
+
     # -- handing over
 
     def peek(self, most: int, budget_bytes: int, timing: Timing | None = None) -> list[Item]:
@@ -238,13 +254,21 @@ class LogCursor:
         What is returned ends before a place where something else comes first (restart messages), and before a message
         that would be late; ask again then. What is late and comes next is left out for good.
         """
+        return self._peek_beside(iter(()), [], most, budget_bytes, timing)
+
+    def _peek_beside(
+        self,
+        values: Iterator[Value],
+        places: list[tuple[int, Value]],
+        most: int,
+        budget_bytes: int,
+        timing: Timing | None,
+    ) -> list[Item]:
+        """Return the next messages as `peek` does, and `values` in their places among them: (index, value) each."""
         self._settle()
         self._leave_out_leading()
         if timing is not None:
-            if self._cut_would_not_end:
-                timing = None
-            else:
-                self._leave_out(timing)
+            timing = self._leave_out(timing)
         crossroads = self.crossroads
         if crossroads is not None and self.undecided() is not None:
             return []  # not its restart messages either: those of another log may come in their place
@@ -258,8 +282,16 @@ class LogCursor:
         entry, tail, joined_at = self.place.entry, self._tail(), self.joined_at
         refusals = self._refusals
         mask, ahead = (refusals.mask, iter(refusals.ahead)) if refusals is not None else (0, iter(()))
-        gate = next(ahead, None)
-        while len(items) < most and size < budget_bytes and entry is not tail:
+        gate, value = next(ahead, None), next(values, None)
+        while len(items) < most and size < budget_bytes:
+            if value is not None and value.after <= entry.sequence:
+                places.append((len(items), value))
+                items.append((MessageClass.DATA, value.wire, max(value.since, joined_at)))
+                size += len(value.wire)
+                value = next(values, None)
+                continue
+            if entry is tail:
+                break
             if gate is not None and entry is gate.start:
                 if gate.restart:
                     break
@@ -268,10 +300,8 @@ class LogCursor:
             if following is None or self._awaited(entry) or (crossroads is not None and crossroads.stops(entry)):
                 break
             if not mask >> entry.message_class & 1:
-                if self._went_on:
-                    if self._spoilt(entry):
-                        break
-                    self._note_picture(entry)
+                if self._went_on and self._leads(entry):
+                    break
                 since = max(entry.enqueued_at, joined_at)
                 if timing is not None and items and self._is_late(entry, timing, size):
                     break
@@ -336,7 +366,8 @@ class LogCursor:
             self._copies = copies or None
         base = tuple(map(sub, (*start.counts, *start.sizes), passed))
         self._base_counts, self._base_sizes = base[:CLASS_COUNT], base[CLASS_COUNT:]
-        self.log, self.place, self.joining_to = log, Place(start), None
+        self.log = self.chain = log
+        self.place, self.joining_to = Place(start), None
         self._wait = self._refusals = None
         self._went_on = (start.gop.key_sequence,)
         mask = self.mask
@@ -361,14 +392,15 @@ class LogCursor:
             return
         tail, entry = self._tail(), self.place.entry
         span = tail.offset - entry.offset + (tail.sequence - entry.sequence) * _ENTRY_BYTES
-        size, messages = self.load()
+        size, messages = self._load_between(entry, tail)
         if span <= _PINNED_BYTES or span <= _PINNED_RATIO * (size + messages * _ENTRY_BYTES):
             return
-        self._copy_out(tail)
+        self._copy_out(tail.sequence)
 
-    def _copy_out(self, tail: Entry) -> None:
+    def _copy_out(self, end: int) -> None:
+        """Copy what is queued before message number `end` out of the log."""
         self._settle()
-        while (entry := self.place.entry) is not tail and entry.next is not None:
+        while (entry := self.place.entry).sequence < end and entry.next is not None:
             if self._spoilt(entry):
                 self._pass_by(entry, entry.next, DropReason.KEY_WAIT)
             else:
@@ -378,17 +410,23 @@ class LogCursor:
 
     # -- what comes too late
 
-    def _leave_out(self, timing: Timing) -> None:
-        """Leave out what comes next and would be late, a key frame with the restart messages that are for it alone."""
+    def _leave_out(self, timing: Timing) -> Timing | None:
+        """Leave out what comes next and would be late, a key frame with the restart messages that are for it alone.
+
+        Returns:
+            By what the rest is late. None: no key frame would end a cut, so nothing is left out.
+        """
+        if self._cut_would_not_end:
+            return None
         while (entry := self.place.entry) is not self._tail() and entry.next is not None:
             item, copies, ahead = entry.message_class, self._copies, self.copied[0]
             if not self._is_late(entry, timing, ahead):
-                return
+                break
             if item is _INTER:
                 self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
             elif item is _KEY:
                 if not (timing.key_firm or entry.gop.next_key is not None or self._delays_sound(entry, timing, ahead)):
-                    return  # nothing could stand in for it
+                    break  # nothing could stand in for it
                 if copies is not None and self._restarts_at(entry, copies):
                     # Else what comes with every key frame would take the line from those that are in time.
                     self._drop_copies(DropReason.LATE, kept=())
@@ -397,9 +435,17 @@ class LogCursor:
             elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures(timing, ahead):
                 self._pass_by(entry, entry.next)
             else:
-                return
+                break
             self._settle()
             self._leave_out_leading()
+        return timing
+
+    def _leads(self, entry: Entry) -> bool:
+        """Whether `entry`, which comes next, is to be left out as a leading picture; else it is noted that it comes."""
+        if self._spoilt(entry):
+            return True
+        self._note_picture(entry)
+        return False
 
     def _spoilt(self, entry: Entry) -> bool:
         """Whether `entry` is a leading picture, and this viewer went on at the key frame before it."""
@@ -570,7 +616,7 @@ class LogCursor:
         self.mask = mask
         if self.joining_to is not None or self._stop is not None:
             return
-        tail, wait = self.log.tail, self._wait
+        tail, wait = self.chain.tail, self._wait
         if wait is None:
             if breaks:
                 self._wait = KeyWait(tail, now, lost=False)
@@ -596,7 +642,7 @@ class LogCursor:
             return False
         if self.mask & _KEY_BIT:
             # Nothing can end the wait while key frames are refused as well, and it must not hold the log meanwhile.
-            wait.rebase(self.log.tail)
+            wait.rebase(self.chain.tail)
             return False
         inter = bool(self.mask & _INTER_BIT)
         ended = False
@@ -612,7 +658,7 @@ class LogCursor:
             return ended
         self._wait = None
         self.key_waits_expired += 1
-        self._accept_from(self.log.tail, self.mask, DropReason.REFUSED, self.log.headers, now)
+        self._accept_from(self.chain.tail, self.mask, DropReason.REFUSED, self.log.headers, now)
         return True
 
     @property
@@ -693,12 +739,12 @@ class LogCursor:
         """Take nothing that is published from now on; what is queued stays."""
         self.crossroads = None
         if self._stop is None:
-            tail = self.log.tail
+            tail = self.chain.tail
             self.poll(now)  # a key frame that came already is still for this viewer
             self._end_at(tail, DropReason.THINNED)
             if self.joining_to is None:
                 # The end links to all that is published from now on, for as long as the peer takes to read the rest.
-                self._copy_out(tail)
+                self._copy_out(tail.sequence)
                 self._stop = Entry(tail.sequence, tail.offset, tail.counts, tail.sizes, Gop(-1, (), 0.0))
                 self.place.entry = self._stop
 
@@ -787,7 +833,7 @@ class LogCursor:
                 self._push_copy(_HEADER, wire, key.enqueued_at)
 
     def _tail(self) -> Entry:
-        return self._stop or self.log.tail
+        return self._stop or self.chain.tail
 
     def _pass_gates(self) -> None:
         """Put in force what is refused from the reached gates on, and hand over their restart messages."""

@@ -15,18 +15,23 @@ would keep all of a group alive for a viewer at its end.
 
 Appending is for one thread at a time (the publisher's). Reading is for any thread and needs no lock: an entry is
 filled before its `next` is set, and `tail` is replaced last.
+
+A log may have *keys*: a message with a key is superseded by the next one of the same key, and a viewer that is behind
+gets only what is not superseded (`core.outgoing.conflation`). Such a log keeps the newest value of each key, and a
+second list of its messages without a key, *loose*: that is all that viewers which lag hold of it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeVar, cast
 
 from flowctl.core.flow.state import CLASS_COUNT, VIDEO_CLASSES, MessageClass
 from flowctl.core.flow.timing import fill_bytes
+from flowctl.core.outgoing.latest import LatestValues, Value
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError, LocalProtocolError
 
@@ -162,6 +167,22 @@ class Entry:
         self.next: Entry | None = None
 
 
+class KeyedEntry(Entry):
+    """An entry of a log with keys.
+
+    Attributes:
+        loose: what comes next, from here on, of the messages without a key: an entry of the log's `loose`.
+    """
+
+    __slots__ = ("loose",)
+
+    def __init__(
+        self, sequence: int, offset: int, counts: tuple[int, ...], sizes: tuple[int, ...], gop: Gop, loose: Entry
+    ) -> None:
+        super().__init__(sequence, offset, counts, sizes, gop)
+        self.loose = loose
+
+
 class Place:
     """A position in a log that viewers can share: moving it moves all of them, and holds the log once."""
 
@@ -202,7 +223,15 @@ class CacheLimits:
                 raise ConfigError(f"{name} of the GOP cache is {getattr(self, name)}, it must be 0 or more")
 
 
+MAX_VALUE_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of the newest values of all keys that a log keeps at most by default: 64 kB for each of a thousand keys."""
+_MOST_LOOKS: Final = 100_000
+"""Times a look at log and values is tried again while another thread appends. That ends at once, or when that thread
+gets the interpreter, in 5 ms; not where the look was made by a finaliser within the append itself, and then it is as
+good as it gets."""
+
 _names = itertools.count(1)
+_T = TypeVar("_T")
 
 
 class StreamLog:
@@ -211,12 +240,19 @@ class StreamLog:
     Args:
         name: for logs and statistics. None: a number.
         cache: bounds of the GOP cache.
+        max_keys: most keys that its messages may have. 0: they have none. A log with keys takes no pictures.
+        max_value_bytes: most wire bytes of the newest values of all keys together.
 
     Attributes:
         batched: whether what is appended has been gathered already, by another server that flushes about as often.
         ended: whether viewers were told of its end, by the last message: one that comes now would not hear of it. Set
             by who appends, before that message.
         keys: the last key frames, oldest first, where they are kept (`keep_keys`); replaced whole, so any thread.
+        latest: the newest value of each key. None: its messages have no keys.
+        loose: the messages without a key once more, of a log with keys.
+
+    Raises:
+        ConfigError: a limit is below 0.
     """
 
     __slots__ = (
@@ -235,12 +271,23 @@ class StreamLog:
         "headers",
         "keys",
         "largest_bytes",
+        "latest",
+        "loose",
         "name",
         "rates",
         "tail",
     )
 
-    def __init__(self, name: str | None = None, *, cache: CacheLimits | None = None) -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        cache: CacheLimits | None = None,
+        max_keys: int = 0,
+        max_value_bytes: int = MAX_VALUE_BYTES,
+    ) -> None:
+        if min(max_keys, max_value_bytes) < 0:
+            raise ConfigError(f"max_keys={max_keys} and max_value_bytes={max_value_bytes} must be 0 or more")
         self.name = name or f"log-{next(_names)}"
         self.cache = cache or CacheLimits()
         self.batched = self.ended = False
@@ -260,6 +307,12 @@ class StreamLog:
             [0], maxlen=_LARGEST_LASTS_NOTES
         )  # largest message between two notes of the rates
         self._listeners: tuple[LogListener, ...] = ()
+        self.latest: LatestValues | None = None
+        self.loose: StreamLog | None = None
+        if max_keys:
+            self.latest = LatestValues(self.name, max_keys, max_value_bytes)
+            self.loose = StreamLog(f"{self.name}, without keys")
+            self.tail = KeyedEntry(0, 0, _ZEROS, _ZEROS, self.gop, self.loose.tail)
 
     def append(
         self,
@@ -267,6 +320,7 @@ class StreamLog:
         message_class: MessageClass,
         now: float,
         *,
+        key: str | None = None,
         restart: tuple[Wire, ...] = (),
         droppable: bool | None = None,
         leading: bool = False,
@@ -278,6 +332,8 @@ class StreamLog:
                 `restart`.
             message_class: its class; KEY opens a new group.
             now: time in seconds.
+            key: of a DATA message, what it is the value of, for a log with keys (`max_keys`): viewers that are behind
+                get only the newest value of each key.
             restart: for KEY: the wire messages that a viewer who starts at this one needs before it.
             droppable: whether viewers may be spared it. None: all classes but CONTROL and HEADER. The totals of a log
                 are by class, so what differs from that is filed, and counted, under another: AUDIO and DATA that may
@@ -289,7 +345,8 @@ class StreamLog:
 
         Raises:
             LocalProtocolError: a message is no bytes, or empty. The kernel never takes an empty one, so nobody could
-                pass it. Or a frame was to be kept at any price: without those it refers to it is of no use.
+                pass it. Or a frame was to be kept at any price: without those it refers to it is of no use. Or a key is
+            one too many, or its value; or keys and pictures come together.
         """
         if droppable is not None:
             message_class = _filed_under(message_class, droppable=droppable)
@@ -299,6 +356,8 @@ class StreamLog:
         headers = _owned(restart) if restart else ()
         if not size or (headers and not all(headers)):
             raise LocalProtocolError("an empty message cannot be published", hint="leave it out")
+        if self.latest is not None or key is not None:
+            self._check_keyed(key, message_class, size)
         entry = self.tail
         counts, sizes = list(entry.counts), list(entry.sizes)
         if now >= self.rates.due:
@@ -317,7 +376,16 @@ class StreamLog:
         entry.leading = leading
         if message_class is _KEY:
             self._open_gop(entry, headers, now)
-        tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
+        latest, loose = self.latest, self.loose
+        if latest is None or loose is None:
+            tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
+        else:
+            latest.begun = entry.sequence + 1
+            if key is None:
+                loose.append(wire, message_class, now)
+            else:
+                latest.put(Value(entry.sequence, loose.tail.sequence, wire, now, key))
+            tail = KeyedEntry(latest.begun, entry.offset + size, tuple(counts), tuple(sizes), self.gop, loose.tail)
         # The order of these two lines is what lets other threads read without a lock.
         entry.next = tail
         self.tail = tail
@@ -331,6 +399,45 @@ class StreamLog:
         for listener in self._listeners:
             listener.appended(self)
         return entry
+
+    # -- keys
+
+    def forget(self, key: str) -> None:
+        """Forget the value of `key`, if there is one: newcomers do not get it, nor does who is still behind it.
+
+        To tell viewers that it is gone, append a message without a key. The publisher's thread.
+        """
+        if self.latest is not None:
+            self.latest.forget(key)
+
+    def values(self) -> list[bytes]:
+        """Return the newest message of each key, in the order in which they were published. Any thread."""
+        latest = self.latest
+        return [] if latest is None else [value.wire for value in self.look(latest.values)[1]]
+
+    def look(self, read: Callable[[], _T]) -> tuple[Entry, _T]:
+        """Return the tail, and what `read` returns of `latest`, at one moment. Any thread."""
+        for _ in range(_MOST_LOOKS):
+            tail, result = self.tail, read()
+            if self.latest is None or self.latest.begun == tail.sequence:  # no message has come, nor is about to
+                break
+        return tail, result
+
+    def _check_keyed(self, key: str | None, message_class: MessageClass, size_bytes: int) -> None:
+        latest = self.latest
+        if latest is None:
+            raise LocalProtocolError(f"log {self.name!r} takes no keys", hint="make it with StreamLog(max_keys=...)")
+        if message_class in VIDEO_CLASSES:
+            raise LocalProtocolError(f"log {self.name!r} has keys and takes no pictures", hint="use a log for each")
+        if key is not None:
+            if message_class is not MessageClass.DATA:
+                raise LocalProtocolError(
+                    f"a message with a key is DATA that may be dropped, not {message_class.name}",
+                    hint="leave the key out where every message is to arrive",
+                )
+            latest.check(key, size_bytes)
+
+    # -- key frames
 
     def _note_largest(self) -> None:
         """Settle what kernels take ahead. The largest message by far, a cover picture at the start, does not count."""

@@ -350,8 +350,8 @@ class Judgement:
             return None  # what its line cannot carry is left out, and its queue does not grow
         per_second = None
         if cursor is not None:
-            tail = cursor.log.tail
-            per_second = cursor.log.rates.per_second(now, tail.counts, tail.sizes)
+            tail = cursor.chain.tail  # values with a key take the place of others
+            per_second = cursor.chain.rates.per_second(now, tail.counts, tail.sizes)
         return slow.forecast(now, self.counted(now), core.limits, per_second, self.mask)
 
     def remarks(self, now: float) -> list[str]:

@@ -52,6 +52,8 @@ END_CLOSED: Final = "closed"
 """Reason of END: the Sender is over."""
 END_LIMIT: Final = "limit"
 """Reason of END: the flight has reached its bounds, or recording was switched off; the Sender goes on."""
+END_KEYS: Final = "keys"
+"""Reason of END: a log with keys is followed, of which it cannot be told again what was superseded by when."""
 
 
 class TapedHost:
@@ -303,9 +305,13 @@ class RecordedSender(NotingSender):
         start: Entry | None = None,
         prefix: tuple[Wire, ...] = (),
         wait_for_key: bool = False,
+        latest: bool = False,
     ) -> None:
         with self._entered("follow"), self._lock:
-            if self._cohort is None and not self.closed:
+            keyed = cohort.log.latest is not None
+            if keyed and self.tape.on:
+                self._end_flight_locked(END_KEYS)
+            if self._cohort is None and not self.closed and not keyed:
                 first = start or cohort.log.tail
                 seed = seed_of(cohort.log, first, self.tape.began_us)
                 self.tape.call("log", seed)
@@ -313,7 +319,7 @@ class RecordedSender(NotingSender):
                 feed.run()
                 self.tape.call("follow", {"prefix": [len(part) for part in prefix], "wait_for_key": wait_for_key})
                 cohort, start = PrivateCohort(cohort, feed.private), feed.first
-            super().follow(cohort, start=start, prefix=prefix, wait_for_key=wait_for_key)
+            super().follow(cohort, start=start, prefix=prefix, wait_for_key=wait_for_key, latest=latest)
 
     def switch(self, hop: Hop) -> None:
         with self._entered("switch") as outermost, self._lock:
@@ -425,12 +431,12 @@ class RecordedSender(NotingSender):
     @property
     def following(self) -> StreamLog | None:
         feed = self._feed
-        return None if self._cohort is None or feed is None else feed.log
+        return super().following if feed is None or self._cohort is None else feed.log
 
     def ready_for_cohort(self, at: Entry) -> bool:
-        """Return False: what a cohort writes for its members could not be noted."""
-        del at
-        return False
+        """Return False while a log is noted: what a cohort writes for its members could not be."""
+        with self._lock:
+            return self._feed is None and super().ready_for_cohort(at)
 
 
 def _called(name: str) -> Callable[..., Any]:

@@ -1,0 +1,103 @@
+"""A viewer's place in a log with keys, against examples worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowctl.core.flow.counts import as_counts
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.conflation import ConflatingCursor
+from flowctl.core.outgoing.streamlog import Place, StreamLog
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.reasons import DropReason
+
+DATA = MessageClass.DATA
+
+
+def keyed_log(text="", **options):
+    log = StreamLog("prices", **{"max_keys": 4} | options)
+    publish(log, text)
+    return log
+
+
+def publish(log, text):
+    """Append words: `a1` is the value 1 of key a, `.1` a message without a key."""
+    for word in text.split():
+        log.append(word.encode(), DATA, 1.0, key=None if word[0] == "." else word[0])
+
+
+def take(cursor, most=100):
+    items = cursor.peek(most, 10_000)
+    cursor.pass_messages(len(items))
+    return " ".join(wire.decode() for _, wire, _ in items)
+
+
+def account(cursor):
+    """Return (accepted, sent, superseded, queued) messages."""
+    accepted, dropped, queued = as_counts(cursor.balance())
+    lost = {reason: counts.total_messages for reason, counts in dropped.items()}
+    sent = accepted.total_messages - sum(lost.values()) - queued.total_messages
+    return accepted.total_messages, sent, lost.get(DropReason.SUPERSEDED, 0), queued.total_messages
+
+
+def test_peek_when_values_were_superseded_gives_the_newest_among_all_messages_without_a_key():
+    log = keyed_log("a0")
+    cursor = ConflatingCursor(log, now=0.0)
+    publish(log, "a1 .1 b1 a2 .2 b2 a3")
+    assert cursor.load() == (8, 4)
+    assert take(cursor, 2) == ".1 .2"
+    publish(log, "b3")
+    assert take(cursor) == "a3 b3"
+    assert account(cursor) == (8, 4, 4, 0)
+
+
+def test_enter_when_all_is_taken_goes_on_with_every_message_as_the_cohort():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    publish(log, "a1 a2 .1")
+    assert not cursor.stands_at(log.tail)
+    assert take(cursor) == "a2 .1"
+    cursor.end_joining(DropReason.REFUSED, 0.0)
+    assert cursor.stands_at(log.tail)
+    assert cursor.plain
+    cursor.enter(Place(log.tail))
+    publish(log, "a3 a4")
+    assert account(cursor) == (5, 2, 1, 2)
+    assert take(cursor) == "a3 a4"
+    publish(log, "a5 a6")
+    cursor.stand_alone()
+    assert take(cursor) == "a6"
+    assert account(cursor) == (7, 5, 2, 0)
+
+
+def test_latest_when_a_newcomer_joins_is_the_newest_value_of_each_key_first():
+    log = keyed_log("a1 b1 .1 a2 c1")
+    log.forget("c")
+    cursor = ConflatingCursor(log, now=0.0, latest=True)
+    assert log.values() == [b"b1", b"a2"]
+    publish(log, "b2 d1")
+    assert take(cursor) == "a2 b2 d1"
+    assert account(cursor) == (4, 3, 1, 0)
+
+
+def test_append_when_a_key_or_its_value_is_too_much_names_the_limit():
+    log = keyed_log("a1 b1", max_keys=2, max_value_bytes=5)
+    with pytest.raises(LocalProtocolError, match=r"max_keys.*'c'"):
+        publish(log, "c1")
+    with pytest.raises(LocalProtocolError, match="max_value_bytes"):
+        publish(log, "a123")
+    log.forget("b")
+    publish(log, "c1 a12")
+    assert log.values() == [b"c1", b"a12"]
+    assert log.tail.sequence == 4
+
+
+def test_append_when_keys_and_the_rest_do_not_go_together_says_why():
+    with pytest.raises(LocalProtocolError, match="takes no keys"):
+        StreamLog("plain").append(b"x", DATA, 0.0, key="a")
+    with pytest.raises(LocalProtocolError, match="no pictures"):
+        keyed_log().append(b"x", MessageClass.KEY, 0.0)
+    with pytest.raises(LocalProtocolError, match="not AUDIO"):
+        keyed_log().append(b"x", MessageClass.AUDIO, 0.0, key="a")
+    with pytest.raises(ConfigError, match="max_keys"):
+        StreamLog(max_keys=-1)
