@@ -5,9 +5,9 @@ loaded when it is first used (PEP 562), because loading all of them costs 150 to
 layer above all) and who asks for `Limits`, or for ``flowctl --help``, needs none of that.
 
 Where to begin: derive from `Session` and hand the class to `serve`. Beside the names here there are
-`flowctl.testing` (a test kit without sockets), `wire.rtmp` and `flowctl.flv` (wire formats without input or output),
-`flowctl.live` (the live streaming server), what handlers are given (`nodes.rpc.message`, `nodes.messenger.message`)
-and `flowctl.nodes.messenger.store`.
+`flowctl.testing` (a test kit without sockets), `flowctl.asgi` (WebSockets of a FastAPI application), `wire.rtmp` and
+`flowctl.flv` (wire formats without input or output), `flowctl.live` (the live streaming server), what handlers are
+given (`nodes.rpc.message`, `nodes.messenger.message`) and `flowctl.nodes.messenger.store`.
 """
 
 from __future__ import annotations

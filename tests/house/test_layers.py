@@ -57,6 +57,7 @@ LAYERS = {
     "diffusion": layer("nodes.diffusion", "words flow outcomes loop sending receiver connection"),
     "websocket": layer("websocket", "words frames flow outgoing loop sending receiver fanout connection"),
     "server": layer("core.server", "words text outcomes flow loop sending receiver connection"),
+    "asgi": layer("asgi", "words text frames flow loop sending connection websocket server"),
     "telemetry": layer("records.telemetry", "words text flow outgoing loop sending"),
     "flight": layer("records.flight", "words flow outgoing loop sending telemetry"),
     "testing": layer("testing", "words flow loop sending connection"),

@@ -40,6 +40,10 @@ def test_public_names_when_of_the_test_kit_are_these():
     assert sorted(TESTING.split()) == sorted(importlib.import_module("flowctl.testing").__all__)
 
 
+def test_public_names_when_of_the_bridge_to_asgi_are_these():
+    assert importlib.import_module("flowctl.asgi").__all__ == ["Bridge", "WebSocketProtocol"]
+
+
 def test_public_names_when_used_are_loaded_from_their_modules_and_explained():
     for name in sorted(PUBLIC.split()):
         value = getattr(flowctl, name)
