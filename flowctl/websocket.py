@@ -510,12 +510,11 @@ class WebSocketSession(Session):
         self._reader, self._phase = None, _Phase.OVER
         said = f"{close.code} {printable(close.reason)}".rstrip()
         if not close.fault:
-            if self._words is None:
-                self._words = close_frame(close.code) if may_be_sent(close.code) else close_frame(1000)
+            self._words = self._words or close.answer
             self.unfollow()
             connection.close_after_flush(f"the client closed: {said}", reason=CloseReason.PEER_CLOSED)
             return
-        self._words = close_frame(close.code, close.reason)
+        self._words = close.answer
         broken = close.code in {1002, 1007}
         connection.terminate(CloseReason.PROTOCOL_ERROR if broken else CloseReason.LIMIT_HIT, said)
 

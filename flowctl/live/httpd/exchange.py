@@ -18,6 +18,7 @@ from flowctl.connection import Connection
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 from flowctl.live.access.request import LiveRequest
+from flowctl.wire.websocket.handshake import wants_websocket
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,9 +95,8 @@ class Request:
 
     @property
     def wants_websocket(self) -> bool:
-        """Whether the client asks to go on with WebSocket frames; HTTP/1.0 cannot (RFC 9110 section 7.8)."""
-        offered = {item.strip().lower() for item in self.header("upgrade").split(",")}
-        return "websocket" in offered and self.version != "1.0"
+        """Whether the client asks to go on with WebSocket frames."""
+        return wants_websocket(self.headers, self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

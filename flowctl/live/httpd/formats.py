@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Final
 
 from flowctl import flv
 from flowctl.live.httpd.exchange import HeaderFields
-from flowctl.live.httpd.websocket import WebSocketPeer
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireFormat
 from flowctl.wire.rtmp.wire import CLOCK_MASK, TYPE_DATA_AMF0, TYPE_DATA_AMF3
+from flowctl.wire.websocket.frames import LONG, SHORT, close_frame, frame
+from flowctl.wire.websocket.handshake import switching_head
+from flowctl.wire.websocket.reading import FrameReader
 
 _MEDIA: Final = frozenset({flv.TAG_AUDIO, flv.TAG_VIDEO, flv.TAG_SCRIPT})
 _AMF0_INSIDE: Final = b"\0"
 """First octet of an AMF3 data message whose values are AMF0, as those of Flash's encoders are; the rest is one."""
 
-_BINARY: Final = 0x82
-_CLOSE: Final = 0x88
-"""First octets of WebSocket frames that are whole messages (RFC 6455 section 5.2)."""
-_SHORT: Final = 126
-_LONG: Final = 127
-"""Values of the length octet that announce a length of two and of eight octets behind it."""
-_GONE: Final = struct.pack(">H", 1000) + b"the publisher has gone"
-
-
-def frame(payload: bytes, first: int = _BINARY) -> bytes:
-    """Return a WebSocket frame of a server, which is not masked, with `payload`."""
-    size = len(payload)
-    if size < _SHORT:
-        return bytes((first, size)) + payload
-    if size <= 0xFFFF:
-        return struct.pack(">BBH", first, _SHORT, size) + payload
-    return struct.pack(">BBQ", first, _LONG, size) + payload
-
-
-GOING_AWAY: Final = frame(struct.pack(">H", 1001) + b"the server stops", _CLOSE)
+_GONE: Final = close_frame(1000, "the publisher has gone")
+GOING_AWAY: Final = close_frame(1001, "the server stops")
 """Frame that tells a player that the server stops (RFC 6455 section 7.4.1): it may come again."""
 
 
@@ -99,12 +82,12 @@ class FlvFrames(FlvTags):
         return frame(data)
 
     def unwrapped(self, wire: bytes) -> slice:
-        return slice({_SHORT: 4, _LONG: 10}.get(wire[1], 2), len(wire))
+        return slice({SHORT: 4, LONG: 10}.get(wire[1], 2), len(wire))
 
     def end(self, timestamp: int) -> bytes:
         """Return a close frame, which stands behind all that was published."""
         del timestamp
-        return frame(_GONE, _CLOSE)
+        return _GONE
 
 
 TAGS: Final = FlvTags()
@@ -121,8 +104,9 @@ FLV_TYPE: Final = "video/x-flv"
 @dataclass(slots=True)
 class FlvPlay:
     wire_format: FlvTags
-    websocket: WebSocketPeer | None
+    accept_key: bytes  # the answer to the key of a WebSocket handshake; empty: it is plain HTTP
     gives_up_at: float
+    reader: FrameReader | None = None  # of what a WebSocket player says
     taken: bool = False  # whether the kernel has the head of the response, so that answers to frames go behind it
     look_at: float | None = None  # when to look again what the stream shows. None: it need not be.
 
@@ -136,8 +120,9 @@ class FlvPlay:
         """
         kinds = _kinds(stream)
         media = self.wire_format.wrapped(flv.header(audio="audio" in kinds, video="video" in kinds))
-        if self.websocket is not None:
-            return self.websocket.accept(headers) + media
+        if self.accept_key:
+            extra = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+            return switching_head(self.accept_key, extra) + media
         lines = [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store"), ("Connection", "close"), *headers]
         if self.wire_format is CHUNKS:
             lines.append(("Transfer-Encoding", "chunked"))

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 
 import h11
 import structlog
+from wsproto.events import Ping
 
 from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.flow.state import MessageClass
@@ -30,7 +31,6 @@ from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
 from flowctl.live.config import Redirect
 from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, HttpLimits, Request, Routes, usual_headers
 from flowctl.live.httpd.formats import CHUNKS, FLV_TYPE, FRAMES, GOING_AWAY, TAGS, FlvPlay
-from flowctl.live.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
 from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants, refusal_word, track_of
@@ -41,6 +41,9 @@ from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp.handshake import is_stun
 from flowctl.wire.rtmp.url import Query, RtmpUrl
+from flowctl.wire.websocket.frames import PING, PONG, frame
+from flowctl.wire.websocket.handshake import OTHER_VERSION, VERSION, accept_key
+from flowctl.wire.websocket.reading import FrameReader, PeerClose
 
 _log: Final = structlog.get_logger("flowctl.live")
 ANY_ORIGIN: Final = "*"
@@ -48,6 +51,8 @@ _PIECE_BYTES: Final = 4096
 """Octets that h11 is given at a time: they count against `header_bytes` before they are parsed."""
 _FRAMES_PIECE_BYTES: Final = 512
 """Octets of a WebSocket player parsed at a time: some 85 of the smallest frames, 2 ms of work."""
+_MESSAGE_BYTES: Final = 64 * 1024
+"""Longest message of a WebSocket player, which is dropped: none has anything to say."""
 _PLAYLIST: Final = ".m3u8"
 _OF_ONE_REQUEST: Final = "_HLS_"
 """Beginning of parameters that differ from request to request of one player (RFC 8216bis section 6.2.5)."""
@@ -135,7 +140,7 @@ class HttpSession(ViewerSession):
     def protocol(self) -> str:
         if self._flv is None:
             return "http"
-        return (CHUNKS if self._flv.websocket is None else FRAMES).name
+        return (FRAMES if self._flv.accept_key else CHUNKS).name
 
     @property
     def gives_back(self) -> float:
@@ -541,13 +546,13 @@ class HttpSession(ViewerSession):
             exchange.end()
             return
         try:
-            websocket = self._websocket(request)
+            key = accept_key(request.headers) if request.wants_websocket else b""
         except RemoteProtocolError as error:
             self.refusal = "bad request"
-            status = HTTPStatus.UPGRADE_REQUIRED if error.code == "websocket-version" else HTTPStatus.BAD_REQUEST
+            status = HTTPStatus.UPGRADE_REQUIRED if error.code == OTHER_VERSION else HTTPStatus.BAD_REQUEST
             exchange.respond(status, printable(str(error)), [("Sec-WebSocket-Version", VERSION)])
             return
-        if websocket is not None and not self._origin_allowed(request):
+        if key and not self._origin_allowed(request):
             self.refusal = "access"
             exchange.respond(HTTPStatus.FORBIDDEN, "Pages of this origin may not play.")
             return
@@ -558,8 +563,10 @@ class HttpSession(ViewerSession):
             exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE)
             return
         now = self.connection.now()
-        wire_format = FRAMES if websocket is not None else TAGS if request.version == "1.0" else CHUNKS
-        self._flv = FlvPlay(wire_format, websocket, now + self._limits.wait_s)
+        wire_format = FRAMES if key else TAGS if request.version == "1.0" else CHUNKS
+        self._flv = FlvPlay(wire_format, key, now + self._limits.wait_s)
+        if key:
+            self._flv.reader = FrameReader(_MESSAGE_BYTES)
         wire = stream.join_format(wire_format)
         self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(track=track_of(live.query)))
         self._playing.begin()
@@ -570,9 +577,6 @@ class HttpSession(ViewerSession):
             _log.info("play started", **self._fields(name), waiting=True, agent=self.user_agent)
         self._begin_if_settled(now)
         self._arm()
-
-    def _websocket(self, request: Request) -> WebSocketPeer | None:
-        return WebSocketPeer(request) if request.wants_websocket else None
 
     def _origin_allowed(self, request: Request) -> bool:
         """Return whether a page may read frames: what CORS says of answers, browsers do not ask for WebSocket."""
@@ -596,7 +600,7 @@ class HttpSession(ViewerSession):
         self._exchange = self._http = None
         playing.follow_live()
         _log.info("play started", **self._fields(playing.stream.name), protocol=self.protocol, agent=self.user_agent)
-        if flv.websocket is not None:
+        if flv.accept_key:
             self._put_off_ping(now)
         self.connection.when_drained(self._head_taken, flv)
 
@@ -622,7 +626,7 @@ class HttpSession(ViewerSession):
         A response of HTTP has no word for that: it ends without its last chunk.
         """
         flv, place = self._flv, self.connection.place
-        if flv is None or flv.websocket is None or self._phase is not Phase.PLAYING:
+        if flv is None or not flv.accept_key or self._phase is not Phase.PLAYING:
             return
         if place is not None:
             place.end()
@@ -647,7 +651,8 @@ class HttpSession(ViewerSession):
         flv, connection = self._flv, self.connection
         if flv is None or not flv.taken:
             return InputResult(InputVerdict.BLOCK, 0) if data else DONE  # behind its request
-        if flv.websocket is None:
+        reader = flv.reader
+        if reader is None:
             return DONE
         at, size, now = 0, len(data), connection.now()
         self._put_off_ping(now)
@@ -655,17 +660,25 @@ class HttpSession(ViewerSession):
             if connection.turn_over():
                 connection.receiver.trigger_input()
                 return InputResult(InputVerdict.BLOCK, at)
-            received = flv.websocket.receive_frames(bytes(data[at : at + _FRAMES_PIECE_BYTES]))
+            reader.feed(bytes(data[at : at + _FRAMES_PIECE_BYTES]))
             at += min(_FRAMES_PIECE_BYTES, size - at)
-            if received.reply:
-                connection.sender.send(received.reply, MessageClass.CONTROL)
-            if received.closed is not None:
-                reason = CloseReason.PROTOCOL_ERROR if received.broken else CloseReason.FINISHED
-                self._leave(f"the player closed: {received.closed}", reason)
-            elif received.frames and self._count_frames(received.frames, now):
+            frames = 0
+            for event in reader.events():  # messages are dropped
+                frames += 1
+                if isinstance(event, Ping):
+                    connection.sender.send(frame(bytes(event.payload), PONG), MessageClass.CONTROL)
+                elif isinstance(event, PeerClose):
+                    self._answer_close(event)
+                    return DONE
+            if frames and self._count_frames(frames, now):
                 connection.receiver.trigger_input()
                 return InputResult(InputVerdict.BLOCK, at)
         return DONE
+
+    def _answer_close(self, close: PeerClose) -> None:
+        self.connection.sender.send(close.answer, MessageClass.CONTROL)
+        reason = CloseReason.PROTOCOL_ERROR if close.fault else CloseReason.FINISHED
+        self._leave(f"the player closed: {close.code} {close.reason}".rstrip(), reason)
 
     def _count_frames(self, count: int, now: float) -> bool:
         """Count frames; return whether there are too many for now, and input is held."""
@@ -685,7 +698,7 @@ class HttpSession(ViewerSession):
     def _ping(self, now: float) -> None:
         """Ping a silent player, or end one that has not answered the last ping."""
         flv, limits, connection = self._flv, self._config.rtmp.limits, self.connection
-        if flv is None or flv.websocket is None or self._phase is not Phase.PLAYING:
+        if flv is None or not flv.accept_key or self._phase is not Phase.PLAYING:
             self._ping_due = None
             return
         if connection.sender.blocked or connection.receiver.paused:
@@ -696,7 +709,7 @@ class HttpSession(ViewerSession):
             raise LimitExceededError("ping_silence_s", limits.ping_timeout_s, limits.ping_timeout_s)
         self._pinged = True
         self._ping_due = now + limits.ping_timeout_s if limits.ping_timeout_s else None
-        connection.sender.send(flv.websocket.ping(), MessageClass.CONTROL)
+        connection.sender.send(frame(b"", PING), MessageClass.CONTROL)
 
     # -- time
 

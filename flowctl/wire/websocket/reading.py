@@ -15,6 +15,8 @@ from wsproto.events import CloseConnection, Message, Ping, Pong
 from wsproto.extensions import Extension
 from wsproto.frame_protocol import CloseReason, Opcode, RsvBits
 
+from flowctl.wire.websocket.frames import close_frame, may_be_sent
+
 _PLAIN: Final = RsvBits(False, False, False)
 _DEFLATED: Final = RsvBits(True, False, False)
 _TAIL: Final = b"\0\0\xff\xff"
@@ -35,6 +37,11 @@ class PeerClose(NamedTuple):
     code: int
     reason: str
     fault: bool  # the protocol is broken: `code` is what the client is told
+
+    @property
+    def answer(self) -> bytes:
+        """The close frame that answers it: the same code (RFC 6455 section 5.5.1)."""
+        return close_frame(self.code if may_be_sent(self.code) else 1000, self.reason if self.fault else "")
 
 
 class _Limits(Extension):

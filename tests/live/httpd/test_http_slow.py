@@ -14,9 +14,9 @@ from flowctl.core.flow.limits import AxisLimits, Limits
 from flowctl.core.flow.state import SendState
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.live.httpd.exchange import HttpLimits
-from flowctl.live.httpd.formats import frame
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.websocket.frames import frame
 
 PLAIN = f"GET /live/room.flv HTTP/1.1\r\n{HOST}\r\n"
 SOCKET = f"GET /live/room.flv HTTP/1.1\r\n{HOST}{UPGRADE}\r\n"
