@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Final
@@ -90,7 +89,7 @@ def accept_key(headers: Headers) -> bytes:
         raise _invalid(what, OTHER_VERSION if version else "websocket-handshake")
     try:
         size = len(base64.b64decode(key, validate=True))
-    except binascii.Error:
+    except ValueError:  # of base64 too
         size = 0
     if size != _KEY_BYTES:
         raise _invalid(f"Sec-WebSocket-Key is not {_KEY_BYTES} bytes")
