@@ -62,6 +62,9 @@ _HEAD_BYTES: Final = 16 * 1024
 _PIECE_BYTES: Final = 4096
 """Octets that are parsed before another look at the clock."""
 _AGENT_CHARS: Final = 256
+_GATHER_S: Final = 0.002
+"""Time that the first message of a burst waits for the others, so that all are one write for each client: one that is
+published by another thread comes message by message."""
 _TEXT: Final = (b"Content-Type", b"text/plain; charset=utf-8")
 
 _ENDS: Final = {
@@ -503,6 +506,7 @@ class WebSocketSession(Session):
 
     def _go_on(self) -> None:
         self._handling = False
+        self._heard_at = self.connection.now()  # its answer to a ping may lie behind what was handled
         self.connection.receiver.trigger_input()
 
     def _peer_closed(self, close: PeerClose) -> None:
@@ -539,13 +543,15 @@ class WebSocketSession(Session):
             if self._heard_at + self.ping_interval_s > now:
                 return self._heard_at + self.ping_interval_s
             self._pinged_at = now
+        elif self.ping_timeout_s and now < pinged_at + self.ping_timeout_s:
+            return pinged_at + self.ping_timeout_s
         elif self._handling or connection.sender.blocked or connection.receiver.paused:
             return now + self.ping_timeout_s  # whether it is there is the Sender's to find out
         elif self.ping_timeout_s:
             connection.terminate(CloseReason.IDLE, f"no answer to a ping within {self.ping_timeout_s:g} s")
             return None
         connection.sender.send(_PING, MessageClass.CONTROL)
-        return now + (self.ping_timeout_s or self.ping_interval_s)
+        return now + min(self.ping_timeout_s or self.ping_interval_s, self.ping_interval_s)
 
 
 _BEFORE_OPEN: Final = frozenset({_Phase.HEAD, _Phase.DECIDING})
@@ -578,7 +584,9 @@ class _Form:
 
     def __init__(self, name: str | None, flush_interval_s: float) -> None:
         self.log: Final = StreamLog(name)
-        self.fanouts: Final = Fanouts(self.log, flush_interval_s=flush_interval_s)
+        self.fanouts: Final = Fanouts(
+            self.log, flush_interval_s=flush_interval_s, gather_s=min(_GATHER_S, flush_interval_s)
+        )
         self.followers = 0  # guarded by the topic's lock
 
 
