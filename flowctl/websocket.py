@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import itertools
 import time
 from collections.abc import Awaitable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
@@ -31,13 +32,14 @@ from wsproto.events import Ping
 
 from flowctl.connection import Connection, Session
 from flowctl.core.fanout.following import Fanouts, FollowPlace
-from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
+from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import HANDLERS, OwnedLock
-from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.outgoing.streamlog import MAX_VALUE_BYTES, StreamLog
 from flowctl.core.sending.contract import SendResult
+from flowctl.core.text.fieldtypes import check_arguments
 from flowctl.core.text.printable import printable
-from flowctl.errors import LimitExceededError, LocalProtocolError, ReentryError, RemoteProtocolError
+from flowctl.errors import ConfigError, LocalProtocolError, ReentryError, RemoteProtocolError
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.websocket.frames import PING, PONG, close_frame, deflated_frame, frame, may_be_sent, message_frame
@@ -276,7 +278,7 @@ class WebSocketSession(Session):
         return self.connection.sender.send(wire, MessageClass.DATA, droppable=droppable)
 
     def follow(self, topic: Topic) -> None:
-        """Send this client the newest value of each key of `topic`, then all that is published. Connection's thread.
+        """Send this client the newest message of each key of `topic`, then all that is published. Connection's thread.
 
         What is sent to this client alone goes before what waits of the topic.
 
@@ -556,6 +558,7 @@ class WebSocketSession(Session):
 
 _BEFORE_OPEN: Final = frozenset({_Phase.HEAD, _Phase.DECIDING})
 _PING: Final = frame(b"", PING)
+_topics: Final = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -580,45 +583,38 @@ class TopicStatistics:
 class _Form:
     """A topic in one form: plain, or deflated."""
 
-    __slots__ = ("fanouts", "followers", "log")
+    __slots__ = ("fanouts", "followers", "log", "unread")
 
-    def __init__(self, name: str | None, flush_interval_s: float) -> None:
-        self.log: Final = StreamLog(name)
-        self.fanouts: Final = Fanouts(
-            self.log, flush_interval_s=flush_interval_s, gather_s=min(_GATHER_S, flush_interval_s)
-        )
+    def __init__(self, topic: Topic) -> None:
+        interval_s = topic.flush_interval_s
+        self.log: Final = StreamLog(topic.name, max_keys=topic.max_keys, max_value_bytes=topic.max_value_bytes)
+        self.fanouts: Final = Fanouts(self.log, flush_interval_s=interval_s, gather_s=min(_GATHER_S, interval_s))
         self.followers = 0  # guarded by the topic's lock
+        self.unread = 0  # messages since the last follower left; guarded by the topic's lock
 
 
 class Topic:
     """What any number of `WebSocketSession` follow: each message is framed once, and deflated once, for all of them.
 
-    A message with a key replaces the one before it with the same key: who comes later gets the newest of each key
-    first. A message without one is for those who follow now.
+    A message with a key replaces the one before it with the same key: the latest value wins. Who begins to follow gets
+    the newest of each key first, and who is behind gets no more than that; so a client that is too slow for a price
+    list skips prices, and the others never notice. A message without a key is for those who follow now, is sent to each
+    of them in its order, and is what policy and limits are about.
 
     Args:
         name: for logs and lists. None: a number.
         flush_interval_s: longest time in seconds, 0 to 10, for which messages are gathered before they are written;
-            after a pause the first goes at once. 0: each is written by itself.
+            after a pause the first goes at once, but for 2 ms. 0: each is written by itself.
         compress: whether clients that agreed to permessage-deflate get what is worth it deflated; that takes one call
             of zlib a message, while there are such followers.
-        max_keys: most keys at a time, 1 or more.
+        max_keys: most keys at a time. 0: there are none.
+        max_value_bytes: most bytes of the newest messages of all keys together, in frames.
 
-    Raises:
-        ConfigError: the interval is out of its range, said when the first client follows.
+    Attributes:
+        name: as above.
     """
 
-    __slots__ = (
-        "_blob",
-        "_compress",
-        "_deflated",
-        "_flush_interval_s",
-        "_lock",
-        "_max_keys",
-        "_plain",
-        "_values",
-        "name",
-    )
+    __slots__ = ("_compress", "_deflated", "_lock", "_plain", "flush_interval_s", "max_keys", "max_value_bytes", "name")
 
     def __init__(
         self,
@@ -627,16 +623,20 @@ class Topic:
         flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
         compress: bool = True,
         max_keys: int = 100_000,
+        max_value_bytes: int = MAX_VALUE_BYTES,
     ) -> None:
-        self._flush_interval_s: Final = flush_interval_s
+        check_arguments("Topic", Topic.__init__, locals())
+        if not 0 <= flush_interval_s <= MOST_FLUSH_INTERVAL_S:
+            raise ConfigError(f"flush_interval_s is {flush_interval_s}, it must be 0 to {MOST_FLUSH_INTERVAL_S:g} s")
+        self.name: Final = name or f"topic-{next(_topics)}"
+        self.flush_interval_s: Final = flush_interval_s
+        self.max_keys: Final = max_keys
+        self.max_value_bytes: Final = max_value_bytes
         self._compress: Final = compress
-        self._max_keys: Final = max_keys
         self._lock: Final = OwnedLock()
-        self._plain: Final = _Form(name, flush_interval_s)
-        self._deflated: _Form | None = None  # while one follows that agreed to that; guarded by _lock
-        self._values: dict[str, bytes] = {}  # newest frame of each key, oldest first; guarded by _lock
-        self._blob: bytes | None = b""  # the same as one; None: to be joined; guarded by _lock
-        self.name: Final = self._plain.log.name
+        self._plain: Final = _Form(self)
+        # What clients that agreed to deflate get. None: there has been none for a while; guarded by _lock
+        self._deflated: _Form | None = None  # guarded by _lock
 
     def publish(self, message: str | bytes, *, key: str | None = None, droppable: bool | None = None) -> None:
         """Send a message to all that follow; what that costs here does not grow with their number. Any thread.
@@ -644,10 +644,11 @@ class Topic:
         Args:
             message: `str` goes as text, octets go as binary.
             key: what it is the newest value of. None: it is none.
-            droppable: whether the policy may leave it out for a slow client. None: it may, as DATA.
+            droppable: whether the policy may leave it out for a slow client. None: it may, as DATA. One with a key may
+                always be left out, for a newer one.
 
         Raises:
-            LimitExceededError: the key is new, and there are `max_keys`.
+            LocalProtocolError: the key is one too many, or its message is too much beside those of the others.
             ReentryError: called from `send_state_changed` or a policy.
         """
         if HANDLERS and (where := HANDLERS.get(get_ident())) is not None:
@@ -658,21 +659,27 @@ class Topic:
         payload, first = message_frame(message)
         wire, now = frame(payload, first), time.monotonic()
         with self._lock:
-            if key is not None:
-                if key not in self._values and len(self._values) >= self._max_keys:
-                    raise LimitExceededError("max_keys", len(self._values) + 1, self._max_keys)
-                self._values.pop(key, None)
-                self._values[key], self._blob = wire, None
-            self._plain.log.append(wire, MessageClass.DATA, now, droppable=droppable)
-            if self._deflated is not None:
-                deflated = deflated_frame(payload, first) or wire
-                self._deflated.log.append(deflated, MessageClass.DATA, now, droppable=droppable)
+            self._plain.log.append(wire, MessageClass.DATA, now, key=key, droppable=droppable)
+            form = self._deflated
+            if form is None:
+                return
+            if form.followers:
+                wire = deflated_frame(payload, first) or wire
+            elif form.unread < len(self._plain.log.latest or ()):
+                form.unread += 1  # for a while: filling another one takes as much work
+            else:
+                self._deflated = None
+                return
+            form.log.append(wire, MessageClass.DATA, now, key=key, droppable=droppable)
 
     def forget(self, key: str) -> None:
-        """Give newcomers no value of `key` any more; harmless where there is none. Any thread."""
+        """Forget the newest message of `key`: nobody is sent it any more. Harmless where there is none. Any thread.
+
+        Followers are not told; publish a message that says so, without a key, where they should be.
+        """
         with self._lock:
-            if self._values.pop(key, None) is not None:
-                self._blob = None
+            for form in filter(None, (self._plain, self._deflated)):
+                form.log.forget(key)
 
     def statistics(self) -> TopicStatistics:
         """Return figures. Any thread."""
@@ -682,28 +689,32 @@ class Topic:
             return TopicStatistics(
                 messages=tail.sequence,
                 bytes=tail.offset,
-                keys=len(self._values),
+                keys=len(self._plain.log.latest or ()),
                 followers=self._plain.followers + deflated,
                 deflated_followers=deflated,
             )
 
-    def join(self, *, deflated: bool) -> tuple[_Form, Entry, bytes]:
-        """Count a follower in; return the form it gets, where that begins, and the newest of each key before it."""
+    def join(self, *, deflated: bool) -> _Form:
+        """Count a follower in, and return the form that it gets."""
         with self._lock:
             form = self._plain
             if deflated and self._compress:
-                form = self._deflated = self._deflated or _Form(f"{self.name} deflated", self._flush_interval_s)
+                form = self._deflated = self._deflated or self._filled_form_locked()
             form.followers += 1
-            if self._blob is None:
-                self._blob = b"".join(self._values.values())
-            return form, form.log.tail, self._blob
+            return form
+
+    def _filled_form_locked(self) -> _Form:
+        """Return a form with what newcomers get; that was not deflated, which a client takes as well."""
+        form, latest = _Form(self), self._plain.log.latest
+        for value in () if latest is None else latest.values():
+            form.log.append(value.wire, MessageClass.DATA, value.since, key=value.key)
+        return form
 
     def left(self, form: _Form) -> None:
         """Count a follower out."""
         with self._lock:
             form.followers -= 1
-            if form is self._deflated and not form.followers:
-                self._deflated = None
+            form.unread = 0
 
 
 class _TopicPlace(FollowPlace):
@@ -714,10 +725,10 @@ class _TopicPlace(FollowPlace):
 
     def __init__(self, connection: Connection, topic: Topic, *, deflated: bool) -> None:
         self.topic: Final = topic
-        form, start, newest = topic.join(deflated=deflated)
+        form = topic.join(deflated=deflated)
         self._form: _Form | None = form
         try:
-            super().__init__(connection, form.fanouts, start=start, prefix=(newest,) if newest else ())
+            super().__init__(connection, form.fanouts, latest=form.log.latest is not None)
         except BaseException:
             self._leave_topic()
             raise
