@@ -227,7 +227,11 @@ def test_pings_are_answered_with_their_payload_in_order():
 
 def test_floods_of_pings_when_their_answers_are_not_read_end_at_the_limit_of_the_control_lane():
     """The client never reads; what waits for it is bounded."""
-    with Served(server={"settings": SenderSettings(control_messages=50, stuck_s=0.0)}) as served:
+    narrow = {
+        "settings": SenderSettings(control_messages=50, stuck_s=0.0),
+        "options": SocketOptions(send_buffer_bytes=4096),
+    }
+    with Served(server=narrow) as served:
         client, session = served.open(**NARROW)
         with client:
             pings = masked(PING, b"x" * 125) * 500
