@@ -635,7 +635,7 @@ class Topic:
         self._compress: Final = compress
         self._lock: Final = OwnedLock()
         self._plain: Final = _Form(self)
-        # What clients that agreed to deflate get. None: there has been none for a while; guarded by _lock
+        # What clients that agreed to deflate get. None: there has been none for a while.
         self._deflated: _Form | None = None  # guarded by _lock
 
     def publish(self, message: str | bytes, *, key: str | None = None, droppable: bool | None = None) -> None:

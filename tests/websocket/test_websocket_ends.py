@@ -10,7 +10,17 @@ import pytest
 from connection_kit import WAIT_S, ask, wait_until
 from websocket_kit import BINARY, CLOSE, PING, PONG, TEXT, RawClient, Served, Talk, close_payload, masked
 
-from flowctl import Ban, BanList, CloseReason, Limits, LocalProtocolError, SenderSettings, SendOutcome, Topic
+from flowctl import (
+    Ban,
+    BanList,
+    CloseReason,
+    Limits,
+    LocalProtocolError,
+    SenderSettings,
+    SendOutcome,
+    SocketOptions,
+    Topic,
+)
 from flowctl.core.loop import lingering
 
 NARROW = {"receive_bytes": 4096}
