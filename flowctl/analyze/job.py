@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from flowctl.analyze.engine import DUCKDB, running
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.records.place import literal
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ class JobPart:
     def made_with(self, options: Any) -> str:
         return digest(repr((self.version, list(self.columns.items()), self.depends(options))))
 
+    @property
+    def has_sketches(self) -> bool:
+        return "binary" in self.columns.values()
+
     def folder(self, hour: Hour | None = None) -> str:
         base = self.name if self.result else f"parts/{self.name}"
         return base if hour is None else f"{base}/date={hour[0]}/hour={hour[1]}"
@@ -87,6 +93,10 @@ class Parts:
         schema = _ddl(part.columns | BY_HOUR)
         if not hours:
             return self.spark.createDataFrame([], schema)
+        if running() == DUCKDB:
+            files = [f"{path}/{file}" for path in map(part.folder, hours) for file in self.place.names(path)]
+            paths = [self.place.storage.path(file) for file in files]
+            return cast("DataFrame", cast(Any, self.spark).files(paths, part.columns, tuple(BY_HOUR)))
         reader = self.spark.read.schema(schema).option("basePath", self.place.path(part.folder()))
         found: DataFrame = reader.parquet(*(literal(self.place.path(part.folder(hour))) for hour in hours))
         return found
@@ -129,10 +139,9 @@ class Parts:
         """Write a result table (Parquet, zstd) with these columns and types, and return its path."""
         import pyarrow as pa
         from pyarrow import parquet
-        from pyspark.sql import DataFrame
 
         path, storage = self.staging.path(name), self.staging.storage
-        if isinstance(frame, DataFrame):
+        if hasattr(frame, "toArrow"):
             save(frame, columns, path)
             return path
         if not isinstance(frame, pa.Table):
@@ -148,8 +157,6 @@ class Parts:
 
 
 def typed(frame: DataFrame, columns: Mapping[str, str], *more: str) -> DataFrame:
-    from pyspark.sql import functions as f
-
     return frame.select(*(f.col(name).cast(kind).alias(name) for name, kind in columns.items()), *more)
 
 
@@ -159,6 +166,9 @@ def save(frame: DataFrame, columns: Mapping[str, str], path: str, *by: str) -> N
     Only texts have dictionaries: of numbers they are given up after most of the work (a third of the processor time of
     `sessions`).
     """
+    if running() == DUCKDB:
+        cast(Any, frame).save(columns, path, *by)
+        return
     options = {f"parquet.enable.dictionary#{name}": kind == "string" for name, kind in columns.items()}
     typed(frame, columns, *by).write.options(**options).partitionBy(*by).parquet(path, mode="overwrite")
 

@@ -29,8 +29,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from flowctl.analyze.engine import DUCKDB, EngineError, mapped_errors, running
 from flowctl.analyze.job import BY_HOUR, AnalysisJob, JobNote, JobPart, JobState, Parts, digest, save
 from flowctl.analyze.record import (
     RECORD_FILE,
@@ -49,7 +50,6 @@ from flowctl.analyze.records.listing import File, Listing, RecordsError, list_re
 from flowctl.analyze.records.place import RecordPlace, local_path, resolved
 from flowctl.analyze.records.read import Read, check_any, judged, look
 from flowctl.analyze.records.window import Hour, Window, begin_of, end_of
-from flowctl.analyze.spark.session import SparkError, fit, mapped_errors
 from flowctl.core.text.files import sync
 from flowctl.core.text.printable import foreign
 from flowctl.errors import ConfigError, FlowctlError
@@ -79,6 +79,8 @@ MOST_DAMAGED: Final = 8
 """Most damaged files of a run: more of them mean that the disk fails."""
 AT_A_TIME: Final = 2
 """Parts, or answers, that are made at a time: one is planned, by one core, while another is computed."""
+_OF_DUCKDB: Final = " duckdb"
+"""Ends `MadePart.made_with` of parts with sketches, which are another thing there than Spark's."""
 SMALL_BYTES: Final = 32 << 20
 """Largest size on disk of parts that pandas is used for: they take 200 MB of memory at most."""
 
@@ -119,7 +121,10 @@ def run(
     tell: Callable[[str], None] = lambda _: None,
     listing: Listing | None = None,
 ) -> AllResult:
-    """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised."""
+    """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised.
+
+    `spark` is a session of the engine that runs (`flowctl.analyze.engine`), or starts one.
+    """
     opened: list[SparkSession] = []
     opening = threading.Lock()
 
@@ -127,10 +132,12 @@ def run(
         with opening:
             if not opened:
                 opened.append(spark() if callable(spark) else spark)
+                if running() == DUCKDB:
+                    cast(Any, opened[0]).spill_to(staging.storage.path("spill"))
         return opened[0]
 
     settings = {}
-    if not callable(spark) or local_path(out) is None:
+    if running() != DUCKDB and (not callable(spark) or local_path(out) is None):
         settings = dict(session().sparkContext.getConf().getAll())
     if listing is None and events is not None:
         # Before a folder is made for results of nothing.
@@ -284,7 +291,13 @@ class _AnalysisRun:
 
     def _made_with(self, name: str) -> str:
         part, options = self.wanted[name]
-        return part.made_with(options)
+        made_with = part.made_with(options)
+        return f"{made_with}{_OF_DUCKDB}" if part.has_sketches and running() == DUCKDB else made_with
+
+    def _can_read(self, name: str, made: MadePart) -> bool:
+        """Return whether a part is of the engine of this run, if its sketches are of one."""
+        ours = made.made_with.endswith(_OF_DUCKDB) == (running() == DUCKDB)
+        return ours or not self.wanted[name][0].has_sketches
 
     @contextlib.contextmanager
     def _kept_as(self, name: str, errors: dict[str, FlowctlError]) -> Iterator[None]:
@@ -404,10 +417,10 @@ class _AnalysisRun:
             spark = self.session()
             with self._kept_as(ALL, broken):
                 records.enter(item for hour in group for item in there[hour])
-                fit(spark, records.size_bytes)
+                self._fit(spark, records.size_bytes)
                 self._make(records, names, broken)
             # Of what Spark cannot read it seldom names the file: dictionaries are looked up far from where it is known.
-            damaged = records.damaged() if any(isinstance(error, SparkError) for error in broken.values()) else {}
+            damaged = records.damaged() if any(isinstance(error, EngineError) for error in broken.values()) else {}
             if ALL in broken and not damaged:
                 raise broken[ALL]
             if not damaged:
@@ -570,7 +583,8 @@ class _AnalysisRun:
             if self._looks_back(name, hour, end_of(hours[-1]))
             if name in known.parts and known.parts[name].made_with == made_with  # another may have other columns
         )
-        return [hour for hour in (*before, *hours) if self.known[hour].size_bytes(name)]
+        there = [hour for hour in (*before, *hours) if self.known[hour].size_bytes(name)]
+        return [hour for hour in there if self._can_read(name, self.known[hour].parts[name])]
 
     def _looks_back(self, name: str, hour: Hour, end: dt.datetime) -> bool:
         """Return whether a part looks back to an hour from the end of the window."""
@@ -584,7 +598,7 @@ class _AnalysisRun:
         newest = max((known[hour].newest for hour in hours), default="")
 
         def session() -> SparkSession:  # its settings are those of all answers, for another one is made beside
-            fit(self.session(), sum(item.size_bytes(name) for item in known.values() for name in self.wanted))
+            self._fit(self.session(), sum(item.size_bytes(name) for item in known.values() for name in self.wanted))
             return self.session()
 
         return Parts(
@@ -601,6 +615,12 @@ class _AnalysisRun:
             hours={name: (self.wanted[name][0], lies) for name, lies in there.items()},
             before={name: [hour for hour, item in self._before(hours) if item.size_bytes(name)] for name in names},
         )
+
+    def _fit(self, spark: SparkSession, size_bytes: int) -> None:
+        if running() != DUCKDB:
+            from flowctl.analyze.spark.session import fit
+
+            fit(spark, size_bytes)
 
     def _before(self, hours: Sequence[Hour]) -> list[tuple[Hour, KnownHour]]:
         return sorted((hour, known) for hour, known in self.known.items() if [hour] < [*hours[:1]])

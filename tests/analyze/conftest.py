@@ -7,6 +7,7 @@ import importlib.util
 
 import pytest
 
+from flowctl.analyze.engine import DUCKDB, SPARK, using
 from flowctl.cli import main
 from flowctl.errors import ConfigError
 
@@ -33,6 +34,19 @@ def spark(tmp_path_factory):
         pytest.skip(f"{error}; {error.hint}")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module", params=[SPARK, DUCKDB])
+def either(request):
+    """Give a session of each engine in turn, which is the one that runs: what jobs make is the same on both."""
+    with using(request.param):
+        if request.param == SPARK:
+            yield request.getfixturevalue("spark")
+        else:
+            from flowctl.analyze.duck.session import session
+
+            with session() as database:
+                yield database
 
 
 @pytest.fixture

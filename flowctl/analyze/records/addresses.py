@@ -9,8 +9,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as f
-
+from flowctl.analyze.engine import functions as f
 from flowctl.core.text.addresses import EMBEDDED, NETWORK_BITS, UNIT_BITS
 
 if TYPE_CHECKING:

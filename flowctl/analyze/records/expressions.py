@@ -6,7 +6,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as f
+from flowctl.analyze.engine import functions as f
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

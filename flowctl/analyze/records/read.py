@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
 
+from flowctl.analyze.engine import DUCKDB, running
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.records.accounts import Accounts
 from flowctl.analyze.records.checks import checks_of, reasons
 from flowctl.analyze.records.footers import DAMAGED, STRANGE, Facts, facts_of, opened, pieces
@@ -28,10 +28,10 @@ from flowctl.analyze.records.listing import RecordsError
 from flowctl.analyze.records.place import literal
 from flowctl.analyze.records.window import ODD_HOUR, Hour, end_of
 from flowctl.core.text.printable import foreign
-from flowctl.records.telemetry.schema import TABLES
+from flowctl.records.telemetry.schema import SPARK_TYPES, TABLES
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from flowctl.analyze.records.listing import File, Listing
 
@@ -136,18 +136,27 @@ class Read:
 
     def _scan(self, table: str, goods: Sequence[_Good]) -> DataFrame:
         schema = f"{TABLES[table].spark_ddl}, {_BESIDE}"
-        storage = self.listing.storage
         odd = [good for good in goods if good.facts.reasons]
         frames = []
         if plain := [good.file for good in goods if not good.facts.reasons]:
-            reader = self.spark.read.schema(schema).option("basePath", storage.uri(storage.path(table)))
-            reader = reader.option("pathGlobFilter", "*.parquet")
-            frames.append(reader.parquet(*map(literal, self._named(table, plain))))
+            frames.append(self._plain(table, plain, schema))
         if odd:
             frames.append(self._checked(table, odd).filter(f.col("_why").isNull()).drop("_file", "_why"))
         if not frames:
             return self.spark.createDataFrame([], schema)
-        return reduce(DataFrame.unionByName, frames)
+        return reduce(lambda one, other: one.unionByName(other), frames)
+
+    def _plain(self, table: str, files: Sequence[File], schema: str) -> DataFrame:
+        """Return the rows of files of which every one can be used."""
+        storage = self.listing.storage
+        if running() == DUCKDB:
+            kinds = {column.name: SPARK_TYPES[column.kind] for column in TABLES[table].columns}
+            paths = [storage.name(file.path) for file in files]
+            found: DataFrame = cast(Any, self.spark).files(paths, kinds, ("date", "hour"))
+            return found
+        reader = self.spark.read.schema(schema).option("basePath", storage.uri(storage.path(table)))
+        reader = reader.option("pathGlobFilter", "*.parquet")
+        return reader.parquet(*map(literal, self._named(table, files)))
 
     def _named(self, table: str, files: Sequence[File]) -> list[str]:
         """Return what Spark is given to read these files: each, or folders of hours that have nothing else.
@@ -244,7 +253,7 @@ def look(read: Read, files: Sequence[File], *, whole: bool = False) -> list[tupl
         path, table, hour, strange = row
         return Facts(path, STRANGE, strange) if strange else facts_of(system, path, table, hour, now_us, whole=whole)
 
-    if len(files) <= DRIVER_FILES and sum(file.size_bytes for file in files) <= DRIVER_BYTES:
+    if running() == DUCKDB or (len(files) <= DRIVER_FILES and sum(file.size_bytes for file in files) <= DRIVER_BYTES):
         with ThreadPoolExecutor(THREADS) as pool:
             return list(zip(files, pool.map(look, rows), strict=True))
     context = read.spark.sparkContext

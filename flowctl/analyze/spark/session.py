@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from flowctl.analyze.engine import EngineError
 from flowctl.analyze.spark.java import Java, find_java, java_option
 from flowctl.core.text.files import umask
-from flowctl.errors import ConfigError, FlowctlError
+from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +72,7 @@ class SessionOptions:
     log_file: Path | None = None  # where Java's output goes; None: a file of its own
 
 
-class SparkError(FlowctlError):
+class SparkError(EngineError):
     """Spark could not do what it was asked; the message has the cause in one line, the hint names the log."""
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Observation, Window
-from pyspark.sql import functions as f
-
+from flowctl.analyze.engine import Observation, Window
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, typed
 from flowctl.analyze.records.addresses import subnet, unit_digits, with_unit
 from flowctl.analyze.records.expressions import added, summed, zero

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Observation
-from pyspark.sql import functions as f
-
+from flowctl.analyze.engine import Observation
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.records.expressions import added, summed, zero
 from flowctl.analyze.records.window import begin_of
@@ -149,8 +148,10 @@ def streams(parts: Parts) -> DataFrame:
     there = spread(still_open(parts), lambda _: f.lit(sampled)).groupBy(*KEYS, "span")
     still = summed(there, _SUMS, sketch("delay_ms").alias("delays"))
     kept = parts.table("minutes").select(*PART_COLUMNS).unionByName(still.select(*PART_COLUMNS))
-    each = f.expr("explode(sequence(minute, minute + make_dt_interval(0, 0, span - 1), interval 1 minute)) as minute")
-    kept = kept.select(*KEYS[:3], each, *_SUMS, "delays")
+    each = f.explode(f.sequence(f.lit(0).cast("bigint"), f.col("span").cast("bigint") - 1)).alias("_later")
+    kept = kept.withColumn("_later", each)
+    minute = f.timestamp_micros(f.unix_micros("minute") + f.col("_later") * MINUTE_US).alias("minute")
+    kept = kept.select(*KEYS[:3], minute, *_SUMS, "delays")
     states = added(f"{name}_us" for name in STATE_NAMES)
     own = {
         "viewers": zero("us") / MINUTE_US,

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Window
-from pyspark.sql import functions as f
-
+from flowctl.analyze.engine import Window
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.records.expressions import share
 from flowctl.analyze.viewers.sessions import OPEN_COLUMNS, still_open
 from flowctl.records.telemetry.schema import RecordedRole

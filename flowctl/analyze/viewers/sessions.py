@@ -16,9 +16,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Window
-from pyspark.sql import functions as f
-
+from flowctl.analyze.engine import Window
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.records.expressions import added, not_negative, share, zero
 from flowctl.reasons import SLOW_ENDS, CloseReason

@@ -9,7 +9,7 @@ from tests.analyze.viewers.viewer_kit import NOON, Held, HeldParts, at, close
 
 
 @pytest.fixture(scope="module")
-def told(spark):
+def told(either):
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     def one(second: float, conn_id: int, **columns) -> dict:
@@ -34,7 +34,7 @@ def told(spark):
     opens = [close(3600, 6, duration_s=30.0, reason=None, stream="open", time_ready_ms=30_000.0, **media)]
     for row in closes:
         row.pop("start_failure", None)
-    held = Held(spark, {"flow_closes": closes, "flow_opens": opens, "flow_samples": samples})
+    held = Held(either, {"flow_closes": closes, "flow_opens": opens, "flow_samples": samples})
     parts = HeldParts(held, sessions.JOB, experience.JOB, fleet.JOB)
     summary = fleet.JOB.answer(parts, None).summary
     rows = {(row["stream"], round(row["minute"] / 60)): row for row in parts.rows("fleet_streams")}
@@ -85,7 +85,7 @@ def test_subnets_are_all_networks_with_the_figures_of_viewers(told):
     assert NOON.minute == 0
 
 
-def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
+def test_minutes_when_samples_are_gone_are_those_of_sessions(either):
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     media = {"startup_ms": 0.0, "asked_ms": 0.0, "samples_count": 60}
@@ -93,14 +93,14 @@ def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
         "flow_closes": [close(60, 1, duration_s=60.0, **media), close(3660, 2, duration_s=60.0, **media)],
         "flow_opens": [close(7260, 3, duration_s=60.0, reason=None, **media)],
     }
-    parts = HeldParts(Held(spark, rows), sessions.JOB, experience.JOB, fleet.JOB)
+    parts = HeldParts(Held(either, rows), sessions.JOB, experience.JOB, fleet.JOB)
     (line,) = fleet.JOB.answer(parts, None).warnings
     assert "samples of 3 viewers are not there" in line
     found = {row["minute"]: row["viewers"] for row in parts.rows("fleet_streams") if row["viewers"]}
     assert found == {0: 1.0, 3600: 1.0, 7200: 1.0}
 
     samples = [dict.fromkeys(_samples()) | sample(0, 1) | {"ts": at(second)} for second in range(1, 31)]
-    parts = HeldParts(Held(spark, rows | {"flow_samples": samples}), sessions.JOB, experience.JOB, fleet.JOB)
+    parts = HeldParts(Held(either, rows | {"flow_samples": samples}), sessions.JOB, experience.JOB, fleet.JOB)
     (line,) = fleet.JOB.answer(parts, None).warnings
     assert "samples of 1 viewers" in line
     found = {row["minute"]: row["viewers"] for row in parts.rows("fleet_streams") if row["viewers"]}
@@ -108,13 +108,13 @@ def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
 
 
 @pytest.mark.parametrize("hour", [0, 1])
-def test_minutes_when_samples_of_one_hour_are_gone_count_once(spark, hour):
+def test_minutes_when_samples_of_one_hour_are_gone_count_once(either, hour):
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     closes = [close(3720, 1, duration_s=240.0, startup_ms=0.0, asked_ms=0.0, samples_count=8)]
     rows = [sample(0, 1) | {"ts": at(3500 + 120 * hour + 30 * number), "interval_ms": 30_000.0} for number in range(3)]
     samples = [dict.fromkeys(_samples()) | row for row in rows]
-    held = Held(spark, {"flow_closes": closes, "flow_samples": samples})
+    held = Held(either, {"flow_closes": closes, "flow_samples": samples})
     parts = HeldParts(held, sessions.JOB, experience.JOB, fleet.JOB)
     (line,) = fleet.JOB.answer(parts, None).warnings
     assert "samples of 1 viewers" in line
@@ -124,7 +124,7 @@ def test_minutes_when_samples_of_one_hour_are_gone_count_once(spark, hour):
     assert told == sampled | spread
 
 
-def test_minutes_of_long_sessions_are_kept_by_hours_and_told_one_by_one(spark):
+def test_minutes_of_long_sessions_are_kept_by_hours_and_told_one_by_one(either):
     from flowctl.analyze.viewers import experience, fleet, sessions
 
     media = {"startup_ms": 0.0, "asked_ms": 0.0, "pictures_wanted": 10, "pictures_sent": 9}
@@ -134,7 +134,7 @@ def test_minutes_of_long_sessions_are_kept_by_hours_and_told_one_by_one(spark):
               accepted_messages_key=(until - began) * 2, **media)
         for conn_id, (began, until) in spans.items()
     ]  # fmt: skip
-    parts = HeldParts(Held(spark, {"flow_closes": closes}), sessions.JOB, experience.JOB, fleet.JOB)
+    parts = HeldParts(Held(either, {"flow_closes": closes}), sessions.JOB, experience.JOB, fleet.JOB)
     fleet.JOB.answer(parts, None)
     assert parts.table("minutes").count() < 40 * 24 + 6 * 120
     rows = {round(row["minute"] / 60): row for row in parts.rows("fleet_streams")}

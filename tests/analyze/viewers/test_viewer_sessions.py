@@ -8,6 +8,8 @@ import random
 
 import pytest
 
+from flowctl.analyze.engine import SPARK, using
+from flowctl.analyze.engine import functions as f
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import CLASS_NAMES
 from tests.analyze.viewers.viewer_kit import Held, at, close, random_close
@@ -91,16 +93,17 @@ def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[s
 
 
 @pytest.fixture(scope="module")
-def many(spark):
+def many(either):
     from flowctl.analyze.viewers.sessions import OPEN_COLUMNS, seen_sessions
 
     rng = random.Random(7)
     rows = [random_close(rng, number) for number in range(1, 601)]
     server = close(5, 0)
-    found = seen_sessions(Held(spark, {"flow_closes": [*rows, server]}))
+    found = seen_sessions(Held(either, {"flow_closes": [*rows, server]}))
     assert [*OPEN_COLUMNS, "date", "hour"] == found.columns
     # Times as microseconds: `collect` would give the zone of this machine.
-    table = found.selectExpr("*", "unix_micros(opened_at) opened_us", "unix_micros(closed_at) closed_us").collect()
+    times = (f.unix_micros(f"{name}_at").alias(f"{name}_us") for name in ("opened", "closed"))
+    table = found.select("*", *times).collect()
     return rows, {row["conn_id"]: row.asDict() for row in table}
 
 
@@ -141,7 +144,7 @@ def test_sessions_of_random_closes_have_no_figure_that_is_none(many):
 
 
 @pytest.mark.parametrize("most", [0, 1_000])
-def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark, monkeypatch, most):
+def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(either, monkeypatch, most):
     from flowctl.analyze.viewers import sessions
     from flowctl.analyze.viewers.sessions import open_sessions
 
@@ -152,8 +155,8 @@ def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark
 
     opens = [row(10, 1), row(310, 1), row(610, 1), row(10, 2), row(20, 3), row(3610, 3), row(3600 * 24 + 10, 1)]
     closes = [close(700, 2), close(7300, 3)]
-    held = Held(spark, {"flow_opens": opens, "flow_closes": closes})
-    found = open_sessions(held).selectExpr("*", "unix_micros(seen_at) seen_us").collect()
+    held = Held(either, {"flow_opens": opens, "flow_closes": closes})
+    found = open_sessions(held).select("*", f.unix_micros("seen_at").alias("seen_us")).collect()
     expected = {(1, 610), (3, 20), (3, 3610), (1, 3600 * 24 + 10)}
     assert {(item["conn_id"], item["sent_bytes"]) for item in found} == expected
     assert {item["closed_by"] for item in found} == {"open"}
@@ -167,7 +170,8 @@ def test_open_sessions_when_they_are_few_send_no_row_of_records_to_another_task(
     held = Held(spark, {"flow_opens": [close(10, 1, reason=None)], "flow_closes": [close(20, 2)]})
     spark.conf.set("spark.sql.autoBroadcastJoinThreshold", -1)  # as if all tables were large
     try:
-        open_sessions(held).explain()
+        with using(SPARK):
+            open_sessions(held).explain()
     finally:
         spark.conf.unset("spark.sql.autoBroadcastJoinThreshold")
     plan = capsys.readouterr().out

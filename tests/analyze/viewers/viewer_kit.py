@@ -10,6 +10,7 @@ from typing import Any
 
 from record_kit import NOON, at, numbers
 
+from flowctl.analyze.engine import functions as f
 from flowctl.core.flow.state import MessageClass
 from flowctl.reasons import CloseReason
 from flowctl.records.telemetry.schema import FLOW_CLOSES, TABLES, Kind
@@ -66,11 +67,9 @@ class Held:
     rows: dict[str, list[dict[str, Any]]]
 
     def table(self, name: str):
-        from pyspark.sql import functions as f
-
         table, rows = TABLES[name], self.rows.get(name, [])
-        frame = self.spark.createDataFrame([tuple(row[item] for item in table.names) for row in rows], table.spark_ddl)
-        return frame.withColumns({"date": f.date_format("ts", "yyyy-MM-dd"), "hour": f.date_format("ts", "HH")})
+        told = [(*(row[item] for item in table.names), f"{row['ts']:%Y-%m-%d}", f"{row['ts']:%H}") for row in rows]
+        return self.spark.createDataFrame(told, f"{table.spark_ddl}, date string, hour string")
 
     def hours(self, name: str) -> list[tuple[str, str]]:
         return sorted({(f"{row['ts']:%Y-%m-%d}", f"{row['ts']:%H}") for row in self.rows.get(name, [])})
@@ -98,8 +97,6 @@ class HeldParts:
         self._parts = {part.name: (part, part.make(records, None)) for job in jobs for part in job.parts}
 
     def table(self, name: str):
-        from pyspark.sql import functions as f
-
         part, frame = self._parts[name]
         if self.since is not None:
             frame = frame.filter(f.concat_ws(" ", "date", "hour") >= f"{self.since:%Y-%m-%d %H}")
@@ -112,8 +109,6 @@ class HeldParts:
         return found.select(*(columns or found.columns)).toArrow()
 
     def write(self, name: str, frame: Any, columns: Any) -> str:
-        from pyspark.sql import functions as f
-
         if not hasattr(frame, "toArrow"):
             frame = self.spark.createDataFrame(frame)
         kept = frame.select(*(f.col(item).cast(kind).alias(item) for item, kind in columns.items()))
@@ -124,9 +119,8 @@ class HeldParts:
         return self.results[name]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        from pyspark.sql import functions as f
+        def told(value: Any) -> Any:
+            return value.timestamp() - NOON.timestamp() if isinstance(value, dt.datetime) else value
 
-        frame = self.results[name]
-        times = [field.name for field in frame.schema if field.dataType.typeName() == "timestamp"]
-        seconds = {item: f.unix_micros(item) / 1e6 - NOON.timestamp() for item in times}
-        return [row.asDict() for row in frame.withColumns(seconds).collect()]
+        rows = self.results[name].toArrow().to_pylist()
+        return [{item: told(value) for item, value in row.items()} for row in rows]
