@@ -9,6 +9,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import json
 import re
 import shlex
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import generate_docs
 import pytest
+import websockets.sync.client as websocket_client
 import yaml
 from source_kit import ROOT
 
@@ -90,22 +92,42 @@ def test_server_when_in_a_document_serves(document, block, tmp_path):
     program.write_text(text)
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as process:
         try:
-            with connect(port, process) as first, connect(port, process) as second:
-                first.settimeout(WAIT_S)
-                second.settimeout(0.1)
-                for _ in range(100):  # the second may not have been let in when the first one speaks
-                    first.sendall(b"hello\n")
-                    assert first.recv(6)
-                    try:
-                        heard = second.recv(6)
-                    except TimeoutError:
-                        continue
-                    break
-                assert heard == b"hello\n"
+            if "WebSocketSession" in block:
+                talk_as_a_browser(port, process)
+            else:
+                talk_in_lines(port, process)
             process.send_signal(signal.SIGINT)
             assert process.wait(WAIT_S) == 0
         finally:
             process.kill()
+
+
+def talk_in_lines(port: int, process: subprocess.Popen) -> None:
+    """Have a second peer hear what the first one says."""
+    with connect(port, process) as first, connect(port, process) as second:
+        first.settimeout(WAIT_S)
+        second.settimeout(0.1)
+        for _ in range(100):  # the second may not have been let in when the first one speaks
+            first.sendall(b"hello\n")
+            assert first.recv(6)
+            try:
+                heard = second.recv(6)
+            except TimeoutError:
+                continue
+            break
+        assert heard == b"hello\n"
+
+
+def talk_as_a_browser(port: int, process: subprocess.Popen) -> None:
+    """Hear of three prices, and the answer to what was said, by a client of another project."""
+    connect(port, process).close()
+    with websocket_client.connect(f"ws://127.0.0.1:{port}") as browser:
+        browser.send("hello")
+        heard = set()
+        while len(heard) < 4:
+            message = browser.recv(WAIT_S)
+            heard.add(message if message.startswith("you") else next(iter(json.loads(message))))
+    assert heard == {"EUR", "USD", "JPY", "you said hello"}
 
 
 def connect(port: int, process: subprocess.Popen) -> socket.socket:
