@@ -235,8 +235,9 @@ def test_pings_are_answered_with_their_payload_in_order():
             assert [client.read_frame() for _ in payloads] == [(0x80 | PONG, payload) for payload in payloads]
 
 
-def test_floods_of_pings_when_their_answers_are_not_read_end_at_the_limit_of_the_control_lane():
+def test_floods_of_pings_when_their_answers_are_not_read_end_at_the_limit_of_the_control_lane(monkeypatch):
     """The client never reads; what waits for it is bounded."""
+    monkeypatch.setattr(lingering, "LINGER_QUIET_S", 0.05)
     narrow = {
         "settings": SenderSettings(control_messages=50, stuck_s=0.0),
         "options": SocketOptions(send_buffer_bytes=4096),
