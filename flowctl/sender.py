@@ -859,6 +859,7 @@ class Sender:
             if self._close_reason is not None:
                 self._host = self._judgement.line = NoHost(self._judgement.ended_at)
                 self._frontend = self._pending = None
+                self._outbox.unfinished = b""
 
     # -- membership in a cohort: the owning thread, for the fan-out
 

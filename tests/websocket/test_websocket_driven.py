@@ -1,0 +1,199 @@
+"""Sessions in virtual time, by the test kit: silence, slow clients at their end, and input in any pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from websocket_kit import BINARY, CLOSE, PING, PONG, TEXT, Talk, close_payload, handshake, masked
+
+from flowctl import CloseReason, Limits, Topic
+from flowctl.testing import drive
+from flowctl.wire.websocket.frames import close_frame, frame
+
+PINGED = frame(b"", 0x80 | PING)
+
+
+Alone = type("Alone", (Talk,), {"made": []})
+
+
+def opened(base=Alone, *, limits=None, **attributes):
+    session = type("Driven", (base,), attributes)()
+    peer = drive(session) if limits is None else drive(session, limits=limits)
+    head = peer.receive(handshake())
+    assert head.startswith(b"HTTP/1.1 101 ")
+    assert head.endswith(b"\r\n\r\n")
+    return peer, session
+
+
+def test_clients_when_silent_are_pinged_after_the_interval_and_ended_after_the_timeout():
+    peer, _ = opened(ping_interval_s=20.0, ping_timeout_s=7.0)
+    assert peer.run(19.9) == b""
+    assert peer.run(0.2) == PINGED
+    assert peer.run(6.8) == b""
+    assert peer.run(0.3) == close_frame(1011, "no answer to a ping")
+    assert peer.closed[0] is CloseReason.IDLE
+
+
+def test_clients_when_they_answer_or_speak_are_pinged_no_more_often_than_the_interval():
+    """Ten minutes of a client that answers: one ping for each interval; anything it sends puts the next off."""
+    peer, _ = opened(ping_interval_s=20.0, ping_timeout_s=20.0)
+    pings = 0
+    for _ in range(600):
+        sent = peer.run(1.0)
+        if sent:
+            assert sent == PINGED
+            pings += 1
+            peer.receive(masked(PONG))
+    assert 27 <= pings <= 30
+    for _ in range(10):
+        assert peer.run(15.0) == b""
+        assert peer.receive(masked(TEXT, "x")) == frame(b"x", 0x80 | TEXT)
+    assert peer.closed is None
+
+
+def test_clients_when_pings_are_off_may_be_silent_for_ever():
+    peer, _ = opened(ping_interval_s=0.0)
+    assert peer.run(100_000.0) == b""
+    peer, _ = opened(ping_interval_s=100.0, ping_timeout_s=0.0)
+    assert set(re.findall(b"..", peer.run(10_000.0))) == {PINGED}
+    assert peer.closed is None
+
+
+def test_clients_when_they_take_nothing_are_not_ended_for_silence():
+    """Their answer may wait behind what they are sent: for them there are the Sender's times."""
+    peer, session = opened(ping_interval_s=1.0, ping_timeout_s=1.0)
+    peer.take(0)
+    session.send_message("x" * 1000)
+    peer.run(10.0)
+    assert peer.closed is None
+    peer.take(None)
+    peer.run(3.0)
+    assert peer.closed[0] is CloseReason.IDLE
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 999])
+def test_slow_clients_when_cut_at_a_hard_limit_are_told_as_soon_as_they_take_something(taken):
+    """The message of which they have some is finished, and nothing else but the close frame comes."""
+    peer, session = opened(limits=Limits.parse("1KiB,10,60s", "4KiB,20,120s"))
+    messages = [bytes([number]) * 1000 for number in range(10)]
+    peer.take(taken)
+    for message in messages:
+        session.send_message(message)
+    begun = peer.run()
+    assert len(begun) == taken
+    assert peer.closed[0] is CloseReason.HARD_LIMIT
+    rest = peer.take(None)
+    first = frame(messages[0], 0x80 | BINARY)
+    told = close_frame(1013, "too slow: more waits for you than the limit")
+    assert begun + rest == (first + told if taken else told)
+    assert peer.run(60.0) == b""
+
+
+def test_slow_clients_when_they_take_nothing_after_their_end_are_reset():
+    peer, session = opened(limits=Limits.parse("1KiB,10,60s", "4KiB,20,120s"))
+    peer.take(0)
+    for _ in range(10):
+        session.send_message(b"x" * 1000)
+    peer.run(1.0)
+    assert peer.closed[0] is CloseReason.HARD_LIMIT
+    assert peer.connection.fileno() != -1
+    peer.run(5.0)
+    assert peer.connection.fileno() == -1
+    assert peer.failures == []
+
+
+def test_followers_when_they_stop_reading_get_the_newest_of_each_key_when_they_go_on():
+    topic = Topic(flush_interval_s=0.0)
+    peer, _ = opened(accepted=lambda self: self.follow(topic), limits=Limits.parse("1KiB,10,60s", "4KiB,20,120s"))
+    peer.take(0)
+    for number in range(1000):
+        topic.publish(f"a{number}", key="a")
+        topic.publish(f"b{number}", key="b")
+    peer.run(1.0)
+    assert peer.closed is None
+    assert peer.take(None) == frame(b"a999", 0x80 | TEXT) + frame(b"b999", 0x80 | TEXT)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 1 << 20])
+def test_handlers_when_coroutines_are_called_one_after_the_other_in_any_pieces(piece_bytes):
+    class Slow(Alone):
+        async def received_message(self, message):
+            await asyncio.sleep(1.0)
+            self.send_message(message)
+
+    peer, _ = opened(Slow)
+    texts = [f"text {number}" for number in range(20)]
+    wire = b"".join(masked(TEXT, text) for text in texts)
+    assert peer.receive(wire, piece_bytes=piece_bytes) == b""
+    assert peer.run(1.5) == frame(texts[0].encode(), 0x80 | TEXT)
+    assert peer.run(30.0) == b"".join(frame(text.encode(), 0x80 | TEXT) for text in texts[1:])
+
+
+def split(wire):
+    """Return the frames of a server's octets, none of which is longer than 64 KiB."""
+    frames = []
+    while wire:
+        size = wire[1] + 2 if wire[1] < 126 else int.from_bytes(wire[2:4], "big") + 4
+        frames.append(wire[:size])
+        wire = wire[size:]
+    return frames
+
+
+message = st.one_of(st.text(max_size=300), st.binary(max_size=300))
+pings = st.lists(st.binary(max_size=125), max_size=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_messages_when_cut_anywhere_with_pings_between_are_echoed_whole(data):
+    """Fragments, pieces of input and pings in any order: the echo is the messages, and the pongs are the pings."""
+    peer, _ = opened()
+    wire, texts, pinged = b"", [], []
+    for text in data.draw(st.lists(message, max_size=4)):
+        payload = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(payload)), max_size=3)))
+        parts = [payload[start:end] for start, end in zip([0, *cuts], [*cuts, len(payload)], strict=True)]
+        for at, part in enumerate(parts):
+            opcode = 0 if at else TEXT if isinstance(text, str) else BINARY
+            wire += masked(opcode, part, fin=at == len(parts) - 1)
+            for ping in data.draw(pings) if at < len(parts) - 1 else ():
+                wire += masked(PING, ping)
+                pinged.append(frame(ping, 0x80 | PONG))
+        texts.append(frame(payload, 0x80 | (TEXT if isinstance(text, str) else BINARY)))
+    wire += masked(CLOSE, close_payload(1000))
+    got = b""
+    while wire:
+        size = data.draw(st.integers(1, len(wire)))
+        got += peer.receive(wire[:size])
+        wire = wire[size:]
+    frames = split(got)
+    assert frames[-1] == close_frame(1000)
+    assert [one for one in frames if one[0] in {0x81, 0x82}] == texts
+    assert [one for one in frames if one[0] == 0x8A] == pinged
+    assert len(frames) == len(texts) + len(pinged) + 1
+    assert peer.closed[0] is CloseReason.PEER_CLOSED
+    assert peer.failures == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=600), st.integers(1, 64))
+def test_octets_when_they_are_anything_end_in_a_close_frame_or_wait_for_more(octets, piece_bytes):
+    """Nothing that a client sends is a failure of ours, and the last that it gets is whole."""
+    peer, _ = opened()
+    got = peer.receive(octets, piece_bytes=piece_bytes)
+    assert peer.failures == []
+    assert (peer.closed is not None) == any(one[0] == 0x80 | CLOSE for one in split(got)[-1:])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=300), st.integers(1, 64))
+def test_octets_when_they_come_instead_of_a_request_are_answered_or_wait_for_more(octets, piece_bytes):
+    peer = drive(Alone())
+    got = peer.receive(octets, piece_bytes=piece_bytes)
+    assert peer.failures == []
+    assert (peer.closed is None) == (got == b"")
+    assert got == b"" or got.startswith(b"HTTP/1.1 4")
