@@ -28,6 +28,7 @@ from threading import get_ident
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl, unquote
 
+import h11
 from wsproto.events import Ping
 
 from flowctl.connection import Connection, Session
@@ -44,13 +45,14 @@ from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.websocket.frames import PING, PONG, close_frame, deflated_frame, frame, may_be_sent, message_frame
 from flowctl.wire.websocket.handshake import (
-    OTHER_VERSION,
     VERSION,
     Headers,
     HeadReader,
     accept_key,
     agrees_to_deflate,
+    check_request,
     header,
+    phrase,
     switching_head,
     tokens,
     wants_websocket,
@@ -67,6 +69,7 @@ _AGENT_CHARS: Final = 256
 _GATHER_S: Final = 0.002
 """Time that the first message of a burst waits for the others, so that all are one write for each client: one that is
 published by another thread comes message by message."""
+_SERVED: Final = (("Allow", "GET"), ("Sec-WebSocket-Version", VERSION))
 _TEXT: Final = (b"Content-Type", b"text/plain; charset=utf-8")
 
 _ENDS: Final = {
@@ -358,53 +361,43 @@ class WebSocketSession(Session):
         """Take the request, then frames."""
         at, size = 0, len(data)
         self._heard_at = self.connection.now()
-        while (head := self._head) is not None and self._phase is _Phase.HEAD and at < size:
+        while (reader := self._head) is not None and at < size:
             piece = bytes(data[at : at + _PIECE_BYTES])
             at += len(piece)
             try:
-                request = head.feed(piece)
+                head = reader.feed(piece)
+                asked = None if head is None else self._check(head)
             except RemoteProtocolError as error:
-                self._refuse(HttpAnswer(int(error.code), f"{error}\n"), CloseReason.PROTOCOL_ERROR)
+                self._refuse(HttpAnswer(int(error.code), f"{error}\n", _SERVED), CloseReason.PROTOCOL_ERROR)
                 return DONE
-            if request is not None:
-                at -= head.rest_bytes
+            if asked is not None:
+                at -= reader.rest_bytes
                 self._head = None
-                self._judge(request.method, request.target, request.http_version, tuple(request.headers))
+                self._ask(*asked)
         if self._phase is _Phase.DECIDING:
             return InputResult(InputVerdict.BLOCK, at)
         return self._read_frames(data, at) if self._phase is _Phase.OPEN else DONE
 
-    def _judge(self, method: bytes, target: bytes, version: bytes, headers: Headers) -> None:
-        """Refuse what is no handshake that may be accepted; ask the application about the rest."""
-        raw_path, _, raw_query = target.decode("latin-1").partition("?")
+    def _check(self, head: h11.Request) -> tuple[WebSocketRequest, bytes]:
+        """Return the request and the answer to its key, empty for a plain GET; raise with a status what is refused."""
+        headers = tuple(head.headers)
+        check_request(head.method, headers)
+        raw_path, _, raw_query = head.target.decode("latin-1").partition("?")
         request = WebSocketRequest(
             path=unquote(raw_path, errors="replace"),
             query=dict(parse_qsl(raw_query, keep_blank_values=True)),
-            headers=tuple(headers),
+            headers=headers,
             peer=self.connection.peer,
             secure=self.connection.secure,
-            websocket=wants_websocket(headers, version),
+            websocket=wants_websocket(headers, head.http_version),
         )
         self.user_agent = printable(request.header("user-agent")[:_AGENT_CHARS])
-        if method != b"GET":
-            self._refuse(HttpAnswer(405, "GET is served\n", [("Allow", "GET")]), CloseReason.PROTOCOL_ERROR)
-        elif request.header("transfer-encoding") or request.header("content-length") not in {"", "0"}:
-            self._refuse(HttpAnswer(400, "a handshake has no body\n"), CloseReason.PROTOCOL_ERROR)
-        elif not request.websocket:
-            self._ask(request, b"")
-        else:
-            try:
-                key = accept_key(headers)
-            except RemoteProtocolError as error:
-                status = 426 if error.code == OTHER_VERSION else 400
-                answer = HttpAnswer(status, f"{error}\n", [("Sec-WebSocket-Version", VERSION)])
-                self._refuse(answer, CloseReason.PROTOCOL_ERROR)
-                return
-            if self._origin_allowed(request):
-                self._ask(request, key)
-            else:
-                text = "Pages of this origin may not connect; see origins of WebSocketSession.\n"
-                self._refuse(HttpAnswer(403, text), CloseReason.AUTH_REFUSED)
+        key = accept_key(headers) if request.websocket else b""
+        if key and not self._origin_allowed(request):
+            raise RemoteProtocolError(
+                "this server lets in no pages of this origin (WebSocketSession.origins)", code="403"
+            )
+        return request, key
 
     def _origin_allowed(self, request: WebSocketRequest) -> bool:
         origin, origins = request.origin, self.origins
@@ -434,13 +427,11 @@ class WebSocketSession(Session):
         if self._phase is not _Phase.DECIDING:
             return  # it was too late
         if answer is None and not request.websocket:
-            text = "This is a WebSocket server.\n"
-            answer = HttpAnswer(426, text, [("Upgrade", "websocket"), ("Sec-WebSocket-Version", VERSION)])
+            answer = HttpAnswer(426, "this is a WebSocket server\n", [("Upgrade", "websocket"), *_SERVED])
         if isinstance(answer, int):
-            answer = HttpAnswer(answer, f"{_phrase(answer)}\n")
+            answer = HttpAnswer(answer, f"{phrase(answer)}\n")
         if answer is not None:
-            denied = answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-            self._refuse(answer, CloseReason.AUTH_REFUSED if denied else CloseReason.FINISHED)
+            self._refuse(answer, CloseReason.FINISHED)
             return
         if self.subprotocol is not None and self.subprotocol not in request.subprotocols:
             raise LocalProtocolError(f"subprotocol {self.subprotocol!r} was not offered by the client")
@@ -448,7 +439,8 @@ class WebSocketSession(Session):
 
     def _refuse(self, answer: HttpAnswer, reason: CloseReason) -> None:
         self._words, self._phase, self._head = answer.wire(), _Phase.OVER, None
-        self.connection.terminate(reason, f"answered with {answer.status}")
+        denied = answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+        self.connection.terminate(CloseReason.AUTH_REFUSED if denied else reason, f"answered with {answer.status}")
 
     def _accept(self, headers: Headers, key: bytes) -> None:
         connection = self.connection
@@ -746,10 +738,3 @@ class _TopicPlace(FollowPlace):
         form, self._form = self._form, None
         if form is not None:
             self.topic.left(form)
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return f"Status {status}"

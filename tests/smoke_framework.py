@@ -32,7 +32,8 @@ for name in flowctl.__all__:
         getattr(flowctl, name)
     except flowctl.ConfigError as error:
         lacking.append(name)
-        assert "needs the extra 'rpc'" in str(error) and "pip install '.[rpc]'" in error.hint, error
+        extra = "websocket" if flowctl._HOME_OF[name] == "flowctl.websocket" else "rpc"
+        assert f"needs the extra '{extra}'" in str(error) and f"pip install '.[{extra}]'" in error.hint, error
 lines = sum(
     len(open(module.__file__, encoding="utf-8").readlines())
     for name, module in sys.modules.items()
@@ -82,7 +83,9 @@ def check_names() -> None:
     require(done.returncode == 0, f"public names: {done.stderr}")
     lines, *lacking = done.stdout.split()
     require(int(lines) < MOST_LINES, f"{lines} lines can be reached")
-    require({"RpcNode", "Messenger", "ObjectDiffusion"} <= set(lacking), f"lack their extra: {lacking}")
+    require(
+        {"RpcNode", "Messenger", "ObjectDiffusion", "WebSocketSession"} <= set(lacking), f"lack their extra: {lacking}"
+    )
     say(f"public names: {lines} lines; {len(lacking)} name the extra that they need")
 
 

@@ -74,9 +74,13 @@ def test_command_when_an_extra_lacks_names_it_with_its_command(absent, words, ex
     assert f"hint: in flowctl's source folder: pip install '.[{extra}]'" in done.stderr
 
 
-def test_public_name_when_its_extra_lacks_names_it():
-    done = run_without(["cbor2"], "import flowctl\ntry: flowctl.ObjectDiffusion\nexcept ValueError as e: print(e)")
-    assert done.stdout == "flowctl.ObjectDiffusion needs the extra 'rpc': cbor2 is not installed\n"
+@pytest.mark.parametrize(
+    ("name", "absent", "extra"),
+    [("ObjectDiffusion", "cbor2", "rpc"), ("WebSocketSession", "wsproto", "websocket"), ("Topic", "h11", "websocket")],
+)
+def test_public_name_when_its_extra_lacks_names_it(name, absent, extra):
+    done = run_without([absent], f"import flowctl\ntry: flowctl.{name}\nexcept ValueError as e: print(e)")
+    assert done.stdout == f"flowctl.{name} needs the extra {extra!r}: {absent} is not installed\n"
 
 
 def test_missing_extra_when_the_module_is_of_none_is_none():

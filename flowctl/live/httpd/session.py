@@ -42,7 +42,7 @@ from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp.handshake import is_stun
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 from flowctl.wire.websocket.frames import PING, PONG, frame
-from flowctl.wire.websocket.handshake import OTHER_VERSION, VERSION, accept_key
+from flowctl.wire.websocket.handshake import VERSION, accept_key
 from flowctl.wire.websocket.reading import FrameReader, PeerClose
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -549,8 +549,7 @@ class HttpSession(ViewerSession):
             key = accept_key(request.headers) if request.wants_websocket else b""
         except RemoteProtocolError as error:
             self.refusal = "bad request"
-            status = HTTPStatus.UPGRADE_REQUIRED if error.code == OTHER_VERSION else HTTPStatus.BAD_REQUEST
-            exchange.respond(status, printable(str(error)), [("Sec-WebSocket-Version", VERSION)])
+            exchange.respond(int(error.code), printable(str(error)), [("Sec-WebSocket-Version", VERSION)])
             return
         if key and not self._origin_allowed(request):
             self.refusal = "access"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -13,9 +13,6 @@ from wsproto.utilities import generate_accept_token
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
 
 VERSION: Final = "13"
-NO_WEBSOCKET: Final = "websocket-upgrade"
-OTHER_VERSION: Final = "websocket-version"
-"""Codes of errors: the client does not ask for WebSocket at all, or for another version of it."""
 DEFLATE: Final = "permessage-deflate"
 _AGREED: Final = "permessage-deflate; server_no_context_takeover; client_no_context_takeover"
 """No window is kept from message to message: what is deflated once is right for every client, and an idle client costs
@@ -75,18 +72,26 @@ def wants_websocket(headers: Headers, version: str | bytes) -> bool:
     return "websocket" in asked and version not in {"1.0", b"1.0"}
 
 
+def check_request(method: bytes, headers: Headers) -> None:
+    """Raise RemoteProtocolError, with a status as code, where a request can be neither a handshake nor a plain GET."""
+    if method != b"GET":
+        raise RemoteProtocolError("GET is served", code="405")
+    if header(headers, b"transfer-encoding") or header(headers, b"content-length") not in {"", "0"}:
+        raise RemoteProtocolError("a handshake has no body", code="400")
+
+
 def accept_key(headers: Headers) -> bytes:
     """Return the answer to the key of a request that asks for WebSocket.
 
     Raises:
-        RemoteProtocolError: the handshake is not valid; code `OTHER_VERSION` where it is one of another version.
+        RemoteProtocolError: the handshake is not valid; the code is the status to answer with.
     """
     version, key = header(headers, b"sec-websocket-version"), header(headers, b"sec-websocket-key")
     if "upgrade" not in {item.lower() for item in tokens(headers, b"connection")}:
         raise _invalid("Connection does not say Upgrade")
     if version != VERSION:
         what = f"Sec-WebSocket-Version is {version}, {VERSION} is served" if version else "no Sec-WebSocket-Version"
-        raise _invalid(what, OTHER_VERSION if version else "websocket-handshake")
+        raise _invalid(what, "426" if version else "400")
     try:
         size = len(base64.b64decode(key, validate=True))
     except ValueError:  # of base64 too
@@ -96,8 +101,8 @@ def accept_key(headers: Headers) -> bytes:
     return generate_accept_token(key.encode())
 
 
-def _invalid(why: str, code: str = "websocket-handshake") -> RemoteProtocolError:
-    return RemoteProtocolError(f"no WebSocket handshake: {why}", code=code)
+def _invalid(why: str, status: str = "400") -> RemoteProtocolError:
+    return RemoteProtocolError(f"no WebSocket handshake: {why}", code=status)
 
 
 def agrees_to_deflate(headers: Headers) -> bool:
@@ -111,7 +116,8 @@ def agrees_to_deflate(headers: Headers) -> bool:
 
 def _fits(offer: str) -> bool:
     name, *parts = (part.strip() for part in offer.split(";"))
-    pairs = [(key.strip(), value.strip().strip('"') if equals else None) for key, equals, value in _partitions(parts)]
+    split = [part.partition("=") for part in parts]
+    pairs = [(key.strip(), value.strip().strip('"') if equals else None) for key, equals, value in split]
     if name != DEFLATE or len(dict(pairs)) < len(pairs):
         return False
     for key, value in pairs:
@@ -124,10 +130,6 @@ def _fits(offer: str) -> bool:
         if not fits:
             return False
     return True
-
-
-def _partitions(parts: Iterable[str]) -> list[tuple[str, str, str]]:
-    return [part.partition("=") for part in parts]
 
 
 def switching_head(
@@ -152,8 +154,9 @@ def _head(status: int, headers: Headers) -> bytes:
     lines = [f"{name.decode('latin-1')}: {value.decode('latin-1')}" for name, value in headers]
     if any(_NOT_IN_HEADERS & set(line) for line in lines):
         raise LocalProtocolError("a header of the answer has a line break in it", hint="leave it out")
-    try:
-        phrase = HTTPStatus(status).phrase
-    except ValueError:  # one that is registered nowhere
-        phrase = "Status"
-    return "\r\n".join([f"HTTP/1.1 {status} {phrase}", *lines, "", ""]).encode("latin-1")
+    return "\r\n".join([f"HTTP/1.1 {status} {phrase(status)}", *lines, "", ""]).encode("latin-1")
+
+
+def phrase(status: int) -> str:
+    """Return the words of a status, also of one that is registered nowhere."""
+    return HTTPStatus(status).phrase if status in set(HTTPStatus) else "Status"
