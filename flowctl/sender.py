@@ -82,6 +82,7 @@ from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import DropEpisode, SlowPeer
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.units import format_count
 
 __all__ = ["FlushResult", "Sender"]
 
@@ -511,10 +512,15 @@ class Sender:
                 joining=judgement.joining,
                 waiting_for_key=self._outbox.waiting_for_key,
                 stalled_s=judgement.stalled_s(now),
-                remarks=judgement.remarks(now),
+                remarks=[*judgement.remarks(now), *self._superseded_locked()],
                 close_reason=self._close_reason,
                 details=self._close_details,
             )
+
+    def _superseded_locked(self) -> list[str]:
+        """Say how many values were superseded before the peer took them, where there were any."""
+        counts = self._outbox.dropped().get(DropReason.SUPERSEDED)
+        return [] if counts is None else [f"{format_count(counts.total_messages, 'value')} superseded by newer ones"]
 
     def statistics(self) -> SenderStatistics:
         """Return a snapshot; O(1) work under the lock whatever is queued. Any thread."""
@@ -1200,6 +1206,8 @@ class Sender:
             self._judgement.blocked = self._judgement.lagging = True
             self._leave_cohort_locked()
             self._judgement.note_waiting(self._judgement.known_slow(now), now)
+            if self._outbox.cursor is not None and self._outbox.cursor.log.latest is not None:
+                self._open_episode_locked(now)  # values will be superseded meanwhile
             load = self._uncrowded_locked(self._judgement.counted(now, refused=True), now)
             if self._is_open_locked():
                 self._settle_locked(core.blocked(load, now), now)

@@ -275,10 +275,11 @@ class Fanout:
                 self._schedule()
             else:
                 self._host.call_soon(self._schedule)
-        tail, crossings = log.tail, self._crossings
+        crossings = self._crossings
+        offset, sequence = log.reach
         if (
-            tail.sequence >= crossings.next_sequence
-            or tail.offset >= crossings.next_offset
+            sequence >= crossings.next_sequence
+            or offset >= crossings.next_offset
             or (log.gop.key_sequence != self._key_sequence and len(crossings))
         ):
             if self._host.in_thread():
@@ -508,7 +509,7 @@ class Fanout:
         if self._closed:
             return
         log, self._looking = self.log, False
-        due = self._crossings.due(log.tail.offset, log.tail.sequence)
+        due = self._crossings.due(*log.reach)
         if log.gop.key_sequence != self._key_sequence:
             self._key_sequence = log.gop.key_sequence
             due = [sender for sender in self._alone if sender.stands is _REFUSED]

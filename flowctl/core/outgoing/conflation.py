@@ -6,8 +6,13 @@ in any log; and at the number of a message, from which on the values of the log 
 is in the log no more, and so in no queue. So what a stalled viewer holds is what has no key, and a number, and nothing
 is done for it while values come.
 
-Both parts are handed over in the order in which they were published. Where control messages or a long queue of which
-little is left are copied out of the log, those come first.
+Both parts are handed over in the order in which they were published: of a key, that is when its newest value was. A
+viewer whose line carries less than is published would so get the same keys each time, those that come first in every
+round of its publisher. Therefore what waited when it stopped comes before what was published since, and of that, the
+keys behind the one at which it stopped come first: all have their turn. Such a viewer has up to three *spans* of
+numbers in place of one.
+
+Where control messages or a long queue of which little is left are copied out of the log, those come first.
 
 The newest value of a key is as good as the state of what it stands for: no policy refuses it and none thins it. It is
 dropped where the application asks for that (`Sender.thin`), or the viewer leaves.
@@ -27,14 +32,12 @@ from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Item
 from flowctl.core.outgoing.cursor import LogCursor
-from flowctl.core.outgoing.latest import LatestValues, Value
+from flowctl.core.outgoing.latest import NO_END, Amount, LatestValues, Spans, Value
 from flowctl.core.outgoing.streamlog import Entry, KeyedEntry, Place, StreamLog
 from flowctl.reasons import DropReason
 
 _DATA: Final = MessageClass.DATA
 _T = TypeVar("_T")
-Amount = tuple[int, int]
-"""(messages, wire bytes) of values."""
 
 
 class ConflatingCursor(LogCursor):
@@ -44,7 +47,7 @@ class ConflatingCursor(LogCursor):
         latest: whether it gets the newest value of each key first; `start` is the log's end then.
     """
 
-    __slots__ = ("_before", "_end", "_gone", "_handed", "_joined", "_latest", "_next")
+    __slots__ = ("_before", "_end", "_gone", "_handed", "_joined", "_latest", "_spans", "_stopped_behind", "_turn")
 
     def __init__(
         self,
@@ -58,42 +61,45 @@ class ConflatingCursor(LogCursor):
         self._latest = cast("LatestValues", log.latest)
         values = (0, 0)
         if latest:
-            start, values = log.look(partial(self._latest.figures, 0))
+            start, values = log.look(partial(self._latest.amount, ((0, NO_END),)))
         super().__init__(log, now=now, start=start, prefix=prefix)
         self._joined = self.place.entry.sequence  # values from before are what joining gave
-        self._next: int | None = None  # message number from which on values wait; None: they are not told apart
+        # Values wait in these, the next first; the last one has no end. None: in the cohort, or it takes no more.
+        self._spans: Spans = ()
+        self._stopped_behind: str | None = None  # key of the last value that it took, when not all were taken
+        self._turn: Spans = ()  # the last span, divided by the end of the log as of the last `peek` and by that key
         self._before: Amount = (0, 0)  # values of the log before it stood alone
         self._gone: Amount = (0, 0)  # values since then that were handed over or dropped
         self._handed: list[tuple[int, Value]] = []  # values among the messages of the last `peek`
         self._end: Entry | None = None  # of the messages without a key, at the moment that is looked at
         self.stand_alone()
         if latest:
-            self._next = 0
+            self._spans = ((0, NO_END),)
             self._before = self._before[0] - values[0], self._before[1] - values[1]
             self.cached_bytes += values[1]
 
     # -- in the cohort and out of it
 
     def stands_at(self, entry: Entry) -> bool:
-        if self._next is None or not isinstance(entry, KeyedEntry):
+        if not self._spans or not isinstance(entry, KeyedEntry):
             return super().stands_at(entry)
         self._settle()
         if self.place.entry is not entry.loose or self._copies is not None:
             return False
-        _, values = self.log.look(partial(self._latest.values, self._next))
-        return not values or values[0].sequence >= entry.sequence
+        _, firsts = self._look(self._latest.firsts)
+        return all(value.sequence >= entry.sequence for value in firsts)
 
     def enter(self, place: Place) -> None:
-        entry = place.entry
-        self._settle_values(cast("KeyedEntry", entry), (0, 0))
-        accepted = map(sub, self.place.entry.counts + self.place.entry.sizes, self._base_counts + self._base_sizes)
+        self._settle_values(cast("KeyedEntry", place.entry), (0, 0))
+        standing = self.place.entry
+        accepted = map(sub, standing.counts + standing.sizes, self._base_counts + self._base_sizes)
         self._stand_in(self.log, place, tuple(accepted))
 
     def stand_alone(self) -> None:
         entry = cast("KeyedEntry", self.place.entry)
         passed = map(sub, entry.counts + entry.sizes, self._base_counts + self._base_sizes)
         self._stand_in(cast("StreamLog", self.log.loose), Place(entry.loose), tuple(passed))
-        self._before, self._gone, self._next = _values_before(entry), (0, 0), entry.sequence
+        self._before, self._gone, self._spans = _values_before(entry), (0, 0), ((entry.sequence, NO_END),)
         if isinstance(self.joining_to, KeyedEntry):
             self.joining_to = self.joining_to.loose
 
@@ -112,95 +118,113 @@ class ConflatingCursor(LogCursor):
         base[1][_DATA] -= size
         self._base_counts, self._base_sizes = tuple(base[0]), tuple(base[1])
         self._add_dropped(DropReason.SUPERSEDED, self._superseded(end, kept))
-        self._next = None
+        self._spans, self._stopped_behind = (), None
 
     # -- the queue
 
     def load(self) -> tuple[int, int]:
-        if self._next is None:
+        if not self._spans:
             return super().load()
-        with self._moment(self._latest.figures) as (_, (messages, size)):
-            return cast("tuple[int, int]", tuple(map(add, super().load(), (size, messages))))
+        with self._moment(self._latest.amount) as (_, (messages, size)):
+            own_size, own_messages = super().load()
+            return own_size + size, own_messages + messages
 
-    def oldest_at(self) -> float | None:
-        since = super().oldest_at()
-        if self._next is None:
-            return since
-        value = self._latest.first(self._next)
-        if value is None:
-            return since
-        waiting = max(value.since, self.joined_at)
-        return waiting if since is None else min(since, waiting)
+    @property
+    def spare(self) -> tuple[int, int]:
+        """(wire bytes, messages) by which the values that wait can become more without more in the log's `reach`."""
+        if not self._spans:
+            return 0, 0
+        messages, size = self._latest.amount(self._spans)
+        most_messages, most_bytes = self._latest.most
+        return most_bytes - size, most_messages - messages
 
     def allowance(self) -> tuple[int, int]:
         size, messages = super().allowance()
-        if self.joining_to is not None and self._next is not None and self._next < self._joined:
-            (all_messages, all_bytes), (more_messages, more_bytes) = map(
-                self._latest.figures, (self._next, self._joined)
-            )
-            return size + all_bytes - more_bytes, messages + all_messages - more_messages
+        if self.joining_to is not None:
+            given = tuple((first, min(end, self._joined)) for first, end in self._spans)
+            given_messages, given_bytes = self._latest.amount(given)
+            return size + given_bytes, messages + given_messages
         return size, messages
+
+    def oldest_at(self) -> float | None:
+        return self._with_values(super().oldest_at(), self._spans)
 
     def oldest_counted_at(self) -> float | None:
         since = super().oldest_counted_at()
-        value = None if self._next is None else self._latest.first(max(self._next, self._joined))
-        if self.joining_to is None or value is None:
+        if self.joining_to is None:
             return since
-        waiting = max(value.since, self.joined_at)
-        return waiting if since is None else min(since, waiting)
+        return self._with_values(since, tuple((max(first, self._joined), end) for first, end in self._spans))
+
+    def _with_values(self, since: float | None, spans: Spans) -> float | None:
+        """Return since when the oldest message waits, if the oldest without a key waits `since`."""
+        times = [max(value.since, self.joined_at) for value in self._latest.firsts(spans)]
+        return min(times if since is None else [since, *times], default=None)
 
     @property
     def cache_taken(self) -> bool:
-        if not super().cache_taken or self.joining_to is None or self._next is None:
-            return super().cache_taken
-        value = self._latest.first(self._next)
-        return value is None or value.sequence >= self._joined
+        given = tuple((first, self._joined) for first, _ in self._spans if self.joining_to is not None)
+        return super().cache_taken and not self._latest.firsts(given)
 
     @property
     def caught_up(self) -> bool:
-        return super().caught_up and (self._next is None or self._latest.first(self._next) is None)
+        return super().caught_up and not self._latest.firsts(self._spans)
 
     # -- handing over
 
     def peek(self, most: int, budget_bytes: int, timing: Timing | None = None) -> list[Item]:
         self._handed = []
-        if self._next is None:
+        if not self._spans:
             return super().peek(most, budget_bytes, timing)
-        with self._moment(self._latest.values) as (_, values):
+        with self._moment(partial(self._next_values, most)) as (_, values):
             return self._peek_beside(iter(values), self._handed, most, budget_bytes, timing)
+
+    def _next_values(self, most: int, spans: Spans) -> list[Value]:
+        """Return the next values; those that were published since it stopped from the key on at which it did."""
+        latest, begun = self._latest, self._latest.begun
+        *stopped, (first, end) = spans
+        turn = latest.sequence_of(self._stopped_behind)
+        fresh = ((turn + 1, begun), (first, turn + 1)) if turn >= first else ((first, begun),)
+        self._turn = *fresh, (begun, end)
+        return latest.values((*stopped, *self._turn), most)
 
     def pass_messages(self, count: int) -> None:
         passed = [value for index, value in self._handed if index < count]
         self._handed = []
         super().pass_messages(count - len(passed))
         if passed:
-            self._next = passed[-1].sequence + 1
-            messages, size = self._gone
-            self._gone = messages + len(passed), size + sum(len(value.wire) for value in passed)
+            self._pass_values(passed)
+
+    def _pass_values(self, passed: list[Value]) -> None:
+        messages, size = self._gone
+        self._gone = messages + len(passed), size + sum(len(value.wire) for value in passed)
+        last = passed[-1].sequence
+        if last >= self._spans[-1][0]:
+            self._spans, self._stopped_behind = self._turn, passed[-1].key  # what waited when it stopped is taken
+        while not self._spans[0][0] <= last < self._spans[0][1]:
+            self._spans = self._spans[1:]
+        (_, end), *others = self._spans
+        self._spans = (last + 1, end), *others
+        if not self._latest.firsts(self._spans):
+            self._spans, self._stopped_behind = self._spans[-1:], None
 
     # -- accounts
 
     def balance(self) -> Balance:
-        if self._next is None:
+        if not self._spans:
             return super().balance()
-        with self._moment(self._latest.figures) as (tail, waiting):
+        with self._moment(self._latest.amount) as (tail, waiting):
             accepted, dropped, queued = super().balance()
         superseded = self._superseded(tail, waiting)
         add_by_reason(dropped, {DropReason.SUPERSEDED: _as_figures(superseded)} if superseded[0] else {})
-        published = _as_figures(cast("Amount", tuple(map(sub, _values_before(tail), self._before))))
-        return tuple(map(add, accepted, published)), dropped, tuple(map(add, queued, _as_figures(waiting)))
+        messages, size = map(sub, _values_before(tail), self._before)
+        accepted = tuple(map(add, accepted, _as_figures((messages, size))))
+        return accepted, dropped, tuple(map(add, queued, _as_figures(waiting)))
 
     def _superseded(self, end: KeyedEntry, waiting: Amount) -> Amount:
         """Return how much was superseded before `end`, if so much is `waiting`."""
-        return cast(
-            "Amount",
-            tuple(
-                after - before - gone - left
-                for after, before, gone, left in zip(
-                    _values_before(end), self._before, self._gone, waiting, strict=True
-                )
-            ),
-        )
+        parts = zip(_values_before(end), self._before, self._gone, waiting, strict=True)
+        messages, size = (after - before - gone - left for after, before, gone, left in parts)
+        return messages, size
 
     # -- dropping, and the end
 
@@ -211,25 +235,25 @@ class ConflatingCursor(LogCursor):
         return super().skip_to_live(self._beside_values(room), now)
 
     def drop_droppable(self, reason: DropReason, now: float) -> None:
-        if self._next is not None and reason is DropReason.REQUESTED:
-            tail, waiting = self._look(self._latest.figures)
+        if self._spans and reason is DropReason.REQUESTED:
+            tail, waiting = self._look(self._latest.amount)
             self._add_dropped(reason, waiting)
             self._gone = self._gone[0] + waiting[0], self._gone[1] + waiting[1]
-            self._next = tail.sequence
+            self._spans, self._stopped_behind = ((tail.sequence, NO_END),), None
         super().drop_droppable(reason, now)
 
     def finish(self, now: float) -> None:
-        if self._next is not None:
+        if self._spans:
             tail, values = self._look(self._latest.values)
             for value in values:
                 self._copy_out(value.after)
                 self._push_copy(_DATA, value.wire, value.since)
-            self._settle_values(tail, _amount(values))
+            self._settle_values(tail, (len(values), sum(len(value.wire) for value in values)))
         super().finish(now)
 
     def drop_everything(self, reason: DropReason) -> None:
-        if self._next is not None:
-            tail, waiting = self._look(self._latest.figures)
+        if self._spans:
+            tail, waiting = self._look(self._latest.amount)
             self._add_dropped(reason, waiting)
             self._settle_values(tail, waiting)
         super().drop_everything(reason)
@@ -239,12 +263,12 @@ class ConflatingCursor(LogCursor):
     def _tail(self) -> Entry:
         return self._stop or self._end or self.chain.tail
 
-    def _look(self, read: Callable[[int], _T]) -> tuple[KeyedEntry, _T]:
+    def _look(self, read: Callable[[Spans], _T]) -> tuple[KeyedEntry, _T]:
         """Return the log's tail, and what `read` says of the values that wait, at one moment."""
-        return cast("tuple[KeyedEntry, _T]", self.log.look(partial(read, self._next or 0)))
+        return cast("tuple[KeyedEntry, _T]", self.log.look(partial(read, self._spans)))
 
     @contextmanager
-    def _moment(self, read: Callable[[int], _T]) -> Iterator[tuple[KeyedEntry, _T]]:
+    def _moment(self, read: Callable[[Spans], _T]) -> Iterator[tuple[KeyedEntry, _T]]:
         """Look as `_look` does; within, the messages without a key end at the same moment."""
         tail, found = self._look(read)
         self._end = tail.loose
@@ -255,9 +279,7 @@ class ConflatingCursor(LogCursor):
 
     def _beside_values(self, room: Headroom) -> Headroom:
         """Return what is left of `room` for messages without a key."""
-        if self._next is None:
-            return room
-        messages, size = self._latest.figures(self._next)
+        messages, size = self._latest.amount(self._spans)
         return room._replace(
             size_bytes=room.size_bytes - size - messages * room.overhead_bytes, messages=room.messages - messages
         )
@@ -271,10 +293,6 @@ def _values_before(entry: KeyedEntry) -> Amount:
     """Return how many messages before `entry` had a key."""
     loose = entry.loose
     return entry.counts[_DATA] - loose.counts[_DATA], entry.sizes[_DATA] - loose.sizes[_DATA]
-
-
-def _amount(values: list[Value]) -> Amount:
-    return len(values), sum(len(value.wire) for value in values)
 
 
 def _as_figures(amount: Amount) -> tuple[int, ...]:

@@ -229,6 +229,11 @@ class LogCursor:
         )
 
     @property
+    def spare(self) -> tuple[int, int]:
+        """(wire bytes, messages) by which the load can grow though the log does not: see `core.outgoing.conflation`."""
+        return 0, 0
+
+    @property
     def refuses(self) -> bool:
         """Whether anything is refused, here or ahead: only then does asking for the queue move this cursor."""
         return self._refusals is not None

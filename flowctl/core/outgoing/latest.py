@@ -1,21 +1,29 @@
 """The newest value of each key of a log: what a newcomer gets, and all that a viewer that is behind has to get (pure).
 
 Values are kept in the order of their messages, each in a slot; a newer value of a key empties the slot of the one
-before it, and once most slots are empty the rest is copied together. So what a viewer that has everything before some
-message still has to get is what the slots from there on hold: counted by a slice, whatever was published meanwhile.
-Values hold no entry of the log, which would keep all that came after it.
+before it, and once most slots are empty the rest is copied together. So what still waits for a viewer is what the slots
+of a few *spans* of message numbers hold: counted by slices, whatever was published meanwhile. Values hold no entry of
+the log, which would keep all that came after it.
 
-Written by the publisher's thread, read by any without a lock: see `StreamLog.waiting`.
+Written by the publisher's thread, read by any without a lock: see `StreamLog.look`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
 from flowctl.errors import LocalProtocolError
 
+Span = tuple[int, int]
+"""Message numbers from the first up to, not including, the second one."""
+Spans = tuple[Span, ...]
+NO_END: Final = 1 << 62
+"""End of a span of all that will be published."""
+Amount = tuple[int, int]
+"""(messages, wire bytes) of values."""
 _LEAST_EMPTY: Final = 64
 """Empty slots that are left alone: copying less together is not worth it."""
 
@@ -42,6 +50,11 @@ class _Slots(NamedTuple):
     sequences: list[int]
     sizes: list[int]  # wire bytes; 0: empty
     values: list[Value | None]
+    places: dict[str, int]  # slot by key
+
+    def range(self, span: Span) -> tuple[int, int]:
+        first, end = span
+        return bisect_left(self.sequences, first), bisect_left(self.sequences, end)
 
 
 class LatestValues:
@@ -55,9 +68,10 @@ class LatestValues:
     Attributes:
         begun: number of messages of the log, the one that is being appended included.
         size_bytes: wire bytes of all values.
+        most: (messages, wire bytes) of all values together, at most so far.
     """
 
-    __slots__ = ("_places", "_slots", "begun", "max_bytes", "max_keys", "name", "size_bytes")
+    __slots__ = ("_slots", "begun", "max_bytes", "max_keys", "most", "name", "size_bytes")
 
     def __init__(self, name: str, max_keys: int, max_bytes: int) -> None:
         self.name = name
@@ -65,21 +79,22 @@ class LatestValues:
         self.max_bytes = max_bytes
         self.begun = 0
         self.size_bytes = 0
-        self._places: dict[str, int] = {}  # slot by key
-        self._slots = _Slots([], [], [])
+        self.most: Amount = (0, 0)
+        self._slots = _Slots([], [], [], {})
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._slots.places)
 
     def check(self, key: str, size_bytes: int) -> None:
         """Raise LocalProtocolError where a value of `size_bytes` for `key` is not within the limits."""
-        place = self._places.get(key)
-        if place is None and len(self._places) >= self.max_keys:
+        slots = self._slots
+        place = slots.places.get(key)
+        if place is None and len(slots.places) >= self.max_keys:
             raise LocalProtocolError(
                 f"log {self.name!r} has {self.max_keys} keys, its limit (max_keys): {key!r:.60} is one too many",
                 hint="forget() keys that are over, or make the log with a higher limit",
             )
-        size = self.size_bytes + size_bytes - (0 if place is None else self._slots.sizes[place])
+        size = self.size_bytes + size_bytes - (0 if place is None else slots.sizes[place])
         if size > self.max_bytes:
             raise LocalProtocolError(
                 f"the values of log {self.name!r} would be {size} bytes with the new one of {key!r:.60}, "
@@ -89,43 +104,54 @@ class LatestValues:
 
     def put(self, value: Value) -> None:
         """Take `value`, which is within the limits, in place of the one before it."""
-        self._empty(value.key)
-        sequences, sizes, values = self._slots
-        if len(values) > 2 * len(self._places) + _LEAST_EMPTY:
-            kept = [item for item in values if item is not None]
-            self._slots = _Slots([item.sequence for item in kept], [len(item.wire) for item in kept], [*kept])
-            self._places = {item.key: place for place, item in enumerate(kept)}
-            sequences, sizes, values = self._slots
-        self._places[value.key] = len(values)
-        self.size_bytes += len(value.wire)
-        sequences.append(value.sequence)
-        sizes.append(len(value.wire))
-        values.append(value)
+        self.forget(value.key)
+        slots, size = self._slots, len(value.wire)
+        if len(slots.values) > 2 * len(slots.places) + _LEAST_EMPTY:
+            kept = [item for item in slots.values if item is not None]
+            places = {item.key: place for place, item in enumerate(kept)}
+            sizes = [len(item.wire) for item in kept]
+            slots = self._slots = _Slots([item.sequence for item in kept], sizes, [*kept], places)
+        slots.places[value.key] = len(slots.values)
+        slots.sequences.append(value.sequence)
+        slots.sizes.append(size)
+        slots.values.append(value)
+        self.size_bytes += size
+        messages, most_bytes = self.most
+        if self.size_bytes > most_bytes or len(slots.places) > messages:
+            self.most = max(messages, len(slots.places)), max(most_bytes, self.size_bytes)
 
     def forget(self, key: str) -> None:
         """Forget the value of `key`, if there is one."""
-        self._empty(key)
-
-    def _empty(self, key: str) -> None:
-        place = self._places.pop(key, None)
+        slots = self._slots
+        place = slots.places.pop(key, None)
         if place is not None:
-            _, sizes, values = self._slots
-            self.size_bytes -= sizes[place]
-            sizes[place], values[place] = 0, None
+            self.size_bytes -= slots.sizes[place]
+            slots.sizes[place], slots.values[place] = 0, None
 
-    def figures(self, start: int) -> tuple[int, int]:
-        """Return (messages, wire bytes) of the values from message number `start` on. Any thread."""
-        slots = self._slots
-        sizes = slots.sizes[bisect_left(slots.sequences, start) :]
-        return len(sizes) - sizes.count(0), sum(sizes)
+    # -- looking: any thread
 
-    def first(self, start: int) -> Value | None:
-        """Return the first value from message number `start` on. Any thread."""
-        slots = self._slots
-        waiting = islice(slots.values, bisect_left(slots.sequences, start), None)
-        return next((value for value in waiting if value is not None), None)
+    def amount(self, spans: Spans) -> Amount:
+        """Return (messages, wire bytes) of the values in `spans`."""
+        slots, messages, size = self._slots, 0, 0
+        for span in spans:
+            first, end = slots.range(span)
+            sizes = slots.sizes[first:end]
+            messages += len(sizes) - sizes.count(0)
+            size += sum(sizes)
+        return messages, size
 
-    def values(self, start: int = 0) -> list[Value]:
-        """Return the values from message number `start` on, in the order of their messages. Any thread."""
+    def values(self, spans: Spans, most: int = NO_END) -> list[Value]:
+        """Return the values in `spans`, one span after the other, each in the order of messages; `most` at most."""
         slots = self._slots
-        return [value for value in slots.values[bisect_left(slots.sequences, start) :] if value is not None]
+        found = (value for span in spans for value in islice(slots.values, *slots.range(span)) if value is not None)
+        return list(islice(found, most))
+
+    def firsts(self, spans: Spans) -> Iterable[Value]:
+        """Return the first value of each span that has one: the oldest."""
+        return [value for span in spans for value in self.values((span,), 1)]
+
+    def sequence_of(self, key: str | None) -> int:
+        """Return the message number of the value of `key`; -1: there is none."""
+        slots = self._slots
+        place = None if key is None else slots.places.get(key)
+        return -1 if place is None else slots.sequences[place]

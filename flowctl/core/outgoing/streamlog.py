@@ -31,7 +31,7 @@ from typing import Final, Protocol, TypeVar, cast
 
 from flowctl.core.flow.state import CLASS_COUNT, VIDEO_CLASSES, MessageClass
 from flowctl.core.flow.timing import fill_bytes
-from flowctl.core.outgoing.latest import LatestValues, Value
+from flowctl.core.outgoing.latest import NO_END, LatestValues, Value
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError, LocalProtocolError
 
@@ -413,7 +413,20 @@ class StreamLog:
     def values(self) -> list[bytes]:
         """Return the newest message of each key, in the order in which they were published. Any thread."""
         latest = self.latest
-        return [] if latest is None else [value.wire for value in self.look(latest.values)[1]]
+        everything = ((0, NO_END),)
+        return [] if latest is None else [value.wire for value in self.look(lambda: latest.values(everything))[1]]
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How far the queue of a viewer can have grown by now, as (wire bytes, messages) that never become fewer.
+
+        That is the log itself; of one with keys its messages without a key, beside the most that all values were.
+        """
+        latest, loose = self.latest, self.loose
+        if latest is None or loose is None:
+            return self.tail.offset, self.tail.sequence
+        messages, size = latest.most
+        return loose.tail.offset + size, loose.tail.sequence + messages
 
     def look(self, read: Callable[[], _T]) -> tuple[Entry, _T]:
         """Return the tail, and what `read` returns of `latest`, at one moment. Any thread."""

@@ -18,6 +18,7 @@ from flowctl.core.flow.limits import OFF_MARK, Limits
 from flowctl.core.flow.meters import Trail
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, crowded
+from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.sending.contract import SenderHost, Standing
 from flowctl.core.sending.settings import AgeSource, SenderSettings
@@ -61,6 +62,9 @@ class Clocks(NamedTuple):
         return None
 
 
+_VALUES_POLL_S: Final = 1.0
+"""Time between two looks at a viewer whose limits can be reached by values of keys alone. It costs no memory to be late
+there, and a look with each message would cost most where most is published."""
 _COHORT: Final = Standing.COHORT
 _JOIN_GRACE_S: Final = 2.0
 """Time in which a joiner's load is not judged where the age axis is off: half of the usual soft mark of age."""
@@ -176,13 +180,27 @@ class Judgement:
         )
 
     def next_crossing(self, now: float) -> tuple[int, int]:
-        """Where in the log to look again, as (offset, sequence): where the next limit can be reached, or before."""
+        """At which reach of the log to look again: where the next limit can be reached, or before."""
         cursor = self.outbox.cursor
         if cursor is None or not self.lagging:
             return OFF_MARK, OFF_MARK
-        tail = cursor.log.tail  # read first: what is published meanwhile makes the answer too early, never too late
+        # Read first: what is published meanwhile makes the answer too early, never too late.
+        reached_bytes, reached_messages = cursor.log.reach
+        size_bytes, messages = self._room_beside_values(cursor, now) or (OFF_MARK, OFF_MARK)
+        return reached_bytes + min(size_bytes, _LOOK_BYTES), reached_messages + min(messages, _LOOK_MESSAGES)
+
+    def _room_beside_values(self, cursor: LogCursor, now: float) -> tuple[int, int] | None:
+        """Return the (bytes, messages) by which the log may grow before a mark can be reached.
+
+        None: values of keys that are known can reach one, however little the log grows.
+        """
         size_bytes, messages = self.core.room(self.counted(now))
-        return tail.offset + min(size_bytes, _LOOK_BYTES), tail.sequence + min(messages, _LOOK_MESSAGES)
+        spare_bytes, spare_messages = cursor.spare
+        if not spare_messages and not spare_bytes:
+            return size_bytes, messages
+        if size_bytes <= spare_bytes or messages <= spare_messages:
+            return None
+        return size_bytes - spare_bytes, messages - spare_messages
 
     # -- a peer that takes nothing
 
@@ -447,6 +465,8 @@ class Judgement:
                 looks_at = now + JOIN_CHECK_S
             elif outbox.waiting_for_key:
                 looks_at = now + KEY_POLL_S
+            elif cursor is not None and cursor.log.latest is not None and not self._room_beside_values(cursor, now):
+                looks_at = now + _VALUES_POLL_S
             if slow is not None and (until := self.held_until(slow)) > now:
                 held_until = until
         if settings.soft_too_long_s and core.slow_since is not None:

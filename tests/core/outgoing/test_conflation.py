@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+from cursor_kit import Wire, alive
 
 from flowctl.core.flow.counts import as_counts
+from flowctl.core.flow.policy import Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.conflation import ConflatingCursor
-from flowctl.core.outgoing.streamlog import Place, StreamLog
+from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.reasons import DropReason
+
+__all__ = ["alive"]  # a fixture
 
 DATA = MessageClass.DATA
 
@@ -101,3 +107,77 @@ def test_append_when_keys_and_the_rest_do_not_go_together_says_why():
         keyed_log().append(b"x", MessageClass.AUDIO, 0.0, key="a")
     with pytest.raises(ConfigError, match="max_keys"):
         StreamLog(max_keys=-1)
+
+
+def test_peek_when_less_is_taken_than_published_gives_every_key_its_turn():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    taken = []
+    for _ in range(6):
+        publish(log, "a1 b1 c1 d1")
+        taken.append(take(cursor, 1))
+    assert " ".join(taken) == "a1 b1 c1 d1 a1 b1"
+
+
+def test_peek_when_it_stopped_with_values_waiting_gives_them_before_newer_ones():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    publish(log, "a1 b1 c1 d1")
+    assert take(cursor, 2) == "a1 b1"
+    publish(log, "a2 b2 .1 c2")
+    assert take(cursor) == "d1 .1 c2 a2 b2"
+    publish(log, "a3 b3")
+    assert take(cursor) == "a3 b3", "once all was taken, the order is that of the log again"
+
+
+def test_load_when_limits_are_judged_is_what_waits_with_its_age():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    for at, word in enumerate(["a1", "b1", "a2"]):
+        log.append(word.encode(), DATA, float(at), key=word[0])
+    assert cursor.load() == (4, 2)
+    assert cursor.oldest_at() == 1.0
+    assert cursor.spare == (0, 0)
+    take(cursor, 1)
+    assert cursor.spare == (2, 1), "b may come again"
+    assert log.reach == (4, 2)
+    publish(log, ".1 b2")
+    assert log.reach == (6, 3)
+
+
+def test_thin_when_the_policy_asks_leaves_values_and_when_the_application_asks_drops_them():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    cursor.end_joining(DropReason.REFUSED, 0.0)
+    publish(log, "a1 .1 b1 .2 .3")
+    cursor.thin_to_key_frame(Headroom(8, 3, -1.0, 0), 0.0)
+    assert cursor.load() == (6, 3), "values are in the room that is left for the others"
+    cursor.drop_droppable(DropReason.THINNED, 0.0)
+    assert cursor.load() == (4, 2)
+    cursor.drop_droppable(DropReason.REQUESTED, 0.0)
+    assert cursor.load() == (0, 0)
+    publish(log, "b2")
+    assert take(cursor) == "b2"
+    assert account(cursor) == (6, 1, 0, 0)
+
+
+def test_finish_when_values_wait_sends_those_of_that_moment():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    cursor.end_joining(DropReason.REFUSED, 0.0)
+    publish(log, "a1 .1 b1 a2")
+    cursor.finish(0.0)
+    publish(log, "a3 .2")
+    assert take(cursor) == ".1 b1 a2"
+    assert account(cursor) == (4, 3, 1, 0)
+
+
+def test_memory_when_a_viewer_is_stalled_is_one_value_of_each_key(alive):
+    log = keyed_log()
+    before = sum(isinstance(item, Entry) for item in gc.get_objects())
+    cursor = ConflatingCursor(log, now=0.0, latest=True)
+    for number in range(5000):
+        log.append(Wire(b"%d" % number), DATA, 0.0, key="abcd"[number % 4])
+    assert cursor.load()[1] == 4
+    assert alive() <= 5, "the four, and the one at the log's end"
+    assert sum(isinstance(item, Entry) for item in gc.get_objects()) - before < 5

@@ -1,0 +1,147 @@
+"""Viewers of a log with keys: what those that keep up get, and what stalled ones cost."""
+
+from __future__ import annotations
+
+import pytest
+from fanout_kit import kept_of
+from flight_kit import RecordedViewer, check_flight
+from flow_kit import DATA, KEY, LOG, Published, Viewer, check_accounts, frame
+from sender_kit import OVERLOADED, SOFT_LIMIT
+
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS, Limits
+from flowctl.core.flow.policy import DropDroppable
+from flowctl.core.outgoing.streamlog import KeyedEntry, StreamLog
+from flowctl.core.sending.contract import Hop
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.errors import LocalProtocolError
+from flowctl.reasons import DropReason
+from flowctl.testing import ManualGroup
+
+TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)
+
+
+class Market:
+    """A log with keys and its viewers, which have joined and are members of the cohort."""
+
+    def __init__(self, viewers=1, *, keys=5, limits=NO_LIMITS, kind=Viewer):
+        self.group = ManualGroup()
+        self.log = StreamLog("prices", max_keys=keys)
+        self.fanout = Fanout(self.log, self.group, flush_interval_s=0.0)
+        self.keys, self.count = keys, 0
+        self.viewers = [kind(self.group, limits=limits, settings=TIMELESS) for _ in range(viewers)]
+        for viewer in self.viewers:
+            viewer.sender.follow(self.fanout, latest=True)
+        self.group.run(0.1)
+
+    def publish(self, count=1, size=20):
+        """Publish the next values, each of another key than the one before it."""
+        for _ in range(count):
+            key = str(self.count % self.keys)
+            self.log.append(frame(LOG, DATA, self.count, size), DATA, self.group.now(), key=key)
+            self.count += 1
+
+
+def test_round_when_a_viewer_is_stalled_gives_the_others_every_message():
+    market = Market(3)
+    stalled, *others = market.viewers
+    stalled.peer.room = 0
+    for _ in range(7):
+        market.publish(5)
+        market.group.run(0.01)
+    assert [viewer.numbers() for viewer in others] == [list(range(35))] * 2
+    assert stalled.sender.load().messages == 5
+    stalled.drain()
+    assert stalled.numbers() == [30, 31, 32, 33, 34]
+    assert market.fanout.statistics().members == 3
+    for viewer in market.viewers:
+        check_accounts(viewer)
+
+
+@pytest.mark.parametrize("limits", ["0,0", "64KiB,1000", "1KiB,40"])
+def test_stalled_viewers_when_values_come_hold_none_and_are_not_looked_at(limits, monkeypatch):
+    market = Market(20, limits=Limits.parse(limits))
+    looked = []
+    monkeypatch.setattr(Fanout, "_watch_limits", lambda _self, sender: looked.append(sender))
+    for viewer in market.viewers[1:]:
+        viewer.peer.room = 0
+    market.publish()
+    market.group.run(0.01)
+    looked.clear()
+    before = kept_of(KeyedEntry)
+    for _ in range(200):
+        market.publish(50)
+        market.group.run(0.005)
+    assert kept_of(KeyedEntry) <= before + 5, "of ten thousand"
+    assert len(market.viewers[0].numbers()) == market.count
+    assert not looked
+    assert {viewer.sender.load().messages for viewer in market.viewers[1:]} == {5}
+    assert not any(viewer.host.closed for viewer in market.viewers)
+
+
+def test_limit_when_values_that_wait_reach_it_is_noticed_though_no_message_makes_a_look():
+    market = Market(1, keys=50, limits=Limits.parse("0,10"))
+    market.publish(50)
+    market.group.run(0.1)
+    (viewer,) = market.viewers
+    viewer.peer.room = 0
+    market.publish(9)
+    market.group.run(2.0)
+    assert viewer.sender.state is OVERLOADED
+    market.publish(1)
+    market.group.run(2.0)
+    assert viewer.sender.state is SOFT_LIMIT
+    market.publish(300)
+    assert viewer.sender.load().messages == 50
+
+
+def test_account_when_values_were_superseded_says_so_in_words_and_in_the_ledger():
+    market = Market(1)
+    (viewer,) = market.viewers
+    viewer.peer.room = 0
+    market.publish(5)
+    market.group.run(0.1)
+    market.publish(10)
+    assert "10 values superseded by newer ones" in viewer.sender.why()
+    assert viewer.sender.forecast() is None
+    viewer.drain()
+    assert viewer.sender.statistics().dropped[DropReason.SUPERSEDED].of(DATA) == 10
+    (entry,) = [entry for entry in viewer.sender.ledger() if entry.kind is LedgerKind.DROPS]
+    assert entry.why == "superseded by a newer value: 10 data"
+
+
+def test_policy_when_it_refuses_data_leaves_values_to_wait():
+    market = Market(1)
+    (viewer,) = market.viewers
+    viewer.sender.set_policy(DropDroppable())
+    viewer.peer.room = 0
+    market.publish(2)
+    market.group.run(0.1)
+    assert viewer.sender.state is OVERLOADED
+    market.publish(5)
+    market.log.append(frame(LOG, DATA, 7), DATA, market.group.now())
+    viewer.drain()
+    assert viewer.numbers() == [2, 3, 4, 5, 6]
+    check_accounts(viewer)
+
+
+def test_switch_when_a_log_has_keys_is_refused():
+    market, other = Market(1), Published(ManualGroup())
+    other.publish(KEY)
+    fanout = Fanout(other.log, market.group)
+    with pytest.raises(LocalProtocolError, match="log with keys"):
+        market.viewers[0].sender.switch(Hop(fanout, other.log.tail, ()))
+
+
+def test_flight_when_a_log_with_keys_is_followed_ends_and_says_why():
+    market = Market(1, kind=RecordedViewer)
+    (viewer,) = market.viewers
+    assert not viewer.sender.recording
+    flight, _, _ = check_flight(viewer.rows)
+    assert flight.rows[-1].reason == "keys"
+    market.publish(20)
+    market.group.run(0.1)
+    assert viewer.numbers() == list(range(20)), "it goes on as any viewer, in the cohort"
+    assert market.fanout.statistics().members == 1
+    check_accounts(viewer)
