@@ -32,7 +32,7 @@ from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Item
 from flowctl.core.outgoing.cursor import LogCursor
-from flowctl.core.outgoing.latest import NO_END, Amount, LatestValues, Spans, Value
+from flowctl.core.outgoing.latest import EVERYTHING, NO_END, Amount, LatestValues, Spans, Value
 from flowctl.core.outgoing.streamlog import Entry, KeyedEntry, Place, StreamLog
 from flowctl.reasons import DropReason
 
@@ -61,7 +61,7 @@ class ConflatingCursor(LogCursor):
         self._latest = cast("LatestValues", log.latest)
         values = (0, 0)
         if latest:
-            start, values = log.look(partial(self._latest.amount, ((0, NO_END),)))
+            start, values = log.look(partial(self._latest.amount, EVERYTHING))
         super().__init__(log, now=now, start=start, prefix=prefix)
         self._joined = self.place.entry.sequence  # values from before are what joining gave
         # Values wait in these, the next first; the last one has no end. None: in the cohort, or it takes no more.
@@ -74,7 +74,7 @@ class ConflatingCursor(LogCursor):
         self._end: Entry | None = None  # of the messages without a key, at the moment that is looked at
         self.stand_alone()
         if latest:
-            self._spans = ((0, NO_END),)
+            self._spans = EVERYTHING
             self._before = self._before[0] - values[0], self._before[1] - values[1]
             self.cached_bytes += values[1]
 

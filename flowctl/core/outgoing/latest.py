@@ -22,6 +22,7 @@ Span = tuple[int, int]
 Spans = tuple[Span, ...]
 NO_END: Final = 1 << 62
 """End of a span of all that will be published."""
+EVERYTHING: Final[Spans] = ((0, NO_END),)
 Amount = tuple[int, int]
 """(messages, wire bytes) of values."""
 _LEAST_EMPTY: Final = 64
@@ -140,7 +141,7 @@ class LatestValues:
             size += sum(sizes)
         return messages, size
 
-    def values(self, spans: Spans, most: int = NO_END) -> list[Value]:
+    def values(self, spans: Spans = EVERYTHING, most: int = NO_END) -> list[Value]:
         """Return the values in `spans`, one span after the other, each in the order of messages; `most` at most."""
         slots = self._slots
         found = (value for span in spans for value in islice(slots.values, *slots.range(span)) if value is not None)

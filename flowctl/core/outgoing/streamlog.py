@@ -31,7 +31,7 @@ from typing import Final, Protocol, TypeVar, cast
 
 from flowctl.core.flow.state import CLASS_COUNT, VIDEO_CLASSES, MessageClass
 from flowctl.core.flow.timing import fill_bytes
-from flowctl.core.outgoing.latest import NO_END, LatestValues, Value
+from flowctl.core.outgoing.latest import LatestValues, Value
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError, LocalProtocolError
 
@@ -413,8 +413,7 @@ class StreamLog:
     def values(self) -> list[bytes]:
         """Return the newest message of each key, in the order in which they were published. Any thread."""
         latest = self.latest
-        everything = ((0, NO_END),)
-        return [] if latest is None else [value.wire for value in self.look(lambda: latest.values(everything))[1]]
+        return [] if latest is None else [value.wire for value in self.look(latest.values)[1]]
 
     @property
     def reach(self) -> tuple[int, int]:
