@@ -43,7 +43,7 @@ from flowctl.core.flow.state import MessageClass, SendState, StateChange
 from flowctl.core.loop.coroutines import Coroutines
 from flowctl.core.loop.faults import as_exception, log_error, report
 from flowctl.core.loop.jobs import Purpose
-from flowctl.core.loop.lingering import Lingering
+from flowctl.core.loop.lingering import Lingering, Part, write_parts
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.loop.sockets import (
     LineFigures,
@@ -60,7 +60,6 @@ from flowctl.core.loop.sockets import (
 )
 from flowctl.core.loop.tls import HANDSHAKE_S, TlsSocket
 from flowctl.core.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
-from flowctl.core.outgoing.outbox import gather_write
 from flowctl.core.outgoing.streamlog import Wire
 from flowctl.core.sending.contract import SendResult
 from flowctl.core.sending.settings import SenderSettings
@@ -577,7 +576,7 @@ class Connection:
             abortive = abortive or self.sender.state is not SendState.READY
         words = self._last_words(reason, details)
         self._run_guarded("close", self.sender.close, reason, details)
-        unsaid = b""
+        unsaid: list[Part] = []
         if words:
             unsaid, abortive = self._say_last(words)
         self._run_guarded("ledger_entry", self._read_ledger)
@@ -625,14 +624,16 @@ class Connection:
             self.handler_failed("last_words", error)
             return b""
 
-    def _say_last(self, words: bytes) -> tuple[bytes, bool]:
-        """Write the rest of the message in flight, and `words`; return what is left, and whether nothing can be."""
-        whole = b"".join((self.sender.unfinished, words))
-        written, _, failure = gather_write(self._sock, [whole])
-        self.wrote(written)
-        return whole[written:], failure is not None
+    def _say_last(self, words: bytes) -> tuple[list[Part], bool]:
+        """Write the rest of the message in flight, and `words`; return what is left, and whether it is broken."""
+        parts: list[Part] = [part for part in (self.sender.unfinished, words) if part]
+        try:
+            write_parts(self._sock, parts)
+        except OSError:
+            return [], True
+        return parts, False
 
-    def _linger(self, group: PollGroup, unsaid: bytes) -> None:
+    def _linger(self, group: PollGroup, unsaid: list[Part]) -> None:
         with self._lock:
             farewell = self._farewell
         # A peer that was to get all that was queued may pause as long while our kernel has the last of it.

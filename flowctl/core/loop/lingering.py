@@ -13,7 +13,7 @@ that admission gave the connection is kept until the socket is closed.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from flowctl.core.loop.sockets import end_output, unacknowledged_bytes
@@ -28,6 +28,25 @@ LINGER_BYTES: Final = 1024 * 1024
 """Most input that is thrown away: most of a second of a 10 Mbit/s publisher, which has heard of our end by then."""
 _TURN_BYTES: Final = 64 * 1024
 """Most input that is thrown away at a time, before the others on the thread get their turn."""
+
+
+Part = bytes | memoryview
+"""A part of what is sent last: a view, so that many who are cut within one large message share it."""
+
+
+def write_parts(sock: socket.socket, parts: list[Part]) -> None:
+    """Have the kernel take what it takes of `parts`, and leave the rest in there.
+
+    Raises:
+        OSError: the connection is broken.
+    """
+    while parts:
+        try:
+            parts[0] = memoryview(parts[0])[sock.send(parts[0]) :]
+        except (BlockingIOError, InterruptedError):
+            return
+        if not parts[0]:
+            del parts[0]
 
 
 class Lingering:
@@ -50,7 +69,7 @@ class Lingering:
         group: PollGroup,
         over: Callable[[bool], None],
         unread_s: float = 0.0,
-        unsaid: bytes = b"",
+        unsaid: Sequence[Part] = (),
     ) -> None:
         self._sock: Final = sock
         self._group: Final = group
@@ -61,7 +80,7 @@ class Lingering:
         self._moved_at = group.now()  # when a look first found them so
         self._until: Final = self._moved_at + LINGER_S
         self._unread_s: Final = unread_s
-        self._unsaid = unsaid
+        self._unsaid: Final = list(unsaid)
         group.watch_input(sock, self._input_ready)
         if unsaid or (isinstance(sock, TlsSocket) and sock.kept_bytes):
             group.watch_output(sock, self._push)
@@ -78,7 +97,7 @@ class Lingering:
         sock = self._sock
         try:
             if self._unsaid:
-                self._unsaid = self._unsaid[sock.send(self._unsaid) :]
+                write_parts(sock, self._unsaid)
                 if not self._unsaid and end_output(sock):
                     self._end(reset=False)
                     return
