@@ -94,6 +94,7 @@ _REFUSALS: Final = {
     CloseReason.AUTH_REFUSED: HTTPStatus.FORBIDDEN,
     CloseReason.KICKED: HTTPStatus.FORBIDDEN,
     CloseReason.SHUTDOWN: HTTPStatus.SERVICE_UNAVAILABLE,
+    CloseReason.FINISHED: HTTPStatus.SERVICE_UNAVAILABLE,
     CloseReason.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 """The same of what ends before its handshake is answered, as statuses of HTTP."""
