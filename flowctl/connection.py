@@ -244,8 +244,8 @@ class Session:
         """Return what the peer is still told at the end, behind a message it has begun to get. Default: nothing.
 
         It is called before `closed`. What is queued is dropped for `reason` all the same, and a peer that has words to
-        get is not reset at once: its kernel has `flowctl.core.loop.lingering` to take them, which is 2 s for one that
-        takes nothing.
+        get is not reset at once: it has the time in which a socket lingers to take them, up to 30 s while it takes
+        something, and `close_deadline_s` of its Sender where it does not.
         """
         del reason, details
         return b""
@@ -591,7 +591,7 @@ class Connection:
             group.deadlines.remove(self)
         running = group is not None and group.state is GroupState.RUNNING
         if not abortive and group is not None and running and (unsaid or not end_output(self._sock)):
-            self._run_guarded("lingering", self._linger, group, unsaid)
+            self._run_guarded("lingering", self._linger, group, unsaid, bool(words))
         lingers = self._lingering is not None
         if not lingers:
             if group is not None:
@@ -633,11 +633,11 @@ class Connection:
             return [], True
         return parts, False
 
-    def _linger(self, group: PollGroup, unsaid: list[Part]) -> None:
+    def _linger(self, group: PollGroup, unsaid: list[Part], told: bool) -> None:  # noqa: FBT001 - of `_finish`
         with self._lock:
             farewell = self._farewell
-        # A peer that was to get all that was queued may pause as long while our kernel has the last of it.
-        unread_s = 0.0 if farewell is None else self.sender.settings.close_deadline_s or _NEVER
+        # A peer that was to get all that was queued, or is told why, may pause as long before it takes the last of it.
+        unread_s = self.sender.settings.close_deadline_s or _NEVER if farewell is not None or told else 0.0
         self._lingering = Lingering(self._sock, group, self._end_linger, unread_s, unsaid)
 
     def _end_linger(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`

@@ -181,8 +181,8 @@ class WebSocketSession(Session):
     leave these alone, and begin with `accepted` instead of `opened`. A constructor of your own calls this one's.
 
     What a handler raises ends the connection with reason INTERNAL, which tells the client 1011. A client that is ended
-    at a limit is told why by the code and the words of its close frame, see `close_with`, if it takes them in the time
-    in which a socket lingers: 2 s for one that takes nothing. Only then is it reset.
+    at a limit is told why by the code and the words of its close frame, if it takes them in the time in which a socket
+    lingers, see `Session.last_words`: 5 s for one that takes nothing. Only then is it reset.
 
     Attributes:
         origins: origins of pages that may connect, such as ``{"https://example.com"}``; ``{"*"}``: all. None (default):

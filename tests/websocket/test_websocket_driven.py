@@ -100,6 +100,7 @@ def test_slow_clients_when_they_take_nothing_after_their_end_are_reset():
         session.send_message(b"x" * 1000)
     peer.run(1.0)
     assert peer.closed[0] is CloseReason.HARD_LIMIT
+    peer.run(4.0)
     assert peer.connection.fileno() != -1
     peer.run(5.0)
     assert peer.connection.fileno() == -1

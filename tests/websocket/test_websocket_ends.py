@@ -77,7 +77,7 @@ def test_slow_clients_when_cut_at_a_hard_limit_get_the_rest_of_a_message_and_are
 
 def test_slow_clients_when_they_take_nothing_are_reset_after_the_lingering_time(monkeypatch):
     monkeypatch.setattr(lingering, "LINGER_QUIET_S", 0.05)
-    with Served(server={"limits": SMALL, "settings": SenderSettings(stuck_s=0.1)}) as served:
+    with Served(server={"limits": SMALL, "settings": SenderSettings(stuck_s=0.1, close_deadline_s=0.1)}) as served:
         client, session = served.open(**NARROW)
         with client:
             while session.send_message(b"x" * 50_000).outcome is not SendOutcome.CLOSED:
@@ -239,7 +239,7 @@ def test_floods_of_pings_when_their_answers_are_not_read_end_at_the_limit_of_the
     """The client never reads; what waits for it is bounded."""
     monkeypatch.setattr(lingering, "LINGER_QUIET_S", 0.05)
     narrow = {
-        "settings": SenderSettings(control_messages=50, stuck_s=0.0),
+        "settings": SenderSettings(control_messages=50, stuck_s=0.0, close_deadline_s=0.1),
         "options": SocketOptions(send_buffer_bytes=4096),
     }
     with Served(server=narrow) as served:

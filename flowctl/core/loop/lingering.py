@@ -136,10 +136,11 @@ class Lingering:
         if seen != self._seen:
             self._seen, self._moved_at = seen, now
         useless = self._discarded_bytes >= LINGER_BYTES and not seen[0]
-        still = now >= self._moved_at + max(LINGER_QUIET_S, self._unread_s if seen[0] else 0.0)
+        unread = seen[0] > 0 or bool(self._unsaid)
+        still = now >= self._moved_at + max(LINGER_QUIET_S, self._unread_s if unread else 0.0)
         if now >= self._until or still or useless:
             # What is not acknowledged by now is not read, and the kernel would keep it for minutes.
-            self._end(reset=useless or seen[0] > 0)
+            self._end(reset=useless or unread)
         else:
             self._group.deadlines.set(self, min(self._until, now + LINGER_QUIET_S))
 
