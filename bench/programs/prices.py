@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, Final, TypeAlias
 
 import uvloop
 from aiohttp import web
@@ -35,6 +35,9 @@ _LEVEL: Final = 14
 """Octets of a level of the order book: price, amount and comma."""
 _BACKLOG: Final = 1024
 _GENERATOR: Final = random.Random(29)
+
+Publisher: TypeAlias = tuple[int, Callable[[str], Awaitable[None]]]
+"""The port of a server, and what sends a text to all its clients."""
 
 
 def price(number: int, size: int) -> tuple[str, str]:
@@ -54,9 +57,7 @@ def due(count: int, rate: float, size: int, burst: int) -> Iterator[tuple[float,
 
 
 @asynccontextmanager
-async def websockets_server(
-    arguments: argparse.Namespace,
-) -> AsyncIterator[tuple[int, Callable[[str], Awaitable[None]]]]:
+async def websockets_server(arguments: argparse.Namespace) -> AsyncIterator[Publisher]:
     """Run the package websockets."""
     clients: set[ServerConnection] = set()
 
@@ -77,7 +78,7 @@ async def websockets_server(
 
 
 @asynccontextmanager
-async def aiohttp_server(arguments: argparse.Namespace) -> AsyncIterator[tuple[int, Callable[[str], Awaitable[None]]]]:
+async def aiohttp_server(arguments: argparse.Namespace) -> AsyncIterator[Publisher]:
     """Run aiohttp."""
     clients: set[web.WebSocketResponse] = set()
     tasks: set[asyncio.Task[None]] = set()
@@ -115,10 +116,9 @@ async def aiohttp_server(arguments: argparse.Namespace) -> AsyncIterator[tuple[i
     yield runner.addresses[0][1], publish
 
 
-async def serve_on_uvloop(arguments: argparse.Namespace) -> None:
-    """Run one of these two, and publish as told."""
-    makers = {"websockets": websockets_server, "aiohttp": aiohttp_server}
-    async with makers[arguments.server](arguments) as (port, publish):
+async def serve_on_uvloop(server: AbstractAsyncContextManager[Publisher], patience_s: float) -> None:
+    """Run a server, and publish as told."""
+    async with server as (port, publish):
 
         async def publish_all(asked: dict[str, Any]) -> None:
             for wait_s, number, size in due(**asked):
@@ -130,7 +130,7 @@ async def serve_on_uvloop(arguments: argparse.Namespace) -> None:
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             task = asyncio.create_task(publish_all(json.loads(line)))
-            done, _ = await asyncio.wait([task], timeout=arguments.patience)
+            done, _ = await asyncio.wait([task], timeout=patience_s)
             print(json.dumps({"finished": task in done}), flush=True)
 
 
@@ -205,7 +205,8 @@ def main() -> None:
     if arguments.server in {"flowctl", "bare"}:
         serve_on_threads(arguments)
     else:
-        uvloop.run(serve_on_uvloop(arguments))
+        makers = {"websockets": websockets_server, "aiohttp": aiohttp_server}
+        uvloop.run(serve_on_uvloop(makers[arguments.server](arguments), arguments.patience))
 
 
 if __name__ == "__main__":

@@ -105,10 +105,12 @@ class Pair:
 
 
 @contextlib.contextmanager
-def open_pair(server: Sequence[str], clients: int, *crowd: str) -> Iterator[tuple[Pair, int]]:
+def open_pair(
+    server: Sequence[str], clients: int, *crowd: str, program: str = "prices.py"
+) -> Iterator[tuple[Pair, int]]:
     """Start a server and let the crowd connect; yields them with the memory that the server had before."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with process([sys.executable, str(PROGRAMS / "prices.py"), *server], **pipes) as child:
+    with process([sys.executable, str(PROGRAMS / program), *server], **pipes) as child:
         port = int(read_json(child)["port"])
         before = resident_bytes([child.pid])
         command = [sys.executable, str(PROGRAMS / "browsers.py"), str(port), "--clients", str(clients), *crowd]
