@@ -13,12 +13,12 @@ from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import MOST_STREAMS
 from flowctl.live.session import MESSAGES_PER_TURN
-from flowctl.live.stream import LONGEST_KEY_INTERVAL_S
 from flowctl.load.hostile.base import AttackOutcome
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.streams.groups import LONGEST_KEY_INTERVAL_S
 
 CUT, REFUSED, CONTAINED = AttackOutcome.CUT, AttackOutcome.REFUSED, AttackOutcome.CONTAINED
 OWNERS = (WireLimits, AmfLimits, ServerSessionConfig, AdmissionLimits, LiveConfig, SenderSettings, CacheLimits)

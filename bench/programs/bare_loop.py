@@ -11,8 +11,8 @@ import json
 import socket
 import time
 
-from flowctl.live.wirelog import RtmpChunks
 from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.streams.wirelog import RtmpChunks
 
 
 def slices(bit_rate: int, interval_s: float, seconds: float) -> list[bytes]:

@@ -35,9 +35,9 @@ from flowctl.live.oversight.episodes import Episode
 from flowctl.live.renditions.renditionset import RenditionSet, Seat
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import StartPlace, Stream
-from flowctl.live.wirelog import WireLog
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.wire.streams.wirelog import WireLog
 
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"

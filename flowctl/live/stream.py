@@ -18,12 +18,12 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
-from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, KeptHeaders, RtmpChunks, WireFormat, WireLog
-from flowctl.wire.rtmp.media.media import MediaInfo, inspect, refers_back
-from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO, signed_difference
+from flowctl.wire.rtmp.media.media import MediaInfo, inspect
+from flowctl.wire.rtmp.wire import CLOCK_HALF, CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.streams.groups import FRAMES, LONGEST_KEY_INTERVAL_S, PictureGroups
+from flowctl.wire.streams.wirelog import KeptHeaders, RtmpChunks, WireFormat, WireLog
 
-_FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
-CLOCKED: Final = _FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
+CLOCKED: Final = FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """Messages that show the publisher's clock: headers and metadata have timestamp 0, whatever that clock says."""
 _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
@@ -37,9 +37,6 @@ MOST_WIRES: Final = 8
 GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""
-LONGEST_KEY_INTERVAL_S: Final = 10.0
-"""Longest time between key frames that encoders are usually set to. Frames before the first one are held back for so
-long, since no player could decode them; of encoders that refresh without key frames they pass then."""
 _LONGEST_GAP_MS: Final = 3_600_000
 
 
@@ -128,13 +125,7 @@ class Stream:
         self._last_timestamp: int | None = None  # guarded by _lock
         self._last_at = now  # when the last message came; guarded by _lock
         self._key_seen = False  # since this publisher began; guarded by _lock
-        self._key_track: int | None = None  # video track at whose key frames viewers start; guarded by _lock
-        self._key_at = now  # when its last one came; guarded by _lock
-        # When its last one is shown, in ms, where pictures that are shown before it may refer to ones that came before
-        # it (open GOP); guarded by _lock
-        self._open_from: int | None = None
-        # Size of the pictures of other tracks that go before its next key frame. None: there are none; guarded by _lock
-        self._ahead_bytes: int | None = None
+        self._groups = PictureGroups()  # of this publisher; guarded by _lock
         self._began_at = now  # when this publisher began; guarded by _lock
         self.media_at = now  # when the publisher that counts began, or sent audio or video last
         self.published_at: float | None = None
@@ -193,7 +184,7 @@ class Stream:
             self.media_at = now
             self._shift = None
             self._key_seen = False
-            self._key_track = self._open_from = self._ahead_bytes = None
+            self._groups = PictureGroups()
             self._began_at = now
             if self._taker is not None:
                 self._taker.took_over(self.name, publisher)
@@ -224,18 +215,15 @@ class Stream:
     ) -> bool:
         """Pass one message on to the viewers; return False when `publisher` is not the one whose messages count."""
         info = info or inspect(type_id, payload)
-        message_class = info.message_class
         with self._lock:
             if self.publisher is not publisher:
                 waiting = self._standby_headers.get(publisher)
-                if waiting is not None and message_class is MessageClass.HEADER:
+                if waiting is not None and info.message_class is MessageClass.HEADER:
                     waiting.keep(info.sticky_key, len(payload), (type_id, payload))
                 return False
             if type_id in MEDIA_TYPES:
                 self.media_at = now
-            opens = message_class is MessageClass.KEY
-            if opens:
-                message_class = self._key_class(info, now)
+            message_class, leading, ahead = self._groups.place(info, timestamp, payload, now)
             published_ms = timestamp
             timestamp = self._rebase(timestamp, message_class, now)
             self.messages_in[message_class] += 1
@@ -247,7 +235,7 @@ class Stream:
                 header_key = info.sticky_key
             elif message_class is MessageClass.KEY:
                 self._key_seen = True
-            elif message_class in _FRAMES and not self._key_seen:
+            elif message_class in FRAMES and not self._key_seen:
                 if now - self._began_at < LONGEST_KEY_INTERVAL_S:
                     self.before_key_count += 1  # nobody could decode it
                     return True
@@ -255,8 +243,6 @@ class Stream:
             self._show(info, message_class, type_id, timestamp, published_ms, payload, now)
             if len(self._wires) > 1:
                 self._drop_unused(key=message_class is MessageClass.KEY)
-            leading = self._leads(info, message_class, timestamp, payload)
-            ahead = self._goes_ahead(info, message_class, len(payload), opens=opens)
             over: LimitExceededError | None = None
             for wire in self._wires.values():
                 try:
@@ -323,57 +309,6 @@ class Stream:
         for _, _, header in wire.headers.items():
             type_id, timestamp, payload = wire.wire_format.deserialise(header)
             feed.accept(type_id, timestamp, payload, inspect(type_id, payload), now)
-
-    def _key_class(self, info: MediaInfo, now: float) -> MessageClass:
-        """Return KEY for a key frame of the lowest track, where viewers start, and INTER for one of any other.
-
-        Tracks have their key frames at one time, one message after the other. Who starts at one of them gets those that
-        come before it with the headers (`_goes_ahead`), and the others right behind it. A track that ends gives way to
-        the next one.
-        """
-        self._lock.assert_owned()
-        track = min(info.tracks)
-        if self._key_track is None or track <= self._key_track or now - self._key_at > LONGEST_KEY_INTERVAL_S:
-            self._key_track, self._key_at = track, now
-            return MessageClass.KEY
-        return MessageClass.INTER
-
-    def _leads(self, info: MediaInfo, message_class: MessageClass, timestamp: int, payload: bytes) -> bool:
-        """Whether a picture is a leading one, which is shown before the key frame of its open group.
-
-        Of a key frame: whether such pictures may follow.
-        """
-        self._lock.assert_owned()
-        if message_class is MessageClass.KEY:
-            shown_at = timestamp + (info.composition_ms or 0)
-            self._open_from = shown_at if refers_back(info, payload) else None
-            return self._open_from is not None
-        if message_class in _FRAMES and self._open_from is not None and info.tracks == (self._key_track,):
-            if signed_difference(timestamp + (info.composition_ms or 0), self._open_from) < 0:
-                return True
-            self._open_from = None
-        return False
-
-    def _goes_ahead(self, info: MediaInfo, message_class: MessageClass, size_bytes: int, *, opens: bool) -> bool | None:
-        """Whether a picture is for those too who start at the next key frame, see `WireLog.append`.
-
-        That is a key frame of another track, and what follows it in that one, up to the next picture of the lowest
-        track: where that is no key frame, the tracks have theirs at different times, and there is nothing to be done.
-        """
-        self._lock.assert_owned()
-        before = self._ahead_bytes
-        if message_class is MessageClass.KEY:
-            self._ahead_bytes = None
-        elif message_class is MessageClass.INTER and self._key_track in info.tracks:
-            self._ahead_bytes = None
-            return None if before is None else False
-        elif message_class is MessageClass.INTER and (opens or before is not None):
-            self._ahead_bytes = (before or 0) + max(size_bytes, HEADERS_BYTES // HEADERS)
-            if self._ahead_bytes <= HEADERS_BYTES:
-                return True
-            self._ahead_bytes = None
-            return False
-        return None
 
     def _rebase(self, timestamp: int, message_class: MessageClass, now: float) -> int:
         """Return `timestamp` on the stream's own timeline.

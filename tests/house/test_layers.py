@@ -52,6 +52,7 @@ LAYERS = {
     "sending": layer("sender core.sending", "words flow outgoing loop"),
     "receiver": layer("receiver", "words loop"),
     "fanout": layer("core.fanout", "words flow outgoing loop sending"),
+    "streams": layer("wire.streams", "words flow rtmp outgoing loop sending fanout"),
     "streamset": layer("streamset", "words flow outgoing loop sending fanout"),
     "connection": layer("connection", "words flow outgoing loop sending receiver fanout"),
     "diffusion": layer("nodes.diffusion", "words flow outcomes loop sending receiver connection"),
@@ -62,28 +63,31 @@ LAYERS = {
     "flight": layer("records.flight", "words flow outgoing loop sending telemetry"),
     "testing": layer("testing", "words flow loop sending connection"),
     "media": layer("wire.media", "words rtmp"),
-    "client": layer("wire.client", "words text flow rtmp loop sending receiver connection media"),
+    "client": layer(
+        "wire.client", "words text flow rtmp outgoing loop sending receiver fanout streams connection media"
+    ),
     "live": layer(
         "live",
         "words text sqlite outcomes access flow rtmp outgoing judging clocks log loop sending receiver fanout "
-        "streamset connection server telemetry flight",
+        "streams streamset connection server telemetry flight",
     ),
     "fleet": layer("live.fleet", "words outcomes zeromq rpc messenger live"),
     "httpd": layer(
         "live.httpd",
-        "words access flow rtmp frames outgoing log loop sending receiver connection server live",
+        "words access flow rtmp frames outgoing log loop sending receiver streams connection server live",
     ),
     "control": layer("control", "words text flow log loop zeromq rpc sending connection server live"),
     "admin": layer("live.admin", "words text loop access server live control"),
     "cluster": layer(
         "live.cluster",
         "words text flow rtmp access outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "
-        "receiver fanout connection server telemetry client live fleet control admin",
+        "receiver fanout streams connection server telemetry client live fleet control admin",
     ),
     "remux": layer(
-        "live.remux", "words access flow rtmp outcomes log loop sending connection server live httpd client cluster"
+        "live.remux",
+        "words access flow rtmp outcomes log loop sending streams connection server live httpd client cluster",
     ),
-    "relay": layer("live.relay", "words flow rtmp outcomes loop sending connection server live client cluster"),
+    "relay": layer("live.relay", "words flow rtmp outcomes loop sending streams connection server live client cluster"),
     "loadtest": layer("load", "words text flow rtmp charts log loop media client"),
     "demo": layer(
         "demo",

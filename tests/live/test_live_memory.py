@@ -21,8 +21,8 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
 from flowctl.live.stream import Stream
-from flowctl.live.wirelog import WireLog
 from flowctl.testing.driving import HandGroup, MemoryWire
+from flowctl.wire.streams.wirelog import WireLog
 
 LOG = logging.getLogger("memory")
 HEALTHY_BYTES = 7_000

@@ -14,13 +14,13 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.live.stream import MOST_WIRES, Stream
-from flowctl.live.wirelog import WireLog
 from flowctl.wire.rtmp.amf.amf0 import encode
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.messages import SetChunkSize, encode_control
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
+from flowctl.wire.streams.wirelog import WireLog
 
 
 class Member:

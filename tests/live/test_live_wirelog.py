@@ -10,12 +10,12 @@ from live_kit import AVC_HEADER, inter, key
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.errors import LimitExceededError
-from flowctl.live import wirelog
-from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, KeptHeaders, RtmpChunks, WireLog
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import serialise
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
+from flowctl.wire.streams import wirelog
+from flowctl.wire.streams.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, KeptHeaders, RtmpChunks, WireLog
 
 
 def make(msid=1, chunk_size=128):

@@ -24,7 +24,6 @@ from flowctl.errors import ClosedError, LimitExceededError, LocalProtocolError
 from flowctl.live.hub import Hub
 from flowctl.live.server import LiveServer
 from flowctl.live.stream import Stream
-from flowctl.live.wirelog import WireLog
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import commands
@@ -33,6 +32,7 @@ from flowctl.wire.rtmp.server.session import ServerSession
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
 from flowctl.wire.rtmp.states import StreamState
 from flowctl.wire.rtmp.wire import Message
+from flowctl.wire.streams.wirelog import WireLog
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 _MIB: Final = 1024 * 1024

@@ -8,8 +8,8 @@ from typing import Final
 from flowctl import flv
 from flowctl.live.httpd.exchange import HeaderFields
 from flowctl.live.stream import Stream
-from flowctl.live.wirelog import WireFormat
 from flowctl.wire.rtmp.wire import CLOCK_MASK, TYPE_DATA_AMF0, TYPE_DATA_AMF3
+from flowctl.wire.streams.wirelog import WireFormat
 from flowctl.wire.websocket.frames import LONG, SHORT, close_frame, frame
 from flowctl.wire.websocket.handshake import switching_head
 from flowctl.wire.websocket.reading import FrameReader

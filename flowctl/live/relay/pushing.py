@@ -1,15 +1,14 @@
 """A connection on which a stream of this server is published at another one: to the stream, a viewer like any other.
 
 How it works. The session speaks RTMP as a publisher does; once the other server lets it in, it follows the log of its
-stream in a format of its own (`PushChunks`), through the Sender of its connection. So a target that takes less than is
-published is a slow viewer: it is stepped down at key frames within the limits of the server's viewers, and `flowctl
-stats` says why.
+stream in a format of its own (`PublishChunks`), through the Sender of its connection. So a target that takes less than
+is published is a slow viewer: late pictures are left out for it, and `flowctl stats` says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Final
+from typing import Final
 
 import structlog
 
@@ -19,44 +18,15 @@ from flowctl.live.hub import Hub
 from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants
 from flowctl.live.settings.relays import place_of
 from flowctl.live.stream import Stream
-from flowctl.live.wirelog import RtmpChunks, WireFormat
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp.chunk.writer import serialise
 from flowctl.wire.rtmp.client.session import ClientSession
-from flowctl.wire.rtmp.commands import ON_METADATA, SET_DATA_FRAME, command
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, Rejected, StreamEnded
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
-from flowctl.wire.rtmp.wire import TYPE_DATA_AMF0, Message
+from flowctl.wire.rtmp.wire import Message
+from flowctl.wire.streams.wirelog import PublishChunks
 
 _log: Final = structlog.get_logger("flowctl.relay")
-
-
-class PushChunks(RtmpChunks):
-    """RTMP chunks of a publisher: metadata is set, and the stream is given back behind the last of its messages."""
-
-    ends: ClassVar[bool] = True
-    __slots__ = ()
-
-    @property
-    def name(self) -> str:
-        return f"push-{self.msid}"
-
-    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        if type_id == TYPE_DATA_AMF0 and payload.startswith(ON_METADATA):
-            payload = SET_DATA_FRAME + payload
-        return super().serialise(type_id, timestamp, payload)
-
-    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        type_id, timestamp, payload = super().deserialise(wire)
-        return type_id, timestamp, payload.removeprefix(SET_DATA_FRAME) if type_id == TYPE_DATA_AMF0 else payload
-
-    begin = WireFormat.begin
-
-    def end(self, timestamp: int) -> bytes:
-        del timestamp
-        message = command("deleteStream", 0, None, float(self.msid))
-        return serialise(message.type_id, message.msid, 0, message.payload, message.csid, self.chunk_size)
 
 
 class PushSession(ViewerSession):
@@ -157,7 +127,7 @@ class PushSession(ViewerSession):
             self._leave(str(error))
             return
         self.accepted = True
-        wire = stream.join_format(PushChunks(stream_id, self._hub.config.rtmp.out_chunk_size))
+        wire = stream.join_format(PublishChunks(stream_id, self._hub.config.rtmp.out_chunk_size))
         self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(tracks=True))
         place = self._playing.begin()
         if stream.ended:

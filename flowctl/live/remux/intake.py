@@ -17,11 +17,11 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import LimitExceededError
 from flowctl.live.cluster.follow import Sink, Source, StreamFollower
-from flowctl.live.wirelog import KeptHeaders
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import TYPE_VIDEO
+from flowctl.wire.streams.wirelog import KeptHeaders
 
 QUEUE_BYTES: Final = 64 << 20
 """Messages of one stream that wait for the disk: 20 s at 25 Mbit/s."""

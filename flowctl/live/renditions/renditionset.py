@@ -37,12 +37,12 @@ from flowctl.live.renditions.lead import Lead
 from flowctl.live.renditions.sound import CommonSound, Sound
 from flowctl.live.settings.renditions import MOST_RENDITIONS
 from flowctl.live.stream import CLOCKED, GIVEN_WIRES, Stream
-from flowctl.live.wirelog import HEADER_BYTES, KeptHeaders, RtmpChunks, WireFormat, WireLog
 from flowctl.streamset import StreamSet
 from flowctl.wire.rtmp.media.media import MediaInfo
 from flowctl.wire.rtmp.media.parameters import with_parameter_sets
 from flowctl.wire.rtmp.media.size import read_size
 from flowctl.wire.rtmp.wire import CLOCK_MASK, TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.streams.wirelog import HEADER_BYTES, KeptHeaders, RtmpChunks, WireFormat, WireLog
 
 _log: Final = structlog.get_logger("flowctl.live")
 _STALE_S: Final = 10.0

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from flowctl.errors import LimitExceededError
 from flowctl.live.settings.renditions import MOST_RENDITIONS
-from flowctl.live.wirelog import KeptHeaders
 from flowctl.wire.rtmp.media.media import MediaInfo
 from flowctl.wire.rtmp.wire import signed_difference
+from flowctl.wire.streams.wirelog import KeptHeaders
 
 _SILENT_S: Final = 0.5
 """Silence of the source after which another one takes over: encoders send sound some 20 to 50 times a second."""

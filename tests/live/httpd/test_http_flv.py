@@ -15,9 +15,9 @@ from flowctl.flv import FlvReader
 from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.live.httpd.session import HttpSession
-from flowctl.live.wirelog import RtmpChunks
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_DATA_AMF3, TYPE_VIDEO
+from flowctl.wire.streams.wirelog import RtmpChunks
 
 
 def test_stream_when_it_is_published_begins_with_headers_and_the_cached_key_frame(web):

@@ -20,7 +20,7 @@ from flowctl.core.outgoing.streamlog import CacheLimits, StreamLog
 from flowctl.errors import LimitExceededError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.chunk.writer import deserialise, serialise
-from flowctl.wire.rtmp.wire import EXTENDED, TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.rtmp.wire import EXTENDED, TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 
 _CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
 _DATA_CSID: Final = 7
@@ -143,6 +143,34 @@ class RtmpChunks(WireFormat):
 
     def end(self, timestamp: int) -> bytes:
         return commands.stream_notice_bytes(self.msid, published=False, chunk_size=self.chunk_size, timestamp=timestamp)
+
+
+class PublishChunks(RtmpChunks):
+    """RTMP chunks of a publisher: metadata is set, and the stream is given back behind the last of its messages."""
+
+    ends: ClassVar[bool] = True
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return f"push-{self.msid}"
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        if type_id == TYPE_DATA_AMF0 and payload.startswith(commands.ON_METADATA):
+            payload = commands.SET_DATA_FRAME + payload
+        return super().serialise(type_id, timestamp, payload)
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        type_id, timestamp, payload = super().deserialise(wire)
+        wrapped = type_id == TYPE_DATA_AMF0
+        return type_id, timestamp, payload.removeprefix(commands.SET_DATA_FRAME) if wrapped else payload
+
+    begin = WireFormat.begin
+
+    def end(self, timestamp: int) -> bytes:
+        del timestamp
+        message = commands.command("deleteStream", 0, None, float(self.msid))
+        return serialise(message.type_id, message.msid, 0, message.payload, message.csid, self.chunk_size)
 
 
 class WireLog:

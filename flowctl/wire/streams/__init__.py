@@ -1,0 +1,4 @@
+"""A published stream in one wire format: its log, its headers, and where viewers may start.
+
+Begin with `wirelog.py`.
+"""
