@@ -27,11 +27,11 @@ from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
 from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass, SendState, StateChange
+from flowctl.core.sending.episodes import VIEWER_SLOW, Episode, EpisodeWords
 from flowctl.errors import LimitExceededError, LocalProtocolError
 from flowctl.live.access.request import LiveRequest, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, line_fields
-from flowctl.live.oversight.episodes import Episode
 from flowctl.live.renditions.renditionset import RenditionSet, Seat
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import StartPlace, Stream
@@ -94,6 +94,7 @@ class PlayWords:
     """Messages of a play to its player in its protocol; this base sends none."""
 
     __slots__ = ()
+    trouble: EpisodeWords = VIEWER_SLOW  # what the log says of a player that is slow
 
     def begin(self, *, send: bool) -> None:
         """It plays from now on; not `send`: the log tells the player."""
@@ -249,8 +250,8 @@ class Playing:
 
     @property
     def quiet_at(self) -> float | None:
-        """Time at which its episode of trouble ends if nothing happens. None: there is none, or it goes on."""
-        return None if self._episode is None else self._episode.quiet_at
+        """Time at which its episode of trouble ends if nothing happens, or is told of again. None: neither."""
+        return None if self._episode is None else self._episode.due_at
 
     def check_quiet(self, now: float) -> None:
         if self._episode is not None:
@@ -328,7 +329,7 @@ class Playing:
                 _log.info("rendition switched", **fields, why=entry.why, after_s=round(entry.duration_s, 1))
             return
         if self._episode is None:
-            self._episode = Episode(fields, self._connection.why, self._dropped)
+            self._episode = Episode(fields, self._connection.why, self._dropped, self._words.trouble)
         self._episode.note_entry(entry, closed=self._connection.sender.closed)
 
     def _dropped(self) -> Counts:
@@ -346,7 +347,7 @@ class Playing:
         self.stream.leave(self._wire)
         self._hub.leave(self.stream, self._viewer)
         if self._episode is not None:
-            self._episode.end(connection.now(), None)
+            self._episode.end(connection.now(), silent=True)
         statistics, book, now = connection.sender.statistics(), connection.renditions, connection.now()
         _log.info(
             "play ended",

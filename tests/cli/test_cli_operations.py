@@ -84,7 +84,7 @@ def test_operations_when_called_as_commands_do_what_they_say(runtime, clients, t
         assert asked("connections", str(number))["connection"]["ledger"]
         status, output, _ = run("stats")
         assert status == 0
-        assert "to blame: viewer link" in output
+        assert "to blame: peer's line" in output
         assert asked("limits", str(number))["soft"] == "0,0,0"
         asked("limits", str(number), "--soft", "32KiB,10", "--hard", "1GiB,1000000")
         ledger = wait_until(lambda: len(found := shown_ledger(number)) > 1 and found, "a change of its state")

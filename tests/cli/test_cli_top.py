@@ -15,7 +15,7 @@ from flowctl.wire.media.synthetic import SyntheticSource
 
 LATE = (
     "OVERLOADED for 3.1 s; queued: 2.1 MiB, limit 2.0 MiB; queued 2 MiB in 900 messages, oldest 3.4 s; "
-    "the kernel has taken nothing for 3 s; to blame: viewer link"
+    "the kernel has taken nothing for 3 s; to blame: peer's line"
 )
 
 
@@ -75,8 +75,8 @@ def test_screen_when_a_viewer_of_a_set_keeps_up_shows_its_rendition_and_why_as_f
         (LATE, 116, "link: queued: 2.1 MiB, limit 2.0 MiB"),
         (LATE, 300, LATE),
         (LATE.replace("2.1 MiB, limit 2.0 MiB", "4100 messages, limit 4096 messages"), 80, "link"),
-        (LATE.replace("viewer link", "publisher burst"), 80, "burst: 2.1 MiB"),
-        (LATE.replace("viewer link", "policy"), 80, "policy: 2.1 MiB"),
+        (LATE.replace("peer's line", "publisher burst"), 80, "burst: 2.1 MiB"),
+        (LATE.replace("peer's line", "policy"), 80, "policy: 2.1 MiB"),
         (LATE.replace("queued: 2.1 MiB, limit 2.0 MiB", "blocked"), 80, "link: blocked"),
         ("READY for 5.2 s; nothing queued", 80, "nothing queued"),
         ("READY for 5.2 s; queued 1.2 MiB in 31 messages, oldest 40 ms", 80, "queued 1.2 MiB"),

@@ -24,7 +24,7 @@ _STREAM_ROWS: Final = 5
 _STATES: Final = {"READY": "ready", "OVERLOADED": "over", "SOFT_LIMIT": "SOFT", "HARD_LIMIT": "HARD"}
 _COLUMNS: Final = (("conn", 7), ("peer", 21), ("state", 5), ("delay", 7), ("pict", 4), ("queue", 8), ("drops", 6))
 
-_BLAMES: Final = {"viewer link": "link", "our loop": "loop", "publisher burst": "burst"}
+_BLAMES: Final = {"peer's line": "link", "our loop": "loop", "publisher burst": "burst"}
 """Short words for the cause of trouble, where there is little room."""
 
 

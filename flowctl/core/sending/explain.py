@@ -20,7 +20,7 @@ _LATE_MS: Final = 250.0
 
 class Blame(enum.Enum):
     NOBODY = "nobody"
-    VIEWER_LINK = "viewer link"
+    PEER_LINE = "peer's line"
     SERVER_LOOP = "our loop"
     PUBLISHER_BURST = "publisher burst"
     POLICY = "policy"
@@ -40,7 +40,7 @@ def blame(core: FlowCore, load: Load, *, largest_bytes: int, stalled_s: float) -
     soft = core.limits.size.marks[1]
     burst = soft < OFF_MARK and largest_bytes * 2 > soft
     if core.would_block:
-        return Blame.PUBLISHER_BURST if burst and stalled_s < _BURST_S else Blame.VIEWER_LINK
+        return Blame.PUBLISHER_BURST if burst and stalled_s < _BURST_S else Blame.PEER_LINE
     return Blame.SERVER_LOOP if load.age_ms > _LATE_MS else Blame.PUBLISHER_BURST
 
 

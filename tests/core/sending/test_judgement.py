@@ -215,11 +215,11 @@ def queued(load, limits=BY_SIZE):
     [
         pytest.param(FlowCore(BY_SIZE, 0.0), EMPTY_LOAD, 0, 0.0, Blame.NOBODY, id="ready"),
         pytest.param(queued(Load(999, 9)), Load(999, 9, 9000.0), 0, 9.0, Blame.NOBODY, id="ready-and-late"),
-        pytest.param(blocked(Load(10, 1)), Load(10, 1), 10, 0.1, Blame.VIEWER_LINK, id="eagain"),
-        pytest.param(blocked(Load(1000, 9)), Load(1000, 9, 5000.0), 100, 5.0, Blame.VIEWER_LINK, id="stall-at-soft"),
+        pytest.param(blocked(Load(10, 1)), Load(10, 1), 10, 0.1, Blame.PEER_LINE, id="eagain"),
+        pytest.param(blocked(Load(1000, 9)), Load(1000, 9, 5000.0), 100, 5.0, Blame.PEER_LINE, id="stall-at-soft"),
         pytest.param(blocked(Load(1000, 1)), Load(1000, 1), 501, 0.9, Blame.PUBLISHER_BURST, id="one-huge-message"),
-        pytest.param(blocked(Load(1000, 1)), Load(1000, 1), 500, 0.9, Blame.VIEWER_LINK, id="huge-but-half-of-soft"),
-        pytest.param(blocked(Load(1000, 1)), Load(1000, 1), 501, 1.0, Blame.VIEWER_LINK, id="huge-but-stalled"),
+        pytest.param(blocked(Load(1000, 1)), Load(1000, 1), 500, 0.9, Blame.PEER_LINE, id="huge-but-half-of-soft"),
+        pytest.param(blocked(Load(1000, 1)), Load(1000, 1), 501, 1.0, Blame.PEER_LINE, id="huge-but-stalled"),
         pytest.param(queued(Load(1000, 9)), Load(1000, 9, 250.0), 10, 0.0, Blame.PUBLISHER_BURST, id="not-offered-yet"),
         pytest.param(queued(Load(1000, 9)), Load(1000, 9, 251.0), 10, 0.0, Blame.SERVER_LOOP, id="not-offered-late"),
     ],
@@ -229,9 +229,7 @@ def test_blame_when_state_is_known_falls_on_who_caused_it(core, load, largest_by
 
 
 def test_blame_when_axis_of_bytes_is_off_knows_no_oversized_message():
-    assert (
-        blame(blocked(Load(10, 1), NO_LIMITS), Load(10, 1), largest_bytes=1 << 40, stalled_s=0.0) is Blame.VIEWER_LINK
-    )
+    assert blame(blocked(Load(10, 1), NO_LIMITS), Load(10, 1), largest_bytes=1 << 40, stalled_s=0.0) is Blame.PEER_LINE
 
 
 def test_blame_when_new_limits_made_the_state_falls_on_policy():
@@ -247,7 +245,7 @@ def test_explain_when_slow_has_axis_value_limit_since_when_and_blame():
     line = explain(blocked(load), load, 3.5, largest_bytes=100, stalled_s=2.5)
     assert line == (
         "HARD_LIMIT for 2.5 s; blocked: 2.0 KiB, limit 2.0 KiB; queued 2.0 KiB in 9 messages, oldest 4.5 s; "
-        "the kernel has taken nothing for 2.5 s; to blame: viewer link"
+        "the kernel has taken nothing for 2.5 s; to blame: peer's line"
     )
 
 

@@ -328,7 +328,7 @@ def test_why_in_each_state_names_axis_value_limit_time_and_blame():
     viewer.say("X")
     viewer.group.run(2.0)
     assert viewer.sender.why().startswith("OVERLOADED for 2.0 s; blocked; queued 107 B in 1 message")
-    assert "oldest 2.0 s; the kernel has taken nothing for 2.0 s; to blame: viewer link" in viewer.sender.why()
+    assert "oldest 2.0 s; the kernel has taken nothing for 2.0 s; to blame: peer's line" in viewer.sender.why()
     viewer.say("XX")
     assert "queued: 3 messages, limit 3 messages" in viewer.sender.why()
     assert viewer.sender.why().startswith("SOFT_LIMIT for 0")

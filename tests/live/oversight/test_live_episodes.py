@@ -10,8 +10,8 @@ from flowctl.core.flow.counts import NO_COUNTS, Counts
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import Axis, Limits
 from flowctl.core.flow.state import Cause, SendState, StateChange
+from flowctl.core.sending.episodes import LINE_SHORT, VIEWER_SLOW, Episode
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.live.oversight.episodes import Episode
 from flowctl.live.rows import connection_in_full
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.wire.rtmp.wire import Message
@@ -33,9 +33,9 @@ def named(lines, event):
 class Script:
     """An episode with a hand-made Sender behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, words=VIEWER_SLOW) -> None:
         self.dropped = NO_COUNTS
-        self.episode = Episode(FIELDS, lambda: "because", lambda: self.dropped)
+        self.episode = Episode(FIELDS, lambda: "because", lambda: self.dropped, words)
         self.state = SendState.READY
 
     def edge(self, state, at, *, closed=False) -> None:
@@ -85,6 +85,22 @@ def test_episode_when_viewer_is_slow_has_one_line_when_it_gets_worse_and_one_at_
         "why": "because",
     }
     assert (recovered["event"], recovered["dropped"], recovered["changes"]) == ("viewer recovered", {"inter": 500}, 150)
+
+
+def test_episode_when_a_line_of_ours_is_short_is_told_again_each_minute_with_a_hint(lines):
+    script = Script(LINE_SHORT)
+    script.edge(SendState.OVERLOADED, 1.0)
+    assert script.episode.due_at is None
+    script.late(2.0)
+    assert script.episode.due_at == 62.0
+    for second in range(3, 150):
+        script.episode.check(second)
+    assert [(line["event"], line["hint"]) for line in lines] == [("line short", LINE_SHORT.hint)] * 3
+    script.edge(SendState.READY, 150.0)
+    assert script.episode.due_at == 152.0
+    script.episode.check(152.0)
+    assert lines[-1]["event"] == "line carries all again"
+    assert script.episode.due_at is None
 
 
 def test_episode_when_still_waiting_for_a_key_frame_is_not_over(lines):

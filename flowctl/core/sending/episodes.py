@@ -1,16 +1,16 @@
-"""One log line where a viewer becomes slow, one where it gets worse, one where it has recovered: never one per packet.
+"""One log line where a peer becomes slow, one where it gets worse, one where it has recovered: never one per packet.
 
-An episode begins with the first edge of the Sender's state and ends when the viewer has been READY for a while and
-nothing more is dropped for it. A viewer that merely meets EAGAIN and recovers, as every viewer does now and then, is
-logged at debug level only. Drops without an edge are no trouble: the viewer has muted a track, or waits for its first
-key frame.
+An episode begins with the first edge of the Sender's state and ends when the peer has been READY for a while and
+nothing more is dropped for it. A peer that merely meets EAGAIN and recovers, as every peer does now and then, is logged
+at debug level only. Drops without an edge are no trouble: the viewer has muted a track, or waits for its first key
+frame. Of a peer to which we publish it is our line that is short, and that it still is is told again now and then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -23,17 +23,36 @@ _QUIET_S: Final = 2.0
 """Time in state READY that ends an episode; with less, a viewer at its link's edge would begin one per key frame."""
 
 _log: Final = structlog.get_logger("flowctl.live")
+_AGAIN_S: Final = 60.0
+"""Time after which a line that is still short is told of again."""
+
+
+class EpisodeWords(NamedTuple):
+    """What the lines of an episode say."""
+
+    slow: str
+    recovered: str
+    hint: str = ""  # what to do about it. Empty: nothing, and that it goes on is not told again.
+
+
+VIEWER_SLOW: Final = EpisodeWords("viewer slow", "viewer recovered")
+LINE_SHORT: Final = EpisodeWords(
+    "line short", "line carries all again", "lower the bit rate of the stream, or find a better line"
+)
+"""Of a peer to which we publish."""
 
 
 @dataclass(slots=True, eq=False)
 class Episode:
-    """The log of one viewer's episodes of trouble."""
+    """The log of one peer's episodes of trouble."""
 
     fields: dict[str, Any]  # those of each line
     why: Callable[[], str]
     dropped: Callable[[], Counts]
+    words: EpisodeWords = VIEWER_SLOW
     # when the episode ends if nothing happens until then. None: there is none, or it goes on.
-    quiet_at: float | None = None
+    _quiet_at: float | None = None
+    _again_at: float | None = None  # when it is to be told that it goes on. None: it is not.
     _dropped_before: Counts = NO_COUNTS  # when the episode began
     _seen: Counts = NO_COUNTS  # when it was looked at last
     _since: float | None = None  # None: no episode
@@ -78,9 +97,9 @@ class Episode:
         self._begin(entry.at)
         self._edges += 1
         if change.new is SendState.READY:
-            self.quiet_at = entry.at + _QUIET_S
+            self._quiet_at = entry.at + _QUIET_S
         else:
-            self.quiet_at = None
+            self._quiet_at = None
         if change.new > self._worst:
             self._worst = change.new
             if change.new >= SendState.SOFT_LIMIT:
@@ -100,27 +119,40 @@ class Episode:
         if self._loud and entry.change is None:
             return  # further drops of an episode are summed up at its end
         self._loud = True
-        _log.info("viewer slow", **self.fields, state=self._worst.name, cause=entry.why, why=self.why(), **self._more())
+        self._tell(entry.at, cause=entry.why)
+
+    def _tell(self, now: float, **cause: str) -> None:
+        hint = {"hint": self.words.hint} if self.words.hint else {}
+        self._again_at = now + _AGAIN_S if hint else None
+        more = self._more() | hint
+        _log.info(self.words.slow, **self.fields, state=self._worst.name, **cause, why=self.why(), **more)
+
+    @property
+    def due_at(self) -> float | None:
+        """Time at which `check` has something to do if nothing happens. None: never."""
+        return min(filter(None, (self._quiet_at, self._again_at)), default=None)
 
     def check(self, now: float) -> None:
-        if self.quiet_at is None or now < self.quiet_at:
+        if self._again_at is not None and now >= self._again_at:
+            self._tell(now)
+        if self._quiet_at is None or now < self._quiet_at:
             return
         dropped = self.dropped()
         if dropped != self._seen:  # READY, but not given all there is
             self._seen = dropped
-            self.quiet_at = now + _QUIET_S
+            self._quiet_at = now + _QUIET_S
         else:
-            self.end(now, "viewer recovered")
+            self.end(now)
 
-    def end(self, now: float, message: str | None) -> None:
-        """End the episode, with a line of its own unless `message` is None."""
+    def end(self, now: float, *, silent: bool = False) -> None:
+        """End the episode, with a line of its own unless `silent`."""
         since, self._since = self._since, None
-        self.quiet_at = None
-        if since is None or message is None:
+        self._quiet_at = self._again_at = None
+        if since is None or silent:
             return
         write = _log.info if self._loud else _log.debug
         write(
-            message,
+            self.words.recovered,
             **self.fields,
             after_s=round(now - since, 1),
             worst=self._worst.name,
