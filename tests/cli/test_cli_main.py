@@ -103,6 +103,8 @@ def test_version_when_asked_for_text(capsys):
         (["publish", "synthetic", "rtmp://host/live/room", "--bit-rate", "0"], "--bit-rate 0", "raise --bit-rate"),
         (["publish", "syntetic", "rtmp://host/live/room"], "no file syntetic", "did you mean synthetic?"),
         (["publish", "a.flv", "rtmp://host/live/room", "--fps", "30"], "--fps is for the synthetic", "leave it out"),
+        (["publish", "synthetic", "rtmp://h/a/b", "--pace", "0", "--target-delay", "1s"], "--pace is 0", "leave one"),
+        (["publish", "synthetic", "rtmp://h/a/b", "--target-delay", "soon"], "--target-delay", "1500ms"),
         (["publish", "synthetic", "rtmp://host/live/room", "--no-audio", "--no-video"], "nothing to send", ""),
         (["demo", "--duration", "1s"], "duration_s is 1", ""),
         (["load", "rtmp://127.0.0.1:1/live/x", "--duration", "0"], "--duration is 0, allowed is 0.1", ""),

@@ -44,7 +44,9 @@ def test_publish_when_it_is_ended_says_what_it_did(number):
         client.send_signal(number)
         status, output, _ = finish(client)
     assert status == 143
-    assert json.loads(output)["end"] is not None
+    figures = json.loads(output)
+    assert figures["end"] is not None
+    assert (figures["left_out"], figures["picture_share"]) == ({}, 1.0)
 
 
 def test_signals_when_two_come_at_once_raise_one_error(monkeypatch):

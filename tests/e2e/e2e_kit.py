@@ -228,3 +228,49 @@ def frames_of(messages, type_id):
 
 def read_flv(path):
     return [tuple(tag) for tag in FlvReader().feed(Path(path).read_bytes()) if tag.type_id in MEDIA]
+
+
+def key_frames_after_gaps(received, sent, classes):
+    """Fail unless what a thinned viewer got is a stream that can be decoded; return the number of gaps."""
+    place = {message: index for index, message in enumerate(sent)}
+    headers = {payload for (_, _, payload), item in zip(sent, classes, strict=True) if item is MessageClass.HEADER}
+    at, gaps, since_picture = -1, 0, []
+    for message in received:
+        if message[2] in headers:
+            since_picture.append(message)
+            continue
+        index = place[message]  # nothing was changed: payload and timestamp are those of the publisher
+        assert index > at, "out of order, or twice"
+        at = index
+        if classes[index] not in PICTURES:
+            continue
+        lost = [item for item in classes[last_picture(since_picture, place) + 1 : index] if item in PICTURES]
+        if any(item is not MessageClass.DISPOSABLE for item in lost):
+            gaps += 1
+            assert classes[index] is MessageClass.KEY
+            restart = [item for item in since_picture if item[2] in headers]
+            assert {item[0] for item in restart} == {TAG_VIDEO, TAG_AUDIO}, "no headers before the key frame"
+            # They are the very octets that were published, so they have the time of then.
+            assert max(item[1] for item in restart) <= message[1]
+        since_picture = [message]
+    return gaps
+
+
+def last_picture(since_picture, place):
+    """Return where in the stream the picture is with which the list begins; -1 before the first one."""
+    return place.get(since_picture[0], -1) if since_picture else -1
+
+
+def sounds_older_than_the_restart(received, sent, classes):
+    """Return the audio frames that came after a key frame that ended a gap, but belong before it."""
+    place = {message: index for index, message in enumerate(sent)}
+    newest_key, late = 0, []
+    for message in received:
+        index = place.get(message)
+        if index is None or classes[index] is MessageClass.HEADER:
+            continue
+        if classes[index] is MessageClass.KEY:
+            newest_key = message[1]
+        if message[0] == TAG_AUDIO and (message[1] - newest_key) % CLOCK >= CLOCK // 2:
+            late.append(message)
+    return late

@@ -59,7 +59,8 @@ class LoadPublisher(PeerLink):
         size = 0
         feed = self.feed
         while feed.next is not None and feed.due_at(now) <= now and len(self.out) + size <= _QUEUED_MAX_BYTES:
-            timed, octets = feed.send(session, now, time.time_ns() // 1000)
+            timed = feed.take(now, time.time_ns() // 1000)
+            octets = session.send_tag(*timed.tag)
             self._count(timed)
             parts.append(octets)
             size += len(octets)

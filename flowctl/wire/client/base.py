@@ -143,6 +143,10 @@ class RtmpClient(Session):
     def due(self, now: float) -> None:
         """Do what was asked for with `wake_at`."""
 
+    def send_last(self, data: bytes) -> None:
+        """Send the end of the stream, not in the control lane: it must not overtake the media that it follows."""
+        self.connection.sender.send(data, MessageClass.DATA, droppable=False)
+
     # -- for derived classes to use
 
     def wake_at(self, when: float | None) -> None:
@@ -171,8 +175,7 @@ class RtmpClient(Session):
             protocol.close_stream()
             data = protocol.data_to_send()
             if data:
-                # Not in the control lane: it must not overtake the media that it follows.
-                self.connection.sender.send(data, MessageClass.DATA, droppable=False)
+                self.send_last(data)
         if self.connection.receiver.paused:
             self.connection.close_after_flush(details)
             return

@@ -18,8 +18,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, FlowctlError, LocalProtocolError
 from flowctl.flv import TAG_SCRIPT, FlvTag
 from flowctl.wire.media.stamp import Stamper
-from flowctl.wire.rtmp.client.session import ClientSession
-from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.media.media import MediaInfo, inspect
 from flowctl.wire.rtmp.wire import CLOCK_MASK, signed_difference
 
 _NEW_CLOCK_MS: Final = -1000
@@ -46,6 +45,7 @@ class TimedTag(NamedTuple):
     tag: FlvTag
     due_ms: int
     message_class: MessageClass
+    info: MediaInfo
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -88,7 +88,7 @@ class Timeline:
             if tag.type_id == TAG_SCRIPT:
                 # Metadata has timestamp 0 whatever the clock says, and once is enough: it describes the whole.
                 if self.rounds == 1:
-                    yield TimedTag(tag, self._elapsed_ms, MessageClass.HEADER)
+                    yield TimedTag(tag, self._elapsed_ms, MessageClass.HEADER, inspect(tag.type_id, tag.payload))
                 continue
             if before is None:
                 self._elapsed_ms = start_ms
@@ -107,7 +107,7 @@ class Timeline:
             else:
                 self._note_frame(tag.type_id)
             moved = FlvTag(tag.type_id, (self._origin + self._elapsed_ms) & CLOCK_MASK, tag.payload)
-            yield TimedTag(moved, self._elapsed_ms, info.message_class)
+            yield TimedTag(moved, self._elapsed_ms, info.message_class, info)
 
     def _note_frame(self, type_id: int) -> None:
         last = self._tracks.get(type_id)
@@ -139,18 +139,17 @@ class TagFeed:
             return now
         return self._began_at + self.next.due_ms / 1000 / self.pace
 
-    def send(self, session: ClientSession, now: float, wall_us: int) -> tuple[TimedTag, bytes]:
-        """Return the next tag, stamped, and its octets for the socket; there is one."""
+    def take(self, now: float, wall_us: int) -> TimedTag:
+        """Return the next tag, stamped; there is one."""
         timed = self.next
         if timed is None:
             raise LocalProtocolError("all tags were sent")
         self.max_lag_s = max(self.max_lag_s, now - self.due_at(now))
-        type_id, timestamp, payload = timed.tag
-        if self.stamper is not None:
-            payload = self.stamper.stamped(type_id, payload, wall_us)
         self._advance()
-        sent = TimedTag(FlvTag(type_id, timestamp, payload), timed.due_ms, timed.message_class)
-        return sent, session.send_tag(type_id, timestamp, payload)
+        if self.stamper is None:
+            return timed
+        type_id, timestamp, payload = timed.tag
+        return timed._replace(tag=FlvTag(type_id, timestamp, self.stamper.stamped(type_id, payload, wall_us)))
 
     @property
     def why_over(self) -> str:

@@ -211,6 +211,11 @@ def test_publisher_when_the_pace_is_out_of_range(pace):
         RtmpPublisher(parse_address("rtmp://h/a/b"), [], pace=pace)
 
 
+def test_publisher_when_it_has_no_pace_has_no_target_delay():
+    with pytest.raises(ConfigError, match="without pace"):
+        RtmpPublisher(parse_address("rtmp://h/a/b"), [], pace=0, target_delay_ms=None)
+
+
 def test_file_when_it_is_cut_off(tmp_path):
     path = write_file(tmp_path / "a.flv", small_source().tags(1.0))
     whole = list(FlvFile(path))
