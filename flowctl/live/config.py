@@ -268,6 +268,10 @@ class LiveConfig(ServeOptions):
         _ = self.listening_all
         for rule in (*self.relay_push, *self.relay_pull):
             check_type("LiveConfig.relay", rule, RelayRule)
+        if any(rule.target_delay for rule in self.relay_pull):
+            raise ConfigError(
+                "relay_pull has a target delay, which is for what is sent", hint="set it at the server that it is of"
+            )
         if self.relay_pull and self.workers != 1:
             raise ConfigError(
                 "relay_pull goes with one worker alone: several follow each other",

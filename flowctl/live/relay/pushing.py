@@ -12,7 +12,9 @@ from typing import Final
 
 import structlog
 
+from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import MessageClass, SendState, StateChange
+from flowctl.core.sending.episodes import LINE_SHORT
 from flowctl.errors import LimitExceededError
 from flowctl.live.hub import Hub
 from flowctl.live.playing import Playing, PlayWords, ViewerSession, Wants
@@ -29,8 +31,15 @@ from flowctl.wire.streams.wirelog import PublishChunks
 _log: Final = structlog.get_logger("flowctl.relay")
 
 
+class PushWords(PlayWords):
+    """A push has its own words in the log alone: the other server is told nothing."""
+
+    trouble = LINE_SHORT
+    __slots__ = ()
+
+
 class PushSession(ViewerSession):
-    __slots__ = ("_key", "_leaving", "_on_end", "_rtmp", "_stream_name", "_url", "accepted", "rejected")
+    __slots__ = ("_leaving", "_limits_of", "_on_end", "_rtmp", "_stream_name", "_url", "accepted", "rejected")
 
     def __init__(
         self,
@@ -40,6 +49,7 @@ class PushSession(ViewerSession):
         *,
         agent: str,
         parameters: str = "",
+        limits_of: Callable[[Limits], Limits] = lambda limits: limits,
         on_end: Callable[[PushSession, str], None],
     ) -> None:
         super().__init__(hub)
@@ -51,6 +61,7 @@ class PushSession(ViewerSession):
         self._rtmp.connect(url, parameters=parameters)
         self._stream_name: Final = stream
         self._url: Final = url
+        self._limits_of: Final = limits_of
         self._on_end: Final = on_end
         self._leaving = False
         self.user_agent = f"push to {place_of(url)}"
@@ -70,6 +81,14 @@ class PushSession(ViewerSession):
 
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
         """Read on, whatever its state: what the other server says is little, and we asked for it."""
+
+    def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
+        """Put in force what is set for viewers of the stream, with what its rule says of the target delay."""
+        ViewerSession.put_settings(self, limits, changed=changed)
+        sender = self.connection.sender
+        wanted = self._limits_of(sender.limits)
+        if wanted != sender.limits:
+            sender.set_limits(wanted)
 
     # -- the connection's calls
 
@@ -128,7 +147,7 @@ class PushSession(ViewerSession):
             return
         self.accepted = True
         wire = stream.join_format(PublishChunks(stream_id, self._hub.config.rtmp.out_chunk_size))
-        self._playing = Playing(self, PlayWords(), self._hub, stream, wire, Wants(tracks=True))
+        self._playing = Playing(self, PushWords(), self._hub, stream, wire, Wants(tracks=True))
         place = self._playing.begin()
         if stream.ended:
             self._leave("the publisher has gone")

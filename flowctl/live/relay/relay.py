@@ -97,6 +97,8 @@ class Push:
         if session is not None and session.accepted:
             figures = session.connection.sender.statistics()
             row |= {"connection": session.number, "flow": session.connection.why()}
+            row |= {"line": figures.state.name, "since_s": round(session.connection.now() - figures.since, 1)}
+            row |= {"pictures": round(figures.picture_share, 3), "delay_ms": round(session.connection.delay_ms())}
             row |= {"sent_bytes": figures.sent.total_bytes}
             row |= {"dropped": {reason.value: counts.by_name() for reason, counts in figures.dropped.items()}}
         return row
@@ -115,6 +117,7 @@ class Push:
             url,
             agent=self._agent,
             parameters=parameters,
+            limits_of=self.rule.limits_of,
             on_end=lambda session, why: self._call_on_group(self._note_session_end, session, why),
         )
         self._session = session

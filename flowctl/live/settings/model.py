@@ -269,7 +269,7 @@ class LiveSettings(BaseModel):
         "Folder of HLS, of this server or flowctl hls, served where http listens. Default with hls: hls.",
     )
     relay_push: Relays = _at(
-        "relay_push", "Publish streams at other servers too: live/*=rtmp[s]://host/{app}/{stream}; ..."
+        "relay_push", "Publish streams at other servers too: live/*=rtmp[s]://host/{app}/{stream} [target-delay=T]; ..."
     )
     relay_pull: Relays = _at(
         "relay_pull", "Fetch streams from other servers for viewers here; with always, without any."

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
+from flowctl.core.flow.limits import Limits, parse_target_delay
 from flowctl.core.text.keyfiles import with_files
 from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.wire.rtmp.url import REDACTED, RtmpUrl, parse_url
 
 MOST_RELAYS: Final = 64
 _ALWAYS: Final = "always"
+TARGET_DELAY: Final = "target-delay"
 _PATH_ENDS: Final = frozenset("?#")
 """Characters of names behind which an address has no path: the rest would be read as a query, of another stream."""
 _WILD: Final = frozenset("*?[")
@@ -26,8 +28,11 @@ class RelayRule:
     # `flowctl.core.text.keyfiles`. Not shown: it may hold keys.
     url: str = field(repr=False)
     always: bool = False  # pulled without viewers, too
+    target_delay: str = ""  # how late pictures may reach the target, as the setting. Empty: that of viewers.
 
     def __post_init__(self) -> None:
+        if self.target_delay:
+            parse_target_delay(self.target_delay, f"relay of {self.streams!r:.60}: {TARGET_DELAY}")
         if "/" not in self.streams:
             raise ConfigError(f"relay of {self.streams!r:.60}: it must be a pattern of app/stream")
         if self.always and not _WILD.isdisjoint(self.streams):
@@ -46,6 +51,12 @@ class RelayRule:
                 hint="write it like rtmp://host/{app}/{stream}",
             )
 
+    def limits_of(self, viewers: Limits) -> Limits:
+        """Return the limits of a push, given those of viewers of its stream."""
+        if not self.target_delay:
+            return viewers
+        return replace(viewers, target_delay_ms=parse_target_delay(self.target_delay, TARGET_DELAY))
+
     def fits(self, stream: str) -> bool:
         return fnmatchcase(stream, self.streams)
 
@@ -63,7 +74,8 @@ class RelayRule:
         return place_of(self.address("app/stream"))
 
     def __str__(self) -> str:
-        return f"{self.streams}={self.place}{' ' + _ALWAYS if self.always else ''}"
+        target = f" {TARGET_DELAY}={self.target_delay}" if self.target_delay else ""
+        return f"{self.streams}={self.place}{' ' + _ALWAYS if self.always else ''}{target}"
 
 
 def _filled_in(address: str, stream: str) -> RtmpUrl:
@@ -80,17 +92,22 @@ def place_of(url: RtmpUrl) -> str:
 
 
 def parse_relays(text: str, source: str) -> tuple[RelayRule, ...]:
-    """Return the rules of a text like ``live/*=rtmp://host/{app}/{stream}; live/cam=rtmp://other/x/cam always``."""
+    """Return the rules of a text like ``live/*=rtmp://host/{app}/{stream}; live/cam=rtmp://other/x/cam always``.
+
+    Behind the address of a push may stand ``target-delay=2s``.
+    """
     rules = []
     for part in map(str.strip, filter(str.strip, text.split(";"))):
         streams, equals, rest = part.partition("=")
-        url, _, word = rest.strip().partition(" ")
-        if not equals or word.strip() not in {"", _ALWAYS}:
+        url, *words = rest.split() or [""]
+        options = dict(word.partition("=")[::2] for word in words)
+        unknown = options.keys() - {_ALWAYS, TARGET_DELAY} or len(options) != len(words)
+        if not equals or unknown or options.get(_ALWAYS) or options.get(TARGET_DELAY) == "":
             raise ConfigError(
                 f"{source}: the part of {streams.strip()!r:.60} is not app/stream=address",
-                hint="write it like live/*=rtmp://host/{app}/{stream}; pulled without viewers too: always behind it",
+                hint="write it like live/*=rtmp://host/{app}/{stream}; behind it always, or target-delay=2s",
             )
-        rules.append(RelayRule(streams.strip(), url, bool(word.strip())))
+        rules.append(RelayRule(streams.strip(), url, _ALWAYS in options, options.get(TARGET_DELAY, "")))
     if len(rules) > MOST_RELAYS:
         raise ConfigError(f"{source} has {len(rules)} parts, {MOST_RELAYS} are allowed")
     return tuple(rules)

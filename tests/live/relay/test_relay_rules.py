@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from flowctl.core.flow.limits import Limits
 from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.live.config import LiveConfig
 from flowctl.live.relay.relay import hops_of
@@ -41,6 +44,28 @@ def test_rules_when_wrong_are_refused_without_showing_a_key(text):
     with pytest.raises(ConfigError) as caught:
         parse_relays(text, "relay_push")
     assert "SECRET" not in f"{caught.value} {caught.value.hint}".replace("/SECRET-file", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "target_delay_ms"),
+    [("", 900), (" target-delay=2s", 2000), (" target-delay=off", 0), (" target-delay=auto", None)],
+)
+def test_rule_when_it_has_a_target_delay_of_its_own_takes_the_place_of_that_of_viewers(words, target_delay_ms):
+    (rule,) = parse_relays(f"live/*=rtmp://h/a/{{stream}}{words}", "relay_push")
+    viewers = Limits.parse("1MiB,100", target_delay_ms=900)
+    assert rule.limits_of(viewers) == replace(viewers, target_delay_ms=target_delay_ms)
+    assert str(rule) == f"live/*=rtmp://h:1935/a/***{words}"
+
+
+@pytest.mark.parametrize("words", ["target-delay=", "target-delay=soon", "target-delay=1s target-delay=2s", "delay=1s"])
+def test_rule_when_its_target_delay_is_none_is_refused(words):
+    with pytest.raises(ConfigError):
+        parse_relays(f"live/*=rtmp://h/a/b {words}", "relay_push")
+
+
+def test_rule_when_it_pulls_has_no_target_delay():
+    with pytest.raises(ConfigError, match="relay_pull has a target delay"):
+        LiveConfig(relay_pull=parse_relays("live/*=rtmp://h/a/b target-delay=1s", "relay_pull"))
 
 
 def test_rules_when_shown_have_no_secrets():
