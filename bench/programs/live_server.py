@@ -26,7 +26,9 @@ from flowctl.core.flow.policy import KeepAll
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live import LiveConfig, build_live_server
+from flowctl.live.relay.relay import Relays
 from flowctl.live.server import LiveServer
+from flowctl.live.settings.relays import parse_relays
 from flowctl.live.settings.renditions import parse_renditions
 from flowctl.log import configure
 from flowctl.records.telemetry.options import EventsOptions
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--events", type=Path, help="record into this folder")
     parser.add_argument("--all-sent", action="store_true", help="leave nothing out for a slow viewer, and never cut it")
     parser.add_argument("--renditions", default="off", help="as the setting of the live server")
+    parser.add_argument("--push", default="", help="as relay_push of the live server")
     parser.add_argument("--no-samples", action="store_true", help="record events only")
     arguments = parser.parse_args()
     configure("error")
@@ -134,10 +137,13 @@ def main() -> None:
             flush_interval_s=arguments.flush,
             flush_adaptive=not arguments.fixed,
             renditions=parse_renditions(arguments.renditions, "--renditions"),
+            relay_push=parse_relays(arguments.push, "--push"),
             events=EventsOptions(folder=str(arguments.events or ""), samples=not arguments.no_samples),
             **changes,
         )
     )
+    if arguments.push:
+        server.companions.append(Relays(server))
     server.start()
     try:
         print(json.dumps({"port": server.address[1]}), flush=True)
