@@ -43,7 +43,16 @@ from flowctl.core.text.printable import printable
 from flowctl.errors import ConfigError, LocalProtocolError, ReentryError, RemoteProtocolError
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
-from flowctl.wire.websocket.frames import PING, PONG, close_frame, deflated_frame, frame, may_be_sent, message_frame
+from flowctl.wire.websocket.frames import (
+    PING,
+    PONG,
+    Octets,
+    close_frame,
+    deflated_frame,
+    frame,
+    may_be_sent,
+    message_frame,
+)
 from flowctl.wire.websocket.handshake import (
     VERSION,
     Headers,
@@ -216,6 +225,11 @@ class WebSocketSession(Session):
     handshake_s: ClassVar[float] = 10.0
     compress: ClassVar[bool] = True
 
+    def __init_subclass__(cls) -> None:
+        for name in ("origins", "subprotocols"):
+            if isinstance(getattr(cls, name), str):
+                raise ConfigError(f"{name} of {cls.__name__} is a str, it must be several", hint="put it into ( ,)")
+
     def __init__(self) -> None:
         self.subprotocol: str | None = None
         self.accept_headers: Headers = ()
@@ -261,7 +275,7 @@ class WebSocketSession(Session):
 
     # -- for the application to call
 
-    def send_message(self, message: str | bytes, *, droppable: bool | None = None) -> SendResult:
+    def send_message(self, message: str | Octets, *, droppable: bool | None = None) -> SendResult:
         """Send one message to this client. Any thread.
 
         Args:
@@ -272,7 +286,7 @@ class WebSocketSession(Session):
             What became of it, and the state after it.
 
         Raises:
-            LocalProtocolError: the handshake is not done yet.
+            LocalProtocolError: the handshake is not done yet, or the message is neither.
             ReentryError: see `Sender.send`.
         """
         if self._phase in _BEFORE_OPEN:
@@ -631,7 +645,7 @@ class Topic:
         # What clients that agreed to deflate get. None: there has been none for a while.
         self._deflated: _Form | None = None  # guarded by _lock
 
-    def publish(self, message: str | bytes, *, key: str | None = None, droppable: bool | None = None) -> None:
+    def publish(self, message: str | Octets, *, key: str | None = None, droppable: bool | None = None) -> None:
         """Send a message to all that follow; what that costs here does not grow with their number. Any thread.
 
         Args:
@@ -641,7 +655,8 @@ class Topic:
                 always be left out, for a newer one.
 
         Raises:
-            LocalProtocolError: the key is one too many, or its message is too much beside those of the others.
+            LocalProtocolError: the key is one too many, or its message is too much beside those of the others; or the
+                message is neither text nor octets.
             ReentryError: called from `send_state_changed` or a policy.
         """
         if HANDLERS and (where := HANDLERS.get(get_ident())) is not None:

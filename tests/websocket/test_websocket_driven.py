@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websocket_kit import BINARY, CLOSE, PING, PONG, TEXT, Talk, close_payload, handshake, masked
 
-from flowctl import CloseReason, Limits, Topic
+from flowctl import CloseReason, ConfigError, DropDroppable, Limits, SendOutcome, Topic
 from flowctl.testing import drive
 from flowctl.wire.websocket.frames import close_frame, frame
 
@@ -132,6 +132,29 @@ def test_handlers_when_coroutines_are_called_one_after_the_other_in_any_pieces(p
     assert peer.receive(wire, piece_bytes=piece_bytes) == b""
     assert peer.run(1.5) == frame(texts[0].encode(), 0x80 | TEXT)
     assert peer.run(30.0) == b"".join(frame(text.encode(), 0x80 | TEXT) for text in texts[1:])
+
+
+def test_messages_when_the_policy_drops_for_a_slow_client_are_left_out_whole():
+    """At the soft limit what may be dropped is refused; what may not arrives, and all that arrives is whole frames."""
+    limits = Limits.parse("2KiB,100,60s", "64KiB,1000,120s")
+    session = Alone()
+    peer = drive(session, limits=limits, policy=DropDroppable())
+    peer.receive(handshake())
+    peer.take(10)
+    outcomes = [session.send_message(f"{number:03}" * 100).outcome for number in range(50)]
+    kept = session.send_message("kept", droppable=False)
+    assert (SendOutcome.DROPPED in outcomes, kept.outcome) == (True, SendOutcome.ACCEPTED)
+    frames = split(peer.run(1.0) + peer.take(None))
+    assert frames[-1] == frame(b"kept", 0x80 | TEXT)
+    assert len(frames) < 50
+    assert peer.closed is None
+
+
+@pytest.mark.parametrize("name", ["origins", "subprotocols"])
+def test_sessions_when_a_list_is_one_text_are_refused(name):
+    """Of ``origins = "https://example.com"`` any part of the text would do."""
+    with pytest.raises(ConfigError, match=name):
+        opened(**{name: "https://example.com"})
 
 
 def split(wire):

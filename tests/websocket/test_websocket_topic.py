@@ -236,6 +236,10 @@ def test_topics_when_made_or_published_to_wrongly_say_so():
     assert (topic.statistics().messages, topic.statistics().keys) == (3, 2)
     with pytest.raises(LocalProtocolError):
         Topic(max_keys=0).publish("a", key="a")
+    for wrong in (5, {"price": 1}, None):
+        with pytest.raises(LocalProtocolError, match="str or bytes"):
+            topic.publish(wrong)
+    topic.publish(bytearray(b"octets"))
 
 
 def test_publish_when_called_from_a_notice_of_the_sender_raises_and_locks_nothing():
@@ -262,6 +266,7 @@ def test_sessions_when_over_tls_speak_and_end_as_over_tcp(tmp_path):
     with Served(following(topic), server={"tls": tls}) as served:
         url = f"wss://localhost:{served.address[1]}/"
         with connect(url, ssl=pair.client(), max_size=None) as client:
+            wait_until(lambda: topic.statistics().followers)
             topic.publish("t" * 300_000)
             assert client.recv(timeout=WAIT_S) == "t" * 300_000
             client.send("echo")

@@ -6,6 +6,9 @@ import struct
 import zlib
 from typing import Final
 
+from flowctl.errors import LocalProtocolError
+
+Octets = bytes | bytearray | memoryview
 TEXT: Final = 0x81
 BINARY: Final = 0x82
 CLOSE: Final = 0x88
@@ -47,9 +50,15 @@ def deflated_frame(payload: bytes, first: int) -> bytes | None:
     return frame(deflated, first | _DEFLATED) if len(deflated) < len(payload) else None
 
 
-def message_frame(message: str | bytes) -> tuple[bytes, int]:
+def message_frame(message: str | Octets) -> tuple[bytes, int]:
     """Return payload and first octet of a message: text for `str`, binary for what is octets."""
-    return (message.encode(), TEXT) if isinstance(message, str) else (bytes(message), BINARY)
+    if isinstance(message, str):
+        return message.encode(), TEXT
+    if not isinstance(message, Octets):
+        raise LocalProtocolError(
+            f"a message is str or bytes, not {type(message).__name__}", hint="json.dumps() gives str"
+        )
+    return bytes(message), BINARY
 
 
 def close_frame(code: int, reason: str = "") -> bytes:

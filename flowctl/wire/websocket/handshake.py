@@ -20,6 +20,7 @@ no window (RFC 7692 section 7.1.1; a server may answer so whatever was offered).
 _KEY_BYTES: Final = 16
 """Length of the decoded key; a handshake with another one is not valid (RFC 6455 section 4.2.1)."""
 _WINDOW_BITS: Final = frozenset(map(str, range(8, 16)))
+_PHRASES: Final = {int(status): status.phrase for status in HTTPStatus}
 _NOT_IN_HEADERS: Final = frozenset("\r\n\0")
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -159,4 +160,4 @@ def _head(status: int, headers: Headers) -> bytes:
 
 def phrase(status: int) -> str:
     """Return the words of a status, also of one that is registered nowhere."""
-    return HTTPStatus(status).phrase if status in set(HTTPStatus) else "Status"
+    return _PHRASES.get(status, "Status")
