@@ -869,10 +869,11 @@ class Connection:
         elif self._held_end is None and not self.receiver.over:
             slowed = self._slowed_until != _NEVER
             wait_s = _SLOWED_END_S if slowed else HELD_END_S
-            self._held_end = (self.clock() + wait_s, self._taken_bytes(), slowed)
+            self._held_end = (self.clock() + wait_s, self.taken_bytes(), slowed)
             self._arm()
 
-    def _taken_bytes(self) -> int:
+    def taken_bytes(self) -> int:
+        """Return what the peer's kernel has acknowledged so far. Any thread."""
         return self.sender.statistics().bytes_sent - unacknowledged_bytes(self._sock)
 
     def _look_at_held_end(self, now: float, before_bytes: int, slowed: bool) -> None:  # noqa: FBT001 - of `_held_end`
@@ -880,7 +881,7 @@ class Connection:
         self._held_end = None
         if self.receiver.over:
             return
-        taken_bytes = self._taken_bytes()
+        taken_bytes = self.taken_bytes()
         if taken_bytes > before_bytes or (self._coroutines is not None and self._coroutines.running):
             self._held_end = (now + HELD_END_S, taken_bytes, slowed)
         elif slowed or self.receiver.paused:

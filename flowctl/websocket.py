@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from threading import get_ident
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 import h11
@@ -182,6 +182,13 @@ class _Phase(enum.Enum):
     OVER = "over"  #: nothing that comes counts any more
 
 
+class _Pinged(NamedTuple):
+    """A ping, or the last look at a client that has not answered it."""
+
+    at: float
+    taken_bytes: int  # that the client's kernel had acknowledged by then
+
+
 class WebSocketSession(Session):
     """One client over WebSocket. Derive from it, override what is needed, and hand the class to `flowctl.serve`.
 
@@ -213,7 +220,7 @@ class WebSocketSession(Session):
     """
 
     __slots__ = (
-        *("_deflates", "_handling", "_head", "_heard_at", "_phase", "_pinged_at", "_reader", "_words"),
+        *("_deflates", "_handling", "_head", "_heard_at", "_phase", "_pinged", "_reader", "_words"),
         *("accept_headers", "subprotocol", "user_agent"),
     )
 
@@ -241,7 +248,7 @@ class WebSocketSession(Session):
         self._handling = False  # a coroutine of the application runs, behind which the next message waits
         self._words: bytes | None = None  # what the client is told at the end, where that is settled
         self._heard_at = 0.0  # when anything came last
-        self._pinged_at: float | None = None  # when the ping was sent that has not been answered
+        self._pinged: _Pinged | None = None  # the ping that has not been answered
 
     # -- for the application to override
 
@@ -546,19 +553,21 @@ class WebSocketSession(Session):
 
     def _look_at_silence(self, now: float) -> float | None:
         """Ping the client if it is time to; return when to look again."""
-        connection, pinged_at = self.connection, self._pinged_at
-        if pinged_at is None or self._heard_at >= pinged_at:
-            self._pinged_at = None
+        connection, pinged = self.connection, self._pinged
+        if pinged is None or self._heard_at >= pinged.at:
+            self._pinged = None
             if self._heard_at + self.ping_interval_s > now:
                 return self._heard_at + self.ping_interval_s
-            self._pinged_at = now
-        elif self.ping_timeout_s and now < pinged_at + self.ping_timeout_s:
-            return pinged_at + self.ping_timeout_s
-        elif self._handling or connection.sender.blocked or connection.receiver.paused:
-            return now + self.ping_timeout_s  # whether it is there is the Sender's to find out
         elif self.ping_timeout_s:
-            connection.terminate(CloseReason.IDLE, f"no answer to a ping within {self.ping_timeout_s:g} s")
-            return None
+            if now < pinged.at + self.ping_timeout_s:
+                return pinged.at + self.ping_timeout_s
+            takes = connection.taken_bytes() > pinged.taken_bytes + len(_PING)
+            if not (takes or self._handling or connection.sender.blocked or connection.receiver.paused):
+                connection.terminate(CloseReason.IDLE, f"no answer to a ping within {self.ping_timeout_s:g} s")
+                return None
+            self._pinged = pinged._replace(at=now, taken_bytes=connection.taken_bytes())
+            return now + self.ping_timeout_s
+        self._pinged = _Pinged(now, connection.taken_bytes())
         connection.sender.send(_PING, MessageClass.CONTROL)
         return now + min(self.ping_timeout_s or self.ping_interval_s, self.ping_interval_s)
 

@@ -75,6 +75,28 @@ def test_clients_when_they_take_nothing_are_not_ended_for_silence():
     assert peer.closed[0] is CloseReason.IDLE
 
 
+def test_clients_when_they_go_on_taking_what_they_are_sent_are_not_ended_for_silence():
+    """A slow line with megabytes ahead of the ping brings the answer late; one that stands still is ended."""
+    peer, session = opened(ping_interval_s=1.0, ping_timeout_s=2.0)
+    peer.run(1.1)
+    for _ in range(20):
+        session.send_message("x")
+        peer.run(1.0)
+    assert peer.closed is None
+    peer.run(4.5)
+    assert peer.closed[0] is CloseReason.IDLE
+
+
+def test_clients_when_a_handler_runs_and_no_answer_is_waited_for_are_pinged_at_the_interval():
+    async def received_message(self, message):
+        await asyncio.sleep(1000.0)
+
+    peer, _ = opened(ping_interval_s=10.0, ping_timeout_s=0.0, received_message=received_message)
+    peer.receive(masked(TEXT, "work"))
+    assert peer.run(45.0) == 4 * PINGED
+    assert peer.closed is None
+
+
 @pytest.mark.parametrize("taken", [0, 1, 5, 999])
 def test_slow_clients_when_cut_at_a_hard_limit_are_told_as_soon_as_they_take_something(taken):
     """The message of which they have some is finished, and nothing else but the close frame comes."""
