@@ -31,10 +31,10 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from flowctl.connection import Connection, Session
 from flowctl.core.flow.limits import Limits
@@ -57,23 +57,15 @@ except ModuleNotFoundError as error:
         f"flowctl.asgi needs the extra 'asgi': {error.name} is not installed", hint=install_hint("asgi")
     ) from error
 
+if TYPE_CHECKING:  # not needed to run
+    from starlette.websockets import WebSocket
+
 __all__ = ["Bridge", "WebSocketProtocol"]
 
 _EXTENSION: Final = "flowctl"
 """Name of the extension in the scope of a WebSocket."""
 _OF_HANDSHAKE: Final = re.compile(rb"(?i:connection|upgrade|content-length|transfer-encoding|sec-websocket-.*)")
 """Headers of the answer that only the handshake itself sets."""
-
-
-class AcceptsWebSocket(Protocol):
-    """What `Bridge.hand_over` uses of Starlette's and FastAPI's `WebSocket`."""
-
-    @property
-    def scope(self) -> MutableMapping[str, Any]:
-        """The connection's scope."""
-
-    async def accept(self, subprotocol: str | None = None, headers: Any = None) -> None:
-        """Send ``websocket.accept``."""
 
 
 class _Order(NamedTuple):
@@ -274,7 +266,7 @@ class Bridge:
 
     async def hand_over(
         self,
-        websocket: AcceptsWebSocket,
+        websocket: WebSocket,
         session: WebSocketSession,
         *,
         subprotocol: str | None = None,

@@ -25,7 +25,7 @@ from wsproto.events import AcceptConnection, CloseConnection, TextMessage
 from wsproto.events import Request as Handshake
 from wsproto.frame_protocol import FrameProtocol
 
-from flowctl.asgi import Bridge
+from flowctl.asgi import Bridge, WebSocketProtocol
 from flowctl.core.flow.limits import Limits
 from flowctl.core.loop import lingering
 from flowctl.core.loop.sockets import SocketOptions
@@ -363,6 +363,8 @@ def test_sockets_when_five_hundred_are_handed_over_leave_neither_descriptor_nor_
                     clients.enter_context(Raw(host, "/echo?user=ann")).until(TextMessage)
                 wait_until(lambda: host.idle, "the end of the requests")
                 assert len(shop.bridge.server.connections()) == 100
+                gc.collect()
+                assert not any(isinstance(found, WebSocketProtocol) for found in gc.get_objects())
             wait_until(lambda: not shop.bridge.server.connections() and not shop.bridge.server.admission.connections)
 
         crowd()

@@ -123,6 +123,15 @@ def test_beside_when_quick_compares_with_and_without_slow_viewers():
 
 
 @pytest.mark.realtime
+def test_asgi_when_quick_has_every_message_of_every_client(monkeypatch, tmp_path):
+    module = bench_run.load("asgi")
+    monkeypatch.delitem(module.SERVERS, "uvicorn, websockets")
+    rows = module.run(**module.QUICK)
+    assert [row["complete"] for row in rows] == [module.QUICK["clients"]] * 4
+    assert "handed over to flowctl" in module.document(rows, tmp_path)
+
+
+@pytest.mark.realtime
 def test_capacity_when_quick_measures_crowds_that_the_job_reads():
     module = bench_run.load("capacity")
     rows = module.run(**module.QUICK)
