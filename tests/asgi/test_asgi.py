@@ -300,6 +300,18 @@ def test_frames_when_sent_before_the_answer_reach_who_answers(stack, path):
         sender.join(WAIT_S)
 
 
+def test_session_when_it_refuses_the_request_answers_for_itself(stack):
+    """The session sees the request as on a listener of its own: a page of another host may not connect."""
+    shop = Shop()
+    with hosting(shop.app, stack) as host:
+        with pytest.raises(InvalidStatus) as refused:
+            connect(host.url("/echo?user=ann"), origin="https://elsewhere.example")
+        assert refused.value.response.status_code == 403
+        wait_until(lambda: shop.sessions[0].ends == [CloseReason.AUTH_REFUSED])
+        with connect(host.url("/echo?user=ann"), origin=f"http://127.0.0.1:{host.address[1]}") as client:
+            assert client.recv(WAIT_S).startswith("hello ann")
+
+
 def test_websocket_when_not_handed_over_is_served_by_uvicorn(stack):
     shop = Shop()
     with hosting(shop.app, stack) as host:
