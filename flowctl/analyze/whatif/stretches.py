@@ -5,8 +5,7 @@ whole. While a viewer keeps up, every choice does the same for it, and Senders t
 *stretches* around its trouble are kept message by message, with `BEFORE_S` and `AFTER_S`; of the rest only its outcome
 (`calm`). A viewer that always kept up is one row, made of its row in ``flow_closes`` or ``flow_opens``.
 
-Of samples, stream and link are made up: messages are spread evenly over the interval, class by class; while the viewer
-was READY all was taken each 40 ms, else what was sent is spread over writes that met EAGAIN.
+Of samples the intervals are kept; stream and link are made up of these when they are tried (`intervals`).
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from pyspark.sql import functions as f
 
 from flowctl.analyze.job import arrow_schema
 from flowctl.analyze.records.addresses import with_unit
+from flowctl.analyze.whatif.intervals import MOST_MESSAGE_BYTES, NORMAL_MS, begin_s, packed
 from flowctl.analyze.whatif.trials import DELAY, of_outcome
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.state import MessageClass
@@ -57,13 +57,6 @@ AFTER_S: Final = 30.0
 """Time kept after trouble: a choice that queued more has drained by then, unless the link is hardly faster."""
 LEAST_STAY_S: Final = 2.0
 """Least stay of a viewer: shorter ones are checks of monitors, and pages that were closed at once."""
-NORMAL_MS: Final = 40.0
-"""Delay of a viewer in no trouble where only samples say so, and how often it is written to: the flush interval."""
-WRITES_PER_S: Final = 2
-"""Writes made up per second of a viewer in trouble; of longer intervals at most `MOST_WRITES` each."""
-MOST_MESSAGE_BYTES: Final = (1 << 24) - 1
-"""Largest message (RTMP 1.0, section 5.3.1.2.1): a trial would have to make what a false row says."""
-MOST_WRITES: Final = 20
 
 STRETCH_COLUMNS: Final[dict[str, str]] = {
     "at": "timestamp",
@@ -85,6 +78,7 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
     "bytes": "array<bigint>",
     "strained_us": "array<bigint>",
     "switched_us": "array<bigint>",
+    "intervals": "array<bigint>",
 }
 """Contract of the part. Grain: one stretch of a viewer in an hour, or one that was calm all the time. `reason`: why it
 is no viewer (`NO_VIEWER`), or damaged. `settings`: what its flight says of the limits in force; of source `SERVER`,
@@ -93,7 +87,7 @@ by measure (`flowctl.analyze.whatif.trials.of_outcome`). `recorded`: with the la
 a whole, and whose limits did not change: whether the viewer was cut, and what was dropped, by measure likewise.
 `at_us`, `what`, `bytes`: events (`records.flight.whatif.types.Event`), times from the first; `ended_us` likewise.
 `strained_us`: begin and end of each time in which our own thread had no room, likewise; `switched_us`: when messages of
-another rendition begin."""
+another rendition begin. `intervals`: instead of events, of samples (`flowctl.analyze.whatif.intervals`)."""
 _APPLIED: Final = {**STRETCH_COLUMNS, "date": "string", "hour": "string"}
 NO_STREAM: Final = "it followed no stream"
 SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
@@ -360,7 +354,7 @@ def _even(us: _T, messages: _T, keys: _T, sent_bytes: _T) -> dict[str, _T]:
 
 
 def of_samples(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
-    """Yield the stretches that the samples of one viewer tell of; see the module for what is made up."""
+    """Yield the stretches that the samples of one viewer tell of."""
     lengths = [min(max(float(row["interval_ms"] or 0.0) / 1000, 0.04), 60.0) for row in rows]
     starts = [0.0, *itertools.accumulate(lengths)]
     count, reason = len(rows), rows[0]["close_reason"]
@@ -373,40 +367,10 @@ def of_samples(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[
         for troubled, first, last in cuts(starts[:count], [not one for one in ready], ready, trouble_s):
             part, seconds = rows[first:last], lengths[first:last]
             head = {"at": starts[first], "close_reason": reason if last == count else None}
-            if troubled and (events := _made_up(part, seconds)):
-                yield head | _stretch(events, max(sum(seconds), events[-1][0]))
+            intervals = packed(part, seconds)
+            if troubled and (began := begin_s(intervals)) is not None:
+                yield head | {"intervals": intervals, "ended_us": round((sum(seconds) - began) * 1e6)}
             else:
                 counts = [sum(int(row[f"accepted_messages_{name}"] or 0) for row in part) for name in CLASS_NAMES]
                 us, sent_bytes = round(sum(seconds) * 1e6), sum(int(row["sent_bytes"] or 0) for row in part)
                 yield head | {"calm": [*_even(us, sum(counts), counts[_KEY], sent_bytes).items()]}
-
-
-def _made_up(rows: Sequence[Mapping[str, Any]], lengths: Sequence[float]) -> list[Event]:
-    """Return messages and writes of intervals, as they may have been; from the first message on."""
-    events: list[Event] = []
-    at, queued = 0.0, 0
-    for row, seconds in zip(rows, lengths, strict=True):
-        ready, taken = row["state"] == "READY", int(row["sent_bytes"] or 0)
-        pieces = _spread(row, at, seconds)
-        queued = max(queued, 0) + sum(size for _, _, size in pieces)
-        writes = max(round(seconds * 1000 / NORMAL_MS) if ready else min(round(seconds * WRITES_PER_S), MOST_WRITES), 1)
-        total = queued if ready else taken
-        for number in range(writes):
-            part = total * (number + 1) // writes - total * number // writes
-            pieces.append((on_grid(at + seconds * (number + 1) / writes), TAKEN if ready else REFUSED, part))
-        events += sorted(pieces, key=lambda event: (event[0], event[1] < 0))
-        queued = 0 if ready else queued - taken
-        at += seconds
-    return events[:MOST_EVENTS] if any(what >= 0 for _, what, _ in events) else []
-
-
-def _spread(row: Mapping[str, Any], at: float, seconds: float) -> list[Event]:
-    """Return the messages of an interval, each class spread evenly, a key frame first of all."""
-    events = []
-    for item, name in enumerate(CLASS_NAMES):
-        count, total = min(int(row[f"accepted_messages_{name}"] or 0), 10_000), int(row[f"accepted_bytes_{name}"] or 0)
-        for number in range(count):
-            size = total * (number + 1) // count - total * number // count
-            place = number / count if item == _KEY else (number + 0.5) / count
-            events.append((on_grid(at + seconds * place), item, min(max(size, 1), MOST_MESSAGE_BYTES)))
-    return events

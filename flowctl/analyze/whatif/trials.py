@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowctl.analyze.whatif.grid import in_force
+from flowctl.analyze.whatif.intervals import made_up
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import FlowctlError
 from flowctl.reasons import SLOW_ENDS
@@ -56,9 +57,12 @@ def tally(
 
 def viewer_of(row: Mapping[str, Any], extend_s: float, repeat: int = 0) -> RecordedViewer | None:
     """Return a stretch as the engine takes it; None: it was calm."""
-    if not row["at_us"]:
+    if row["intervals"]:
+        events = made_up(row["intervals"])
+    elif row["at_us"]:
+        events = list(zip((at / 1e6 for at in row["at_us"]), row["what"], row["bytes"], strict=True))
+    else:
         return None
-    events = list(zip((at / 1e6 for at in row["at_us"]), row["what"], row["bytes"], strict=True))
     strained = [at / 1e6 for at in row["strained_us"] or ()]
     return recorded_viewer(
         events,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_kit import second
 
+from flowctl.analyze.whatif.intervals import begin_s, made_up, packed
 from flowctl.analyze.whatif.job import choice_rows
 from flowctl.analyze.whatif.recommend import recommend
 from flowctl.analyze.whatif.stretches import (
@@ -30,6 +31,7 @@ from flowctl.records.flight.whatif.engine import evaluate
 from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice, RecordedViewer, on_grid
 from flowctl.records.flight.whatif.viewing import StreamAndLink
 from flowctl.records.flight.words import TablePolicy
+from flowctl.records.telemetry.schema import CLASS_NAMES
 
 KEY, INTER, AUDIO = int(MessageClass.KEY), int(MessageClass.INTER), int(MessageClass.AUDIO)
 CHOICES = [
@@ -178,17 +180,33 @@ of_seven = partial(second, conn_id=7, close_reason=None)
 def test_samples_when_made_up_have_all_messages_and_bytes():
     rows = [of_seven(number, sent=130_000, state="OVERLOADED", queued=130_000 * (number + 1)) for number in range(5)]
     (found,) = of_samples(rows, 120.0)
-    sizes = list(zip(found["what"], found["bytes"], strict=True))
+    sizes = [(what, size) for _, what, size in made_up(found["intervals"])]
     assert sum(what >= 0 for what, _ in sizes) == 5 * 50
     assert sum(size for what, size in sizes if what >= 0) == 5 * 260_000
     assert sum(size for what, size in sizes if what < 0) == 5 * 130_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(40, 60_000)), min_size=1, max_size=3))
+def test_intervals_when_their_first_event_is_asked_for_name_that_of_those_made_up(drawn):
+    rows, lengths = [], [ms / 1000 for *_, ms in drawn]
+    for classes, ready, _ in drawn:
+        state = "READY" if ready else "SOFT_LIMIT"
+        none = {f"accepted_messages_{name}": 0 for name in CLASS_NAMES[classes:]}
+        rows.append(of_seven(0, sent=1_000, state=state) | none)
+    intervals = packed(rows, lengths)
+    began = begin_s(intervals)
+    if began is None:
+        assert all(what < 0 for _, what, _ in made_up(intervals))
+    else:
+        last = made_up(intervals)[-1][0]
+        assert last + began == pytest.approx(sum(lengths), abs=1e-5)
 
 
 def test_samples_when_most_are_calm_keep_messages_of_trouble_only():
     rows = [of_seven(number, sent=260_000) for number in range(3600)]
     rows[1800] = of_seven(1800, sent=100_000, state="SOFT_LIMIT", queued=160_000)
     found = list(of_samples(rows, 120.0))
-    assert [bool(row.get("at_us")) for row in found] == [False, True, False]
+    assert [bool(row.get("intervals")) for row in found] == [False, True, False]
     assert found[1]["ended_us"] <= (BEFORE_S + AFTER_S + 3) * 1e6
     calm = [dict(row["calm"]) for row in (found[0], found[2])]
     assert sum(sums["watched_us"] for sums in calm) + found[1]["ended_us"] == 3600 * 1_000_000
