@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as f
-
 from flowctl.analyze.abuse.weights import BEFORE_PLAYING, Weights
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import JobPart
 from flowctl.analyze.records import addresses
 from flowctl.reasons import SLOW_ENDS, CloseReason

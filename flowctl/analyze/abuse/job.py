@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
-from pyspark.sql import functions as f
 
 from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.scores import ACTIONS, SCORE_COLUMNS, AbuseRules, all_scores, begin_us
 from flowctl.analyze.abuse.weights import Weights
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer
 from flowctl.analyze.options import AbuseOptions
 from flowctl.analyze.records import addresses

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import functions as f
 
 from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.weights import Weights
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import arrow_schema
 from flowctl.analyze.records import addresses
 from flowctl.core.server.bans import BanAction

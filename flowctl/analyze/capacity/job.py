@@ -16,10 +16,9 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as f
-
 from flowctl.analyze.capacity import node
 from flowctl.analyze.capacity.node import MEASURE, Measurement, NodeModel, fit, why_weak
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts
 from flowctl.analyze.options import CapacityOptions
 from flowctl.analyze.records.expressions import summed

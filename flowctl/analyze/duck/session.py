@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import duckdb
+from duckdb.func import PythonUDFType
 
 from flowctl.analyze.duck.frame import DataFrame
 from flowctl.analyze.duck.functions import quoted, type_of
+from flowctl.analyze.duck.hashes import xxhash64
 from flowctl.analyze.duck.macros import MACROS
 from flowctl.analyze.engine import EngineError
 
@@ -45,6 +47,8 @@ class DuckSession:
         # Nothing is fetched from the network: what is used comes with the package.
         settings |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
         self._database = duckdb.connect(":memory:", config=settings)
+        kinds: Any = (["VARCHAR", "BIGINT"], "BIGINT")
+        self._database.create_function("xxhash64", xxhash64, *kinds, type=PythonUDFType.ARROW)
         self._database.execute(";".join(f"CREATE MACRO spark_{name}{body}" for name, body in MACROS.items()))
         self._numbers = itertools.count()
         self._lock = threading.Lock()

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as f
-
+from flowctl.analyze.engine import DUCKDB, running
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, Parts, arrow_schema
 from flowctl.analyze.options import WhatifOptions
+from flowctl.analyze.whatif.beside import Tried, tally_beside
 from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid, in_force, levels_of, parse_grid
 from flowctl.analyze.whatif.recommend import (
     BALANCED_WORDS,
@@ -74,7 +75,7 @@ SET_WORDS: Final = (
 )
 """What must be known where a grid has renditions."""
 MOST_HERE_S: Final = 25_000.0
-"""Seconds to be tried, times choices, that are tried in this process where parts are small, a tenth to half of a
+"""Seconds to be tried, times choices, that are tried without Spark where parts are small, a tenth to half of a
 millisecond each: all that the default grid tries. Spark's workers need 7 s of processor time to begin."""
 
 CHOICE_COLUMNS: Final[dict[str, str]] = {
@@ -120,6 +121,7 @@ class Sample:
     attackers: int
     tried: pd.DataFrame  # those that are tried, as of `flowctl.analyze.whatif.trials.drawn`
     strata: dict[int, Stratum]
+    viewers: Sequence[Tried] | None = None  # the rows of those that are tried, once they were needed here
 
 
 _SUMS: Final = {"stratum": "int", "choice": "int", "measure": "string", "value": "bigint"}
@@ -196,18 +198,10 @@ def tried(
         return {}
     source = sample.heads["source"].iloc[0]
 
-    def by_stratum(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Sums]]:
-        for stratum, group in itertools.groupby(rows, key=lambda row: row["stratum"]):
-            yield stratum, tally(_by_viewer(group), choices, extend_s, repeat)
-
-    if parts.small and who["cost_s"].sum() * len(choices) <= MOST_HERE_S:
-        from pyarrow.dataset import field
-
-        wanted = field("picked").isin(who["picked"].tolist()) & (field("source") == source) & field("reason").is_null()
-        strata = who.set_index(["node", "conn_id"])["stratum"].to_dict()
-        found = parts.arrow(STRETCHES).filter(wanted).to_pylist()
-        rows = [row | {"stratum": strata[row["node"], row["conn_id"]]} for row in found]
-        return dict(by_stratum(sorted(rows, key=lambda row: [row[name] for name in _ORDER])))
+    if running() == DUCKDB or (parts.small and who["cost_s"].sum() * len(choices) <= MOST_HERE_S):
+        if sample.viewers is None:
+            sample.viewers = _viewers(parts, who, source)
+        return tally_beside(sample.viewers, choices, extend_s, repeat)
     table = parts.table(STRETCHES).where(f.col("reason").isNull() & (f.col("source") == source))
     table = table.join(_keys(parts, who), ["node", "conn_id"])
     # More tasks than cores: one viewer in trouble all the time costs as much as a hundred others.
@@ -217,7 +211,9 @@ def tried(
     def of_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        for stratum, found in by_stratum(row for batch in batches for row in batch.to_pylist()):
+        told = (row for batch in batches for row in batch.to_pylist())
+        for stratum, group in itertools.groupby(told, key=lambda row: row["stratum"]):
+            found = tally((viewer for _, viewer in _by_viewer(group)), choices, extend_s, repeat)
             rows = [dict(zip(_SUMS, (stratum, *key, value), strict=True)) for key, value in found.items()]
             yield pa.RecordBatch.from_pylist(rows, arrow_schema(_SUMS))
 
@@ -230,9 +226,18 @@ def tried(
     return sums
 
 
-def _by_viewer(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
-    for _, group in itertools.groupby(rows, key=lambda row: (row["node"], row["conn_id"])):
-        yield list(group)
+def _viewers(parts: Parts, who: pd.DataFrame, source: str) -> list[Tried]:
+    from pyarrow.dataset import field
+
+    wanted = field("picked").isin(who["picked"].tolist()) & (field("source") == source) & field("reason").is_null()
+    rows = sorted(parts.arrow(STRETCHES, where=wanted).to_pylist(), key=lambda row: [row[name] for name in _ORDER[1:]])
+    known = who.set_index(["node", "conn_id"])[["stratum", "cost_s"]].to_dict("index")
+    return [Tried(**known[key], rows=found) for key, found in _by_viewer(rows)]
+
+
+def _by_viewer(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, int], list[Mapping[str, Any]]]]:
+    for key, group in itertools.groupby(rows, key=lambda row: (row["node"], row["conn_id"])):
+        yield key, list(group)
 
 
 # -- choices

@@ -18,9 +18,8 @@ from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
-
+from flowctl.analyze.engine import Window
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import arrow_schema
 from flowctl.analyze.records.addresses import with_unit
 from flowctl.analyze.whatif.intervals import MOST_MESSAGE_BYTES, NORMAL_MS, begin_s, packed
@@ -44,7 +43,7 @@ from flowctl.records.telemetry.schema import CLASS_NAMES, VIEWING, EventName
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
     from flowctl.analyze.job import Records
     from flowctl.analyze.options import WhatifOptions
@@ -127,13 +126,11 @@ def stretches(records: Records, options: WhatifOptions) -> DataFrame:
     )
     told = records.table("flow_events").where((f.col("event") == EventName.SERVER_STARTED.value) | changed)
     frames.append(_rows(told, {"at": f.col("ts"), "source": f.lit(SERVER), "settings": detail}))
-    return reduce(DataFrame.unionByName, frames)
+    return reduce(lambda one, other: one.unionByName(other), frames)
 
 
 def sampled(frame: DataFrame, most: int) -> DataFrame:
     """Return the `most` rows of each hour with the smallest `picked`, a hash of node and conn_id that is added."""
-    from pyspark.sql import Window
-
     frame = frame.withColumn("picked", f.xxhash64("node", "conn_id"))
     if not most:
         return frame

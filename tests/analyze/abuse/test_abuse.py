@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import shutil
 import time
 
 import pytest
 from abuse_records import BEGIN_S, at, closed, event, hits, there, write
-from pyspark.sql import functions as f
 
 from flowctl.analyze.abuse import job
 from flowctl.analyze.abuse.job import JOB, merge_lists
 from flowctl.analyze.abuse.weights import Weights
+from flowctl.analyze.duck.session import session
+from flowctl.analyze.engine import DUCKDB, using
+from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import JobState
 from flowctl.analyze.options import AbuseOptions, parse_networks
 from flowctl.analyze.records import addresses
@@ -30,12 +33,12 @@ NOW_S = BEGIN_S + 3600
 HOUR = {"duration_s": 3600.0}
 
 
-def judge(spark, tmp_path, rows, **given):
+def judge(either, tmp_path, rows, **given):
     write(tmp_path / "events", rows)
     options = AbuseOptions(**{"now_s": NOW_S} | given)
-    note = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"abuse": options}).jobs["abuse"]
+    note = run(either, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"abuse": options}).jobs["abuse"]
     assert note.state is JobState.DONE, note.message
-    scores = {row["address"]: row for row in spark.read.parquet(str(tmp_path / "out" / "abuse_scores")).collect()}
+    scores = {row["address"]: row for row in either.read.parquet(str(tmp_path / "out" / "abuse_scores")).collect()}
     bans = BanList.parse((tmp_path / "out" / "bans.jsonl").read_text())
     return scores, bans, note
 
@@ -430,11 +433,11 @@ BESIDE = [
 
 
 @pytest.fixture(scope="module")
-def world(spark, tmp_path_factory):
+def world(either, tmp_path_factory):
     """Judge all of `TRUTH` and `BESIDE` at once: a run takes long, more rows do not."""
     rows = [row for _, address, make in TRUTH.values() for row in make(address)] + BESIDE
     allow = tuple(parse_networks(["192.0.2.40", "203.0.112.200", *ALLOWED], "--allow"))
-    scores, bans, result = judge(spark, tmp_path_factory.mktemp("world"), rows, allow=allow)
+    scores, bans, result = judge(either, tmp_path_factory.mktemp("world"), rows, allow=allow)
     return scores, bans, result
 
 
@@ -483,35 +486,36 @@ def test_abuse_when_a_viewer_reads_nothing_again_and_again_bans_it(world):
     assert bans.match("192.0.2.52", NOW_S)
 
 
-def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_networks_if_told(spark, tmp_path):
+def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_networks_if_told(either, tmp_path):
     rows = hits("192.0.2.72", "amf_depth", 3, time.time() - 7 * 86_400) + attack("10.0.0.9", time.time() - 7 * 86_400)
-    scores, bans, result = judge(spark, tmp_path, rows, now_s=None, private=True, weights=Weights(threshold=5.0))
+    scores, bans, result = judge(either, tmp_path, rows, now_s=None, private=True, weights=Weights(threshold=5.0))
     assert scores["192.0.2.72"]["points"] == pytest.approx(36 / 2**7, rel=0.01)
     assert [ban.cidr for ban in bans.bans] == ["10.0.0.9/32"]
     assert "the records end 7.0 days ago" in result.warnings[0]
 
 
-def test_abuse_when_a_window_is_short_knows_who_behaved_before_it(spark, tmp_path):
+def test_abuse_when_a_window_is_short_knows_who_behaved_before_it(either, tmp_path):
     write(tmp_path / "events", ends("192.0.2.90", "peer_closed", 20, NOW_S - 3 * 3600, duration_s=3000.0))
     write(tmp_path / "events", attack("192.0.2.92", NOW_S - 3 * 3600), "early")
     write(tmp_path / "events", [*attack("192.0.2.90"), *attack("192.0.2.91")], "late")
     options, verdicts = {"abuse": AbuseOptions(now_s=NOW_S)}, []
     for out, window in (("out", None), ("out", Window(at(NOW_S), None)), ("first", Window(at(NOW_S), None))):
-        result = run(spark, str(tmp_path / "events"), str(tmp_path / out), [JOB], options, window)
+        result = run(either, str(tmp_path / "events"), str(tmp_path / out), [JOB], options, window)
         assert not result.failed
-        scores = spark.read.parquet(str(tmp_path / out / "abuse_scores")).where("kind = 'address'").collect()
-        verdicts.append({row["address"]: (row["verdict"], row["connections"]) for row in scores})
+        scores = either.read.parquet(str(tmp_path / out / "abuse_scores")).collect()
+        told = (row for row in scores if row["kind"] == "address")
+        verdicts.append({row["address"]: (row["verdict"], row["connections"]) for row in told})
     assert verdicts[0] == {"192.0.2.90": ("shared", 20), "192.0.2.91": ("ban", 0), "192.0.2.92": ("ban", 0)}
     assert verdicts[1] == verdicts[2] == {"192.0.2.90": ("shared", 0), "192.0.2.91": ("ban", 0)}
 
 
 @pytest.fixture(scope="module")
-def short(spark, tmp_path_factory):
+def short(either, tmp_path_factory):
     """Judge with a half-life of an hour, for a list of two bans; what is an hour old is of 192.0.2.14 alone."""
     rows = hits("192.0.2.14", "amf_depth", 1)
     rows += [row for n in range(1, 7) for row in hits(f"192.0.2.{n}", "amf_depth", n, NOW_S, 0)]
     options = {"weights": Weights(half_life_s=3600), "most_bans": 2}
-    return judge(spark, tmp_path_factory.mktemp("short"), rows, **options)
+    return judge(either, tmp_path_factory.mktemp("short"), rows, **options)
 
 
 def test_abuse_when_evidence_is_a_half_life_old_counts_it_half(short):
@@ -577,13 +581,13 @@ def test_abuse_when_no_ban_can_be_made_of_an_address_bans_the_others():
     assert [ban.cidr for ban in job._bans(rows, Weights(), NOW_S)] == ["192.0.2.1/32"]
 
 
-def test_abuse_when_rows_come_in_another_order_scores_the_same(spark, tmp_path):
+def test_abuse_when_rows_come_in_another_order_scores_the_same(either, tmp_path):
     rows = [row for n in range(1, 30) for row in hits(f"192.0.2.{n % 7 + 1}", "handshake_time_s", 1, BEGIN_S + n * 7)]
     rows += [closed(f"192.0.2.{n % 7 + 1}", "handshake timeout", BEGIN_S + n / 3) for n in range(90)]
-    first, _, _ = judge(spark, tmp_path / "one", rows)
+    first, _, _ = judge(either, tmp_path / "one", rows)
     for number in range(3):
         write(tmp_path / "two" / "events", rows[::-1][number::3], f"node-1-1-{number + 2}")
-    second, _, _ = judge(spark, tmp_path / "two", [event(None, "limit_hit")])
+    second, _, _ = judge(either, tmp_path / "two", [event(None, "limit_hit")])
     assert {key: row.asDict() for key, row in first.items()} == {key: row.asDict() for key, row in second.items()}
 
 
@@ -597,7 +601,7 @@ def test_networks_when_wrong_are_refused_by_name():
         parse_networks(["192.0.2.7/24"], "--allow")
 
 
-def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(spark):
+def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(either):
     whole = ["1.2.3.4", "255.255.255.255", "0.0.0.9", "::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::", "A::b"]
     odd = [
         "256.1.1.1",
@@ -612,7 +616,7 @@ def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(spark):
         "",
     ]
     odd += ["1:2:3:4:5:6:7::8", "1:2:3:4:5:6:7:", "12345::", "g::"]
-    frame = spark.createDataFrame([(text,) for text in whole + odd], "address string")
+    frame = either.createDataFrame([(text,) for text in whole + odd], "address string")
     rows = frame.select("address", addresses.digits(f.col("address")).alias("digits")).collect()
     assert {row["address"] for row in rows if row["digits"] is not None} == set(whole)
     for text in whole:
@@ -622,7 +626,7 @@ def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(spark):
             ipaddress.ip_address(text)
 
 
-def test_unit_when_of_a_column_is_what_servers_count_as_one_address(spark):
+def test_unit_when_of_a_column_is_what_servers_count_as_one_address(either):
     made = [
         "203.0.113.5",
         "2001:db8:1:2::3",
@@ -637,7 +641,7 @@ def test_unit_when_of_a_column_is_what_servers_count_as_one_address(spark):
         "0:0:0:10::1",
         "h:0123456789abcdef",
     ]
-    frame = addresses.with_unit(spark.createDataFrame([(text,) for text in made], "peer_ip string"), "peer_ip")
+    frame = addresses.with_unit(either.createDataFrame([(text,) for text in made], "peer_ip string"), "peer_ip")
     assert frame.columns == ["peer_ip", "address"]
     place = addresses.subnet(f.col("address"), addresses.unit_digits(f.col("address")))
     rows = frame.withColumn("place", place).collect()
@@ -668,7 +672,11 @@ def test_abuse_when_worlds_are_planted_finds_the_abusers_and_bans_nobody_honest(
     options = SynthOptions(events=20_000, days=0.2, worlds=worlds)
     made = synth.run(spark, str(tmp_path / "events"), options)
     end_s, planted = options.start_s + options.days * 86_400, made.outputs["truth of addresses"]
-    _, _, note = judge(spark, tmp_path, [], now_s=end_s, truth=planted, private=True)
+    scores, bans, note = judge(spark, tmp_path, [], now_s=end_s, truth=planted, private=True)
+    shutil.rmtree(tmp_path / "out")
+    with using(DUCKDB), session() as database:
+        found = judge(database, tmp_path, [], now_s=end_s, truth=planted, private=True)
+    assert (found[0], found[1], found[2].summary) == (scores, bans, note.summary)
     truth = note.summary["truth"]
     assert truth["abusive_addresses"] > 20
     assert truth["alone_banned"] + truth["alone_limited"] == truth["alone"], truth

@@ -116,7 +116,7 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def judged(spark, tmp_path_factory):
+def judged(either, tmp_path_factory):
     """Judge the records of some random addresses, which lie in several hours; -> model, scores, folder."""
     folder, model, random_ = tmp_path_factory.mktemp("model"), Model(), random.Random(20260321)
     conn_id = 0
@@ -125,14 +125,14 @@ def judged(spark, tmp_path_factory):
             conn_id += 1
             model.add(random_, f"192.0.{number}.1", conn_id)
     write(folder / "events", [*model.rows, event(None, "overflow", NOW_S)])
-    return model, judge(spark, folder), folder
+    return model, judge(either, folder), folder
 
 
-def judge(spark, folder):
+def judge(either, folder):
     options = AbuseOptions(now_s=NOW_S, weights=WEIGHTS)
-    note = run(spark, str(folder / "events"), str(folder / "out"), [JOB], {"abuse": options}).jobs["abuse"]
+    note = run(either, str(folder / "events"), str(folder / "out"), [JOB], {"abuse": options}).jobs["abuse"]
     assert note.state is JobState.DONE, note.message
-    return {row["address"]: row for row in spark.read.parquet(str(folder / "out" / "abuse_scores")).collect()}
+    return {row["address"]: row for row in either.read.parquet(str(folder / "out" / "abuse_scores")).collect()}
 
 
 def test_scores_when_evidence_is_random_are_those_of_the_model(judged):
@@ -168,9 +168,9 @@ def test_attackers_when_asked_for_are_the_harmful_connections_and_banned_address
     assert banned == {address for address, row in scores.items() if row["verdict"] == "ban"}
 
 
-def test_scores_when_parts_are_large_are_the_same(spark, judged, monkeypatch):
+def test_scores_when_parts_are_large_are_the_same(either, judged, monkeypatch):
     _, scores, folder = judged
     bans = (folder / "out" / "bans.jsonl").read_text()
     monkeypatch.setattr("flowctl.analyze.run.SMALL_BYTES", -1)
-    assert judge(spark, folder) == scores
+    assert judge(either, folder) == scores
     assert (folder / "out" / "bans.jsonl").read_text() == bans

@@ -6,11 +6,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from pyarrow.dataset import dataset
 from pyspark.sql import functions as f
 from record_kit import sample, write_samples
 
 from flowctl.analyze.capacity.job import JOB, NODE_COLUMNS, loads
 from flowctl.analyze.capacity.node import MEASURE
+from flowctl.analyze.job import arrow_schema
 from flowctl.analyze.options import CapacityOptions
 from flowctl.analyze.run import run
 from flowctl.records.telemetry.schema import CLASS_NAMES
@@ -36,22 +38,22 @@ def planted():
     return rows
 
 
-def answered(spark, tmp_path, options):
-    result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"capacity": options})
+def answered(either, tmp_path, options):
+    result = run(either, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"capacity": options})
     assert result.failed == [], result.jobs["capacity"].message
     tables = {}
     for name in JOB.results:
-        frame = spark.read.parquet(str(tmp_path / "out" / name))
-        tables[name] = (frame.dtypes, [row.asDict() for row in frame.collect()])
+        frame = either.read.parquet(str(tmp_path / "out" / name))
+        tables[name] = (dataset(tmp_path / "out" / name).schema, [row.asDict() for row in frame.collect()])
     return result.jobs["capacity"].summary, tables
 
 
-def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_path):
+def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(either, tmp_path):
     write_samples(tmp_path / "events", planted())
     # No node of more than four times the largest measured crowd is answered for: each carries 200.
     crowd = {"viewers": 50, "bit_rate": 2e6, "cpu_us_per_s": 12_000}
     options = CapacityOptions(viewers=910, measurements=json.dumps({"rows": [crowd]}))
-    found, tables = answered(spark, tmp_path, options)
+    found, tables = answered(either, tmp_path, options)
     assert next(iter(found)) == "answer"
     assert (found["viewers_per_node"], found["ended_by"], found["nodes"]) == (200, "measured", 6)
     assert (found["nodes_recorded"], found["carry_viewers"], found["carry_viewers_one_down"]) == (2, 400, 200)
@@ -67,7 +69,7 @@ def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_
     )
 
     kinds, rows = tables["capacity_nodes"]
-    assert kinds == list(NODE_COLUMNS.items())
+    assert kinds.equals(arrow_schema(NODE_COLUMNS))
     one, two = sorted(rows, key=lambda row: row["node"])
     assert (one["viewers_peak"], one["viewers_mean"], one["recorded_s"]) == (6.0, 4.0, 20.0)
     assert (one["carries_viewers"], one["carries_from"], one["carries_at_least"]) == (200, "measurements", True)
@@ -76,11 +78,11 @@ def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_
     assert two["trouble_share"] == pytest.approx(10 / 41)
 
 
-def test_run_when_records_are_of_few_viewers_is_not_known(spark, tmp_path):
+def test_run_when_records_are_of_few_viewers_is_not_known(either, tmp_path):
     columns = {"accepted_bytes_inter": 260_000, "thread_busy": 0.08}
     write_samples(tmp_path / "events", [sample(at, number, **columns) for at in range(20) for number in range(6)])
     options = CapacityOptions(viewers=10_000, memory_bytes=4 << 30)
-    found, tables = answered(spark, tmp_path, options)
+    found, tables = answered(either, tmp_path, options)
     assert (found["fitted_to"], found["largest_recorded_viewers"]) == ("", 6)
     assert found["bit_rate"] == pytest.approx(260_000 * 8)  # of the crowd the records do tell
     assert found["viewers_per_node"] is None
