@@ -63,7 +63,7 @@ demo: $(READY)  ## about 30 s (the first time a minute): a live stream to viewer
 	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo $(ARGS)
 
 # Its records, reports and files stay in this folder, in .demo/demo-pipeline.
-demo-pipeline: $(READY) setup-pipeline  ## a minute on two cores, three when they are busy: load, records, analysis on Spark, new limits and bans for the running server, load again
+demo-pipeline: $(READY)  ## a minute on two cores, more when they are busy: load, records, analysis, new limits and bans for the running server, load again
 	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo --pipeline $(ARGS)
 
 # Its page with pictures stays in this folder, in .demo.

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flowctl.errors import FlowctlError
+from flowctl.core.text.extras import install_hint
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.units import format_size
 
 if TYPE_CHECKING:
     from pyspark.sql import Observation, Window, functions
 
-__all__ = ["DUCKDB", "SPARK", "EngineError", "Observation", "Window", "functions", "mapped_errors", "running", "using"]
+__all__ = [
+    "DUCKDB", "SPARK", "EngineChoice", "EngineError", "Observation", "Window", "check_available", "choose", "functions",
+    "mapped_errors", "running", "using",
+]  # fmt: skip
 
 SPARK: Final = "spark"
 DUCKDB: Final = "duckdb"
@@ -28,6 +34,61 @@ _running: list[str] = [SPARK]
 
 class EngineError(FlowctlError):
     """An engine could not do what it was asked; the message has the cause in one line."""
+
+
+LARGEST_BYTES: Final = 1 << 30
+"""Size of records from which Spark is chosen. DuckDB takes a fraction of the time at every size that fits one machine,
+but one pass of a run holds what it sorts and joins: from here on that is for Spark, which has a day of many nodes."""
+_PACKAGES: Final = {SPARK: "pyspark", DUCKDB: "duckdb"}
+
+
+class EngineChoice(NamedTuple):
+    """An engine, and why it runs."""
+
+    name: str
+    why: str
+
+    def line(self) -> str:
+        return f"engine: {self.name} ({self.why})"
+
+
+def choose(
+    asked: str | None, *, size_bytes: int | None, local: bool, of_spark: Sequence[str], earlier: str = ""
+) -> EngineChoice:
+    """Return the engine of a run, or raise `ConfigError` where it cannot be the one that was `asked` for.
+
+    `size_bytes` are of the records, None where none are read; `local`: records and results are on this machine;
+    `of_spark`: what was said that only Spark knows; `earlier`: the engine that made the results so far, for Spark goes
+    on: DuckDB would make those parts again that have sketches, of which the records may be gone.
+    """
+    asked = asked or "auto"
+    if asked not in ("auto", SPARK, DUCKDB):
+        raise ConfigError(f"--engine is {asked!r}, allowed is auto, {SPARK} or {DUCKDB}")
+    missing = importlib.util.find_spec(_PACKAGES[DUCKDB]) is None
+    against = {
+        f"{' and '.join(of_spark)} {'is' if len(of_spark) == 1 else 'are'} of Spark": bool(of_spark),
+        "records and results are not both in folders of this machine": not local,
+        "the package duckdb is not installed": missing,
+    }
+    reason = next((why for why, holds in against.items() if holds), "")
+    if asked == DUCKDB and reason:
+        hint = install_hint("pipeline") if missing and local and not of_spark else "leave --engine out, or say spark"
+        raise ConfigError(f"--engine {DUCKDB} cannot run: {reason}", hint=hint)
+    size = "no records are read" if size_bytes is None else f"{format_size(size_bytes)} of records"
+    if asked != "auto":
+        return EngineChoice(asked, "asked for")
+    if not reason and earlier == SPARK:
+        reason = "the results so far are of Spark"
+    if not reason and (size_bytes or 0) >= LARGEST_BYTES:
+        reason = f"{size}; up to {format_size(LARGEST_BYTES)} it would be {DUCKDB}"
+    return EngineChoice(SPARK, reason) if reason else EngineChoice(DUCKDB, f"{size}, on this machine")
+
+
+def check_available(engine: str) -> None:
+    names = (_PACKAGES[engine], "pyarrow", "pandas")
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+        told = f"the pipeline needs what is not installed: {', '.join(missing)}"
+        raise ConfigError(told, hint=install_hint("pipeline"))
 
 
 def running() -> str:

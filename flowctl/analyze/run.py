@@ -31,7 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from flowctl.analyze.engine import DUCKDB, EngineError, mapped_errors, running
+from flowctl.analyze.engine import DUCKDB, EngineChoice, EngineError, mapped_errors, running
 from flowctl.analyze.job import BY_HOUR, AnalysisJob, JobNote, JobPart, JobState, Parts, digest, save
 from flowctl.analyze.record import (
     RECORD_FILE,
@@ -100,6 +100,7 @@ class AllResult:
     window: Mapping[str, str]  # begin of the first of these hours, end of the last; "": there are none
     warnings: Sequence[str]  # of the run as a whole
     errors: Mapping[str, FlowctlError]  # of jobs that failed
+    engine: Mapping[str, str] = field(default_factory=dict)  # its name, and why it was that one
 
     @property
     def failed(self) -> list[str]:
@@ -120,6 +121,7 @@ def run(
     window: Window | None = None,
     tell: Callable[[str], None] = lambda _: None,
     listing: Listing | None = None,
+    engine: EngineChoice | None = None,
 ) -> AllResult:
     """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised.
 
@@ -149,6 +151,7 @@ def run(
         staging = place.staging()
         whole = (window or Window()).whole()
         work = _AnalysisRun(session, events, listing, place, staging, whole, tell, dict(options or {}), known)
+        work.engine = (engine or EngineChoice(running(), "asked for"))._asdict()
         try:
             if window not in (None, whole):
                 bounds = (
@@ -214,6 +217,7 @@ class _AnalysisRun:
     read: set[Hour] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
     listed: dict[Hour, str] = field(default_factory=dict)  # digest of the files of each hour
+    engine: dict[str, str] = field(default_factory=dict)
     noted: bool = False  # that hours have lost files is not yet in the record
 
     def all(self, asked: Sequence[AnalysisJob | str], source: str | None) -> AllResult:
@@ -437,7 +441,9 @@ class _AnalysisRun:
     def _make(self, records: Read, names: Sequence[str], broken: dict[str, FlowctlError]) -> None:
         """Write what is put aside, and parts, in a query each, to the staging folder; parts that fail are `broken`."""
         for name, frame in records.quarantine.items() if ALL in names else ():
-            frame.write.partitionBy("date", "hour").parquet(self.staging.path(f"{QUARANTINE}/{name}"))
+            columns = {column: "bigint" if column in ("rows", "size") else "string" for column in frame.columns}
+            columns = {column: kind for column, kind in columns.items() if column not in BY_HOUR}
+            save(frame, columns, self.staging.path(f"{QUARANTINE}/{name}"), *BY_HOUR)
 
         def write(name: str) -> None:
             part, options = self.wanted[name]
@@ -677,6 +683,7 @@ class _AnalysisRun:
             accounts=self._accounts(hours),
             **self._span(hours),
             hours_read=sum(bool(self.known[hour].newest) for hour in self.read & {*hours}),
+            engine=self.engine,
             warnings=[*dict.fromkeys(self.warnings)],  # what was tried again says so twice
             errors={name: self.errors[name] for name in notes if name in self.errors},
         )

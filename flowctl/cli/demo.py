@@ -96,14 +96,12 @@ def demo(
 
 
 def _close_the_loop(duration_s: float, healthy: int, folder: Path | None, *, as_json: bool) -> bool:
-    from flowctl.analyze.spark.java import find_java
-    from flowctl.analyze.spark.session import check_available
+    from flowctl.analyze.engine import DUCKDB, check_available
     from flowctl.demo.loop import LoopPlan, run_loop
     from flowctl.demo.runner import cache_directory
 
     # Before the load: nobody should watch a crowd for a quarter of a minute to learn that nothing can analyse it.
-    check_available()
-    find_java()
+    check_available(DUCKDB)
     plan = LoopPlan(duration_s=duration_s, healthy=healthy)
     return run_loop(plan, folder or cache_directory() / "demo-pipeline", as_json=as_json)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 
 import pytest
 
 from flowctl.analyze.engine import DUCKDB, SPARK, using
-from flowctl.cli import main
 from flowctl.errors import ConfigError
 
 
@@ -47,16 +45,3 @@ def either(request):
 
             with session() as database:
                 yield database
-
-
-@pytest.fixture
-def analyze(spark, monkeypatch, capsys):
-    """Give a function that runs ``flowctl analyze`` in this process, on the shared Java: -> status, output, errors."""
-    monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: contextlib.nullcontext(spark.newSession()))
-
-    def command(*arguments: object):
-        status = main(["analyze", *map(str, arguments)])
-        shown = capsys.readouterr()
-        return status, shown.out, shown.err
-
-    return command

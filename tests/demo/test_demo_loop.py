@@ -89,17 +89,12 @@ def test_plan_when_a_value_is_out_of_range_is_refused():
         LoopPlan(healthy=1)
 
 
-@pytest.mark.parametrize(
-    "missing", ["flowctl.analyze.spark.java.find_java", "flowctl.analyze.spark.session.check_available"]
-)
-def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(missing, monkeypatch, tmp_path, capsys):
-    def absent():
+def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(monkeypatch, tmp_path, capsys):
+    def absent(_):
         raise ConfigError("it is not there", hint="get it")
 
     monkeypatch.setattr("flowctl.demo.loop.run_loop", lambda *_, **__: pytest.fail("the load has begun"))
-    monkeypatch.setattr("flowctl.analyze.spark.java.find_java", lambda: None)
-    monkeypatch.setattr("flowctl.analyze.spark.session.check_available", lambda: None)
-    monkeypatch.setattr(missing, absent)
+    monkeypatch.setattr("flowctl.analyze.engine.check_available", absent)
     assert main(["demo", "--pipeline", "--folder", str(tmp_path / "x")]) == 2
     assert "it is not there" in capsys.readouterr().err
 

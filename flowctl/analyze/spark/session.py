@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.analyze.engine import EngineError
+from flowctl.analyze.engine import SPARK, EngineError, check_available
 from flowctl.analyze.spark.java import Java, find_java, java_option
 from flowctl.core.text.files import umask
 from flowctl.errors import ConfigError
@@ -31,7 +30,6 @@ from flowctl.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXTRA_HINT: Final = "in flowctl's source folder: pip install '.[pipeline]'"
 _LOG4J: Final = """
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -74,12 +72,6 @@ class SessionOptions:
 
 class SparkError(EngineError):
     """Spark could not do what it was asked; the message has the cause in one line, the hint names the log."""
-
-
-def check_available() -> None:
-    missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"the pipeline needs what is not installed: {', '.join(missing)}", hint=EXTRA_HINT)
 
 
 def fitting(size_bytes: int, cores: int) -> dict[str, str]:
@@ -179,7 +171,7 @@ _own: dict[str, Any] = {}
 def open_session(options: SessionOptions | None = None) -> SparkSession:
     """Start Spark, or return the session that runs in this process already."""
     options = options or SessionOptions()
-    check_available()
+    check_available(SPARK)
     # It says at each use that it was not tested with pandas 3; what is used of both here is.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     from pyspark.sql import SparkSession

@@ -18,8 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from flowctl.analyze.engine import SPARK, check_available
 from flowctl.analyze.spark.java import PACKAGE, Java, archive_path, find_java, make_archive
-from flowctl.analyze.spark.session import SessionOptions, check_available, session
+from flowctl.analyze.spark.session import SessionOptions, session
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError, FlowctlError
 
@@ -72,7 +73,7 @@ def write_archive(path: str) -> None:
 
 def main() -> int:
     try:
-        check_available()
+        check_available(SPARK)
         try:
             java = find_java()
         except ConfigError:

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from flowctl.analyze.options import AbuseOptions, JobOption, WatchOptions, moment, number
-from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, show, started
-from flowctl.cli.analyze.options import BANS, OF_ALL, OF_JOBS, SPARK, WATCH, WINDOW, Command, given, shared
+from flowctl.cli.analyze.common import Events, Out, check_apart, engine_of, options_of, show, started
+from flowctl.cli.analyze.options import BANS, ENGINE, OF_ALL, OF_JOBS, SPARK, WATCH, WINDOW, Command, given, shared
 from flowctl.cli.common import optional_duration, print_json
 from flowctl.cli.errors import FAILED
 from flowctl.core.text.output import say
@@ -48,10 +48,7 @@ _SKIP: Final = {"skip": JobOption("Leave this job out. Repeatable.", "JOB", many
 
 
 def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> None:
-    """Run a job, or all of them, and show the result. What is wrong is told before Java is started."""
-    from flowctl.analyze.spark.session import check_available
-
-    check_available()
+    """Run a job, or all of them, and show the result. What is wrong is told before an engine is started."""
     from flowctl.analyze.records.listing import list_records
     from flowctl.analyze.records.place import RecordPlace
     from flowctl.analyze.records.window import parse_window
@@ -60,6 +57,8 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
     jobs = _jobs(values["skip"] or []) if name == "all" else [name]
     if events is not None:
         check_apart(events, out)
+    places = (out,) if events is None else (events, out)
+    engine_of(values, None, *places)  # what cannot be is told before records are looked for
     window = parse_window(dt.datetime.now(dt.UTC), **{field: values.get(field) for field in WINDOW})
     given_fields = {job: given(values, group) for job, group in OF_JOBS.items() if job in jobs}
     options = {job: replace(job_of(job).options(), **fields) for job, fields in given_fields.items() if fields}
@@ -70,8 +69,9 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
         size_bytes = sum(file.size_bytes for file in listing.files)
     elif name == "report" and not RecordPlace(out, settings, make=False).exists(SUMMARY_FILE):
         raise ConfigError(f"{out} has no results", hint=f"make them: flowctl analyze all EVENTS --out {out}")
-    with started(name, values, size_bytes, out) as (start, progress):
-        result = run(start, events, out, jobs, options, window, progress.say, listing)
+    engine = engine_of(values, size_bytes, *places)
+    with started(name, values, size_bytes, out, engine.name) as (start, progress):
+        result = run(start, events, out, jobs, options, window, progress.say, listing, engine)
     if jobs == [name] and result.errors:
         raise result.errors[name]
     show(result, as_json=bool(values["json"]))
@@ -120,7 +120,7 @@ def _command(name: str) -> Command:
     command = others.get(name, job)
     command.__doc__ = _HELP[name] + _ENDS
     groups = [_SKIP, OF_ALL] if name == "all" else [OF_JOBS.get(name, {})]
-    return shared(*groups, *([] if name == "report" else [WINDOW]), SPARK)(command)
+    return shared(*groups, *([] if name == "report" else [WINDOW]), ENGINE, SPARK)(command)
 
 
 COMMANDS: Final = {name: _command(name) for name in _HELP}
@@ -262,7 +262,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
     help="Turn the records of servers into decisions. Who was slow and why, which limits would be better, whom to keep "
-    "out, how many viewers a node carries. Runs on Spark.",
+    "out, how many viewers a node carries. Runs on DuckDB or Spark.",
 )
 for name, command in COMMANDS.items():
     app.command(name)(command)

@@ -1,4 +1,4 @@
-"""What the commands of ``flowctl analyze`` share: arguments, Spark with its progress, a check of folders."""
+"""What the commands of ``flowctl analyze`` share: arguments, engines with their progress, a check of folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -19,6 +19,7 @@ from flowctl.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from flowctl.analyze.engine import EngineChoice
     from flowctl.analyze.run import AllResult
     from flowctl.analyze.spark.progress import Progress
     from flowctl.analyze.spark.session import SessionOptions
@@ -46,21 +47,54 @@ def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = Non
     return SessionOptions(master=where, conf=settings, size_bytes=size_bytes)
 
 
+def engine_of(values: Mapping[str, Any], size_bytes: int | None, *places: str) -> EngineChoice:
+    """Return which engine runs, and say so; `places`: records, if they are read, and results."""
+    from flowctl.analyze.engine import check_available, choose
+    from flowctl.analyze.record import read_json
+    from flowctl.analyze.records.place import RecordPlace, local_path
+    from flowctl.analyze.run import FORMAT, SUMMARY_FILE
+
+    names = {"master": "--master", "conf": "--conf", "driver_memory": "--driver-memory"}
+    of_spark = [option for name, option in names.items() if values[name]]
+    if os.environ.get("FLOWCTL_MASTER") and values["engine"] is None:
+        of_spark.append("FLOWCTL_MASTER")
+    local = all(local_path(place) is not None for place in places)
+    earlier = read_json(RecordPlace(places[-1], make=False), SUMMARY_FILE, FORMAT).get("engine") if local else {}
+    choice = choose(
+        values["engine"], size_bytes=size_bytes, local=local, of_spark=of_spark, earlier=(earlier or {}).get("name", "")
+    )
+    check_available(choice.name)
+    if size_bytes is not None:
+        say(choice.line(), to_stderr=True)
+    return choice
+
+
 @contextlib.contextmanager
 def started(
-    name: str, values: Mapping[str, Any], size_bytes: int | None = None, out: str = ""
+    name: str, values: Mapping[str, Any], size_bytes: int | None = None, out: str = "", engine: str = "spark"
 ) -> Iterator[tuple[Callable[[], SparkSession], Progress]]:
-    """Give what starts Spark, with progress on standard error; end in order with signals, and leave no process."""
+    """Give what starts the engine, with progress on standard error; end in order with signals, leave no process."""
+    from flowctl.analyze.engine import SPARK, check_available, using
     from flowctl.analyze.spark.progress import Progress
-    from flowctl.analyze.spark.session import check_available, session, settings_of
 
-    options = options_of(values, name, size_bytes)
-    check_available()
-    settings_of(options)
-    _silence()
-    with _private(), terminable(), Progress(name) as progress, contextlib.ExitStack() as stack:
+    check_available(engine)
+    with contextlib.ExitStack() as stack:
+        if engine == SPARK:
+            from flowctl.analyze.spark.session import session, settings_of
+
+            options = options_of(values, name, size_bytes)
+            settings_of(options)
+            _silence()
+        stack.enter_context(using(engine))
+        stack.enter_context(_private())
+        stack.enter_context(terminable())
+        progress = stack.enter_context(Progress(name))
 
         def start() -> SparkSession:
+            if engine != SPARK:
+                from flowctl.analyze.duck.session import session as database
+
+                return cast("SparkSession", stack.enter_context(database()))
             progress.say("starting Java")
             spark = stack.enter_context(session(options))
             progress.watch(spark, name)

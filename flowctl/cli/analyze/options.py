@@ -26,6 +26,9 @@ SPARK: Final[Group] = {
     "driver_memory": JobOption("Memory of Spark's driver, which is all of it when local. Default: 2g.", "SIZE"),
     "json": JobOption("Write the result as one JSON object."),
 }
+ENGINE: Final[Group] = {
+    "engine": JobOption("auto, duckdb or spark. Default: auto, which is duckdb for less than 1 GiB here.", "NAME")
+}
 WINDOW: Final[Group] = {
     "since": JobOption("Only records since so long ago, like 2h, 90m or 7d; whole hours, as all windows.", "TIME"),
     "begin": JobOption("Only records from this hour on, like 2026-03-01T12 (UTC).", "TIME", name="from"),

@@ -15,7 +15,7 @@ _EXTRA_OF: Final = {
     **dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "admin"),
     "av": "media",
     "pyarrow": "telemetry",
-    **dict.fromkeys(("pandas", "pyspark"), "pipeline"),
+    **dict.fromkeys(("duckdb", "pandas", "pyspark"), "pipeline"),
 }
 """The smallest extra that installs a package, by the name under which it is imported."""
 

@@ -147,7 +147,8 @@ def test_run_when_a_signal_ends_it_says_what_is_left(monkeypatch, tmp_path, caps
 
     monkeypatch.setattr("flowctl.analyze.spark.session.session", ended)
     write_closes(tmp_path / "ev", [close(20, 1)])
-    assert main(["analyze", "sessions", str(tmp_path / "ev"), "--out", str(tmp_path / "out")]) in (130, 143)
+    words = ["analyze", "sessions", str(tmp_path / "ev"), "--out", str(tmp_path / "out"), "--engine", "spark"]
+    assert main(words) in (130, 143)
     assert f"stopped: what is in {tmp_path / 'out'} is whole" in capsys.readouterr().err
 
 
@@ -218,14 +219,15 @@ def test_command_when_used_wrongly_says_so_before_java_is_started(monkeypatch, c
     assert [item for item in told if item not in errors] == []
 
 
-def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp_path, monkeypatch):
+def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(tmp_path, monkeypatch, capsys):
     from flowctl.analyze.records import listing
 
     listed = []
     monkeypatch.setattr(listing, "_tables", lambda *given, real=listing._tables: listed.append(given) or real(*given))
     write_closes(tmp_path / "ev", [close(20, 1), close(21, 2)])
     skipped = (word for job in ("experience", "fleet", "abuse", "whatif") for word in ("--skip", job))
-    status, shown, errors = analyze("all", tmp_path / "ev", "--out", tmp_path / "out", *skipped)
+    status = main(["analyze", "all", str(tmp_path / "ev"), "--out", str(tmp_path / "out"), *skipped])
+    shown, errors = capsys.readouterr()
     assert (status, len(listed)) == (0, 1), errors
     lines = shown.splitlines()
     assert lines[0] == "sessions: 2 connections, 0 of them open; 0 in trouble, by cause: -"
@@ -295,7 +297,7 @@ def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
     code = (
         "import sys, importlib.util as u; find = u.find_spec; "
         "u.find_spec = lambda name, *a: None if name == 'pyspark' else find(name, *a); "
-        "from flowctl.cli import main; sys.exit(main(['analyze', 'sessions', 'x', '--out', 'y']))"
+        "from flowctl.cli import main; sys.exit(main(['analyze', 'sessions', 'x', '--out', 'y', '--engine', 'spark']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2

@@ -12,13 +12,13 @@ pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JError
 
+from flowctl.analyze.engine import SPARK, check_available
 from flowctl.analyze.said import figures
 from flowctl.analyze.spark.session import (
     LARGE_FROM_BYTES,
     PARTITION_BYTES,
     SMALL_JAVA_BYTES,
     SessionOptions,
-    check_available,
     fit,
     mapped_errors,
     one_line,
@@ -125,9 +125,9 @@ def test_options_when_given_are_settings_of_spark(conf, memory, settings):
 
 
 def test_pyspark_when_missing_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("flowctl.analyze.spark.session.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("flowctl.analyze.engine.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyspark, pyarrow, pandas") as caught:
-        check_available()
+        check_available(SPARK)
     assert caught.value.hint == "in flowctl's source folder: pip install '.[pipeline]'"
 
 

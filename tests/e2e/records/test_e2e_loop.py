@@ -10,7 +10,6 @@ import pytest
 from flowctl.core.flow.limitsfile import parse_limits_file
 from flowctl.core.server.bans import BanList
 from flowctl.demo.loop import LoopPlan, addresses, run_loop
-from flowctl.errors import FlowctlError
 from flowctl.reasons import CloseReason
 
 pytestmark = pytest.mark.pipeline  # a program with a Java of its own
@@ -18,22 +17,7 @@ pytestmark = pytest.mark.pipeline  # a program with a Java of its own
 PLAN = LoopPlan(duration_s=12.0, healthy=4, slow=2)
 
 
-@pytest.fixture
-def _spark_there():
-    """Skip, visibly, where there is no pyspark or no Java."""
-    pytest.importorskip("pyspark")
-    from flowctl.analyze.spark.java import find_java
-    from flowctl.analyze.spark.session import check_available
-
-    try:
-        check_available()
-        find_java()
-    except FlowctlError as error:
-        pytest.skip(f"{error} ({error.hint})")
-
-
 @pytest.mark.timeout(1500)
-@pytest.mark.usefixtures("_spark_there")
 def test_loop_when_closed_cuts_fewer_honest_viewers_and_refuses_abusers(tmp_path, capfd):
     (tmp_path / "kept").write_text("not ours", "utf-8")
     (tmp_path / "out").mkdir()

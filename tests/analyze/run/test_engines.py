@@ -1,0 +1,81 @@
+"""The engine of a run: which one is chosen and why, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from record_kit import close, write_closes
+
+from flowctl.analyze import engine
+from flowctl.analyze.engine import LARGEST_BYTES, choose
+from flowctl.cli import main
+from flowctl.errors import ConfigError
+
+pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
+SMALL = {"size_bytes": 63 << 20, "local": True, "of_spark": []}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "name", "why"),
+    [
+        (None, {}, "duckdb", "63.0 MiB of records, on this machine"),
+        ("auto", {"size_bytes": None}, "duckdb", "no records are read, on this machine"),
+        (None, {"size_bytes": LARGEST_BYTES}, "spark", "1.0 GiB of records; up to 1.0 GiB it would be duckdb"),
+        (None, {"local": False}, "spark", "records and results are not both in folders of this machine"),
+        (None, {"of_spark": ["--master"]}, "spark", "--master is of Spark"),
+        (None, {"of_spark": ["--conf", "--driver-memory"]}, "spark", "--conf and --driver-memory are of Spark"),
+        (None, {"earlier": "spark"}, "spark", "the results so far are of Spark"),
+        ("duckdb", {"earlier": "spark", "size_bytes": 1 << 40}, "duckdb", "asked for"),
+        ("spark", {}, "spark", "asked for"),
+    ],
+)
+def test_engine_when_chosen_says_why(asked, given, name, why):
+    assert choose(asked, **{**SMALL, **given}) == (name, why)
+
+
+def test_engine_when_duckdb_is_not_installed_is_spark_unless_it_was_asked_for(monkeypatch):
+    monkeypatch.setattr(engine, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
+    assert choose(None, **SMALL) == ("spark", "the package duckdb is not installed")
+    with pytest.raises(ConfigError, match="the package duckdb is not installed") as caught:
+        choose("duckdb", **SMALL)
+    assert "pip install '.[pipeline]'" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["s3a://bucket/events", "--out", "y", "--engine", "duckdb"], "not both in folders of this machine"),
+        (["x", "--out", "s3a://bucket/y", "--engine", "duckdb"], "not both in folders of this machine"),
+        (["x", "--out", "y", "--engine", "duckdb", "--master", "local[2]"], "--master is of Spark"),
+        (["x", "--out", "y", "--engine", "duckdb", "--conf", "spark.a=b"], "--conf is of Spark"),
+        (["x", "--out", "y", "--engine", "flink"], "allowed is auto, spark or duckdb"),
+    ],
+)
+def test_engine_when_it_cannot_be_what_was_asked_for_is_wrong_use(words, told, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", "all", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_all_when_there_is_neither_java_nor_spark_answers(tmp_path):
+    """A laptop with ``pip install`` alone: nothing of Spark is loaded, and no Java is looked for."""
+    write_closes(tmp_path / "ev", [close(20, 1), close(21, 2)])
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec; "
+        "u.find_spec = lambda name, *a: None if name == 'pyspark' else find(name, *a); "
+        "from flowctl.cli import main; status = main(['analyze', 'all', *sys.argv[1:]]); "
+        "sys.exit(status or bool({'pyspark', 'py4j'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "ev"), "--out", str(tmp_path / "out"), "--json"]
+    environment = {**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"}
+    for read in (1, 0):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["passed"], found["hours_read"], found["engine"]["name"]) == (True, read, "duckdb")
+        assert done.stderr.startswith(f"engine: duckdb ({found['engine']['why']})\n")
