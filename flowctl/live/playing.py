@@ -95,6 +95,7 @@ class PlayWords:
 
     __slots__ = ()
     trouble: EpisodeWords = VIEWER_SLOW  # what the log says of a player that is slow
+    place: str = ""  # address that it is at, where the log is to name more than its peer
 
     def begin(self, *, send: bool) -> None:
         """It plays from now on; not `send`: the log tells the player."""
@@ -329,7 +330,8 @@ class Playing:
                 _log.info("rendition switched", **fields, why=entry.why, after_s=round(entry.duration_s, 1))
             return
         if self._episode is None:
-            self._episode = Episode(fields, self._connection.why, self._dropped, self._words.trouble)
+            more = {"to": self._words.place} if self._words.place else {}
+            self._episode = Episode(fields | more, self._connection.why, self._dropped, self._words.trouble)
         self._episode.note_entry(entry, closed=self._connection.sender.closed)
 
     def _dropped(self) -> Counts:

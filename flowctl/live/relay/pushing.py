@@ -35,7 +35,10 @@ class PushWords(PlayWords):
     """A push has its own words in the log alone: the other server is told nothing."""
 
     trouble = LINE_SHORT
-    __slots__ = ()
+    __slots__ = ("place",)
+
+    def __init__(self, place: str) -> None:
+        self.place = place
 
 
 class PushSession(ViewerSession):
@@ -147,7 +150,7 @@ class PushSession(ViewerSession):
             return
         self.accepted = True
         wire = stream.join_format(PublishChunks(stream_id, self._hub.config.rtmp.out_chunk_size))
-        self._playing = Playing(self, PushWords(), self._hub, stream, wire, Wants(tracks=True))
+        self._playing = Playing(self, PushWords(place_of(self._url)), self._hub, stream, wire, Wants(tracks=True))
         place = self._playing.begin()
         if stream.ended:
             self._leave("the publisher has gone")

@@ -100,6 +100,7 @@ def test_line_when_too_short_leaves_out_late_pictures_and_all_is_sent_again_once
     assert programs.decode(tmp_path / "seen.flv") == (0, "")
     (short,) = told(lines, "line short")
     assert "bit rate" in short["hint"]
+    assert short.get("to", short.get("url")).startswith(f"rtmp://127.0.0.1:{line.port}/live/")
     (again,) = told(lines, "line carries all again")
     assert sum(again["dropped"].values()) >= LEAST_LOST
 
