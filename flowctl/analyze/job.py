@@ -133,7 +133,8 @@ class Parts:
     def result(self, name: str) -> DataFrame:
         """Return a table that this job has written (`write`), or one that an earlier job or run has."""
         place = self.staging if self.staging.exists(name) else self.place
-        return self.spark.read.parquet(literal(place.path(name)))
+        path = place.path(name)
+        return self.spark.read.parquet(path if running() == DUCKDB else literal(path))
 
     def write(self, name: str, frame: DataFrame | pd.DataFrame | pa.Table, columns: Mapping[str, str]) -> str:
         """Write a result table (Parquet, zstd) with these columns and types, and return its path."""
@@ -185,6 +186,8 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
     known = {kind: getattr(pa, name)() for kind, name in plain.items()} | {"timestamp": pa.timestamp("us", "UTC")}
     known |= {f"array<{kind}>": pa.list_(item) for kind, item in known.items()}
     known["map<string,bigint>"] = pa.map_(pa.string(), pa.int64())
+    if running() == DUCKDB:  # there a sketch is a list, see `flowctl.analyze.duck.macros`
+        known["binary"] = pa.list_(pa.float32())
     if known.keys() >= {*columns.values()}:
         return pa.schema([(name, known[kind]) for name, kind in columns.items()])
     from pyspark.sql.pandas.types import to_arrow_schema

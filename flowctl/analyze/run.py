@@ -73,6 +73,8 @@ SUMMARY_FILE: Final = "summary.json"
 FORMAT: Final = 2
 """Format of the summary, raised when a key goes or changes its meaning."""
 QUARANTINE: Final = "quarantine"
+_ASIDE: Final = {"rows": "bigint", "size": "bigint"}
+"""Types of columns of what is put aside; others are texts."""
 ALL: Final = ""
 """Stands among the parts of an hour for its accounts and what is put aside."""
 MOST_DAMAGED: Final = 8
@@ -441,8 +443,7 @@ class _AnalysisRun:
     def _make(self, records: Read, names: Sequence[str], broken: dict[str, FlowctlError]) -> None:
         """Write what is put aside, and parts, in a query each, to the staging folder; parts that fail are `broken`."""
         for name, frame in records.quarantine.items() if ALL in names else ():
-            columns = {column: "bigint" if column in ("rows", "size") else "string" for column in frame.columns}
-            columns = {column: kind for column, kind in columns.items() if column not in BY_HOUR}
+            columns = {column: _ASIDE.get(column, "string") for column in frame.columns if column not in BY_HOUR}
             save(frame, columns, self.staging.path(f"{QUARANTINE}/{name}"), *BY_HOUR)
 
         def write(name: str) -> None:

@@ -34,6 +34,14 @@ def spark(tmp_path_factory):
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def engine_of_test(request):
+    """See to it that a test of Spark alone is not run by the engine of the test before it."""
+    alone = "either" not in request.fixturenames
+    with using(SPARK) if alone else contextlib.nullcontext():
+        yield
+
+
 @pytest.fixture(scope="module", params=[SPARK, DUCKDB])
 def either(request):
     """Give a session of each engine in turn, which is the one that runs: what jobs make is the same on both."""

@@ -7,18 +7,24 @@ rows leave: there they fit, or the query fails.
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowctl.analyze.duck.functions import Column, col, expr, quoted, sorted_by
+from flowctl.analyze.engine import EngineError
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
 _JOINS = {"left_semi": "SEMI", "left_anti": "ANTI", "full_outer": "FULL"}
+
+
+class DuckError(EngineError):
+    """DuckDB could not do what it was asked; the message has the cause in one line."""
 
 
 class Row(tuple[Any, ...]):
@@ -29,6 +35,11 @@ class Row(tuple[Any, ...]):
 
     def __getitem__(self, key: Any) -> Any:
         return tuple.__getitem__(self, self.names.index(key) if isinstance(key, str) else key)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.names:
+            raise AttributeError(name)
+        return self[name]
 
     def asDict(self) -> dict[str, Any]:
         return dict(zip(self.names, self, strict=True))
@@ -190,7 +201,7 @@ class DataFrame:
         found = self.toArrow()
         kind = type("Row", (Row,), {"names": tuple(found.column_names)})
         columns = [
-            [kind_of(value) for value in column.to_pylist()] if column.num_chunks else [] for column in found.columns
+            [_plain(value) for value in column.to_pylist()] if column.num_chunks else [] for column in found.columns
         ]
         return [kind(row) for row in zip(*columns, strict=True)]
 
@@ -208,9 +219,11 @@ class DataFrame:
         self.sparkSession.write(self, columns, path, by)
 
 
-def kind_of(value: Any) -> Any:
-    """Return a struct as a tuple, as rows of Spark can be taken."""
-    return tuple(value.values()) if isinstance(value, dict) else value
+def _plain(value: Any) -> Any:
+    """Return a struct as a tuple, and a time without its zone, as rows of Spark have them."""
+    if isinstance(value, dict):
+        return tuple(value.values())
+    return value.replace(tzinfo=None) if isinstance(value, dt.datetime) else value
 
 
 def _of_table(frame: DataFrame, batches: Iterable[Any], ddl: str) -> DataFrame:
@@ -219,7 +232,11 @@ def _of_table(frame: DataFrame, batches: Iterable[Any], ddl: str) -> DataFrame:
     from flowctl.analyze.job import arrow_schema
 
     schema = arrow_schema(dict(item.replace("`", "").split(" ", 1) for item in ddl.split(", ")))
-    tables = [pa.Table.from_batches([batch]).select(schema.names).cast(schema) for batch in batches]
+    try:
+        tables = [pa.Table.from_batches([batch]).select(schema.names).cast(schema) for batch in batches]
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise DuckError(f"DuckDB failed: in Python: {type(error).__name__}: {line}"[:400]) from error
     rows = pa.concat_tables(tables) if tables else schema.empty_table()
     found: DataFrame = frame.sparkSession.createDataFrame(rows)
     return found
@@ -244,9 +261,12 @@ class GroupedData:
         names = [item.name for item in self.keys]
         rows = self.frame.orderBy(*self.keys).toArrow()
         keys = zip(*(rows[name].to_pylist() for name in names), strict=True)
-        found, begin = [], 0
-        for _, group in itertools.groupby(keys):
-            length = sum(1 for _ in group)
-            found += make(rows.slice(begin, length)).to_batches()
-            begin += length
-        return _of_table(self.frame, found, ddl)
+
+        def made() -> Iterator[Any]:
+            begin = 0
+            for _, group in itertools.groupby(keys):
+                length = sum(1 for _ in group)
+                yield from make(rows.slice(begin, length)).to_batches()
+                begin += length
+
+        return _of_table(self.frame, made(), ddl)

@@ -15,6 +15,8 @@ TYPES: Final = {
 }  # fmt: skip
 """Type of Spark -> type here."""
 
+LAST: Final = (1 << 63) - 1
+
 MACROS: Final = {
     "array_distinct": "(l) AS list_distinct(l)",
     "array_min": "(l) AS list_min(l)",
@@ -46,12 +48,12 @@ MACROS: Final = {
     "shiftright": "(x, n) AS x >> n",
     "size": "(l) AS len(l)",
     "split": "(x, p) AS str_split_regex(x, p)",
+    "sum_to_last": f"(x) AS CAST(CASE WHEN sum(x) > {LAST} THEN {LAST} ELSE sum(x) END AS BIGINT)",
     "substring_index": "(x, d, n) AS array_to_string(str_split(x, d)[1:n], d)",
     "timestamp_micros": "(x) AS make_timestamp(CAST(x AS BIGINT))",
     "timestamp_seconds": "(x) AS make_timestamp(CAST(x * 1000000 AS BIGINT))",
     "to_json": "(x) AS CAST(json_merge_patch('{}', to_json(x)) AS VARCHAR)",  # without nulls
     "try_divide": "(a, b) AS CASE WHEN b <> 0 THEN a / b END",
-    "try_sum": "(x) AS TRY_CAST(sum(x) AS BIGINT)",
     "unix_micros": "(x) AS epoch_us(x)",
     "unix_timestamp": "(x) AS epoch_us(x) // 1000000",
 }  # fmt: skip

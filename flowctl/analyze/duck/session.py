@@ -18,11 +18,10 @@ from typing import Any, Final
 import duckdb
 from duckdb.func import PythonUDFType
 
-from flowctl.analyze.duck.frame import DataFrame
+from flowctl.analyze.duck.frame import DataFrame, DuckError
 from flowctl.analyze.duck.functions import quoted, type_of
 from flowctl.analyze.duck.hashes import xxhash64
 from flowctl.analyze.duck.macros import MACROS
-from flowctl.analyze.engine import EngineError
 
 MEMORY_BYTES: Final = 4 << 30
 """Most memory of queries, half of the machine's at most; beyond, they use the disk. Rows in Python come on top."""
@@ -34,16 +33,13 @@ _GONE_HINT: Final = (
 )
 
 
-class DuckError(EngineError):
-    """DuckDB could not do what it was asked; the message has the cause in one line."""
-
-
 class DuckSession:
     """An open database, in memory."""
 
     def __init__(self) -> None:
         memory = min(MEMORY_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
         settings: dict[str, Any] = {"threads": self.defaultParallelism, "memory_limit": f"{memory >> 20}MiB"}
+        settings |= {"enable_external_file_cache": False}  # a file that is damaged later would be the one that was read
         # Nothing is fetched from the network: what is used comes with the package.
         settings |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
         self._database = duckdb.connect(":memory:", config=settings)
@@ -122,7 +118,7 @@ class DuckSession:
 
     def files(self, files: Sequence[str], kinds: Mapping[str, str], by: Sequence[str] = ()) -> DataFrame:
         """Return rows of files on this machine; a column that a file lacks is null, `by` are of its folders."""
-        names = ", ".join(_text(re.sub(r"([\[*?])", r"[\1]", file)) for file in files)
+        names = ", ".join(_text(re.sub(r"([\[*?{])", r"[\1]", file)) for file in files)
         contract = ", ".join(
             f"{_text(name)}: {{name: {_text(name)}, type: '{_stored(kind)}', default_value: NULL}}"
             for name, kind in kinds.items()

@@ -6,6 +6,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Final
 
+from flowctl.analyze.engine import DUCKDB, running
 from flowctl.analyze.engine import functions as f
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def summed(groups: GroupedData, sums: Iterable[str], *more: Column) -> DataFrame
     A sum that does not fit 64 bits is 2^63 - 1: who writes among the records may write counts that no check can call
     wrong and that no sum can hold. `try_sum` is null then, as it is of nulls; one more aggregate tells which it was.
     """
+    if running() == DUCKDB:  # whose sums are wider
+        return groups.agg(*(f.expr(f"sum_to_last(`{name}`) as `{name}`") for name in sums), *more)
     # As text: handed over one by one, expressions of Python take longer than small data do.
     bits = {f"`{name}`": 1 << place for place, name in enumerate(sums)}
     seen = f.expr(f"bit_or({' | '.join(f'if({name} is null, 0, {bit}L)' for name, bit in bits.items())}) as _seen")

@@ -65,6 +65,7 @@ class Facts(NamedTuple):
     last_seq: int | None = None
     recorded: bool = False  # a recorder wrote it, so that its `seq` is in order
     newest_us: int | None = None  # time of its newest record that can be used; None: nothing tells
+    misspelt: bool = False  # it has a column whose name differs from one of the table in case alone
     reasons: dict[str, int] = {}  # noqa: RUF012 - never changed; rows that cannot be used, by reason
 
     @property
@@ -143,6 +144,7 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
         first_seq=seq.low,
         last_seq=seq.high,
         recorded=bool(uid),
+        misspelt=any(name.lower() in TABLES[table].names and name != name.lower() for name in file.schema_arrow.names),
         newest_us=ts.high,
     )
     return facts, columns
@@ -251,7 +253,8 @@ def _typed(values: Any, kind: Any) -> Any:
 def pieces(file: Any, table: str, names: Sequence[str]) -> Iterator[Any]:
     """Yield the columns of an open Parquet file in pieces, in the types of the table; one that is not there is null."""
     kinds = {column.name: _ARROW[column.kind] for column in TABLES[table].columns}
-    there = [name for name in names if name in file.schema_arrow.names]
+    found = set(file.schema_arrow.names)
+    there = [name for name in names if name in found]
     for batch in file.iter_batches(BATCH_ROWS, columns=there, use_threads=False):
         columns = {name: _typed(batch.column(name), kinds[name]) for name in there}
         yield pa.table({name: columns.get(name, pa.nulls(batch.num_rows, kinds[name])) for name in names})

@@ -136,9 +136,9 @@ class Read:
 
     def _scan(self, table: str, goods: Sequence[_Good]) -> DataFrame:
         schema = f"{TABLES[table].spark_ddl}, {_BESIDE}"
-        odd = [good for good in goods if good.facts.reasons]
+        odd = [good for good in goods if good.facts.reasons or (good.facts.misspelt and running() == DUCKDB)]
         frames = []
-        if plain := [good.file for good in goods if not good.facts.reasons]:
+        if plain := [good.file for good in goods if good not in odd]:
             frames.append(self._plain(table, plain, schema))
         if odd:
             frames.append(self._checked(table, odd).filter(f.col("_why").isNull()).drop("_file", "_why"))

@@ -21,13 +21,13 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow.parquet as pq
-from pyspark.sql import functions as f
 from record_kit import at, close, event, sample, write, write_closes, write_samples
 
 from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.scores import SCORE_COLUMNS
 from flowctl.analyze.capacity.job import LOADS
-from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart, arrow_schema
+from flowctl.analyze.engine import functions as f
+from flowctl.analyze.job import BY_HOUR, AnalysisJob, JobAnswer, JobPart, arrow_schema
 from flowctl.analyze.record import compared, packed
 from flowctl.analyze.records.listing import File
 from flowctl.analyze.records.place import RecordPlace
@@ -88,10 +88,10 @@ def events_of(root, *moments, name="a", event_name="returned"):
 
 
 @pytest.fixture
-def go(spark, tmp_path):
+def go(either, tmp_path):
     def call(*jobs, options=None, window=None, out="out"):
         given = None if options is None else {"seen": options}
-        return run(spark, str(tmp_path / "events"), str(tmp_path / out), jobs or [JOB], given, window)
+        return run(either, str(tmp_path / "events"), str(tmp_path / out), jobs or [JOB], given, window)
 
     return call
 
@@ -142,7 +142,7 @@ def test_run_when_a_part_is_a_result_has_it_where_the_report_looks(go, tmp_path)
     assert result.jobs["kept"].summary == {"rows": 2}
 
 
-def test_run_when_files_come_one_by_one_gives_what_one_run_gives(go, tmp_path, spark):
+def test_run_when_files_come_one_by_one_gives_what_one_run_gives(go, tmp_path, either):
     chance = random.Random(5)
     moments = [chance.randrange(3 * 3600) for _ in range(12)]
     for number, moment in enumerate(moments):
@@ -157,7 +157,7 @@ def test_run_when_files_come_one_by_one_gives_what_one_run_gives(go, tmp_path, s
     assert split.accounts == whole.accounts
     assert split.jobs["seen"].summary == whole.jobs["seen"].summary
     rows = [
-        sorted(map(tuple, spark.read.parquet(str(tmp_path / out / "parts/seen")).collect()))
+        sorted(map(tuple, either.read.parquet(str(tmp_path / out / "parts/seen")).collect()))
         for out in ("split", "whole")
     ]
     assert len(rows[0]) == len(moments)
@@ -248,7 +248,7 @@ def test_run_when_a_job_fails_costs_only_those_that_need_it(go, tmp_path):
     assert not list((tmp_path / "out").glob("_new-*"))
 
 
-def test_run_when_nothing_changed_keeps_answers_and_starts_no_spark(go, spark, tmp_path):
+def test_run_when_nothing_changed_keeps_answers_and_starts_no_spark(go, either, tmp_path):
     asked, started = [], []
 
     def counted(parts, options):
@@ -270,7 +270,7 @@ def test_run_when_nothing_changed_keeps_answers_and_starts_no_spark(go, spark, t
 
         def start():
             started.append(1)
-            return spark
+            return either
 
         result = run(start, str(tmp_path / "events"), str(tmp_path / out), [job, teller], given, window)
         note, other = result.jobs["seen"], result.jobs["told"]
@@ -496,12 +496,12 @@ def test_run_when_files_of_no_recorder_number_alike_reads_each(go, tmp_path):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_run_when_a_job_runs_not_or_fails_makes_its_part_when_it_runs_next(go, spark, tmp_path, broken):
+def test_run_when_a_job_runs_not_or_fails_makes_its_part_when_it_runs_next(go, either, tmp_path, broken):
     events_of(tmp_path / "events", 1, 2)
     go(JOB, OTHERS)
     events_of(tmp_path / "events", 5, 6, name="late")
     jobs, given = ([JOB, OTHERS], {"others": {"broken": "part"}}) if broken else ([JOB], {})
-    run(spark, str(tmp_path / "events"), str(tmp_path / "out"), jobs, given)
+    run(either, str(tmp_path / "events"), str(tmp_path / "out"), jobs, given)
     result = go(JOB, OTHERS)
     assert (result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == (4, 4)
     assert [item["rows_in"] for item in result.accounts] == [4]
@@ -538,13 +538,13 @@ def test_run_when_an_hour_has_folders_reads_none_of_their_files(go, tmp_path, mo
         assert (result.failed, result.jobs["seen"].summary["returned"]) == ([], 3)
 
 
-def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(spark, tmp_path):
+def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(either, tmp_path):
     events, out = tmp_path / "events", tmp_path / "out"
 
     def viewers():
-        result = run(spark, str(events), str(out), ["fleet"])
+        result = run(either, str(events), str(out), ["fleet"])
         assert (result.failed, [*result.jobs["fleet"].warnings]) == ([], [])
-        rows = spark.read.parquet(str(out / "fleet_streams")).collect()
+        rows = either.read.parquet(str(out / "fleet_streams")).collect()
         return {int(row["minute"].timestamp() - at(0).timestamp()): (row["viewers"], row["source"]) for row in rows}
 
     def samples(conn_id, *moments):
@@ -567,7 +567,7 @@ def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(spark, 
     assert viewers() == told
 
 
-def test_run_when_a_window_is_widened_tells_what_one_run_would(spark, tmp_path):
+def test_run_when_a_window_is_widened_tells_what_one_run_would(either, tmp_path):
     events = tmp_path / "events"
     for hour, moments in (("12", (3510, 3540, 3570)), ("13", (3600, 3630, 3659))):
         write_samples(events, [sample(moment, 1, interval_ms=30_000.0) for moment in moments], hour=hour)
@@ -575,9 +575,9 @@ def test_run_when_a_window_is_widened_tells_what_one_run_would(spark, tmp_path):
     write_closes(events, [row], hour="13")
 
     def minutes(out, window=None):
-        result = run(spark, str(events), str(tmp_path / out), ["fleet"], window=window)
+        result = run(either, str(events), str(tmp_path / out), ["fleet"], window=window)
         assert (result.failed, result.jobs["fleet"].warnings) == ([], ())
-        rows = spark.read.parquet(str(tmp_path / out / "fleet_streams")).collect()
+        rows = either.read.parquet(str(tmp_path / out / "fleet_streams")).collect()
         return sorted((row["minute"].minute, row["viewers"], row["source"]) for row in rows if row["viewers"])
 
     assert minutes("out", Window(at(3600), None)) == [(0, 1.5, "samples")]
@@ -741,26 +741,26 @@ def test_run_when_another_is_at_work_says_so(go, tmp_path):
     assert go().failed == []
 
 
-def test_run_when_the_records_are_others_refuses_them(go, spark, tmp_path):
+def test_run_when_the_records_are_others_refuses_them(go, either, tmp_path):
     events_of(tmp_path / "events", 1)
     events_of(tmp_path / "others", 3601)
     go()
     with pytest.raises(ConfigError, match=f"other records, {tmp_path}/events") as caught:
-        run(spark, str(tmp_path / "others"), str(tmp_path / "out"), [JOB])
+        run(either, str(tmp_path / "others"), str(tmp_path / "out"), [JOB])
     assert "--out" in caught.value.hint
     (tmp_path / "link").symlink_to(tmp_path / "events")
-    assert run(spark, f"file://{tmp_path}/link/", str(tmp_path / "out"), [JOB]).hours_read == 0
+    assert run(either, f"file://{tmp_path}/link/", str(tmp_path / "out"), [JOB]).hours_read == 0
 
 
-def test_run_when_folders_have_odd_names_takes_them_letter_by_letter(spark, tmp_path):
+def test_run_when_folders_have_odd_names_takes_them_letter_by_letter(either, tmp_path):
     """Names that Spark would take for patterns are found again; days that never were cost no run."""
     odd = tmp_path / "a[1] {b,c} *"
     events_of(odd / "events", 1)
     for day in ("2026-02-30", "9999-12-31"):
         write(odd / "events", [event(1, 1, "returned")], day, date=day, hour="23")
-    result = run(spark, str(odd / "events"), str(odd / "out"), [JOB], window=Window(at(0), None))
+    result = run(either, str(odd / "events"), str(odd / "out"), [JOB], window=Window(at(0), None))
     assert (result.failed, result.jobs["seen"].summary["returned"]) == ([], 1)
-    assert run(spark, str(odd / "events"), str(odd / "out"), [JOB]).failed == []
+    assert run(either, str(odd / "events"), str(odd / "out"), [JOB]).failed == []
 
 
 def test_run_when_the_folders_cannot_be_used_says_so(go, tmp_path):
@@ -837,7 +837,8 @@ def slow(records, _):
         Path(folder, "done").touch()
         yield from batches
 
-    return table.select(*COLUMNS, "date", "hour").mapInPandas(rest, table.select(*COLUMNS, "date", "hour").schema)
+    ddl = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | BY_HOUR).items())
+    return table.select(*COLUMNS, "date", "hour").mapInArrow(rest, ddl)
 
 
 def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_thread(go, tmp_path):
@@ -867,7 +868,7 @@ def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_t
     assert places[-2:] == [("seen.txt", True), ("user.txt", True)]
 
 
-def test_run_when_a_signal_comes_does_not_wait_for_parts_at_work(spark, tmp_path):
+def test_run_when_a_signal_comes_does_not_wait_for_parts_at_work(either, tmp_path):
     write(tmp_path / "events", [event(1, 1, "returned")])
     part = JobPart("seen", COLUMNS, slow, ("flow_events",))
     job = AnalysisJob(name="seen", parts=(part,), results=(), answer=lambda *_: JobAnswer(), options=Options)
@@ -880,6 +881,6 @@ def test_run_when_a_signal_comes_does_not_wait_for_parts_at_work(spark, tmp_path
     thread = threading.Thread(target=end)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [job])
+        run(either, str(tmp_path / "events"), str(tmp_path / "out"), [job])
     thread.join()
     assert not (tmp_path / "events" / "done").exists()
