@@ -185,7 +185,7 @@ def figures() -> dict[str, Column]:
 
 
 def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
-    """Count how many watched at once, of all, each stream and each node: by, key, peak_viewers and peak_at."""
+    """Count how many watched at once, of all, each stream and each node: `peak_viewers`, and when first, `peak_at`."""
     began = f.greatest(f.floor(f.unix_micros("seen_at") / 1e6 - f.col("play_s")), f.lit(int(since_s)))
     moments = {1: began, -1: f.floor(f.unix_micros("until") / 1e6) + 1}
     steps = f.array(*(f.struct(at.alias("second"), f.lit(step).alias("step")) for step, at in moments.items()))
@@ -195,7 +195,8 @@ def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
     moves = keyed.select("by", "key", f.inline("steps")).groupBy("by", "key", "second").agg(f.sum("step").alias("step"))
     order = Window.partitionBy("by", "key").orderBy("second")
     present = moves.withColumn("present", f.sum("step").over(order))
-    peak_at = f.timestamp_seconds(f.max_by("second", "present"))
+    first = f.struct("present", (-f.col("second")).alias("earlier"))  # of seconds with as many
+    peak_at = f.timestamp_seconds(f.max_by("second", first))
     return present.groupBy("by", "key").agg(f.max("present").alias("peak_viewers"), peak_at.alias("peak_at"))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.analyze.engine import Window
+from flowctl.analyze.engine import DUCKDB, Window, running
 from flowctl.analyze.engine import functions as f
 from flowctl.analyze.job import AnalysisJob, JobAnswer, JobPart
 from flowctl.analyze.records.expressions import added, not_negative, share, zero
@@ -214,9 +214,9 @@ def still_open(parts: Parts) -> DataFrame:
     """Return the connections of the window that were open when last heard of, one row each: `OPEN_COLUMNS`.
 
     Of all that have closed those that were open at the end of an hour, which are few, are looked for first. Where data
-    are small they are found here: to plan the search in each query takes longer.
+    are small they are found here: to plan the search in each query of Spark takes longer.
     """
-    if parts.small:
+    if parts.small and running() != DUCKDB:
         return parts.spark.createDataFrame(_still_open(parts))
     last = Window.partitionBy(*KEYS).orderBy(f.desc("seen_at"))
     rows = parts.table("open_sessions").select(*OPEN_COLUMNS)

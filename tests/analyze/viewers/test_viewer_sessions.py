@@ -31,7 +31,8 @@ def modelled(row: dict) -> dict:
     play_s = None if startup is None else max(0.0, row["duration_s"] - startup / 1e3)
     rated_s = play_s if play_s is not None and play_s >= 1 else None
     never = asked is not None and startup is None
-    failed = never and (row["refusal"] is not None or not peer)
+    ended = row["reason"] is not None
+    failed = never and (row["refusal"] is not None or (ended and not peer))
     carried, pictures = (
         ("ingest_bytes", "ingest_pictures") if row["role"] == "publish" else ("sent_bytes", "pictures_sent")
     )
@@ -48,7 +49,7 @@ def modelled(row: dict) -> dict:
         "play_s": play_s,
         "first_frame_ms": None if asked is None or startup is None else max(0.0, startup - asked),
         "start_failure": (row["refusal"] or row["code"] or row["reason"]) if failed else None,
-        "exit_before_start": never and not failed,
+        "exit_before_start": never and not failed and ended,
         "recover_mean_ms": quotient(row["recover_ms"], row["recoveries"]),
         "dropped_messages": dropped,
         "picture_share": quotient(row["pictures_sent"], row["pictures_wanted"], 1.0),
