@@ -97,6 +97,36 @@ def test_clients_when_a_handler_runs_and_no_answer_is_waited_for_are_pinged_at_t
     assert peer.closed is None
 
 
+def test_clients_when_a_handler_runs_long_are_not_ended_for_silence():
+    """Their answer to a ping is behind the message that is handled, and not read before."""
+
+    async def received_message(self, message):
+        await asyncio.sleep(100.0)
+        self.send_message("done")
+
+    peer, _ = opened(ping_interval_s=1.0, ping_timeout_s=2.0, received_message=received_message)
+    peer.receive(masked(TEXT, "work") + masked(PONG))
+    assert peer.run(99.0) == PINGED
+    assert peer.run(1.5) == frame(b"done", 0x80 | TEXT)
+    assert peer.closed is None
+    peer.run(5.0)
+    assert peer.closed[0] is CloseReason.IDLE
+
+
+def test_requests_when_they_or_the_decision_take_too_long_get_408_or_503():
+    async def requested(self, request):
+        await asyncio.sleep(3600.0)
+
+    late = type("Late", (Alone,), {"handshake_s": 7.0, "requested": requested})
+    for begun, status in ((b"GET / HTTP/1.1\r\nHo", 408), (handshake(), 503)):
+        peer = drive(late())
+        assert peer.receive(begun) == b""
+        assert peer.run(6.9) == b""
+        assert peer.run(0.2).startswith(b"HTTP/1.1 %d " % status)
+        assert peer.closed[0] is CloseReason.HANDSHAKE_TIMEOUT
+        assert peer.failures == []
+
+
 @pytest.mark.parametrize("taken", [0, 1, 5, 999])
 def test_slow_clients_when_cut_at_a_hard_limit_are_told_as_soon_as_they_take_something(taken):
     """The message of which they have some is finished, and nothing else but the close frame comes."""
