@@ -24,7 +24,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.splice import splice
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
-from flowctl.sender import Sender
+from flowctl.sender import FlushResult, Sender
 from flowctl.testing import ManualGroup, ManualHost
 
 MESSAGE: Final = bytes(1200)
@@ -171,6 +171,61 @@ def cohort_loop(viewers: int, flushes: int) -> float:
     return (time.perf_counter() - began) / flushes / viewers
 
 
+PRICE: Final = bytes(60)
+"""About the text of one price."""
+KEYS: Final = tuple(map(str, range(1000)))
+
+
+def append_keyed(count: int) -> float:
+    """Append values of a thousand keys to a log that nobody follows; seconds per message."""
+    log = StreamLog(max_keys=len(KEYS))
+    began = time.perf_counter()
+    for number in range(count):
+        log.append(PRICE, MessageClass.DATA, number / 1000, KEYS[number % len(KEYS)])
+    return (time.perf_counter() - began) / count
+
+
+def append_dict(count: int) -> float:
+    """Do the same with a dict that keeps the newest at its end."""
+    latest: dict[str, tuple[bytes, float]] = {}
+    began = time.perf_counter()
+    for number in range(count):
+        key = KEYS[number % len(KEYS)]
+        latest.pop(key, None)
+        latest[key] = PRICE, number / 1000
+    return (time.perf_counter() - began) / count
+
+
+def wake_up(count: int) -> float:
+    """Have a viewer take all thousand values, after ten thousand updates that it has missed; seconds per time."""
+    group, host = ManualGroup(), BenchHost()
+    log = StreamLog(max_keys=len(KEYS))
+    host.sender = Sender(host, NullTransport(), limits=LIMITS)
+    host.sender.follow(Fanout(log, group, flush_interval_s=0))
+    taken_s = 0.0
+    for _ in range(count):
+        for number in range(10 * len(KEYS)):
+            log.append(PRICE, MessageClass.DATA, 0.0, KEYS[number % len(KEYS)])
+        before = host.sender.statistics().bytes_sent
+        began = time.perf_counter()
+        while host.sender.flush() is FlushResult.MORE:
+            pass
+        taken_s += time.perf_counter() - began
+        sent = host.sender.statistics().bytes_sent - before
+        if sent != len(KEYS) * len(PRICE):
+            raise AssertionError(f"a viewer was sent {sent} bytes in place of its {len(KEYS)} values")
+    return taken_s / count
+
+
+def wake_up_dict(count: int) -> float:
+    """Do the same with a dict of the newest values: join them, and one write."""
+    latest, write = dict.fromkeys(KEYS, PRICE), NullTransport().send
+    began = time.perf_counter()
+    for _ in range(count):
+        write(b"".join(latest.values()))
+    return (time.perf_counter() - began) / count
+
+
 class Onward:
     """A guide that has every viewer go on in another log at once, by the work that a `StreamSet` does for it."""
 
@@ -230,6 +285,13 @@ def run(*, count: int = 100_000, repeat: int = 3) -> list[dict[str, Any]]:
         ("Sender, immediate", partial(immediate, count), "lock and write", partial(immediate_lock, count)),
         (f"Sender, deferred by {BATCH}", partial(deferred, count), "deque and lock", partial(deferred_deque, count)),
         ("StreamLog.append", partial(append, count), "list per group", partial(append_list, count)),
+        ("StreamLog.append with a key", partial(append_keyed, count), "dict", partial(append_dict, count)),
+        (
+            "wake-up with 1,000 keys",
+            partial(wake_up, count // 2000),
+            "join of a dict",
+            partial(wake_up_dict, count // 2000),
+        ),
     ]
     for viewers in (1, 10, 100, 1000):
         flushes = max(1, count // max(viewers, 10))  # one viewer alone costs a whole flush each time

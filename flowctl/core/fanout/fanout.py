@@ -275,8 +275,8 @@ class Fanout:
                 self._schedule()
             else:
                 self._host.call_soon(self._schedule)
-        crossings = self._crossings
-        offset, sequence = log.reach
+        tail, crossings = log.tail, self._crossings
+        offset, sequence = (tail.offset, tail.sequence) if log.latest is None else log.reach
         if (
             sequence >= crossings.next_sequence
             or offset >= crossings.next_offset

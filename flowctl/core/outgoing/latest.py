@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -25,6 +26,9 @@ NO_END: Final = 1 << 62
 EVERYTHING: Final[Spans] = ((0, NO_END),)
 Amount = tuple[int, int]
 """(messages, wire bytes) of values."""
+_BLOCK_BITS: Final = 8
+_BLOCK: Final = 1 << _BLOCK_BITS
+"""Slots whose sums are kept: what is in 200,000 is added up from 800 sums in 10 us, in place of 1.5 ms."""
 _LEAST_EMPTY: Final = 64
 """Empty slots that are left alone: copying less together is not worth it."""
 
@@ -47,11 +51,32 @@ class Value(NamedTuple):
     key: str
 
 
-class _Slots(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Slots:
     sequences: list[int]
     sizes: list[int]  # wire bytes; 0: empty
     values: list[Value | None]
     places: dict[str, int]  # slot by key
+    block_values: list[int]  # number of values by block of slots
+    block_bytes: list[int]
+
+    @classmethod
+    def of(cls, values: list[Value]) -> _Slots:
+        places = {item.key: place for place, item in enumerate(values)}
+        sizes = [len(item.wire) for item in values]
+        blocks = [sizes[start : start + _BLOCK] for start in range(0, len(sizes), _BLOCK)]
+        sums = [*map(len, blocks)], [*map(sum, blocks)]
+        return cls([item.sequence for item in values], sizes, [*values], places, *sums)
+
+    def amount(self, first: int, end: int) -> Amount:
+        """Return what is in the slots from `first` up to, not including, `end`."""
+        left, right = (first + _BLOCK - 1) >> _BLOCK_BITS, end >> _BLOCK_BITS
+        if left >= right:
+            sizes = self.sizes[first:end]
+            return len(sizes) - sizes.count(0), sum(sizes)
+        sizes = self.sizes[first : left << _BLOCK_BITS] + self.sizes[right << _BLOCK_BITS : end]
+        messages = len(sizes) - sizes.count(0) + sum(self.block_values[left:right])
+        return messages, sum(sizes) + sum(self.block_bytes[left:right])
 
     def range(self, span: Span) -> tuple[int, int]:
         first, end = span
@@ -81,7 +106,7 @@ class LatestValues:
         self.begun = 0
         self.size_bytes = 0
         self.most: Amount = (0, 0)
-        self._slots = _Slots([], [], [], {})
+        self._slots = _Slots.of([])
 
     def __len__(self) -> int:
         return len(self._slots.places)
@@ -108,11 +133,14 @@ class LatestValues:
         self.forget(value.key)
         slots, size = self._slots, len(value.wire)
         if len(slots.values) > 2 * len(slots.places) + _LEAST_EMPTY:
-            kept = [item for item in slots.values if item is not None]
-            places = {item.key: place for place, item in enumerate(kept)}
-            sizes = [len(item.wire) for item in kept]
-            slots = self._slots = _Slots([item.sequence for item in kept], sizes, [*kept], places)
-        slots.places[value.key] = len(slots.values)
+            slots = self._slots = _Slots.of([item for item in slots.values if item is not None])
+        place = slots.places[value.key] = len(slots.values)
+        if place & (_BLOCK - 1):
+            slots.block_values[-1] += 1
+            slots.block_bytes[-1] += size
+        else:
+            slots.block_values.append(1)
+            slots.block_bytes.append(size)
         slots.sequences.append(value.sequence)
         slots.sizes.append(size)
         slots.values.append(value)
@@ -126,7 +154,10 @@ class LatestValues:
         slots = self._slots
         place = slots.places.pop(key, None)
         if place is not None:
-            self.size_bytes -= slots.sizes[place]
+            size = slots.sizes[place]
+            self.size_bytes -= size
+            slots.block_values[place >> _BLOCK_BITS] -= 1
+            slots.block_bytes[place >> _BLOCK_BITS] -= size
             slots.sizes[place], slots.values[place] = 0, None
 
     # -- looking: any thread
@@ -135,10 +166,9 @@ class LatestValues:
         """Return (messages, wire bytes) of the values in `spans`."""
         slots, messages, size = self._slots, 0, 0
         for span in spans:
-            first, end = slots.range(span)
-            sizes = slots.sizes[first:end]
-            messages += len(sizes) - sizes.count(0)
-            size += sum(sizes)
+            span_messages, span_size = slots.amount(*slots.range(span))
+            messages += span_messages
+            size += span_size
         return messages, size
 
     def values(self, spans: Spans = EVERYTHING, most: int = NO_END) -> list[Value]:

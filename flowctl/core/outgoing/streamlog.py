@@ -175,12 +175,7 @@ class KeyedEntry(Entry):
     """
 
     __slots__ = ("loose",)
-
-    def __init__(
-        self, sequence: int, offset: int, counts: tuple[int, ...], sizes: tuple[int, ...], gop: Gop, loose: Entry
-    ) -> None:
-        super().__init__(sequence, offset, counts, sizes, gop)
-        self.loose = loose
+    loose: Entry  # set by the log at once: a constructor of its own would cost a fifth of an append
 
 
 class Place:
@@ -246,7 +241,7 @@ class StreamLog:
     Attributes:
         batched: whether what is appended has been gathered already, by another server that flushes about as often.
         ended: whether viewers were told of its end, by the last message: one that comes now would not hear of it. Set
-            by who appends, before that message.
+            by the publisher, before that message.
         keys: the last key frames, oldest first, where they are kept (`keep_keys`); replaced whole, so any thread.
         latest: the newest value of each key. None: its messages have no keys.
         loose: the messages without a key once more, of a log with keys.
@@ -312,15 +307,16 @@ class StreamLog:
         if max_keys:
             self.latest = LatestValues(self.name, max_keys, max_value_bytes)
             self.loose = StreamLog(f"{self.name}, without keys")
-            self.tail = KeyedEntry(0, 0, _ZEROS, _ZEROS, self.gop, self.loose.tail)
+            self.tail = tail = KeyedEntry(0, 0, _ZEROS, _ZEROS, self.gop)
+            tail.loose = self.loose.tail
 
     def append(
         self,
         wire: Wire,
         message_class: MessageClass,
         now: float,
-        *,
         key: str | None = None,
+        *,
         restart: tuple[Wire, ...] = (),
         droppable: bool | None = None,
         leading: bool = False,
@@ -332,8 +328,7 @@ class StreamLog:
                 `restart`.
             message_class: its class; KEY opens a new group.
             now: time in seconds.
-            key: of a DATA message, what it is the value of, for a log with keys (`max_keys`): viewers that are behind
-                get only the newest value of each key.
+            key: of DATA in a log with keys: what it is the value of; who is behind gets only the newest of each key.
             restart: for KEY: the wire messages that a viewer who starts at this one needs before it.
             droppable: whether viewers may be spared it. None: all classes but CONTROL and HEADER. The totals of a log
                 are by class, so what differs from that is filed, and counted, under another: AUDIO and DATA that may
@@ -345,8 +340,8 @@ class StreamLog:
 
         Raises:
             LocalProtocolError: a message is no bytes, or empty. The kernel never takes an empty one, so nobody could
-                pass it. Or a frame was to be kept at any price: without those it refers to it is of no use. Or a key is
-            one too many, or its value; or keys and pictures come together.
+                pass it. Or a frame was to be kept at any price: without those it refers to it is of no use. Or its key
+            is one too many, or its value too large, or the log takes none.
         """
         if droppable is not None:
             message_class = _filed_under(message_class, droppable=droppable)
@@ -356,7 +351,8 @@ class StreamLog:
         headers = _owned(restart) if restart else ()
         if not size or (headers and not all(headers)):
             raise LocalProtocolError("an empty message cannot be published", hint="leave it out")
-        if self.latest is not None or key is not None:
+        latest = self.latest
+        if latest is not None or key is not None:
             self._check_keyed(key, message_class, size)
         entry = self.tail
         counts, sizes = list(entry.counts), list(entry.sizes)
@@ -376,16 +372,11 @@ class StreamLog:
         entry.leading = leading
         if message_class is _KEY:
             self._open_gop(entry, headers, now)
-        latest, loose = self.latest, self.loose
-        if latest is None or loose is None:
+        if latest is None:
             tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
         else:
-            latest.begun = entry.sequence + 1
-            if key is None:
-                loose.append(wire, message_class, now)
-            else:
-                latest.put(Value(entry.sequence, loose.tail.sequence, wire, now, key))
-            tail = KeyedEntry(latest.begun, entry.offset + size, tuple(counts), tuple(sizes), self.gop, loose.tail)
+            tail = KeyedEntry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
+            tail.loose = self._sort(entry, key, latest)
         # The order of these two lines is what lets other threads read without a lock.
         entry.next = tail
         self.tail = tail
@@ -434,6 +425,16 @@ class StreamLog:
             if self.latest is None or self.latest.begun == tail.sequence:  # no message has come, nor is about to
                 break
         return tail, result
+
+    def _sort(self, entry: Entry, key: str | None, latest: LatestValues) -> Entry:
+        """Keep `entry`, which is not linked yet, as the value of `key` or beside them; return the end of the others."""
+        latest.begun = entry.sequence + 1
+        loose = self.loose or self
+        if key is None:
+            loose.append(entry.wire, entry.message_class, entry.enqueued_at)
+        else:
+            latest.put(Value(entry.sequence, loose.tail.sequence, entry.wire, entry.enqueued_at, key))
+        return loose.tail
 
     def _check_keyed(self, key: str | None, message_class: MessageClass, size_bytes: int) -> None:
         latest = self.latest

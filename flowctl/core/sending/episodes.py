@@ -69,7 +69,7 @@ class Episode:
         if entry.kind is LedgerKind.STATE and entry.change is not None:
             self._note_edge(entry)
         elif entry.kind is LedgerKind.DROPS:
-            own = (DropReason.UNFOLLOWED, DropReason.REQUESTED)
+            own = (DropReason.UNFOLLOWED, DropReason.REQUESTED, DropReason.SUPERSEDED)
             if DropReason.LATE in (entry.dropped or ()):
                 self._shares = {
                     "pictures": f"{entry.picture_share:.0%}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 
 import pytest
 from cursor_kit import Wire, alive
@@ -11,6 +12,7 @@ from flowctl.core.flow.counts import as_counts
 from flowctl.core.flow.policy import Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.conflation import ConflatingCursor
+from flowctl.core.outgoing.latest import NO_END, LatestValues, Value
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.reasons import DropReason
@@ -181,3 +183,25 @@ def test_memory_when_a_viewer_is_stalled_is_one_value_of_each_key(alive):
     assert cursor.load()[1] == 4
     assert alive() <= 5, "the four, and the one at the log's end"
     assert sum(isinstance(item, Entry) for item in gc.get_objects()) - before < 5
+
+
+@pytest.mark.parametrize("keys", [3, 700])
+def test_latest_values_when_put_and_forgotten_at_random_are_those_of_a_dict(keys):
+    values, expected, chance = LatestValues("prices", keys, 1 << 20), {}, random.Random(keys)
+    for sequence in range(6 * keys + 50):
+        key = str(chance.randrange(keys))
+        value = Value(sequence, 0, bytes(chance.randrange(1, 9)), 0.0, key)
+        values.put(value)
+        expected.pop(key, None)
+        expected[key] = value
+        if chance.random() < 0.1:
+            key = str(chance.randrange(keys))
+            values.forget(key)
+            expected.pop(key, None)
+        if sequence % 29 == 0:
+            first = chance.randrange(sequence + 2)
+            span = first, chance.choice([NO_END, first + chance.randrange(1000)])
+            inside = [item for item in expected.values() if span[0] <= item.sequence < span[1]]
+            assert values.values((span,)) == inside
+            assert values.amount((span,)) == (len(inside), sum(len(item.wire) for item in inside))
+            assert values.size_bytes == sum(len(item.wire) for item in expected.values())
