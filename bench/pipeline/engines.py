@@ -110,7 +110,7 @@ def spark_job(events: str, out: str, *, job: str, heap: str, runs: int, conf: di
             "heap_old_bytes": heap_watch.old_bytes,
             "python_peak_bytes": peak_bytes(),
             "summary": result.jobs[job].summary,
-            "outputs": dict(result.outputs),
+            "outputs": {"open_sessions": f"{out}/parts/open_sessions", **result.outputs},
         }
 
 
@@ -159,7 +159,7 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
     return {
         "runs": done,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "outputs": {name: f"{out}/{name}" for name in ("sessions", "sessions_open")},
+        "outputs": {name: f"{out}/{name}" for name in ("sessions", "sessions_open", "open_sessions")},
     }
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 DIGITS: Final = 9
-KEYS: Final = ("node", "conn_id")
+KEYS: Final = ("node", "conn_id", "date", "hour")
+"""Columns that tell rows apart; hours are those of the folders, where a table lies in such."""
 
 
 def difference(left: str, right: str, *, whole: bool) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def difference(left: str, right: str, *, whole: bool) -> dict[str, Any]:
     import duckdb
 
     connection = duckdb.connect()
-    connection.execute("set threads=2")
+    connection.execute("set threads=2; set enable_progress_bar=false")
     connection.execute("set timezone='UTC'")
     for name, path in (("a", left), ("b", right)):
         files = f"read_parquet('{path}/**/*.parquet', hive_partitioning = true, hive_types_autocast = false)"
@@ -50,13 +51,14 @@ def _close(name: str) -> str:
 
 def _values(connection: Any, kinds: dict[str, str]) -> str:
     """Join by key and count, column by column, the rows that differ."""
+    keys = [name for name in kinds if name in KEYS]
     names = [name for name in kinds if name not in KEYS]
     same = {
         name: _close(name) if kinds[name] in {"DOUBLE", "FLOAT"} else f'a."{name}" is not distinct from b."{name}"'
         for name in names
     }
     counts = ", ".join(f"count(*) filter (not coalesce({condition}, false))" for condition in same.values())
-    query = f"select count(*), {counts} from a join b using ({', '.join(KEYS)})"
+    query = f"select count(*), {counts} from a join b using ({', '.join(keys)})"
     joined, *differ = connection.execute(query).fetchone()
     if joined != _one(connection, "select count(*) from a"):
         return f"only {joined} connections are in both"

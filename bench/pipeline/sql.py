@@ -70,6 +70,8 @@ def _shares() -> list[str]:
         f"case when b_mean > 0 and b_rate >= {BURST} * b_mean then 1 - b_mean / b_rate else 0 end as b_excess",
         f"case when coalesce(hard_at_once, 0) > 0 then 1 else coalesce({unforced}, 0) end as b_unforced",
         f"case when play_s >= {LEAST_PLAY_S} then play_s end as rated_s",
+        "least(duration_s, greatest(0, list_sum(map_values(renditions::json::map(varchar, double))))) as told_s",
+        "case when renditions is not null then told_s end as set_s",
     ]
 
 
@@ -139,7 +141,8 @@ with named as (
   select *, {told},
     case when {publishes} then ingest_bytes else sent_bytes end * 8 / nullif(rated_s, 0) as bit_rate,
     case when {publishes} then ingest_pictures else pictures_sent end / nullif(rated_s, 0) as frames_per_s,
-    {_share("stall_ms", "(play_s * 1e3)")} as stall_ratio
+    {_share("stall_ms", "(play_s * 1e3)")} as stall_ratio,
+    {_share("smaller_ms", "(set_s * 1e3)")} as smaller_rendition_share
   from shared
 ), ended as (select *, case when b_any = 0 then 'none' {blame} end as blame from blamed)
 select {", ".join(f'"{name}"' for name in columns)}, date, hour from ended"""

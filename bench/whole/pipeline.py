@@ -136,7 +136,7 @@ def size_row(count: int, folder: Path, parts: Parts, *, repeat: int, heap: str) 
 
 def compare(spark: dict[str, Any], duck: dict[str, Any], *, whole: bool) -> dict[str, Any]:
     """Return whether both wrote the same tables."""
-    for name in ("sessions_open", "sessions"):
+    for name in ("sessions_open", "open_sessions", "sessions"):
         found = difference(spark["outputs"][name], duck["outputs"][name], whole=whole)
         if found["difference"]:
             raise RuntimeError(f"Spark and DuckDB made different tables {name}: {found['difference']}")
