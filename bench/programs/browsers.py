@@ -28,15 +28,13 @@ _SWEEP_S: Final = 0.25
 _BATCH: Final = 50
 _WIDE: Final = 1 << 18
 _WAKE_S: Final = 2.0
-_OLD_US: Final = 5_000_000
-"""Of a price that is of no use any more: that old, or older."""
 _EMPTY_BLOCK: Final = b"\0\0\xff\xff"  # what permessage-deflate leaves off (RFC 7692)
 
 
 class Client:
     """One connection."""
 
-    __slots__ = ("closed", "delays_us", "inflater", "messages", "received", "rest", "sock")
+    __slots__ = ("closed", "delays_us", "inflater", "keys", "messages", "received", "rest", "sock")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -44,6 +42,7 @@ class Client:
         self.received = 0
         self.delays_us: list[int] | None = None  # of those that are measured
         self.inflater: Any = None
+        self.keys: list[bytes] | None = None  # of those that wake up
         self.rest = b""
         self.closed = ""
 
@@ -75,6 +74,8 @@ class Client:
                 self.messages += 1
                 if self.delays_us is not None:
                     self.delays_us.append(time.monotonic_ns() // 1000 - self.stamp(head, data[body : body + size]))
+                if self.keys is not None:
+                    self.keys.append(data[body + 34 : body + 38])
             at = body + size
         self.rest = data[at:]
 
@@ -208,18 +209,19 @@ def main() -> None:
 
 
 def wake(clients: list[Client]) -> dict[str, Any]:
-    """Let those that were stalled read; return what they were told, and how much of what they get is old by now."""
+    """Let those that were stalled read; return what they were told, and how many outdated prices each got."""
     for client in clients:
-        client.delays_us = []
+        client.keys = []
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     end = time.monotonic() + _WAKE_S
     while time.monotonic() < end:
         time.sleep(0.01)
         for client in clients:
             if client.sock.fileno() >= 0:
                 client.read()
-    old = [delay for client in clients for delay in client.delays_us or () if delay > _OLD_US]
+    outdated = sum(len(client.keys or ()) - len(set(client.keys or ())) for client in clients)
     said = Counter(client.closed or "open" for client in clients)
-    return {"said": dict(said), "old_messages": len(old) / max(len(clients), 1)}
+    return {"said": dict(said), "outdated": outdated / max(len(clients), 1)}
 
 
 if __name__ == "__main__":

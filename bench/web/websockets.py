@@ -89,7 +89,9 @@ class Pair:
             "cpu_us": (cpu_s - self.idle_share * took_s) / self.clients / load.count * 1e6,
             "core_percent": 100 * cpu_s / took_s,
             "crowd_percent": 100 * (cpu_seconds([self.crowd.pid]) - of_crowd) / took_s,
-            **{key: figures[key] for key in ("complete", "delay_p50_ms", "delay_p99_ms", "bytes_per_client")},
+            "complete_percent": 100 * figures["complete"] / self.clients,
+            "bytes_per_message": figures["bytes_per_client"] / load.count,
+            **{key: figures[key] for key in ("complete", "delay_p50_ms", "delay_p99_ms")},
         }
 
     def publish(self, load: Load, within_s: float) -> tuple[dict[str, Any], list[int]]:
@@ -139,7 +141,7 @@ def measure_stalled(name: str, clients: int, seconds: float) -> dict[str, Any]:
     load = Load(size=_STALLED_SIZE, burst=5, count=int(RATE * seconds))
     with open_pair(STALLED[name], clients, "--stalled", str(clients // 10)) as (pair, before):
         start, in_kernel = resident_bytes([pair.server.pid]), socket_bytes()
-        figures, memory = pair.publish(load, seconds + 10)
+        figures, memory = pair.publish(load, seconds + 30)
         in_kernel = socket_bytes() - in_kernel
         stdin = pair.crowd.stdin
         if stdin is not None:
@@ -150,7 +152,7 @@ def measure_stalled(name: str, clients: int, seconds: float) -> dict[str, Any]:
     row["kernel_mb"] = in_kernel / 1e6
     row |= {"got_percent": 100 * figures["least"] / load.count, "delay_p99_ms": figures["delay_p99_ms"]}
     row["stalled_see"] = ", ".join(f"{why} ({count})" for why, count in sorted(woken["said"].items()))
-    row["old_messages"] = woken["old_messages"]
+    row["outdated"] = woken["outdated"]
     print(f"# {json.dumps(row)}", file=sys.stderr, flush=True)
     return row
 
@@ -193,54 +195,44 @@ def run(
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each number of clients and kind of message, with a column for each server."""
-    found: dict[tuple[int, str], dict[str, dict[str, Any]]] = {}
+    found: dict[tuple[int, str], dict[str, float]] = {}
     for row in rows:
-        found.setdefault((row["clients"], row["messages"]), {})[row["server"]] = row
+        found.setdefault((row["clients"], row["messages"]), {})[row["server"]] = row["cpu_us"]
     lines = []
-    for (clients, messages), servers in found.items():
-        line: dict[str, Any] = {"clients": clients, "messages": messages}
-        line |= {f"{name}, µs": servers[name]["cpu_us"] if name in servers else None for name in SERVERS}
-        better = min((servers[name]["cpu_us"] for name in OTHERS if name in servers), default=None)
-        for name in ("flowctl", "flowctl 100 ms"):
-            line[f"{name} : better"] = servers[name]["cpu_us"] / better if name in servers and better else None
-        lines.append(line)
+    for (clients, messages), cpu_us in found.items():
+        if better := min((cpu_us[name] for name in OTHERS if name in cpu_us), default=None):
+            line: dict[str, Any] = {"clients": clients, "messages": messages}
+            line |= {f"{name}, us": cpu_us.get(name) for name in SERVERS}
+            ours = ("flowctl", "flowctl 100 ms")
+            lines.append(line | {f"{name} : better": cpu_us[name] / better for name in ours if name in cpu_us})
     return lines
 
 
-def delays(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return delay, completeness, load and memory of each round of five at once."""
-    heads = {"clients": "clients", "server": "server", "messages": "messages", "delay_p50_ms": "p50 ms"}
-    heads |= {"delay_p99_ms": "p99 ms", "core_percent": "core %", "kb_per_client": "memory per client, kB"}
-    chosen = [row for row in rows if "at once" in row["messages"]]
-    return [
-        {head: row[key] for key, head in heads.items()} | {"complete %": 100 * row["complete"] / row["clients"]}
-        for row in sorted(chosen, key=lambda row: (row["clients"], row["messages"]))
-    ]
+def looked_at(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return delay, load, memory and completeness of the rounds of large messages, five at once."""
+    heads = {"clients": "clients", "server": "server", "cpu_us": "us", "core_percent": "core %"}
+    heads |= {"delay_p50_ms": "p50 ms", "delay_p99_ms": "p99 ms", "kb_per_client": "kB per client"}
+    heads |= {"bytes_per_message": "bytes per message", "complete_percent": "clients with every message, %"}
+    chosen = [row for row in rows if row["messages"] == "1000 bytes, 5 at once"]
+    return [{head: row[key] for key, head in heads.items()} for row in sorted(chosen, key=lambda row: row["clients"])]
 
 
 def document(rows: list[dict[str, Any]], images: Path) -> str:
     """Return the tables."""
     del images
-    parts = {name: [row for row in rows if row["part"] == name] for name in ("cost", "deflate", "stalled")}
-    text = []
-    for name, title in (("cost", "Without compression"), ("deflate", "All negotiate permessage-deflate")):
-        if parts[name]:
-            text.append(
-                f"{title}: processor time of the server per client and message.\n\n{table(compared(parts[name]))}"
-            )
-            text.append(f"The same, five messages at once:\n\n{table(delays(parts[name]))}")
-    heads = {
-        "server": "server",
-        "connected_mb": "connected, MB",
-        "grown_mb": "grew by, MB",
-        "kernel_mb": "kernel's buffers, MB",
-    }
-    heads |= {"got_percent": "healthy ones got, %", "delay_p99_ms": "their p99, ms", "stalled_see": "stalled ones see"}
-    heads |= {"old_messages": "old messages that one gets when it reads again"}
-    if parts["stalled"]:
-        first = parts["stalled"][0]
+    cost, deflated, stalled = ([row for row in rows if row["part"] == name] for name in ("cost", "deflate", "stalled"))
+    text = [f"Processor time of the server per client and message:\n\n{table(compared(cost))}"] if cost else []
+    for found, how in ((cost, "Not compressed"), (deflated, "All clients negotiate permessage-deflate")):
+        if found:
+            text.append(f"{how}; 1,000 bytes, five at once:\n\n{table(looked_at(found))}")
+    heads = {"server": "server", "connected_mb": "connected, MB", "grown_mb": "grew by, MB"}
+    heads |= {"kernel_mb": "kernel's buffers, MB", "got_percent": "healthy ones got, %"}
+    heads |= {"delay_p99_ms": "their p99, ms", "stalled_see": "stalled ones see"}
+    heads |= {"outdated": "outdated messages when one reads again"}
+    if stalled:
+        first = stalled[0]
         title = f"{first['clients']:,} clients, a tenth of them reads nothing, {first['seconds']:g} s"
-        lines = [{head: row[key] for key, head in heads.items()} for row in parts["stalled"]]
+        lines = [{head: row[key] for key, head in heads.items()} for row in stalled]
         text.append(f"{title}; messages of {_STALLED_SIZE:,} bytes:\n\n{table(lines)}")
     return "\n\n".join(text)
 

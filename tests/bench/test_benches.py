@@ -132,6 +132,18 @@ def test_asgi_when_quick_has_every_message_of_every_client(monkeypatch, tmp_path
 
 
 @pytest.mark.realtime
+def test_websockets_when_short_has_every_message_of_each_server_and_says_what_it_cost():
+    module = bench_run.load("websockets")
+    load = module.Load(size=1000, burst=5, count=10)
+    for deflate, servers in ((False, ("websockets", "aiohttp")), (True, ("flowctl",))):
+        rows = [row for server in servers for row in module.measure_cost(server, 10, [load], deflate=deflate)]
+        assert [(row["server"], row["complete_percent"]) for row in rows] == [(server, 100) for server in servers]
+        assert all(row["core_percent"] > 0 and row["delay_p99_ms"] > 0 for row in rows)
+        assert all((row["bytes_per_message"] < 900) == deflate for row in rows)
+        assert "| clients | server " in module.document(rows, None)
+
+
+@pytest.mark.realtime
 def test_capacity_when_quick_measures_crowds_that_the_job_reads():
     module = bench_run.load("capacity")
     rows = module.run(**module.QUICK)
