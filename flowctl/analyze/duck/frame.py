@@ -189,7 +189,12 @@ class DataFrame:
 
     def mapInArrow(self, make: Callable[[Iterator[Any]], Iterator[Any]], ddl: str) -> DataFrame:
         """Return what a Python function makes of all rows: here and now, in one call."""
-        return _of_table(self, make(iter(self.toArrow().to_batches())), ddl)
+        rows = iter(self.toArrow().to_batches())
+
+        def made() -> Iterator[Any]:
+            yield from make(rows)
+
+        return _of_table(self, made(), ddl)
 
     def toArrow(self) -> pa.Table:
         return self.sparkSession.arrow(self)

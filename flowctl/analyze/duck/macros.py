@@ -18,7 +18,7 @@ TYPES: Final = {
 LAST: Final = (1 << 63) - 1
 
 MACROS: Final = {
-    "array_distinct": "(l) AS list_distinct(l)",
+    "array_distinct": "(l) AS list_distinct(l) || CASE WHEN list_count(l) < len(l) THEN [NULL] ELSE [] END",
     "array_min": "(l) AS list_min(l)",
     "array_repeat": "(x, n) AS list_transform(range(CAST(n AS BIGINT)), lambda _i: x)",
     # Texts are tried: what `when` keeps from rows may be asked of them all the same.

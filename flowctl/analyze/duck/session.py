@@ -161,7 +161,10 @@ class DuckSession:
         for field in found.schema:
             kind = pa.timestamp("us", "UTC") if field.type == pa.timestamp("us") else field.type
             fields.append(field.with_type(pa.int64() if pa.types.is_decimal(kind) else kind))  # a wide sum
-        return found.cast(pa.schema(fields))
+        try:
+            return found.cast(pa.schema(fields))
+        except pa.ArrowInvalid as error:
+            raise DuckError(f"DuckDB failed: a sum does not fit 64 bits: {error}") from error
 
     def kept(self, frame: DataFrame) -> DataFrame:
         name = f"_kept{next(self._numbers)}"

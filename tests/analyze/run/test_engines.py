@@ -79,3 +79,29 @@ def test_all_when_there_is_neither_java_nor_spark_answers(tmp_path):
         found = json.loads(done.stdout)
         assert (found["passed"], found["hours_read"], found["engine"]["name"]) == (True, read, "duckdb")
         assert done.stderr.startswith(f"engine: duckdb ({found['engine']['why']})\n")
+
+
+def test_parts_with_sketches_when_another_engine_made_them_are_made_again_or_left_out(spark, tmp_path):
+    """What a sketch is differs between engines: one is never read as the other, also where its records are gone."""
+    from flowctl.analyze.duck.session import session
+    from flowctl.analyze.run import run
+
+    events, out = tmp_path / "ev", tmp_path / "out"
+    write_closes(events, [close(20, 1), close(21, 2)])
+    gone = write_closes(events, [close(3620, 3)], hour="13")
+
+    def viewers(name, one):
+        with engine.using(name):
+            result = run(one, str(events), str(out), ["experience"])
+        assert result.failed == []
+        note = result.jobs["experience"]
+        return result.hours_read, note.summary["viewers"], [line.split(",")[0] for line in note.warnings]
+
+    with session() as database:
+        assert viewers("spark", spark) == (2, 3, [])
+        assert viewers("duckdb", database) == (2, 3, [])
+        assert viewers("duckdb", database) == (0, 3, [])
+        write_closes(events, [close(22, 4)], "late")
+        gone.unlink()
+        assert viewers("spark", spark) == (1, 3, ["felt is missing"])
+        assert viewers("duckdb", database) == (1, 4, [])
