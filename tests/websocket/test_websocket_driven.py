@@ -113,6 +113,24 @@ def test_clients_when_a_handler_runs_long_are_not_ended_for_silence():
     assert peer.closed[0] is CloseReason.IDLE
 
 
+def test_coroutines_when_run_beside_keep_no_message_waiting_and_end_with_the_connection():
+    async def talk(session):
+        while True:
+            await asyncio.sleep(60.0)
+            session.send_message("a word")
+
+    def accepted(self):
+        self.connection.run_coroutine(talk(self), "talk")
+
+    peer, session = opened(accepted=accepted, ping_interval_s=0.0)
+    assert peer.receive(masked(TEXT, "hi")) == frame(b"hi", 0x80 | TEXT)
+    assert peer.run(121.0) == 2 * frame(b"a word", 0x80 | TEXT)
+    assert not session.connection.movable()
+    assert peer.receive(masked(CLOSE, close_payload(1000))) == close_frame(1000)
+    assert peer.run(600.0) == b""
+    assert peer.failures == []
+
+
 def test_requests_when_they_or_the_decision_take_too_long_get_408_or_503():
     async def requested(self, request):
         await asyncio.sleep(3600.0)
