@@ -194,8 +194,8 @@ class WebSocketSession(Session):
 
     Its methods run as those of `Session` do; each but `send_message` and `close_with` belongs to the connection's
     thread. The protocol is in `opened`, `received`, `received_control`, `input_resumed`, `last_words` and `timer`:
-    leave these alone, and begin with `accepted` instead of `opened`. What goes on beside, such as a word every minute, is
-    a coroutine for `Connection.run_coroutine`. A constructor of your own calls this one's.
+    leave these alone, and begin with `accepted` instead of `opened`. What goes on beside, such as a word every minute,
+    is a coroutine for `Connection.run_coroutine`. A constructor of your own calls this one's.
 
     What a handler raises ends the connection with reason INTERNAL, which tells the client 1011. A client that is ended
     at a limit is told why by the code and the words of its close frame, if it takes them in the time in which a socket
