@@ -61,7 +61,7 @@ class ConflatingCursor(LogCursor):
         self._latest = cast("LatestValues", log.latest)
         values = (0, 0)
         if latest:
-            start, values = log.look(partial(self._latest.amount, EVERYTHING))
+            start, values = log.look(self._latest.amount)
         super().__init__(log, now=now, start=start, prefix=prefix)
         self._joined = self.place.entry.sequence  # values from before are what joining gave
         # Values wait in these, the next first; the last one has no end. None: in the cohort, or it takes no more.

@@ -93,17 +93,18 @@ class LatestValues:
 
     Attributes:
         begun: number of messages of the log, the one that is being appended included.
+        forgets: twice the number of times that a key was forgotten; odd meanwhile.
         size_bytes: wire bytes of all values.
         most: (messages, wire bytes) of all values together, at most so far.
     """
 
-    __slots__ = ("_slots", "begun", "max_bytes", "max_keys", "most", "name", "size_bytes")
+    __slots__ = ("_slots", "begun", "forgets", "max_bytes", "max_keys", "most", "name", "size_bytes")
 
     def __init__(self, name: str, max_keys: int, max_bytes: int) -> None:
         self.name = name
         self.max_keys = max_keys
         self.max_bytes = max_bytes
-        self.begun = 0
+        self.begun = self.forgets = 0
         self.size_bytes = 0
         self.most: Amount = (0, 0)
         self._slots = _Slots.of([])
@@ -162,7 +163,7 @@ class LatestValues:
 
     # -- looking: any thread
 
-    def amount(self, spans: Spans) -> Amount:
+    def amount(self, spans: Spans = EVERYTHING) -> Amount:
         """Return (messages, wire bytes) of the values in `spans`."""
         slots, messages, size = self._slots, 0, 0
         for span in spans:

@@ -220,10 +220,10 @@ class CacheLimits:
 
 MAX_VALUE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of the newest values of all keys that a log keeps at most by default: 64 kB for each of a thousand keys."""
-_MOST_LOOKS: Final = 100_000
+_MOST_LOOKS: Final = 10_000
 """Times a look at log and values is tried again while another thread appends. That ends at once, or when that thread
-gets the interpreter, in 5 ms; not where the look was made by a finaliser within the append itself, and then it is as
-good as it gets."""
+gets the interpreter, in 5 ms. It does not where the look was made within the append itself, by a finaliser, or that was
+broken off: then it is of a moment between two, which the next one sets right."""
 
 _names = itertools.count(1)
 _T = TypeVar("_T")
@@ -398,8 +398,11 @@ class StreamLog:
 
         To tell viewers that it is gone, append a message without a key. The publisher's thread.
         """
-        if self.latest is not None:
-            self.latest.forget(key)
+        latest = self.latest
+        if latest is not None:
+            latest.forgets += 1
+            latest.forget(key)
+            latest.forgets += 1
 
     def values(self) -> list[bytes]:
         """Return the newest message of each key, in the order in which they were published. Any thread."""
@@ -420,9 +423,12 @@ class StreamLog:
 
     def look(self, read: Callable[[], _T]) -> tuple[Entry, _T]:
         """Return the tail, and what `read` returns of `latest`, at one moment. Any thread."""
+        latest = self.latest
         for _ in range(_MOST_LOOKS):
+            forgets = 0 if latest is None else latest.forgets
             tail, result = self.tail, read()
-            if self.latest is None or self.latest.begun == tail.sequence:  # no message has come, nor is about to
+            # No message has come, or is about to, and no key was forgotten.
+            if latest is None or (latest.begun == tail.sequence and latest.forgets == forgets and not forgets & 1):
                 break
         return tail, result
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
+import threading
 
 import pytest
 from cursor_kit import Wire, alive
 
-from flowctl.core.flow.counts import as_counts
+from flowctl.core.flow.counts import NO_COUNTS, Counts, as_counts
 from flowctl.core.flow.policy import Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.conflation import ConflatingCursor
@@ -205,3 +207,78 @@ def test_latest_values_when_put_and_forgotten_at_random_are_those_of_a_dict(keys
             assert values.values((span,)) == inside
             assert values.amount((span,)) == (len(inside), sum(len(item.wire) for item in inside))
             assert values.size_bytes == sum(len(item.wire) for item in expected.values())
+
+
+def test_cursor_when_another_thread_publishes_has_true_accounts_and_the_newest_values_in_order():
+    log = keyed_log("a0 b0 c0 d0")
+    cursor = ConflatingCursor(log, now=0.0)
+    cursor.end_joining(DropReason.REFUSED, 0.0)
+    most, interval = 6000, sys.getswitchinterval()
+
+    def publish_all():
+        for number in range(most):
+            log.append(b"%d" % number, DATA, 1.0, None if number % 7 == 0 else "abcd"[number % 4])
+            if number % 50 == 0:
+                log.forget("d")
+
+    sys.setswitchinterval(1e-6)
+    publisher = threading.Thread(target=publish_all)
+    publisher.start()
+    received, stopped, before = [], False, NO_COUNTS
+    try:
+        while not stopped:
+            stopped = not publisher.is_alive()
+            items = cursor.peek(random.randrange(1, 9), 1 << 20)
+            cursor.pass_messages(len(items))
+            received += [int(wire) for _, wire, _ in items]
+            accepted, dropped, queued = as_counts(cursor.balance())
+            superseded = dropped.get(DropReason.SUPERSEDED, NO_COUNTS)
+            assert superseded.messages[DATA] >= before.messages[DATA], "one more was counted too early"
+            assert superseded.sizes_bytes[DATA] >= before.sizes_bytes[DATA]
+            before = superseded
+            assert accepted == superseded + queued + Counts.of_figures(figures_of(received))
+            at = log.tail
+            if cursor.stands_at(at):
+                cursor.enter(Place(at))
+                items = cursor.peek(3, 1 << 20)
+                cursor.pass_messages(len(items))
+                received += [int(wire) for _, wire, _ in items]
+                cursor.stand_alone()
+    finally:
+        sys.setswitchinterval(interval)
+        publisher.join()
+    while text := take(cursor):
+        received += [int(item) for item in text.split()]
+    assert [number for number in received if number % 7 == 0] == list(range(0, most, 7))
+    missing = iter(range(0, most, 7))
+    due = next(missing)
+    for number in received:
+        assert number <= due, "a value came before a message that was published before it"
+        due = next(missing, most) if number == due else due
+    for key in range(4):
+        values = [number for number in received if number % 4 == key and number % 7]
+        assert values == sorted(set(values))
+        assert values[-1] == max(number for number in range(key, most, 4) if number % 7)
+
+
+def figures_of(numbers):
+    """Return how many messages and bytes these are, by class."""
+    figures = [0] * (2 * len(MessageClass))
+    figures[DATA], figures[DATA + len(MessageClass)] = len(numbers), sum(len(str(number)) for number in numbers)
+    return figures
+
+
+@pytest.mark.parametrize("change", ["b2", "forget"])
+def test_look_when_the_log_changes_meanwhile_is_made_again(change):
+    log, seen = keyed_log("a1 b1"), []
+
+    def read():
+        seen.append(log.latest.amount())
+        if len(seen) == 1:
+            log.forget("b") if change == "forget" else publish(log, change)
+        return seen[-1]
+
+    tail, amount = log.look(read)
+    assert tail is log.tail
+    assert amount == log.latest.amount()
+    assert len(seen) == 2
