@@ -132,7 +132,8 @@ class FrameReader:
         """
         for event in self._connection.events():
             if isinstance(event, Message):
-                self._pieces.append(event.data)
+                data: Any = event.data  # octets of wsproto before 1.3 are a bytearray
+                self._pieces.append(data if isinstance(data, str) else bytes(data))
                 if not event.message_finished:
                     yield None
                     continue
