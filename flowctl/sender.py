@@ -384,7 +384,9 @@ class Sender:
         with self._guarded("switch"), self._lock:
             if self._cohort is not None and not self._judgement.closing:
                 if self._cohort.log.latest is not None or hop.cohort.log.latest is not None:
-                    raise LocalProtocolError("nobody is switched to a log with keys, or from one", hint="unfollow()")
+                    raise LocalProtocolError(
+                        "nobody is switched to a log with keys, or from one", hint="unfollow it, then follow the other"
+                    )
                 now = self._host.now()
                 self._switch_locked(hop, now)
                 self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)

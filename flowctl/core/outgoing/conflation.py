@@ -64,7 +64,7 @@ class ConflatingCursor(LogCursor):
             start, values = log.look(self._latest.amount)
         super().__init__(log, now=now, start=start, prefix=prefix)
         self._joined = self.place.entry.sequence  # values from before are what joining gave
-        # Values wait in these, the next first; the last one has no end. None: in the cohort, or it takes no more.
+        # Where values wait, the next first; the last one has no end. Empty: in the cohort, or nothing more is taken.
         self._spans: Spans = ()
         self._stopped_behind: str | None = None  # key of the last value that it took, when not all were taken
         self._turn: Spans = ()  # the last span, divided by the end of the log as of the last `peek` and by that key
