@@ -49,6 +49,7 @@ class DuckSession:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._running: set[Any] = set()  # guarded by _lock
+        self._kept: dict[str, DataFrame] = {}  # by the query; guarded by _lock
 
     def spill_to(self, folder: str) -> None:
         """Say where rows go that do not fit into memory."""
@@ -75,6 +76,8 @@ class DuckSession:
 
     def clearCache(self) -> None:
         """Forget the rows that were kept."""
+        with self._lock:
+            self._kept.clear()
         with self._cursor({}) as cursor:
             for (name,) in cursor.execute("SELECT table_name FROM duckdb_tables()").fetchall():
                 cursor.execute(f"DROP TABLE {quoted(name)}")
@@ -167,10 +170,18 @@ class DuckSession:
             raise DuckError(f"DuckDB failed: a sum does not fit 64 bits: {error}") from error
 
     def kept(self, frame: DataFrame) -> DataFrame:
+        """Make a table of a frame's rows; of a query of files alone there is one, whoever asks for it."""
+        with self._lock:
+            if (found := self._kept.get(frame.sql)) is not None:
+                return found
         name = f"_kept{next(self._numbers)}"
         with self._cursor(frame.sources) as cursor:
             cursor.execute(f"CREATE TABLE {name} AS {frame.sql}")
-        return DataFrame(self, f"SELECT * FROM {name}", frame.names)
+        kept = DataFrame(self, f"SELECT * FROM {name}", frame.names)
+        if not frame.sources:
+            with self._lock:
+                self._kept[frame.sql] = kept
+        return kept
 
     @contextlib.contextmanager
     def _cursor(self, sources: Mapping[str, Any]) -> Iterator[Any]:
