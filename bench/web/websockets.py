@@ -102,7 +102,8 @@ class Pair:
         for _ in range(int(load.count / load.rate)):
             time.sleep(1.0)
             memory.append(resident_bytes([self.server.pid]))
-        read_json(self.server)
+        read_json(self.server)  # which may have taken longer
+        memory.append(resident_bytes([self.server.pid]))
         return read_json(self.crowd), memory
 
 
