@@ -11,9 +11,9 @@ Written by the publisher's thread, read by any without a lock: see `StreamLog.lo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from flowctl.errors import LocalProtocolError
@@ -81,6 +81,16 @@ class _Slots:
     def range(self, span: Span) -> tuple[int, int]:
         first, end = span
         return bisect_left(self.sequences, first), bisect_left(self.sequences, end)
+
+    def within(self, span: Span) -> Iterator[Value]:
+        """Yield the values in `span`; what lies before it is not walked over, nor are blocks that are empty."""
+        first, end = self.range(span)
+        while first < end:
+            block = first >> _BLOCK_BITS
+            stop = min((block + 1) << _BLOCK_BITS, end)
+            if self.block_values[block]:
+                yield from filter(None, self.values[first:stop])
+            first = stop
 
 
 class LatestValues:
@@ -174,9 +184,7 @@ class LatestValues:
 
     def values(self, spans: Spans = EVERYTHING, most: int = NO_END) -> list[Value]:
         """Return the values in `spans`, one span after the other, each in the order of messages; `most` at most."""
-        slots = self._slots
-        found = (value for span in spans for value in islice(slots.values, *slots.range(span)) if value is not None)
-        return list(islice(found, most))
+        return list(islice(chain.from_iterable(map(self._slots.within, spans)), most))
 
     def firsts(self, spans: Spans) -> Iterable[Value]:
         """Return the first value of each span that has one: the oldest."""

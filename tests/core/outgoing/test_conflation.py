@@ -209,6 +209,33 @@ def test_latest_values_when_put_and_forgotten_at_random_are_those_of_a_dict(keys
             assert values.size_bytes == sum(len(item.wire) for item in expected.values())
 
 
+class CountedList(list):
+    """A list that counts which of its items were looked at."""
+
+    looked = 0
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        self.looked += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self):
+        for item in super().__iter__():
+            self.looked += 1
+            yield item
+
+
+def test_latest_values_when_asked_for_few_of_many_walk_over_few():
+    most = 5000
+    values = LatestValues("prices", most, 1 << 20)
+    for sequence in range(2 * most):
+        values.put(Value(sequence, 0, b"1", 0.0, str(sequence % most)))
+    counted = values._slots.values = CountedList(values._slots.values)
+    assert [item.sequence for item in values.firsts(((0, NO_END), (2 * most - 9, NO_END)))] == [most, 2 * most - 9]
+    assert [item.sequence for item in values.values(((7000, NO_END),), 3)] == [7000, 7001, 7002]
+    assert counted.looked < 1000, "what a viewer has behind it costs it nothing"
+
+
 def test_cursor_when_another_thread_publishes_has_true_accounts_and_the_newest_values_in_order():
     log = keyed_log("a0 b0 c0 d0")
     cursor = ConflatingCursor(log, now=0.0)
