@@ -1,4 +1,4 @@
-"""The other half of cluster_kit.py: a program that runs the jobs on a cluster, and on this machine to compare.
+"""The other half of cluster_kit.py: runs the jobs on a cluster, and to compare on this machine, on Spark and on DuckDB.
 
 ``python cluster_driver.py MASTER ARGUMENTS``, with the arguments as a JSON object; the last line of its output is one
 too. It is no test: it runs in a process of its own, because there is one SparkContext to a process, and that of the
@@ -24,6 +24,8 @@ from pyspark.sql import functions
 
 from flowctl.analyze import run as runner
 from flowctl.analyze.abuse import job, watch
+from flowctl.analyze.duck.session import session
+from flowctl.analyze.engine import DUCKDB, running, using
 from flowctl.analyze.records.addresses import unit_digits, with_unit
 from flowctl.analyze.spark.session import SessionOptions, SparkError, mapped_errors, open_session
 from flowctl.analyze.synth import job as synth
@@ -89,6 +91,8 @@ def tables(spark: Any, events: str, flights: str, out: str) -> dict[str, Any]:
         "all": run_jobs(spark, list(runner.JOBS), events, out),
         "flights": run_jobs(spark, ["whatif"], flights, f"{out}/flights"),
     }
+    if running() == DUCKDB:
+        return {"jobs": done}
     watch.run(spark, events, f"{out}/watch", watch.WatchOptions(once=True))
     # Counted at the end: a second executor may come later than the first job begins. The driver is listed too.
     executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
@@ -160,6 +164,8 @@ def everything(master: str, *, folder: str, flights: str, archive: str, python: 
     with context("local[2]", sys.executable, {"spark.sql.files.maxPartitionBytes": "128m"}) as spark:
         done["local"] = tables(spark, events, flights, f"{folder}/local")
         shown(spark, done["local"]["jobs"]["all"]["outputs"], f"{folder}/shown")
+    with using(DUCKDB), session() as database:
+        done["duckdb"] = tables(database, events, flights, f"{folder}/duckdb")
     with context(master, python, {**CONF, "spark.submit.pyFiles": "", "spark.files": ""}) as spark:
         done["not shipped"] = where(spark)
         done["killed"] = kill_worker(spark, events, f"{folder}/after-kill", "sessions", group)

@@ -1,5 +1,7 @@
 """The jobs on a real cluster: a master and two workers of Spark on loopback give the very tables that ``local`` gives.
 
+So does DuckDB, without Java.
+
 Tables are compared row by row and value by value, floats too: a sum of floats depends on its order, and a cluster adds
 up in another one. So jobs add in whole numbers, and this is where it shows if one does not. Only quantiles of Spark's
 sketches depend on chance, where a row is of more values than its sketch holds (its ``rank_error`` is not 0). They are
@@ -107,9 +109,10 @@ def local(done):
     return done["local"]["jobs"]
 
 
-@pytest.fixture(scope="module")
-def remote(done):
-    return done["remote"]["jobs"]
+@pytest.fixture(scope="module", params=["remote", "duckdb"])
+def other(request, done):
+    """What is compared with what ``local`` gives."""
+    return done[request.param]["jobs"]
 
 
 def test_cluster_when_used_has_two_executors(done):
@@ -117,13 +120,13 @@ def test_cluster_when_used_has_two_executors(done):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_when_made_on_a_cluster_are_those_of_local(name, local, remote):
-    here, there = (without_sketches(rows_of(side["all"]["outputs"][name])) for side in (local, remote))
+def test_tables_when_made_elsewhere_are_those_of_local(name, local, other):
+    here, there = (without_sketches(rows_of(side["all"]["outputs"][name])) for side in (local, other))
     assert len(here) > 1, f"{name} is empty, which compares nothing"
     assert difference(here, there) == ""
 
 
-@pytest.mark.parametrize("place", ["local", "remote"])
+@pytest.mark.parametrize("place", ["local", "remote", "duckdb"])
 @pytest.mark.parametrize("name", ["experience", "fleet_subnets"])
 def test_quantiles_when_of_many_viewers_are_within_their_error(name, place, done, folder):
     shown = dict(iter(pd.read_parquet(folder / "shown").groupby(["by", "key"])))
@@ -138,26 +141,26 @@ def test_quantiles_when_of_many_viewers_are_within_their_error(name, place, done
             assert low - 2 * row["rank_error"] <= share <= high + 2 * row["rank_error"], (column, row)
 
 
-def test_flights_when_tried_on_a_cluster_give_the_table_of_local(local, remote):
+def test_flights_when_tried_elsewhere_give_the_table_of_local(local, other):
     here = rows_of(local["flights"]["outputs"]["whatif_choices"])
     assert len(here) > 1
-    assert difference(here, rows_of(remote["flights"]["outputs"]["whatif_choices"])) == ""
+    assert difference(here, rows_of(other["flights"]["outputs"]["whatif_choices"])) == ""
 
 
-def test_accounts_when_made_on_a_cluster_are_those_of_local(local, remote):
-    accounts = remote["all"]["accounts"]
+def test_accounts_when_made_elsewhere_are_those_of_local(local, other):
+    accounts = other["all"]["accounts"]
     assert accounts == local["all"]["accounts"]
     assert {item["table"] for item in accounts} >= {"flow_closes", "flow_opens", "flow_events", "flow_samples"}
     assert all(item["rows_in"] == item["rows_out"] > 0 for item in accounts)
 
 
-def test_summaries_when_made_on_a_cluster_are_those_of_local(local, remote):
-    assert set(remote["all"]["notes"]) == set(JOBS)
-    for name, note in remote["all"]["notes"].items():
+def test_summaries_when_made_elsewhere_are_those_of_local(local, other):
+    assert set(other["all"]["notes"]) == set(JOBS)
+    for name, note in other["all"]["notes"].items():
         assert told(note) == told(local["all"]["notes"][name])
-    report, sessions = (remote["all"]["notes"][name]["summary"] for name in ("report", "sessions"))
+    report, sessions = (other["all"]["notes"][name]["summary"] for name in ("report", "sessions"))
     assert report["figures"]["totals"]["connections"] == sessions["sessions"] > 1000
-    assert Path(remote["all"]["outputs"]["report.html"]).stat().st_size > 10_000
+    assert Path(other["all"]["outputs"]["report.html"]).stat().st_size > 10_000
 
 
 def told(note):
