@@ -130,7 +130,7 @@ def projected(closes: DataFrame) -> DataFrame:
     hundred columns to Java takes as long as small data do.
     """
     judged = closes.filter(f.col("conn_id") != 0).withColumns(_columns())
-    return judged.withColumns(shares()).select(*OPEN_COLUMNS, "date", "hour")
+    return judged.withColumns(shares() | _of_sets()).select(*OPEN_COLUMNS, "date", "hour")
 
 
 def _columns() -> dict[str, Column]:
@@ -146,9 +146,6 @@ def _columns() -> dict[str, Column]:
     carried = f.when(publishes, f.col("ingest_bytes")).otherwise(f.col("sent_bytes"))
     pictures = f.when(publishes, f.col("ingest_pictures")).otherwise(f.col("pictures_sent"))
     dropped = added(f"dropped_messages_{name}" for name in CLASS_NAMES)
-    stays = f.map_values(f.from_json("renditions", "map<string,double>"))
-    told_s = not_negative(f.aggregate(stays, f.lit(0.0), lambda so_far, one: so_far + one))
-    set_s = f.when(told_s > f.col("duration_s"), f.col("duration_s")).otherwise(told_s)
     trouble_ms = f.greatest(added(f"time_{name}_ms" for name in STATE_NAMES[1:]), zero("trouble_ms"))
     return {
         "seen_at": f.col("ts"),
@@ -172,10 +169,20 @@ def _columns() -> dict[str, Column]:
         "bit_rate": f.try_divide(carried * 8, rated),
         "frames_per_s": f.try_divide(pictures, rated),
         "stall_ratio": share(f.col("stall_ms"), play_s * 1e3),
-        "set_s": set_s,
-        "smaller_rendition_share": share(f.col("smaller_ms"), set_s * 1e3),
         **causes(trouble_ms, dropped),
     }
+
+
+def _of_sets() -> dict[str, Column]:
+    """Return what follows from the time in each rendition.
+
+    In the last step: Spark makes no method of a whole step with a function such as `aggregate`, and one that writes a
+    hundred columns takes Java up to a minute to compile.
+    """
+    stays = f.map_values(f.from_json("renditions", "map<string,double>"))
+    told_s = not_negative(f.aggregate(stays, f.lit(0.0), lambda so_far, one: so_far + one))
+    set_s = f.when(told_s > f.col("duration_s"), f.col("duration_s")).otherwise(told_s)
+    return {"set_s": set_s, "smaller_rendition_share": share(f.col("smaller_ms"), set_s * 1e3)}
 
 
 def viewing() -> Column:
