@@ -145,7 +145,7 @@ class LatestValues:
         slots, size = self._slots, len(value.wire)
         if len(slots.values) > 2 * len(slots.places) + _LEAST_EMPTY:
             slots = self._slots = _Slots.of([item for item in slots.values if item is not None])
-        place = slots.places[value.key] = len(slots.values)
+        place = len(slots.values)
         if place & (_BLOCK - 1):
             slots.block_values[-1] += 1
             slots.block_bytes[-1] += size
@@ -155,6 +155,7 @@ class LatestValues:
         slots.sequences.append(value.sequence)
         slots.sizes.append(size)
         slots.values.append(value)
+        slots.places[value.key] = place  # last: other threads look for what is there
         self.size_bytes += size
         messages, most_bytes = self.most
         if self.size_bytes > most_bytes or len(slots.places) > messages:

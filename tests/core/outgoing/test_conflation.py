@@ -309,3 +309,17 @@ def test_look_when_the_log_changes_meanwhile_is_made_again(change):
     assert tail is log.tail
     assert amount == log.latest.amount()
     assert len(seen) == 2
+
+
+def test_sequence_of_when_a_value_is_just_being_put_finds_it_or_nothing():
+    log = keyed_log("b1")
+    found = []
+
+    class Places(dict):
+        def __setitem__(self, key, place):
+            super().__setitem__(key, place)
+            found.append(log.latest.sequence_of(key))
+
+    log.latest._slots.places = Places(log.latest._slots.places)
+    publish(log, "a1 b2")
+    assert found == [1, 2]
