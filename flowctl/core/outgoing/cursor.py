@@ -37,7 +37,7 @@ from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Item, MessageQueue
 from flowctl.core.outgoing.latest import Value
-from flowctl.core.outgoing.refusals import KeyWait, Refusals, frames_before
+from flowctl.core.outgoing.refusals import KeyWait, Refusals, Refused, frames_before
 from flowctl.core.outgoing.streamlog import Entry, Gop, Place, StreamLog
 from flowctl.reasons import DropReason
 
@@ -175,7 +175,7 @@ class LogCursor:
         size, messages = end.offset - entry.offset, end.sequence - entry.sequence
         refusals, copies = self._refusals, self._copies
         if refusals is not None:
-            for figures, _ in refusals.between(entry, end):
+            for figures, _ in self._refused(entry, end):
                 messages -= sum(figures[:CLASS_COUNT])
                 size -= sum(figures[CLASS_COUNT:])
             restarts = refusals.restarts()
@@ -357,7 +357,7 @@ class LogCursor:
         passed = Tally(map(sub, (*entry.counts, *entry.sizes), (*self._base_counts, *self._base_sizes)))
         extra = self._extra = self._extra or Tally()
         if refusals is not None:
-            for figures, why in refusals.between(entry, tail):  # it stays lost: counts of what was dropped never fall
+            for figures, why in self._refused(entry, tail):  # it stays lost: counts of what was dropped never fall
                 self._tally(why).add_figures(figures)
                 passed.add_figures(figures)
             for wire in refusals.restarts():
@@ -579,7 +579,7 @@ class LogCursor:
             queued = tuple(map(add, queued, self._copies.tally))
         if self._refusals is not None:
             waiting = Tally(queued)
-            for figures, reason in self._refusals.between(entry, tail):
+            for figures, reason in self._refused(entry, tail):
                 waiting.subtract_figures(figures)
                 add_by_reason(dropped, {reason: figures})
             for wire in self._refusals.restarts():
@@ -887,7 +887,7 @@ class LogCursor:
         start = self.place.entry
         if end.sequence > start.sequence:
             lost = Tally(map(sub, (*end.counts, *end.sizes), (*start.counts, *start.sizes)))
-            for figures, why in self._refusals.between(start, end) if self._refusals else ():
+            for figures, why in self._refused(start, end):
                 self._tally(why).add_figures(figures)
                 lost.subtract_figures(figures)
             self._walk_to(end, reason, kept, keep_any=any(lost[item] for item in kept))
@@ -934,6 +934,16 @@ class LogCursor:
         wait.mask = mask | BROKEN_MASK
         self._wait = wait
         self._refuse_from(start, mask | BROKEN_MASK, reason, now)
+
+    def _refused(self, start: Entry, end: Entry) -> list[Refused]:
+        """Return what is refused between two places.
+
+        That ends at a key frame that ends the wait, which may have been published already: counts must not fall.
+        """
+        wait = self._wait
+        key = None if wait is None or self.mask & _KEY_BIT else wait.key
+        last = end if key is None or key.sequence >= end.sequence else key
+        return [] if self._refusals is None else self._refusals.between(start, last)
 
     def _accept_from(
         self,

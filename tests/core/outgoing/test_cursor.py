@@ -122,6 +122,8 @@ a joiner between key frames gets sound and then headers and a key frame
     log:KIA wait waiting_for_key=True +IADKIA take=ArrKIA dropped:KEY_WAIT=ID
 a key frame that has come is handed over with headers before the end
     log:KI wait +IAKI finish +KI take=ArrKI caught_up=True
+what comes behind a key frame that has come, and is not looked at yet, is counted as queued and never as dropped
+    log:K take +A refuse:ID +ID refuse +KIID dropped=ID queued=KIIDA load=(55,5) poll=True dropped=ID
 the end ends a wait for a key frame
     log:KI wait +I waiting_for_key=True finish waiting_for_key=False
 """
