@@ -659,7 +659,8 @@ class Connection:
 
         Its end takes several steps on its own thread: between them the socket neither lingers nor is it closed.
         """
-        return self.fileno() == -1 or (self._lingering is not None and not unacknowledged_bytes(self._sock))
+        lingering = self._lingering
+        return self.fileno() == -1 or (lingering is not None and lingering.delivered)
 
     def _run_guarded(self, where: str, step: Callable[..., object], *args: Any) -> None:
         """Run a step of the end; whatever it raises, the other steps follow."""

@@ -11,6 +11,7 @@ import time
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, wait_until
 
+from flowctl import Limits
 from flowctl import connection as connection_module
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop import lingering as _lingering
@@ -210,6 +211,31 @@ def test_delivered_when_the_end_is_under_way_waits_for_what_the_kernel_holds(lin
     assert True not in session.calls
     assert not connection.delivered
     assert len(Reader(peer).wait()) == 60_000
+    wait_until(lambda: connection.delivered)
+
+
+@pytest.mark.parametrize("half_closed", [True, False])
+def test_linger_when_words_wait_behind_a_message_in_flight_has_both_arrive(link, monkeypatch, half_closed):
+    """A peer that ends its own half may read on; and what our kernel has not got yet is not delivered."""
+    for module in (_lingering, connection_module):
+        monkeypatch.setattr(module, "unacknowledged_bytes", lambda _: 0)
+    monkeypatch.setattr(_lingering, "LINGER_QUIET_S", WAIT_S)
+
+    class Telling(Noting):
+        def last_words(self, reason, details):
+            return b"why"
+
+    session = Telling()
+    connection, peer = link(session, tcp=True, options=SocketOptions(send_buffer_bytes=4096))
+    connection.sender.set_limits(Limits())
+    connection.sender.send(b"x" * 4_000_000)
+    connection.close(CloseReason.KICKED, "enough")
+    session.wait_end()
+    if half_closed:
+        peer.shutdown(socket.SHUT_WR)
+    assert not connection.delivered
+    data = Reader(peer).wait()
+    assert (len(data), data[-4:]) == (4_000_003, b"xwhy")
     wait_until(lambda: connection.delivered)
 
 

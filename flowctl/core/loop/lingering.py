@@ -82,7 +82,7 @@ class Lingering:
         self._unread_s: Final = unread_s
         self._unsaid: Final = list(unsaid)
         group.watch_input(sock, self._input_ready)
-        if unsaid or (isinstance(sock, TlsSocket) and sock.kept_bytes):
+        if self._unwritten:
             group.watch_output(sock, self._push)
         group.deadlines.set(self, self._moved_at + LINGER_QUIET_S)
 
@@ -91,6 +91,16 @@ class Lingering:
         self._group.unwatch_input(self._sock)
         self._group.unwatch_output(self._sock)
         self._group.deadlines.remove(self)
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the peer's kernel has all that it is sent. Any thread."""
+        return not self._unsaid and not unacknowledged_bytes(self._sock)
+
+    @property
+    def _unwritten(self) -> bool:
+        """Whether our kernel has not got all that is sent yet."""
+        return bool(self._unsaid) or (isinstance(self._sock, TlsSocket) and self._sock.kept_bytes > 0)
 
     def _push(self) -> None:
         """Have the kernel take what is left, and what TLS has kept, and the end of the stream behind it."""
@@ -103,6 +113,7 @@ class Lingering:
                     return
             if not self._unsaid and (not isinstance(sock, TlsSocket) or sock.push()):
                 self._group.unwatch_output(sock)
+                self._group.watch_input(sock, self._input_ready)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -114,9 +125,12 @@ class Lingering:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            count = 0
+            self._end(reset=False)
+            return
         self._discarded_bytes += count
-        if not count:
+        if not count and self._unwritten:
+            self._group.unwatch_input(self._sock)  # it has ended its half, and may be reading to the end of ours
+        elif not count:
             self._end(reset=False)
         elif self._discarded_bytes >= LINGER_BYTES and not self._peer_done:
             if unacknowledged_bytes(self._sock):

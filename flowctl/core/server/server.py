@@ -368,7 +368,7 @@ class Server:
                 if connection.number not in asked:  # one may have been accepted just now
                     asked[connection.number] = connection
                     connection.close_after_flush("server stops", reason=CloseReason.SHUTDOWN)
-            # Who lingers has all that it is sent in its kernel, or ours would be closed too early for it.
+            # The kernel of one that lingers must have all that it is sent, or ours would be closed too early for it.
             left = any(not connection.delivered for connection in asked.values())
             with self._lock:
                 drain_until, arrive_until = self._drain_until, self._arrive_until
