@@ -23,6 +23,8 @@ _TAIL: Final = b"\0\0\xff\xff"
 """What a sender leaves out at the end of a deflated message (RFC 7692 section 7.2.2)."""
 _MOST_FRAGMENTS: Final = 16 * 1024
 """Frames of one message: each costs as much work as a message of its own, and an empty one nothing of the limit."""
+_MOST_PIECES: Final = 1024
+"""Pieces of a message that are kept apart: a piece of two octets takes 56 bytes, and who sends slowly makes many."""
 _WORDS: Final = {
     CloseReason.MESSAGE_TOO_BIG: "the message is larger than {} bytes",
     CloseReason.POLICY_VIOLATION: f"the message has more than {_MOST_FRAGMENTS} fragments",
@@ -95,16 +97,17 @@ class _Limits(Extension):
 
     def _inflate(self, data: bytes) -> bytes | CloseReason:
         inflater, room = self._inflater, self._most_bytes - self._inflated_bytes
-        try:
-            inflated: bytes = inflater.decompress(data, room + 1)
-        except zlib.error:
-            return CloseReason.INVALID_FRAME_PAYLOAD_DATA
+        inflated, behind = b"", data  # behind the last block; zlib would keep it, and copy all of it each time
+        if not inflater.eof:
+            try:
+                inflated = inflater.decompress(data, room + 1)
+            except zlib.error:
+                return CloseReason.INVALID_FRAME_PAYLOAD_DATA
+            behind = inflater.unused_data
         self._inflated_bytes += len(inflated)
         if len(inflated) > room:
             return CloseReason.MESSAGE_TOO_BIG
-        if inflater.unused_data.strip(b"\0"):  # behind a block that says that it is the last
-            return CloseReason.INVALID_FRAME_PAYLOAD_DATA
-        return inflated
+        return CloseReason.INVALID_FRAME_PAYLOAD_DATA if behind.strip(b"\0") else inflated
 
 
 class FrameReader:
@@ -134,11 +137,9 @@ class FrameReader:
             if isinstance(event, Message):
                 data: Any = event.data  # octets of wsproto before 1.3 are a bytearray
                 self._pieces.append(data if isinstance(data, str) else bytes(data))
-                if not event.message_finished:
-                    yield None
-                    continue
-                pieces, self._pieces = self._pieces, []
-                yield pieces[0] if len(pieces) == 1 else type(pieces[0])().join(pieces)
+                if event.message_finished or len(self._pieces) >= _MOST_PIECES:
+                    self._pieces = [self._pieces[0][:0].join(self._pieces)]
+                yield self._pieces.pop() if event.message_finished else None
             elif isinstance(event, CloseConnection):
                 yield self._closed(event)
             elif isinstance(event, (Ping, Pong)):

@@ -182,6 +182,47 @@ def test_deflated_messages_when_their_last_block_says_so_are_read_as_the_rfc_has
     assert fault(masked(TEXT, bytes.fromhex("f348cdc9c90700") + b"more", rsv=4), inflates=True) == 1007
 
 
+class CountedInflater:
+    """An inflater that counts what it keeps: octets behind the last block, all of which it copies for each call."""
+
+    copied = 0
+    make = staticmethod(zlib.decompressobj)
+
+    def __init__(self, wbits):
+        self.inflater = self.make(wbits)
+
+    def __getattr__(self, name):
+        return getattr(self.inflater, name)
+
+    def decompress(self, data, most):
+        inflated = self.inflater.decompress(data, most)
+        CountedInflater.copied += len(self.inflater.unused_data)
+        return inflated
+
+
+def test_deflated_messages_when_much_comes_behind_their_last_block_cost_no_more_than_it(monkeypatch):
+    last = bytes.fromhex("f348cdc9c90700")
+    frames = [masked(TEXT, last, fin=False, rsv=4), *[masked(0, bytes(9), fin=False)] * 3000]
+    monkeypatch.setattr(zlib, "decompressobj", CountedInflater)
+    assert read(*frames, masked(0), inflates=True) == ["Hello"]
+    assert CountedInflater.copied < 3000 * 9
+    assert fault(*frames, masked(0, b"more"), inflates=True) == 1007
+
+
+@pytest.mark.parametrize(("opcode", "octets"), [(BINARY, b"ab"), (TEXT, "\u20ac".encode())])
+def test_messages_when_they_come_in_tiny_pieces_take_little_more_memory_than_their_size(opcode, octets):
+    wire, reader = masked(opcode, octets * 8000), FrameReader(MOST)
+    tracemalloc.start()
+    try:
+        for at in range(0, len(wire) - 3, len(octets)):
+            reader.feed(wire[at : at + len(octets)])
+            assert list(reader.events()) in ([], [None])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 200_000, "each piece by itself, they would take 350,000 or more"
+
+
 def test_deflated_frames_when_they_break_a_rule_are_refused():
     good = deflated(b"x" * 50)
     assert fault(masked(TEXT, good, rsv=4)) == 1002  # not agreed to
