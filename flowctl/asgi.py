@@ -45,6 +45,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import BANNED, AdmissionLimits
 from flowctl.core.server.server import RefusalHook, Server
 from flowctl.core.text.extras import install_hint
+from flowctl.core.text.printable import printable
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.websocket import WebSocketSession
 from flowctl.wire.websocket.handshake import Headers, switching_head
@@ -64,6 +65,9 @@ __all__ = ["Bridge", "WebSocketProtocol"]
 
 _EXTENSION: Final = "flowctl"
 """Name of the extension in the scope of a WebSocket."""
+_ADDRESS_CHARS: Final = 64
+"""Most characters of a client's address: IPv6 with a zone has up to 61. One that uvicorn took from ``X-Forwarded-For``
+is whatever the proxy lets through, and goes into logs and the accounts of addresses."""
 _OF_HANDSHAKE: Final = re.compile(rb"(?i:connection|upgrade|content-length|transfer-encoding|sec-websocket-.*)")
 """Headers of the answer that only the handshake itself sets."""
 
@@ -313,6 +317,7 @@ class Bridge:
                 f"subprotocol is {subprotocol!r}, the client offers {scope['subprotocols']}", hint="choose one of those"
             )
         client = scope.get("client")
-        protocol.order_hand_over(_Order(server, session, None if client is None else (client[0], client[1])))
+        peer = None if client is None else (printable(client[0][:_ADDRESS_CHARS]), client[1])
+        protocol.order_hand_over(_Order(server, session, peer))
         await websocket.accept(subprotocol, headers)
         return protocol.connection

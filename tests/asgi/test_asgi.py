@@ -256,6 +256,18 @@ def test_hand_over_when_the_user_is_known_serves_the_socket_without_uvicorn(stac
         wait_until(lambda: shop.sessions[0].ends == [CloseReason.PEER_CLOSED])
 
 
+def test_hand_over_when_a_proxy_lets_any_address_through_keeps_it_short_and_printable(stack):
+    """A client's own X-Forwarded-For may hold what a terminal acts on: here the C1 character that begins a colour."""
+    shop = Shop()
+    headers = {"X-Forwarded-For": "\x9b31m" + "a" * 3000}
+    with hosting(shop.app, stack) as host:
+        with connect(host.url("/echo?user=ann"), additional_headers=headers) as client:
+            said = client.recv(WAIT_S)
+        assert "31maaaa" in said, "it was not taken from the header"
+        assert said.isprintable()
+        assert len(said) < 100
+
+
 def test_hand_over_when_the_user_is_unknown_is_never_asked_for(stack):
     shop = Shop()
     with hosting(shop.app, stack) as host:
