@@ -99,16 +99,16 @@ class Column:
     def __neg__(self) -> Column:
         return Column(f"(-{self.sql})")
 
-    def __eq__(self, other: object) -> Column:  # type: ignore[override]
+    def __eq__(self, other: object) -> Column:  # type: ignore[override]  # as those of Spark
         return self._with("=", other)
 
-    def __ne__(self, other: object) -> Column:  # type: ignore[override]
+    def __ne__(self, other: object) -> Column:  # type: ignore[override]  # as those of Spark
         return self._with("<>", other)
 
     def __bool__(self) -> bool:
         raise TypeError("a column has no truth: use & | ~")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # its equality is an expression
 
 
 def _operator(name: str, sign: str) -> None:

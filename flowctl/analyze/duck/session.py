@@ -170,7 +170,7 @@ class DuckSession:
             raise DuckError(f"DuckDB failed: a sum does not fit 64 bits: {error}") from error
 
     def kept(self, frame: DataFrame) -> DataFrame:
-        """Make a table of a frame's rows; of a query of files alone there is one, whoever asks for it."""
+        """Make a table of a frame's rows; of a query of files alone there is one for all that ask."""
         with self._lock:
             if (found := self._kept.get(frame.sql)) is not None:
                 return found
