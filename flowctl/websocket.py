@@ -315,7 +315,8 @@ class WebSocketSession(Session):
             raise LocalProtocolError(
                 "follow() is for an open client, on its thread", hint="call it from accepted(), or by call_soon"
             )
-        _TopicPlace(self.connection, topic, deflated=self._deflates)
+        if self.connection.ended is None:  # else nothing would come after it that gives the place up
+            _TopicPlace(self.connection, topic, deflated=self._deflates)
 
     def unfollow(self) -> None:
         """Stop following: what is queued of the topic is dropped. Harmless where none is. Connection's thread."""

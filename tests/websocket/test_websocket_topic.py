@@ -211,6 +211,23 @@ def test_topics_when_followed_twice_or_out_of_place_say_so():
         assert other.statistics().followers == 0
 
 
+def test_topics_when_followed_at_the_end_of_a_client_keep_nothing_of_it():
+    topic = Topic()
+
+    class Late(Talk):
+        def closed(self, reason, details):
+            self.follow(topic)
+            super().closed(reason, details)
+
+    with Served(Late) as served:
+        client, session = served.open()
+        with client:
+            session.close_with(4000, at_once=True)  # the socket lingers, on its thread
+            session.wait_end()
+            assert client.read_close() == (4000, "")
+            assert topic.statistics().followers == 0
+
+
 def _caught(function, *args):
     try:
         function(*args)
