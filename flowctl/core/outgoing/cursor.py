@@ -780,7 +780,7 @@ class LogCursor:
                 return
             entry = place.entry
             following = entry.next
-            if following is None or entry is self._stop:
+            if following is None or entry is self._tail():
                 return
             if self._awaited(entry):
                 self._resume_at(entry)

@@ -323,3 +323,24 @@ def test_sequence_of_when_a_value_is_just_being_put_finds_it_or_nothing():
     log.latest._slots.places = Places(log.latest._slots.places)
     publish(log, "a1 b2")
     assert found == [1, 2]
+
+
+def test_peek_when_messages_come_behind_a_refused_one_meanwhile_keeps_the_order(monkeypatch):
+    """What is published behind the moment at which values are looked at waits for the next one, also where refused."""
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    cursor.joining_to = None
+    cursor.refuse(1 << DATA, DropReason.REFUSED, 0.0)
+    look, done = StreamLog.look, []
+
+    def look_and_publish(self, read):
+        found = look(self, read)
+        if not done:
+            done.append(True)
+            publish(self, ".1 a1")
+            self.append(b"sound", MessageClass.AUDIO, 1.0)
+        return found
+
+    monkeypatch.setattr(StreamLog, "look", look_and_publish)
+    taken = [take(cursor), take(cursor)]
+    assert " ".join(filter(None, taken)) == "a1 sound"
