@@ -626,7 +626,7 @@ class Topic:
         compress: whether clients that agreed to permessage-deflate get what is worth it deflated; that takes one call
             of zlib a message, while there are such followers.
         max_keys: most keys at a time. 0: there are none.
-        max_value_bytes: most bytes of the newest messages of all keys together, in frames.
+        max_value_bytes: most bytes of the newest messages of all keys together, in frames, and characters of the keys.
 
     Attributes:
         name: as above.

@@ -99,7 +99,7 @@ class LatestValues:
     Args:
         name: of the log.
         max_keys: most keys.
-        max_bytes: most wire bytes of all values together.
+        max_bytes: most wire bytes of all values together, and characters of their keys, which peers may have chosen.
 
     Attributes:
         begun: number of messages of the log, the one that is being appended included.
@@ -108,14 +108,14 @@ class LatestValues:
         most: (messages, wire bytes) of all values together, at most so far.
     """
 
-    __slots__ = ("_slots", "begun", "forgets", "max_bytes", "max_keys", "most", "name", "size_bytes")
+    __slots__ = ("_key_chars", "_slots", "begun", "forgets", "max_bytes", "max_keys", "most", "name", "size_bytes")
 
     def __init__(self, name: str, max_keys: int, max_bytes: int) -> None:
         self.name = name
         self.max_keys = max_keys
         self.max_bytes = max_bytes
         self.begun = self.forgets = 0
-        self.size_bytes = 0
+        self.size_bytes = self._key_chars = 0
         self.most: Amount = (0, 0)
         self._slots = _Slots.of([])
 
@@ -131,10 +131,11 @@ class LatestValues:
                 f"log {self.name!r} has {self.max_keys} keys, its limit (max_keys): {key!r:.60} is one too many",
                 hint="forget() keys that are over, or make the log with a higher limit",
             )
-        size = self.size_bytes + size_bytes - (0 if place is None else slots.sizes[place])
+        size = self.size_bytes + self._key_chars + size_bytes
+        size += len(key) if place is None else -slots.sizes[place]
         if size > self.max_bytes:
             raise LocalProtocolError(
-                f"the values of log {self.name!r} would be {size} bytes with the new one of {key!r:.60}, "
+                f"keys and values of log {self.name!r} would be {size} bytes with the new one of {key!r:.60}, "
                 f"the limit (max_value_bytes) is {self.max_bytes}",
                 hint="forget() keys that are over, or make the log with a higher limit",
             )
@@ -157,6 +158,7 @@ class LatestValues:
         slots.values.append(value)
         slots.places[value.key] = place  # last: other threads look for what is there
         self.size_bytes += size
+        self._key_chars += len(value.key)
         messages, most_bytes = self.most
         if self.size_bytes > most_bytes or len(slots.places) > messages:
             self.most = max(messages, len(slots.places)), max(most_bytes, self.size_bytes)
@@ -168,6 +170,7 @@ class LatestValues:
         if place is not None:
             size = slots.sizes[place]
             self.size_bytes -= size
+            self._key_chars -= len(key)
             slots.block_values[place >> _BLOCK_BITS] -= 1
             slots.block_bytes[place >> _BLOCK_BITS] -= size
             slots.sizes[place], slots.values[place] = 0, None

@@ -236,7 +236,7 @@ class StreamLog:
         name: for logs and statistics. None: a number.
         cache: bounds of the GOP cache.
         max_keys: most keys that its messages may have. 0: they have none. A log with keys takes no pictures.
-        max_value_bytes: most wire bytes of the newest values of all keys together.
+        max_value_bytes: most wire bytes of the newest values of all keys together, and characters of the keys.
 
     Attributes:
         batched: whether what is appended has been gathered already, by another server that flushes about as often.

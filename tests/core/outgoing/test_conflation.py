@@ -91,7 +91,7 @@ def test_latest_when_a_newcomer_joins_is_the_newest_value_of_each_key_first():
 
 
 def test_append_when_a_key_or_its_value_is_too_much_names_the_limit():
-    log = keyed_log("a1 b1", max_keys=2, max_value_bytes=5)
+    log = keyed_log("a1 b1", max_keys=2, max_value_bytes=7)
     with pytest.raises(LocalProtocolError, match=r"max_keys.*'c'"):
         publish(log, "c1")
     with pytest.raises(LocalProtocolError, match="max_value_bytes"):
@@ -100,6 +100,10 @@ def test_append_when_a_key_or_its_value_is_too_much_names_the_limit():
     publish(log, "c1 a12")
     assert log.values() == [b"c1", b"a12"]
     assert log.tail.sequence == 4
+    log.forget("c")
+    with pytest.raises(LocalProtocolError, match="max_value_bytes"):
+        log.append(b"x", DATA, 1.0, key="key")
+    log.append(b"x", DATA, 1.0, key="ke")
 
 
 def test_append_when_keys_and_the_rest_do_not_go_together_says_why():
