@@ -104,8 +104,8 @@ def _line(error: Exception) -> str:
 def _damage(file: Any, table: str) -> str | None:
     """Return why some rows of an open file cannot be read; None: all can, or the system is at fault."""
     try:
-        for _ in pieces(file, table, TABLES[table].names):
-            pass
+        for piece in pieces(file, table, TABLES[table].names):
+            piece.validate(full=True)  # DuckDB reads no text that is not UTF-8
     except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds
         return None if getattr(error, "errno", None) else _line(error)
     return None

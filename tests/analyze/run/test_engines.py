@@ -8,6 +8,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from record_kit import close, write_closes
 
@@ -79,6 +81,24 @@ def test_all_when_there_is_neither_java_nor_spark_answers(tmp_path):
         found = json.loads(done.stdout)
         assert (found["passed"], found["hours_read"], found["engine"]["name"]) == (True, read, "duckdb")
         assert done.stderr.startswith(f"engine: duckdb ({found['engine']['why']})\n")
+
+
+def test_duckdb_when_a_text_is_not_utf8_puts_its_file_aside(tmp_path):
+    """A footer shows the first and the last text of a file; DuckDB refuses one between them, which Spark reads."""
+    from flowctl.analyze.duck.session import session
+    from flowctl.analyze.run import run
+
+    write_closes(tmp_path / "ev", [close(20, 1)], "good")
+    path = write_closes(tmp_path / "ev", [close(21, 2), close(22, 3), close(23, 4)], "odd")
+    rows, texts = pq.read_table(path, partitioning=None), pa.array([b"a", b"m\xff", b"z"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 3, texts.buffers())
+    pq.write_table(rows.set_column(rows.column_names.index("stream"), "stream", texts), path)
+    with engine.using("duckdb"), session() as database:
+        result = run(database, str(tmp_path / "ev"), str(tmp_path / "out"), ["sessions"])
+    assert (result.failed, result.jobs["sessions"].summary["sessions"]) == ([], 1)
+    (line,) = result.warnings
+    assert line.startswith(f"a damaged file is put aside: {path}: ")
+    assert "UTF8" in line
 
 
 def test_parts_with_sketches_when_another_engine_made_them_are_made_again_or_left_out(spark, tmp_path):
