@@ -52,7 +52,9 @@ MACROS: Final = {
     "substring_index": "(x, d, n) AS array_to_string(str_split(x, d)[1:n], d)",
     "timestamp_micros": "(x) AS make_timestamp(CAST(x AS BIGINT))",
     "timestamp_seconds": "(x) AS make_timestamp(CAST(x * 1000000 AS BIGINT))",
-    "to_json": "(x) AS CAST(json_merge_patch('{}', to_json(x)) AS VARCHAR)",  # without nulls
+    # Without nulls; what is no number in quotes: only that of a name stands before a colon without a backslash.
+    "to_json": r"""(x) AS regexp_replace(CAST(json_merge_patch('{}', to_json(x)) AS VARCHAR),
+        '([a-z0-9_]":)(NaN|-?Infinity)([,}])', '\1"\2"\3', 'g')""",
     "try_divide": "(a, b) AS CASE WHEN b <> 0 THEN a / b END",
     "unix_micros": "(x) AS epoch_us(x)",
     "unix_timestamp": "(x) AS epoch_us(x) // 1000000",

@@ -28,9 +28,10 @@ from flowctl.analyze.records.listing import RecordsError
 from flowctl.analyze.records.place import literal
 from flowctl.analyze.records.window import ODD_HOUR, Hour, end_of
 from flowctl.core.text.printable import foreign
-from flowctl.records.telemetry.schema import SPARK_TYPES, TABLES
+from flowctl.records.telemetry.schema import SPARK_TYPES, TABLES, Column, Kind
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
 
     from flowctl.analyze.records.listing import File, Listing
@@ -46,6 +47,8 @@ MOST_NAMED: Final = 32
 """Most files that Spark is given by name, see `Read._named`: it lists up to so many without a job."""
 SETTLED_NS: Final = 3_600 * 10**9
 """Time without a new file after which an hour is complete."""
+_FOUR_DIGITS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""Times of the years 1 to 9999."""
 _BESIDE: Final = "date string, hour string"
 _FILES_DDL: Final = f"path string, reason string, detail string, rows bigint, size bigint, {_BESIDE}"
 
@@ -123,7 +126,7 @@ class Read:
         for table, goods in self._good.items():
             if odd := [good for good in goods if good.facts.reasons]:
                 aside = self._checked(table, odd).filter(f.col("_why").isNotNull())
-                text = f.to_json(f.struct(*TABLES[table].names)).alias("row")
+                text = f.to_json(f.struct(*map(_told, TABLES[table].columns))).alias("row")
                 told = (f.col("_file").alias("file"), f.col("_why").alias("reason"), text)
                 self.quarantine[table] = aside.select(*told, "date", "hour")
             self._check_distinct(table, goods)
@@ -214,6 +217,16 @@ class Read:
             f"{told['more']}, the first is {seq} of node {node} in {', '.join(names[:3])}",
             hint="were files joined or rewritten beside the old ones? Take one of the two away",
         )
+
+
+def _told(column: Column) -> SparkColumn:
+    """Return a column of a row that is put aside; times as text, in microseconds where the year has no four digits."""
+    value = f.col(column.name)
+    if column.kind is not Kind.TIMESTAMP:
+        return value
+    us = f.unix_micros(value)
+    text = f.concat(f.translate(value.cast("string"), " ", "T"), f.lit("Z"))
+    return f.when(us.between(*_FOUR_DIGITS_US), text).otherwise(us.cast("string")).alias(column.name)
 
 
 def judged(looked: Iterable[tuple[File, Facts]]) -> list[tuple[File, Facts]]:

@@ -8,6 +8,7 @@ import os
 import shutil
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from record_kit import (
     at,
@@ -105,11 +106,23 @@ def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_re
     assert aside.keys() == {"flow_events", "flow_events_files", "flow_samples", "flow_closes_files"}
     rows = {row.reason: row for row in aside["flow_events"].collect()}
     assert rows.keys() == {"event: unknown word", "value: no number", "ts: not its hour"}
-    assert json.loads(rows["event: unknown word"].row)["event"] == "walked"
+    told = json.loads(rows["event: unknown word"].row)
+    assert (told["event"], told["ts"]) == ("walked", "2026-03-01T12:00:05Z")
+    assert json.loads(rows["value: no number"].row)["value"] == "NaN"  # a bare one is no JSON
     assert rows["event: unknown word"].file.endswith("b.parquet")
     files = {row.reason: row for row in aside["flow_events_files"].collect()}
     assert files.keys() == {"copy", "not Parquet or damaged", "outside of date=/hour= folders"}
     assert (files["copy"].hour, files["copy"].rows, files["copy"].path.endswith("copy.parquet")) == ("12", 2, True)
+
+
+def test_read_hours_when_times_have_no_date_tells_them_in_microseconds(either, tmp_path):
+    moments = [1 << 62, -(1 << 63), int(at(1.5).timestamp() * 1e6)]
+    path = write(tmp_path, [event(1, number, "dropped", value=math.nan) for number in range(3)])
+    data = pq.read_table(path, partitioning=None)
+    pq.write_table(data.set_column(0, "ts", pa.array(moments).cast(pa.timestamp("us", tz="UTC"))), path)
+    rows = read_all(either, tmp_path).quarantine["flow_events"].collect()
+    told = {"4611686018427387904", "-9223372036854775808", "2026-03-01T12:00:01.5Z"}
+    assert {json.loads(row.row)["ts"] for row in rows} == told
 
 
 @pytest.mark.parametrize("table", ["flow_closes", "flow_events"])
