@@ -151,8 +151,8 @@ def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
     honest = _without_attackers(parts, heads)
     count, left = (len(some[["node", "conn_id"]].drop_duplicates()) for some in (heads, honest))
     chosen = drawn(honest[honest["reason"].isna()], options.extend_s, MOST_TRIED_S if options.most else math.inf)
-    servers = parts.arrow(STRETCHES, _TOLD, dataset.field("source") == SERVER, before=True).to_pandas()
-    told = list(servers.itertuples(index=False, name=None))
+    servers = parts.arrow(STRETCHES, _TOLD, dataset.field("source") == SERVER, before=True).to_pylist()
+    told = [tuple(row[name] for name in _TOLD) for row in servers]
     return Sample(honest, told, recorded, min(count / recorded, 1.0) if recorded else 1.0, count - left, *chosen)
 
 

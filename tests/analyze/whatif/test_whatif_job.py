@@ -194,13 +194,14 @@ def test_run_when_limits_changed_in_an_earlier_hour_knows_those_in_force(either,
     changed = event(30, 0, "config_changed", reason="limits file", detail=said(700))
     others = [
         event(40, 0, "config_changed", reason="bans file", detail='{"bans": 1}'),
+        event(50, 0, "config_changed", reason="another"),
         event(3700, 0, "conn_opened"),
     ]
     write(
         tmp_path / "events",
-        [event(0, 0, "server_started", detail=said(None, levels="a/*=1s")), changed, *others[:1]],
+        [event(0, 0, "server_started", detail=said(None, levels="a/*=1s")), changed, *others[:2]],
     )
-    write(tmp_path / "events", others[1:], hour="13")
+    write(tmp_path / "events", others[2:], hour="13")
     write_closes(tmp_path / "events", [close(3720, 1, 20.0)], hour="13")
     for hour in (0, 1):
         window = Window(at(3600 * hour), at(3600 * (hour + 1)))
