@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 IPV4_DIGITS: Final = 8
 _DIGITS: Final = "0123456789abcdef"
+# Patterns end with \z: the $ of Java also stands before a line break at the end of a text.
 _OCTET: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_IPV4: Final = rf"^{_OCTET}(\.{_OCTET}){{3}}$"
+_IPV4: Final = rf"^{_OCTET}(\.{_OCTET}){{3}}\z"
 """Pattern without leading zeros: some read 010 as eight, so neither Python nor the server accepts it in an address."""
-_IPV6: Final = r"^[0-9a-fA-F]{0,4}(:[0-9a-fA-F]{0,4}){2,8}$"
-_NOT_IPV6: Final = r":::|::.*::|^:[^:]|[^:]:$"
+_IPV6: Final = r"^[0-9a-fA-F]{0,4}(:[0-9a-fA-F]{0,4}){2,8}\z"
+_NOT_IPV6: Final = r":::|::.*::|^:[^:]|[^:]:\z"
 """Pattern of two gaps, or of a single colon at an end."""
-_MAPPED: Final = r"(?i)^::ffff:([0-9.]+)$"
-_TRUNCATED: Final = r"^([0-9.]+/24|[0-9a-fA-F:]+/48)$"
+_MAPPED: Final = r"(?i)^::ffff:([0-9.]+)\z"
+_TRUNCATED: Final = r"^([0-9.]+/24|[0-9a-fA-F:]+/48)\z"
 """Pattern of what is recorded with ``events_addresses=truncated``."""
 _PRIVATE: Final = "127.0.0.0/8 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 100.64.0.0/10"
 PRIVATE: Final = tuple(map(ipaddress.ip_network, (*_PRIVATE.split(), "::1/128", "fe80::/10", "fc00::/7")))
@@ -77,7 +78,7 @@ def _embedded(six: Column, prefix: str, begin: int, inverted: bool) -> Column:  
 
 def unit_digits(who: Column) -> Column:
     """Return the `digits` of a unit, as of `with_unit`: of a /64 those of its first address; null for other text."""
-    return digits(f.regexp_replace(who, "::/64$", "::"))
+    return digits(f.regexp_replace(who, r"::/64\z", "::"))
 
 
 def subnet(who: Column, hexadecimal: Column) -> Column:

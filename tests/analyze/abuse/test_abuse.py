@@ -616,7 +616,7 @@ def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(either):
         "1:2:",
         "",
     ]
-    odd += ["1:2:3:4:5:6:7::8", "1:2:3:4:5:6:7:", "12345::", "g::"]
+    odd += ["1:2:3:4:5:6:7::8", "1:2:3:4:5:6:7:", "12345::", "g::", "1.2.3.4\n", "::1\n"]
     frame = either.createDataFrame([(text,) for text in whole + odd], "address string")
     rows = frame.select("address", addresses.digits(f.col("address")).alias("digits")).collect()
     assert {row["address"] for row in rows if row["digits"] is not None} == set(whole)
