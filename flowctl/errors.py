@@ -14,12 +14,15 @@ class FlowctlError(Exception):
 
     Args:
         message: what went wrong, where, and the limit, in one line.
-        hint: what the reader can do about it; shown by the command line after ``hint:``. None: nothing to add.
+        hint: what the reader can do about it; shown after ``hint:`` by the command line, and below a traceback. None:
+            nothing to add.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")
 
     @property
     def with_hint(self) -> str:
