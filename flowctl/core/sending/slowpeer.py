@@ -269,10 +269,8 @@ class SlowPeer:
         delay_ms, rate = self.delay.with_queue(queued_bytes), self.drain.rate
         if stream_bytes_per_s is not None and rate is not None and (share < 1 or delay_ms >= HEALTHY_MS):
             of = f" of {format_size(int(stream_bytes_per_s))}" if stream_bytes_per_s else ""
-            return [
-                f"takes {format_size(int(rate))}/s{of}",
-                f"{share:.0%} of the pictures, {behind_ms / 1000:.1f} s behind",
-            ]
+            pictures = f"{share:.0%} of the pictures, " if share < 1 else ""  # a log of values has none
+            return [f"takes {format_size(int(rate))}/s{of}", f"{pictures}{behind_ms / 1000:.1f} s behind"]
         if delay_ms >= HEALTHY_MS:
             return [f"at its rate the peer needs {delay_ms / 1000:.1f} s for what waits"]
         return []

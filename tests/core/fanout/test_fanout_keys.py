@@ -111,6 +111,21 @@ def test_account_when_values_were_superseded_says_so_in_words_and_in_the_ledger(
     assert entry.why == "superseded by a newer value: 10 data"
 
 
+def test_why_of_a_viewer_of_values_says_how_far_behind_it_is_and_nothing_of_pictures():
+    market = Market(1)
+    (viewer,) = market.viewers
+    market.publish(5)
+    market.group.run(0.1)
+    viewer.peer.room = 0
+    for _ in range(8):
+        market.publish(5)
+        market.group.run(1.0)
+        viewer.give(10)
+    why = viewer.sender.why()
+    assert " s behind" in why
+    assert "pictures" not in why
+
+
 def test_policy_when_it_refuses_data_leaves_values_to_wait():
     market = Market(1)
     (viewer,) = market.viewers
