@@ -174,7 +174,7 @@ def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:
         )
         say(f"hint: {figures.hint}")
     say(
-        f"largest lag {format_duration(figures.max_lag_s)}; "
+        f"tags were queued up to {format_duration(figures.max_lag_s)} late; "
         f"waited {format_count(figures.waits, 'time')} for the connection, {format_duration(figures.waited_s)} in all"
     )
     say(f"ended: {end}")

@@ -52,5 +52,6 @@ class Accounts:
             if counts:
                 parts.append(f"{what} put aside: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
         if self.files_unknown_rows:
-            parts.append(f"{self.files_unknown_rows} files cannot be read: their rows are unknown and not counted here")
+            unread = format_count(self.files_unknown_rows, "file")
+            parts.append(f"unreadable: {unread}, whose rows are unknown and not counted here")
         return "; ".join(parts)

@@ -44,7 +44,7 @@ def test_line_when_files_cannot_be_read_says_that_their_rows_are_unknown():
     accounts.enter("empty file", None, {})
     line = accounts.line()
     assert line.startswith("t: 2 files, rows in 3 = out 3 + quarantined 0; files put aside: empty file 1")
-    assert "1 files cannot be read: their rows are unknown" in line
+    assert "unreadable: 1 file, whose rows are unknown" in line
 
 
 NOW = dt.datetime(2026, 3, 1, 12, 30, tzinfo=dt.UTC)
