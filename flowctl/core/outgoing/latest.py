@@ -126,6 +126,8 @@ class LatestValues:
         """Raise LocalProtocolError where a value of `size_bytes` for `key` is not within the limits."""
         slots = self._slots
         place = slots.places.get(key)
+        if place is None and not isinstance(key, str):
+            raise LocalProtocolError(f"a key is a str, not {type(key).__name__}", hint="str() makes one of a number")
         if place is None and len(slots.places) >= self.max_keys:
             raise LocalProtocolError(
                 f"log {self.name!r} has {self.max_keys} keys, its limit (max_keys): {key!r:.60} is one too many",

@@ -445,7 +445,7 @@ class StreamLog:
     def _check_keyed(self, key: str | None, message_class: MessageClass, size_bytes: int) -> None:
         latest = self.latest
         if latest is None:
-            raise LocalProtocolError(f"log {self.name!r} takes no keys", hint="make it with StreamLog(max_keys=...)")
+            raise LocalProtocolError(f"log {self.name!r} takes no keys", hint="make it with max_keys=...")
         if message_class in VIDEO_CLASSES:
             raise LocalProtocolError(f"log {self.name!r} has keys and takes no pictures", hint="use a log for each")
         if key is not None:

@@ -109,6 +109,8 @@ def test_append_when_a_key_or_its_value_is_too_much_names_the_limit():
 def test_append_when_keys_and_the_rest_do_not_go_together_says_why():
     with pytest.raises(LocalProtocolError, match="takes no keys"):
         StreamLog("plain").append(b"x", DATA, 0.0, key="a")
+    with pytest.raises(LocalProtocolError, match="a key is a str, not int"):
+        keyed_log().append(b"x", MessageClass.DATA, 0.0, key=7)
     with pytest.raises(LocalProtocolError, match="no pictures"):
         keyed_log().append(b"x", MessageClass.KEY, 0.0)
     with pytest.raises(LocalProtocolError, match="not AUDIO"):
