@@ -474,6 +474,8 @@ class WebSocketSession(Session):
         connection.sender.flush()  # whatever ends it now, the close frame goes behind it
         self._reader = FrameReader(self.max_message_bytes, inflates=self._deflates)
         self._phase, self.accept_headers = _Phase.OPEN, ()
+        if connection.ended is not None:
+            return  # the client has gone meanwhile
         connection.set_timer(connection.now() + self.ping_interval_s if self.ping_interval_s else None)
         self._handle(self.accepted(), "accepted")
 

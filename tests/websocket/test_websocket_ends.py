@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import threading
 
 import pytest
 from connection_kit import WAIT_S, ask, wait_until
-from websocket_kit import BINARY, CLOSE, PING, PONG, TEXT, RawClient, Served, close_payload, masked
+from websocket_kit import BINARY, CLOSE, PING, PONG, TEXT, RawClient, Served, Talk, close_payload, handshake, masked
 
 from flowctl import (
     Ban,
@@ -47,6 +48,26 @@ def whole_messages(client):
             return payloads, (int.from_bytes(payload[:2], "big"), payload[2:].decode())
         assert first in {0x80 | TEXT, 0x80 | BINARY}, hex(first)
         payloads.append(payload)
+
+
+def test_clients_when_gone_before_the_answer_are_not_accepted():
+    """A server that hands a socket over has read the request; what the client did since shows as it is written to."""
+    topic = Topic()
+
+    class Async(Talk):
+        async def accepted(self):
+            self.is_open.set()
+            self.follow(topic)
+
+    with Served(Async) as served:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        session = served.factory()
+        served.server.add_socket(ours, session, first_input=handshake())
+        assert session.wait_end()[0] is CloseReason.PEER_RESET
+        served.open()[0].sock.close()  # by then all that was begun for the other has been done
+        assert not session.is_open.is_set()
+        assert served.errors == []
 
 
 @pytest.mark.parametrize("follows", [True, False])
