@@ -32,8 +32,9 @@ PLACES: Final = (
 )
 PACKAGE: Final = "openjdk-17-jre-headless"
 HINT: Final = (
-    f"make setup-pipeline installs it as root on Debian and Ubuntu; by hand: apt-get install {PACKAGE}, or any Java "
-    f"{OLDEST} or newer (https://adoptium.net), with JAVA_HOME naming its folder"
+    "--engine duckdb needs none, for all but synth and watch; make setup-pipeline installs it as root on Debian and "
+    f"Ubuntu; by hand: apt-get install {PACKAGE}, or any Java {OLDEST} or newer (https://adoptium.net), with JAVA_HOME "
+    "naming its folder"
 )
 _ASK_TIMEOUT_S: Final = 20
 """A cold start of a Java takes below a second; a broken one must not hold us."""

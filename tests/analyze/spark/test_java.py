@@ -55,6 +55,7 @@ def test_java_when_missing_says_what_was_found_and_what_to_do(tmp_path):
     assert f"{broken} (does not run)" in str(caught.value)
     assert "openjdk-17-jre-headless" in caught.value.hint
     assert "make setup-pipeline" in caught.value.hint
+    assert "--engine duckdb" in caught.value.hint
 
 
 @contextlib.contextmanager
