@@ -37,6 +37,8 @@ def test_request_when_it_comes_during_a_drain_is_the_last_of_its_connection(web)
     ended = drain(web.server, 3600.0)
     with pytest.raises(OSError, match="refused"):
         wait_for(lambda: web.client() is None)
+    (session,) = [item.session for item in web.server.connections()]
+    wait_for(lambda: session._requests == session._limits.requests)  # it has heard of the drain
     client.send("Host: example.test\r\n\r\n")
     status, headers, _ = client.answer()
     assert (status, headers["connection"]) == (404, "close")
