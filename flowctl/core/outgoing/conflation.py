@@ -31,7 +31,7 @@ from flowctl.core.flow.policy import Headroom
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Item
-from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.cursor import HandedValue, LogCursor
 from flowctl.core.outgoing.latest import EVERYTHING, NO_END, Amount, LatestValues, Spans, Value
 from flowctl.core.outgoing.streamlog import Entry, KeyedEntry, Place, StreamLog
 from flowctl.reasons import DropReason
@@ -70,7 +70,7 @@ class ConflatingCursor(LogCursor):
         self._turn: Spans = ()  # the last span, divided by the end of the log as of the last `peek` and by that key
         self._before: Amount = (0, 0)  # values of the log before it stood alone
         self._gone: Amount = (0, 0)  # values since then that were handed over or dropped
-        self._handed: list[tuple[int, Value]] = []  # values among the messages of the last `peek`
+        self._handed: list[HandedValue] = []  # values among the messages of the last `peek`
         self._end: Entry | None = None  # of the messages without a key, at the moment that is looked at
         self.stand_alone()
         if latest:
@@ -188,15 +188,15 @@ class ConflatingCursor(LogCursor):
         return latest.values((*stopped, *self._turn), most)
 
     def pass_messages(self, count: int) -> None:
-        passed = [value for index, value in self._handed if index < count]
+        passed = [value for value in self._handed if value.at < count]
         self._handed = []
         super().pass_messages(count - len(passed))
         if passed:
             self._pass_values(passed)
 
-    def _pass_values(self, passed: list[Value]) -> None:
+    def _pass_values(self, passed: list[HandedValue]) -> None:
         messages, size = self._gone
-        self._gone = messages + len(passed), size + sum(len(value.wire) for value in passed)
+        self._gone = messages + len(passed), size + sum(value.size_bytes for value in passed)
         last = passed[-1].sequence
         if last >= self._spans[-1][0]:
             self._spans, self._stopped_behind = self._turn, passed[-1].key  # what waited when it stopped is taken

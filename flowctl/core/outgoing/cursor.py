@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import add, sub
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowctl.core.flow.counts import Balance, Tally, add_by_reason
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Headroom
@@ -75,6 +75,15 @@ class Crossroads:
     def stops(self, entry: Entry) -> bool:
         at = entry.message_class
         return (at is _KEY or (self.everywhere and at in _PICTURES)) and entry.sequence != self.passed
+
+
+class HandedValue(NamedTuple):
+    """A value among the messages that `peek` returned, without them: the kernel may take none of these for hours."""
+
+    at: int  # its index among the messages
+    sequence: int
+    size_bytes: int
+    key: str
 
 
 class LogCursor:
@@ -264,12 +273,12 @@ class LogCursor:
     def _peek_beside(
         self,
         values: Iterator[Value],
-        places: list[tuple[int, Value]],
+        places: list[HandedValue],
         most: int,
         budget_bytes: int,
         timing: Timing | None,
     ) -> list[Item]:
-        """Return the next messages as `peek` does, and `values` in their places among them: (index, value) each."""
+        """Return the next messages as `peek` does, and `values` in their `places` among them."""
         self._settle()
         self._leave_out_leading()
         if timing is not None:
@@ -290,7 +299,7 @@ class LogCursor:
         gate, value = next(ahead, None), next(values, None)
         while len(items) < most and size < budget_bytes:
             if value is not None and value.after <= entry.sequence:
-                places.append((len(items), value))
+                places.append(HandedValue(len(items), value.sequence, len(value.wire), value.key))
                 items.append((MessageClass.DATA, value.wire, max(value.since, joined_at)))
                 size += len(value.wire)
                 value = next(values, None)

@@ -188,6 +188,8 @@ def test_memory_when_a_viewer_is_stalled_is_one_value_of_each_key(alive):
     cursor = ConflatingCursor(log, now=0.0, latest=True)
     for number in range(5000):
         log.append(Wire(b"%d" % number), DATA, 0.0, key="abcd"[number % 4])
+        if number == 2500:
+            assert len(cursor.peek(100, 10_000)) == 4  # and the kernel takes nothing
     assert cursor.load()[1] == 4
     assert alive() <= 5, "the four, and the one at the log's end"
     assert sum(isinstance(item, Entry) for item in gc.get_objects()) - before < 5
