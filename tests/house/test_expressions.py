@@ -93,6 +93,8 @@ def _of_file(path: Path, package: Path) -> Iterator[Expression]:
         if method == "compile":
             methods = uses.get(assigned.get(id(node), ""), {"search"})
         pattern = _text(argument, names)
+        if method in OF_SPARK:
+            pattern = pattern.replace(r"\z", r"\Z")  # the end of the text, as Java and RE2 write it
         where = f"{path.relative_to(ROOT)}:{node.lineno}"
         yield Expression(where, pattern, flags, methods <= ANCHORED, methods <= {"fullmatch"})
 
