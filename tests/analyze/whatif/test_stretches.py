@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from functools import partial
 
 import pytest
@@ -237,3 +238,16 @@ def test_stretches_when_a_count_is_huge_are_tried_like_others(column, value):
     head = {"picked": 1, "address": "192.0.2.1", "date": "2026-03-01", "hour": "12"}
     found = of_viewer(pa.Table.from_pylist([row | head for row in rows]), "samples", 120.0).to_pylist()
     assert tally([found], CHOICES, 0.0)[0, "viewers"] == 1
+
+
+def test_tally_when_a_false_row_has_many_of_the_largest_messages_shares_their_memory():
+    rows = [of_seven(number, sent=130_000, state="SOFT_LIMIT") for number in range(6)]
+    rows[2] |= {"accepted_bytes_inter": 1 << 47, "accepted_messages_inter": 500}  # 8 GB of 16 MiB each
+    (found,) = of_samples(rows, 120.0)
+    tracemalloc.start()
+    try:
+        assert tally([[EMPTY | found]], CHOICES, 0.0)[0, "viewers"] == 1
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 500 << 20

@@ -11,6 +11,7 @@ compares.
 from __future__ import annotations
 
 import errno
+import functools
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,10 @@ _UNBOUNDED_BYTES: Final = 1 << 60
 """Room of a kernel whose bound is not known."""
 _UNDER_WAY_BYTES: Final = LEAST_AHEAD_BYTES
 """Bytes held by the kernel that do not count as unsent: some packets are sent and not acknowledged yet."""
+
+octets = functools.lru_cache(maxsize=16)(bytes)
+"""Make a message of that size. Those of a made-up interval have two sizes of each class, and share their memory: a
+false row may speak of thousands of the largest."""
 
 
 @dataclass(slots=True)
@@ -333,7 +338,7 @@ class WhatifRun:
 
     def _publish(self, at: float, what: int, size: int) -> Entry:
         restart = self._restart if what == _KEY else ()
-        return self.log.append(bytes(size), _CLASSES[what], at, restart=restart)
+        return self.log.append(octets(size), _CLASSES[what], at, restart=restart)
 
     def _follow(self, seat: Seat, start: Entry | None) -> None:
         seat.sender.follow(self, start=start)

@@ -23,7 +23,7 @@ from flowctl.core.flow.timing import MOST_AHEAD_BYTES
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
 from flowctl.core.sending.looks import RenditionLooks
-from flowctl.records.flight.whatif.run import Seat, WhatifRun
+from flowctl.records.flight.whatif.run import Seat, WhatifRun, octets
 from flowctl.records.flight.whatif.types import Choice, ChoiceOutcome, RecordedViewer, Work
 from flowctl.sender import Sender
 
@@ -145,7 +145,7 @@ class SetRun(WhatifRun):
         for name, rendition in self.renditions.items():
             scaled = max(round(size * self._scales[name]), 1) if what in _PICTURES else size
             restart = self._restart if what == _KEY else ()
-            twins[name] = rendition.log.append(bytes(scaled), _CLASSES[what], at, restart=restart)
+            twins[name] = rendition.log.append(octets(scaled), _CLASSES[what], at, restart=restart)
         self._first = self._first or twins
         entry = twins[self.log.name]
         if what == _KEY:
