@@ -22,9 +22,11 @@ from flowctl.analyze.duck.frame import DataFrame, DuckError
 from flowctl.analyze.duck.functions import quoted, type_of
 from flowctl.analyze.duck.hashes import xxhash64
 from flowctl.analyze.duck.macros import MACROS
+from flowctl.units import parse_size
 
 MEMORY_BYTES: Final = 4 << 30
-"""Most memory of queries, half of the machine's at most; beyond, they use the disk. Rows in Python come on top."""
+"""Most memory of queries, half of the machine's or of the container's at most; beyond, they use the disk. Rows in
+Python come on top."""
 ROW_GROUP: Final = 122_880
 _GONE: Final = re.compile(r"No files found|[Cc]annot open file")
 _GONE_HINT: Final = (
@@ -37,12 +39,14 @@ class DuckSession:
     """An open database, in memory."""
 
     def __init__(self) -> None:
-        memory = min(MEMORY_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-        settings: dict[str, Any] = {"threads": self.defaultParallelism, "memory_limit": f"{memory >> 20}MiB"}
+        settings: dict[str, Any] = {"threads": self.defaultParallelism}
         settings |= {"enable_external_file_cache": False}  # a file that is damaged later would be the one that was read
         # Nothing is fetched from the network: what is used comes with the package.
         settings |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
         self._database = duckdb.connect(":memory:", config=settings)
+        # By itself DuckDB takes 80 % of the memory, and knows of how much a container or a batch system gives.
+        ((chosen,),) = self._database.execute("SELECT current_setting('memory_limit')").fetchall()
+        self._database.execute(f"SET memory_limit = '{min(MEMORY_BYTES, parse_size(chosen) * 5 // 8) >> 20}MiB'")
         kinds: Any = (["VARCHAR", "BIGINT"], "BIGINT")
         self._database.create_function("xxhash64", xxhash64, *kinds, type=PythonUDFType.ARROW)
         self._database.execute(";".join(f"CREATE MACRO spark_{name}{body}" for name, body in MACROS.items()))

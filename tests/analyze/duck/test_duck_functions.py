@@ -10,6 +10,7 @@ import pytest
 from flowctl.analyze.engine import DUCKDB, SPARK, Observation, Window, mapped_errors, using
 from flowctl.analyze.engine import functions as f
 from flowctl.errors import FlowctlError
+from flowctl.units import parse_size
 
 pytestmark = pytest.mark.timeout(600)
 DDL = "id bigint, n bigint, x double, flag boolean, text string, at timestamp"
@@ -199,3 +200,13 @@ def test_duckdb_when_a_sum_does_not_fit_fails_and_gives_no_other_number(engines)
     rows = engines[DUCKDB].createDataFrame([((1 << 62) + 1,)] * 2, "n bigint")
     with using(DUCKDB), pytest.raises(FlowctlError, match="a sum does not fit 64 bits"):
         rows.agg(f.sum("n").alias("n")).collect()
+
+
+@pytest.mark.parametrize(("given_mib", "most_mib"), [(2048, 1024), (1 << 20, 4096)])
+def test_memory_when_a_batch_system_or_a_container_gives_little_is_half_of_it(monkeypatch, given_mib, most_mib):
+    from flowctl.analyze.duck.session import session
+
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", f"{given_mib}")
+    with session() as database:
+        ((text,),) = database._database.execute("SELECT current_setting('memory_limit')").fetchall()
+    assert 0.9 * most_mib < parse_size(text) / (1 << 20) <= most_mib
