@@ -651,6 +651,13 @@ class Sender:
 
     # -- how far behind the peer is
 
+    def behind_ms(self) -> float:
+        """Return how old the oldest is that a slow peer has not taken, in ms, without a sample; else 0. Any thread."""
+        self._refuse_reentry("behind_ms")
+        with self._lock:
+            slow = self._judgement.slow
+            return 0.0 if slow is None else self._judgement.behind_ms(slow, self._now_locked())
+
     def line_look(self) -> LineLook:
         """Return what is known now of the line to the peer, for the choice of what to follow. Any thread."""
         self._refuse_reentry("line_look")

@@ -184,12 +184,10 @@ class LogCursor:
         size, messages = end.offset - entry.offset, end.sequence - entry.sequence
         refusals, copies = self._refusals, self._copies
         if refusals is not None:
-            for figures, _ in self._refused(entry, end):
-                messages -= sum(figures[:CLASS_COUNT])
-                size -= sum(figures[CLASS_COUNT:])
-            restarts = refusals.restarts()
-            size += sum(map(len, restarts))
-            messages += len(restarts)
+            refused_size, refused_messages = refusals.load_between(entry, self._refused_until(end))
+            restarts = refusals.restarts() if refusals.ahead else ()
+            size += sum(map(len, restarts)) - refused_size
+            messages += len(restarts) - refused_messages
         if copies is not None:
             size += copies.size_bytes
             messages += len(copies)
@@ -330,7 +328,8 @@ class LogCursor:
             count -= self._copies.pass_messages(count)
             self._copies = self._copies or None
         while count:
-            self._settle()
+            if self._refusals is not None:
+                self._settle()
             following = self.place.entry.next
             if following is None:  # cannot happen while `count` is what peek returned
                 raise AssertionError("took more messages than the log holds")
@@ -945,14 +944,17 @@ class LogCursor:
         self._refuse_from(start, mask | BROKEN_MASK, reason, now)
 
     def _refused(self, start: Entry, end: Entry) -> list[Refused]:
-        """Return what is refused between two places.
+        """Return what is refused between two places."""
+        return [] if self._refusals is None else self._refusals.between(start, self._refused_until(end))
 
-        That ends at a key frame that ends the wait, which may have been published already: counts must not fall.
+    def _refused_until(self, end: Entry) -> Entry:
+        """Return `end`, or the key frame before it that ends the wait.
+
+        That may have been published already: counts must not fall.
         """
         wait = self._wait
         key = None if wait is None or self.mask & _KEY_BIT else wait.key
-        last = end if key is None or key.sequence >= end.sequence else key
-        return [] if self._refusals is None else self._refusals.between(start, last)
+        return end if key is None or key.sequence >= end.sequence else key
 
     def _accept_from(
         self,

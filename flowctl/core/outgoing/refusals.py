@@ -17,6 +17,10 @@ from flowctl.reasons import DropReason
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
+_ITEMS: Final = tuple(
+    tuple(item for item in range(CLASS_COUNT) if mask >> item & 1) for mask in range(1 << CLASS_COUNT)
+)
+"""The classes of each mask."""
 
 Refused = tuple[list[int], DropReason]
 """(figures, reason)."""
@@ -143,6 +147,21 @@ class Refusals:
             refusal, start = gate.refusal, gate.start
         _add_refused(result, refusal, start, last)
         return result
+
+    def load_between(self, first: Entry, last: Entry) -> tuple[int, int]:
+        """Return (wire bytes, messages) of what `between` returns, which is asked for with every write."""
+        size = messages = 0
+        refusal, start = self.here, first
+        for gate in (*self.ahead, None):
+            end = last if gate is None or gate.start.sequence >= last.sequence else gate.start
+            if refusal.mask and end.sequence > start.sequence:
+                for item in _ITEMS[refusal.mask]:
+                    messages += end.counts[item] - start.counts[item]
+                    size += end.sizes[item] - start.sizes[item]
+            if gate is None or end is last:
+                break
+            refusal, start = gate.refusal, end
+        return size, messages
 
     def restarts(self) -> list[bytes]:
         return [wire for gate in self.ahead for wire in gate.restart]

@@ -66,6 +66,7 @@ CALLS = {
     "peer_acknowledged": lambda sender, _: sender.peer_acknowledged(1),
     "forecast": lambda sender, _: sender.forecast(),
     "account": lambda sender, _: sender.account(),
+    "behind_ms": lambda sender, _: sender.behind_ms(),
     "relieve": lambda sender, _: sender.relieve("memory"),
     "close_after_flush": lambda sender, _: sender.close_after_flush(),
     "close": lambda sender, _: sender.close(CloseReason.KICKED),

@@ -452,7 +452,7 @@ class WhatifRun:
         """Note delay and memory as they are right before a write."""
         load, passed_s = seat.sender.load(), self.now - seat.noted_at
         seat.noted_at = self.now
-        age_ms = max(load.age_ms, seat.sender.account(rows=False).delay_ms) if self.line.known else load.age_ms
+        age_ms = max(load.age_ms, seat.sender.behind_ms()) if self.line.known else load.age_ms
         seat.gauge.note(age_ms / 1000, passed_s)
         if seat.sender.blocked:
             seat.memory_peak = max(seat.memory_peak, load.size_bytes)
