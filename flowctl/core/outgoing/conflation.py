@@ -244,7 +244,7 @@ class ConflatingCursor(LogCursor):
 
     def finish(self, now: float) -> None:
         if self._spans:
-            tail, values = self._look(self._latest.values)
+            tail, values = self._look(partial(self._next_values, NO_END))
             for value in values:
                 self._copy_out(value.after)
                 self._push_copy(_DATA, value.wire, value.since)

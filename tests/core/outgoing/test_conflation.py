@@ -182,6 +182,21 @@ def test_finish_when_values_wait_sends_those_of_that_moment():
     assert account(cursor) == (4, 3, 1, 0)
 
 
+def test_finish_when_keys_take_turns_sends_them_as_it_would_have():
+    """Without the end it would go on behind the key at which it stopped, with the end as well."""
+    told = []
+    for ends in (False, True):
+        log = keyed_log()
+        cursor = ConflatingCursor(log, now=0.0)
+        publish(log, "a1 b1 c1 d1")
+        assert take(cursor, 1) == "a1"
+        publish(log, "a2 b2 c2 d2")
+        if ends:
+            cursor.finish(2.0)
+        told.append(take(cursor))
+    assert told == ["b2 c2 d2 a2"] * 2
+
+
 def test_memory_when_a_viewer_is_stalled_is_one_value_of_each_key(alive):
     log = keyed_log()
     before = sum(isinstance(item, Entry) for item in gc.get_objects())
