@@ -26,6 +26,7 @@ GROUPS: Final = {
     "servers": ("Servers and connections", r"connection$|core\.server|pollgroups?$|deferred$|core\.loop|receiver$"),
     "sending": ("Senders, limits, policies", r"sender$|core\.(flow|sending)|core\.outgoing\.outbox|reasons$"),
     "streams": ("Streams to many viewers", r"core\.(fanout|outgoing\.streamlog)|streamset$|live\.judging"),
+    "websocket": ("WebSocket", r"websocket$"),
     "rpc": ("RPC", r"nodes\.rpc|wire\.zeromq"),
     "messages": ("Messenger, scheduler, diffusion", r"nodes\.(messenger|scheduler|diffusion)"),
     "errors": ("Errors", r"errors$"),

@@ -341,7 +341,7 @@ class StreamLog:
         Raises:
             LocalProtocolError: a message is no bytes, or empty. The kernel never takes an empty one, so nobody could
                 pass it. Or a frame was to be kept at any price: without those it refers to it is of no use. Or its key
-            is one too many, or its value too large, or the log takes none.
+                is one too many, or its value too large, or the log takes none.
         """
         if droppable is not None:
             message_class = _filed_under(message_class, droppable=droppable)

@@ -89,7 +89,7 @@ def test_set_when_ffmpeg_publishes_it_as_the_page_says_shows_every_picture(live,
     of_set = clients.play(server, name="live/show", config=USUAL)
     member = clients.play(server, name="live/show_480")
     wait_until(
-        lambda: SIZES[-1] in sizes_of(list(of_set.messages)), "the viewer of the set in the largest rendition", 30.0
+        lambda: SIZES[-1] in sizes_of(list(of_set.messages)), "the viewer of the set in the largest rendition", 38.0
     )
     count = len(of_set.messages)
     wait_until(lambda: len(of_set.messages) > count + 100, "a second of it")
