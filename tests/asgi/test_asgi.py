@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import http.client
 import json
 import socket
 import ssl
@@ -515,11 +516,14 @@ def test_hand_over_when_uvicorn_was_not_told_says_how(tmp_path):
     context = ssl.create_default_context(cafile=pair.authority)
     with hosting(shop.app, ws="wsproto") as host, pytest.raises(InvalidStatus):
         connect(host.url("/try"))
-    with (
-        hosting(shop.app, ssl_certfile=str(pair.certificate), ssl_keyfile=str(pair.key)) as host,
-        pytest.raises(InvalidStatus),
-    ):
-        connect(host.url("/try").replace("ws://", "wss://"), ssl=context)
+    with hosting(shop.app, ssl_certfile=str(pair.certificate), ssl_keyfile=str(pair.key)) as host:
+        place = host.url("/try").removeprefix("ws://").partition("/")[0]
+        asking = http.client.HTTPSConnection(place, context=context, timeout=WAIT_S)
+        key = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+        asking.request("GET", "/try", headers={"Upgrade": "websocket", "Connection": "Upgrade"} | key)
+        status = asking.getresponse().status
+        asking.close()
+        assert status == 403  # as uvicorn answers where the application accepts nothing
     assert [type(error) for error in shop.raised] == [ConfigError, ConfigError]
     assert ["--ws flowctl.asgi:WebSocketProtocol" in shop.raised[0].hint, "TLS" in str(shop.raised[1])] == [True, True]
 
