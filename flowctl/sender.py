@@ -1325,7 +1325,7 @@ class Sender:
         before = cursor.entry
         self._return_locked(now, cause)
         if self._close_reason is None and cursor.entry is before:
-            self._thin_request_locked(Thin.DROPPABLE, now)
+            self._thin_request_locked(Thin.DROPPABLE, now, DropReason.THINNED)  # values are shared: no one's to give up
 
     # -- the cohort
 
@@ -1531,9 +1531,9 @@ class Sender:
         )
         self._arm_locked(now)
 
-    def _thin_request_locked(self, mode: Thin, now: float) -> None:
+    def _thin_request_locked(self, mode: Thin, now: float, reason: DropReason = DropReason.REQUESTED) -> None:
         self._lock.assert_owned()
-        self._thin_locked(mode, now, DropReason.REQUESTED)
+        self._thin_locked(mode, now, reason)
         self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
         self._close_episode_locked(now)
         self._arm_locked(now)  # a wait for a key frame may have begun without an edge

@@ -16,6 +16,11 @@ Where control messages or a long queue of which little is left are copied out of
 
 The newest value of a key is as good as the state of what it stands for: no policy refuses it and none thins it. It is
 dropped where the application asks for that (`Sender.thin`), or the viewer leaves.
+
+Values that wait are memory of the log, which all viewers share, and no queue of this one's: no limit of bytes or
+messages is for them, or a log with more keys than a queue may have messages would lose each viewer that falls behind
+for a moment, again and again. Nor are they too old because a key changes rarely: what counts is the time in which the
+viewer got nothing though something waits.
 """
 
 from __future__ import annotations
@@ -27,7 +32,6 @@ from operator import add, sub
 from typing import Final, TypeVar, cast
 
 from flowctl.core.flow.counts import Balance, add_by_reason
-from flowctl.core.flow.policy import Headroom
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Item
@@ -126,39 +130,24 @@ class ConflatingCursor(LogCursor):
         if not self._spans:
             return super().load()
         with self._moment(self._latest.amount) as (_, (messages, size)):
-            own_size, own_messages = super().load()
+            own_size, own_messages = self._load_between(self.place.entry, self._tail())
             return own_size + size, own_messages + messages
 
-    @property
-    def spare(self) -> tuple[int, int]:
-        """(wire bytes, messages) by which the values that wait can become more without more in the log's `reach`."""
-        if not self._spans:
-            return 0, 0
-        messages, size = self._latest.amount(self._spans)
-        most_messages, most_bytes = self._latest.most
-        return most_bytes - size, most_messages - messages
-
-    def allowance(self) -> tuple[int, int]:
-        size, messages = super().allowance()
-        if self.joining_to is not None:
-            given = tuple((first, min(end, self._joined)) for first, end in self._spans)
-            given_messages, given_bytes = self._latest.amount(given)
-            return size + given_bytes, messages + given_messages
-        return size, messages
+    def bounded(self) -> tuple[int, int]:
+        # At the end the values are copied, for there may come others; what waits then only becomes less.
+        return (0, 0) if self._stop is not None else super().bounded()
 
     def oldest_at(self) -> float | None:
-        return self._with_values(super().oldest_at(), self._spans)
+        since = super().oldest_at()
+        times = [max(value.since, self.served_at) for value in self._latest.firsts(self._spans)]
+        return min(times if since is None else [since, *times], default=None)
 
     def oldest_counted_at(self) -> float | None:
-        since = super().oldest_counted_at()
-        if self.joining_to is None:
-            return since
-        return self._with_values(since, tuple((max(first, self._joined), end) for first, end in self._spans))
+        return None if self._stop is not None else super().oldest_counted_at()
 
-    def _with_values(self, since: float | None, spans: Spans) -> float | None:
-        """Return since when the oldest message waits, if the oldest without a key waits `since`."""
-        times = [max(value.since, self.joined_at) for value in self._latest.firsts(spans)]
-        return min(times if since is None else [since, *times], default=None)
+    @property
+    def values_wait(self) -> bool:
+        return self._copies is not None if self._stop is not None else bool(self._latest.firsts(self._spans))
 
     @property
     def cache_taken(self) -> bool:
@@ -228,12 +217,6 @@ class ConflatingCursor(LogCursor):
 
     # -- dropping, and the end
 
-    def thin_to_key_frame(self, room: Headroom, now: float, reason: DropReason = DropReason.THINNED) -> None:
-        super().thin_to_key_frame(self._beside_values(room), now, reason)
-
-    def skip_to_live(self, room: Headroom, now: float) -> bool:
-        return super().skip_to_live(self._beside_values(room), now)
-
     def drop_droppable(self, reason: DropReason, now: float) -> None:
         if self._spans and reason is DropReason.REQUESTED:
             tail, waiting = self._look(self._latest.amount)
@@ -247,7 +230,7 @@ class ConflatingCursor(LogCursor):
             tail, values = self._look(partial(self._next_values, NO_END))
             for value in values:
                 self._copy_out(value.after)
-                self._push_copy(_DATA, value.wire, value.since)
+                self._push_copy(_DATA, value.wire, max(value.since, self.served_at))
             self._settle_values(tail, (len(values), sum(len(value.wire) for value in values)))
         super().finish(now)
 
@@ -276,13 +259,6 @@ class ConflatingCursor(LogCursor):
             yield tail, found
         finally:
             self._end = None
-
-    def _beside_values(self, room: Headroom) -> Headroom:
-        """Return what is left of `room` for messages without a key."""
-        messages, size = self._latest.amount(self._spans)
-        return room._replace(
-            size_bytes=room.size_bytes - size - messages * room.overhead_bytes, messages=room.messages - messages
-        )
 
     def _add_dropped(self, reason: DropReason, amount: Amount) -> None:
         if amount[0]:

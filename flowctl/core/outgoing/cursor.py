@@ -95,6 +95,7 @@ class LogCursor:
         chain: the log whose entries it stands at: the followed one, but see `core.outgoing.conflation`.
         place: where it stands; shared with the cohort while in one.
         joined_at: when it began to follow the log, in seconds.
+        served_at: when it last got something; set by the judgement, read where values of keys wait.
         joining_to: where what joining gave ends. None: joining is over.
         cached_bytes: what joining gave, of what was published before: wire bytes.
         crossroads: where it may go on in another log. None: it stays in this one.
@@ -123,6 +124,7 @@ class LogCursor:
         "mask",
         "place",
         "restarts",
+        "served_at",
     )
 
     def __init__(
@@ -138,7 +140,7 @@ class LogCursor:
         start = start or tail
         self.log = self.chain = log
         self.place = Place(start)
-        self.joined_at = now
+        self.joined_at = self.served_at = now
         self.joining_to: Entry | None = tail
         self.cached_bytes = tail.offset - start.offset
         self.mask = 0
@@ -180,6 +182,10 @@ class LogCursor:
         """Return (wire bytes, messages) that are queued and not refused."""
         return self._load_between(self.place.entry, self._tail())
 
+    def bounded(self) -> tuple[int, int]:
+        """Return what of the load limits are for: all but the values of keys, which are not this viewer's alone."""
+        return self._load_between(self.place.entry, self._tail())
+
     def _load_between(self, entry: Entry, end: Entry) -> tuple[int, int]:
         size, messages = end.offset - entry.offset, end.sequence - entry.sequence
         refusals, copies = self._refusals, self._copies
@@ -213,6 +219,11 @@ class LogCursor:
         return None if end is self._tail() else max(end.enqueued_at, self.joined_at)
 
     @property
+    def values_wait(self) -> bool:
+        """Whether values of keys wait: they are as old as the time in which this viewer got nothing."""
+        return False
+
+    @property
     def cache_taken(self) -> bool:
         end = self.joining_to
         return end is None or (end.sequence <= self.place.entry.sequence and self._copies is None)
@@ -234,11 +245,6 @@ class LogCursor:
             and not self._went_on
             and (self.crossroads is None or not self.crossroads.everywhere)
         )
-
-    @property
-    def spare(self) -> tuple[int, int]:
-        """(wire bytes, messages) by which the load can grow though the log does not: see `core.outgoing.conflation`."""
-        return 0, 0
 
     @property
     def refuses(self) -> bool:
@@ -298,7 +304,7 @@ class LogCursor:
         while len(items) < most and size < budget_bytes:
             if value is not None and value.after <= entry.sequence:
                 places.append(HandedValue(len(items), value.sequence, len(value.wire), value.key))
-                items.append((MessageClass.DATA, value.wire, max(value.since, joined_at)))
+                items.append((MessageClass.DATA, value.wire, max(value.since, self.served_at)))
                 size += len(value.wire)
                 value = next(values, None)
                 continue

@@ -105,10 +105,9 @@ class LatestValues:
         begun: number of messages of the log, the one that is being appended included.
         forgets: twice the number of times that a key was forgotten; odd meanwhile.
         size_bytes: wire bytes of all values.
-        most: (messages, wire bytes) of all values together, at most so far.
     """
 
-    __slots__ = ("_key_chars", "_slots", "begun", "forgets", "max_bytes", "max_keys", "most", "name", "size_bytes")
+    __slots__ = ("_key_chars", "_slots", "begun", "forgets", "max_bytes", "max_keys", "name", "size_bytes")
 
     def __init__(self, name: str, max_keys: int, max_bytes: int) -> None:
         self.name = name
@@ -116,7 +115,6 @@ class LatestValues:
         self.max_bytes = max_bytes
         self.begun = self.forgets = 0
         self.size_bytes = self._key_chars = 0
-        self.most: Amount = (0, 0)
         self._slots = _Slots.of([])
 
     def __len__(self) -> int:
@@ -161,9 +159,6 @@ class LatestValues:
         slots.places[value.key] = place  # last: other threads look for what is there
         self.size_bytes += size
         self._key_chars += len(value.key)
-        messages, most_bytes = self.most
-        if self.size_bytes > most_bytes or len(slots.places) > messages:
-            self.most = max(messages, len(slots.places)), max(most_bytes, self.size_bytes)
 
     def forget(self, key: str) -> None:
         """Forget the value of `key`, if there is one."""

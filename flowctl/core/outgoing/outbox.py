@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from math import inf
 from operator import add
 from typing import Final, Protocol
 
@@ -205,19 +206,36 @@ class Outbox:
             messages += copied_messages
         return size, messages
 
-    def counted(self, now: float, limits: Limits, *, log: bool) -> Load:
+    def counted(self, now: float, limits: Limits, *, log: bool, progress_at: float) -> Load:
         """Return what counts against `limits` of what is queued, all of which was offered to the kernel.
 
-        Not what joining gave; and not the bytes of a message in flight that is as large as the soft mark: however fast
-        the peer, its kernel cannot take that at once, and what is in flight is finished anyway. Its age counts.
+        Not what joining gave, nor values of keys (`core.outgoing.conflation`); and not the bytes of a message in flight
+        that is as large as the soft mark: however fast the peer, its kernel cannot take that at once, and what is in
+        flight is finished anyway. Its age counts.
+
+        Args:
+            now: time in seconds.
+            limits: for their overhead and soft mark.
+            log: whether what is queued of the followed log counts.
+            progress_at: since when the kernel has taken nothing: so long do values wait, and what is in flight of them.
         """
-        load = self.load(now, limits.overhead_bytes, log=log, given=False)
+        load = self.load(now, limits.overhead_bytes, log=log, given=False, values=False, progress_at=progress_at)
         inflight = self._inflight
         if inflight is None or inflight.size_bytes < limits.size.marks[1]:
             return load
         return Load(load.size_bytes - len(inflight.rest), load.messages, load.age_ms)
 
-    def load(self, now: float, overhead_bytes: int, *, log: bool = True, given: bool = True) -> Load:
+    def load(
+        self,
+        now: float,
+        overhead_bytes: int,
+        *,
+        log: bool = True,
+        given: bool = True,
+        values: bool = True,
+        progress_at: float = -inf,
+    ) -> Load:
+        """Return what is queued; without what joining `given`, and without `values` of keys, where these are False."""
         backlog, cursor, inflight = self.backlog, self.cursor, self._inflight
         messages = len(backlog)
         size, oldest = (backlog.size_bytes, backlog.oldest_at) if messages else (0, None)
@@ -225,11 +243,16 @@ class Outbox:
         if inflight is not None and (given or not (joining and inflight.given)):
             size += len(inflight.rest)
             messages += 1
-            oldest = inflight.since if oldest is None else min(oldest, inflight.since)
+            began = inflight.since
+            if cursor is not None and cursor.log.latest is not None and not inflight.own:
+                began = max(began, progress_at)  # a large value is no queue either
+            oldest = began if oldest is None else min(oldest, began)
         if cursor is not None and log:
             since = cursor.oldest_at() if given else cursor.oldest_counted_at()
-            log_size, log_messages = cursor.load()
+            log_size, log_messages = cursor.load() if values else cursor.bounded()
             if not given:
+                if cursor.values_wait:
+                    since = progress_at if since is None else min(since, progress_at)
                 given_size, given_messages = cursor.allowance()
                 log_size, log_messages = max(log_size - given_size, 0), max(log_messages - given_messages, 0)
             size += log_size
@@ -261,7 +284,7 @@ class Outbox:
         elif mode is Thin.TO_KEY_FRAME:
             if cursor is not None:
                 cursor.thin_to_key_frame(self._room(limits, now, backlog.own_bytes, backlog.own_messages), now, reason)
-            size, messages = cursor.load() if cursor is not None else (0, 0)
+            size, messages = cursor.bounded() if cursor is not None else (0, 0)
             backlog.drop_oldest(self._room(limits, now, size, messages), reason)
 
     def cut_behind(self, timing: Timing) -> bool:

@@ -413,13 +413,10 @@ class StreamLog:
     def reach(self) -> tuple[int, int]:
         """How far the queue of a viewer can have grown by now, as (wire bytes, messages) that never become fewer.
 
-        That is the log itself; of one with keys its messages without a key, beside the most that all values were.
+        That is the log itself; of one with keys its messages without a key.
         """
-        latest, loose = self.latest, self.loose
-        if latest is None or loose is None:
-            return self.tail.offset, self.tail.sequence
-        messages, size = latest.most
-        return loose.tail.offset + size, loose.tail.sequence + messages
+        tail = (self.loose or self).tail
+        return tail.offset, tail.sequence
 
     def look(self, read: Callable[[], _T]) -> tuple[Entry, _T]:
         """Return the tail, and what `read` returns of `latest`, at one moment. Any thread."""

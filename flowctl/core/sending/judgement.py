@@ -18,7 +18,6 @@ from flowctl.core.flow.limits import OFF_MARK, Limits
 from flowctl.core.flow.meters import Trail
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, crowded
-from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.sending.contract import SenderHost, Standing
 from flowctl.core.sending.settings import AgeSource, SenderSettings
@@ -62,9 +61,6 @@ class Clocks(NamedTuple):
         return None
 
 
-_VALUES_POLL_S: Final = 1.0
-"""Time between two looks at a viewer whose limits can be reached by values of keys alone. It costs no memory to be late
-there, and a look with each message would cost most where most is published."""
 _COHORT: Final = Standing.COHORT
 _JOIN_GRACE_S: Final = 2.0
 """Time in which a joiner's load is not judged where the age axis is off: half of the usual soft mark of age."""
@@ -113,7 +109,8 @@ class Judgement:
         (`SlowPeer.load_when_served`); while our own thread is late nothing is left out, and age counts.
         """
         if self.core.would_block if refused is None else refused:
-            load = self.outbox.counted(now, limits or self.core.limits, log=self.stands is not _COHORT)
+            limits = limits or self.core.limits
+            load = self.outbox.counted(now, limits, log=self.stands is not _COHORT, progress_at=self.progress_at)
         else:
             load = EMPTY_LOAD
         slow = self.slow
@@ -186,21 +183,8 @@ class Judgement:
             return OFF_MARK, OFF_MARK
         # Read first: what is published meanwhile makes the answer too early, never too late.
         reached_bytes, reached_messages = cursor.log.reach
-        size_bytes, messages = self._room_beside_values(cursor, now) or (OFF_MARK, OFF_MARK)
-        return reached_bytes + min(size_bytes, _LOOK_BYTES), reached_messages + min(messages, _LOOK_MESSAGES)
-
-    def _room_beside_values(self, cursor: LogCursor, now: float) -> tuple[int, int] | None:
-        """Return the (bytes, messages) by which the log may grow before a mark can be reached.
-
-        None: values of keys that are known can reach one, however little the log grows.
-        """
         size_bytes, messages = self.core.room(self.counted(now))
-        spare_bytes, spare_messages = cursor.spare
-        if not spare_messages and not spare_bytes:
-            return size_bytes, messages
-        if size_bytes <= spare_bytes or messages <= spare_messages:
-            return None
-        return size_bytes - spare_bytes, messages - spare_messages
+        return reached_bytes + min(size_bytes, _LOOK_BYTES), reached_messages + min(messages, _LOOK_MESSAGES)
 
     # -- a peer that takes nothing
 
@@ -216,6 +200,8 @@ class Judgement:
         if self.waits():
             self._longest_stall_s = max(self._longest_stall_s, now - self.progress_at)
         self.progress_at = now
+        if self.outbox.cursor is not None:
+            self.outbox.cursor.served_at = now
 
     def stalled_since(self, now: float) -> float:
         """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
@@ -327,7 +313,8 @@ class Judgement:
     def sample(self, slow: SlowPeer, now: float, kernel_bytes: int | None = None) -> None:
         load = self.load(now)
         waiting = self.line.kernel_bytes() if kernel_bytes is None else kernel_bytes
-        slow.sample(now, self.queued_bytes(load), self.bytes_sent, waiting, load.age_ms)
+        queued_bytes = self.outbox.load(now, 0, values=False).size_bytes  # values are not what it has to catch up with
+        slow.sample(now, queued_bytes, self.bytes_sent, waiting, load.age_ms)
         self._note_pictures(slow, now)
 
     def sample_healthy(self, now: float, kernel_bytes: int) -> float:
@@ -465,8 +452,6 @@ class Judgement:
                 looks_at = now + JOIN_CHECK_S
             elif outbox.waiting_for_key:
                 looks_at = now + KEY_POLL_S
-            elif cursor is not None and cursor.log.latest is not None and not self._room_beside_values(cursor, now):
-                looks_at = now + _VALUES_POLL_S
             if slow is not None and (until := self.held_until(slow)) > now:
                 held_until = until
         if settings.soft_too_long_s and core.slow_since is not None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from fanout_kit import kept_of
 from flight_kit import RecordedViewer, check_flight
-from flow_kit import DATA, KEY, LOG, Published, Viewer, check_accounts, frame
+from flow_kit import DATA, KEY, LOG, OWN, Peer, Published, Viewer, check_accounts, frame
 from sender_kit import OVERLOADED, SOFT_LIMIT
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
-from flowctl.core.flow.limits import NO_LIMITS, Limits
-from flowctl.core.flow.policy import DropDroppable
+from flowctl.core.flow.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
+from flowctl.core.flow.policy import DropDroppable, LivePolicy
 from flowctl.core.outgoing.streamlog import KeyedEntry, StreamLog
 from flowctl.core.sending.contract import Hop
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
-from flowctl.reasons import DropReason
+from flowctl.reasons import CloseReason, DropReason
 from flowctl.testing import ManualGroup
 
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)
@@ -80,20 +80,143 @@ def test_stalled_viewers_when_values_come_hold_none_and_are_not_looked_at(limits
     assert not any(viewer.host.closed for viewer in market.viewers)
 
 
-def test_limit_when_values_that_wait_reach_it_is_noticed_though_no_message_makes_a_look():
-    market = Market(1, keys=50, limits=Limits.parse("0,10"))
-    market.publish(50)
-    market.group.run(0.1)
+@pytest.mark.parametrize(("keys", "size"), [(10_000, 20), (10, 1024 * 1024)])
+def test_limits_when_more_values_wait_than_a_queue_may_hold_are_not_for_them(keys, size):
+    market = Market(1, keys=keys, limits=DEFAULT_LIMITS)
     (viewer,) = market.viewers
     viewer.peer.room = 0
-    market.publish(9)
-    market.group.run(2.0)
+    for _ in range(3):
+        market.publish(keys, size)
+        market.group.run(1.0)
+    assert viewer.sender.load().messages == keys
     assert viewer.sender.state is OVERLOADED
-    market.publish(1)
-    market.group.run(2.0)
+    viewer.drain()
+    assert viewer.numbers() == [*range(2 * keys, 3 * keys)]
+    assert market.fanout.statistics().members == 1
+
+
+def test_limits_when_a_joiner_with_many_values_lags_for_a_while_are_not_for_them():
+    market = Market(0, keys=10_000)
+    market.publish(10_000)
+    market.group.run(60.0)
+    viewer = Viewer(market.group, Peer(room=5000), limits=DEFAULT_LIMITS)
+    viewer.sender.follow(market.fanout, latest=True)
+    for _ in range(20):
+        market.group.run(2.0)
+        viewer.give(5000)
+    assert viewer.sender.state is OVERLOADED
+    viewer.drain()
+    assert sorted(viewer.numbers()) == [*range(10_000)]
+
+
+def test_age_when_keys_change_rarely_is_the_time_in_which_a_viewer_gets_nothing():
+    market = Market(1, limits=DEFAULT_LIMITS)
+    (viewer,) = market.viewers
+    viewer.peer.room = 0
+    market.publish(5, 100)
+    for _ in range(30):
+        market.group.run(2.0)
+        viewer.give(10)
+    assert viewer.sender.state is OVERLOADED
+    market.group.run(4.0)
     assert viewer.sender.state is SOFT_LIMIT
-    market.publish(300)
-    assert viewer.sender.load().messages == 50
+    viewer.give(10)
+    market.group.run(0.1)
+    assert viewer.sender.state is OVERLOADED
+    market.group.run(8.0)
+    assert viewer.sender.statistics().close_reason is CloseReason.HARD_LIMIT
+
+
+def test_age_when_values_are_superseded_all_the_time_is_that_too():
+    market = Market(1, limits=DEFAULT_LIMITS)
+    (viewer,) = market.viewers
+    viewer.peer.room = 0
+    for _ in range(79):
+        market.publish(5)
+        market.group.run(0.1)
+    assert viewer.sender.state is SOFT_LIMIT
+    market.publish(5)
+    market.group.run(0.3)
+    assert viewer.sender.statistics().close_reason is CloseReason.HARD_LIMIT
+
+
+def test_age_when_one_large_value_takes_long_is_not_that_of_the_value():
+    market = Market(1, limits=DEFAULT_LIMITS)
+    (viewer,) = market.viewers
+    viewer.peer.room = 10
+    market.publish(1, 400)
+    for _ in range(30):
+        market.group.run(1.0)
+        viewer.give(10)
+    assert viewer.sender.state is OVERLOADED
+
+
+def test_limits_when_messages_without_a_key_wait_are_for_these():
+    market = Market(1, keys=100, limits=Limits.parse("0,10,4s"))
+    (viewer,) = market.viewers
+    viewer.peer.room = 0
+    market.publish(100)
+    market.group.run(0.1)
+    for _ in range(9):
+        market.log.append(frame(LOG, DATA, 0), DATA, market.group.now())
+        market.group.run(0.1)
+    assert viewer.sender.state is OVERLOADED
+    market.log.append(frame(LOG, DATA, 0), DATA, market.group.now())
+    market.group.run(0.1)
+    assert viewer.sender.state is SOFT_LIMIT
+
+
+def test_age_when_a_message_without_a_key_waits_is_how_long():
+    market = Market(1, limits=Limits.parse("0,0,4s"))
+    (viewer,) = market.viewers
+    viewer.peer.room = 0
+    for _ in range(5):
+        market.log.append(frame(LOG, DATA, 0, 100), DATA, market.group.now())
+    for _ in range(5):
+        market.publish(5)
+        market.group.run(1.0)
+        viewer.give(5)
+    assert viewer.sender.state is SOFT_LIMIT
+
+
+def test_relieve_when_values_wait_leaves_them():
+    market = Market(1)
+    (viewer,) = market.viewers
+    viewer.peer.room = 0
+    market.publish(5)
+    market.log.append(frame(LOG, DATA, 5), DATA, market.group.now())
+    market.group.run(0.1)
+    viewer.sender.relieve("memory")
+    viewer.drain()
+    assert viewer.numbers() == [0, 1, 2, 3, 4]
+    check_accounts(viewer)
+
+
+def test_thin_when_many_values_wait_leaves_own_messages_that_have_room():
+    market = Market(1, keys=100, limits=Limits.parse("0,10"))
+    (viewer,) = market.viewers
+    viewer.sender.set_policy(LivePolicy())
+    viewer.peer.room = 0
+    market.publish(100)
+    market.group.run(0.1)
+    for number in range(10):
+        viewer.sender.send(frame(OWN, DATA, number))
+    viewer.drain()
+    assert viewer.numbers(OWN) == [5, 6, 7, 8, 9], "down to the low mark"
+    assert viewer.numbers() == [*range(100)]
+
+
+def test_close_after_flush_when_more_values_wait_than_a_queue_may_hold_sends_them():
+    market = Market(1, keys=10_000, limits=DEFAULT_LIMITS)
+    (viewer,) = market.viewers
+    viewer.peer.room = 0
+    market.publish(10_000)
+    market.group.run(3.0)
+    viewer.sender.close_after_flush()
+    market.group.run(1.0)
+    viewer.drain()
+    assert viewer.sender.statistics().close_reason is CloseReason.FINISHED
+    assert len(viewer.numbers()) == 10_000
 
 
 def test_account_when_values_were_superseded_says_so_in_words_and_in_the_ledger():

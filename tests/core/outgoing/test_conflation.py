@@ -140,19 +140,31 @@ def test_peek_when_it_stopped_with_values_waiting_gives_them_before_newer_ones()
     assert take(cursor) == "a3 b3", "once all was taken, the order is that of the log again"
 
 
-def test_load_when_limits_are_judged_is_what_waits_with_its_age():
+def test_load_when_limits_are_judged_is_what_has_no_key():
     log = keyed_log()
     cursor = ConflatingCursor(log, now=0.0)
     for at, word in enumerate(["a1", "b1", "a2"]):
         log.append(word.encode(), DATA, float(at), key=word[0])
     assert cursor.load() == (4, 2)
     assert cursor.oldest_at() == 1.0
-    assert cursor.spare == (0, 0)
-    take(cursor, 1)
-    assert cursor.spare == (2, 1), "b may come again"
-    assert log.reach == (4, 2)
+    assert cursor.values_wait
+    assert cursor.bounded() == log.reach == (0, 0)
     publish(log, ".1 b2")
-    assert log.reach == (6, 3)
+    assert cursor.bounded() == log.reach == (2, 1)
+    take(cursor)
+    assert not cursor.values_wait
+
+
+def test_bounded_when_nothing_more_is_taken_is_nothing():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    cursor.end_joining(DropReason.REFUSED, 0.0)
+    publish(log, "a1 .1 b1")
+    cursor.finish(0.0)
+    assert (cursor.load(), cursor.bounded(), cursor.oldest_counted_at()) == ((6, 3), (0, 0), None)
+    assert cursor.values_wait
+    take(cursor)
+    assert not cursor.values_wait
 
 
 def test_thin_when_the_policy_asks_leaves_values_and_when_the_application_asks_drops_them():
@@ -160,8 +172,8 @@ def test_thin_when_the_policy_asks_leaves_values_and_when_the_application_asks_d
     cursor = ConflatingCursor(log, now=0.0)
     cursor.end_joining(DropReason.REFUSED, 0.0)
     publish(log, "a1 .1 b1 .2 .3")
-    cursor.thin_to_key_frame(Headroom(8, 3, -1.0, 0), 0.0)
-    assert cursor.load() == (6, 3), "values are in the room that is left for the others"
+    cursor.thin_to_key_frame(Headroom(4, 2, -1.0, 0), 0.0)
+    assert cursor.load() == (8, 4), "values take no room of the others"
     cursor.drop_droppable(DropReason.THINNED, 0.0)
     assert cursor.load() == (4, 2)
     cursor.drop_droppable(DropReason.REQUESTED, 0.0)

@@ -245,8 +245,9 @@ class ConflationHistory(RuleBasedStateMachine):
             times = [item[0] / 10 for item in waiting]
             if not self.over:
                 assert self.cursor.oldest_at() == (min(times) if times else None)
-            spare_bytes, spare_messages = self.cursor.spare
-            assert min(spare_bytes, spare_messages) >= 0
+                loose = [item for item in waiting if item[1] is None]
+                assert self.cursor.bounded() == (sum(len(item[3]) for item in loose), len(loose))
+                assert self.cursor.values_wait is (len(loose) < len(waiting))
 
     def teardown(self):
         rest = self.model.queue(self.numbers)
