@@ -28,7 +28,7 @@ from flowctl.core.flow.renditions import FIRST, RenditionRule
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.backlog import Item
-from flowctl.core.outgoing.splice import Splice, apart_ms, next_sound, raise_times, splice
+from flowctl.core.outgoing.splice import MOST_SOUND, Splice, apart_ms, next_sound, raise_times, splice
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
 from flowctl.core.sending.looks import LOOK_S, RenditionLooks
@@ -49,6 +49,8 @@ _HOLD_S: Final = 0.5
 _SILENT_GROUPS: Final = 2
 _SILENT_S: Final = 1.0
 """A rendition has stopped when there was no key frame for so many groups of pictures and seconds."""
+_MOST_LEFT: Final = 8
+"""Renditions that were removed and are remembered: viewers leave one within 250 ms, if it is not put again before."""
 _LATELY: Final = 2
 """Key frames of a rendition by which it is told whether they meet those of another."""
 _CROSS_MS: Final = 400
@@ -58,11 +60,12 @@ _AUDIO: Final = MessageClass.AUDIO
 _KEY: Final = MessageClass.KEY
 
 
-@dataclass(eq=False, frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Rendition:
     name: str
     fanouts: Fanouts
     sound: int  # sound messages in its log when it was put into the set, where the others had what they had
+    ended_at: int | None = None  # sound messages that it had, by the count of the set, when it was removed
 
     @property
     def log(self) -> StreamLog:
@@ -107,6 +110,9 @@ class StreamSet:
         self._flush_interval_s = flush_interval_s
         self._lock = OwnedLock()
         self._renditions: dict[str, _Rendition] = {}  # read by any thread: replaced whole, under the lock
+        self._left: dict[str, _Rendition] = {}  # those that were removed last; guarded by _lock
+        self._starts: dict[str, Entry] = {}  # where those begin that were put lately; replaced whole, under the lock
+        self._heard = 0  # sound messages of those that were removed, by the count of the set; guarded by _lock
         self._watches: dict[PollGroup, _Watch] = {}  # guarded by _lock
         # What `cross` found last: viewers at one picture share the messages. The watches empty it, for it holds a log.
         self.crossing: tuple[tuple[object, ...], Splice | Entry | None] | None = None
@@ -114,7 +120,8 @@ class StreamSet:
     def put(self, name: str, log: StreamLog | Fanouts) -> None:
         """Add a rendition, or put another log in the place of one. Any thread.
 
-        Meanwhile nothing may be appended to any log of the set: what sound they had up to now is not compared.
+        Meanwhile nothing may be appended to any log of the set: what sound they had up to now is not compared. A log
+        that is put again is given the sound that it has missed, for its viewers may still be in it.
 
         Args:
             name: for rules and operators.
@@ -123,11 +130,25 @@ class StreamSet:
         fanouts = log if isinstance(log, Fanouts) else Fanouts(log, flush_interval_s=self._flush_interval_s)
         fanouts.log.keep_keys(_KEPT_S)
         with self._lock:
-            others = [item for item in self._renditions.values() if item.name != name]
+            tail = fanouts.log.tail
             # As many messages as the others have heard since they were put.
-            heard = max((item.heard(item.log.tail) for item in others), default=0)
-            sound = fanouts.log.tail.counts[_AUDIO] - heard
-            self._renditions = {**self._renditions, name: _Rendition(name, fanouts, sound)}
+            heard = max([self._heard, *(item.heard(item.log.tail) for item in self._renditions.values())])
+            rendition = self._renditions.get(name) or self._left.get(name)
+            missed: tuple[Item, ...] = ()
+            if rendition is not None and log in (rendition.log, rendition.fanouts):
+                missed = self.find_sound(rendition.heard(tail), heard - rendition.heard(tail))
+                rendition.sound = tail.counts[_AUDIO] + len(missed) - heard
+                rendition.ended_at = None
+            else:
+                if rendition is not None and rendition.ended_at is None:
+                    self._end_locked(rendition)
+                rendition = _Rendition(name, fanouts, tail.counts[_AUDIO] - heard)
+                if self._watches:
+                    self._starts = {**self._starts, name: tail}
+            self._left.pop(name, None)
+            self._renditions = {**self._renditions, name: rendition}
+        for _, wire, since in missed:
+            fanouts.log.append(wire, _AUDIO, since)
 
     def remove(self, name: str) -> None:
         """Remove a rendition: its viewers go on in the nearest one. Any thread; harmless where there is none."""
@@ -135,8 +156,16 @@ class StreamSet:
             left = dict(self._renditions)
             gone = left.pop(name, None)
             self._renditions = left
-        if gone is not None:
-            gone.log.keep_keys(0)
+            if gone is not None:
+                self._end_locked(gone)
+
+    def _end_locked(self, gone: _Rendition) -> None:
+        gone.ended_at = gone.heard(gone.log.tail)
+        gone.log.keep_keys(0)
+        self._heard = max(self._heard, gone.ended_at)
+        self._left[gone.name] = gone
+        for name in [*self._left][:-_MOST_LEFT]:
+            del self._left[name]
 
     def view(self, connection: Follower) -> SetPlace:
         """Have a connection follow the set. The connection's thread.
@@ -178,6 +207,31 @@ class StreamSet:
         sizes = [(item.log.tail.offset, item.name) for item in shown]
         return self.rates(now) or {name: float(size) for size, name in sorted(sizes)}
 
+    def find_sound(self, heard: int, count: int) -> tuple[Item, ...]:
+        """Return the next `count` sound messages behind `heard` ones, from a log that has kept them; or none."""
+        for item in self._renditions.values() if 0 < count <= MOST_SOUND else ():
+            entry = next((key for key in reversed(item.log.keys) if item.heard(key) <= heard), None)
+            known = 0 if entry is None else heard - item.heard(entry)
+            if entry is not None and len(found := next_sound(entry, known + count)) == known + count:
+                return found[known:]
+        return ()
+
+    def starts_in(self, rendition: _Rendition) -> tuple[Entry, ...]:
+        """Return where a viewer can go on in a rendition: key frames, and where it began if it was put lately."""
+        began = self._starts.get(rendition.name)
+        return (() if began is None else (began,)) + (rendition.log.keys or (rendition.log.tail,))
+
+    def forget_starts(self, now: float) -> None:
+        """Let go of where logs begin that were put long ago: it holds all that came since."""
+        if self._starts:
+            with self._lock:
+                kept = {
+                    name: entry
+                    for name, entry in self._starts.items()
+                    if entry.next is None or now - entry.enqueued_at <= _KEPT_S
+                }
+                self._starts = kept
+
     def find(self, name: str) -> _Rendition | None:
         return self._renditions.get(name)
 
@@ -191,6 +245,8 @@ class StreamSet:
     def forget_watch(self, group: PollGroup) -> None:
         with self._lock:
             self._watches.pop(group, None)
+            if not self._watches:
+                self._starts = {}
 
     def meet(self, key: Entry, left: _Rendition, entered: _Rendition, now: float) -> Entry | float | None:
         """Return the key frame of `entered` that is the same as `key` of `left`.
@@ -311,6 +367,9 @@ class SetPlace(FollowPlace):
         """The name of the rendition that is followed."""
         return self._rendition.name
 
+    def follows(self, rendition: _Rendition | None) -> bool:
+        return self._rendition is rendition
+
     @property
     def rule(self) -> RenditionRule:
         """What chooses."""
@@ -403,13 +462,15 @@ class SetPlace(FollowPlace):
         if entered is None or group is None or place is None:
             return
         heard = left.heard(place)
-        keys = entered.log.keys or (entered.log.tail,)
+        keys = self._set.starts_in(entered)
         start = next((key for key in reversed(keys) if entered.heard(key) <= heard), keys[0])
         while start.next is not None and entered.heard(start) < heard:
             start = start.next
         if entered.log.ended:  # asked last: it may end meanwhile
             return  # what is followed tells of the end
-        missing = next_sound(place, entered.heard(start) - heard)  # published before what the other log has kept
+        count = entered.heard(start) - heard  # published before what the other log has kept
+        missing = next_sound(place, count if left.ended_at is None else min(count, left.ended_at - heard))
+        missing += self._set.find_sound(heard + len(missing), count - len(missing))
         hop = self._hop(group, entered, now)
         self.connection.sender.switch(hop._replace(start=start, prefix=missing, wait_for_key=True))
 
@@ -434,7 +495,7 @@ class _Watch:
         self._group = group
         self._places: dict[Sender, SetPlace] = {}
         self._looked_at: set[SetPlace] = set()  # those that are not in the largest, or are about to leave it
-        self._largest = ""
+        self._largest: _Rendition | None = None  # not by name: another log may be put in its place
         self._armed = False
 
     def add(self, place: SetPlace) -> None:
@@ -456,13 +517,13 @@ class _Watch:
         if not self._places:
             return
         now = self._group.clock()
+        self._set.forget_starts(now)
         rates = self._set.rates(now)
-        largest = [*rates][-1] if rates else ""
-        if largest != self._largest:
+        largest = self._set.find([*rates][-1]) if rates else None
+        if largest is not self._largest:
             self._largest = largest
             self._looked_at.update(self._places.values())
-        rendition = self._set.find(largest)
-        lagging = set() if rendition is None else {*rendition.fanouts.lagging(self._group)}
+        lagging = set() if largest is None else {*largest.fanouts.lagging(self._group)}
         looked_at = self._looked_at.union(filter(None, map(self._places.get, lagging)))
         for place in looked_at:
             if now + _TOGETHER_S >= place.looks.next_at:
@@ -470,7 +531,7 @@ class _Watch:
         self._looked_at = {
             place
             for place in looked_at
-            if place.rendition != largest or place.looks.choice is not None or place.connection.sender in lagging
+            if not place.follows(largest) or place.looks.choice is not None or place.connection.sender in lagging
         }
         next_at = min((place.looks.next_at for place in self._looked_at), default=now + LOOK_S)
         self._armed = True

@@ -67,8 +67,8 @@ class Show:
         for name in self.rates:
             self.put(name)
 
-    def put(self, name):
-        self.logs[name] = StreamLog(name)
+    def put(self, name, log=None):
+        self.logs[name] = log or StreamLog(name)
         self.set.put(name, self.logs[name])
 
     def remove(self, name):

@@ -16,7 +16,7 @@ from flowctl.core.outgoing.backlog import Item
 from flowctl.core.outgoing.streamlog import Entry
 
 _AUDIO: Final = MessageClass.AUDIO
-_MOST_SOUND: Final = 2048
+MOST_SOUND: Final = 2048
 """Sound messages that are taken over or left out at most, some 40 s: logs that are further apart have other sound."""
 
 _WRAP_MS: Final = 1 << 32
@@ -49,7 +49,7 @@ def splice(place: Entry, key: Entry, heard: int) -> Splice | None:
     """
     known = place.gop.restart  # what is in there is not sent again: players make a new stream of some of it
     headers = tuple((MessageClass.HEADER, wire, key.enqueued_at) for wire in key.gop.restart if wire not in known)
-    if abs(heard) > _MOST_SOUND:
+    if abs(heard) > MOST_SOUND:
         return Splice(headers, key)
     if heard > 0:
         behind = _without_sound(key, heard)

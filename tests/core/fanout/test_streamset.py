@@ -370,3 +370,64 @@ def test_viewer_whose_line_is_known_to_carry_no_more_is_told_so(show):
     one.rule.why_not_up = "the line has carried 0.7 Mbit/s"
     show.run(0.5)
     assert one.renditions.why == "the line has carried 0.7 Mbit/s"
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same log", "new log"])
+@pytest.mark.parametrize("other", ["going", "silent"])
+@pytest.mark.parametrize(("joined_s", "away_s"), [(1.0, 0.0), (1.0, 0.02), (1.98, 0.1), (1.98, 0.24)])
+def test_viewer_when_its_rendition_is_removed_and_put_again_at_once_hears_all(show, joined_s, away_s, other, same):
+    """Before anyone looks at it: neither log has what came meanwhile."""
+    one = show.join()
+    behind = show.join(policy=KeepAll(), limits=NO_LIMITS)
+    choose(one, "")
+    choose(behind, "")
+    if other == "silent":
+        show.run(1.0)
+        show.silent.add("720")
+        show.run(6.0)
+    show.run(joined_s)
+    assert one.place.rendition == "360"
+    behind.viewer.give(0)
+    log = show.logs["360"]
+    show.remove("360")
+    show.run(away_s)
+    show.put("360", log if same else None)
+    show.run(5.0)
+    behind.viewer.drain()
+    for viewer in (one, behind):
+        assert gapless(sound_times(viewer), 20)
+        assert sound_times(viewer)[-1] >= show.sound * 20 - 40
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same log", "new log"])
+def test_viewer_when_the_only_rendition_is_put_again_hears_all(same):
+    show = Show((("360", 60_000),))
+    show.run(5.0)
+    one = show.join()
+    show.run(1.0)
+    log = show.logs["360"]
+    show.remove("360")
+    show.put("360", log if same else None)
+    show.run(10.0)
+    assert gapless(sound_times(one), 20)
+    assert sound_times(one)[-1] >= show.sound * 20 - 40
+    assert not show.set._starts, "they hold all that came since"
+
+
+def test_viewer_of_the_largest_when_another_log_takes_its_place_goes_on(show):
+    """Also where that has been published for a while, so that the largest has the same name as before."""
+    one = show.join()
+    choose(one, "720")
+    show.run(3.0)
+    assert one.place.rendition == "720"
+    other = StreamLog("other")
+    show.logs["spare"], show.rates["spare"] = other, 150_000
+    show.groups["spare"], show.pictures["spare"], show.late_s["spare"] = show.groups["720"], show.pictures["720"], 0.0
+    show.run(10.0)
+    choose(one, "")
+    show.run(1.0)
+    del show.logs["spare"]
+    show.put("720", other)
+    show.run(5.0)
+    assert one.sender.following in (other, show.logs["360"])
+    assert gapless(sound_times(one), 20)
