@@ -167,7 +167,7 @@ class ConflatingCursor(LogCursor):
         with self._moment(partial(self._next_values, most)) as (_, values):
             return self._peek_beside(iter(values), self._handed, most, budget_bytes, timing)
 
-    def _next_values(self, most: int, spans: Spans) -> list[Value]:
+    def _next_values(self, most: int | None, spans: Spans) -> list[Value]:
         """Return the next values; those that were published since it stopped from the key on at which it did."""
         latest, begun = self._latest, self._latest.begun
         *stopped, (first, end) = spans
@@ -227,7 +227,7 @@ class ConflatingCursor(LogCursor):
 
     def finish(self, now: float) -> None:
         if self._spans:
-            tail, values = self._look(partial(self._next_values, NO_END))
+            tail, values = self._look(partial(self._next_values, None))
             for value in values:
                 self._copy_out(value.after)
                 self._push_copy(_DATA, value.wire, max(value.since, self.served_at))

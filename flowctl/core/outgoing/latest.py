@@ -22,7 +22,7 @@ Span = tuple[int, int]
 """Message numbers from the first up to, not including, the second one."""
 Spans = tuple[Span, ...]
 NO_END: Final = 1 << 62
-"""End of a span of all that will be published."""
+"""End of a span of all that will be published; to compare with, it is no size for C where a pointer has 32 bits."""
 EVERYTHING: Final[Spans] = ((0, NO_END),)
 Amount = tuple[int, int]
 """(messages, wire bytes) of values."""
@@ -183,7 +183,7 @@ class LatestValues:
             size += span_size
         return messages, size
 
-    def values(self, spans: Spans = EVERYTHING, most: int = NO_END) -> list[Value]:
+    def values(self, spans: Spans = EVERYTHING, most: int | None = None) -> list[Value]:
         """Return the values in `spans`, one span after the other, each in the order of messages; `most` at most."""
         return list(islice(chain.from_iterable(map(self._slots.within, spans)), most))
 

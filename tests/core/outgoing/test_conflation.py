@@ -6,6 +6,7 @@ import gc
 import random
 import sys
 import threading
+from itertools import islice
 
 import pytest
 from cursor_kit import Wire, alive
@@ -13,6 +14,7 @@ from cursor_kit import Wire, alive
 from flowctl.core.flow.counts import NO_COUNTS, Counts, as_counts
 from flowctl.core.flow.policy import Headroom
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing import latest
 from flowctl.core.outgoing.conflation import ConflatingCursor
 from flowctl.core.outgoing.latest import NO_END, LatestValues, Value
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
@@ -192,6 +194,24 @@ def test_finish_when_values_wait_sends_those_of_that_moment():
     publish(log, "a3 .2")
     assert take(cursor) == ".1 b1 a2"
     assert account(cursor) == (4, 3, 1, 0)
+
+
+def test_values_when_all_are_asked_for_need_no_size_beyond_32_bits(monkeypatch):
+    """Of a platform with pointers of 32 bits, `islice` takes none."""
+    sizes = []
+
+    def sliced(items, most):
+        sizes.append(most)
+        return islice(items, most)
+
+    monkeypatch.setattr(latest, "islice", sliced)
+    log = keyed_log("a0 b0")
+    cursor = ConflatingCursor(log, now=0.0, latest=True)
+    assert log.values() == [b"a0", b"b0"]
+    cursor.finish(0.0)
+    assert take(cursor) == "a0 b0"
+    assert sizes
+    assert all(size is None or size < 1 << 31 for size in sizes)
 
 
 def test_finish_when_keys_take_turns_sends_them_as_it_would_have():
