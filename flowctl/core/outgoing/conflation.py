@@ -51,7 +51,10 @@ class ConflatingCursor(LogCursor):
         latest: whether it gets the newest value of each key first; `start` is the log's end then.
     """
 
-    __slots__ = ("_before", "_end", "_gone", "_handed", "_joined", "_latest", "_spans", "_stopped_behind", "_turn")
+    __slots__ = (
+        *("_before", "_end", "_entering", "_gone", "_handed", "_joined", "_latest", "_spans", "_stopped_behind"),
+        "_turn",
+    )
 
     def __init__(
         self,
@@ -75,6 +78,8 @@ class ConflatingCursor(LogCursor):
         self._before: Amount = (0, 0)  # values of the log before it stood alone
         self._gone: Amount = (0, 0)  # values since then that were handed over or dropped
         self._handed: list[HandedValue] = []  # values among the messages of the last `peek`
+        # Where it was found to stand, and is to enter the cohort: from there on it gets every message. None: it is not.
+        self._entering: KeyedEntry | None = None
         self._end: Entry | None = None  # of the messages without a key, at the moment that is looked at
         self.stand_alone()
         if latest:
@@ -90,8 +95,12 @@ class ConflatingCursor(LogCursor):
         self._settle()
         if self.place.entry is not entry.loose or self._copies is not None:
             return False
-        _, firsts = self._look(self._latest.firsts)
-        return all(value.sequence >= entry.sequence for value in firsts)
+        tail, (firsts, waiting) = self._look(lambda spans: (self._latest.firsts(spans), self._latest.amount(spans)))
+        # Not where a value from there on is superseded already: it counts as dropped, and what is counted never falls.
+        stands = all(item.sequence >= entry.sequence for item in firsts) and waiting == _values_between(entry, tail)
+        if stands and self.plain:
+            self._entering = entry
+        return stands
 
     def enter(self, place: Place) -> None:
         self._settle_values(cast("KeyedEntry", place.entry), (0, 0))
@@ -122,14 +131,14 @@ class ConflatingCursor(LogCursor):
         base[1][_DATA] -= size
         self._base_counts, self._base_sizes = tuple(base[0]), tuple(base[1])
         self._add_dropped(DropReason.SUPERSEDED, self._superseded(end, kept))
-        self._spans, self._stopped_behind = (), None
+        self._spans, self._stopped_behind, self._entering = (), None, None
 
     # -- the queue
 
     def load(self) -> tuple[int, int]:
         if not self._spans:
             return super().load()
-        with self._moment(self._latest.amount) as (_, (messages, size)):
+        with self._moment(self._waiting) as (_, (messages, size)):
             own_size, own_messages = self._load_between(self.place.entry, self._tail())
             return own_size + size, own_messages + messages
 
@@ -161,7 +170,7 @@ class ConflatingCursor(LogCursor):
     # -- handing over
 
     def peek(self, most: int, budget_bytes: int, timing: Timing | None = None) -> list[Item]:
-        self._handed = []
+        self._handed, self._entering = [], None
         if not self._spans:
             return super().peek(most, budget_bytes, timing)
         with self._moment(partial(self._next_values, most)) as (_, values):
@@ -201,13 +210,19 @@ class ConflatingCursor(LogCursor):
     def balance(self) -> Balance:
         if not self._spans:
             return super().balance()
-        with self._moment(self._latest.amount) as (tail, waiting):
+        with self._moment(self._waiting) as (tail, waiting):
             accepted, dropped, queued = super().balance()
         superseded = self._superseded(tail, waiting)
         add_by_reason(dropped, {DropReason.SUPERSEDED: _as_figures(superseded)} if superseded[0] else {})
         messages, size = map(sub, _values_before(tail), self._before)
         accepted = tuple(map(add, accepted, _as_figures((messages, size))))
         return accepted, dropped, tuple(map(add, queued, _as_figures(waiting)))
+
+    def _waiting(self, spans: Spans) -> Amount:
+        """Return how much waits in `spans`, the present ones: in the cohort, superseded ones too."""
+        if self._entering is None:
+            return self._latest.amount(spans)
+        return _values_between(self._entering, cast("KeyedEntry", self.log.tail))
 
     def _superseded(self, end: KeyedEntry, waiting: Amount) -> Amount:
         """Return how much was superseded before `end`, if so much is `waiting`."""
@@ -222,7 +237,7 @@ class ConflatingCursor(LogCursor):
             tail, waiting = self._look(self._latest.amount)
             self._add_dropped(reason, waiting)
             self._gone = self._gone[0] + waiting[0], self._gone[1] + waiting[1]
-            self._spans, self._stopped_behind = ((tail.sequence, NO_END),), None
+            self._spans, self._stopped_behind, self._entering = ((tail.sequence, NO_END),), None, None
         super().drop_droppable(reason, now)
 
     def finish(self, now: float) -> None:
@@ -269,6 +284,11 @@ def _values_before(entry: KeyedEntry) -> Amount:
     """Return how many messages before `entry` had a key."""
     loose = entry.loose
     return entry.counts[_DATA] - loose.counts[_DATA], entry.sizes[_DATA] - loose.sizes[_DATA]
+
+
+def _values_between(first: KeyedEntry, end: KeyedEntry) -> Amount:
+    messages, size = map(sub, _values_before(end), _values_before(first))
+    return messages, size
 
 
 def _as_figures(amount: Amount) -> tuple[int, ...]:

@@ -82,6 +82,35 @@ def test_enter_when_all_is_taken_goes_on_with_every_message_as_the_cohort():
     assert account(cursor) == (7, 5, 2, 0)
 
 
+def test_dropped_when_values_come_while_it_enters_the_cohort_never_falls():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    cursor.end_joining(DropReason.REFUSED, 0.0)
+    at = log.tail
+    publish(log, "a1 .1 a2")
+    assert account(cursor) == (3, 0, 1, 2)
+    assert not cursor.stands_at(at), "the first is told of as superseded"
+    assert take(cursor) == ".1 a2"
+    at = log.tail
+    assert cursor.stands_at(at)
+    publish(log, "a3 .2 a4")
+    assert account(cursor) == (6, 2, 1, 3), "as a member from there on"
+    assert cursor.load() == (6, 3)
+    cursor.enter(Place(at))
+    assert account(cursor) == (6, 2, 1, 3)
+    assert take(cursor) == "a3 .2 a4"
+
+
+def test_dropped_when_it_does_not_enter_after_all_counts_what_was_superseded():
+    log = keyed_log()
+    cursor = ConflatingCursor(log, now=0.0)
+    cursor.end_joining(DropReason.REFUSED, 0.0)
+    assert cursor.stands_at(log.tail)
+    publish(log, "a1 a2")
+    assert take(cursor) == "a2"
+    assert account(cursor) == (2, 1, 1, 0)
+
+
 def test_latest_when_a_newcomer_joins_is_the_newest_value_of_each_key_first():
     log = keyed_log("a1 b1 .1 a2 c1")
     log.forget("c")

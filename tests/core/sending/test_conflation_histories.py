@@ -53,6 +53,7 @@ class ConflationHistories(RuleBasedStateMachine):
             Fanout(self.log, self.group, squad_size=2, turn_s=0),
         ]
         self.viewers, self.offered, self.own = [], {}, Counter()
+        self.told = {}  # by viewer, what was dropped by reason
         self.thinned = set()  # viewers that lost values because the application asked for it
         self.publish([0, 1, 2, 0])
         self.join(KeepAll(), Limits.parse("500,5,100ms", "500,5,100ms"), SenderSettings())
@@ -159,6 +160,9 @@ class ConflationHistories(RuleBasedStateMachine):
                 values = [number for number in numbers if self.keys[number] == key]
                 assert values == sorted(set(values)), f"an older value of {key} came after a newer one"
             dropped = viewer.sender.statistics().dropped
+            for reason, counts in self.told.get(viewer, {}).items():
+                assert min((dropped[reason] - counts).messages) >= 0, f"fewer {reason.name} than before"
+            self.told[viewer] = dropped
             if DropReason.REQUESTED in dropped:
                 self.thinned.add(viewer)
             superseded = dropped.get(DropReason.SUPERSEDED)
