@@ -24,7 +24,7 @@ from typing import Final
 from flowctl.core.fanout.following import Fanouts, Follower, FollowPlace
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S
 from flowctl.core.flow.renditionbook import RenditionBook
-from flowctl.core.flow.renditions import FIRST, RenditionRule
+from flowctl.core.flow.renditions import ENDED, FIRST, Choice, RenditionRule
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.backlog import Item
@@ -419,6 +419,7 @@ class SetPlace(FollowPlace):
             if sender.guided:
                 sender.set_guide(None)
         elif ended:
+            looks.choice = Choice(looks.choice.name, ENDED)  # it may have been chosen before, for another reason
             self._go_on(now)
         elif (entered := self._set.find(looks.choice.name)) is not None:
             everywhere = self._set.crosses(rendition, entered)

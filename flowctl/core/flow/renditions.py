@@ -78,6 +78,7 @@ _MOST_BACK_OFF_S: Final = 600.0
 
 
 FIRST: Final = "the first, until its line is known"
+ENDED: Final = "its rendition has ended"
 
 
 class Choice(NamedTuple):
@@ -347,7 +348,7 @@ class RenditionRule:
 
 def _nearest(rates: Mapping[str, float], rate: float) -> Choice | None:
     name = min(rates, key=lambda name: (rates[name] > rate, abs(rates[name] - rate)), default=None)
-    return None if name is None else Choice(name, "its rendition has ended")
+    return None if name is None else Choice(name, ENDED)
 
 
 def _megabits(bytes_per_s: float) -> str:

@@ -191,6 +191,19 @@ def test_viewer_when_its_rendition_is_removed_goes_on_at_once(show):
     assert gapless(sound_times(one), 20)
 
 
+def test_viewer_when_its_rendition_is_removed_on_the_way_to_another_says_why_it_left(show):
+    one = show.join()
+    choose(one, "")
+    show.run(1.2)
+    choose(one, "720")
+    show.run(0.4)
+    assert one.sender.guided
+    one.place.looks._decided_at = show.group.clock() + 0.1  # so lately that the rule is not asked again
+    show.remove("360")
+    show.run(0.5)
+    assert (one.place.rendition, one.place.book.why) == ("720", "its rendition has ended")
+
+
 def test_viewer_that_is_behind_hears_all_when_the_nearest_was_put_after_what_it_waits_for(show):
     one = show.join(policy=KeepAll(), limits=NO_LIMITS)
     show.run(1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import hypothesis.strategies as st
 from flow_kit import AUDIO, HEADER, INTER, KEY, Peer, check_accounts, check_edges, frame
 from hypothesis import settings
@@ -42,16 +44,19 @@ class SetHistory(RuleBasedStateMachine):
         self.numbers = {}
         self.pictures = {}
         self.sound = 0
-        self.viewers = []
+        self.viewers, self.ended = [], Counter()
         for name in NAMES[:2]:
             self.put(name)
 
-    def put(self, name):
-        self.logs[name] = StreamLog(name)
+    def put(self, name, log=None):
+        self.logs[name] = log or StreamLog(name)
         self.numbers[name] = sum(self.numbers.values()) + 1
         length = self.lengths[NAMES.index(name)]
         self.pictures[name] = max(self.pictures.values(), default=0) // length * length
         self.set.put(name, self.logs[name])
+        if log is not None:  # its viewers may still be in it
+            self.pictures[name] += length
+            log.append(frame(RESTART, HEADER, self.numbers[name]), HEADER, self.clock())
 
     history = st.text("012", min_size=12, max_size=50)
 
@@ -99,17 +104,25 @@ class SetHistory(RuleBasedStateMachine):
     def wait_while_a_group_stands_still(self, seconds):
         self.groups[0].run(seconds)
 
-    @rule(index=st.integers(0, 1))
-    def restart_a_rendition(self, index):
-        """Remove one while the other has key frames, and put it again with a new log; nobody is far behind."""
+    @rule(
+        index=st.integers(0, 1),
+        seconds=st.sampled_from([0.0, 0.01, 0.1, 0.3]),
+        again=st.booleans(),
+        text=st.text("0012", max_size=20),
+    )
+    def restart_a_rendition(self, index, seconds, again, text):
+        """Remove one while the other has key frames, and put it again, perhaps with a new log; no one is far behind."""
         name = NAMES[index]
         for connection in self.viewers:
             connection.viewer.drain()
         if self.logs[NAMES[1 - index]].keys:
             self.set.remove(name)
-            del self.logs[name]
-            self.wait(0.3)
-            self.put(name)
+            log = self.logs.pop(name)
+            self.wait(seconds)
+            for letter in text:
+                self.publish(int(letter), 11)
+                self.wait(0.01)
+            self.put(name, log if again else None)
             self.wait(0.3)
 
     @rule(index=st.integers(0, 3), text=st.sampled_from(("500,5,100ms", "4000,40,1s", "2MiB,2048,4s")))
@@ -200,8 +213,9 @@ class SetHistory(RuleBasedStateMachine):
                     assert number == last + 40 or (item is KEY and headers)
                 rewinds += last is not None and number <= last
                 present, last, headers = origin, number, False
-        # One that was behind a rendition that has ended is gone on in all the same.
-        assert rewinds <= sum("ended" in entry.why for entry in viewer.sender.ledger())
+        # One that was behind a rendition that has ended is gone on in all the same. The ledger forgets.
+        self.ended[viewer] += sum("ended" in entry.why for entry in viewer.sender.unread_ledger())
+        assert rewinds <= self.ended[viewer]
 
     def teardown(self):
         for connection in self.viewers:
