@@ -99,9 +99,9 @@ deb: $(READY)  ## make a Debian package, dist/flowctl_VERSION_ARCHITECTURE.deb: 
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
 	PYTHON=$(BIN)/python packaging/debian/build "$$(ls -t dist/flowctl-*.whl | head -n 1)" dist
 
-fuzz: $(READY)  ## the fuzz target for 5 minutes, then the property tests with 50 times their examples
-	$(BIN)/python tests/wire/rtmp/fuzz_rtmp.py --seconds 300
-	$(BIN)/python -m pytest -n auto --maxprocesses=8 -m fuzz --examples-factor=50 --timeout=3600 $(ARGS)
+fuzz: $(READY)  ## at new seeds (or SEED=N): the fuzz target for 5 minutes, then random tests, with 50 times their examples
+	$(BIN)/python tests/wire/rtmp/fuzz_rtmp.py --seconds 300 --seed $(or $(SEED),$$(date +%s))
+	$(BIN)/python -m pytest -n auto --maxprocesses=8 -m fuzz --examples-factor=50 --seed=$(or $(SEED),new) --timeout=3600 $(ARGS)
 
 clean:  ## remove everything that was made here, the environment too
 	rm -rf $(VENV) .demo dist build bench/results bench/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

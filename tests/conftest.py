@@ -1,4 +1,4 @@
-"""What all tests share: markers, the two kinds of loop, and the factor by which property tests can be run longer.
+"""What all tests share: markers, the two kinds of loop, seeds, and the factor by which property tests are run longer.
 
 Markers are set here and not in the test files, so that nobody has to remember them: ``realtime`` for tests that let
 seconds pass with real processes and sockets (by folder; a file or a test elsewhere asks for it itself, as those of
@@ -14,6 +14,7 @@ import gc
 import inspect
 import logging
 import os
+import random
 import re
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import hypothesis
 import pytest
 import structlog
 import uvloop
+from chance_kit import SEED
 from process_kit import adopt_orphans, end_children, use_default_signals
 from run_all import PIPELINE, REALTIME
 
@@ -39,9 +41,21 @@ def pytest_addoption(parser):
         metavar="N",
         help="run property tests with N times their examples (make fuzz)",
     )
+    parser.addoption(
+        "--seed",
+        metavar="N",
+        help="begin random tests at seed N, or at a `new` one (make fuzz); without it they are the same each time",
+    )
 
 
+@pytest.hookimpl(tryfirst=True)  # before hypothesis looks for its seed
 def pytest_configure(config):
+    seed = config.option.seed
+    if seed is not None:
+        drawn = os.environ.get(SEED) or random.SystemRandom().randrange(1 << 31)  # workers find what was drawn for all
+        seed = config.option.seed = str(drawn if seed == "new" else int(seed))
+        config.option.hypothesis_seed = os.environ[SEED] = seed
+        hypothesis.settings.load_profile("wandering")
     use_default_signals()
     adopt_orphans()
     # Java that lives for seconds: its second compiler costs more than it saves (38 % of the processor time of a file of
@@ -58,8 +72,19 @@ def pytest_configure(config):
 
 
 # Machines that are busy stop a test for longer than any deadline that would say something about the code.
-hypothesis.settings.register_profile("no deadline", deadline=None)
-hypothesis.settings.load_profile("no deadline")
+hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("wandering", deadline=None, derandomize=False, print_blob=True)
+hypothesis.settings.load_profile("fixed")
+
+
+def pytest_report_header(config):
+    return None if config.option.seed is None else f"seed {config.option.seed}: --seed {config.option.seed} repeats it"
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say the seed once more beside what failed: the head of a long run is far away."""
+    if config.option.seed is not None and terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"random tests began at another seed than usual: --seed {config.option.seed}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -102,9 +127,10 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("realtime")
         if item.path.is_relative_to(HERE / PIPELINE):
             item.add_marker("pipeline")
-        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        by_hypothesis = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        if by_hypothesis or "seed" in getattr(getattr(item, "callspec", None), "params", {}):
             item.add_marker("fuzz")
-            if factor > 1:
+            if by_hypothesis and factor > 1:
                 multiply_examples(item, factor)
 
 

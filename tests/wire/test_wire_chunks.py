@@ -12,6 +12,7 @@ import itertools
 import random
 
 import pytest
+from chance_kit import seeds
 from vector_kit import tagged, vectors
 
 from flowctl.errors import RemoteProtocolError
@@ -36,7 +37,7 @@ def ends_as(outcome):
 def pieces(data: bytes) -> list[list[bytes]]:
     """Return `data` cut in several ways: whole, into single octets, and at random."""
     cuts = [[data], [bytes([octet]) for octet in data]]
-    for seed in range(10):
+    for seed in seeds(10):
         rng = random.Random(seed)
         borders = sorted({0, len(data), *(rng.randrange(len(data) + 1) for _ in range(rng.randint(1, 20)))})
         cuts.append([data[start:end] for start, end in itertools.pairwise(borders)])

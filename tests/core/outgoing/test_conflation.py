@@ -9,6 +9,7 @@ import threading
 from itertools import islice
 
 import pytest
+from chance_kit import seeds
 from cursor_kit import Wire, alive
 
 from flowctl.core.flow.counts import NO_COUNTS, Counts, as_counts
@@ -273,7 +274,7 @@ def test_memory_when_a_viewer_is_stalled_is_one_value_of_each_key(alive):
 
 @pytest.mark.parametrize("keys", [3, 700])
 def test_latest_values_when_put_and_forgotten_at_random_are_those_of_a_dict(keys):
-    values, expected, chance = LatestValues("prices", keys, 1 << 20), {}, random.Random(keys)
+    values, expected, chance = LatestValues("prices", keys, 1 << 20), {}, random.Random(keys + seeds(1)[0])
     for sequence in range(6 * keys + 50):
         key = str(chance.randrange(keys))
         value = Value(sequence, 0, bytes(chance.randrange(1, 9)), 0.0, key)
@@ -324,7 +325,7 @@ def test_cursor_when_another_thread_publishes_has_true_accounts_and_the_newest_v
     log = keyed_log("a0 b0 c0 d0")
     cursor = ConflatingCursor(log, now=0.0)
     cursor.end_joining(DropReason.REFUSED, 0.0)
-    most, interval = 6000, sys.getswitchinterval()
+    most, interval, chance = 6000, sys.getswitchinterval(), random.Random(seeds(1)[0])
 
     def publish_all():
         for number in range(most):
@@ -339,7 +340,7 @@ def test_cursor_when_another_thread_publishes_has_true_accounts_and_the_newest_v
     try:
         while not stopped:
             stopped = not publisher.is_alive()
-            items = cursor.peek(random.randrange(1, 9), 1 << 20)
+            items = cursor.peek(chance.randrange(1, 9), 1 << 20)
             cursor.pass_messages(len(items))
             received += [int(wire) for _, wire, _ in items]
             accepted, dropped, queued = as_counts(cursor.balance())

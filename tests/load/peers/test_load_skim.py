@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from chance_kit import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rtmp_chunk_peer import ChunkPeer, basic, header0, interleave, random_messages
@@ -134,7 +135,7 @@ def test_skim_when_fed_an_octet_at_a_time_sees_the_same(chunk_size):
 
 
 @pytest.mark.parametrize("chunk_size", [128, 4096, 65536])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_skim_when_cut_at_random_sees_the_same(chunk_size, seed):
     rng = random.Random(seed)
     octets = on_wire(messages(3.0), chunk_size)

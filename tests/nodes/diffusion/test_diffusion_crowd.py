@@ -9,6 +9,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+from chance_kit import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octets_kit import (
@@ -103,7 +104,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("planner", [CentralPlanner(), LeasePlanner()], ids=["central", "leases"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 @virtual
 async def test_objects_of_honest_peers_when_others_are_slow_lie_or_leave_arrive_all(seed, planner):
     policy = Policy(target_object_redundancy=2, inflight_timeout_s=1.0, max_num_ids_req=50)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
+from chance_kit import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -412,7 +413,7 @@ def test_messages_when_the_link_loses_and_the_sender_is_killed_are_each_handled_
     assert (delivery.size_bytes, delivery.state, delivery.next_deadline()) == (0, SendState.READY, None)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_acknowledgement_when_of_many_ranges_takes_each_message_in_one_of_them_once(seed):
     rng = Random(seed)
     delivery = Delivery(DeliverySettings(window=300), rng, 0.0)
@@ -448,7 +449,7 @@ def test_acknowledgement_when_of_thousands_of_vast_ranges_looks_at_each_message_
     assert len(looks) <= 4000
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_ordered_messages_when_some_are_given_up_are_never_handled_after_later_ones(seed):
     rng, now = Random(seed), 0.0
     retry = Backoff(first_s=1.0, factor=1.5, most_s=4.0)

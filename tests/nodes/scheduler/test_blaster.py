@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from chance_kit import seeds
 from scheduler_kit import FakeReceiver, World
 
 from flowctl.nodes.scheduler.requests.blaster import Blaster, BlastResult
@@ -45,7 +46,7 @@ def test_blaster_when_each_peer_had_the_message_fails():
     assert [len(world.peers[peer_id].sent) for peer_id in (1, 2)] == [1, 1]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_blaster_when_peers_have_several_channels_alternates(seed):
     """Four messages go to two peers in turn, two each (MS-41)."""
     world = World()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from chance_kit import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rtmp_chunk_peer import (
@@ -51,7 +52,7 @@ def read(data: bytes, **options) -> list[Message]:
     expected = whole.feed(data)
     single = ChunkReader(**options)
     assert [message for octet in data for message in single.feed(bytes([octet]))] == expected
-    for seed in range(5):
+    for seed in seeds(5):
         split = ChunkReader(**options)
         stepped = ChunkReader(**options)
         headed = ChunkReader(**options, head_bytes=HEAD_BYTES)
