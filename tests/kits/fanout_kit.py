@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 from flow_kit import (
     DISPOSABLE,
     HEAD_BYTES,
@@ -18,6 +19,7 @@ from flow_kit import (
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import LivePolicy, Verdict
+from flowctl.core.outgoing.streamlog import Entry
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
@@ -63,3 +65,13 @@ def kept_of(kind):
     """Return how many objects of a class are alive."""
     gc.collect()
     return sum(type(item) is kind for item in gc.get_objects())
+
+
+@pytest.fixture
+def kept():
+    """Return a function that counts the entries alive since the test began, with the garbage collector off."""
+    gc.collect()
+    gc.disable()
+    before = {id(item) for item in gc.get_objects() if isinstance(item, Entry)}
+    yield lambda: sum(isinstance(item, Entry) and id(item) not in before for item in gc.get_objects())
+    gc.enable()

@@ -761,11 +761,11 @@ class LogCursor:
             tail = self.chain.tail
             self.poll(now)  # a key frame that came already is still for this viewer
             self._end_at(tail, DropReason.THINNED)
-            if self.joining_to is None:
-                # The end links to all that is published from now on, for as long as the peer takes to read the rest.
-                self._copy_out(tail.sequence)
-                self._stop = Entry(tail.sequence, tail.offset, tail.counts, tail.sizes, Gop(-1, (), 0.0))
-                self.place.entry = self._stop
+            # The end links to all that is published from now on, for as long as the peer takes to read the rest.
+            self._copy_out(tail.sequence)
+            self._stop = self.place.entry = Entry(tail.sequence, tail.offset, tail.counts, tail.sizes, Gop(-1, (), 0.0))
+            if self.joining_to is not None:
+                self.joining_to = self._stop
 
     def drop_everything(self, reason: DropReason) -> None:
         """Drop the whole queue, whatever its class, and take nothing more: the viewer leaves."""

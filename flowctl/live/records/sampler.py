@@ -31,7 +31,6 @@ from typing import Any, Final
 import structlog
 
 from flowctl.connection import Connection
-from flowctl.core.fanout.cohort import Squad
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.state import SendState
 from flowctl.core.sending.figures import SenderStatistics
@@ -95,7 +94,8 @@ class Sampler:
         # With samples, events of viewers that are merely overloaded would say everything twice.
         self._events_from = SendState.SOFT_LIMIT if self._rows else SendState.OVERLOADED
         self._books: dict[int, SampleBook] = {}  # by number of the connection; the sampler's thread
-        self._squads: dict[Squad, SampledSquad] = {}  # the same
+        # By fan-out and number: a squad that has no members any more would hold the log. The same thread.
+        self._squads: dict[tuple[Fanout, int], SampledSquad] = {}
         self._ended: deque[_Ended] = deque()  # any thread
         self._logged_at = float("-inf")
         self.rounds = 0
@@ -171,12 +171,13 @@ class Sampler:
         self.rounds += 1
         work = self._new_round()
         pace = RestingPace().over
-        squads: dict[Squad, SampledSquad] = {}
+        squads: dict[tuple[Fanout, int], SampledSquad] = {}
         for fanout in self._fanouts() if self._rows else ():
             for squad in pace(fanout.squads):
-                seen = work.sample_squad(fanout, squad, self._squads.get(squad))
+                key = fanout, squad.number
+                seen = work.sample_squad(fanout, squad, self._squads.get(key))
                 if seen is not None:
-                    squads[squad] = seen
+                    squads[key] = seen
         self._squads = squads
         connections = self._connections()
         if self._rows:

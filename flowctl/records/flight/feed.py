@@ -58,16 +58,15 @@ def seed_of(log: StreamLog, start: Entry, clock_us: int) -> dict[str, Any]:
 class LogFeed:
     """Copies what is new in a stream's log to a private one. Not thread-safe: its Sender's lock guards it."""
 
-    __slots__ = ("_base", "_base_totals", "_next", "_tape", "first", "log", "private")
+    __slots__ = ("_base", "_base_totals", "_next", "_tape", "log", "private")
 
     def __init__(self, log: StreamLog, start: Entry, tape: Tape, seed: Mapping[str, Any]) -> None:
         self.log = log
-        self._next = start
+        self._next: Entry | None = start  # None: nothing more is copied
         self._base = (start.offset, start.sequence)
         self._base_totals = (start.counts, start.sizes)
         self._tape = tape
         self.private = new_private_log(log.name, seed, tape.began_us)
-        self.first = self.private.tail
 
     def run(self) -> None:
         """Copy what is new, before a call, with a row where new headers came in the middle of a group."""
@@ -82,7 +81,7 @@ class LogFeed:
             Sizes of the newest headers, where the messages do not tell them.
         """
         tape, private, entry = self._tape, self.private, self._next
-        while (following := entry.next) is not None:
+        while entry is not None and (following := entry.next) is not None:
             wire, item = entry.wire, entry.message_class
             restart = entry.gop.restart if item is _KEY else ()
             age_us = tape.age_us(entry.enqueued_at)
@@ -99,6 +98,10 @@ class LogFeed:
             private.headers = headers
             return [len(part) for part in headers]
         return None
+
+    def end(self) -> None:
+        """Copy nothing more: the place would hold all that is published while a peer reads the rest."""
+        self._next = None
 
     def to_stream(self, offset: int, sequence: int) -> tuple[int, int]:
         """Return a place of the private log, as (offset, sequence), as one of the stream's log."""

@@ -239,7 +239,9 @@ class RecordedSender(NotingSender):
                 tape.write(FlightRow(tape.offset_us, FlightKind.DRAINED.value))
             if self._close_reason is not None or tape.full:
                 self._end_flight_locked(END_CLOSED if self._close_reason is not None else END_LIMIT)
-        if self._feed is not None and self._outbox.cursor is None:
+        if self._feed is not None and self.closed:
+            self._feed.end()
+        if self._outbox.cursor is None:
             self._feed = None  # it would hold the stream's log
         tape.leave()
 
@@ -316,9 +318,9 @@ class RecordedSender(NotingSender):
                 seed = seed_of(cohort.log, first, self.tape.began_us)
                 self.tape.call("log", seed)
                 feed = self._feed = LogFeed(cohort.log, first, self.tape, seed)
+                cohort, start = PrivateCohort(cohort, feed.private), feed.private.tail
                 feed.run()
                 self.tape.call("follow", {"prefix": [len(part) for part in prefix], "wait_for_key": wait_for_key})
-                cohort, start = PrivateCohort(cohort, feed.private), feed.first
             super().follow(cohort, start=start, prefix=prefix, wait_for_key=wait_for_key, latest=latest)
 
     def switch(self, hop: Hop) -> None:
@@ -356,6 +358,7 @@ class RecordedSender(NotingSender):
         tape = self.tape
         seed = seed_of(hop.cohort.log, hop.start, tape.began_us)
         feed = self._feed = LogFeed(hop.cohort.log, hop.start, tape, seed)
+        start = feed.private.tail
         headers = feed.copy(SWITCH_LANE)
         items, prefix = [], []
         for item, wire, since in hop.prefix:
@@ -370,7 +373,7 @@ class RecordedSender(NotingSender):
             "why": hop.why,
         }
         tape.answered("switched", len(left.wire), values if headers is None else values | {"restart": headers})
-        return hop._replace(cohort=PrivateCohort(hop.cohort, feed.private), start=feed.first, prefix=tuple(items))
+        return hop._replace(cohort=PrivateCohort(hop.cohort, feed.private), start=start, prefix=tuple(items))
 
     def resume_following(self, cohort: CohortLike[Sender]) -> None:
         try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import gc
 import sys
 import threading
 from collections import deque
 
 import pytest
-from fanout_kit import TIMELESS, KeyFramesOnly, Stage
+from fanout_kit import TIMELESS, KeyFramesOnly, Stage, kept
 from flow_kit import (
     AUDIO,
     DATA,
@@ -33,9 +32,11 @@ from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.core.flow.policy import LivePolicy, Thin
-from flowctl.core.outgoing.streamlog import CacheLimits, Entry
+from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.reasons import DropReason
 from flowctl.testing import ManualGroup
+
+__all__ = ["kept"]  # a fixture
 
 # -- slow viewers
 
@@ -155,16 +156,6 @@ def test_hard_limit_when_held_refuses_until_low_and_then_restarts_at_a_key_frame
 
 
 # -- retention
-
-
-@pytest.fixture
-def kept():
-    """Return a function that counts the entries alive since the test began, with the garbage collector off."""
-    gc.collect()
-    gc.disable()
-    before = {id(item) for item in gc.get_objects() if type(item) is Entry}
-    yield lambda: sum(type(item) is Entry and id(item) not in before for item in gc.get_objects())
-    gc.enable()
 
 
 @pytest.mark.parametrize(("script", "end"), [("KIIIA", "HHKI"), ("AAAAA", "KI")])

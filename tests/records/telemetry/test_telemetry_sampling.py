@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from recorded_kit import RecordedWorld, inter, key
+from fanout_kit import kept
+from recorded_kit import RecordedWorld, audio, config, inter, key
 from telemetry_kit import read
 
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.live.records.round import Round
 from flowctl.records.telemetry.sampling import NOTHING, Identities, SampleBlock, SampledCondition, SharedRows
 from flowctl.records.telemetry.schema import FLOW_SAMPLES
+
+__all__ = ["kept"]  # a fixture
 
 OWN = bytes((2, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0, 0, 1))
 USE = ("play", "live", "room")
@@ -131,3 +135,18 @@ def test_writer_when_a_block_does_not_fit_loses_that_and_nothing_else(tmp_path):
     assert writer.finish()
     assert [row["conn_id"] for row in read(tmp_path, FLOW_SAMPLES.name)] == [20, 21, 22, 23]
     assert writer.books.waiting_rows == 0
+
+
+def test_log_when_viewers_are_sampled_and_have_gone_is_let_go(tmp_path, kept):
+    """Between two samples too, of which the second never comes where sampling fails."""
+    world = RecordedWorld(tmp_path, config(cache=CacheLimits(size_bytes=0)))
+    publisher, players = crowd(world, 5)
+    for player in players[1:]:
+        player.leave()
+    world.sample()
+    players[0].leave()
+    for number in range(3000):
+        publisher.send(publisher.session.send_tag(8, number * 40, audio(b"a")), run=False)
+        if not number % 10:
+            world.run(0.05)
+    assert kept() < 1000
