@@ -163,7 +163,6 @@ class _Fanout:
 
     def __init__(self, log: StreamLog) -> None:
         self.log = log
-        self.start = log.tail
 
     def nothing(self, sender: Sender) -> None:
         """Do nothing: a recorded viewer is served by calls that were recorded."""
@@ -191,6 +190,7 @@ class Rerun:
         )
         self._unchecked_bytes = 0  # queued since the last look at how much waits
         self.fanout = _Fanout(StreamLog("unfollowed"))
+        self._start: Entry | None = None  # of a log that is about to be followed: its head would hold all of it
         self._fault: Exception | None = None  # what went wrong at a key frame: a Sender contains what a guide raises
 
     # -- one call
@@ -243,11 +243,11 @@ class Rerun:
             case "look":
                 self.sender.load()
             case "log":
-                self._begin_log(values)
+                self._start = self._begin_log(values)
             case "restart":
                 self.fanout.log.headers = _wires(values["restart"])
             case "follow":
-                prefix, start = _wires(values["prefix"]), self.fanout.start
+                prefix, start, self._start = _wires(values["prefix"]), self._start, None
                 self.sender.follow(self.fanout, start=start, prefix=prefix, wait_for_key=values["wait_for_key"])
             case "resume_following":
                 self.sender.resume_following(self.fanout)
@@ -277,8 +277,9 @@ class Rerun:
             message_class = _CLASSES[row.message_class or ""]
             self.sender.send(_wire(row.size_bytes or 0), message_class, droppable=values.get("droppable"))
 
-    def _begin_log(self, seed: Mapping[str, Any]) -> None:
+    def _begin_log(self, seed: Mapping[str, Any]) -> Entry:
         self.fanout = _Fanout(new_private_log("replayed", seed, self.flight.clock_us))
+        return self.fanout.log.tail
 
     def _publish(self, row: FlightRow, values: Mapping[str, Any]) -> None:
         self._unchecked_bytes += row.size_bytes or 0
@@ -320,7 +321,7 @@ class Rerun:
         if not guided:
             raise self.around.lacks("a switch")
         values = detail_of(guided.popleft().detail)
-        self._begin_log(values["log"])
+        start = self._begin_log(values["log"])
         for row in messages:
             self._publish(row, detail_of(row.detail))
         if "restart" in values:
@@ -329,7 +330,7 @@ class Rerun:
             (_CLASSES[name], _wire(size), (self.around.now_us - age_us) / MICROSECONDS)
             for name, size, age_us in values["prefix"]
         )
-        return Hop(self.fanout, self.fanout.start, prefix, wait_for_key=values["wait_for_key"])
+        return Hop(self.fanout, start, prefix, wait_for_key=values["wait_for_key"])
 
 
 def belongs_to_call(row: FlightRow) -> bool:

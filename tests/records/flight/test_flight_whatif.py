@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from fanout_kit import kept
 from flight_kit import ROOMS, World, linked, outputs
 
 from flowctl.analyze.whatif.grid import in_force, levels_of
@@ -26,13 +27,17 @@ from flowctl.live.settings.levels import Level
 from flowctl.reasons import CloseReason
 from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.recorded import begin_detail
-from flowctl.records.flight.replay import replay
+from flowctl.records.flight.replay import Rerun, replay
 from flowctl.records.flight.whatif.engine import evaluate
-from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice
+from flowctl.records.flight.whatif.run import WhatifRun
+from flowctl.records.flight.whatif.sets import SetRun
+from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice, Work
 from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.flight.words import TablePolicy
 from flowctl.records.telemetry.schema import FlightKind
 from tests.analyze.flight_files import flight_viewer
+
+__all__ = ["kept"]  # a fixture
 
 EXTEND_S = 30.0
 
@@ -202,3 +207,23 @@ def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_pa
 def test_settings_in_force_when_a_record_is_damaged_are_not_known(detail):
     assert in_force(detail) is None
     assert levels_of(detail) == ""
+
+
+def test_log_when_a_flight_is_replayed_or_tried_with_something_else_is_let_go(kept, monkeypatch):
+    world = World("6000,0,2s", "60000,0,20s", room=350)
+    world.join(size=900)
+    world.go_on(20, 350)
+    for _ in range(400):  # no key frame any more
+        world.published.script("AAA", 150)
+        world.group.run(0.25)
+        world.viewer.give(350)
+    rows, runs = world.viewer.rows.stored(), []
+    monkeypatch.setattr("flowctl.records.flight.replay.Rerun", lambda flight: runs.append(Rerun(flight)) or runs[-1])
+    replay(read_flights(rows))
+    assert runs[0].fanout.log.tail.sequence > 1200
+    assert kept() < 100
+    for run_class, renditions in (WhatifRun, ()), (SetRun, (1000, 2000)):
+        choice = Choice(limits=Limits.parse("3000,40,1s"), renditions=renditions)
+        runs.append(run_class(flight_viewer(rows, 0.0), [choice], Work()))
+        runs[-1].run()
+        assert kept() < 200

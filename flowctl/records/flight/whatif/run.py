@@ -131,7 +131,7 @@ class Seat:
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
         room = self.room
         if room <= 0:
-            raise _EAGAIN
+            raise BlockingIOError(errno.EAGAIN, "the link has no room")  # each anew: it holds frames, and they the log
         count = min(sum(map(len, buffers)), room)
         self.held += count
         return count
@@ -226,9 +226,6 @@ class Seat:
 
     def strained(self) -> bool:
         return self.run.strained()
-
-
-_EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
 
 
 class WhatifRun:
@@ -398,6 +395,8 @@ class WhatifRun:
             self._refuse_members()
         elif self._members:
             self._move_members()
+        else:
+            self._place.entry = self.log.tail  # where nobody stands, it would hold the log
         for seat in list(self._alone.values()):
             self._measure(seat)
             self._serve(seat)

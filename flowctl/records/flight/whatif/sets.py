@@ -24,7 +24,7 @@ from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
 from flowctl.core.sending.looks import RenditionLooks
 from flowctl.records.flight.whatif.run import Seat, WhatifRun, octets
-from flowctl.records.flight.whatif.types import Choice, ChoiceOutcome, RecordedViewer, Work
+from flowctl.records.flight.whatif.types import Choice, ChoiceOutcome, Event, RecordedViewer, Work
 from flowctl.sender import Sender
 
 _CLASSES: Final = tuple(MessageClass)
@@ -114,7 +114,7 @@ class SetRun(WhatifRun):
         self._stretches = deque(stretches(viewer))
         self._scales: dict[str, float] = {}
         self._keys: deque[tuple[int, dict[str, Entry]]] = deque(maxlen=_MOST_KEYS)
-        self._first: dict[str, Entry] = {}  # messages of the cache that joining gave
+        self._first: dict[str, Entry] = {}  # heads of the logs, while choices join: they would hold all of them
         super().__init__(viewer, choices, work)
         self.log = self.renditions[[*self.rates][-1]].log
 
@@ -134,6 +134,12 @@ class SetRun(WhatifRun):
         if isinstance(seat, SetSeat):
             self._alone[seat.index] = seat
 
+    def _join(self, events: Sequence[Event]) -> int:
+        self._first = {name: rendition.log.tail for name, rendition in self.renditions.items()}
+        taken = super()._join(events)
+        self._first = {}
+        return taken
+
     def _publish(self, at: float, what: int, size: int) -> Entry:
         while self._stretches and self._stretches[0][0] <= at:
             _, pictures, others = self._stretches.popleft()
@@ -146,7 +152,8 @@ class SetRun(WhatifRun):
             scaled = max(round(size * self._scales[name]), 1) if what in _PICTURES else size
             restart = self._restart if what == _KEY else ()
             twins[name] = rendition.log.append(octets(scaled), _CLASSES[what], at, restart=restart)
-        self._first = self._first or twins
+        if self.log.cached is None:  # no key frame for long: as in a live set, nobody goes on at an old one
+            self._keys.clear()
         entry = twins[self.log.name]
         if what == _KEY:
             self._keys.append((entry.sequence, twins))
