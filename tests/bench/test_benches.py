@@ -29,7 +29,7 @@ def test_benchmark_when_listed_is_a_program_whose_run_needs_no_arguments(path):
     body = tree_of(path).body
     run = next((item for item in body if isinstance(item, ast.FunctionDef) and item.name == "run"), None)
     assert run is not None, f"{path.name} has no run()"
-    assert any(item.name == "main" for item in functions_of(tree_of(path)))
+    assert any(item.name == "main" for item in functions_of(path))
     assert "__main__" in path.read_text("utf-8")
     assert len(run.args.posonlyargs + run.args.args) == len(run.args.defaults)
     assert None not in run.args.kw_defaults

@@ -9,6 +9,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import functools
 import json
 import re
 import shlex
@@ -18,12 +19,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import generate_docs
 import pytest
 import websockets.sync.client as websocket_client
 import yaml
-from source_kit import ROOT
+from source_kit import ROOT, module_files, nodes_of
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in generate_docs.DOCUMENTS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -166,12 +168,17 @@ def check_command(document: str, command: str) -> None:
         assert program in {"git", "cd", "pip", "nc", "curl", "ffmpeg", "ffplay"}, f"{document}: {command}"
 
 
-def parse_flowctl(arguments: list[str]) -> None:
+@functools.cache
+def command_line() -> Any:
     import typer
 
     from flowctl.cli import app
 
-    group = typer.main.get_command(app)
+    return typer.main.get_command(app)
+
+
+def parse_flowctl(arguments: list[str]) -> None:
+    group = command_line()
     context = group.make_context("flowctl", list(arguments))
     name = next(item for item in arguments if item in group.commands)
     rest = arguments[arguments.index(name) + 1 :]
@@ -199,10 +206,9 @@ def test_documents_when_they_count_data_say_bytes(document):
 
 def test_messages_when_they_count_data_say_bytes():
     found = []
-    for path in sorted([*(ROOT / "flowctl").rglob("*.py"), *(ROOT / "servers").rglob("*.py")]):
-        tree = ast.parse(path.read_text("utf-8"))
-        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told)
+    for path in module_files().values():
+        told = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
+        texts = (node for node in nodes_of(path) if isinstance(node, ast.Constant) and id(node) not in told)
         found += [f"{path.name}: {node.value}" for node in texts if re.search(r"[Oo]ctet(?!-stream)", str(node.value))]
     assert found == []
 
@@ -215,8 +221,8 @@ def headings(path: Path) -> set[str]:
 def hints() -> list[str]:
     """Return the texts of the source that tell a user what to do: those given as a hint, and those called so."""
     found = []
-    for path in sorted([*(ROOT / "flowctl").rglob("*.py"), *(ROOT / "servers").rglob("*.py")]):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for path in module_files().values():
+        for node in nodes_of(path):
             value = None
             if isinstance(node, ast.keyword) and node.arg == "hint":
                 value = node.value
@@ -229,12 +235,9 @@ def hints() -> list[str]:
 
 
 def test_commands_when_in_a_hint_are_there():
-    import typer
-
-    from flowctl.cli import app
     from flowctl.live.settings.model import LiveSettings
 
-    top = typer.main.get_command(app)
+    top = command_line()
     settings = {f"--{name.replace('_', '-')}" for name in LiveSettings.model_fields}  # options of serve
     seen = 0
     for hint in hints():

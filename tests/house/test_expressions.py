@@ -15,15 +15,15 @@ import importlib
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from source_kit import ROOT, nodes_of, text_of
 
 from flowctl.load.profiles import SLOW_PROFILES, pattern_of
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "flowctl", ROOT / "servers")
 OF_RE = {"compile", "match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"}
 OF_SPARK = {"rlike": 0, "regexp_extract": 1, "regexp_replace": 1, "regexp_like": 1}
@@ -39,6 +39,7 @@ MOST_GROWTH = 2.6
 
 parser = importlib.import_module("re._parser")
 constants = importlib.import_module("re._constants")
+CHARACTERS = {constants.LITERAL, constants.NOT_LITERAL, constants.ANY, constants.IN}
 REPEATS = (constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPEAT)
 
 
@@ -63,22 +64,22 @@ def expressions() -> list[Expression]:
 
 
 def _of_file(path: Path, package: Path) -> Iterator[Expression]:
-    source = path.read_text("utf-8")
-    if "re." not in source and "regexp" not in source and "rlike" not in source:
+    source = text_of(path)
+    if not re.search(r"^import re$|regexp|rlike", source, re.MULTILINE):
         return
-    tree = ast.parse(source)
+    nodes = nodes_of(path)
     module_name = ".".join(
         path.relative_to(package.parent if package.name == "flowctl" else package).with_suffix("").parts
     )
     names = None
-    uses = _uses(tree)
+    uses = _uses(nodes)
     assigned = {
         id(node.value): node.targets[0].id if isinstance(node, ast.Assign) else node.target.id
-        for node in ast.walk(tree)
+        for node in nodes
         if (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name))
         or (isinstance(node, ast.AnnAssign) and node.value is not None and isinstance(node.target, ast.Name))
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         argument = _argument(node)
         if argument is None:
             continue
@@ -109,10 +110,10 @@ def _argument(node: ast.AST) -> ast.expr | None:
     return node.args[OF_SPARK[name]] if name in OF_SPARK else None
 
 
-def _uses(tree: ast.AST) -> dict[str, set[str]]:
+def _uses(nodes: Iterable[ast.AST]) -> dict[str, set[str]]:
     """Return which methods are called of each name."""
     uses: dict[str, set[str]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in OF_RE:
             uses.setdefault(node.value.id, set()).add(node.attr)
     return uses
@@ -156,13 +157,13 @@ class Counter:
         self.expression = expression
         self.steps = 0
         self.text = ""
-        self.known: dict[tuple[int, str], bool] = {}
+        self.known: dict[tuple[object, str], bool] = {}
 
     def count(self, text: str) -> int:
         self.text, self.steps = text, 0
         place = 0
         while place <= len(text):
-            ends = self._all(self.tree, 0, place)
+            ends = self._all(self.tree.data, 0, place)
             end = next((end for end in ends if not self.expression.whole or end == len(text)), None)
             if self.expression.anchored:
                 break
@@ -170,51 +171,72 @@ class Counter:
         return self.steps
 
     def _all(self, nodes, index: int, place: int) -> Iterator[int]:
-        if index == len(nodes):
-            yield place
-            return
-        for end in self._one(*nodes[index], place):
-            yield from self._all(nodes, index + 1, end)
+        size = len(nodes)
+        while index < size:
+            kind, value = nodes[index]
+            index += 1
+            if kind in CHARACTERS:
+                if not self._fits(kind, value, place):
+                    return
+                place += 1
+            elif index == size:
+                yield from self._one(kind, value, place)
+                return
+            else:
+                for end in self._one(kind, value, place):
+                    yield from self._all(nodes, index, end)
+                return
+        yield place
 
-    def _one(self, kind, value, place: int) -> Iterator[int]:
+    def _step(self) -> None:
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise TooManyStepsError
+
+    def _one(self, kind, value, place: int) -> Iterator[int]:
+        self._step()
         c = constants
-        if kind in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
-            if place < len(self.text) and self._fits(kind, value, self.text[place]):
-                yield place + 1
-        elif kind is c.SUBPATTERN:
-            yield from self._all(value[3], 0, place)
+        if kind is c.SUBPATTERN:
+            yield from self._all(value[3].data, 0, place)
         elif kind is c.BRANCH:
             for branch in value[1]:
-                yield from self._all(branch, 0, place)
+                yield from self._all(branch.data, 0, place)
         elif kind in (c.MAX_REPEAT, c.MIN_REPEAT):
             yield from self._repeat(*value, place, greedy=kind is c.MAX_REPEAT)
         elif kind is c.POSSESSIVE_REPEAT:
             yield from itertools.islice(self._repeat(*value, place, greedy=True), 1)
         elif kind is c.ATOMIC_GROUP:
-            yield from itertools.islice(self._all(value, 0, place), 1)
+            yield from itertools.islice(self._all(value.data, 0, place), 1)
         elif kind is c.AT:
             if self._at(value, place):
                 yield place
         elif kind in (c.ASSERT, c.ASSERT_NOT) and value[0] > 0:
-            if (next(self._all(value[1], 0, place), None) is not None) is (kind is c.ASSERT):
+            if (next(self._all(value[1].data, 0, place), None) is not None) is (kind is c.ASSERT):
                 yield place
         else:
             raise NotImplementedError(f"{kind} in {self.expression.where}: teach this matcher what it is")
 
-    def _fits(self, kind, value, character: str) -> bool:
-        key = (id(value) if isinstance(value, list) else hash((kind, value)), character)
+    def _fits(self, kind, value, place: int) -> bool:
+        self._step()
+        if place == len(self.text):
+            return False
+        character = self.text[place]
+        key = (id(value) if kind is constants.IN else (kind, value), character)
         if key not in self.known:
             self.known[key] = fits(kind, value, character, self.flags)
         return self.known[key]
 
     def _repeat(self, least, most, nodes, place: int, *, greedy: bool, done: int = 0) -> Iterator[int]:
+        if greedy and len(nodes.data) == 1 and nodes.data[0][0] in CHARACTERS:  # most are: without a frame for each
+            end = place
+            while end - place < most and self._fits(*nodes.data[0], end):
+                end += 1
+            yield from range(end, place + least - 1, -1)
+            return
         if not greedy and done >= least:
             yield place
         if done < most:
-            for end in self._all(nodes, 0, place):
+            for end in self._all(nodes.data, 0, place):
                 if end > place:
                     yield from self._repeat(least, most, nodes, end, greedy=greedy, done=done + 1)
         if greedy and done >= least:
@@ -309,7 +331,7 @@ def letters(nodes, flags: int) -> set[str]:
     c = constants
     found: set[str] = set()
     for kind, value in nodes:
-        if kind in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
+        if kind in CHARACTERS:
             found.add(sample(kind, value, flags))
         if kind is c.NOT_LITERAL:
             found.add(chr(value))

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from source_kit import classes_of, module_files, shown, text_of, tree_of
+from source_kit import classes_of, module_files, shown, text_of
 
 MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
 MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
@@ -88,7 +88,7 @@ def guarded() -> dict[str, Guarded]:
     classes: dict[str, Guarded] = {}
     for path in module_files().values():
         lines = text_of(path).splitlines()
-        for node in classes_of(tree_of(path)):
+        for node in classes_of(path):
             item = Guarded(node.name, node, path)
             item.attributes = dict(marks_in(lines[node.lineno - 1 : node.end_lineno], MARK))
             # Two rooms may have a class of one name: the first, or the one with marks, is known by it alone.
@@ -245,12 +245,12 @@ def foreign_touches() -> dict[tuple[str, str], list[str]]:
     guards: dict[tuple[object, str, str], str] = {}  # (folder, variable, attribute): class with the lock
     for path in module_files().values():
         lines = text_of(path).splitlines()
-        for node in classes_of(tree_of(path)):
+        for node in classes_of(path):
             for attribute, owner in marks_in(lines[node.lineno - 1 : node.end_lineno], FOREIGN):
                 guards[path.parent, node.name.lower(), attribute] = owner.capitalize()
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for path in module_files().values():
-        for node in classes_of(tree_of(path)):
+        for node in classes_of(path):
             item = Guarded(node.name, node, path, {"": "_lock"})
             for method in methods_of(item).values():
                 held = held_on_entry(item, method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections import Counter
@@ -43,7 +44,7 @@ def test_functions_when_measured_are_of_readable_size():
     long = {
         f"{shown(path, node.lineno)} {node.name}": node.end_lineno - node.lineno + 1
         for path in PYTHON
-        for node in functions_of(tree_of(path))
+        for node in functions_of(path)
         if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
     }
     assert long == {}
@@ -80,14 +81,20 @@ def all_tests() -> list[tuple[Path, ast.FunctionDef]]:
         (path, node)
         for path in TESTS
         if path.name.startswith("test_")
-        for node in functions_of(tree_of(path))
+        for node in functions_of(path)
         if node.name.startswith("test_")
     ]
 
 
-def checks_something(path: Path, node: ast.FunctionDef) -> bool:
+@functools.cache
+def helpers_of(path: Path) -> dict[str, ast.FunctionDef]:
+    """Return the functions that a test file may call by name: its own, and those of the kits that it imports."""
     kits = [HOMES[item.module] for item in imports_of(path) if item.module in HOMES]
-    helpers = {item.name: item for file in (*kits, path) for item in functions_of(tree_of(file))}
+    return {item.name: item for file in (*kits, path) for item in functions_of(file)}
+
+
+def checks_something(path: Path, node: ast.FunctionDef) -> bool:
+    helpers = helpers_of(path)
     seen: set[str] = set()
     open_ = [node]
     while open_:
