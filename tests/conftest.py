@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import re
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -31,6 +32,9 @@ HERE = Path(__file__).parent
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 COROUTINE_S = 60.0
 """A test that is a coroutine and has not ended after so long hangs, also on a busy machine."""
+HOUSE_S = 1800.0
+"""A test of the house goes through all there is of source: on a busy machine that takes long, and is no hang."""
+IN_TEST = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser):
@@ -101,6 +105,35 @@ def pytest_runtest_protocol(item):
             structlog.reset_defaults()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item):
+    item.stash[IN_TEST] = True
+    try:
+        return (yield)
+    finally:
+        item.stash[IN_TEST] = False
+
+
+pytest_runtest_setup = pytest_runtest_call
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item):
+    """Let a test's time be up within the test: raised while pytest reports, it ends the whole run and not the test."""
+    result = yield
+    raise_failed = signal.getsignal(signal.SIGALRM)
+
+    def time_is_up(number, frame):
+        if item.stash.get(IN_TEST, False):
+            raise_failed(number, frame)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+
+    if callable(raise_failed):
+        signal.signal(signal.SIGALRM, time_is_up)
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """Run a test that is a coroutine function on a loop of its fixture `loop_factory`."""
@@ -127,8 +160,9 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("realtime")
         if item.path.is_relative_to(HERE / PIPELINE):
             item.add_marker("pipeline")
-        by_hypothesis = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-        if by_hypothesis or "seed" in getattr(getattr(item, "callspec", None), "params", {}):
+        if item.path.is_relative_to(HERE / "house"):
+            item.add_marker(pytest.mark.timeout(HOUSE_S))
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")
             if by_hypothesis and factor > 1:
                 multiply_examples(item, factor)
@@ -143,7 +177,11 @@ def pytest_collection_finish(session):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
     """End what the real-time tests of a file have left running, and fail for it: it would disturb all that follow."""
-    result = yield
+    item.stash[IN_TEST] = True
+    try:
+        result = yield
+    finally:
+        item.stash[IN_TEST] = False
     last_of_file = nextitem is None or nextitem.path != item.path
     if last_of_file and item.get_closest_marker("realtime"):
         left = end_children()

@@ -6,7 +6,8 @@ markers) are a run of theirs. Whatever of two cores one of them leaves idle the 
 wait side by side, but not beside workers that compute. What fails in real time is run once more, alone: what fails
 twice has failed, what fails once is named, and counted as ``rerun``.
 The ten slowest tests are named, and the reports with the time of each are kept in ``build/test-reports``.
-The last line printed is pytest's closing line with the counts of all runs added. Exit status: 0 if all passed.
+The last line printed is pytest's closing line with the counts of all runs added, those tests that never ran among them:
+a run may be killed, or break off. Exit status: 0 if all ran and passed.
 Arguments go to all runs: ``python tests/run_all.py -k echo``.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import heapq
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,8 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from outcomes import WORDS, read_outcomes
 
 ROOT = Path(__file__).resolve().parents[1]
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
@@ -71,27 +75,27 @@ ALONE = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
 MOST_AGAIN = 10
 """More failures than this are no accident of a busy machine: they get no second try."""
 MOST_SLOW = 10
+NEVER_RAN = "never ran"
+UNKNOWN = "unknown"
+"""Names of what is counted beside the outcomes."""
 REPORTS = ROOT / "build" / "test-reports"
-OUTCOMES = {"failed": "failures", "errors": "errors", "skipped": "skipped"}
-"""pytest's words and those of its JUnit report."""
 TESTS_FAILED = 1
 """Exit status of pytest when it ran to its end and a test failed."""
+INTERRUPTED = 128 + signal.SIGINT
 NO_TESTS_SELECTED = 5
 """Exit status of pytest when nothing was selected, for example by ``-k``: no failure of one run of several."""
 
 
 def counts_in(report: Path) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for suite in ET.parse(report).getroot().iter("testsuite"):
-        bad = {name: int(suite.get(attribute, "0")) for name, attribute in OUTCOMES.items()}
-        counts.update(bad)
-        counts["passed"] += int(suite.get("tests", "0")) - sum(bad.values())
-    return counts
+    """Return the outcomes of a run, and how many tests never ran; that is not known of one that collected nothing."""
+    counts, never = read_outcomes(report)
+    return counts + Counter({UNKNOWN: 1} if never is None else {NEVER_RAN: never})
 
 
 def closing_line(counts: Counter[str], seconds: float) -> str:
-    names = {"failed": "failed", "passed": "passed", "skipped": "skipped", "errors": "error", "rerun": "rerun"}
-    parts = [f"{counts[name]} {word}" for name, word in names.items() if counts[name]]
+    parts = [f"{counts[name]} {name.removesuffix('s')}" for name in (*WORDS, "rerun", NEVER_RAN) if counts[name]]
+    if counts[UNKNOWN]:
+        parts.append(f"{counts[UNKNOWN]} of {len(RUNS)} runs collected nothing")
     return f"{', '.join(parts) or 'no tests ran'} in {seconds:.2f}s"
 
 
@@ -122,7 +126,7 @@ def report_of(name: str, folder: Path) -> Path:
 
 def command(name: str, folder: Path, added: Sequence[str]) -> list[str]:
     """Return the command of the run called `name`; what failed in it is remembered in `folder` alone."""
-    own = [f"--junitxml={report_of(name, folder)}", "-o", f"cache_dir={folder / name}"]
+    own = ["-p", "tests.outcomes", f"--junitxml={report_of(name, folder)}", "-o", f"cache_dir={folder / name}"]
     politely = ["nice", "-n", "10"] if name in YIELDING else []
     return [*politely, sys.executable, "-m", "pytest", "-q", *RUNS[name], *own, *added]
 
@@ -171,33 +175,45 @@ def main(arguments: list[str]) -> int:
     counts: Counter[str] = Counter()
     statuses: dict[str, int] = {}
     begun = time.monotonic()
+    left = set(RUNS)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
 
         def run(names: Sequence[str], added: Sequence[str] = ()) -> Counter[str]:
-            commands = {name: command(name, folder, [*added, *arguments]) for name in names}
-            statuses.update(run_at_once(commands, folder))
-            reports = [report for name in names if (report := report_of(name, folder)).exists()]
-            return sum(map(counts_in, reports), Counter())
+            left.difference_update(names)
+            found: Counter[str] = Counter()
+            try:
+                commands = {name: command(name, folder, [*added, *arguments]) for name in names}
+                statuses.update(run_at_once(commands, folder))
+            finally:
+                found.update(sum((counts_in(report_of(name, folder)) for name in names), Counter()))
+                counts.update(found)
+            return found
 
-        for stage in STAGES:
-            counts.update(run(stage))
-        for name in AGAIN:
-            first = counts_in(report_of(name, folder)) if statuses.get(name) == TESTS_FAILED else Counter()
-            if 0 < (failed := first["failed"] + first["errors"]) <= MOST_AGAIN:
-                say(f"-- tests: {name}, those that failed once more and alone")
-                report_of(name, folder).unlink()
-                counts.subtract({"failed": first["failed"], "errors": first["errors"]})
-                second = run([name], ALONE)
-                counts.update(second, rerun=failed)
-                if second.total() != failed:
-                    statuses[name] = TESTS_FAILED  # not each of them had its second try
+        try:
+            for stage in STAGES:
+                run(stage)
+            for name in AGAIN:
+                first = counts_in(report_of(name, folder)) if statuses.get(name) == TESTS_FAILED else Counter()
+                if 0 < (failed := first["failed"] + first["errors"]) <= MOST_AGAIN:
+                    say(f"-- tests: {name}, those that failed once more and alone")
+                    report_of(name, folder).unlink()
+                    counts.subtract({"failed": first["failed"], "errors": first["errors"]})
+                    counts["rerun"] += failed
+                    if run([name], ALONE).total() != failed:
+                        statuses[name] = TESTS_FAILED  # not each of them had its second try
+        except KeyboardInterrupt:
+            statuses["interrupted"] = INTERRUPTED
+            counts[UNKNOWN] += len(left)
+        if counts[NEVER_RAN]:
+            say("")  # what was cut was in the middle of a line
         keep([report for name in RUNS if (report := report_of(name, folder)).exists()])
     say(closing_line(counts, time.monotonic() - begun))
-    if counts["passed"] == 0:
-        return 1
+    if counts[NEVER_RAN] or counts[UNKNOWN] or not counts["passed"]:
+        statuses["cut"] = TESTS_FAILED
     return max(0 if status == NO_TESTS_SELECTED else abs(status) for status in statuses.values())
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

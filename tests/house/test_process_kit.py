@@ -32,7 +32,20 @@ def test_leaves():
 
 def run_pytest(tmp_path, text, **settings):
     (tmp_path / "test_inner.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "conftest", "--rootdir", tmp_path, tmp_path]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-s",
+        "-p",
+        "no:schemathesis",
+        "-p",
+        "conftest",
+        "--rootdir",
+        tmp_path,
+        tmp_path,
+    ]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'tests' / 'kits'}"}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60, env=environment, cwd=tmp_path, **settings
@@ -58,3 +71,26 @@ def test_pytest_when_a_test_leaves_a_process_ends_it_and_fails(tmp_path):
     with pytest.raises(ProcessLookupError):
         os.kill(orphan, 0)
     assert end_children() == []
+
+
+SLOW_REPORT = """
+import time
+def pytest_runtest_logreport(report):
+    if report.when == "setup" and "late" in report.nodeid:
+        time.sleep(1)
+"""
+LATE = """
+import pytest, time
+@pytest.mark.timeout(0.5)
+def test_late(): time.sleep(60)
+def test_next(): pass
+"""
+
+
+@pytest.mark.realtime
+def test_pytest_when_time_is_up_while_it_reports_fails_that_test_and_goes_on(tmp_path):
+    (tmp_path / "slow_report.py").write_text(SLOW_REPORT)
+    done = run_pytest(tmp_path, "pytest_plugins = ['slow_report']" + LATE)
+    assert "Timeout (>0.5s)" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed in"), done.stdout
+    assert done.returncode == 1

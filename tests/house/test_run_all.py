@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import re
+import signal
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import run_all
+from outcomes import SUFFIX
 
+PLAIN = ("-p", "no:schemathesis")
+"""Its plugin takes a second of every process."""
+CUT = """
+import os, pytest, signal, time
+@pytest.mark.parametrize("number", range(9))
+def test_one(number):
+    if number == 5: {}
+"""
 MIXED = """
 import pytest
 def test_good(): pass
@@ -23,12 +35,16 @@ def test_skipped(): pass
 """
 
 
-def test_counts_when_read_from_a_report_are_those_of_pytest(tmp_path):
+def test_counts_when_read_from_a_run_are_those_of_pytest(tmp_path, runs):
     (tmp_path / "test_mixed.py").write_text(MIXED)
-    report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path, f"--junitxml={report}", tmp_path]
-    subprocess.run(command, capture_output=True, check=False, timeout=60)
-    assert run_all.counts_in(report) == Counter(passed=1, failed=1, skipped=1, errors=1)
+    (tmp_path / "test_broken.py").write_text("import nothing_of_that_name")
+    runs("real time")
+    report = run_all.report_of("real time", tmp_path)
+    command = run_all.command("real time", tmp_path, ["--continue-on-collection-errors", str(tmp_path)])
+    subprocess.run(command, capture_output=True, check=False, timeout=60, cwd=run_all.ROOT)
+    assert run_all.counts_in(report) == Counter(passed=1, failed=1, skipped=1, errors=2)
+    suite = next(ET.parse(report).getroot().iter("testsuite"))
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["5", "1", "2", "1"]
 
 
 def test_reports_when_kept_name_the_slowest_tests_of_all_runs(tmp_path, monkeypatch, capsys):
@@ -45,6 +61,52 @@ def test_reports_when_kept_name_the_slowest_tests_of_all_runs(tmp_path, monkeypa
     assert len(named) == run_all.MOST_SLOW
 
 
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Return a function: names of runs, and options of all of them; each is a stage with the tests in `tmp_path`."""
+
+    def make(*names, options=()):
+        monkeypatch.setattr(run_all, "RUNS", {name: [*PLAIN, "--rootdir", str(tmp_path), *options] for name in names})
+        monkeypatch.setattr(run_all, "STAGES", tuple((name,) for name in names))
+        monkeypatch.setattr(run_all, "keep", lambda reports: None)
+
+    return make
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(
+    ("how", "workers", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 0, 9),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 0, 15),
+        ("os._exit(0)", 0, 1),
+        ("pytest.exit('enough')", 0, 2),
+        ("os.kill(os.getppid(), signal.SIGKILL)", 1, 9),
+    ],
+)
+def test_runner_when_pytest_is_killed_says_how_many_tests_never_ran(tmp_path, runs, capfd, how, workers, status):
+    (tmp_path / "test_cut.py").write_text(CUT.format(how))
+    runs("real time", options=["-n", str(workers)])
+    assert run_all.main([str(tmp_path)]) == status
+    line = capfd.readouterr().out.splitlines()[-1]
+    passed, never = map(int, re.fullmatch(r"(\d+) passed, (\d+) never ran in [\d.]+s", line).groups())
+    assert passed + never == 9
+    assert never >= 4, "the workers' last words may be lost"
+
+
+@pytest.mark.realtime
+def test_runner_when_interrupted_says_what_never_ran(tmp_path, runs, capfd):
+    (tmp_path / "test_cut.py").write_text(CUT.format("os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"))
+    runs("one", "two")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run_all.main([str(tmp_path)]) == run_all.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
+    line = capfd.readouterr().out.splitlines()[-1]
+    assert line.startswith("5 passed, 4 never ran, 1 of 2 runs collected nothing in")
+
+
 def staged(monkeypatch, statuses, passed=1, lost=0, **bad):
     """Let every run end with the next of `statuses` and have `passed` tests; the first real-time one also `bad`.
 
@@ -57,11 +119,13 @@ def staged(monkeypatch, statuses, passed=1, lost=0, **bad):
         for name, command in commands.items():
             first = name == "real time" and command not in started and "--last-failed" not in command
             started.append(command)
-            numbers = dict.fromkeys(run_all.OUTCOMES.values(), 0) | (bad if first else {})
             again = "--last-failed" in command
-            numbers["tests"] = (sum(bad.values()) - lost if again else passed) + sum(numbers.values())
-            attributes = " ".join(f'{key}="{number}"' for key, number in numbers.items())
-            run_all.report_of(name, folder).write_text(f"<suites><testsuite {attributes}/></suites>")
+            words = ["passed"] * (sum(bad.values()) - lost if again else passed)
+            words += [word for word, number in bad.items() if first for _ in range(number)]
+            lines = [f"collected {len(words)}", *(f"{word} test-{number}" for number, word in enumerate(words))]
+            report = run_all.report_of(name, folder)
+            report.touch()
+            report.with_suffix(SUFFIX).write_text("\n".join(lines))
         return {name: left.pop(0) for name in commands}
 
     monkeypatch.setattr(run_all, "run_at_once", run_at_once)
@@ -90,11 +154,11 @@ def test_runner_when_one_run_fails_fails(monkeypatch, capsys, statuses, passed, 
 @pytest.mark.parametrize(
     ("bad", "second", "line", "expected"),
     [
-        ({"failures": 2}, 0, "6 passed, 2 rerun in", 0),
-        ({"failures": 1, "errors": 1}, 1, "6 passed, 2 rerun in", 1),
-        ({"failures": 3, "lost": 1}, 0, "6 passed, 3 rerun in", 1),
-        ({"failures": 2, "lost": 2}, 5, "4 passed, 2 rerun in", 1),
-        ({"failures": run_all.MOST_AGAIN + 1}, None, f"{run_all.MOST_AGAIN + 1} failed, 4 passed in", 1),
+        ({"failed": 2}, 0, "6 passed, 2 rerun in", 0),
+        ({"failed": 1, "errors": 1}, 1, "6 passed, 2 rerun in", 1),
+        ({"failed": 3, "lost": 1}, 0, "6 passed, 3 rerun in", 1),
+        ({"failed": 2, "lost": 2}, 5, "4 passed, 2 rerun in", 1),
+        ({"failed": run_all.MOST_AGAIN + 1}, None, f"{run_all.MOST_AGAIN + 1} failed, 4 passed in", 1),
     ],
 )
 def test_runner_when_real_time_tests_fail_runs_them_again_alone(monkeypatch, capsys, bad, second, line, expected):
@@ -104,14 +168,13 @@ def test_runner_when_real_time_tests_fail_runs_them_again_alone(monkeypatch, cap
     assert ["--last-failed" in command for command in started] == [False] * 4 + [True] * (second is not None)
 
 
-def test_again_when_a_test_failed_runs_only_that_one(tmp_path, capfd, monkeypatch):
+def test_again_when_a_test_failed_runs_only_that_one(tmp_path, capfd, runs):
     (tmp_path / "test_twice.py").write_text(
         "from pathlib import Path\nmark = Path(__file__).with_name('mark')\n"
         "def test_once():\n    seen = mark.exists(); mark.touch(); assert seen\n"
         "def test_good(): assert not mark.exists() or mark.read_text() == ''\n"
     )
-    monkeypatch.setattr(run_all, "RUNS", {"real time": ["-n", "1", *run_all.BY_FILE, "--rootdir", str(tmp_path)]})
-    monkeypatch.setattr(run_all, "STAGES", (("real time",),))
+    runs("real time", options=["-n", "1", *run_all.BY_FILE])
     assert run_all.main([str(tmp_path)]) == 0
     assert capfd.readouterr().out.splitlines()[-1].startswith("2 passed, 1 rerun in")
 
