@@ -2,9 +2,9 @@
 
 Theory of operation. A server's frames are not masked (RFC 6455 section 5.1), so a message is the same octets for every
 client: a `Topic` frames it once, appends it to a stream log, and the clients that keep up are a cohort, one system call
-each and flush. Where clients have agreed to permessage-deflate, a second log has the same messages deflated, once
-each: no window is kept between messages, neither here nor for what clients send, so a deflated message is the same
-octets for every client too, and an idle client costs no window.
+each and flush. Where clients have agreed to permessage-deflate, a twin of the log has the same messages deflated, once
+each, and those from before when the first of them is sent them: no window is kept between messages, neither here nor
+for what clients send, so a deflated message is the same octets for every client, and an idle client costs no window.
 
 A `WebSocketSession` begins as HTTP: the head of a request is read, judged and answered; behind that there are frames.
 What the application sends, and the topic that a client follows, are queued and limited by its Sender as everything is.
@@ -299,8 +299,9 @@ class WebSocketSession(Session):
         """
         if self._phase in _BEFORE_OPEN:
             raise LocalProtocolError("send_message() was called before the handshake", hint="call it from accepted()")
-        payload, first = message_frame(message)
-        wire = (deflated_frame(payload, first) if self._deflates else None) or frame(payload, first)
+        wire = frame(*message_frame(message))
+        if self._deflates:
+            wire = deflated_frame(wire)
         return self.connection.sender.send(wire, MessageClass.DATA, droppable=droppable)
 
     def follow(self, topic: Topic) -> None:
@@ -603,14 +604,12 @@ class TopicStatistics:
 class _Form:
     """A topic in one form: plain, or deflated."""
 
-    __slots__ = ("fanouts", "followers", "log", "unread")
+    __slots__ = ("fanouts", "followers", "log")
 
-    def __init__(self, topic: Topic) -> None:
-        interval_s = topic.flush_interval_s
-        self.log: Final = StreamLog(topic.name, max_keys=topic.max_keys, max_value_bytes=topic.max_value_bytes)
-        self.fanouts: Final = Fanouts(self.log, flush_interval_s=interval_s, gather_s=min(_GATHER_S, interval_s))
+    def __init__(self, log: StreamLog, interval_s: float) -> None:
+        self.log: Final = log
+        self.fanouts: Final = Fanouts(log, flush_interval_s=interval_s, gather_s=min(_GATHER_S, interval_s))
         self.followers = 0  # guarded by the topic's lock
-        self.unread = 0  # messages since the last follower left; guarded by the topic's lock
 
 
 class Topic:
@@ -626,9 +625,11 @@ class Topic:
         flush_interval_s: longest time in seconds, 0 to 10, for which messages are gathered before they are written;
             after a pause the first goes at once, but for 2 ms. 0: each is written by itself.
         compress: whether clients that agreed to permessage-deflate get what is worth it deflated; that takes one call
-            of zlib a message, while there are such followers.
+            of zlib a message, while there are such followers, and once for a value that was published before, when the
+            first of them gets it.
         max_keys: most keys at a time. 0: there are none.
         max_value_bytes: most bytes of the newest messages of all keys together, in frames, and characters of the keys.
+            What of them was deflated for a client is kept beside, and is less.
 
     Attributes:
         name: as above.
@@ -654,9 +655,10 @@ class Topic:
         self.max_value_bytes: Final = max_value_bytes
         self._compress: Final = compress
         self._lock: Final = OwnedLock()
-        self._plain: Final = _Form(self)
-        # What clients that agreed to deflate get. None: there has been none for a while.
-        self._deflated: _Form | None = None  # guarded by _lock
+        self._plain: Final = _Form(
+            StreamLog(self.name, max_keys=max_keys, max_value_bytes=max_value_bytes), flush_interval_s
+        )
+        self._deflated: _Form | None = None  # what clients that agreed to deflate get, while any do; guarded by _lock
 
     def publish(self, message: str | Octets, *, key: str | None = None, droppable: bool | None = None) -> None:
         """Send a message to all that follow; what that costs here does not grow with their number. Any thread.
@@ -677,21 +679,10 @@ class Topic:
                 f"Topic.publish() was called from {where}(), which may call no Sender",
                 hint="do it later, with Connection.call_soon",
             )
-        payload, first = message_frame(message)
-        wire, now = frame(payload, first), time.monotonic()
+        wire, now = frame(*message_frame(message)), time.monotonic()
         with self._lock:
-            self._plain.log.append(wire, MessageClass.DATA, now, key=key, droppable=droppable)
-            form = self._deflated
-            if form is None:
-                return
-            if form.followers:
-                wire = deflated_frame(payload, first) or wire
-            elif form.unread < len(self._plain.log.latest or ()):
-                form.unread += 1  # for a while: filling another one takes as much work
-            else:
-                self._deflated = None
-                return
-            form.log.append(wire, MessageClass.DATA, now, key=key, droppable=droppable)
+            deflated = None if self._deflated is None else deflated_frame(wire)
+            self._plain.log.append(wire, MessageClass.DATA, now, key=key, droppable=droppable, twin_wire=deflated)
 
     def forget(self, key: str) -> None:
         """Forget the newest message of `key`: nobody is sent it any more. Harmless where there is none. Any thread.
@@ -699,8 +690,7 @@ class Topic:
         Followers are not told; publish a message that says so, without a key, where they should be.
         """
         with self._lock:
-            for form in filter(None, (self._plain, self._deflated)):
-                form.log.forget(key)
+            self._plain.log.forget(key)
 
     def statistics(self) -> TopicStatistics:
         """Return figures. Any thread."""
@@ -720,22 +710,18 @@ class Topic:
         with self._lock:
             form = self._plain
             if deflated and self._compress:
-                form = self._deflated = self._deflated or self._filled_form_locked()
+                if self._deflated is None:
+                    self._deflated = _Form(form.log.begin_twin(deflated_frame), self.flush_interval_s)
+                form = self._deflated
             form.followers += 1
             return form
-
-    def _filled_form_locked(self) -> _Form:
-        """Return a form with what newcomers get; that was not deflated, which a client takes as well."""
-        form, latest = _Form(self), self._plain.log.latest
-        for value in () if latest is None else latest.values():
-            form.log.append(value.wire, MessageClass.DATA, value.since, key=value.key)
-        return form
 
     def left(self, form: _Form) -> None:
         """Count a follower out."""
         with self._lock:
             form.followers -= 1
-            form.unread = 0
+            if form is self._deflated and not form.followers:
+                self._deflated = self._plain.log.twin = None
 
 
 class _TopicPlace(FollowPlace):
@@ -756,7 +742,8 @@ class _TopicPlace(FollowPlace):
 
     def leave(self) -> None:
         super().leave()
-        if self.connection.ended is not None:  # else it moves to another thread
+        # Else it moves to another thread; also when it is to end there, where its Sender still looks at the log.
+        if self.connection.ended is not None and self.connection.sender.closed:
             self._leave_topic()
 
     def end(self) -> None:

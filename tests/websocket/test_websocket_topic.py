@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import ssl
 import threading
 import zlib
@@ -24,9 +25,11 @@ from flowctl import (
     Limits,
     LocalProtocolError,
     ReentryError,
+    SocketOptions,
     Topic,
     WebSocketSession,
 )
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.server.certificate import Certificate
 from flowctl.wire.websocket import frames
 
@@ -129,8 +132,36 @@ def test_messages_when_followers_agreed_to_deflate_are_deflated_once_for_all(mon
         assert len(calls) == 1
 
 
+def test_values_when_deflating_followers_come_and_go_are_deflated_once_and_only_for_who_takes_them(monkeypatch):
+    """Joining is no work for the publisher: nothing is appended, and a client that takes little has little deflated."""
+    calls, appended = [], []
+    compressobj, append = zlib.compressobj, StreamLog.append
+    topic = Topic(max_keys=3000)
+    texts = [random.Random(number).randbytes(1000).hex() for number in range(3000)]
+    for number, text in enumerate(texts):
+        topic.publish(text, key=str(number))
+    monkeypatch.setattr(frames.zlib, "compressobj", lambda **how: calls.append(how) or compressobj(**how))
+    monkeypatch.setattr(StreamLog, "append", lambda *args, **how: appended.append(args) or append(*args, **how))
+    narrow = {"limits": ROOMY, "options": SocketOptions(send_buffer_bytes=4096)}
+    with Served(following(topic), server=narrow) as served:
+        stalled, session = served.open(Sec_WebSocket_Extensions=DEFLATE, **NARROW)
+        with stalled:
+            wait_until(lambda: session.connection.sender.blocked)
+            assert 0 < len(calls) < 1500
+            for _ in range(3):
+                with served.open(Sec_WebSocket_Extensions=DEFLATE)[0] as client:
+                    taken = [client.read_frame() for _ in texts]
+                assert {first for first, _ in taken} == {0xC0 | TEXT}
+                assert [inflated(payload).decode() for _, payload in taken] == texts
+                assert len(calls) == len(texts)
+        wait_until(lambda: topic.statistics().followers == 0)
+        with served.open(Sec_WebSocket_Extensions=DEFLATE)[0] as client:
+            assert [inflated(client.read_frame()[1]).decode() for _ in texts] == texts
+        assert (len(calls), appended) == (len(texts), [])
+
+
 def test_newest_messages_when_deflating_followers_come_again_are_those_published_meanwhile():
-    """The deflated form is kept for as many messages as it takes to fill another, then filled anew: both are right."""
+    """Their log ends with the last of them, and begins anew with the next: with all that is the newest by then."""
     topic = Topic()
     want = {key: f"{key} 0" for key in "abc"}
     for key, text in want.items():

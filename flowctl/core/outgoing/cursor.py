@@ -82,7 +82,8 @@ class HandedValue(NamedTuple):
 
     at: int  # its index among the messages
     sequence: int
-    size_bytes: int
+    size_bytes: int  # as it counts while it waits
+    saved_bytes: int  # by which it is shorter in the form of a twin
     key: str
 
 
@@ -301,11 +302,13 @@ class LogCursor:
         refusals = self._refusals
         mask, ahead = (refusals.mask, iter(refusals.ahead)) if refusals is not None else (0, iter(()))
         gate, value = next(ahead, None), next(values, None)
+        twin = self.log.transform is not None
         while len(items) < most and size < budget_bytes:
             if value is not None and value.after <= entry.sequence:
-                places.append(HandedValue(len(items), value.sequence, len(value.wire), value.key))
-                items.append((MessageClass.DATA, value.wire, max(value.since, self.served_at)))
-                size += len(value.wire)
+                wire, plain_bytes = (value.twin if twin else None) or value.wire, len(value.wire)
+                places.append(HandedValue(len(items), value.sequence, plain_bytes, plain_bytes - len(wire), value.key))
+                items.append((MessageClass.DATA, wire, max(value.since, joined_at)))
+                size += len(wire)
                 value = next(values, None)
                 continue
             if entry is tail:

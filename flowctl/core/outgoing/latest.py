@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from flowctl.errors import LocalProtocolError
 
@@ -33,7 +33,8 @@ _LEAST_EMPTY: Final = 64
 """Empty slots that are left alone: copying less together is not worth it."""
 
 
-class Value(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Value:
     """The newest message of a key.
 
     Attributes:
@@ -42,6 +43,7 @@ class Value(NamedTuple):
         wire: the message.
         since: when it was published, in seconds.
         key: its key.
+        twin: the message as the log's twin has it. None: it is not known yet.
     """
 
     sequence: int
@@ -49,6 +51,7 @@ class Value(NamedTuple):
     wire: bytes
     since: float
     key: str
+    twin: bytes | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -104,17 +107,22 @@ class LatestValues:
     Attributes:
         begun: number of messages of the log, the one that is being appended included.
         forgets: twice the number of times that a key was forgotten; odd meanwhile.
+        put_bytes: wire bytes of all values so far, of those before them too.
         size_bytes: wire bytes of all values.
     """
 
-    __slots__ = ("_key_chars", "_slots", "begun", "forgets", "max_bytes", "max_keys", "name", "size_bytes")
+    __slots__ = (
+        *("_key_chars", "_slots", "begun", "forgets", "max_bytes", "max_keys"),
+        *("most", "name", "put_bytes", "size_bytes"),
+    )
 
     def __init__(self, name: str, max_keys: int, max_bytes: int) -> None:
         self.name = name
         self.max_keys = max_keys
         self.max_bytes = max_bytes
         self.begun = self.forgets = 0
-        self.size_bytes = self._key_chars = 0
+        self.size_bytes = self.put_bytes = self._key_chars = 0
+        self.most: Amount = (0, 0)
         self._slots = _Slots.of([])
 
     def __len__(self) -> int:
@@ -158,6 +166,7 @@ class LatestValues:
         slots.values.append(value)
         slots.places[value.key] = place  # last: other threads look for what is there
         self.size_bytes += size
+        self.put_bytes += size
         self._key_chars += len(value.key)
 
     def forget(self, key: str) -> None:

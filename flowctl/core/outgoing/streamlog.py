@@ -19,6 +19,9 @@ filled before its `next` is set, and `tail` is replaced last.
 A log may have *keys*: a message with a key is superseded by the next one of the same key, and a viewer that is behind
 gets only what is not superseded (`core.outgoing.conflation`). Such a log keeps the newest value of each key, and a
 second list of its messages without a key, *loose*: that is all that viewers which lag hold of it.
+
+A log may have a *twin*: the same messages in another form, deflated say, for viewers that take that. It has the same
+values, which are brought into its form when one of them is first handed over: it costs nothing to begin and to end.
 """
 
 from __future__ import annotations
@@ -172,10 +175,12 @@ class KeyedEntry(Entry):
 
     Attributes:
         loose: what comes next, from here on, of the messages without a key: an entry of the log's `loose`.
+        value_bytes: wire bytes of the messages with a key before this one, not in the form of a twin.
     """
 
-    __slots__ = ("loose",)
-    loose: Entry  # set by the log at once: a constructor of its own would cost a fifth of an append
+    __slots__ = ("loose", "value_bytes")
+    loose: Entry  # set by the log at once, both: a constructor of its own would cost a fifth of an append
+    value_bytes: int
 
 
 class Place:
@@ -217,6 +222,13 @@ class CacheLimits:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} of the GOP cache is {getattr(self, name)}, it must be 0 or more")
 
+    def passed(self, cached: Entry, tail: Entry, now: float) -> bool:
+        return (
+            tail.offset - cached.offset > self.size_bytes
+            or tail.sequence - cached.sequence > self.messages
+            or now - cached.enqueued_at > self.duration_s
+        )
+
 
 MAX_VALUE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of the newest values of all keys that a log keeps at most by default: 64 kB for each of a thousand keys."""
@@ -245,6 +257,8 @@ class StreamLog:
         keys: the last key frames, oldest first, where they are kept (`keep_keys`); replaced whole, so any thread.
         latest: the newest value of each key. None: its messages have no keys.
         loose: the messages without a key once more, of a log with keys.
+        twin: what is appended to along with this log. None: there is none. Set by the publisher.
+        transform: of a twin, brings a value into its form. None: it is no twin.
 
     Raises:
         ConfigError: a limit is below 0.
@@ -271,6 +285,8 @@ class StreamLog:
         "name",
         "rates",
         "tail",
+        "transform",
+        "twin",
     )
 
     def __init__(
@@ -304,11 +320,13 @@ class StreamLog:
         self._listeners: tuple[LogListener, ...] = ()
         self.latest: LatestValues | None = None
         self.loose: StreamLog | None = None
+        self.twin: StreamLog | None = None
+        self.transform: Callable[[bytes], bytes] | None = None
         if max_keys:
             self.latest = LatestValues(self.name, max_keys, max_value_bytes)
             self.loose = StreamLog(f"{self.name}, without keys")
             self.tail = tail = KeyedEntry(0, 0, _ZEROS, _ZEROS, self.gop)
-            tail.loose = self.loose.tail
+            tail.loose, tail.value_bytes = self.loose.tail, 0
 
     def append(
         self,
@@ -320,6 +338,7 @@ class StreamLog:
         restart: tuple[Wire, ...] = (),
         droppable: bool | None = None,
         leading: bool = False,
+        twin_wire: bytes | None = None,
     ) -> Entry:
         """Add one message at the end; O(1) in the number of viewers.
 
@@ -334,6 +353,7 @@ class StreamLog:
                 are by class, so what differs from that is filed, and counted, under another: AUDIO and DATA that may
                 not be dropped under CONTROL, which keeps its place in the log, and HEADER that may under DATA.
             leading: of a picture, see `Entry`.
+            twin_wire: the message in the form of the twin, no longer than `wire`. None: as it is.
 
         Returns:
             The entry that holds the message.
@@ -376,16 +396,14 @@ class StreamLog:
             tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
         else:
             tail = KeyedEntry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
-            tail.loose = self._sort(entry, key, latest)
+            tail.loose = self._sort(entry, key, latest, twin_wire)
+            tail.value_bytes = latest.put_bytes
         # The order of these two lines is what lets other threads read without a lock.
         entry.next = tail
         self.tail = tail
-        cached, cache = self._cached, self.cache
-        if cached is not None and (
-            tail.offset - cached.offset > cache.size_bytes
-            or tail.sequence - cached.sequence > cache.messages
-            or now - cached.enqueued_at > cache.duration_s
-        ):
+        if self.twin is not None:  # before anybody is told: looks at the twin wait for it
+            self.twin.append(twin_wire or wire, message_class, now, key)
+        if self._cached is not None and self.cache.passed(self._cached, tail, now):
             self.drop_cache()
         for listener in self._listeners:
             listener.appended(self)
@@ -429,14 +447,28 @@ class StreamLog:
                 break
         return tail, result
 
-    def _sort(self, entry: Entry, key: str | None, latest: LatestValues) -> Entry:
+    def begin_twin(self, transform: Callable[[bytes], bytes]) -> StreamLog:
+        """Return a twin that begins here; it ends when `twin` is None again. The publisher's thread; no pictures."""
+        twin, tail, loose = StreamLog(self.name), self.tail, self.loose
+        here = tail.sequence, tail.offset, tail.counts, tail.sizes, twin.gop
+        twin.tail = Entry(*here)
+        if isinstance(tail, KeyedEntry) and loose is not None:
+            twin.latest, twin.loose = self.latest, loose.begin_twin(transform)
+            loose.twin = None  # for what has no key is appended to both by the twin
+            twin.tail = keyed = KeyedEntry(*here)
+            keyed.loose, keyed.value_bytes = twin.loose.tail, tail.value_bytes
+        twin.transform, self.twin = transform, twin
+        return twin
+
+    def _sort(self, entry: Entry, key: str | None, latest: LatestValues, twin_wire: bytes | None) -> Entry:
         """Keep `entry`, which is not linked yet, as the value of `key` or beside them; return the end of the others."""
         latest.begun = entry.sequence + 1
         loose = self.loose or self
         if key is None:
             loose.append(entry.wire, entry.message_class, entry.enqueued_at)
-        else:
-            latest.put(Value(entry.sequence, loose.tail.sequence, entry.wire, entry.enqueued_at, key))
+        elif self.transform is None:  # else it is kept already
+            since = entry.enqueued_at
+            latest.put(Value(entry.sequence, loose.tail.sequence, entry.wire, since, key, twin_wire))
         return loose.tail
 
     def _check_keyed(self, key: str | None, message_class: MessageClass, size_bytes: int) -> None:

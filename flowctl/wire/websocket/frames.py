@@ -40,14 +40,17 @@ def frame(payload: bytes, first: int = BINARY) -> bytes:
     return struct.pack(">BBQ", first, LONG, size) + payload
 
 
-def deflated_frame(payload: bytes, first: int) -> bytes | None:
-    """Return the frame with its payload deflated, no window kept; None: that is not worth it."""
+def deflated_frame(plain: bytes) -> bytes:
+    """Return a frame with its payload deflated, no window kept; as it is where that is not worth it."""
+    payload = plain[2 if plain[1] < SHORT else 4 if plain[1] == SHORT else 10 :]
     if len(payload) < DEFLATED_FROM_BYTES:
-        return None
-    deflater = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        return plain
+    # A window as long as the payload: for a short one zlib would clear 256 KiB, ten times the work of deflating it.
+    bits = min(len(payload).bit_length(), zlib.MAX_WBITS)
+    deflater = zlib.compressobj(wbits=-bits, memLevel=min(bits - 6, zlib.DEF_MEM_LEVEL))
     deflated = deflater.compress(payload) + deflater.flush(zlib.Z_SYNC_FLUSH)
     deflated = deflated[:-_SYNC_TAIL_BYTES]
-    return frame(deflated, first | _DEFLATED) if len(deflated) < len(payload) else None
+    return frame(deflated, plain[0] | _DEFLATED) if len(deflated) < len(payload) else plain
 
 
 def message_frame(message: str | Octets) -> tuple[bytes, int]:

@@ -321,40 +321,72 @@ def test_latest_values_when_asked_for_few_of_many_walk_over_few():
     assert counted.looked < 1000, "what a viewer has behind it costs it nothing"
 
 
-def test_cursor_when_another_thread_publishes_has_true_accounts_and_the_newest_values_in_order():
-    log = keyed_log("a0 b0 c0 d0")
+def test_twin_when_values_are_from_before_it_is_handed_few_at_a_time_in_its_form_each_made_once():
+    """And it costs nothing to begin: what came before is the same objects."""
+    log, made = StreamLog(max_keys=1000), []
+    for number in range(1000):
+        log.append(b"%d" % number + b"." * 1000, DATA, 1.0, key=str(number))
+    log.append(b"large" * 100_000, DATA, 1.0, key="0")
+
+    def transform(wire):
+        made.append(wire)
+        return wire.rstrip(b".")
+
+    for _ in range(3):
+        twin = log.begin_twin(transform)
+        cursor, got = ConflatingCursor(twin, now=0.0, latest=True), []
+        assert (twin.latest, twin.tail.sequence) == (log.latest, 1001)
+        done = len(made)
+        while items := cursor.peek(512, 1 << 20):
+            assert len(made) - done < 64, "too much work for one turn"
+            done = len(made)
+            cursor.pass_messages(len(items))
+            got += [wire for _, wire, _ in items]
+        assert got == [b"%d" % number for number in range(1, 1000)] + [b"large" * 100_000]
+        assert len(made) == 999
+        log.twin = None
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_cursor_when_another_thread_publishes_has_true_accounts_and_the_newest_values_in_order(twin):
+    published = log = keyed_log("a0 b0 c0 d0")
+    if twin:
+        log = published.begin_twin(bytes.rstrip)
     cursor = ConflatingCursor(log, now=0.0)
     cursor.end_joining(DropReason.REFUSED, 0.0)
     most, interval, chance = 6000, sys.getswitchinterval(), random.Random(seeds(1)[0])
 
     def publish_all():
         for number in range(most):
-            log.append(b"%d" % number, DATA, 1.0, None if number % 7 == 0 else "abcd"[number % 4])
+            wire, key = b"%d  " % number, None if number % 7 == 0 else "abcd"[number % 4]
+            published.append(wire, DATA, 1.0, key, twin_wire=None if number % 5 else wire.rstrip())
             if number % 50 == 0:
-                log.forget("d")
+                published.forget("d")
 
     sys.setswitchinterval(1e-6)
     publisher = threading.Thread(target=publish_all)
     publisher.start()
-    received, stopped, before = [], False, NO_COUNTS
+    received, received_bytes, stopped, before = [], 0, False, NO_COUNTS
     try:
         while not stopped:
             stopped = not publisher.is_alive()
             items = cursor.peek(chance.randrange(1, 9), 1 << 20)
             cursor.pass_messages(len(items))
             received += [int(wire) for _, wire, _ in items]
+            received_bytes += sum(len(wire) for _, wire, _ in items)
             accepted, dropped, queued = as_counts(cursor.balance())
             superseded = dropped.get(DropReason.SUPERSEDED, NO_COUNTS)
             assert superseded.messages[DATA] >= before.messages[DATA], "one more was counted too early"
             assert superseded.sizes_bytes[DATA] >= before.sizes_bytes[DATA]
             before = superseded
-            assert accepted == superseded + queued + Counts.of_figures(figures_of(received))
+            assert accepted == superseded + queued + Counts.of_figures(figures_of(len(received), received_bytes))
             at = log.tail
             if cursor.stands_at(at):
                 cursor.enter(Place(at))
                 items = cursor.peek(3, 1 << 20)
                 cursor.pass_messages(len(items))
                 received += [int(wire) for _, wire, _ in items]
+                received_bytes += sum(len(wire) for _, wire, _ in items)
                 cursor.stand_alone()
     finally:
         sys.setswitchinterval(interval)
@@ -373,10 +405,10 @@ def test_cursor_when_another_thread_publishes_has_true_accounts_and_the_newest_v
         assert values[-1] == max(number for number in range(key, most, 4) if number % 7)
 
 
-def figures_of(numbers):
-    """Return how many messages and bytes these are, by class."""
+def figures_of(messages, size):
+    """Return them by class."""
     figures = [0] * (2 * len(MessageClass))
-    figures[DATA], figures[DATA + len(MessageClass)] = len(numbers), sum(len(str(number)) for number in numbers)
+    figures[DATA], figures[DATA + len(MessageClass)] = messages, size
     return figures
 
 

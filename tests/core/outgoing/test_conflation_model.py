@@ -89,16 +89,25 @@ class Model:
         self.first, self.stopped, self.fresh, self.turn = [], [], [], None
 
 
+def shortened(wire):
+    return wire[:-1]
+
+
 class ConflationHistory(RuleBasedStateMachine):
     """Messages with keys and without are published, handed over in part, refused, dropped; in and out of a cohort."""
 
+    twin = False
+
     def __init__(self):
         super().__init__()
-        self.log = StreamLog(max_keys=len(KEYS))
+        self.log = self.published = StreamLog(max_keys=len(KEYS))
+        self.sent_bytes = 0
         self.numbers = {}  # number of the newest value by key
         self.model = Model()
         for number in range(3):
             self.append("a", number)
+        if self.twin:
+            self.log = self.published.begin_twin(shortened)
         self.cursor = ConflatingCursor(self.log, now=0.0, latest=True)
         self.cursor.end_joining(DropReason.REFUSED, 0.0)
         self.model = Model()
@@ -111,7 +120,9 @@ class ConflationHistory(RuleBasedStateMachine):
     def append(self, key, number, message_class=DATA):
         wire = f"{key or '.'}{number} {number % 3}".encode()
         newest = self.numbers.get(key)
-        self.log.append(wire, message_class, number / 10, key=key)
+        self.published.append(wire, message_class, number / 10, key=key, twin_wire=shortened(wire))
+        if self.twin and key is None:
+            wire = shortened(wire)
         self.model.publish((number, key, message_class, wire), newest)
         if key is not None:
             self.numbers[key] = number
@@ -120,7 +131,7 @@ class ConflationHistory(RuleBasedStateMachine):
     def publish(self, texts):
         for text in texts:
             if self.over:
-                self.log.append(b"late", DATA, 0.0, key=None if text in ".!" else text)
+                self.published.append(b"late", DATA, 0.0, key=None if text in ".!" else text)
             elif self.member:
                 self.publish_to_member(text)
             else:
@@ -142,8 +153,9 @@ class ConflationHistory(RuleBasedStateMachine):
         self.append(None if text in ".!" else text, self.count)
         self.count += 1
         assert self.cursor.load() == (self.log.tail.offset - self.cursor.entry.offset, 1)
-        assert len(self.cursor.peek(9, LARGE)) == 1
+        (item,) = self.cursor.peek(9, LARGE)
         self.cursor.pass_messages(1)
+        self.sent_bytes += len(item[1])
         self.model.sent += 1
         self.model.catch_up()
 
@@ -152,13 +164,17 @@ class ConflationHistory(RuleBasedStateMachine):
     def take(self, most, count, budget):
         expected = self.model.queue(self.numbers)
         items = self.cursor.peek(most, budget)
-        assert [(item, wire) for item, wire, _ in items] == [item[2:] for item in expected[: len(items)]]
+        assert [(item, wire) for item, wire, _ in items] == [
+            (item, shortened(wire) if self.twin and key is not None else wire)
+            for _, key, item, wire in expected[: len(items)]
+        ]
         before = sum(len(wire) for _, wire, _ in items[:-1])
         assert not items or before < budget
         if len(items) < most and before + len(items[-1:] and items[-1][1]) < budget:
             assert len(items) == len(expected)
         count = min(count, len(items))
         self.cursor.pass_messages(count)
+        self.sent_bytes += sum(len(wire) for _, wire, _ in items[:count])
         self.model.take(expected, count)
 
     @precondition(lambda self: not self.member and not self.over)
@@ -183,6 +199,7 @@ class ConflationHistory(RuleBasedStateMachine):
         items = self.cursor.peek(99, LARGE)
         assert len(items) == len(keys)
         self.cursor.pass_messages(done)
+        self.sent_bytes += sum(len(wire) for _, wire, _ in items[:done])
         self.cursor.stand_alone()
         # The model took what was superseded off the queue at once, the cohort sends it all the same.
         first = self.count - len(keys)
@@ -215,7 +232,7 @@ class ConflationHistory(RuleBasedStateMachine):
     @precondition(lambda self: not self.member and not self.over)
     @rule(key=st.sampled_from(KEYS))
     def forget(self, key):
-        self.log.forget(key)
+        self.published.forget(key)
         self.model.remove(lambda item: item[1] == key, DropReason.SUPERSEDED)
         self.numbers.pop(key, None)
 
@@ -239,6 +256,8 @@ class ConflationHistory(RuleBasedStateMachine):
         lost = {reason: counts.total_messages for reason, counts in dropped.items()}
         assert lost == {reason: count for reason, count in self.model.dropped.items() if count}
         assert self.model.accepted == self.model.sent + sum(lost.values()) + len(waiting)
+        lost_bytes = sum(counts.total_bytes for counts in dropped.values())
+        assert accepted.total_bytes == self.sent_bytes + lost_bytes + queued.total_bytes
         if not self.member:
             assert self.cursor.load() == (queued.total_bytes, queued.total_messages)
             assert self.cursor.caught_up is (not waiting)
@@ -259,5 +278,12 @@ class ConflationHistory(RuleBasedStateMachine):
             assert (left.total_messages if left else 0) == len(rest)
 
 
-TestConflationHistory = ConflationHistory.TestCase
+class TwinHistory(ConflationHistory):
+    """The same for a viewer of a twin: it is handed the shorter form, and what waits counts as it is in the log."""
+
+    twin = True
+
+
+TestConflationHistory, TestTwinHistory = ConflationHistory.TestCase, TwinHistory.TestCase
 TestConflationHistory.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTwinHistory.settings = TestConflationHistory.settings

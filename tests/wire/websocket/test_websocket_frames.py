@@ -52,8 +52,8 @@ def test_deflated_frames_when_read_by_clients_that_came_at_other_times_are_the_s
     extension = PerMessageDeflate()
     extension.finalize("permessage-deflate; server_no_context_takeover; client_no_context_takeover")
     early = client([extension])
-    for message in (b"abc " * 100, b"abc " * 200):
-        wire = deflated_frame(message, BINARY)
+    for message in (b"abc " * 64, b"abc " * 127, b"abc " * 200, b"0123456789abcdefg" * 4096):
+        wire = deflated_frame(frame(message, BINARY))
         assert len(wire) < len(message) / 4
         late_extension = PerMessageDeflate()
         late_extension.finalize("permessage-deflate; server_no_context_takeover")
@@ -63,8 +63,8 @@ def test_deflated_frames_when_read_by_clients_that_came_at_other_times_are_the_s
 
 
 def test_messages_when_deflating_is_not_worth_it_are_left_as_they_are():
-    assert deflated_frame(b"short", TEXT) is None
-    assert deflated_frame(random.Random(1).randbytes(2000), BINARY) is None
+    for message in (b"short", random.Random(1).randbytes(2000), random.Random(1).randbytes(70_000)):
+        assert deflated_frame(frame(message, BINARY)) == frame(message, BINARY)
 
 
 @pytest.mark.parametrize("reason", ["", "bye", "x" * 123, "ü" * 200, "a" + "😀" * 60, "\ud800 lone"])
