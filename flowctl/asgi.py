@@ -32,7 +32,7 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -88,7 +88,8 @@ class WebSocketProtocol(WSProtocol):
         self._head = b""  # of the request, as uvicorn's HTTP side passes it on: whole, and first
         self._early = b""  # what the client sent behind it, without waiting for the answer
         self._order: _Order | None = None
-        self._handed_over = False
+        self._answered = False  # by the application, or for it
+        self._handed_over = self._gone = False
         self.connection: Connection | None = None  # what it was handed over to
 
     def data_received(self, data: bytes) -> None:
@@ -101,8 +102,13 @@ class WebSocketProtocol(WSProtocol):
             return
         super().data_received(data)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
+        super().connection_lost(exc)
+        self.writable.set()  # uvicorn 0.36 leaves who waits for it waiting for good
+
     def shutdown(self) -> None:
-        if not self._handed_over:  # else the transport is about to tell that it has closed
+        if not (self._handed_over or self._gone):  # else the transport is about to tell that it has closed
             super().shutdown()
 
     async def run_asgi(self) -> None:
@@ -118,17 +124,18 @@ class WebSocketProtocol(WSProtocol):
         if self._order is not None and message["type"] == "websocket.accept":
             await self._hand_over(self._order, message)
             return
+        self._answered = True
         await super().send(message)
         if self._early and message["type"] == "websocket.accept":
             early, self._early = self._early, b""
             self.transport.resume_reading()
             super().data_received(early)
 
-    def order_hand_over(self, order: _Order) -> None:
-        """Have the next ``websocket.accept`` hand the socket over."""
+    def order_hand_over(self, order: _Order) -> bool:
+        """Have the next ``websocket.accept`` hand the socket over; return whether there is a client to hand over."""
         if self._order is not None or self._handed_over:
             raise LocalProtocolError("this WebSocket was handed over before", hint="call hand_over once for each")
-        if self.handshake_complete:
+        if self._answered:
             raise LocalProtocolError(
                 "this WebSocket was accepted, or refused, by the application",
                 hint="call hand_over instead of websocket.accept(): it accepts",
@@ -138,7 +145,25 @@ class WebSocketProtocol(WSProtocol):
                 "this WebSocket speaks TLS with uvicorn, whose keys cannot be handed over",
                 hint="end TLS in front of uvicorn (nginx, a load balancer), or serve it with flowctl.Server(tls=...)",
             )
+        if self._note_gone(gone=self._gone or self.transport.is_closing()):
+            return False
         self._order = order
+        return True
+
+    def forget_order(self) -> None:
+        """Hand nothing over with the next ``websocket.accept``: the call that was to has ended."""
+        self._order = None
+
+    def _note_gone(self, *, gone: bool) -> bool:
+        """Where the client has gone, see to it that its request is no fault of the application's; return `gone`."""
+        if gone:
+            self._gone = self.handshake_complete = True  # uvicorn misses no answer then
+            self._log("gone before it was handed over")
+        return gone
+
+    def _log(self, what: str) -> None:
+        client, path = get_client_addr(self.scope), get_path_with_query_string(self.scope)
+        self.logger.info('%s - "WebSocket %s" [%s]', client, path, what)
 
     def _check_ours(self) -> None:
         if self._handed_over:
@@ -155,10 +180,11 @@ class WebSocketProtocol(WSProtocol):
         if wrong := [name for name, _ in headers if _OF_HANDSHAKE.fullmatch(name)]:
             raise LocalProtocolError(f"{wrong[0]!r} is a header of the handshake itself", hint="leave it out")
         # The transport may hold the rest of a response, if the client pipelined its upgrade behind another request.
-        self.transport.set_write_buffer_limits(0)
-        await self.writable.wait()
-        if self.transport.is_closing() or self.transport.get_write_buffer_size():
-            raise ClientDisconnected
+        if not self.transport.is_closing():  # uvloop's takes nothing after that
+            self.transport.set_write_buffer_limits(0)
+            await self.writable.wait()
+        if self._note_gone(gone=self.transport.is_closing() or bool(self.transport.get_write_buffer_size())):
+            return
         session.subprotocol, session.accept_headers = message.get("subprotocol") or session.subprotocol, headers
         self.transport.pause_reading()  # what comes from now on is read by the poll group
         try:
@@ -170,9 +196,7 @@ class WebSocketProtocol(WSProtocol):
             await self._refuse(error)
             return
         self._handed_over = self.handshake_complete = True
-        self.logger.info(
-            '%s - "WebSocket %s" [handed over]', get_client_addr(self.scope), get_path_with_query_string(self.scope)
-        )
+        self._log("handed over")
         self.transport.close()
 
     async def _refuse(self, error: Exception) -> None:
@@ -180,8 +204,10 @@ class WebSocketProtocol(WSProtocol):
         limit = error.limit if isinstance(error, LimitExceededError) else "connections"
         status = {BANNED: 403, "connections": 503}.get(limit, 429)
         headers = [(b"content-type", b"text/plain; charset=utf-8")]
-        await super().send({"type": "websocket.http.response.start", "status": status, "headers": headers})
-        await super().send({"type": "websocket.http.response.body", "body": b"Try again later.\n"})
+        self._answered = True
+        with suppress(ClientDisconnected):
+            await super().send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+            await super().send({"type": "websocket.http.response.body", "body": b"Try again later.\n"})
 
 
 class Bridge:
@@ -287,7 +313,8 @@ class Bridge:
 
         Returns:
             The connection. None: admission refused it, or the server is ending, and the client was told so with status
-            429, 503 or 403.
+            429, 503 or 403; or the client has left meanwhile, which is no error. `session` is not opened then, nor is
+            its `closed` called.
 
         Raises:
             ConfigError: uvicorn was not told to use `WebSocketProtocol`, the application runs under another server, or
@@ -318,6 +345,10 @@ class Bridge:
             )
         client = scope.get("client")
         peer = None if client is None else (printable(client[0][:_ADDRESS_CHARS]), client[1])
-        protocol.order_hand_over(_Order(server, session, peer))
-        await websocket.accept(subprotocol, headers)
+        if not protocol.order_hand_over(_Order(server, session, peer)):
+            return None
+        try:
+            await websocket.accept(subprotocol, headers)
+        finally:
+            protocol.forget_order()  # it is cancelled, or a middleware has raised
         return protocol.connection

@@ -279,15 +279,37 @@ def test_hand_over_when_the_user_is_unknown_is_never_asked_for(stack):
         assert shop.sessions == []
 
 
-def test_hand_over_when_the_client_has_gone_meanwhile_leaves_nothing(stack):
-    shop = Shop()
+@pytest.mark.parametrize("last", ["call", "answer", "refusal"])
+def test_hand_over_when_the_client_has_gone_meanwhile_returns_none_and_blames_nobody(stack, last, caplog):
+    """Before the call, on the way of the answer through a middleware, or where it would have been refused."""
+    caplog.set_level("INFO")
+    shop, returned = Shop(), []
+
+    async def hand_over(websocket):
+        async def send(message):
+            await shop.wait_at_gate(websocket)
+            await websocket.send(message)
+
+        if last == "call":
+            await shop.wait_at_gate(websocket)
+        if last == "refusal":
+            shop.bridge.server.stop(0.0)
+        through = WebSocket(websocket.scope, websocket.receive, websocket.send if last == "call" else send)
+        returned.append(await shop.bridge.hand_over(through, Echo()))
+
+    shop.route(hand_over)
     with hosting(shop.app, stack) as host:
-        with Raw(host, "/slow?wait=1"):
+        with Raw(host, "/try?wait=1"):
             assert shop.waiting.wait(WAIT_S)
             (protocol,) = host.server.server_state.connections
         wait_until(protocol.transport.is_closing, "the end of the connection")
         shop.gate.set()
-        wait_until(lambda: host.idle and shop.sessions)
+        wait_until(lambda: host.idle and returned)
+        assert (returned, shop.raised) == ([None], [])
+        assert [item.getMessage() for item in caplog.records if item.levelname in {"WARNING", "ERROR"}] == []
+        assert sum("gone before it was handed over" in item.getMessage() for item in caplog.records) == 1
+        if last == "refusal":
+            return
         assert shop.bridge.server.statistics().accepted == 0
         with connect(host.url("/echo?user=ann")) as client:
             assert client.recv(WAIT_S).startswith("hello ann")
@@ -431,6 +453,25 @@ def test_hand_over_when_admission_refuses_says_so_and_goes_on(stack, admission, 
         wait_until(lambda: not shop.bridge.server.admission.connections)
         with connect(host.url("/echo?user=ann")) as client:
             assert client.recv(WAIT_S).startswith("hello ann")
+
+
+def test_hand_over_when_it_is_cancelled_may_be_called_again(stack):
+    """What it asked for ends with it: it is not the application's next answer that hands the socket over."""
+    shop = Shop()
+
+    async def hand_over(websocket):
+        async def never(message):
+            await asyncio.Event().wait()
+
+        with suppress(TimeoutError):
+            through = WebSocket(websocket.scope, websocket.receive, never)
+            await asyncio.wait_for(shop.bridge.hand_over(through, Echo("nobody")), 0.01)
+        shop.returned.append(await shop.bridge.hand_over(websocket, Echo("ann")))
+
+    shop.route(hand_over)
+    with hosting(shop.app, stack) as host, connect(host.url("/try")) as client:
+        assert client.recv(WAIT_S).startswith("hello ann")
+        assert (len(shop.returned), shop.raised) == (1, [])
 
 
 async def twice(shop, websocket):
