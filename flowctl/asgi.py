@@ -337,7 +337,7 @@ class Bridge:
         if not hasattr(session, "subprotocol") or hasattr(session, "connection"):
             raise LocalProtocolError(
                 f"session is {session!r}, it must be a new WebSocketSession",
-                hint="make one for each WebSocket; a constructor of your own calls super().__init__()",
+                hint="make one for each WebSocket",
             )
         if subprotocol is not None and subprotocol not in scope["subprotocols"]:
             raise LocalProtocolError(

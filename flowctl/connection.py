@@ -147,6 +147,8 @@ class Session:
     __slots__ = ("connection",)
 
     connection: Connection
+    # What speaks a protocol for it, is called in its place, and calls it; a name that no subclass has by chance.
+    __protocol__: Session | None = None
     pinned: ClassVar[bool] = False
     user_agent: str = ""
     harmless: bool = False
@@ -310,6 +312,7 @@ class Connection:
         "_farewell",
         "_flush_job",
         "_gathers",
+        "_handler",
         "_held_end",
         "_holds",
         "_home",
@@ -320,6 +323,7 @@ class Connection:
         "_on_released",
         "_opened",
         "_over",
+        "_protocol_due",
         "_received_later",
         "_receiving",
         "_secure",
@@ -372,6 +376,7 @@ class Connection:
         self.peer: Final = peer or peer_name(sock)
         self.clock: Final = clock
         self.session: Session = session  # `_ENDED_SESSION` once it is over: the session holds its connection
+        self._handler: Session = session.__protocol__ or session  # who is called about octets and the end; likewise
         self.group: PollGroup | None = None  # where it lives; None on the way between two groups
         self._home: PollGroup | None = None  # where it lived last, to report to
         self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.core.fanout.following
@@ -380,9 +385,8 @@ class Connection:
         self.work: Final = WorkAccount(work_limits, self.opened_at)
         self.registration: Final = Registration(self._lock)
         self._flush_job: Final = self.registration.job(self._flush, "flush")
-        self._sender_due = self._timer_due = self._slowed_until = (
-            _NEVER  # what the one deadline of the group stands for
-        )
+        # What the one deadline of the group stands for.
+        self._sender_due = self._timer_due = self._protocol_due = self._slowed_until = _NEVER
         self._opened = False
         self._over = False  # the end has begun: everything is being taken down, once
         self._lingering: Lingering | None = None  # the socket waits for the peer's end; all else is over
@@ -399,8 +403,8 @@ class Connection:
         self._coroutines: Coroutines | None = None  # made by the first; most sessions have none
         self._gathers = False  # input may wait a little
         self._receiving = False  # a coroutine of `received` runs
-        self._received_later: Final = inspect.iscoroutinefunction(session.received)
-        session.connection = self
+        self._received_later: Final = inspect.iscoroutinefunction(self._handler.received)
+        self._handler.connection = session.connection = self
         if self._secure is not None:
             if not self._secure.established:
                 self._secure.handshake_by = self.opened_at + HANDSHAKE_S
@@ -533,7 +537,7 @@ class Connection:
         self._arm()
         if not self._opened:
             self._opened = True
-            self._call_session(group, self.session.opened, "opened")
+            self._call_session(group, self._handler.opened, "opened")
             if self._secure is not None and not self._secure.server_side:
                 self._secure_input()  # the client speaks first
         if self.sender.blocked:
@@ -609,7 +613,8 @@ class Connection:
         """Cut circles of references, so that an ended connection is freed at once and not by the garbage collector."""
         self.sender.let_go()
         self.receiver.let_go()
-        self.session, self.place, self._on_closed = _ENDED_SESSION, None, None
+        self.session = self._handler = _ENDED_SESSION
+        self.place = self._on_closed = None
         with self._lock:
             self._calls = None
         if self._coroutines is not None and self._coroutines.let_go():
@@ -619,7 +624,7 @@ class Connection:
         if self._secure is not None and not self._secure.established:
             return b""  # they cannot be said
         try:
-            return self.session.last_words(reason, details)
+            return self._handler.last_words(reason, details)
         except BaseException as error:  # noqa: BLE001 - as for every step of the end
             self.handler_failed("last_words", error)
             return b""
@@ -806,7 +811,7 @@ class Connection:
         return group is None or self.clock() >= group.work.turn_ends_at
 
     def _hand_to_session(self, data: memoryview, *, control_only: bool) -> InputResult:
-        session, size = self.session, len(data)
+        session, size = self._handler, len(data)
         if not size:
             session.input_resumed()
             return NEED_MORE
@@ -1083,11 +1088,16 @@ class Connection:
             self._timer_due = due
             self._arm()
 
+    def set_protocol_timer(self, when: float | None) -> None:
+        """Do the same for what speaks the session's protocol: the session has the other one for itself."""
+        self._protocol_due = _NEVER if when is None else when
+        self._arm()
+
     def _arm(self) -> None:
         group = self.group
         if group is None or self._over:
             return
-        when = min(self._sender_due, self._timer_due, self._slowed_until)
+        when = min(self._sender_due, self._timer_due, self._protocol_due, self._slowed_until)
         if self._held_end is not None:
             when = min(when, self._held_end[0])
         if self._secure is not None:
@@ -1108,21 +1118,26 @@ class Connection:
         if self._secure is not None and now >= self._secure.handshake_by:
             self._secure.handshake_by = _NEVER
             self.terminate(CloseReason.HANDSHAKE_TIMEOUT, f"the TLS handshake took more than {HANDSHAKE_S:g} s")
-        late = now - self._timer_due >= _LATE_S
+        late = now - min(self._timer_due, self._protocol_due) >= _LATE_S
         if late and self.receiver.reading:
             self.receiver.input_ready()  # the session may have been about to say that nothing has come
-        if now >= self._timer_due and not (late and self.work.turn_over):  # its input is for the next turn, so is this
-            self._timer_due = _NEVER
-            if self.ended is None:
-                self._call_timer(now)
+        if not (late and self.work.turn_over):  # its input is for the next turn, so is this
+            if now >= self._protocol_due:
+                self._protocol_due = _NEVER
+                self._call_timer(self._handler, now)
+            if now >= self._timer_due:
+                self._timer_due = _NEVER
+                self._call_timer(self.session, now)
         if self._held_end is not None and now >= self._held_end[0]:
             self._look_at_held_end(now, *self._held_end[1:])
         self._arm()
 
-    def _call_timer(self, now: float) -> None:
+    def _call_timer(self, session: Session, now: float) -> None:
+        if self.ended is not None:
+            return
         began = self._begin_turn()
         try:
-            self.session.timer(now)
+            session.timer(now)
         except BaseException as error:  # noqa: BLE001 - as for input: the session's error is the connection's end
             self._handler_failed("timer", error)
         finally:

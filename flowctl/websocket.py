@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from threading import get_ident
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 from urllib.parse import parse_qsl, unquote
 
 import h11
@@ -193,9 +193,11 @@ class WebSocketSession(Session):
     """One client over WebSocket. Derive from it, override what is needed, and hand the class to `flowctl.serve`.
 
     Its methods run as those of `Session` do; each but `send_message` and `close_with` belongs to the connection's
-    thread. The protocol is in `opened`, `received`, `received_control`, `input_resumed`, `last_words` and `timer`:
-    leave these alone, and begin with `accepted` instead of `opened`. What goes on beside, such as a word every minute,
-    is a coroutine for `Connection.run_coroutine`. A constructor of your own calls this one's.
+    thread. All of them may be overridden, none has to be called by what overrides it: handshake, pings, limits and
+    close go on by themselves. Of those of `Session`, `received`, `received_control`, `input_resumed` and `last_words`
+    are not called: octets are the protocol's. `opened` comes before the request, `timer` is for what you ask
+    `Connection.set_timer` for. What goes on beside, such as a word every minute, is a coroutine for
+    `Connection.run_coroutine`.
 
     What a handler raises ends the connection with reason INTERNAL, which tells the client 1011. A client that is ended
     at a limit is told why by the code and the words of its close frame, if it takes them in the time in which a socket
@@ -220,11 +222,11 @@ class WebSocketSession(Session):
         accept_headers: further headers of the answer that accepts, such as ``Set-Cookie``; set in `requested`.
     """
 
-    __slots__ = (
-        *("_deflates", "_handling", "_head", "_heard_at", "_phase", "_pinged", "_reader", "_words"),
-        *("accept_headers", "subprotocol", "user_agent"),
-    )
+    __slots__ = ("__protocol__", "accept_headers", "subprotocol", "user_agent")
 
+    __protocol__: _Protocol
+    subprotocol: str | None
+    accept_headers: Headers
     origins: ClassVar[Collection[str] | None] = None
     subprotocols: ClassVar[Sequence[str]] = ()
     max_message_bytes: ClassVar[int] = 1024 * 1024
@@ -238,18 +240,13 @@ class WebSocketSession(Session):
             if isinstance(getattr(cls, name), str):
                 raise ConfigError(f"{name} of {cls.__name__} is a str, it must be several", hint="put it into ( ,)")
 
-    def __init__(self) -> None:
-        self.subprotocol: str | None = None
-        self.accept_headers: Headers = ()
-        self.user_agent = ""
-        self._phase = _Phase.HEAD
-        self._head: HeadReader | None = HeadReader(_HEAD_BYTES)
-        self._reader: FrameReader | None = None
-        self._deflates = False
-        self._handling = False  # a coroutine of the application runs, behind which the next message waits
-        self._words: bytes | None = None  # what the client is told at the end, where that is settled
-        self._heard_at = 0.0  # when anything came last
-        self._pinged: _Pinged | None = None  # the ping that has not been answered
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Make a session that speaks, whatever the constructor of a subclass does."""
+        del args, kwargs
+        self = super().__new__(cls)
+        self.__protocol__ = _Protocol()
+        self.subprotocol, self.accept_headers, self.user_agent = None, (), ""
+        return self
 
     # -- for the application to override
 
@@ -297,10 +294,10 @@ class WebSocketSession(Session):
             LocalProtocolError: the handshake is not done yet, or the message is neither.
             ReentryError: see `Sender.send`.
         """
-        if self._phase in _BEFORE_OPEN:
+        if self.__protocol__.phase in _BEFORE_OPEN:
             raise LocalProtocolError("send_message() was called before the handshake", hint="call it from accepted()")
         wire = frame(*message_frame(message))
-        if self._deflates:
+        if self.__protocol__.deflates:
             wire = deflated_frame(wire)
         return self.connection.sender.send(wire, MessageClass.DATA, droppable=droppable)
 
@@ -312,12 +309,12 @@ class WebSocketSession(Session):
         Raises:
             LocalProtocolError: it follows a topic already, it is not open, or this is another thread.
         """
-        if self._phase is not _Phase.OPEN or not self.connection.in_thread():
+        if self.__protocol__.phase is not _Phase.OPEN or not self.connection.in_thread():
             raise LocalProtocolError(
                 "follow() is for an open client, on its thread", hint="call it from accepted(), or by call_soon"
             )
         if self.connection.ended is None:  # else nothing would come after it that gives the place up
-            _TopicPlace(self.connection, topic, deflated=self._deflates)
+            _TopicPlace(self.connection, topic, deflated=self.__protocol__.deflates)
 
     def unfollow(self) -> None:
         """Stop following: what is queued of the topic is dropped. Harmless where none is. Connection's thread."""
@@ -339,8 +336,8 @@ class WebSocketSession(Session):
         if not may_be_sent(code):
             raise LocalProtocolError(f"a close frame cannot carry the code {code}", hint="for example 1000, or 4000")
         details = f"closed with {code} {reason}".rstrip()
-        if self._phase is _Phase.OPEN and self._words is None:
-            self._words = close_frame(code, reason)
+        if self.__protocol__.phase is _Phase.OPEN and self.__protocol__.words is None:
+            self.__protocol__.words = close_frame(code, reason)
         if at_once:
             self.connection.close(CloseReason.KICKED, details)
         else:
@@ -351,7 +348,7 @@ class WebSocketSession(Session):
     @property
     def protocol(self) -> str:
         """``websocket``, and ``http`` before the handshake is done. Any thread."""
-        return "http" if self._phase in _BEFORE_OPEN else "websocket"
+        return "http" if self.__protocol__.phase in _BEFORE_OPEN else "websocket"
 
     @property
     def role(self) -> str:
@@ -363,14 +360,38 @@ class WebSocketSession(Session):
         place = self.connection.place
         return [place.topic.name] if isinstance(place, _TopicPlace) else []
 
+
+class _Protocol(Session):
+    """The protocol of one session: it is called about octets, time and the end, and calls the session's hooks.
+
+    Nothing that it needs is a method of the session, which a subclass may have by the same name.
+    """
+
+    __slots__ = ("_handling", "_head", "_heard_at", "_pinged", "_reader", "deflates", "phase", "words")
+
+    def __init__(self) -> None:
+        self.phase = _Phase.HEAD
+        self._head: HeadReader | None = HeadReader(_HEAD_BYTES)
+        self._reader: FrameReader | None = None
+        self.deflates = False
+        self._handling = False  # a coroutine of the application runs, behind which the next message waits
+        self.words: bytes | None = None  # what the client is told at the end, where that is settled
+        self._heard_at = 0.0  # when anything came last
+        self._pinged: _Pinged | None = None  # the ping that has not been answered
+
+    @property
+    def _session(self) -> WebSocketSession:
+        """The session, by way of the connection, which forgets it at the end: a circle would outlive that."""
+        return cast("WebSocketSession", self.connection.session)
+
     def last_words(self, reason: CloseReason, details: str) -> bytes:
         """Return the close frame, or the answer of HTTP, for an end."""
         del details
         if reason in _SILENT:
             return b""
-        if self._words is not None:
-            return self._words
-        if self._phase in _BEFORE_OPEN:
+        if self.words is not None:
+            return self.words
+        if self.phase in _BEFORE_OPEN:
             status = _REFUSALS.get(reason)
             return b"" if status is None else HttpAnswer(status, f"{status.phrase}\n").wire()
         end = _ENDS.get(reason)
@@ -378,9 +399,10 @@ class WebSocketSession(Session):
 
     # -- the handshake
 
-    def opened(self) -> None:
+    def opened(self) -> Awaitable[None] | None:
         """Wait for the request."""
-        self.connection.set_timer(self.connection.now() + self.handshake_s)
+        self.connection.set_protocol_timer(self.connection.now() + self._session.handshake_s)
+        return self._session.opened()
 
     def received(self, data: memoryview) -> InputResult:
         """Take the request, then frames."""
@@ -399,9 +421,9 @@ class WebSocketSession(Session):
                 at -= reader.rest_bytes
                 self._head = None
                 self._ask(*asked)
-        if self._phase is _Phase.DECIDING:
+        if self.phase is _Phase.DECIDING:
             return InputResult(InputVerdict.BLOCK, at)
-        return self._read_frames(data, at) if self._phase is _Phase.OPEN else DONE
+        return self._read_frames(data, at) if self.phase is _Phase.OPEN else DONE
 
     def _check(self, head: h11.Request) -> tuple[WebSocketRequest, bytes]:
         """Return the request and the answer to its key, empty for a plain GET; raise with a status what is refused."""
@@ -416,7 +438,7 @@ class WebSocketSession(Session):
             secure=self.connection.secure,
             websocket=wants_websocket(headers, head.http_version),
         )
-        self.user_agent = printable(request.header("user-agent")[:_AGENT_CHARS])
+        self._session.user_agent = printable(request.header("user-agent")[:_AGENT_CHARS])
         key = accept_key(headers) if request.websocket else b""
         if key and not self._origin_allowed(request):
             raise RemoteProtocolError(
@@ -425,7 +447,7 @@ class WebSocketSession(Session):
         return request, key
 
     def _origin_allowed(self, request: WebSocketRequest) -> bool:
-        origin, origins = request.origin, self.origins
+        origin, origins = request.origin, self._session.origins
         if not origin:
             return True
         if origins is None:
@@ -434,11 +456,11 @@ class WebSocketSession(Session):
 
     def _ask(self, request: WebSocketRequest, key: bytes) -> None:
         """Have the application decide."""
-        self._phase = _Phase.DECIDING
+        self.phase, session = _Phase.DECIDING, self._session
         offered = request.subprotocols
-        if self.subprotocol is None:
-            self.subprotocol = next((name for name in self.subprotocols if name in offered), None)
-        answer: Any = self.requested(request)
+        if session.subprotocol is None:
+            session.subprotocol = next((name for name in session.subprotocols if name in offered), None)
+        answer: Any = session.requested(request)
         if inspect.iscoroutine(answer):
             then = self.connection.receiver.trigger_input
             self.connection.run_coroutine(self._decide_later(answer, request, key), "requested", then)
@@ -449,7 +471,7 @@ class WebSocketSession(Session):
         self._decide(await answer, request, key)
 
     def _decide(self, answer: HttpAnswer | int | None, request: WebSocketRequest, key: bytes) -> None:
-        if self._phase is not _Phase.DECIDING:
+        if self.phase is not _Phase.DECIDING or self.connection.ended is not None:
             return  # it was too late
         if answer is None and not request.websocket:
             answer = HttpAnswer(426, "this is a WebSocket server\n", [("Upgrade", "websocket"), *_SERVED])
@@ -458,33 +480,34 @@ class WebSocketSession(Session):
         if answer is not None:
             self._refuse(answer, CloseReason.FINISHED)
             return
-        if self.subprotocol is not None and self.subprotocol not in request.subprotocols:
-            raise LocalProtocolError(f"subprotocol {self.subprotocol!r} was not offered by the client")
+        chosen = self._session.subprotocol
+        if chosen is not None and chosen not in request.subprotocols:
+            raise LocalProtocolError(f"subprotocol {chosen!r} was not offered by the client")
         self._accept(request.headers, key)
 
     def _refuse(self, answer: HttpAnswer, reason: CloseReason) -> None:
-        self._words, self._phase, self._head = answer.wire(), _Phase.OVER, None
+        self.words, self.phase, self._head = answer.wire(), _Phase.OVER, None
         denied = answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
         self.connection.terminate(CloseReason.AUTH_REFUSED if denied else reason, f"answered with {answer.status}")
 
     def _accept(self, headers: Headers, key: bytes) -> None:
-        connection = self.connection
-        self._deflates = self.compress and agrees_to_deflate(headers)
-        head = switching_head(key, self.accept_headers, subprotocol=self.subprotocol, deflates=self._deflates)
+        connection, session = self.connection, self._session
+        self.deflates = session.compress and agrees_to_deflate(headers)
+        head = switching_head(key, session.accept_headers, subprotocol=session.subprotocol, deflates=self.deflates)
         connection.sender.send(head, MessageClass.CONTROL)
         connection.sender.flush()  # whatever ends it now, the close frame goes behind it
-        self._reader = FrameReader(self.max_message_bytes, inflates=self._deflates)
-        self._phase, self.accept_headers = _Phase.OPEN, ()
+        self._reader = FrameReader(session.max_message_bytes, inflates=self.deflates)
+        self.phase, session.accept_headers = _Phase.OPEN, ()
         if connection.ended is not None:
             return  # the client has gone meanwhile
-        connection.set_timer(connection.now() + self.ping_interval_s if self.ping_interval_s else None)
-        self._handle(self.accepted(), "accepted")
+        connection.set_protocol_timer(connection.now() + session.ping_interval_s if session.ping_interval_s else None)
+        self._handle(session.accepted(), "accepted")
 
     # -- frames of the client
 
     def input_resumed(self) -> None:
         """Go on with what was read."""
-        if self._phase is _Phase.OPEN:
+        if self.phase is _Phase.OPEN:
             self._handle_read()
 
     def _read_frames(self, data: memoryview, at: int) -> InputResult:
@@ -501,11 +524,11 @@ class WebSocketSession(Session):
             return False
         reader, connection = self._reader, self.connection
         for event in () if reader is None else reader.events():
-            if self._phase is not _Phase.OPEN or connection.ended is not None:
+            if self.phase is not _Phase.OPEN or connection.ended is not None:
                 self._reader = None
                 return True
             if isinstance(event, (str, bytes)):
-                if not self._handle(self.received_message(event), "received_message"):
+                if not self._handle(self._session.received_message(event), "received_message"):
                     return False
             elif isinstance(event, Ping):
                 connection.sender.send(frame(bytes(event.payload), PONG), MessageClass.CONTROL)
@@ -532,14 +555,15 @@ class WebSocketSession(Session):
 
     def _peer_closed(self, close: PeerClose) -> None:
         connection = self.connection
-        self._reader, self._phase = None, _Phase.OVER
+        self._reader, self.phase = None, _Phase.OVER
         said = f"{close.code} {printable(close.reason)}".rstrip()
         if not close.fault:
-            self._words = self._words or close.answer
-            self.unfollow()
+            self.words = self.words or close.answer
+            if connection.place is not None:
+                connection.place.end()
             connection.close_after_flush(f"the client closed: {said}", reason=CloseReason.PEER_CLOSED)
             return
-        self._words = close.answer
+        self.words = close.answer
         broken = close.code in {1002, 1007}
         connection.terminate(CloseReason.PROTOCOL_ERROR if broken else CloseReason.LIMIT_HIT, said)
 
@@ -548,33 +572,34 @@ class WebSocketSession(Session):
     def timer(self, now: float) -> None:
         """Give up on a handshake that takes too long, ping a silent client, or end it."""
         connection = self.connection
-        if self._phase in _BEFORE_OPEN:
-            late = self._phase is _Phase.HEAD
+        if self.phase in _BEFORE_OPEN:
+            late = self.phase is _Phase.HEAD and not connection.receiver.paused  # else `opened` takes so long
             status = HTTPStatus.REQUEST_TIMEOUT if late else HTTPStatus.SERVICE_UNAVAILABLE
-            text = f"the handshake took more than {self.handshake_s:g} s\n"
+            text = f"the handshake took more than {self._session.handshake_s:g} s\n"
             self._refuse(HttpAnswer(status, text), CloseReason.HANDSHAKE_TIMEOUT)
-        elif self._phase is _Phase.OPEN and self.ping_interval_s:
-            connection.set_timer(self._look_at_silence(now))
+        elif self.phase is _Phase.OPEN and self._session.ping_interval_s:
+            connection.set_protocol_timer(self._look_at_silence(now))
 
     def _look_at_silence(self, now: float) -> float | None:
         """Ping the client if it is time to; return when to look again."""
         connection, pinged = self.connection, self._pinged
+        interval_s, timeout_s = self._session.ping_interval_s, self._session.ping_timeout_s
         if pinged is None or self._heard_at >= pinged.at:
             self._pinged = None
-            if self._heard_at + self.ping_interval_s > now:
-                return self._heard_at + self.ping_interval_s
-        elif self.ping_timeout_s:
-            if now < pinged.at + self.ping_timeout_s:
-                return pinged.at + self.ping_timeout_s
+            if self._heard_at + interval_s > now:
+                return self._heard_at + interval_s
+        elif timeout_s:
+            if now < pinged.at + timeout_s:
+                return pinged.at + timeout_s
             takes = connection.taken_bytes() > pinged.taken_bytes + len(_PING)
             if not (takes or self._handling or connection.sender.blocked or connection.receiver.paused):
-                connection.terminate(CloseReason.IDLE, f"no answer to a ping within {self.ping_timeout_s:g} s")
+                connection.terminate(CloseReason.IDLE, f"no answer to a ping within {timeout_s:g} s")
                 return None
             self._pinged = pinged._replace(at=now, taken_bytes=connection.taken_bytes())
-            return now + self.ping_timeout_s
+            return now + timeout_s
         self._pinged = _Pinged(now, connection.taken_bytes())
         connection.sender.send(_PING, MessageClass.CONTROL)
-        return now + min(self.ping_timeout_s or self.ping_interval_s, self.ping_interval_s)
+        return now + min(timeout_s or interval_s, interval_s)
 
 
 _BEFORE_OPEN: Final = frozenset({_Phase.HEAD, _Phase.DECIDING})

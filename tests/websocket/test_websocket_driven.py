@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websocket_kit import BINARY, CLOSE, PING, PONG, TEXT, Talk, close_payload, handshake, masked
 
-from flowctl import CloseReason, ConfigError, DropDroppable, Limits, SendOutcome, Topic
+from flowctl import (
+    CloseReason,
+    ConfigError,
+    DropDroppable,
+    Limits,
+    SendOutcome,
+    Session,
+    Topic,
+    WebSocketSession,
+)
 from flowctl.testing import drive
 from flowctl.wire.websocket.frames import close_frame, frame
 
@@ -18,6 +28,10 @@ PINGED = frame(b"", 0x80 | PING)
 
 
 Alone = type("Alone", (Talk,), {"made": []})
+METHODS, OWN_METHODS = (
+    sorted({name for name, item in found if inspect.isfunction(item) and name.strip("_") == name})
+    for found in ((vars(Session) | vars(WebSocketSession)).items(), vars(Session).items())
+)
 
 
 def opened(base=Alone, *, limits=None, **attributes):
@@ -27,6 +41,80 @@ def opened(base=Alone, *, limits=None, **attributes):
     assert head.startswith(b"HTTP/1.1 101 ")
     assert head.endswith(b"\r\n\r\n")
     return peer, session
+
+
+@pytest.mark.parametrize("name", ["__init__", *METHODS])
+def test_methods_when_overridden_without_super_leave_handshake_pings_limits_and_close(name):
+    quick = {"handshake_s": 7.0, "ping_interval_s": 20.0, "ping_timeout_s": 7.0, "max_message_bytes": 1000}
+    silent = type("Silent", (WebSocketSession,), {**quick, name: lambda self, *args, **how: None})
+    late = drive(silent())
+    assert late.receive(b"GET / HTTP/1.1\r\nHo") + late.run(6.9) == b""
+    assert late.run(0.2).startswith(b"HTTP/1.1 408 ")
+    peers = [drive(silent(), limits=Limits.parse("1KiB,10,60s", "4KiB,20,120s")) for _ in range(4)]
+    for peer in peers:
+        assert peer.receive(handshake()).startswith(b"HTTP/1.1 101 ")
+        assert peer.receive(masked(TEXT, "hi") + masked(PING, "x")) == frame(b"x", 0x80 | PONG)
+    idle, leaving, loud, slow = peers
+    assert idle.run(20.1) == PINGED
+    assert idle.run(7.1) == close_frame(1011, "no answer to a ping")
+    assert leaving.receive(masked(CLOSE, close_payload(4321))) == close_frame(4321)
+    assert loud.receive(masked(TEXT, "x" * 1001)) == close_frame(1009, "the message is larger than 1000 bytes")
+    slow.take(0)
+    for _ in range(10):
+        slow.connection.sender.send(frame(b"x" * 1000))
+    slow.run(1.0)
+    assert slow.take(None) == close_frame(1013, "too slow: more waits for you than the limit")
+    reasons = ["HANDSHAKE_TIMEOUT", "IDLE", "PEER_CLOSED", "LIMIT_HIT", "HARD_LIMIT"]
+    assert [peer.closed[0].name for peer in (late, *peers)] == reasons
+    assert [failure for peer in (late, *peers) for failure in peer.failures] == []
+
+
+@pytest.mark.parametrize("name", OWN_METHODS)
+def test_methods_of_any_session_when_overridden_without_super_leave_limits_and_the_end(name):
+    mute = type("Mute", (Session,), {name: lambda self, *args, **how: None})
+    slow, leaving, ended = (drive(mute(), limits=Limits.parse("1KiB,10,60s", "4KiB,20,120s")) for _ in range(3))
+    slow.take(0)
+    for _ in range(10):
+        slow.connection.sender.send(b"x" * 1000)
+    leaving.receive(b"octets")
+    leaving.end_input()
+    ended.connection.sender.send(b"last")
+    ended.connection.close_after_flush()
+    assert ended.run() == b"last"
+    reasons = [CloseReason.HARD_LIMIT, CloseReason.PEER_CLOSED, CloseReason.FINISHED]
+    assert [(peer.run(1.0), peer.closed[0])[1] for peer in (slow, leaving, ended)] == reasons
+
+
+def test_timers_of_the_application_when_it_sets_some_are_beside_those_of_the_protocol():
+    called = []
+
+    def timer(self, now):
+        called.append(now)
+        self.connection.set_timer(now + 7.0)
+
+    peer, session = opened(
+        accepted=lambda self: self.connection.set_timer(self.connection.now() + 7.0),
+        timer=timer,
+        ping_interval_s=20.0,
+        ping_timeout_s=5.0,
+    )
+    assert peer.run(20.1) == PINGED
+    assert len(called) == 2
+    session.connection.set_timer(None)
+    assert peer.run(5.1) == close_frame(1011, "no answer to a ping")
+    assert len(called) == 2
+
+
+def test_requests_when_opened_is_a_coroutine_wait_for_it_and_not_for_longer_than_a_handshake():
+    async def opened(self):
+        await asyncio.sleep(self.takes_s)
+
+    slow = type("Slow", (Alone,), {"opened": opened, "handshake_s": 7.0})
+    for takes_s, status in ((3.0, 101), (8.0, 503)):
+        peer = drive(type("Taking", (slow,), {"takes_s": takes_s})())
+        assert peer.receive(handshake()) + peer.run(2.9) == b""
+        assert peer.run(4.2).startswith(b"HTTP/1.1 %d " % status)
+        assert peer.failures == []
 
 
 def test_clients_when_silent_are_pinged_after_the_interval_and_ended_after_the_timeout():
