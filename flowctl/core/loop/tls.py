@@ -258,7 +258,21 @@ class TlsSocket(socket.socket):
                 raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
             if self._kept and not self._ready_locked(records):
                 raise BlockingIOError(_AGAIN)
-            written = self._write_locked(records, data)
+            written = len(data)  # type: ignore[arg-type]  # of bytes
+            if 0 < written <= RECORD_BYTES and records.owner is None:
+                # What a viewer is mostly sent. As below without its calls, which are 3 % of what it costs.
+                records.owner = self
+                self._tls.write(data)
+                sealed = records.bio.read()
+                records.owner = None
+                try:
+                    sealed = sealed[_send(self, sealed) :]  # nothing is left, or the socket is full
+                except BlockingIOError:
+                    pass
+                finally:
+                    self._kept = sealed  # also where the connection is found to be broken
+            else:
+                written = self._write_locked(records, data)
             kept = bool(self._kept)
         if kept and self.on_kept is not None:
             self.on_kept()
@@ -267,11 +281,6 @@ class TlsSocket(socket.socket):
     def _write_locked(self, records: _Records, data: Buffer) -> int:
         """Write until the kernel takes no more; what it did not take of that is kept."""
         total = len(data)  # type: ignore[arg-type]  # of bytes
-        if 0 < total <= RECORD_BYTES:
-            self._claim_locked(records)
-            self._tls.write(data)
-            self._flush_locked(records)
-            return total
         rest = memoryview(data)
         written = 0
         while written < total and not self._kept:
