@@ -741,10 +741,10 @@ class Connection:
             result = self._hand_to_session(data, control_only=control_only)
         finally:
             took_s = self._charge(began)
-        done = result.verdict is InputVerdict.DONE or (
-            result.verdict is InputVerdict.NEED_MORE and result.consumed_bytes in (ALL, len(data))
-        )
-        if took_s >= TURN_S and done:
+        if took_s >= TURN_S and (
+            result.verdict is InputVerdict.DONE
+            or (result.verdict is InputVerdict.NEED_MORE and result.consumed_bytes in (ALL, len(data)))
+        ):
             self.receiver.trigger_input()  # what has come meanwhile is for the next turn, however much it is
             return InputResult(InputVerdict.BLOCK, result.consumed_bytes)
         return result
@@ -824,7 +824,7 @@ class Connection:
             self._start(group, coroutine, "received", self._received_all, size)
             return BLOCK
         answer: Any = session.received(data)
-        return as_result(answer, size)
+        return DONE if answer is DONE else as_result(answer, size)
 
     def _received_all(self) -> None:
         self._receiving = False

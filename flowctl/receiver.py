@@ -218,6 +218,9 @@ class _EndOfStream(Exception):  # noqa: N818  (a mark, never raised)
 
 _END_OF_STREAM: Final = _EndOfStream()
 _INPUT: Final = Purpose("receiver")
+# Bound once: an attribute of an Enum class is looked up by code in Python, for each read.
+_BULK, _CONTROL, _STOPPED = InputMode
+_DONE: Final = InputVerdict.DONE
 _NEVER: Final = float("-inf")
 _NOTHING: Final = memoryview(b"")
 
@@ -307,7 +310,7 @@ class Receiver:
         self._lock: Final = lock or OwnedLock()
         self._holds: InputHolds | None = None  # made by the first pause  # guarded by _lock
         # Written under the lock, read without it by the owning thread, which looks again before every step:
-        self._mode = InputMode.BULK
+        self._mode = _BULK
         self._control_cap = 0  # smallest grant of the holders, bytes per interval
         self._offer = bool(first_input)  # the handler is to be offered what is kept, even nothing
         self._over = False  # closed, or the end was delivered: nothing more is read or handed on
@@ -393,7 +396,7 @@ class Receiver:
     @property
     def paused(self) -> bool:
         """True while anybody holds input, with or without a grant for control."""
-        return self._mode is not InputMode.BULK
+        return self._mode is not _BULK
 
     def statistics(self) -> ReceiverStatistics:
         """Return a frozen snapshot; any thread. Figures of the owning thread may be a step apart."""
@@ -508,7 +511,7 @@ class Receiver:
 
     def _make_offer(self) -> None:
         """Offer what is kept, as was asked for, unless input is held."""
-        if self._mode is InputMode.STOPPED:
+        if self._mode is _STOPPED:
             return
         with self._lock:
             self._offer = False
@@ -521,7 +524,7 @@ class Receiver:
         while self._may_read():
             kept = len(self._kept)
             room = min(self._capacity_bytes - kept, budget)
-            control = self._mode is InputMode.CONTROL
+            control = self._mode is _CONTROL
             if control:
                 room = min(room, self._control_left)
             if room <= 0:
@@ -556,9 +559,9 @@ class Receiver:
     def _may_read(self) -> bool:
         if self._host is None or self._over or self._blocked or self._end is not None:
             return False
-        if self._mode is InputMode.BULK:
+        if self._mode is _BULK:
             return True
-        return self._mode is InputMode.CONTROL and self._control_bytes_left() > 0
+        return self._mode is _CONTROL and self._control_bytes_left() > 0
 
     def _control_bytes_left(self) -> int:
         """Return how many control bytes may be read now, after beginning a new interval if it is time."""
@@ -573,7 +576,7 @@ class Receiver:
     def _offer_input(self, data: memoryview) -> None:
         """Offer `data` until the handler has it or wants to wait; keep the rest."""
         while True:
-            control = self._mode is not InputMode.BULK
+            control = self._mode is not _BULK
             try:
                 verdict, consumed, error = self._call_handler(data, control_only=control)
             except FlowctlError as failure:
@@ -581,7 +584,7 @@ class Receiver:
                 return
             if self._over:  # the handler closed us
                 return
-            if verdict is InputVerdict.DONE and consumed == ALL:
+            if verdict is _DONE and consumed == ALL:
                 self._blocked = False
                 self._kept = b""
                 return
@@ -591,7 +594,7 @@ class Receiver:
                 self._fail(InternalError(f"the handler says it consumed {consumed} of {len(data)} bytes"))
                 return
             rest = data[consumed:]
-            if verdict is InputVerdict.DONE and rest and not consumed:
+            if verdict is _DONE and rest and not consumed:
                 self._fail(InternalError("the handler answered DONE but consumed nothing"))
                 return
             if verdict is InputVerdict.ERROR:
@@ -601,7 +604,7 @@ class Receiver:
             if full and not control:
                 self._fail(LimitExceededError("input_buffer_bytes", len(rest), self._capacity_bytes))
                 return
-            if verdict is not InputVerdict.DONE or not rest or self._mode is InputMode.STOPPED:
+            if verdict is not _DONE or not rest or self._mode is _STOPPED:
                 # Stopped half-way through with DONE, the rest is offered on resumption: every change of the holders
                 # asks for an offer.
                 # Full while held, it waits for the end of the hold, as if blocked: that is no fault of the peer's.
@@ -630,7 +633,7 @@ class Receiver:
         end = self._end
         if end is None or self._over:
             return
-        if end is _END_OF_STREAM and (self._mode is not InputMode.BULK or self._blocked or self._offer):
+        if end is _END_OF_STREAM and (self._mode is not _BULK or self._blocked or self._offer):
             return
         self._finish()
         if end is _END_OF_STREAM:
@@ -644,7 +647,7 @@ class Receiver:
         with self._lock:
             self._over = True
             self._offer = False
-            self._mode = InputMode.BULK
+            self._mode = _BULK
             if self._holds is not None:
                 self._holds.clear(now)
         self._kept = b""
@@ -654,7 +657,7 @@ class Receiver:
     def _update_reading(self) -> None:
         """Tell the connection whether to watch its descriptor, if that has changed; set the control deadline."""
         wanted = self._may_read()
-        if self._mode is InputMode.CONTROL and self._host is not None and self._waits_for_grant():
+        if self._mode is _CONTROL and self._host is not None and self._waits_for_grant():
             self._host.deadlines.set(self, self._window_ends_at)
         if wanted is not self._reading:
             self._reading = wanted

@@ -34,6 +34,8 @@ AAC's silence in 14 octets, and a flood leaves megabytes, minutes of work, in th
 
 
 def weight_of(messages: int, size_bytes: int) -> float:
+    if size_bytes >= FULL_BYTES * messages:
+        return messages
     return messages * min(_MOST_WEIGHT, max(1.0, FULL_BYTES * messages / max(1, size_bytes)))
 
 

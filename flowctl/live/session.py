@@ -253,24 +253,26 @@ class LiveSession(ViewerSession):
         if self._playing is None and not self._publishing:
             self.connection.acknowledge()
         done = count = 0
-        if rtmp.backlog:  # what came before goes first
+        backlog = rtmp.backlog
+        if backlog:  # what came before goes first
             count = self._take(lambda _, now: rtmp.resume(now))
-        while done < size and count < most and not (rtmp.backlog or self.connection.turn_over()):
+            backlog = rtmp.backlog
+        while done < size and count < most and not (backlog or ((done or count) and self.connection.turn_over())):
             end = min(done + self._piece_bytes, size)
             # Parts of an aggregate are events and no messages; what is sent to no publication is no event.
             found = max(self._take(rtmp.receive, data[done:end], lazy=True), rtmp.piece_messages)
             count += found
             few = found * _GROWTH_DIVISOR <= most
             self._piece_bytes = min(self._piece_bytes * 2, _LARGEST_PIECE) if few else _SMALLEST_PIECE
-            done = end
+            done, backlog = end, rtmp.backlog
             if self.connection.ended is not None:
                 return DONE
         self._message_bytes += done
         if count > SINGLE_MESSAGES or self._rate is not None:
             self._count_input(weight_of(count, self._message_bytes))
         if count:
-            self._message_bytes = max(0, self._message_bytes - count * FULL_BYTES) if rtmp.backlog else 0
-        if done == size and not rtmp.backlog:
+            self._message_bytes = max(0, self._message_bytes - count * FULL_BYTES) if backlog else 0
+        if done == size and not backlog:
             return DONE
         self.connection.receiver.trigger_input()  # at the tail: the others on this thread come first
         return InputResult(InputVerdict.BLOCK, done)
@@ -346,8 +348,8 @@ class LiveSession(ViewerSession):
         With `lazy` the timer stays as it is where nothing but media came, which puts off what is due and nothing else:
         it strikes too early then, once in several hundred messages, and is set anew.
         """
-        connection, now = self.connection, self.connection.now()
-        count = 0
+        connection = self.connection
+        now, count = connection.clock(), 0
         try:
             events = step(data, now)
             while events or (resume and self._rtmp.backlog):

@@ -25,6 +25,8 @@ from flowctl.wire.streams.wirelog import KeptHeaders, RtmpChunks, WireFormat, Wi
 
 CLOCKED: Final = FRAMES | {MessageClass.KEY, MessageClass.AUDIO}
 """Messages that show the publisher's clock: headers and metadata have timestamp 0, whatever that clock says."""
+# Bound once: an attribute of an Enum class is looked up by code in Python, for each message.
+_KEY, _HEADER = MessageClass.KEY, MessageClass.HEADER
 _USUAL_MSID: Final = 1
 """Message stream id on which nearly every player plays: the first that createStream gives."""
 _LINK_MSID: Final = -1
@@ -217,32 +219,37 @@ class Stream:
         info = info or inspect(type_id, payload)
         with self._lock:
             if self.publisher is not publisher:
-                waiting = self._standby_headers.get(publisher)
-                if waiting is not None and info.message_class is MessageClass.HEADER:
-                    waiting.keep(info.sticky_key, len(payload), (type_id, payload))
+                self._keep_for_standby(publisher, type_id, payload, info)
                 return False
             if type_id in MEDIA_TYPES:
                 self.media_at = now
             message_class, leading, ahead = self._groups.place(info, timestamp, payload, now)
             published_ms = timestamp
-            timestamp = self._rebase(timestamp, message_class, now)
+            shift, last = self._shift, self._last_timestamp
+            if shift is None or last is None:
+                timestamp = self._rebase(timestamp, message_class, now)
+            else:  # as `_rebase` does, without the call
+                timestamp = timestamp + shift & CLOCK_MASK
+                self._last_at = now
+                self._last_timestamp = timestamp if timestamp - last & CLOCK_MASK < CLOCK_HALF else last
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
             header_key = None
-            if message_class is MessageClass.HEADER or info.kind not in self.codecs:  # some have no header
+            if message_class is _HEADER or info.kind not in self.codecs:  # some have no header
                 self._note_codec(info)
-            if message_class is MessageClass.HEADER:
+            if message_class is _HEADER:
                 header_key = info.sticky_key
-            elif message_class is MessageClass.KEY:
+            elif message_class is _KEY:
                 self._key_seen = True
-            elif message_class in FRAMES and not self._key_seen:
+            elif not self._key_seen and message_class in FRAMES:
                 if now - self._began_at < LONGEST_KEY_INTERVAL_S:
                     self.before_key_count += 1  # nobody could decode it
                     return True
                 self._key_seen = True
-            self._show(info, message_class, type_id, timestamp, published_ms, payload, now)
+            if self._tap is not None or self._taker is not None or self.feed is not None or info.multitrack:
+                self._show(info, message_class, type_id, timestamp, published_ms, payload, now)
             if len(self._wires) > 1:
-                self._drop_unused(key=message_class is MessageClass.KEY)
+                self._drop_unused(key=message_class is _KEY)
             over: LimitExceededError | None = None
             for wire in self._wires.values():
                 try:
@@ -261,6 +268,12 @@ class Stream:
             if over is not None:
                 raise over
             return True
+
+    def _keep_for_standby(self, publisher: StreamMember, type_id: int, payload: bytes, info: MediaInfo) -> None:
+        self._lock.assert_owned()
+        waiting = self._standby_headers.get(publisher)
+        if waiting is not None and info.message_class is _HEADER:
+            waiting.keep(info.sticky_key, len(payload), (type_id, payload))
 
     def _show(
         self,

@@ -441,7 +441,9 @@ class Fanout:
 
     def _settle_write(self, squad: Squad, target: Entry, size_bytes: int, slow: ShortWrites) -> None:
         """Count what was written to a squad, bring it to `target`, and deal with the members that took less."""
-        written = size_bytes * (len(squad.members) - len(slow)) + sum([count for _, count, _ in slow])
+        written = size_bytes * (len(squad.members) - len(slow))
+        if slow:
+            written += sum([count for _, count, _ in slow])
         self._cohort_bytes += written
         self._host.bytes_out += written
         for sender, count, _ in slow:

@@ -121,8 +121,9 @@ class RoundMeter:
         """Count a round of `took_s` seconds that was one turn."""
         self.rounds += 1
         self.turns += 1
-        self.longest_round_s = max(self.longest_round_s, took_s)
-        self.longest_turn_s = max(self.longest_turn_s, took_s)
+        if took_s > self.longest_round_s or took_s > self.longest_turn_s:
+            self.longest_round_s = max(self.longest_round_s, took_s)
+            self.longest_turn_s = max(self.longest_turn_s, took_s)
         self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
 
     def count_turn(self, took_s: float) -> None:

@@ -141,7 +141,7 @@ class AddressWork:
         if self.turn_s >= _NOTED_S and not self._armed:
             self._armed = True
             self._call_next_turn(self._next_turn)
-        recent_s = self.recent_s(now) + took_s
+        recent_s = self._recent_s * exp((self._at - now) / MEMORY_S) + took_s  # as `recent_s`, without the call
         self._recent_s, self._at = recent_s, now
         share = self.limits.share_per_address
         return bool(share) and recent_s > share * MEMORY_S

@@ -44,7 +44,8 @@ Wire = bytes | bytearray | memoryview
 _ZEROS: Final = (0,) * CLASS_COUNT
 _LARGEST_LASTS_NOTES: Final = 60
 """Notes, one a second, after which a message no longer counts as one of the log's largest recent ones."""
-_KEY: Final = MessageClass.KEY
+# Bound once: an attribute of an Enum class is looked up by code in Python, for each message.
+_KEY, _CONTROL = MessageClass.KEY, MessageClass.CONTROL
 
 NOTE_S: Final = 1.0
 """Time between two notes."""
@@ -54,6 +55,8 @@ _MOST_KEYS: Final = 64
 """Key frames that are kept at most: with one each 250 ms, sixteen seconds."""
 _LEAST_RATE_S: Final = 3.0
 """Shortest time for a rate: a shorter one says more about one burst than about the stream."""
+
+_new: Final = object.__new__
 
 Totals = tuple[int, ...]
 
@@ -163,7 +166,7 @@ class Entry:
         self.counts = counts
         self.sizes = sizes
         self.wire = b""
-        self.message_class = MessageClass.CONTROL
+        self.message_class = _CONTROL
         self.enqueued_at = 0.0
         self.gop = gop
         self.leading = False
@@ -349,9 +352,8 @@ class StreamLog:
             now: time in seconds.
             key: of DATA in a log with keys: what it is the value of; who is behind gets only the newest of each key.
             restart: for KEY: the wire messages that a viewer who starts at this one needs before it.
-            droppable: whether viewers may be spared it. None: all classes but CONTROL and HEADER. The totals of a log
-                are by class, so what differs from that is filed, and counted, under another: AUDIO and DATA that may
-                not be dropped under CONTROL, which keeps its place in the log, and HEADER that may under DATA.
+            droppable: whether viewers may be spared it. None: all classes but CONTROL and HEADER. What differs from
+                that counts as another: AUDIO and DATA that may not be dropped as CONTROL, HEADER that may as DATA.
             leading: of a picture, see `Entry`.
             twin_wire: the message in the form of the twin, no longer than `wire`. None: as it is.
 
@@ -359,9 +361,8 @@ class StreamLog:
             The entry that holds the message.
 
         Raises:
-            LocalProtocolError: a message is no bytes, or empty. The kernel never takes an empty one, so nobody could
-                pass it. Or a frame was to be kept at any price: without those it refers to it is of no use. Or its key
-                is one too many, or its value too large, or the log takes none.
+            LocalProtocolError: a message is no bytes, or empty, which nobody could pass; a frame was to be kept at any
+                price; its key is one too many, or its value too large, or the log takes none.
         """
         if droppable is not None:
             message_class = _filed_under(message_class, droppable=droppable)
@@ -386,14 +387,15 @@ class StreamLog:
             self.largest_bytes = max(self.largest_bytes, size)
         counts[message_class] += 1
         sizes[message_class] += size
-        entry.wire = wire
-        entry.message_class = message_class
-        entry.enqueued_at = now
+        entry.wire, entry.message_class, entry.enqueued_at = wire, message_class, now
         entry.leading = leading
         if message_class is _KEY:
             self._open_gop(entry, headers, now)
         if latest is None:
-            tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
+            tail = _new(Entry)  # and what its constructor does, without a call from C, which costs as much again
+            tail.sequence, tail.offset, tail.gop = entry.sequence + 1, entry.offset + size, self.gop
+            tail.counts, tail.sizes, tail.wire = tuple(counts), tuple(sizes), b""
+            tail.message_class, tail.enqueued_at, tail.leading, tail.next = _CONTROL, 0.0, False, None
         else:
             tail = KeyedEntry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
             tail.loose = self._sort(entry, key, latest, twin_wire)

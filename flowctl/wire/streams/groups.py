@@ -31,6 +31,12 @@ class GroupPlace(NamedTuple):
     ahead: bool | None = None  # whether it is for those too who start at the next key frame
 
 
+# Bound once: an attribute of an Enum class is looked up by code in Python, for each message.
+_KEY, _INTER = MessageClass.KEY, MessageClass.INTER
+_USUAL: Final = tuple(GroupPlace(message_class) for message_class in MessageClass)
+"""What nearly every message is, by class."""
+
+
 @dataclass(slots=True, eq=False)
 class PictureGroups:
     """The groups of one publication, message by message. Not thread-safe: its owner's lock guards it."""
@@ -45,16 +51,18 @@ class PictureGroups:
 
     def place(self, info: MediaInfo, timestamp: int, payload: bytes, now: float) -> GroupPlace:
         message_class = info.message_class
-        if message_class is MessageClass.KEY:
+        if message_class is not _KEY and self._open_from is None and self._ahead_bytes is None:
+            return _USUAL[message_class]
+        if message_class is _KEY:
             track = min(info.tracks)
             if self._track is None or track <= self._track or now - self._key_at > LONGEST_KEY_INTERVAL_S:
                 self._track, self._key_at, self._ahead_bytes = track, now, None
                 self._open_from = timestamp + (info.composition_ms or 0) if refers_back(info, payload) else None
                 return GroupPlace(message_class, self._open_from is not None)
-            return GroupPlace(MessageClass.INTER, ahead=self._goes_ahead(info, len(payload), opens=True))
+            return GroupPlace(_INTER, ahead=self._goes_ahead(info, len(payload), opens=True))
         if message_class not in FRAMES:
             return GroupPlace(message_class)
-        ahead = self._goes_ahead(info, len(payload), opens=False) if message_class is MessageClass.INTER else None
+        ahead = self._goes_ahead(info, len(payload), opens=False) if message_class is _INTER else None
         return GroupPlace(message_class, self._leads(info, timestamp), ahead)
 
     def _leads(self, info: MediaInfo, timestamp: int) -> bool:

@@ -34,6 +34,9 @@ HEADERS_BYTES: Final = 1024 * 1024
 HEADERS: Final = 64
 """Headers kept of a publisher: one per track and kind, so that one that invents tracks gets no further."""
 
+# Bound once: an attribute of an Enum class is looked up by code in Python, for each message.
+_KEY, _HEADER = MessageClass.KEY, MessageClass.HEADER
+
 _T = TypeVar("_T")
 
 
@@ -225,10 +228,13 @@ class WireLog:
         wire = b"" if self.frozen else self.wire_format.serialise(type_id, timestamp, payload)
         if not wire:
             return
-        key = message_class is MessageClass.KEY
-        restart = (*self.headers.values, *self._ahead) if self._ahead else self.headers.values
-        self.log.append(wire, message_class, now, restart=restart if key else (), leading=leading)
-        if message_class is MessageClass.HEADER:
+        key = message_class is _KEY
+        if key or leading:
+            restart = (*self.headers.values, *self._ahead) if key else ()
+            self.log.append(wire, message_class, now, restart=restart, leading=leading)
+        else:
+            self.log.append(wire, message_class, now)
+        if message_class is _HEADER:
             self._keep(header_key, type_id, timestamp, payload, wire)
         elif ahead:
             self._ahead.append(wire)

@@ -43,6 +43,9 @@ _HEADER_MAX: Final = 3 + 11 + 4
 _MESSAGE_HEADER: Final = (11, 7, 3, 0)
 """Octets of the message header by chunk type (section 5.3.1.2)."""
 
+_TYPE_0_BYTES: Final = 12
+"""Octets of a type 0 header with a basic header of one octet."""
+
 _RUN_MAX: Final = 128
 """Most type 3 headers compared in one go. Where two chunk streams alternate, most of what was compared is compared
 again after the next header; without this bound that is quadratic in the length of the piece."""
@@ -59,6 +62,8 @@ _SEARCHED_STREAMS: Final = 8
 
 _HEAD_TYPES: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0, TYPE_DATA_AMF3})
 """Message types whose first octets are kept where `head_bytes` is set."""
+
+_MEDIA: Final = (TYPE_AUDIO, TYPE_VIDEO)
 
 _NO_STREAM: Final = ChunkStream(0, b"\0")
 """Stands for the current chunk stream while there is none; shared, never written to."""
@@ -203,19 +208,44 @@ class ChunkReader:
             if self._chunk_left:
                 at = self._read_payload(view, at, end, completed)
                 continue
-            after = self._read_header(view, at, end)
-            if after < 0:
-                self._tail = bytes(view[at:])
-                return
+            after = self._read_whole(view, at, end, completed)
+            if after == at:
+                after = self._read_header(view, at, end)
+                if after < 0:
+                    self._tail = bytes(view[at:])
+                    return
+                if self._current.missing == 0:
+                    self._complete(self._current, b"", completed)
             at = after
-            stream = self._current
-            left = stream.missing
-            if left == self._chunk_left and left <= end - at and not stream.body:
-                # Nearly every message of an encoder with large chunks: one chunk, which is here; or none at all.
-                self._chunk_left = stream.missing = 0
-                after += left
-                self._complete(stream, bytes(view[at:after]), completed)
-                at = after
+
+    def _read_whole(self, view: memoryview, at: int, end: int, completed: list[Message]) -> int:
+        """Read sound and pictures that come whole, in a chunk with a header of type 0 or 1; return where to go on.
+
+        Nearly every message of an encoder with large chunks. What is unusual in any way is left to `_read_header`.
+        """
+        most = min(self.chunk_size, self._limits.media_message_bytes)
+        while end - at > _TYPE_0_BYTES:
+            first, word = _TWO_WORDS(view, at)
+            fmt, csid, field, length, type_id = first >> 30, first >> 24 & 63, first & EXTENDED, word >> 8, word & 0xFF
+            start = at + 8 if fmt else at + _TYPE_0_BYTES
+            for stream in self._streams:  # none has the 0 or 1 that begins a basic header of two octets or three
+                if stream.csid == csid:
+                    break
+            else:
+                return at
+            if fmt > 1 or field == EXTENDED or type_id not in _MEDIA or not 0 < length <= most or stream.missing:
+                return at
+            if start + length > end:
+                return at
+            if fmt:
+                stream.delta, stream.timestamp = field, stream.timestamp + field & CLOCK_MASK
+            else:
+                stream.msid = _WORD_LITTLE(view, at + 8)[0]
+                stream.delta, stream.timestamp = field if self._type0_delta else 0, field
+            stream.length, stream.type_id, stream.extended, stream.extended_value = length, type_id, False, field
+            at = start + length
+            completed.append(Message(csid, stream.timestamp, type_id, stream.msid, view[start:at].tobytes()))
+        return at
 
     def _read_split_header(self, view: memoryview, completed: list[Message]) -> tuple[memoryview, int]:
         """Read the header whose first octets are in `_tail`; return the input and where to go on in it.

@@ -9,6 +9,7 @@ the wire, from either side.
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from flowctl.errors import LocalProtocolError
@@ -24,6 +25,9 @@ from flowctl.wire.rtmp.wire import (
     Message,
     basic_header,
 )
+
+_MSID_MAX: Final = 0xFFFFFFFF
+_TWO_WORDS: Final = struct.Struct(">II").pack
 
 _NO_DELTA: Final = -1
 """Delta after a type 0 header. The specification says that a type 3 chunk then adds the type 0 timestamp, several
@@ -42,8 +46,9 @@ def serialise(
     length = len(payload)
     if timestamp < EXTENDED and 2 <= csid < CSID_LONG and 0 < length <= chunk_size:
         # Nearly every message: one chunk, and a header of fixed size.
-        _check_fields(length, type_id, msid)
-        header = (csid << 56 | timestamp << 32 | length << 8 | type_id).to_bytes(8, "big")
+        if length > LENGTH_MAX or not 0 <= type_id <= 0xFF or not 0 <= msid <= _MSID_MAX:
+            _check_fields(length, type_id, msid)
+        header = _TWO_WORDS(csid << 24 | timestamp, length << 8 | type_id)
         return b"".join((header, msid.to_bytes(4, "little"), payload))
     if timestamp < EXTENDED:
         header = basic_header(0, csid) + _type0_fields(timestamp, len(payload), type_id, msid)
@@ -156,7 +161,7 @@ def _type0_fields(timestamp: int, length: int, type_id: int, msid: int) -> bytes
 
 
 def _check_fields(length: int, type_id: int, msid: int) -> None:
-    if length > LENGTH_MAX or not 0 <= type_id <= 0xFF or not 0 <= msid <= 0xFFFFFFFF:
+    if length > LENGTH_MAX or not 0 <= type_id <= 0xFF or not 0 <= msid <= _MSID_MAX:
         raise LocalProtocolError(
             f"message of type {type_id}, {length} bytes, msid {msid}: allowed is a type of 0 to 255, "
             f"up to {LENGTH_MAX} bytes and an msid of 0 to 2^32-1"

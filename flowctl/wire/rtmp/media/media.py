@@ -71,6 +71,7 @@ _UNDEFINED_PACKET_TYPE: Final = 15  # reserved in Enhanced RTMP as well
 
 _VIDEO_EMPTY: Final = MediaInfo("video", MessageClass.INTER, "", "empty")
 _AUDIO_SILENCE: Final = MediaInfo("audio", MessageClass.AUDIO, "", "silence")
+_AAC_CODED: Final = audio_info("mp4a", MessageClass.AUDIO, "coded", None)
 _DATA_METADATA: Final = MediaInfo("data", MessageClass.HEADER, "", "metadata")
 _DATA_OTHER: Final = MediaInfo("data", MessageClass.DATA, "", "data")
 
@@ -143,6 +144,8 @@ def _inspect_audio(body: Body) -> MediaInfo:
     if sound_format == _AAC:
         if size < 2:
             return AUDIO_MALFORMED
+        if body[1] == 1 and size > 2:
+            return _AAC_CODED  # nearly every message of sound
         packet_type = body[1] if body[1] < 2 else _UNDEFINED_PACKET_TYPE
         return audio_info("mp4a", *classify_audio("mp4a", packet_type, 0, body, 2, size))
     codec = _CLASSIC_AUDIO.get(sound_format, f"flv-{sound_format}")
