@@ -44,7 +44,7 @@ from flowctl.core.loop.work import WorkLimits
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import BANNED, AdmissionLimits
 from flowctl.core.server.server import RefusalHook, Server
-from flowctl.core.text.extras import install_hint
+from flowctl.core.text.extras import missing_extra
 from flowctl.core.text.printable import printable
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.websocket import WebSocketSession
@@ -54,9 +54,7 @@ try:
     from uvicorn.protocols.utils import ClientDisconnected, get_client_addr, get_path_with_query_string
     from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 except ModuleNotFoundError as error:
-    raise ConfigError(
-        f"flowctl.asgi needs the extra 'asgi': {error.name} is not installed", hint=install_hint("asgi")
-    ) from error
+    raise missing_extra(error, "flowctl.asgi", "asgi") or error from error
 
 if TYPE_CHECKING:  # not needed to run
     from starlette.websockets import WebSocket

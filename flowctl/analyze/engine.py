@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flowctl.core.text.extras import install_hint
+from flowctl.core.text.extras import install_hint, require_extra
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.units import format_size
 
@@ -85,10 +85,7 @@ def choose(
 
 
 def check_available(engine: str) -> None:
-    names = (_PACKAGES[engine], "pyarrow", "pandas")
-    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
-        told = f"the pipeline needs what is not installed: {', '.join(missing)}"
-        raise ConfigError(told, hint=install_hint("pipeline"))
+    require_extra("pipeline", "the pipeline", _PACKAGES[engine], "pyarrow", "pandas")
 
 
 def running() -> str:

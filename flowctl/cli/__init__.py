@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
     from flowctl.core.text.extras import missing_extra
     from flowctl.core.text.output import say
 
-    if (told := missing_extra(error, "the command flowctl")) is None:
+    if (told := missing_extra(error, "the command flowctl", "cli")) is None:
         raise
     say(f"error: {told}\nhint: {told.hint}", to_stderr=True)
     raise SystemExit(2) from None

@@ -21,6 +21,7 @@ from flowctl.cli.common import (
     set_up_log,
 )
 from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
+from flowctl.core.text.extras import require_extra
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError
 from flowctl.units import format_size, parse_bit_rate, parse_duration, parse_size
@@ -235,9 +236,7 @@ def _load(
         if path is not None:
             check_target(path, option)
     if files["--parquet"] is not None:
-        from flowctl.load.results.parquet import check_available
-
-        check_available()
+        require_extra("telemetry", "--parquet", "pyarrow")
     with RunDisplay(plan.url, plan.profiles, plan.length_s, table=table) as display:
         result = run_load(plan, display.show_sample)
     figures = RunFigures(result)

@@ -13,7 +13,7 @@ import typer
 
 from flowctl.cli.common import CaFile, Insecure, optional_duration, print_json, set_up_log
 from flowctl.cli.errors import TerminatedError, terminable
-from flowctl.core.text.extras import check_pyav
+from flowctl.core.text.extras import require_extra
 from flowctl.core.text.output import say
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.units import format_count, format_duration, format_size, parse_duration, parse_size
@@ -111,7 +111,7 @@ def hls(
     set_up_log()
     trust(authorities=ca_file, insecure=insecure)
     addresses = _addresses(urls)
-    check_pyav()
+    require_extra("media", "HLS", "av")
     from flowctl.live.remux.hls import HlsSettings, HlsWriter, SegmentForm
 
     if form not in (names := [item.value for item in SegmentForm]):
@@ -156,7 +156,7 @@ def _form(form: str) -> Callable[[], Form]:
     if form == "flv":
         return FlvForm
     if form == "mp4":
-        check_pyav()
+        require_extra("media", "MP4", "av")
         from flowctl.live.remux.container import Mp4Form
 
         return Mp4Form

@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
 from flowctl.core.sending.settings import SenderSettings
@@ -34,7 +34,6 @@ from flowctl.demo.runner import (
 from flowctl.demo.watch import ViewerDisplay, ViewerWatch
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
-from flowctl.live.admin.listener import AdminListener, admin_of
 from flowctl.live.httpd.serving import serve_http
 from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.settings.renditions import RenditionNames
@@ -47,6 +46,9 @@ from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
 from flowctl.wire.media.synthetic import SyntheticSource
+
+if TYPE_CHECKING:
+    from flowctl.live.admin.listener import AdminListener
 
 _LOOK_S: Final = 0.2
 _STAYING: Final = 5
@@ -79,6 +81,8 @@ def _build_server(plan: DemoPlan) -> LiveServer:
 def _add_dashboard(server: LiveServer) -> AdminListener | None:
     """Put the dashboard beside the server, and the listener that it plays from. None: its packages are missing."""
     try:
+        from flowctl.live.admin.listener import admin_of  # noqa: PLC0415 - brings what needs the extra admin
+
         admin = admin_of(server)
     except ConfigError as error:
         tell(f"no dashboard: {error}; hint: {error.hint}")

@@ -8,7 +8,7 @@ from typing import Final
 
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.program import ServeOptions, ServerProgram
-from flowctl.core.text.extras import check_pyav
+from flowctl.core.text.extras import require_extra
 from flowctl.core.text.files import check_folder, check_target
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer, build_live_server
@@ -97,6 +97,7 @@ def check(options: ServeOptions) -> None:
         read_config(options.fleet_file)
     if options.events.folder:
         check_folder(Path(options.events.folder), "events")
+        require_extra("telemetry", "events", "pyarrow")
     _check_media(options)
     if options.hooks:
         find_hooks(options.hooks)
@@ -119,10 +120,10 @@ def _check_media(options: LiveConfig) -> None:
     if options.asked_for("record").patterns:
         check_folder(options.media.record_folder, "record_folder")
         if RecordFormat.MP4 in formats:
-            check_pyav()
+            require_extra("media", "record_format mp4", "av")
     if options.asked_for("hls").patterns and options.hls_place is not None:
         check_folder(options.hls_place, "hls_folder")
-        check_pyav()
+        require_extra("media", "hls", "av")
 
 
 SERVER = ServerProgram(

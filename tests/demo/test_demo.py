@@ -57,12 +57,14 @@ IDLE = Sender(ManualHost(), ScriptedTransport([])).statistics()
 
 
 def test_dashboard_when_its_packages_are_missing_is_done_without(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "flowctl.live.admin.app", None)
+    for name in [name for name in sys.modules if name.startswith(("flowctl.live.admin.", "starlette"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette", None)
     server = run._build_server(QUICK)
     assert run._add_dashboard(server) is None
     server.close_listeners()
     said = capsys.readouterr().err
-    assert "no dashboard" in said
+    assert "no dashboard: admin needs the extra 'admin'" in said
     assert "pip install '.[admin]'" in said
 
 

@@ -17,11 +17,18 @@ from flowctl.control.operations import answer
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.text.addresses import is_loopback
+from flowctl.core.text.extras import missing_extra
 from flowctl.errors import ConfigError
 from flowctl.live.admin.asking import CarryOut, OperationAsker
-from flowctl.live.admin.guard import Tokens
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
+
+try:
+    from flowctl.live.admin.app import AdminApp
+    from flowctl.live.admin.guard import Tokens
+    from flowctl.live.admin.protocol import make_server
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "admin", "admin") or error from error
 
 if TYPE_CHECKING:
     import ssl
@@ -58,16 +65,7 @@ class AdminListener:
         if config.admin_secure and config.tls_certificate is not None and config.tls_key is not None:
             self._certificate = Certificate(config.tls_certificate, config.tls_key)
         self._asking: Final = OperationAsker(carry_out)
-        try:
-            from flowctl.live.admin.app import AdminApp  # noqa: PLC0415 - brings FastAPI, of an extra of its own
-            from flowctl.live.admin.protocol import make_server  # noqa: PLC0415 - brings uvicorn
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"admin needs the package {error.name}, which is not installed",
-                hint="in flowctl's source folder: pip install '.[admin]', or leave admin off",
-            ) from error
         self._app: Final = AdminApp(self._asking, self._tokens)
-        self._make_server: Final = make_server
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self.bound: list[str] = []  # the address of the dashboard, once it has started
@@ -79,7 +77,7 @@ class AdminListener:
         scheme = "http" if self._certificate is None else "https"
         self.bound = [f"{scheme}://{shown}:{port}/"]
         context = None if self._certificate is None else partial(self._context_of, self._certificate)
-        self._server = server = self._make_server(self._app, context)
+        self._server = server = make_server(self._app, context)
         self._thread = threading.Thread(target=self._run, args=(server, sock), name="flowctl-admin", daemon=True)
         self._thread.start()
         _log.info("admin", address=self.bound[0], tokens=self._tokens is not None)

@@ -2,7 +2,7 @@
 
 Columns, types and their order follow `PeerResult`: int64, float64, bool and string; what may be None is nullable, what
 is a dictionary is a string of JSON. The metadata of the file has keys that begin with ``flowctl.``: see `metadata_of`.
-Needs pyarrow, of the extra ``load``.
+Needs pyarrow, of the extra ``telemetry``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib.metadata
-import importlib.util
 import json
 import types
 import typing
@@ -18,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.core.text.extras import install_hint
+from flowctl.core.text.extras import require_extra
 from flowctl.core.text.files import replacing
-from flowctl.errors import ConfigError, InternalError
+from flowctl.errors import InternalError
 from flowctl.load.results.result import PeerResult, RunResult
 
 if TYPE_CHECKING:
@@ -31,11 +30,6 @@ FORMAT: Final = 1
 
 _ROWS_PER_GROUP: Final = 20_000
 """Rows turned into columns at a time: bounds the memory that a long run with churn needs beside its rows."""
-
-
-def check_available() -> None:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("--parquet needs pyarrow, which is not installed", hint=install_hint("telemetry"))
 
 
 def column_types() -> dict[str, tuple[str, bool]]:
@@ -85,7 +79,7 @@ def schema_of(metadata: Mapping[str, str]) -> pa.Schema:
 
 
 def write_parquet(path: Path, result: RunResult) -> None:
-    check_available()
+    require_extra("telemetry", "--parquet", "pyarrow")
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from flowctl.core.text.extras import require_extra
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.records.telemetry.schema import FLIGHT, METADATA_PREFIX, FlightKind, Kind
 
@@ -123,12 +124,9 @@ def _check_place(path: Path, inside: Path | None) -> None:
 
 
 def _parquet() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(
-            "flights are Parquet files, and pyarrow is not installed", hint="pip install pyarrow"
-        ) from error
+    require_extra("telemetry", "flight.parquet", "pyarrow")
+    import pyarrow.parquet
+
     return pyarrow.parquet
 
 

@@ -19,9 +19,10 @@ from typing import Any, Final
 import structlog
 
 from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.text.extras import require_extra
 from flowctl.records.telemetry.options import EventsOptions
 from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, TABLES, EventName, Row, Table
-from flowctl.records.telemetry.writer import Block, Books, RecordFiles, TableWriter, check_available
+from flowctl.records.telemetry.writer import Block, Books, RecordFiles, TableWriter
 
 _EVENT, _AXIS = map(FLOW_EVENTS.row_names.index, ("event", "axis"))
 _MOST_KINDS: Final = 1024
@@ -196,7 +197,7 @@ class Recorder:
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        check_available()
+        require_extra("telemetry", "events", "pyarrow")
         self.options: Final = options  # the settings
         # when it was made, microseconds since the epoch: part of file names, and where `seq` begins
         self.start_us: Final = wall_ns() // 1000

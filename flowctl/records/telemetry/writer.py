@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import importlib.util
 import os
 import re
 import time
@@ -110,15 +109,6 @@ class Books:
     lost_rows: int = 0  # given up because the disk did not take them for too long
     refused_rows: int = 0  # that do not fit the schema, which is a fault of ours
     failures: int = 0  # attempts to write a file that failed
-
-
-def check_available() -> None:
-    """See to it that pyarrow is there, before a server starts that is to record."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(
-            "records need pyarrow, which is not installed",
-            hint="in flowctl's source folder: pip install '.[telemetry]', or leave --events out",
-        )
 
 
 def arrow_schema(table: Table, metadata: dict[str, str] | None = None) -> pa.Schema:

@@ -301,7 +301,7 @@ def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2
-    assert "needs what is not installed: pyspark" in done.stderr
+    assert "the pipeline needs the extra 'pipeline': pyspark is not installed" in done.stderr
     assert "hint: in flowctl's source folder: pip install '.[pipeline]'" in done.stderr
 
 

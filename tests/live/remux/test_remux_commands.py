@@ -17,7 +17,7 @@ from flowctl.live.remux.files import lock_file
 def test_command_when_pyav_is_not_installed_says_how_to_get_it(tmp_path, monkeypatch, command):
     monkeypatch.setitem(sys.modules, "av", None)
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match="PyAV is not installed") as caught:
+    with pytest.raises(ConfigError, match="the extra 'media': av is not installed") as caught:
         command(["rtmp://localhost/live/room"], out=out, form="mp4" if command is record else "auto")
     assert "[media]" in caught.value.hint
     assert not out.exists()

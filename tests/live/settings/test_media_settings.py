@@ -72,6 +72,6 @@ def test_media_settings_when_pyav_is_not_installed_say_how_to_get_it_if_it_is_ne
     if text == 'record = "live/*"':
         assert read(text).writes_media
         return
-    with pytest.raises(ConfigError, match="PyAV is not installed") as caught:
+    with pytest.raises(ConfigError, match="the extra 'media': av is not installed") as caught:
         read(text)
     assert "[media]" in caught.value.hint

@@ -322,10 +322,10 @@ def test_parquet_when_rows_lack_values_keeps_types_and_nulls(tmp_path):
     assert parquet.read_table(path).num_rows == 0
 
 
-def test_parquet_when_pyarrow_is_missing_says_how_to_get_it(monkeypatch):
+def test_parquet_when_pyarrow_is_missing_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError) as caught:
-        parquet_module.check_available()
+    with pytest.raises(ConfigError, match="--parquet needs the extra 'telemetry': pyarrow") as caught:
+        parquet_module.write_parquet(tmp_path / "x", some_run())
     assert caught.value.hint == "in flowctl's source folder: pip install '.[telemetry]'"
 
 

@@ -16,6 +16,7 @@ from telemetry_kit import WALL_NS, everything, files, options, read, recorder
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry import writer as writing
 from flowctl.records.telemetry.events import event_row
+from flowctl.records.telemetry.recorder import Recorder
 from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, FLOW_SAMPLES, TABLES, EventName
 from flowctl.records.telemetry.writer import RecordFiles, TableWriter, arrow_schema
 
@@ -302,10 +303,10 @@ def test_file_when_an_octet_is_another_is_known_to_be_damaged(tmp_path):
         parquet.read_table(path, page_checksum_verification=True)
 
 
-def test_pyarrow_when_absent_is_named_with_the_way_to_get_it(monkeypatch):
-    monkeypatch.setattr(writing.importlib.util, "find_spec", lambda name: None)
+def test_pyarrow_when_absent_is_named_with_the_way_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyarrow") as caught:
-        writing.check_available()
+        Recorder(options(tmp_path))
     assert ".[telemetry]" in caught.value.hint
 
 
