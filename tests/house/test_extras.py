@@ -14,6 +14,9 @@ import sys
 import tomllib
 
 import generate_docs
+import pytest
+import typer
+from smoke_readme import chapters
 from source_kit import PACKAGES, ROOT, imports_of, module_files, shown
 
 from flowctl.core.text.extras import IMPORTED_AS, packages_by_extra
@@ -116,6 +119,32 @@ def test_commands_when_all_that_they_reach_is_imported_need_their_own_extra_only
     assert wrong == []
     assert behind == BEHIND.keys() | ASKED_FOR.keys()
     assert all(package in packages_by_extra()[extra] for package, extra in ASKED_FOR.items())
+
+
+def command_extras() -> dict[str, set[str]]:
+    """Return what each word behind ``flowctl`` needs."""
+    needed = {}
+    for point in POINTS:
+        if point.group == "flowctl.commands":
+            point.load()(made := typer.Typer())
+            for item in [*made.registered_commands, *made.registered_groups]:
+                needed[item.name] = {"cli", *point.extras}
+    return needed
+
+
+WITH_CHAPTERS = [path for path in generate_docs.DOCUMENTS if any(chapters(path.read_text("utf-8")))]
+
+
+@pytest.mark.parametrize("path", WITH_CHAPTERS, ids=lambda path: path.name)
+def test_commands_when_behind_an_installation_in_a_document_need_no_more_than_it_installs(path):
+    needed = command_extras()
+    for extras, commands in chapters(path.read_text("utf-8")):
+        have = installs(extras)
+        for words in commands:
+            lacking = installs(needed[words[1]]) - have if words[0] == "flowctl" and words[1] in needed else set()
+            lacking |= {"pyarrow"} - have if {"--events", "--parquet"} & set(words) else set()
+            lacking |= {"fastapi"} - have if {"--admin", "--dashboard"} & set(words) else set()
+            assert lacking == set(), f"{' '.join(words)} needs more than {sorted(extras)}"
 
 
 def test_extras_when_named_anywhere_are_there():
