@@ -2,8 +2,9 @@
 
 The README is read from its beginning. Where it says ``pip install '.[X]'``, that is done, and the commands that follow
 are run as they stand there, but for the port and for the duration of those that have one. What stays in the background
-is ended, as by `kill`, before the next server and before an analysis. Status 1 is an answer, of ``--fail-on`` or of a
-demo that was too short; 2 is not, and nothing may ask for an extra, but for the demo, which does without a dashboard.
+is ended, as by `kill`, before the next server and before an analysis. Status 1 is right where
+``--fail-on`` judges or the demo was too short; an ``error:`` of another kind, such as a stream that is taken, is not.
+Nothing may ask for an extra, but for the demo, which does without a dashboard.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ INSTALL = re.compile(r"pip install '\.\[([\w,]+)\]'")
 DURATION = ["--duration", "4s"]  # the shortest demo
 HAVE_DURATION = frozenset({"demo", "load", "play", "publish"})
 TERMINATED = 143
-AMISS = ("pip install '.[", "bug of flowctl", "Traceback")
+TOO_SHORT = "error: the demo did not go as it should"
+AMISS = ("error: ", "pip install '.[", "bug of flowctl", "Traceback")
 
 
 def chapters(text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -90,7 +92,7 @@ class Commands:
         finally:
             process.kill()
         told = log.read_text("utf-8", "replace")
-        lines = "\n".join(line for line in told.splitlines() if not line.startswith("no dashboard: "))
+        lines = "\n".join(line for line in told.splitlines() if not line.startswith(("no dashboard: ", TOO_SHORT)))
         command = shlex.join(words)
         require(status in {0, 1, TERMINATED}, f"{command}: status {status}\n{told}")
         require(not [amiss for amiss in AMISS if amiss in lines], f"{command}:\n{told}")
