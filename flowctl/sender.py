@@ -20,6 +20,7 @@ the tests look after each step of random histories (`check_life`).
 
 - ``closing`` (no more is accepted) stays once it is set, and so does ``_close_reason`` (it is over), only beside it.
   A Sender that is over follows nothing, and has nothing queued, no open episode of drops and no waiters.
+- ``closing`` with nothing queued is over, whatever emptied it, once ``_pending`` is done (`_goes_on_locked`).
 - ``_cohort`` (the fan-out) only with a cursor in the outbox; a cursor without it is between two fan-outs.
 - ``stands`` (where its fan-out has it, see `core.sending.contract`) is GONE exactly where ``_cohort`` is None. It is
   COHORT (that writes the log for us) only while nothing is refused or left over: not with ``mask``, ``blocked``, or
@@ -311,6 +312,7 @@ class Sender:
                 own = not self._outbox.empty(with_log=False)
                 if not self._judgement.blocked and (self._core.would_block or own):
                     self._host.request_flush()  # it may have had a turn of the fan-out to come
+                self._arm_locked(now)
 
     def suspend_following(self) -> None:
         """Leave the fan-out but keep the place in the log, to go on from there with another. Owning thread."""
@@ -442,10 +444,11 @@ class Sender:
 
     def _run_pending_locked(self, now: float) -> None:
         """Run what other threads have asked for; after the end of the Sender there is nothing to run it on."""
-        pending, self._pending = self._pending, None
-        for action in pending or ():
-            if self._close_reason is None:
-                action(now)
+        while self._pending and self._close_reason is None:
+            action, *rest = self._pending
+            self._pending = rest or None  # what is left of it keeps a closing Sender from its end
+            action(now)
+        self._pending = None
 
     # -- what it is
 
@@ -758,9 +761,9 @@ class Sender:
                 self._run_postponed()
 
     def _flush_locked(self, now: float) -> FlushResult:
-        if self._judgement.blocked or self._close_reason is not None:
-            return FlushResult.BLOCKED if self._close_reason is None else FlushResult.CLOSED
-        result = self._write_locked(now)
+        if self._judgement.blocked:
+            return FlushResult.BLOCKED if self._goes_on_locked() else FlushResult.CLOSED
+        result = FlushResult.CLOSED if self._close_reason is not None else self._write_locked(now)
         if result is FlushResult.BLOCKED:
             self._host.want_writable(True)
             if self._judgement.slow is not None and self._judgement.slow.due(now):
@@ -772,10 +775,7 @@ class Sender:
                 self._host.request_flush()
             else:
                 self._cohort.serve_in_turn(self)  # in turn with the other viewers
-        if result is FlushResult.DRAINED and self._judgement.closing:
-            self._fail_locked(CloseReason.FINISHED, "everything was sent")
-            return FlushResult.CLOSED
-        return result
+        return result if result is not FlushResult.DRAINED or self._goes_on_locked() else FlushResult.CLOSED
 
     def writable(self) -> FlushResult:
         """Go on writing: the kernel can take more. Owning thread."""
@@ -1461,33 +1461,43 @@ class Sender:
             self._thin_for_locked(self._core.state, now)
 
     def _check_times_locked(self, now: float) -> None:
-        """End the connection where something has taken too long, else ask for the next tick.
+        """End the connection where something has taken too long, else ask for the next tick, which is never now.
 
         Before the end, the kernel is asked once more. Our thread may have been held for as long, by a handler or a
         stopped process: a deadline is then looked at before the loop tells that there is room, or before a flush that
         was asked for.
         """
-        if self._close_reason is not None:
+        if not self._goes_on_locked():
             return
         clocks = self._judgement.clocks(now, self._close_deadline)
         overdue = self._judgement.overdue(clocks, now)
         if overdue is not None and not self._judgement.empty:
             self._offer_locked(now)
-            if not self._is_open_locked():
+            if not self._goes_on_locked():
                 return
             clocks = self._judgement.clocks(now, self._close_deadline)
             overdue = self._judgement.overdue(clocks, now) if self._judgement.blocked else None
         if overdue is not None:
             self._fail_locked(*overdue)
-        elif (when := clocks.next_at) < inf:
-            self._host.set_deadline(when)
+        elif (when := min((when for when in clocks if when > now), default=inf)) < inf:
+            self._host.set_deadline(when)  # one that has passed, and ended nothing, is for the flush to go on from
 
     def _arm_locked(self, now: float) -> None:
         """Ask for a tick at the earliest time at which something could change by time alone."""
-        if self._close_reason is None and (when := self._judgement.clocks(now, self._close_deadline).next_at) < inf:
+        if self._goes_on_locked() and (when := self._judgement.clocks(now, self._close_deadline).next_at) < inf:
             self._host.set_deadline(when)
 
     # -- limits and the end
+
+    def _goes_on_locked(self) -> bool:
+        """End a closing Sender that has nothing left to write, whatever emptied it; return whether it is open still.
+
+        Asked wherever a Sender looks what comes next: after a write that drained it, on each tick, in `_arm_locked`,
+        with which everything ends that drops something. What other threads have asked for is done before.
+        """
+        if self._judgement.closing and not self._pending and self._outbox.empty(with_log=True):
+            self._fail_locked(CloseReason.FINISHED, "everything was sent")
+        return self._close_reason is None
 
     def _check_control_locked(self) -> None:
         """End the connection for a control lane over its limit, if that is the peer's doing: the kernel refuses."""

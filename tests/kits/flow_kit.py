@@ -265,6 +265,9 @@ def check_life(viewer: Viewer) -> None:
             assert sender._judgement.slow is not None
         if sender._close_reason is None:
             assert (sender._judgement.held is not None) is (core.state is SendState.HARD_LIMIT)
+            # A closing Sender with nothing left to write, nor to do for other threads, is over: whatever emptied it.
+            assert not sender.closed or sender._pending or not sender._outbox.empty(with_log=True)
+            assert sender._close_deadline > viewer.group.now() - 1.0
         assert sender._close_deadline == inf or sender.closed
 
 

@@ -7,7 +7,7 @@ import itertools
 import ssl
 
 import pytest
-from connection_kit import Noting, ask, failures, groups, link, wait_until
+from connection_kit import Noting, Reader, ask, failures, groups, link, wait_until
 from fanout_kit import Stage
 from flow_kit import (
     HEAD_BYTES,
@@ -26,6 +26,7 @@ from flowctl.core.fanout.following import Fanouts, FollowPlace
 from flowctl.core.flow.limits import AxisLimits, Limits
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.testing import ManualGroup
@@ -351,6 +352,30 @@ def test_end_when_another_place_has_followed_is_harmless(link):
     ask(connection, first.end)
     assert connection.place is second
     assert connection.sender.following is logs[1].log
+
+
+def test_end_when_the_connection_closes_and_is_between_two_turns_lets_it_end(link, groups):
+    """The rest of the log was for a turn of the fan-out that does not come any more."""
+    session, fanouts = Noting(), Fanouts(StreamLog(), flush_interval_s=0)
+    connection, peer = link(session, settings=SenderSettings(turn_messages=2, close_deadline_s=0.05))
+    wait_until(lambda: session.calls)
+
+    def close() -> None:
+        place = FollowPlace(connection, fanouts)
+        for _ in range(2000):
+            fanouts.log.append(b"a message", MessageClass.DATA, connection.now())
+        connection.close_after_flush()
+        leave_between_turns(place)
+
+    def leave_between_turns(place) -> None:
+        taken = connection.sender.statistics().bytes_sent > 500  # by some turns of the fan-out: no flush is to come
+        place.end() if taken else connection.call_soon(leave_between_turns, place)
+
+    reader = Reader(peer)
+    ask(connection, close)
+    assert session.wait_end() == (CloseReason.FINISHED, "")
+    assert 500 < len(reader.wait()) < 2000 * 9
+    wait_until(lambda: groups[0].statistics().deadlines == 0, "the end of its last deadline")
 
 
 def test_interval_of_fanouts_when_set_is_that_of_all_groups():

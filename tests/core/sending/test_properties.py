@@ -226,6 +226,14 @@ class FanoutHistory(RuleBasedStateMachine):
     def close_after_flush(self, index):
         self.pick(index).sender.close_after_flush()
 
+    @rule(index=slow, turns=st.integers(1, 3))
+    def close_in_turns(self, index, turns):
+        """Write some turns of what is queued, so that what comes next finds a closing viewer between two of them."""
+        sender = self.pick(index).sender
+        sender.close_after_flush()
+        for _ in range(turns):
+            sender.flush()
+
     @invariant()
     def accounts_hold(self):
         for viewer in self.viewers:

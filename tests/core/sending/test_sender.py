@@ -69,8 +69,10 @@ the time at the soft limit begins anew after a break
     ended=SOFT_TOO_LONG
 a peer that does not take the rest is given up after the deadline
     room:0 say:X end run:4.9 ended= run:0.2 ended=STUCK
-a closing peer whose queue was thrown away and whose kernel is full is given up
-    stuck:0 close:5 room:0 say:X run thin end run:6 ended=STUCK
+a closing peer whose queue was thrown away gets what its kernel holds and no more
+    stuck:0 close:5 room:0 say:X run thin end run ended=FINISHED
+a closing peer whose queue is thrown away gets what its kernel holds and no more
+    stuck:0 close:0 room:11 say:XX run end run ended= thin ended=FINISHED
 times that are off end nothing
     stuck:0 soft:0 close:0 limits:2,100 room:0 say:AAA end run:100000 ended= state=S drain heard=0,1,2 ended=FINISHED
 clocks start with the first message behind EAGAIN

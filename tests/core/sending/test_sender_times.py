@@ -10,6 +10,7 @@ from flow_kit import (
     Published,
     Viewer,
     check_accounts,
+    check_edges,
 )
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
@@ -18,7 +19,7 @@ from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import AxisLimits, Limits
 from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
 from flowctl.core.flow.state import Axis, Cause
-from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.contract import FlushResult, SendOutcome
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.testing import ManualGroup
@@ -263,6 +264,62 @@ def test_close_after_flush_when_a_member_of_the_cohort_finishes_too():
     assert viewer.host.closed == [(CloseReason.FINISHED, "everything was sent")]
     assert fanout.empty is True
     check_accounts(viewer)
+
+
+@pytest.mark.parametrize("room", [None, 2 * HEAD_BYTES])
+@pytest.mark.parametrize("emptied_by", ["unfollow", "thin"])
+def test_close_after_flush_when_something_else_empties_the_queue_is_the_end_at_once(emptied_by, room):
+    """Between two of its turns, or while its kernel is full: there is nothing left to write, and no turn comes."""
+    group = ManualGroup()
+    published = Published(group)
+    viewer = Viewer(group, Peer(room=room), settings=SenderSettings(turn_messages=2, stuck_s=0))
+    viewer.follow(Fanout(published.log, group, flush_interval_s=0))
+    published.script("AAAA")
+    viewer.sender.close_after_flush()
+    assert viewer.sender.flush() is FlushResult.MORE
+    if room is not None:
+        assert viewer.sender.flush() is FlushResult.BLOCKED
+    assert viewer.host.closed == []
+    getattr(viewer.sender, emptied_by)()
+    assert viewer.host.closed == [(CloseReason.FINISHED, "everything was sent")]
+    group.run(60.0)
+    assert viewer.numbers() == [0, 1]
+    check_accounts(viewer)
+    check_edges(viewer)
+
+
+def test_close_after_flush_when_something_waits_before_it_does_that_first():
+    """What another thread asked for and empties the queue is not the end while the reason of an end waits behind it."""
+    group = ManualGroup()
+    published = Published(group)
+    viewer = Viewer(group)
+    viewer.follow(Fanout(published.log, group, flush_interval_s=0))
+    published.script("AA")
+    viewer.host.foreign = True
+    viewer.sender.thin()
+    viewer.sender.close(CloseReason.KICKED, "by an operator")
+    group.run()
+    assert viewer.host.closed == [(CloseReason.KICKED, "by an operator")]
+
+
+def test_close_deadline_when_it_has_passed_is_not_set_again():
+    """A peer takes all it is given, but not in one turn: the flush goes on, and no tick asks for the next at once."""
+    group = ManualGroup()
+    published = Published(group)
+    viewer = Viewer(group, settings=SenderSettings(turn_messages=2, stuck_s=0, close_deadline_s=5))
+    viewer.follow(Fanout(published.log, group, flush_interval_s=0))
+    published.script("A" * 50)
+    viewer.sender.close_after_flush()
+    viewer.sender.flush()
+    group.clock.advance(6.0)
+    wishes = []
+    viewer.host.set_deadline = wishes.append
+    for _ in range(3):
+        viewer.sender.tick()
+    assert wishes == []
+    group.run()
+    assert viewer.numbers() == [*range(50)]
+    assert viewer.host.closed == [(CloseReason.FINISHED, "everything was sent")]
 
 
 def test_send_after_close_is_counted_and_not_accepted():
