@@ -118,3 +118,18 @@ def test_session_that_never_rests_is_found_out():
 
     with pytest.raises(AssertionError, match="turns without an end"):
         drive(Restless())
+
+
+def test_timer_when_it_asks_for_a_time_that_has_passed_keeps_no_thread_busy():
+    class Late(Session):
+        count = 0
+
+        def timer(self, now: float) -> None:
+            self.count += 1
+            self.connection.set_timer(now - 1.0)
+
+    session = Late()
+    driven = drive(session)
+    session.connection.set_timer(driven.clock() - 1.0)
+    driven.run(1.0)
+    assert 90 <= session.count <= 110

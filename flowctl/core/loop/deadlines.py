@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 #: 300, are 2 to 10 ms. With 256, 500 viewers that stalled together kept the healthy ones waiting for 90 ms.
 MAX_PLACES_PER_RUN: Final = 32
 
+#: How much later an owner is called again that sets a time that has passed while it is called: what could do nothing
+#: about it now can do nothing in the next turn, and one such connection would keep a whole core busy.
+AGAIN_S: Final = 0.01
+
 #: Dead places that are not worth a sweep.
 _DEAD_ALLOWANCE: Final = 64
 
@@ -51,7 +55,9 @@ class _Entry:
 
 
 class Deadlines:
-    __slots__ = ("_arm", "_armed_at", "_dead", "_entries", "_heap", "_number", "_on_error", "thread_id")
+    __slots__ = (
+        *("_arm", "_armed_at", "_called", "_dead", "_entries", "_heap", "_now", "_number", "_on_error", "thread_id"),
+    )
 
     def __init__(self, arm: Callable[[float], None], on_error: ErrorHook | None = None) -> None:
         self._arm: Final = arm
@@ -63,6 +69,8 @@ class Deadlines:
         #: The only thread that may set and remove; None: not checked.
         self.thread_id: int | None = None
         self._armed_at = inf  # what `arm` was last asked for; inf: nothing
+        self._called: DeadlineOwner | None = None  # whose deadline is being called, and the time it was told
+        self._now = -inf
 
     def set(self, owner: DeadlineOwner, when: float) -> None:
         """Have ``owner.deadline_due(now)`` called at `when`, instead of at any time set before.
@@ -72,6 +80,8 @@ class Deadlines:
         self._check_thread()
         if not isfinite(when):
             raise LocalProtocolError(f"a deadline must be a finite time, not {when}")
+        if owner is self._called and when <= self._now:
+            when = self._now + AGAIN_S
         entry = self._entries.get(id(owner))
         if entry is None:
             entry = self._entries[id(owner)] = _Entry(owner, when)
@@ -104,8 +114,8 @@ class Deadlines:
         """Call the owners whose time has come, earliest first, and ask to be called for the next.
 
         A deadline that is set during the run is not called by it, whatever its time: an owner that always sets the
-        present time cannot hold up the loop. At most `MAX_PLACES_PER_RUN` places are looked at; the rest is asked
-        for at once.
+        present time cannot hold up the loop, nor keep it busy, for that waits for `AGAIN_S`. At most
+        `MAX_PLACES_PER_RUN` places are looked at; the rest is asked for at once.
         """
         self._armed_at = inf
         called = 0
@@ -116,10 +126,12 @@ class Deadlines:
                 continue
             del self._entries[id(owner)]
             called += 1
+            self._called, self._now = owner, now
             try:
                 owner.deadline_due(now)
             except BaseException as error:  # noqa: BLE001  (one owner's fault must not cost the others their deadline)
                 report(self._on_error, f"deadline of {type(owner).__name__}", error)
+        self._called = None
         self._tidy()
         if self._heap and self._heap[0][0] < self._armed_at:
             self._armed_at = self._heap[0][0]

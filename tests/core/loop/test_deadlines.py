@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.core.loop.deadlines import MAX_PLACES_PER_RUN, Deadlines
+from flowctl.core.loop.deadlines import AGAIN_S, MAX_PLACES_PER_RUN, Deadlines
 from flowctl.errors import LocalProtocolError
 
 
@@ -95,11 +95,15 @@ def test_set_when_moved_to_and_fro_keeps_the_heap_small(deadlines):
 
 
 def test_set_when_called_in_its_own_run_waits_for_the_next(deadlines, armed):
+    """And not at once: one that sets a time that has passed, again and again, would keep its thread busy for ever."""
     owner = Owner(action=lambda now: deadlines.set(owner, now))
     deadlines.set(owner, 1.0)
     assert deadlines.run_due(4.0) == 1
-    assert armed[-1] == 4.0
-    assert deadlines.run_due(4.0) == 1
+    assert armed[-1] == 4.0 + AGAIN_S
+    assert deadlines.run_due(4.0) == 0
+    assert deadlines.run_due(4.0 + AGAIN_S) == 1
+    deadlines.set(owner, 4.0)
+    assert armed[-1] == 4.0, "it is called no longer: something has come that it may do something about"
 
 
 def test_remove_when_due_in_the_running_run_prevents_the_call(deadlines):
