@@ -194,7 +194,7 @@ class PollGroup:
         self._advance(_Input.START)
         try:
             loop = self._loop_factory()
-            self._thread = LoopThread(self.name, loop, self._end, self.report)
+            self._thread = LoopThread(self.name, loop, self._end, self.report, self._forget_thread)
             self._use_loop(loop)
             loop.set_exception_handler(self._loop_exception)
             loop.call_soon(self._enter)
@@ -605,6 +605,10 @@ class PollGroup:
         """First step on the group's thread; a job scheduled before it was not heard by `_wake`."""
         self.thread_id = self.deadlines.thread_id = threading.get_ident()
         self.loop.call_soon(self._round)
+
+    def _forget_thread(self) -> None:
+        """Last step on the group's thread: the system gives its number to another one."""
+        self.thread_id = self.deadlines.thread_id = None
 
     def _post(self, callback: Callable[..., Any], *args: Any) -> None:
         """Queue a callback on the loop; the loop keeps the order of all calls, from whatever thread."""

@@ -39,16 +39,22 @@ def default_loop_factory() -> asyncio.AbstractEventLoop:
 class LoopThread:
     """A loop and its thread, which runs until `stop`: whatever a task raises or does to the loop, the others go on."""
 
-    __slots__ = ("_ending", "_on_end", "_on_error", "_thread", "end_at", "loop", "thread_id")
+    __slots__ = ("_ending", "_on_closed", "_on_end", "_on_error", "_thread", "end_at", "loop", "thread_id")
 
     def __init__(
-        self, name: str, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None], on_error: ErrorHook
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        on_end: Callable[[], None],
+        on_error: ErrorHook,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         self.loop: Final = loop
         self.thread_id: int | None = None  #: set before `start` returns
         self.end_at = 0.0  #: `time.monotonic()` until when tasks may wind up; set by `stop`
         self._ending = False  # `stop` was called
         self._on_end: Final = on_end
+        self._on_closed: Final = on_closed
         self._on_error: Final = on_error
         # A daemon: a handler that hangs must not keep the process from ending after stop() gave up on it.
         self._thread: Final = threading.Thread(target=self._main, name=name, daemon=True)
@@ -85,6 +91,7 @@ class LoopThread:
         finally:
             self._on_end()
             self._close()
+            self._on_closed()
 
     def _close(self) -> None:
         """Cancel the tasks left, give them until `end_at` to wind up, and close the loop."""

@@ -78,6 +78,17 @@ def test_stop_when_running_closes_the_loop_and_refuses_work(make_group):
     assert group.stop()
 
 
+def test_stop_when_its_thread_has_ended_is_not_taken_for_another_one(make_group):
+    """The system gives the number of a thread that has ended to the next one, and that may stop the group once more."""
+    group, taken_for = make_group(), []
+    assert group.stop(WAIT_S)
+    for _ in range(20):
+        thread = threading.Thread(target=lambda: taken_for.append(group.in_thread()))
+        thread.start()
+        thread.join(WAIT_S)
+    assert taken_for == [False] * 20
+
+
 def test_stop_when_pollables_are_attached_detaches_them_and_runs_their_last_jobs(make_group):
     group = make_group()
     pollables = [FakePollable() for _ in range(3)]
