@@ -126,7 +126,7 @@ def serve(
     stats_s = optional_duration(stats, "--stats")
     count = worker_count(getattr(options, "workers", 1))
     if count > 1:
-        _run_workers(program, options, count, ended, stats_s=stats_s, as_json=as_json, log_json=log_json)
+        _run_workers(program, options, count, ended, stats_s, successor, as_json=as_json, log_json=log_json)
         return
     run_server(program, options, ended, stats_s=stats_s, as_json=as_json, successor=successor)
 
@@ -145,7 +145,7 @@ def take_place(
 ) -> tuple[Any, Successor | None]:
     """Return the settings with the sockets that systemd, or the server whose place it takes, hands to this one.
 
-    The other server drains once everything that can be checked of the settings is; nobody is there: None.
+    The other server drains once this one serves, see `Successor.take_over`; nobody is there: None.
     """
     from flowctl.core.server.systemd import handed_sockets
 
@@ -158,11 +158,11 @@ def take_place(
     within_s = optional_duration(replace, "--replace")
     if within_s is None:
         return options, None
-    from flowctl.control.handover import drain_predecessor
+    from flowctl.control.handover import ask_predecessor
 
     if program.check is not None:
         program.check(options)
-    found = drain_predecessor(options, within_s)
+    found = ask_predecessor(options, within_s)
     if found is None:
         return options, None
     successor, taken = found
@@ -211,6 +211,8 @@ def run_server(
     server.on_stopped = ended.end
     try:
         server.start()
+        if successor is not None:
+            successor.take_over()
         host, port = server.address
         logger.info("serving", server=program.name, host=host, port=port, limits=str(server.limits))
         if as_json:
@@ -272,8 +274,9 @@ def _run_workers(
     options: Any,
     count: int,
     ended: EndSignals,
-    *,
     stats_s: float | None,
+    successor: Successor | None,
+    *,
     as_json: bool,
     log_json: bool,
 ) -> None:
@@ -305,6 +308,8 @@ def _run_workers(
         ended.calls = {**ended.calls, signal.SIGHUP: reload}
     try:
         if supervisor.start(ended.wait):
+            if successor is not None:
+                successor.take_over()
             host, port = supervisor.address
             logger.info("serving", server=program.name, host=host, port=port, workers=count, limits=supervisor.limits)
             if as_json:

@@ -206,7 +206,7 @@ def drain(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     again = server.drains_for_s is not None
     left_s = server.drain(asked["within"], origin=asked["origin"], successor=successor_of(asked))
     return {
-        "draining": True,
+        "draining": server.drains_for_s is not None,  # not before a successor serves
         "again": again,
         "ends_within_s": round(left_s, 1),
         "connections": len(server.connections()),

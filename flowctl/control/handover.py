@@ -1,4 +1,4 @@
-"""A server that starts finds the one whose place it takes, has it drain, and gets its sockets."""
+"""A server that starts finds the one whose place it takes, asks for its place, and gets its sockets."""
 
 from __future__ import annotations
 
@@ -19,42 +19,52 @@ from flowctl.live.config import LiveConfig
 _log = structlog.get_logger("flowctl.control")
 
 
-def drain_predecessor(options: LiveConfig, within_s: float) -> tuple[Successor, dict[str, tuple[int, ...]]] | None:
-    """Have the server that operators reach where they will reach this one drain, and return its sockets.
+def ask_predecessor(options: LiveConfig, within_s: float) -> tuple[Successor, dict[str, tuple[int, ...]]] | None:
+    """Ask the server that operators reach where they will reach this one for its place, and return its sockets.
 
-    None: there is no server. Sockets that the settings have no use for are closed.
+    It drains once `Successor.take_over` was called, and goes on where that never is. None: there is no server. Sockets
+    that the settings have no use for are closed.
     """
     path = _socket_of(options)
     if not server_answers(path):
         _log.info("there is no server to replace", socket=str(path))
         return None
-    _check_ports(options, call_operation(f"ipc://{path}", "stats", {})["server"]["listeners"])
     successor = Successor(path.with_name(f"successor-{os.getpid()}.hand"))
     try:
         call_operation(f"ipc://{path}", "drain", {"within": within_s, "successor": str(successor.path)})
-        found = successor.receive_sockets()
+        kept = _kept(successor.receive_sockets(), options)
+        _check_ports(options, kept)
     except BaseException:
         successor.__exit__()
         raise
-    _log.info("sockets taken over", of=str(path), names=sorted(found))
-    wanted = {name for name, addresses in options.listening if addresses and name not in options.listen_fds}
-    return successor, _kept(found, wanted)
+    _log.info("sockets handed over", of=str(path), names=sorted(kept))
+    return successor, kept
 
 
-def _check_ports(options: LiveConfig, theirs: list[dict[str, str]]) -> None:
-    """See that a port is free that is not handed over: once the other server drains it is too late to say so."""
-    handed = {item["name"] for item in theirs} | options.listen_fds.keys()
-    for name, addresses in options.listening:
-        for host, port in () if name in handed else addresses:
+def _check_ports(options: LiveConfig, kept: Mapping[str, tuple[int, ...]]) -> None:
+    """See that a port is free that is not handed over, before clients come that the failure would cut."""
+    for name, addresses in options.listening_all:
+        for host, port in () if name in kept or name in options.listen_fds else addresses:
             listening_socket(host, port, name).close()
 
 
-def _kept(found: Mapping[str, tuple[int, ...]], wanted: set[str]) -> dict[str, tuple[int, ...]]:
+def _kept(found: Mapping[str, tuple[int, ...]], options: LiveConfig) -> dict[str, tuple[int, ...]]:
+    """Return what is on ports of the settings, by their names; the rest is closed."""
+    kept: dict[str, tuple[int, ...]] = {}
+    wanted = {name: {port for _, port in addresses} for name, addresses in options.listening_all}
     for name, descriptors in found.items():
-        if name not in wanted:
+        ports = wanted.get(name, set())
+        if name not in options.listen_fds and (0 in ports or ports & set(map(_port_of, descriptors))):
+            kept[name] = descriptors
+        else:
             for descriptor in descriptors:
                 os.close(descriptor)
-    return {name: descriptors for name, descriptors in found.items() if name in wanted}
+    return kept
+
+
+def _port_of(descriptor: int) -> int:
+    with socket.socket(fileno=os.dup(descriptor)) as sock:
+        return int(sock.getsockname()[1])
 
 
 def _socket_of(options: LiveConfig) -> Path:

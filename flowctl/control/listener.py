@@ -54,6 +54,9 @@ _HINT: Final = "one KEY LEVEL [NAME] a line; flowctl rpc keygen makes keys and s
 MOST_WAITING_CALLS: Final = 64
 """Most calls of a kind that are carried out or wait: more people than that do not change one server at a time. One
 caller gets half of the places that are left at most, so a flood leaves room for others."""
+_FAR: Final = "tcp://"
+_LENT_WITHIN_S: Final = 1.0
+"""Time in which calls from other machines may end, while a successor waits."""
 _BUSY: Final = json.dumps(
     {"error": {"code": "BUSY", "message": "too many calls are waiting already", "hint": "try again"}}
 ).encode()
@@ -65,6 +68,7 @@ CarryOut: TypeAlias = Callable[[str, bytes, Permission, str], bytes]
 def listener_of(server: LiveServer) -> ControlListener:
     listener = ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
     server.on_drain.append(listener.leave_names)
+    server.loans.append(listener.lend)
     return listener
 
 
@@ -100,31 +104,38 @@ class ControlListener:
         self._report: Final = report
         self._addresses: Final = config.control_addresses
         self._keys, self._clients = keys_of(config)
-        self._node: RpcNode | None = None
+        self._nodes: dict[bool, RpcNode] = {}  # by whether it is for other machines
         self._pools: dict[bool, ThreadPoolExecutor] = {}  # by whether it only looks
         self._waiting: dict[bool, Counter[object]] = {True: Counter(), False: Counter()}  # by caller; the node's thread
         self.bound: list[str] = []
+        self._left: dict[str, Path] = {}  # by what of these was renamed: its usual name
 
     def start(self) -> None:
-        node = RpcNode(name="flowctl-control", keys=self._keys, on_error=self._report)
         self._pools = {
             True: ThreadPoolExecutor(1, thread_name_prefix="flowctl-control-looks"),
             False: ThreadPoolExecutor(1, thread_name_prefix="flowctl-control-changes"),
         }
+        self._start_node(far=False)
+        self._start_node(far=True)
+        _log.info("control", addresses=self.bound, clients=0 if self._clients is None else len(self._clients))
+
+    def _start_node(self, *, far: bool) -> None:
+        addresses = [item for item in self._addresses if item.startswith(_FAR) is far]
+        if not addresses:
+            return
+        node = self._nodes[far] = RpcNode(name="flowctl-control", keys=self._keys, on_error=self._report)
         node.add_category(CATEGORY, AuthLevel.BASIC)
         node.add_request_command(CATEGORY, "describe", _describe)
         for operation in OPERATIONS:
             node.add_request_command(CATEGORY, operation.name, self._handler(operation))
-        self._node = node
-        for address in self._addresses:
+        for address in addresses:
             self._listen(node, address)
         node.start()
-        _log.info("control", addresses=self.bound, clients=0 if self._clients is None else len(self._clients))
 
     def _listen(self, node: RpcNode, address: str) -> None:
         usual = address == "ipc"
         try:
-            if address.startswith("tcp://"):
+            if address.startswith(_FAR):
                 self.bound.append(node.listen_curve(address, self._allow))
                 return
             path = usual_socket(*self._address) if usual else Path(address.removeprefix("ipc://"))
@@ -204,10 +215,27 @@ class ControlListener:
                 with contextlib.suppress(OSError):  # then the successor says that it cannot be operated
                     path.rename(left)
                     self.bound[number] = f"ipc://{left}"
+                    self._left[self.bound[number]] = path
+
+    def lend(self, _: Path) -> Callable[[], None]:
+        """Leave all addresses to a successor; sockets of this machine are renamed, for it speaks over one of them."""
+        self.leave_names()
+        if (node := self._nodes.pop(True, None)) is not None:
+            node.stop(_LENT_WITHIN_S)
+            self.bound = [address for address in self.bound if not address.startswith(_FAR)]
+        return self._take_back
+
+    def _take_back(self) -> None:
+        self._start_node(far=True)
+        for left, path in tuple(self._left.items()):
+            make_way(path)
+            Path(left.removeprefix("ipc://")).rename(path)
+            self.bound[self.bound.index(left)] = f"ipc://{path}"
+            del self._left[left]
 
     def stop(self, deadline_s: float) -> None:
-        node, self._node = self._node, None
-        if node is not None:
+        nodes, self._nodes = self._nodes, {}
+        for node in nodes.values():
             node.stop(deadline_s)
         for address in self.bound:
             if address.startswith("ipc://"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from flowctl.core.loop.trust import trust
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.bans import Ban, BanAction, BanList, utc_text
 from flowctl.core.server.certificate import Certificate
-from flowctl.core.server.handover import send_sockets
+from flowctl.core.server.handover import Heir, Loan
 from flowctl.core.server.listener import shown
 from flowctl.core.server.program import ServeOptions
 from flowctl.core.server.server import Server
@@ -133,13 +132,14 @@ class LiveServer(Server):
         meters: sums for monitoring; the same.
         certificate: of what speaks TLS. None: nothing does.
         on_drain: called when it begins to drain; lets go of what a server needs that is to take its place.
-        on_handover: called before that with the path at which its successor waits, if one does.
+        loans: the same for a successor that is to start, with what takes it back where that does not come to serve.
+        on_handover: called before `on_drain` once a successor serves.
         limits_from: where the limits in force come from: ``start``, ``config file``, ``limits file`` or
             ``command``.
         waiting: settings that were changed in their file and wait for a restart.
     """
 
-    _heir: socket.socket | None = None  # connection to the server that takes its place; open until this one ends
+    _heir: Heir | None = None  # the server that takes its place; told when this one ends
 
     def __init__(
         self,
@@ -188,8 +188,9 @@ class LiveServer(Server):
         self.companions: Final[list[Companion]] = []
         self.fleet: Fleet | None = None
         self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.run_job(self.book.close)]
+        self.loans: Final[list[Loan]] = [self._lend_book]
         self.limits_from, self.started_at = "start", 0.0
-        self.on_handover: Final[list[Callable[[Path], None]]] = []
+        self.on_handover: Final[list[Callable[[], None]]] = []
         self._leaves_by: float | None = None  # when a server that drains ends, monotonic seconds; guarded by _lock
         self.reload = Reload(
             self._apply_limits,
@@ -525,14 +526,11 @@ class LiveServer(Server):
         """Take no new connections, ask clients to reconnect, and end when all have left, or when the time is over.
 
         Told once more, it ends at the earlier of the two times. A successor that waits at a path is handed the
-        sockets; where that cannot be, the server does not drain.
+        sockets, and all this begins once that one serves; if it never does, the server goes on.
         """
         if successor is not None:
-            if self.stopping or self.drains_for_s is not None:
-                raise LocalProtocolError("the server drains already, or stops", hint="start the other one without it")
-            self._heir = send_sockets(successor, [(item.name, item.sock) for item in self.listeners])
-            for hand_over in self.on_handover:
-                hand_over(successor)
+            self._hand_over(successor, within_s, origin)
+            return within_s
         now = time.monotonic()
         with self._lock:
             first, by = self._leaves_by is None, now + within_s
@@ -547,6 +545,37 @@ class LiveServer(Server):
             self._note_change("drain", {"within_s": left_s, "connections": asked}, origin)
             threading.Thread(target=self._leave, name="flowctl-drain", daemon=True).start()
         return left_s
+
+    def _hand_over(self, path: Path, within_s: float, origin: str) -> None:
+        if self.stopping or self.drains_for_s is not None:
+            raise LocalProtocolError("the server drains already, or stops", hint="start the other one without it")
+        if self._heir is not None and self._heir.waited_for:
+            raise LocalProtocolError("another server is taking its place already", hint="wait until that one serves")
+        sockets = [(item.name, item.sock) for item in self.listeners]
+        for companion in self.companions:
+            sockets += getattr(companion, "sockets", ())
+        self._heir = Heir(path, sockets, self.loans, partial(self._give_way, within_s, origin), self._go_on)
+        _log.info("another server is to take the place of this one", origin=origin)
+
+    def _give_way(self, within_s: float, origin: str) -> None:
+        """Drain: another server serves in the place of this one."""
+        self.hub.leaving = True
+        for hand_over in self.on_handover:
+            hand_over()
+        self.drain(within_s, origin=origin)
+
+    def _go_on(self) -> None:
+        if self.drains_for_s is not None:  # an operator wants it meanwhile
+            for let_go in self.on_drain:
+                let_go()
+
+    def _lend_book(self, _: Path) -> Callable[[], object]:
+        self.reload.run_job(self.book.close)
+        return lambda: self.reload.run_job(self._take_book_back)
+
+    def _take_book_back(self) -> None:
+        self.book.take_back()
+        self.set_bans(self.book.in_force())
 
     @property
     def drains_for_s(self) -> float | None:
@@ -593,12 +622,13 @@ class LiveServer(Server):
             self.recording.events.banned(self.clock(), connection.number, connection.peer, detail)
 
     def start(self) -> None:
-        if self.recording is not None:  # before anybody can connect
+        """Start with all that may fail; only then are clients accepted, which would be cut."""
+        if self.recording is not None:
             self.recording.start(self.hub.config)
         if self._hooks is not None:
             self._hooks.start()
         self.hub.gate.read_files, self.reload.on_proofs = self.reload.read_proofs, self._note_proofs
-        super().start()
+        self._start_groups()
         self.started_at = self.clock()
         self.reload.start()
         self.hub.oversight.start()
@@ -607,6 +637,7 @@ class LiveServer(Server):
         limits = self.book.words.get("", WordKind.LIMITS)
         if self.fleet is not None and limits is not None:
             self.reload.run_job(lambda: self._put_limits_of_fleet(limits, f"fleet {limits.stamp.node}"))
+        self._start_accepting()
         self._tell_what_is_open()
         others = [shown(*listener.address, listener.name) for listener in self.listeners[1:]]
         _log.info(

@@ -16,7 +16,7 @@ from flowctl.live.hooks import find_hooks
 from flowctl.live.settings.media import RecordFormat
 
 _HANDOVER_S: Final = 1.0
-"""Time in which what has a port of its own lets go of it, while a successor waits."""
+"""Time in which what has a port of its own ends what it is about to answer, while a successor waits."""
 
 
 def build(options: ServeOptions) -> LiveServer:
@@ -62,21 +62,21 @@ def build(options: ServeOptions) -> LiveServer:
 
         offer = Origin(server, server.config.origin)
         server.companions.append(offer)
-        server.on_handover.append(lambda _: offer.stop(_HANDOVER_S))
+        server.on_handover.append(lambda: offer.stop(_HANDOVER_S))
     if server.config.control_addresses:
         # Loaded for a server that listens: it brings ZeroMQ with it.
         from flowctl.control.listener import listener_of  # noqa: PLC0415 - as said
         from flowctl.live.cluster.succession import precede  # noqa: PLC0415 - as said
 
         server.companions.append(listener_of(server))
-        server.on_handover.append(partial(precede, server))
+        server.loans.append(partial(precede, server))
     if server.config.admin != "off":
         # As above: it brings FastAPI and uvicorn with it, of an extra of its own.
         from flowctl.live.admin.listener import admin_of  # noqa: PLC0415 - as said
 
         admin = admin_of(server)
         server.companions.append(admin)
-        server.on_handover.append(lambda _: admin.stop(_HANDOVER_S))
+        server.on_handover.append(lambda: admin.stop(_HANDOVER_S))
     return server
 
 

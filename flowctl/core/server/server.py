@@ -267,8 +267,14 @@ class Server:
 
     def start(self) -> None:
         """Start the poll groups and accept connections; returns at once."""
+        self._start_groups()
+        self._start_accepting()
+
+    def _start_groups(self) -> None:
         self._started = True
         self.groups.start()
+
+    def _start_accepting(self) -> None:
         group = self.groups.groups[0]
         for listener in self.listeners:
             group.add_pollable(listener, listener.registration)

@@ -16,6 +16,7 @@ import structlog
 from flowctl.control.operations import answer
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.server.certificate import Certificate
+from flowctl.core.server.listener import socket_of
 from flowctl.core.text.addresses import is_loopback
 from flowctl.core.text.extras import missing_extra
 from flowctl.errors import ConfigError
@@ -59,6 +60,7 @@ class AdminListener:
 
     def __init__(self, config: LiveConfig, carry_out: CarryOut, report: ErrorHook | None = None) -> None:
         self._address: Final = config.admin_address
+        self._handed: Final = config.listen_fds.get("admin", ())
         self._report: Final = report
         self._tokens: Final = tokens_of(config)
         self._certificate: Certificate | None = None
@@ -69,9 +71,11 @@ class AdminListener:
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self.bound: list[str] = []  # the address of the dashboard, once it has started
+        self.sockets: list[tuple[str, socket.socket]] = []  # on which it listens, by what they are for
 
     def start(self) -> None:
-        sock = self._listen()
+        sock = socket_of(self._handed[0]) if self._handed else self._listen()
+        self.sockets = [("admin", sock)]
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         scheme = "http" if self._certificate is None else "https"
@@ -122,7 +126,7 @@ class AdminListener:
             sock.close()
 
     def stop(self, deadline_s: float) -> None:
-        server, self._server = self._server, None
+        server, self._server, self.sockets = self._server, None, []
         if server is not None and self._thread is not None:
             self._app.end()
             server.should_exit = True

@@ -64,6 +64,7 @@ class BanBook:
         self._set_back_s = 0.0  # by how much the clock was set back while the server was not running
         self._of_file = NO_BANS
         self._handed_over: frozenset[WordPlace] = frozenset()  # what a store has that was let go of
+        self._let_go: BanStore | None = None  # that one
         self._written_at = steady()  # when the store was written last, or tried
         self.words: Final = Words()  # what commands, penalties and other servers have said
         self.fault = ""  # why the store does not have all of it; empty: it has
@@ -191,6 +192,15 @@ class BanBook:
             self._store, self.fault = None, ""
             self._handed_over = frozenset(word.place for word in self.words if word.ban is not None)
             store.close()
+            self._let_go = store
+
+    def take_back(self) -> None:
+        """Open the store again that was let go of, with what others have written there and what was said meanwhile."""
+        store = self._let_go
+        if store is not None:
+            store.reopen()
+            self._store, self._let_go, self._handed_over = store, None, frozenset()
+            self._load(store)
 
     def _move_ends(self, by_s: float) -> int:
         """Move the ends of bans that were said here; what others said ends by their clocks."""

@@ -59,7 +59,7 @@ class BanStore:
         self.path: Final = path
         self._wall: Final = wall
         self._left: list[object] = []  # what `_look` saw after our last change; empty: it is not open
-        self._database = self._opened()
+        self.reopen()
 
     def read(self) -> tuple[list[Word], float]:
         """Return all words, those that are over too, and when they were written last, in seconds since the epoch."""
@@ -97,6 +97,10 @@ class BanStore:
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
+
+    def reopen(self) -> None:
+        """Take the file again that was closed; another process may have had it meanwhile."""
+        self._database = self._opened()
 
     def mend(self) -> None:
         """Put the file, which is damaged or another, aside, and begin a new one."""

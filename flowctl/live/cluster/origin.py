@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
@@ -95,6 +96,7 @@ def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSess
             f"{address.removeprefix(TLS)!r:.100} is no address of an origin",
             hint="write host:port, for example 10.0.0.5:1936",
         )
+    handed = server.config.listen_fds.get("origin", (None,))
     tls = server.certificate if address.startswith(TLS) else None
     if tls is None and address.startswith(TLS):
         raise ConfigError("origin: TLS needs a certificate", hint="name its files: tls_certificate and tls_key")
@@ -109,6 +111,8 @@ def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSess
         rebalance=False,
         admission=server.config.admission,
         on_refused=RefusalLog("edge refused", server.clock, hint=_REFUSED_HINT).tell,
+        listen_fd=handed[0],
+        name="origin",
         tls=tls,
         nodes=server.nodes,
     )
@@ -275,6 +279,10 @@ class Origin:
     @property
     def offers(self) -> str:
         return shown(*self._listener.address)
+
+    @property
+    def sockets(self) -> list[tuple[str, socket.socket]]:
+        return [(item.name, item.sock) for item in self._listener.listeners]
 
     def start(self) -> None:
         self._listener.start()

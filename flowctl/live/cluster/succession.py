@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -65,15 +66,22 @@ class Succession:
             self._following.found(name, Source(url_of(name, self._whose), str(self._other), self._whose))
 
 
-def precede(server: LiveServer, path: Path) -> None:
-    """Share the streams of a server that drains with the one that waits at `path` for its sockets."""
+def precede(server: LiveServer, path: Path) -> Callable[[], object]:
+    """Share the streams of a server with the one that waits at `path` to take its place; return what ends that."""
     old, new = path.with_suffix(_OLD), path.with_suffix(_NEW)
-    server.hub.leaving = True
-    Succession(server, old, new, _SUCCESSOR).start()
+    succession = Succession(server, old, new, _SUCCESSOR)
+    succession.start()
+
+    def part() -> None:
+        succession.stop()
+        server.companions.remove(succession)
+        new.unlink(missing_ok=True)  # it may have been killed
+
+    return part
 
 
 def share_streams(server: LiveServer, successor: Successor) -> None:
-    """Share the streams of a server that is to start with the one that drains, until that has ended."""
+    """Share the streams of a server that is to start with the one that is to drain then, until that has ended."""
     old, new = successor.path.with_suffix(_OLD), successor.path.with_suffix(_NEW)
     succession = Succession(server, new, old, _PREDECESSOR)
 

@@ -196,8 +196,18 @@ class Member:
         self._book: Final = book
         self._soon: Final = soon
         self._gossip: Final = Gossip(book, config.others, self._send, take, lock)
+        self._messenger = self._new_messenger()
+        # In and out of what waits to be read, bytes by member, "" of strangers: each is written on one thread alone.
+        self._came: Final = dict.fromkeys(["", *config.others], 0)
+        self._read: Final = dict.fromkeys(self._came, 0)
+        self._ended = threading.Event()
+        self.bound: list[str] = []
+        book.join(config.name)
+
+    def _new_messenger(self) -> Messenger:
+        config = self._config
         names = {item.pubkey: name for name, item in config.members.items()}
-        self._messenger: Final = Messenger(
+        return Messenger(
             identity=config.name,
             settings=DeliverySettings(
                 window=_MESSAGE_WINDOW, max_attempts=None, retry=Backoff(first_s=0.25, factor=2.0, most_s=COMPARE_S)
@@ -206,12 +216,6 @@ class Member:
             keys=config.keys,
             allow=None if config.keys is None else lambda pubkey: names.get(pubkey, False),
         )
-        # In and out of what waits to be read, bytes by member, "" of strangers: each is written on one thread alone.
-        self._came: Final = dict.fromkeys(["", *config.others], 0)
-        self._read: Final = dict.fromkeys(self._came, 0)
-        self._ended: Final = threading.Event()
-        self.bound: list[str] = []
-        book.join(config.name)
 
     def start(self) -> None:
         config = self._config
@@ -220,17 +224,28 @@ class Member:
             self._gossip.others[name].connection = self._messenger.make_connection(item)
         self._messenger.listen_for_connection(config.listen, config.name, self._received)
         self._book.listeners.append(self._gossip.tell)
-        threading.Thread(target=self._compare, name="flowctl-fleet", daemon=True).start()
+        threading.Thread(target=self._compare, args=(self._ended,), name="flowctl-fleet", daemon=True).start()
         _log.info("member of a fleet", member=config.name, at=config.listen.endpoint, others=sorted(config.others))
 
     def stop(self, deadline_s: float = 1.0) -> None:
         self._ended.set()
         self._messenger.stop(deadline_s)
+        with suppress(ValueError):  # it was not started, or has been stopped
+            self._book.listeners.remove(self._gossip.tell)
 
-    def _compare(self) -> None:
+    def lend(self, _: Path) -> Callable[[], None]:
+        """Leave the place in the fleet to the server that takes this one's."""
+        self.stop()
+        return self._take_back
+
+    def _take_back(self) -> None:
+        self._ended, self._messenger = threading.Event(), self._new_messenger()
+        self.start()
+
+    def _compare(self, ended: threading.Event) -> None:
         while True:
             self._soon(self._gossip.compare_all)
-            if self._ended.wait(COMPARE_S):
+            if ended.wait(COMPARE_S):
                 return
 
     def _received(self, messenger: Messenger, message: ReceivedMessage) -> None:
@@ -283,3 +298,4 @@ def join_fleet(server: LiveServer, file: Path) -> None:
     server.fleet = member
     server.companions.append(member)
     server.on_drain.append(member.stop)
+    server.loans.append(member.lend)

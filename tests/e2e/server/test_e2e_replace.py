@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 from ipaddress import ip_network
 from pathlib import Path
@@ -14,6 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from e2e_kit import NAME, frames_of, wait_for_viewers, wait_until
+from replace_kit import HELLO, runtime, started
 
 from flowctl.cli.serve import take_place
 from flowctl.control.client import call_operation
@@ -29,15 +28,7 @@ from flowctl.live.settings.media import MediaOptions, StreamPatterns
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl_servers.live import SERVER, build
 
-HELLO = b"\3" + bytes(1536)
-"""What an RTMP client says first; the server answers with the same octet."""
-
-
-@pytest.fixture
-def runtime(monkeypatch):
-    with tempfile.TemporaryDirectory(prefix="f-") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield Path(folder) / "flowctl"
+__all__ = ["runtime"]  # a fixture
 
 
 def path_of(runtime):
@@ -58,7 +49,9 @@ def replaced(live, runtime):
                 share_streams(server, successor)
                 return server
 
-            return live(make=make, port=first.address[1], listen_fds=successor.receive_sockets(), **settings)
+            server = live(make=make, port=first.address[1], listen_fds=successor.receive_sockets(), **settings)
+            successor.take_over()
+            return server
 
         yield replace
 
@@ -161,6 +154,17 @@ def test_server_when_a_port_of_its_successor_is_in_use_does_not_drain(live, runt
     assert first.drains_for_s is None
 
 
+def test_edge_that_offers_its_segments_when_it_is_replaced_keeps_their_port(runtime):
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        port, offers = free.getsockname()[1], other.getsockname()[1]
+    words = [sys.executable, "-m", "flowctl", "edge", "127.0.0.1:1", "--port", str(port), "--json"]
+    words += ["--origin", f"127.0.0.1:{offers}"]
+    with started(words) as first, started([*words, "--replace", "5s"]):
+        assert first.wait(30) == 0
+        for there in (port, offers):
+            socket.create_connection(("127.0.0.1", there), 20).close()
+
+
 def test_streams_when_a_server_finds_them_elsewhere_are_looked_for_there_alone(live, clients, runtime):
     """An edge, or a server that pulls, asks neither its successor nor its predecessor for what it has not."""
     first, asked = live(make=build), []
@@ -219,25 +223,3 @@ def test_clients_when_a_server_is_replaced_are_all_accepted(workers, runtime, tm
     assert found["server"]["accepted"] >= 20
     assert [ban["cidr"] for ban in bans] == ["192.0.2.0/24"]
     assert not list(runtime.glob("successor-*"))
-
-
-@contextlib.contextmanager
-def started(words):
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        errors = []
-        reader = threading.Thread(target=lambda: errors.extend(process.stderr))
-        reader.start()
-        try:
-            line = process.stdout.readline()
-            if not line:
-                process.wait(20)
-                reader.join()
-            assert line, "".join(errors)
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            finally:
-                process.kill()
-                reader.join()

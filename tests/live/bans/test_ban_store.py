@@ -213,6 +213,27 @@ def test_store_when_its_folder_is_gone_is_not_told_to_be_durable_until_it_is_bac
     assert set(bans_of(path)) == {(ONE.cidr, ONE.action)}
 
 
+def test_book_when_it_takes_back_the_store_it_left_has_what_both_have_said(path):
+    """A server that was to take the place of this one has banned somebody, and ended before it served."""
+    book = BanBook(BanStore(path), wall=lambda: 1.8e9)
+    book.ban([ONE])
+    book.close()
+    book.ban([TWO])
+    assert not book.stored
+    other = BanBook(BanStore(path), wall=lambda: 1.8e9)
+    other.ban([THREE])
+    with pytest.raises(ConfigError):
+        book.take_back()
+    other.close()
+    book.take_back()
+    assert book.stored
+    assert {ban.cidr for ban in book.in_force().bans} == {ONE.cidr, TWO.cidr, THREE.cidr}
+    book.lift(ONE.cidr, [ONE], "")
+    book.take_back()  # harmless
+    book.close()
+    assert set(bans_of(path)) == {(ban.cidr, ban.action) for ban in (TWO, THREE)}
+
+
 def test_book_when_its_store_was_left_to_a_successor_lifts_nothing_of_it(path):
     """Lifted here they would be back with the server that takes over; what was banned since is lifted as ever."""
     book = BanBook(BanStore(path), wall=lambda: 1.8e9)

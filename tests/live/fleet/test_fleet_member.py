@@ -86,6 +86,21 @@ def test_member_when_somebody_claims_to_be_another_does_not_hear_him(fleet, key)
     }
 
 
+def test_member_when_it_takes_back_its_place_hears_and_is_heard(fleet):
+    """It was lent to a server that was to take its place, and did not come to serve."""
+    take_back = fleet.at["a"].lend(Path("nobody"))
+    fleet.books["a"].ban([Ban(cidr=CIDR, expires=None)])
+    with Messenger(identity="a", keys=fleet.keys["a"]) as other:
+        other.listen_for_connection(fleet.members["a"], "a", lambda *_: None)  # the place is free
+    take_back()
+    wait_until(lambda: fleet.banned("b") == [CIDR], "what was said meanwhile, at b")
+    fleet.books["b"].lift(CIDR, fleet.books["b"].in_force().bans, "ops")
+    wait_until(lambda: fleet.banned("a") == [], "its end at a")
+    fleet.books["a"].ban([Ban(cidr="192.0.2.2/32", expires=None)])
+    wait_until(lambda: fleet.banned("b") == ["192.0.2.2/32"], "the next ban at b")
+    assert len(fleet.books["a"].listeners) == 1
+
+
 def test_member_when_another_sends_faster_than_it_reads_keeps_a_bounded_part():
     jobs, most = [], member_module._MOST_WAITING_BYTES
     members = {name: Destination(name, f"ipc:///nowhere/{name}") for name in "abc"}

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import socket
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -296,6 +297,7 @@ class Edge:
         self.bound: list[str] = []  #: nothing that operators could call
         if self._listener is not None:
             server.hub.taker = Cutting(self._hand_over)
+            server.on_handover.append(self._listener.stop_accepting)
         if server.hub.demand is None:
             server.hub.demand = _look_later
 
@@ -304,6 +306,10 @@ class Edge:
     @property
     def offers(self) -> str:
         return "" if self._listener is None else shown(*self._listener.address)
+
+    @property
+    def sockets(self) -> list[tuple[str, socket.socket]]:
+        return [] if self._listener is None else [(item.name, item.sock) for item in self._listener.listeners]
 
     def start(self) -> None:
         if self._listener is not None:

@@ -88,7 +88,8 @@ class WorkerOperations:
         lock: OwnedLock,
         book: BanBook,
         changes: Changes,
-        drains: Callable[[Path | None], None],
+        drains: Callable[[], None],
+        hands_over: Callable[[Path, Callable[[], object]], None],
         limits_file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,6 +103,7 @@ class WorkerOperations:
         self.fleet: Fleet | None = None  #: the fleet that the server is part of. None: there is none.
         self.changes: Final = changes
         self._drains: Final = drains
+        self._hands_over: Final = hands_over
         self._clock: Final = clock
         self._started_at: Final = clock()
         self._files_seen: dict[str, str] = {}  # digest by what changed; guarded by _lock
@@ -195,8 +197,12 @@ class WorkerOperations:
         if operation.processes is Processes.HERE:
             return operation.effect(cast("LiveServer", self), asked)  # `changes` needs no more of one
         if operation.name == "drain":
-            self._drains(successor_of(asked))
+            successor = successor_of(asked)
             asked = {**asked, "successor": ""}  # it is the sockets of this process that listen for all
+            if successor is not None:
+                self._hands_over(successor, lambda: self._effect(operation, asked))
+                return {"draining": False, "again": False, "ends_within_s": asked["within"]}
+            self._drains()
         if operation.name == "stats":
             return self._stats(operation, asked)
         if operation.name == "metrics":

@@ -38,9 +38,9 @@ from flowctl.control.listener import ControlListener
 from flowctl.control.summary import shown
 from flowctl.control.together import merge_figures
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.server.handover import send_sockets
+from flowctl.core.server.handover import Heir, Loan
 from flowctl.core.server.program import ServerProgram
-from flowctl.errors import ClosedError, ConfigError, FlowctlError
+from flowctl.errors import ClosedError, ConfigError, FlowctlError, LocalProtocolError
 from flowctl.live.bans.penalties import overflow_of
 from flowctl.live.bans.words import WordKind
 from flowctl.live.changes import Changes
@@ -93,6 +93,9 @@ class Worker:
 class Supervisor:
     """The supervisor of one server's workers. Main thread, but where something else is said."""
 
+    _heir: Heir | None = None  # the server that takes the place of this one; told when this one ends
+    _member: Member | None = None  # the part in a fleet. None: it is in none.
+
     def __init__(
         self,
         program: ServerProgram,
@@ -142,10 +145,10 @@ class Supervisor:
             book=book,
             changes=Changes(self._report),
             drains=self._drain,
+            hands_over=self._hand_over,
             limits_file=options.limits_file,
             clock=clock,
         )
-        self._member: Member | None = None
         if options.fleet_file is not None:
             # Loaded for a member of a fleet: it brings the messenger with it.
             from flowctl.live.fleet.config import read_config  # noqa: PLC0415 - as said
@@ -269,6 +272,8 @@ class Supervisor:
         self.node.stop(1.0)
         with self._lock:
             self._book.close()
+        if self._heir is not None:
+            self._heir.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         return in_time
 
@@ -278,14 +283,42 @@ class Supervisor:
             self._ending = True
             close_all([sock for mine in self._sockets for socks in mine.values() for sock in socks])
 
-    def _drain(self, successor: Path | None) -> None:
-        if successor is not None:
-            ours = {sock: name for mine in self._sockets for name, socks in mine.items() for sock in socks}
-            send_sockets(
-                successor, [(name, sock) for sock, name in ours.items()]
-            ).detach()  # open until this process ends
-            if self._admin is not None:
-                self._admin.stop(1.0)
+    def _hand_over(self, path: Path, drain: Callable[[], object]) -> None:
+        """Hand the sockets to a server that is to take the place of this one; `drain` is called once it serves."""
+        if self._ends():
+            raise LocalProtocolError("the server drains already, or stops", hint="start the other one without it")
+        if self._heir is not None and self._heir.waited_for:
+            raise LocalProtocolError("another server is taking its place already", hint="wait until that one serves")
+        ours = {sock: name for mine in self._sockets for name, socks in mine.items() for sock in socks}
+        sockets = [(name, sock) for sock, name in ours.items()]
+        loans: list[Loan] = [self._lend_book]
+        if self._member is not None:
+            loans.append(self._member.lend)
+        if self._control is not None:
+            loans.append(self._control.lend)
+        if self._admin is not None:
+            sockets += self._admin.sockets
+        self._heir = Heir(path, sockets, loans, partial(self._give_way, drain), self._go_on)
+
+    def _give_way(self, drain: Callable[[], object]) -> None:
+        if self._admin is not None:
+            self._admin.stop(1.0)
+        drain()
+
+    def _go_on(self) -> None:
+        if self._ends():  # an operator wants it meanwhile
+            self._drain()
+
+    def _lend_book(self, _: Path) -> Callable[[], object]:
+        with self._lock:
+            self._book.close()
+        return self._take_book_back
+
+    def _take_book_back(self) -> None:
+        with self._lock:
+            self._book.take_back()
+
+    def _drain(self) -> None:
         self.accept_no_more()
         if self._member is not None:
             self._member.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 
 import pytest
@@ -54,7 +55,7 @@ class Crew:
 
     def __init__(self, count, limits_file=None):
         self.workers = [Worker(number) for number in range(1, count + 1)]
-        self.expected, self.drained = [], []
+        self.expected, self.drained, self.heirs = [], [], []
         self.lock = OwnedLock()
         self.book = BanBook()
         self.changes = Changes(lambda where, error: None)
@@ -65,7 +66,8 @@ class Crew:
             lock=self.lock,
             book=self.book,
             changes=self.changes,
-            drains=self.drained.append,
+            drains=lambda: self.drained.append(None),
+            hands_over=lambda path, drain: self.heirs.append((path, drain)),
             limits_file=limits_file,
         )
 
@@ -182,6 +184,19 @@ def test_drain_when_it_is_asked_for_begins_before_the_workers_do(crew):
     crew.workers[0].meanwhile = lambda: crew.drained.append(False)
     crew.call("drain", within="1s")
     assert crew.drained == [None, False]
+
+
+def test_drain_when_a_successor_waits_begins_once_that_one_serves(crew, tmp_path):
+    tmp_path.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.bind(str(tmp_path / "hand"))
+        found = crew.call("drain", within="1s", successor=str(tmp_path / "hand"))["result"]
+    assert (found["draining"], crew.drained) == (False, [])
+    ((path, drain),) = crew.heirs
+    assert path == tmp_path / "hand"
+    assert drain()["draining"] is True
+    assert crew.drained == [None]
+    assert [len(worker.asked) for worker in crew.workers] == [1] * len(crew.workers)
 
 
 def test_operations_when_named_in_the_table_can_be_asked_of_workers(crew):
