@@ -39,6 +39,7 @@ from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
 from flowctl.core.flow.renditionbook import RenditionBook
+from flowctl.core.flow.sharedstall import StallSpan
 from flowctl.core.flow.state import MessageClass, SendState, StateChange
 from flowctl.core.loop.coroutines import Coroutines
 from flowctl.core.loop.faults import as_exception, log_error, report
@@ -934,6 +935,11 @@ class Connection:
         """Return whether the thread of the group had no room a moment ago."""
         group = self.group
         return group is not None and group.strained()
+
+    def shared_stall(self) -> StallSpan | None:
+        """Return when most viewers of the group stopped last, and up to when. None: never."""
+        group = self.group
+        return None if group is None else group.stall.span(group.now())
 
     def request_flush(self) -> None:
         """Flush soon on the owning thread."""

@@ -28,6 +28,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+import structlog
+
+from flowctl.core.flow.sharedstall import SharedStall
 from flowctl.core.loop.deadlines import Deadlines
 from flowctl.core.loop.faults import ErrorHook, log_error, report
 from flowctl.core.loop.loadmeter import LoadMeter
@@ -57,6 +60,8 @@ ROUND_S: Final = 0.008
 
 #: Rounds that jobs scheduled by ``detached`` get when a group stops; a job that always wants another must not hold it.
 _LAST_ROUNDS: Final = 16
+
+_log: Final = structlog.get_logger("flowctl.live")
 
 
 class GroupState(enum.Enum):
@@ -166,6 +171,8 @@ class PollGroup:
         #: Connections add to these on this thread; any thread may read them.
         self.bytes_in = 0
         self.bytes_out = 0
+        #: Stalls that most viewers here have at once; this thread only, but for its `span`.
+        self.stall: Final = SharedStall(self._say_stall)
         #: What the peers of the connections here make this thread do; this thread only.
         self.work: Final = ThreadWork(self._next_turn)
         self._ended: Final = threading.Event()  # the group has stopped; for stop() of a loop that is not ours
@@ -309,6 +316,14 @@ class PollGroup:
     def strained(self) -> bool:
         """Return whether the thread had no room a moment ago: what is late may be late by its fault; any thread."""
         return self._meter.strained(self.clock())
+
+    def _say_stall(self, over: bool, count: int, served: int, lasted_s: float) -> None:  # noqa: FBT001 - as `SharedStall`
+        if over:
+            event = "most viewers go on"
+        else:
+            at = time.strftime("%H:%M:%S", time.localtime(time.time() - lasted_s))
+            event = f"most viewers stopped at {at}: a shared line"
+        _log.warning(event, stopped=count, viewers=served, lasted_s=round(lasted_s, 1), thread=self.name)
 
     def report(self, where: str, error: BaseException) -> None:
         """Count and report an exception that a handler raised; any thread, never raises.

@@ -61,6 +61,7 @@ from flowctl.core.outgoing.conflation import ConflatingCursor
 from flowctl.core.outgoing.cursor import Crossroads, LogCursor
 from flowctl.core.outgoing.outbox import Outbox, Transport, write_one
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
+from flowctl.core.sending.blame import Blame
 from flowctl.core.sending.contract import (
     CohortLike,
     FlushResult,
@@ -92,6 +93,7 @@ ACCEPTED: Final = tuple(SendResult(SendOutcome.ACCEPTED, state) for state in Sen
 DROPPED: Final = tuple(SendResult(SendOutcome.DROPPED, state) for state in SendState)
 CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendState)
 _COHORT: Final = Standing.COHORT
+_TURN_COMES: Final = frozenset({Standing.QUEUED, Standing.PACED})
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
 _DEFAULT_SETTINGS: Final = SenderSettings()
 _KEEPS_UP: Final = SlowPeer(_DEFAULT_SETTINGS)
@@ -513,6 +515,7 @@ class Sender:
                 self._core,
                 judgement.load(now),
                 now,
+                judgement.lag(now),
                 largest_bytes=cursor.log.largest_bytes if cursor else 0,
                 joining=judgement.joining,
                 waiting_for_key=self._outbox.waiting_for_key,
@@ -556,7 +559,7 @@ class Sender:
                 close_reason=self._close_reason,
                 picture_share=judgement.picture_share(now),
                 waited_s=slow.drain.waited_s,
-                delay_ms=slow.behind_ms,
+                delay_ms=0.0 if judgement.slow is None else judgement.behind_ms(slow, now),
                 drain_bytes_per_s=slow.drain.rate,
                 forecast=judgement.forecast(now),
                 returns=slow.returns,
@@ -650,6 +653,7 @@ class Sender:
                 not any(queued),
                 cohort,
                 *((0.0, 0) if cursor is None else (cursor.joined_at, cursor.cached_bytes)),
+                judgement.blamed(load, now) if rows else Blame.NOBODY,
             )
 
     # -- how far behind the peer is
@@ -760,15 +764,93 @@ class Sender:
             if self._postponed:
                 self._run_postponed()
 
-    def _flush_locked(self, now: float) -> FlushResult:
+    def take_turn(self) -> float:
+        """Have a turn of the fan-out: write what is queued, also where the kernel has not asked for more.
+
+        Returns:
+            When the next turn is to come, in seconds; 0: with the next round; inf: when the kernel asks for more.
+        """
+        if HANDLERS:
+            self._refuse_reentry("take_turn")
+        try:
+            with self._lock:
+                now = self._host.now()
+                if self._pending is not None:
+                    self._run_pending_locked(now)
+                if self._close_reason is not None:
+                    return 0.0
+                judgement = self._judgement
+                judgement.blocked = False
+                if (plainly := self._turn_plainly_locked(now)) is not None:
+                    return plainly
+                self._review_locked(now, queued=True)
+                result = self._flush_locked(now, in_turn=True)
+                if self._outbox.backlog.control is not None:
+                    self._check_control_locked()
+                if judgement.closing or self._core.slow_since is not None:
+                    self._check_times_locked(now)
+                next_at = judgement.turn_at(now)
+                if next_at == inf and result is FlushResult.BLOCKED:
+                    self._await_room_locked(now)
+                return next_at
+        finally:
+            if self._postponed:
+                self._run_postponed()
+
+    def _turn_plainly_locked(self, now: float) -> float | None:
+        """Give a viewer that lags what its kernel has room for, if that is all there is to be done.
+
+        Most turns are such: it lagged before and lags on, far from its limits, and what comes next would be in time.
+
+        Returns:
+            As `take_turn`. None: there is more to be done than that, which `_flush_locked` does.
+        """
+        judgement, outbox, core = self._judgement, self._outbox, self._core
+        slow = judgement.slow
+        if slow is None or self._guide is not None or not slow.pace_s or slow.due(now, in_turn=True):
+            return None
+        if core.state is not SendState.OVERLOADED or not judgement.far_from_limits(now):
+            return None
+        ahead_bytes = slow.ahead_bytes
+        timing = judgement.timing(slow, now)
+        budget = slow.budget_bytes(judgement.settings.turn_bytes)
+        if slow.ahead_bytes != ahead_bytes:
+            self._host.limit_unsent(slow.ahead_bytes)
+        if not budget or slow.dry:
+            return None
+        result = outbox.write_gathered(self._transport, budget, timing, slow.trail)
+        if result is None:
+            return None
+        written, refused = result
+        if written:
+            judgement.progress(now)
+            self._host.wrote(written)
+        full = slow.note_given(written, full=refused)
+        if not outbox.empty(with_log=True):
+            if not full:
+                return None
+            judgement.blocked = judgement.lagging = slow.waited = True
+            if not slow.keeps_pace(now):
+                self._host.want_writable(True)
+                if judgement.armed_at <= now:
+                    self._arm_locked(now)
+                return inf
+        elif now < judgement.held_until(slow):
+            slow.waited, slow.behind_ms = False, 0.0
+        else:
+            return None
+        return judgement.turn_at(now)
+
+    def _flush_locked(self, now: float, *, in_turn: bool = False) -> FlushResult:
         if self._judgement.blocked:
             return FlushResult.BLOCKED if self._goes_on_locked() else FlushResult.CLOSED
         result = FlushResult.CLOSED if self._close_reason is not None else self._write_locked(now)
         if result is FlushResult.BLOCKED:
-            self._host.want_writable(True)
-            if self._judgement.slow is not None and self._judgement.slow.due(now):
+            slow = self._judgement.slow
+            if slow is not None and slow.due(now, in_turn=in_turn and self._judgement.lags()):
                 self._sample_locked(now)
-            self._arm_locked(now)
+            if not in_turn:
+                self._await_room_locked(now)
             return FlushResult.BLOCKED if self._is_open_locked() else FlushResult.CLOSED
         if result is FlushResult.MORE:
             if self._cohort is None or self._judgement.stands is _COHORT:
@@ -777,13 +859,19 @@ class Sender:
                 self._cohort.serve_in_turn(self)  # in turn with the other viewers
         return result if result is not FlushResult.DRAINED or self._goes_on_locked() else FlushResult.CLOSED
 
+    def _await_room_locked(self, now: float) -> None:
+        """Have the kernel tell when it takes more, and time what may come before; a turn to come sees to both."""
+        if self._judgement.stands not in _TURN_COMES:
+            self._host.want_writable(True)
+            self._arm_locked(now)
+
     def writable(self) -> FlushResult:
         """Go on writing: the kernel can take more. Owning thread."""
         self._refuse_reentry("writable")
         with self._lock:
             self._judgement.blocked = False
             if self._judgement.slow is not None:
-                self._judgement.slow.kernel_asked()
+                self._judgement.slow.kernel_asked(self._host.now())
             if self._judgement.settings.return_after_s:
                 self._return_after_stall_locked(self._host.now())
             alone = self._cohort is not None and self._judgement.stands is not _COHORT
@@ -795,12 +883,13 @@ class Sender:
         self._cohort.serve_in_turn(self)
         return FlushResult.MORE
 
-    def log_grew(self) -> tuple[int, int]:
-        """Judge the load again because the followed log has grown. Owning thread, for the fan-out.
+    def next_crossing(self) -> tuple[int, int]:
+        """Return (offset, sequence) of the log before which to look is of no use. Owning thread, for the fan-out."""
+        with self._lock:
+            return self._judgement.next_crossing(self._host.now())
 
-        Returns:
-            (offset, sequence) of the log before which asking again is of no use.
-        """
+    def log_grew(self) -> tuple[int, int]:
+        """Judge the load again because the followed log has grown, and return `next_crossing`. Owning thread."""
         if HANDLERS and get_ident() in HANDLERS:
             return 0, 0  # application code that a Sender calls has published something: look with the next message
         try:
@@ -823,12 +912,14 @@ class Sender:
             with self._lock:
                 if self._close_reason is None:
                     now = self._host.now()
+                    self._judgement.armed_at = 0.0
                     self._run_pending_locked(now)
                     self._review_locked(now)
                     if self._judgement.slow is not None and self._judgement.slow.due(now):
                         self._sample_locked(now)
                     self._check_times_locked(now)
-                    if not self._judgement.blocked and (self._core.would_block or not self._judgement.empty):
+                    waits = self._judgement.blocked or self._judgement.stands in _TURN_COMES
+                    if not waits and (self._core.would_block or not self._judgement.empty):
                         # Looking has queued something, the headers of a key frame, say; or it keeps up again.
                         self._host.request_flush()
         finally:
@@ -890,11 +981,11 @@ class Sender:
             return (
                 cursor is not None
                 and self._close_reason is None
+                and not (self._core.would_block and self._judgement.cut_lately(self._host.now()))
                 and not self._judgement.blocked
                 and not self._judgement.closing
                 and cursor.stands_at(at)
                 and self._judgement.stands is not _COHORT
-                and not self._core.would_block
                 and cursor.plain
                 and self._outbox.empty(with_log=False)
             )
@@ -907,6 +998,8 @@ class Sender:
                 self.change_standing(_COHORT)
                 cursor.enter(place)
                 self._outbox.bytes_sent -= cursor.entry.offset  # added back when it is left, or asked for
+                if self._core.would_block:
+                    self._arm_locked(self._host.now())  # it counts as one that lags for a while
 
     def move_in_cohort(self, place: Place) -> None:
         """Share another place of the cohort at the same entry."""
@@ -1141,11 +1234,11 @@ class Sender:
             result = self._write_locked(now)
         if result is FlushResult.BLOCKED:
             if self._host.in_thread():
-                self._host.want_writable(True)
+                self._await_room_locked(now)
             elif not watched:
                 self._judgement.blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
                 self._host.request_flush()
-            self._arm_locked(now)
+                self._arm_locked(now)
         elif result is not FlushResult.CLOSED:
             self._host.request_flush()
 
@@ -1181,18 +1274,25 @@ class Sender:
         if self._guide is not None:
             self._ask_guide_locked(self._guide, now)
         settings, outbox, slow = self._judgement.settings, self._outbox, self._judgement.slow
+        if outbox.cursor is not None:
+            self._judgement.note_offer(now)
         budget, with_log = settings.turn_bytes, self._judgement.stands is not _COHORT
         trail = slow.trail if slow is not None and with_log else None  # with a cohort, places are not all in the outbox
         if slow is None or not self._judgement.lags():
             return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log, trail=trail)
-        timing, budget = self._timing_locked(slow, now), slow.budget_bytes(budget)
+        timing = self._timing_locked(slow, now)
+        if slow.dry and self._judgement.far_behind(now) and self._host.strained():
+            self._return_locked(now, "its turns came late, for this thread had no room")
+        budget = slow.budget_bytes(budget)
+        if not budget:
+            return 0, not outbox.empty(with_log=with_log), None
         written, blocked, failure = outbox.write(
             self._transport, settings.turn_messages, budget, with_log=with_log, timing=timing, trail=trail
         )
         # Without a rate too: a cut goes on through sound that a line carries with ease, so that nothing waits.
         if outbox.cursor is not None and (entry := slow.note_late(now, outbox.cursor.late)) is not None:
             self._add_to_ledger_locked(entry)
-        if slow.note_given(written) and failure is None and not outbox.empty(with_log=with_log):
+        if slow.note_given(written, full=blocked) and failure is None and not outbox.empty(with_log=with_log):
             blocked = True  # for now; the kernel tells when it has sent half of it
         return written, blocked, failure
 
@@ -1217,9 +1317,10 @@ class Sender:
             self._judgement.note_waiting(self._judgement.known_slow(now), now)
             if self._outbox.cursor is not None and self._outbox.cursor.log.latest is not None:
                 self._open_episode_locked(now)  # values will be superseded meanwhile
-            load = self._uncrowded_locked(self._judgement.counted(now, refused=True), now)
-            if self._is_open_locked():
-                self._settle_locked(core.blocked(load, now), now)
+            if not (core.would_block and self._judgement.far_from_limits(now)):
+                load = self._uncrowded_locked(self._judgement.counted(now, refused=True), now)
+                if self._is_open_locked():
+                    self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not self._judgement.empty:
             if self._outbox.holds:
@@ -1240,8 +1341,10 @@ class Sender:
         if slow is not None:
             slow.waited, slow.behind_ms = False, 0.0
             if now < self._judgement.held_until(slow):
-                self._settle_locked(core.sent(self._judgement.counted(now), now), now)
-                self._arm_locked(now)
+                if not self._judgement.far_from_limits(now):
+                    self._settle_locked(core.sent(self._judgement.counted(now), now), now)
+                if self._judgement.stands is _COHORT:  # else a turn is to come
+                    self._arm_locked(now)
                 return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
             if slow.note_keeping_up():
                 self._host.limit_unsent(0 if outbox.cursor is None else outbox.cursor.log.fill_bytes)
@@ -1279,9 +1382,6 @@ class Sender:
         if slow is None or self._close_reason is not None:
             return
         foreign = self._foreign_thread_locked()
-        if not foreign and self._host.strained():
-            slow.put_off(now)
-            return
         if foreign and slow.asked_too_soon(now):
             return
         judgement.sample(slow, now, kernel_bytes)
@@ -1302,13 +1402,21 @@ class Sender:
             self._return_locked(now, f"the kernel had taken nothing for {stalled_s:.1f} s")
 
     def _return_locked(self, now: float, cause: str) -> None:
-        """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought."""
+        """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought.
+
+        Where our own thread has no room, to the next one instead if that comes soon: all who are behind go on there
+        together with those who keep up, and cost nothing until then. To catch up, each by itself, is what the thread
+        has no room for.
+        """
         cursor = self._outbox.cursor
         if cursor is None or self._judgement.stands is _COHORT or self._judgement.closing:
             return
         before = self._judgement.oldest(now)
         self._open_episode_locked(now)
-        skipped = self._outbox.skip_to_live(self._core.limits, now)
+        if cursor.log.key_comes_soon(now) and self._host.strained():
+            skipped = cursor.skip_to_next_key(now)
+        else:
+            skipped = self._outbox.skip_to_live(self._core.limits, now)
         self._apply_mask_locked(now)  # joining is over: from now on it is judged by the picture
         if not skipped:
             return
@@ -1352,6 +1460,8 @@ class Sender:
         if cohort is not None:
             self._leave_cohort_locked()
             cohort.remove(self)
+            if self._judgement.stands in _TURN_COMES:
+                self._judgement.blocked = False  # the kernel was not asked to tell: that turn was to meet it again
             self._cohort = None
             self.change_standing(Standing.GONE)
             if cohort.log.fill_bytes:
@@ -1372,14 +1482,18 @@ class Sender:
 
     def _stand_alone_locked(self, written: int = 0) -> None:
         """Go on with a cursor of our own, where the cohort stands, and `written` bytes on."""
-        cursor = self._outbox.cursor
+        cursor, slow = self._outbox.cursor, self._judgement.slow
         if cursor is not None:
+            if slow is not None:
+                self._judgement.note_key(slow)
             cursor.place = Place(cursor.entry)
             self._outbox.bytes_sent += cursor.entry.offset
             self.change_standing(Standing.QUEUED)
             if written:
-                self._judgement.progress(self._host.now())
-                self._outbox.consume_followed(written)
+                now = self._host.now()
+                self._judgement.note_offer(now)
+                self._judgement.progress(now)
+                self._outbox.consume_followed(written, None if slow is None else slow.trail)
             cursor.stand_alone()
 
     def _unfollow_locked(self, reason: DropReason) -> None:
@@ -1479,12 +1593,16 @@ class Sender:
             overdue = self._judgement.overdue(clocks, now) if self._judgement.blocked else None
         if overdue is not None:
             self._fail_locked(*overdue)
-        elif (when := min((when for when in clocks if when > now), default=inf)) < inf:
-            self._host.set_deadline(when)  # one that has passed, and ended nothing, is for the flush to go on from
+            return
+        # One that has passed, and ended nothing, is for the flush to go on from.
+        when = min((when for when in clocks if when > now), default=inf)
+        if when < inf and self._judgement.stands not in _TURN_COMES:
+            self._host.set_deadline(when)
 
     def _arm_locked(self, now: float) -> None:
         """Ask for a tick at the earliest time at which something could change by time alone."""
         if self._goes_on_locked() and (when := self._judgement.clocks(now, self._close_deadline).next_at) < inf:
+            self._judgement.armed_at = when
             self._host.set_deadline(when)
 
     # -- limits and the end

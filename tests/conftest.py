@@ -162,7 +162,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("pipeline")
         if item.path.is_relative_to(HERE / "house"):
             item.add_marker(pytest.mark.timeout(HOUSE_S))
-        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        by_hypothesis = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        if by_hypothesis or "seed" in getattr(getattr(item, "callspec", None), "params", {}):
             item.add_marker("fuzz")
             if by_hypothesis and factor > 1:
                 multiply_examples(item, factor)

@@ -331,7 +331,8 @@ class Playing:
             return
         if self._episode is None:
             more = {"to": self._words.place} if self._words.place else {}
-            self._episode = Episode(fields | more, self._connection.why, self._dropped, self._words.trouble)
+            connection, words = self._connection, self._words.trouble
+            self._episode = Episode(fields | more, connection.why, self._dropped, words, connection.shared_stall)
         self._episode.note_entry(entry, closed=self._connection.sender.closed)
 
     def _dropped(self) -> Counts:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final, TypeVar
 
+from flowctl.core.flow.sharedstall import SharedStall, StallSpan
 from flowctl.errors import LocalProtocolError
 from flowctl.reasons import CloseReason
 from flowctl.sender import FlushResult, Sender
@@ -54,6 +55,7 @@ class ManualGroup:
         busy: how busy the thread claims to be, 0 to 1.
         gather_s: for how long the input of publishers claims to have waited, in seconds.
         is_strained: pretend that the thread had no room a moment ago.
+        stalls_said: what `flowctl.core.flow.sharedstall` had to say.
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:
@@ -64,6 +66,8 @@ class ManualGroup:
         self.busy = 0.0
         self.gather_s = 0.0
         self.is_strained = False
+        self.stalls_said: list[tuple[bool, int, int, float]] = []
+        self.stall = SharedStall(lambda *said: self.stalls_said.append(said))
 
     def now(self) -> float:
         return self.clock()
@@ -152,6 +156,9 @@ class ManualHost:
 
     def strained(self) -> bool:
         return self.group.strained()
+
+    def shared_stall(self) -> StallSpan | None:
+        return self.group.stall.span(self.group.now())
 
     def request_flush(self) -> None:
         """Flush in the group's next run."""

@@ -22,6 +22,7 @@ from e2e_kit import (
 )
 from e2e_programs import watch, write_flv
 from e2e_raw import RawPlayer
+from structlog.testing import capture_logs
 
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import SendState
@@ -102,6 +103,26 @@ def test_stalled_viewer_is_reset_with_its_reason_and_others_lose_nothing(live, c
         wait_for_end(publishing, *healthy)
     for player in healthy:
         assert publishing.messages == player.messages
+
+
+def test_viewers_that_all_stop_at_once_are_kept_and_it_is_said_once(live, clients):
+    """A line that they share stands still for longer than a viewer alone may; then all go on."""
+    server = live(settings=SenderSettings(stuck_s=3.0, soft_too_long_s=3.0), socket_options=EARLY)
+    profile, count = PlayProfile(stall_after_s=1.0, resume_after_s=9.0), 12
+    stopping = [clients.play(server, profile) for _ in range(count)]
+    wait_for_viewers(server, count)
+    with capture_logs() as said:
+        source = SyntheticSource(video_bit_rate=1_000_000, key_interval_s=1.0)
+        publishing = clients.publish(server, source, duration_s=12.0)
+        wait_for_end(publishing, *stopping)
+    told = [line["event"] for line in said if line["event"].startswith("most viewers")]
+    assert told, [line["event"] for line in said]
+    assert len(told) == 2 * len({line["thread"] for line in said if "thread" in line}), "once per thread and way"
+    loud = [line for line in said if line["event"] == "viewer slow" and line["log_level"] == "info"]
+    assert len(loud) < count / 2, "not once per viewer"
+    assert CloseReason.STUCK not in server.closed_by_reason
+    for player in stopping:
+        assert publishing.messages[-1] == player.messages[-1]
 
 
 def test_joining_viewer_loses_nothing_when_the_cache_is_larger_than_its_limits(live, clients):

@@ -89,8 +89,8 @@ class Crowd:
     def check(self) -> None:
         """Check that all catch up, with none ended; what they were not sent was superseded."""
         self.take(None, 1.0)
-        for _ in range(MOST_LOOKS):  # one that is given only so much ahead asks again and again
-            if not any(host.wants_writable for host in self.hosts):
+        for _ in range(MOST_LOOKS):  # one that is given only so much ahead asks, or has a turn, again and again
+            if not any(host.wants_writable or host.sender.load().messages for host in self.hosts):
                 break
             self.take(None, 0.1)
         for host, peer in zip(self.hosts, self.peers, strict=True):

@@ -25,7 +25,7 @@ from source_kit import classes_of, module_files, shown, text_of
 MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
 MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
 
-PUTS_OFF = "_guarded send sample_delay flush log_grew tick broken"
+PUTS_OFF = "_guarded send sample_delay flush take_turn log_grew tick broken"
 UNLOCKED: dict[tuple[str, str], str] = {
     **{
         (f"Sender.{name}", "_postponed"): "what this call has put off, or what another has: either way somebody does it"

@@ -43,7 +43,7 @@ LAYERS = {
     "clocks": layer("live.renditions.clocks", "words rtmp", pure=True),
     "charts": layer("charts", "words", pure=True),
     "log": layer("log", "words text rtmp"),
-    "loop": layer("core.loop deferred pollgroup pollgroups", "words"),
+    "loop": layer("core.loop deferred pollgroup pollgroups", "words flow"),
     "access": layer("live.access", "words text rtmp loop"),
     "zeromq": layer("wire.zeromq", "words text loop"),
     "rpc": layer("nodes.rpc", "words outcomes loop zeromq"),

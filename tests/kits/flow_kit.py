@@ -258,7 +258,6 @@ def check_life(viewer: Viewer) -> None:
         if sender.stands is Standing.COHORT:
             assert not sender._judgement.mask
             assert not sender.blocked
-            assert not core.would_block
         if sender.blocked:
             assert core.would_block
             assert sender._judgement.lagging

@@ -34,6 +34,9 @@ class Crossings(Generic[_T]):
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def __contains__(self, item: _T) -> bool:
+        return item in self._numbers
+
     def watch(self, item: _T, offset: int, sequence: int) -> None:
         """Report `item` once the log has reached `offset` or `sequence`; `OFF_MARK` for never."""
         if offset >= OFF_MARK and sequence >= OFF_MARK:

@@ -25,16 +25,19 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Protocol
 
+from flowctl.core.fanout.calendar import TurnCalendar
 from flowctl.core.fanout.cohort import FILE_VIEWERS, SQUAD_SIZE, Cohort, Piece, ShortWrites, Squad, gather
 from flowctl.core.fanout.crossings import Crossings
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter
+from flowctl.core.flow.sharedstall import SharedStall
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Standing
 from flowctl.errors import ClosedError, ConfigError
-from flowctl.sender import FlushResult, Sender
+from flowctl.sender import Sender
 
 DEFAULT_TURN_S: Final = 0.004
 """Time that a fan-out keeps its thread in one turn. A tenth of the flush interval: a round of a thousand viewers takes
@@ -42,6 +45,7 @@ three turns, and what comes in between sees it a few milliseconds later, not a r
 
 _QUEUED: Final = Standing.QUEUED
 _SERVED: Final = Standing.SERVED
+_PACED: Final = Standing.PACED
 _REFUSED: Final = Standing.REFUSED
 
 _MOST_LOOKS: Final = 32
@@ -52,6 +56,10 @@ class FanoutHost(Protocol):
     """What a fan-out needs of its poll group."""
 
     bytes_out: int
+
+    @property
+    def stall(self) -> SharedStall:
+        """What is told of viewers that stop, and go on."""
 
     def now(self) -> float:
         """Return the time in seconds."""
@@ -151,6 +159,9 @@ class Fanout:
         self._cohort = Cohort(squad_size)
         self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
         self._queue: OrderedDict[Sender, None] = OrderedDict()  # those of them that are QUEUED, next one first
+        self._calendar: TurnCalendar[Sender] = TurnCalendar()  # those that are PACED
+        self._timed_at = inf  # when it is looked at next
+        self._key_seekers: dict[Sender, None] = {}  # PACED ones that have taken all up to the next key frame
         self._departing: set[Sender] = set()  # members of the cohort that have a guide: they may leave at a key frame
         self._looks: deque[Sender] = deque()  # REFUSED ones to be looked at; may hold some that are not any more
         self._armed = False  # a round is on its way or in progress
@@ -176,6 +187,10 @@ class Fanout:
 
     def add(self, sender: Sender) -> None:
         """Serve `sender`, which is QUEUED, from its own cursor until it has caught up."""
+        self._host.stall.served += 1
+        self._serve_from_cursor(sender)
+
+    def _serve_from_cursor(self, sender: Sender) -> None:
         self._alone[sender] = None
         self._queue[sender] = None
         self._request_turn()
@@ -185,18 +200,27 @@ class Fanout:
         self._cohort.forget(sender)
         self._departing.discard(sender)
         self._left += 1
-        self.add(sender)
+        self._serve_from_cursor(sender)
 
     def serve_in_turn(self, sender: Sender) -> None:
         """Serve `sender` in its turn: the kernel takes more again, or it has more to write."""
         if sender in self._alone and sender.stands is not _QUEUED:
+            if sender.stands is _REFUSED:
+                self._host.stall.went_on(sender, self._host.now())
+            self._calendar.remove(sender)
+            self._key_seekers.pop(sender, None)
             self._enqueue(sender)
             self._request_turn()
 
     def remove(self, sender: Sender) -> None:
         """Serve `sender`, which has left the cohort, no longer; harmless when it is not served."""
-        self._alone.pop(sender, None)
+        if sender in self._alone:
+            del self._alone[sender]
+            self._host.stall.served -= 1
+            self._host.stall.went_on(sender, self._host.now(), gone=True)
         self._queue.pop(sender, None)
+        self._calendar.remove(sender)
+        self._key_seekers.pop(sender, None)
         self._crossings.forget(sender)
 
     def limits_changed(self, sender: Sender) -> None:
@@ -217,6 +241,8 @@ class Fanout:
         self._behind.clear()
         self._queue.clear()
         self._looks.clear()
+        self._calendar.clear()
+        self._key_seekers.clear()
         self._drop_piece()
         self._target = None
         self.log.unlisten(self)
@@ -280,7 +306,7 @@ class Fanout:
         if (
             sequence >= crossings.next_sequence
             or offset >= crossings.next_offset
-            or (log.gop.key_sequence != self._key_sequence and len(crossings))
+            or (log.gop.key_sequence != self._key_sequence and (self._key_seekers or len(crossings)))
         ):
             if self._host.in_thread():
                 self._look_at_crossings()
@@ -475,20 +501,56 @@ class Fanout:
     def _serve_viewer(self, sender: Sender) -> None:
         sender.change_standing(_SERVED)
         try:
-            result = sender.flush()
+            next_at = sender.take_turn()
         except BaseException as error:  # noqa: BLE001 - a fault in one viewer must not cost the others their stream
             self.remove(sender)
             sender.broken(as_exception(error))
             return
         if sender.stands is not _SERVED:
             return  # it asked for another turn; or it has ended, or its handler has ended the following
-        if result is FlushResult.DRAINED:
-            tail = self.log.tail
-            if sender.ready_for_cohort(tail):
-                self._admit(sender, tail)
-        elif result is FlushResult.BLOCKED:
+        tail = self.log.tail
+        if not sender.blocked and sender.ready_for_cohort(tail):
+            self._admit(sender, tail)
+        elif next_at == inf:
             sender.change_standing(_REFUSED)
-            self._watch_limits(sender)
+            self._note_stop(sender)
+            if sender not in self._crossings:
+                self._crossings.watch(sender, *sender.next_crossing())
+        elif next_at:
+            sender.change_standing(_PACED)
+            self._calendar.put(sender, next_at)
+            if not sender.blocked:
+                self._key_seekers[sender] = None
+            self._time_turns()
+
+    def _note_stop(self, sender: Sender) -> None:
+        host = self._host
+        now = host.now()
+        if (sure_at := host.stall.stopped(sender, now)) is not None:
+            host.call_later(sure_at - now, lambda: host.stall.confirm(sure_at, host.now()))
+
+    def _time_turns(self) -> None:
+        """See that the calendar is looked at when its next slot is due."""
+        if (next_at := self._calendar.next_at) < self._timed_at:
+            self._timed_at = next_at
+            self._host.call_later(max(next_at - self._host.now(), 0.0), self._begin_turns, next_at)
+
+    def _begin_turns(self, timed_at: float) -> None:
+        if self._closed or timed_at != self._timed_at:
+            return  # an earlier time was asked for since
+        self._timed_at = inf
+        for sender in self._calendar.take_due(self._host.now()):
+            self._key_seekers.pop(sender, None)
+            self._enqueue(sender)
+        if self._queue:
+            self._request_turn()
+        self._time_turns()
+
+    def _end_key_waits(self) -> None:
+        """Give a turn to viewers that have taken all up to the key frame that has come."""
+        seekers, self._key_seekers = self._key_seekers, {}
+        for sender in seekers:
+            self.serve_in_turn(sender)
 
     # -- limits
 
@@ -514,6 +576,7 @@ class Fanout:
         due = self._crossings.due(*log.reach)
         if log.gop.key_sequence != self._key_sequence:
             self._key_sequence = log.gop.key_sequence
+            self._end_key_waits()
             due = [sender for sender in self._alone if sender.stands is _REFUSED]
         for number, sender in enumerate(due):
             if number == _MOST_LOOKS:

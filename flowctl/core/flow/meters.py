@@ -53,8 +53,8 @@ _FADING_PER_REPORT: Final = 0.8
 _UNREPORTED_SHARE: Final = 0.02
 """An application may report this share less than it has read: it does not count chunk headers."""
 
-_MARKS_PER_TRAIL: Final = 64
-"""Marks of a trail: half a second at 25 pictures a second; older times get fewer marks."""
+_MARKS_PER_TRAIL: Final = 96
+"""Marks of a trail: of some 30 turns, which are more than a kernel holds; older times get fewer marks."""
 
 _SHARE_WINDOW_S: Final = 20.0
 """Time over which the share of the pictures is taken: several groups of pictures."""
@@ -83,7 +83,8 @@ class DrainMeter:
     _seconds: float = 0.0
     _bytes: int = 0
 
-    def sample(self, now: float, acknowledged_bytes: int, *, waited: bool) -> None:
+    def sample(self, now: float, acknowledged_bytes: int, *, waited: bool) -> float | None:
+        """Take a sample, and return the rate as `known`."""
         if acknowledged_bytes > self._taken:
             self._taken, self.taken_at = acknowledged_bytes, now
         if not waited or self.sampled_at == float("-inf"):
@@ -92,13 +93,17 @@ class DrainMeter:
             self.waited_s += now - max(self._part_at, self.sampled_at)
             self._waited_at = now
             seconds, taken = now - self._part_at, acknowledged_bytes - self._acknowledged
-            if taken > 0 and seconds >= _PART_S:
+            if taken > 0 and seconds >= STALL_S:
+                self._forget()  # it had stalled, which says nothing of the rate at which it goes on
+                self._part_at, self._acknowledged = now, acknowledged_bytes
+            elif taken > 0 and seconds >= _PART_S:
                 self._close_part(seconds, taken)
                 self._part_at, self._acknowledged = now, acknowledged_bytes
         self._waits, self.sampled_at = waited, now
         rate = self.known(now)
         if rate is not None:
             self.rate = rate
+        return rate
 
     def _close_part(self, seconds: float, taken: int) -> None:
         parts = self._parts
@@ -110,11 +115,14 @@ class DrainMeter:
             self._seconds -= oldest[0]
             self._bytes -= oldest[1]
 
+    def _forget(self) -> None:
+        self._parts.clear()
+        self._seconds, self._bytes = 0.0, 0
+
     def known(self, now: float) -> float | None:
         """Return the rate in bytes per second, more than 0, if it is known at this time. None: it is not."""
         if now - self._waited_at > _LONGEST_GAP_S and self._parts:
-            self._parts.clear()
-            self._seconds, self._bytes = 0.0, 0
+            self._forget()
         if self._seconds < _LEAST_RATE_S:
             return None
         pause_s = now - self._part_at if self._waits else 0.0
@@ -263,6 +271,10 @@ class PictureMeter:
         self._notes: list[tuple[float, int, int]] = []  # (time, pictures published, of them not sent), oldest first
         self._before = (0.0, 0.0, 0)  # (time of the first note after it had kept up, seconds and pictures before it)
         self._joined_at, self._forgotten = float("-inf"), False  # of the log; whether pictures of it were not wanted
+
+    def due(self, now: float, joined_at: float) -> bool:
+        """Return whether a note is to be taken: some time after the last, or of another log."""
+        return not self._notes or joined_at != self._joined_at or now - self._notes[-1][0] >= _NOTE_INTERVAL_S - 0.001
 
     def note(self, now: float, published: int, lost: int, joined_at: float) -> None:
         if joined_at != self._joined_at:  # another log

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import OFF_MARK, Axis, HardPolicy, Limits
 
@@ -62,11 +62,10 @@ class Cause(enum.Enum):
     TICK = "tick"
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What is queued for a peer and not yet taken by the kernel.
 
-    Args:
+    Attributes:
         size_bytes: payload plus the overhead per message.
         messages: queued messages; one whose first byte is out counts until its last byte is.
         age_ms: wall-clock age of the oldest queued message, 0 for an empty queue.
@@ -237,6 +236,18 @@ class FlowCore:
         """Return whether a load, without the overhead per message, is at a hard mark."""
         hard = self._hard_marks
         return messages >= hard[1] or size_bytes + messages * self.limits.overhead_bytes >= hard[0]
+
+    def far_from(self, load: Load) -> bool:
+        """Return whether no mark is near a load of at most so much, and none was reached: then it need not be shown."""
+        if self._level:
+            return False
+        soft, hard = self._soft_marks, self._hard_marks
+        # A queue thins itself from nine tenths of a hard mark on (`timing.crowded`), which may lie below soft.
+        return (
+            load.size_bytes < min(soft[0], hard[0] // 2)
+            and load.messages < min(soft[1], hard[1] // 2)
+            and load.age_ms < soft[2]
+        )
 
     def rises_to(self, load: Load) -> bool:
         """Return whether `load` is at a mark of a level above the present one."""

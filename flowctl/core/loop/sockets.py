@@ -7,12 +7,12 @@ acknowledged and cannot be seen from here; see `flowctl.core.flow.meters` for wh
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import os
 import socket
 import struct
+import sys
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -92,6 +92,7 @@ def acknowledge(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
+_NO_BYTES: Final = bytes(4)
 _SIOCOUTQ: Final = 0x5411
 """Linux's number of the request, the same as TIOCOUTQ."""
 
@@ -126,10 +127,11 @@ def unacknowledged_bytes(sock: socket.socket) -> int:
 
     What TLS keeps for the kernel counts too. 0 where the socket is closed or the system cannot tell.
     """
-    value = array.array("i", [0])
-    with contextlib.suppress(OSError, ValueError):  # a closed socket has the descriptor -1
-        fcntl.ioctl(sock.fileno(), _SIOCOUTQ, value)
-    return value[0] + sock.kept_bytes if isinstance(sock, TlsSocket) else value[0]
+    try:
+        held_bytes = int.from_bytes(fcntl.ioctl(sock.fileno(), _SIOCOUTQ, _NO_BYTES), sys.byteorder)
+    except (OSError, ValueError):  # a closed socket has the descriptor -1
+        held_bytes = 0
+    return held_bytes + sock.kept_bytes if isinstance(sock, TlsSocket) else held_bytes
 
 
 _LEFT_UNREAD_BYTES: Final = 256 * 1024

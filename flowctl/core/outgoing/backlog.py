@@ -115,6 +115,10 @@ class Backlog:
         return (0 if control is None else len(control)) + (0 if own is None else len(own))
 
     @property
+    def waits(self) -> bool:
+        return self.control is not None or self._own is not None
+
+    @property
     def own_messages(self) -> int:
         return 0 if self._own is None else len(self._own)
 

@@ -184,6 +184,9 @@ class ConflatingCursor(LogCursor):
             most = min(most, self._transformed(values))
             return self._peek_beside(iter(values), self._handed, most, budget_bytes, timing)
 
+    def gather(self, budget_bytes: int, timing: Timing | None) -> tuple[list[bytes], int, Entry, float, float] | None:
+        return None if self._spans else super().gather(budget_bytes, timing)
+
     def _next_values(self, most: int | None, spans: Spans) -> list[Value]:
         """Return the next values; those that were published since it stopped from the key on at which it did."""
         latest, begun = self._latest, self._latest.begun

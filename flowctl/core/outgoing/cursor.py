@@ -179,6 +179,13 @@ class LogCursor:
         copies = self._copies
         return (0, 0) if copies is None else (copies.size_bytes, len(copies))
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """(wire bytes, messages) up to the end of the log, refused or not: no less than what is queued."""
+        entry, tail, copies = self.place.entry, self._tail(), self._copies
+        size, messages = tail.offset - entry.offset, tail.sequence - entry.sequence
+        return (size, messages) if copies is None else (size + copies.size_bytes, messages + len(copies))
+
     def load(self) -> tuple[int, int]:
         """Return (wire bytes, messages) that are queued and not refused."""
         return self._load_between(self.place.entry, self._tail())
@@ -302,13 +309,10 @@ class LogCursor:
         refusals = self._refusals
         mask, ahead = (refusals.mask, iter(refusals.ahead)) if refusals is not None else (0, iter(()))
         gate, value = next(ahead, None), next(values, None)
-        twin = self.log.transform is not None
         while len(items) < most and size < budget_bytes:
             if value is not None and value.after <= entry.sequence:
-                wire, plain_bytes = (value.twin if twin else None) or value.wire, len(value.wire)
-                places.append(HandedValue(len(items), value.sequence, plain_bytes, plain_bytes - len(wire), value.key))
-                items.append((MessageClass.DATA, wire, max(value.since, joined_at)))
-                size += len(wire)
+                items.append(self._hand_value(value, len(items), places))
+                size += len(items[-1][1])
                 value = next(values, None)
                 continue
             if entry is tail:
@@ -323,28 +327,81 @@ class LogCursor:
             if not mask >> entry.message_class & 1:
                 if self._went_on and self._leads(entry):
                     break
-                since = max(entry.enqueued_at, joined_at)
                 if timing is not None and items and self._is_late(entry, timing, size):
                     break
-                items.append((entry.message_class, entry.wire, since))
+                items.append((entry.message_class, entry.wire, max(entry.enqueued_at, joined_at)))
                 size += len(entry.wire)
             entry = following
         return items
+
+    def _hand_value(self, value: Value, index: int, places: list[HandedValue]) -> Item:
+        twin = value.twin if self.log.transform is not None else None
+        wire, plain_bytes = twin or value.wire, len(value.wire)
+        places.append(HandedValue(index, value.sequence, plain_bytes, plain_bytes - len(wire), value.key))
+        return MessageClass.DATA, wire, max(value.since, self.served_at)
+
+    def gather(self, budget_bytes: int, timing: Timing | None) -> tuple[list[bytes], int, Entry, float, float] | None:
+        """Return what `peek` would of the log, for plain turns.
+
+        Returns:
+            Wires, their size, the entry behind them, and since when the first and the last of them have waited.
+            None: something is to be decided first: about copies, a gate, a key frame, leading pictures, a crossroads,
+            or a message that would be late.
+        """
+        refusals, place = self._refusals, self.place
+        if self._copies is not None or self._went_on or self.crossroads is not None or self.joining_to is not None:
+            return None
+        mask = 0
+        if refusals is not None:
+            if refusals.ahead:
+                return None
+            mask = refusals.here.mask
+        wires: list[bytes] = []
+        size, entry, tail, joined_at = 0, place.entry, self._stop or self.chain.tail, self.joined_at
+        first = last = max(entry.enqueued_at, joined_at)
+        if timing is not None:
+            due, per_byte = timing.due, timing.seconds_per_byte
+            moment = timing.now + timing.held_bytes * per_byte
+        while entry is not tail and size < budget_bytes and (following := entry.next) is not None:
+            message_class = entry.message_class
+            if message_class is _KEY:
+                return None
+            if not mask >> message_class & 1:
+                wire, since = entry.wire, max(entry.enqueued_at, joined_at)
+                length = len(wire)
+                if timing is not None and moment - since + (size + length) * per_byte > due[message_class]:
+                    if not wires:
+                        return None
+                    break
+                wires.append(wire)
+                size, last = size + length, since
+            entry = following
+        return wires, size, entry, first, last
+
+    def pass_gathered(self, end: Entry) -> None:
+        """Move to the entry behind what was gathered: all of it is sent."""
+        refusals, place = self._refusals, self.place
+        for figures, reason in () if refusals is None else refusals.here_between(place.entry, end):
+            self._tally(reason).add_figures(figures)
+        place.entry = end
+        self._settle()
 
     def pass_messages(self, count: int) -> None:
         """Move past the first `count` messages that `peek` returned: they are sent, or in flight."""
         if self._copies is not None:
             count -= self._copies.pass_messages(count)
             self._copies = self._copies or None
+        place = self.place
         while count:
             if self._refusals is not None:
                 self._settle()
-            following = self.place.entry.next
+            following = place.entry.next
             if following is None:  # cannot happen while `count` is what peek returned
                 raise AssertionError("took more messages than the log holds")
-            self.place.entry = following
+            place.entry = following
             count -= 1
-        self._settle()
+        if self._refusals is not None:
+            self._settle()
 
     # -- another log in place of this one
 
@@ -738,6 +795,16 @@ class LogCursor:
         self._jump_to_key(newest, DropReason.RETURNED)
         return True
 
+    def skip_to_next_key(self, now: float) -> bool:
+        """Go on with the next key frame that is published, and take nothing before it; return whether that is so."""
+        if self.joining_to is not None:
+            self.end_joining(DropReason.REFUSED, now)
+        self.poll(now)
+        if self._sound_only or self.mask & _KEY_BIT:
+            return False
+        self._drop_all_droppable(self._tail(), DropReason.RETURNED, _ALL_BUT_KEY, now)
+        return True
+
     @property
     def _sound_only(self) -> bool:
         """Whether no frame will be handed over, from the cursor to the log's end: there is none, or all are refused."""
@@ -795,17 +862,25 @@ class LogCursor:
             if refusals.open_wide and self._wait is None:
                 self._refusals = None
                 return
-            entry = place.entry
-            following = entry.next
-            if following is None or entry is self._tail():
-                return
-            if self._awaited(entry):
+            start, tail, mask = place.entry, self._tail(), refusals.mask
+            until = refusals.ahead[0].start if refusals.ahead else tail
+            wait = None if self.mask & _KEY_BIT else self._wait
+            entry, awaited = start, False
+            while entry is not until and (following := entry.next) is not None:
+                if wait is not None and entry.message_class is _KEY and entry.sequence >= wait.start:
+                    awaited = True
+                    break
+                if not mask >> entry.message_class & 1:
+                    break
+                entry = following
+            if entry is not start:
+                for figures, reason in refusals.here_between(start, entry):
+                    self._tally(reason).add_figures(figures)
+                place.entry = entry
+            if awaited:
                 self._resume_at(entry)
-                continue
-            if not refusals.mask >> entry.message_class & 1:
+            elif entry is not until or not refusals.ahead:
                 return
-            self._tally(refusals.here.reason_of(entry.message_class)).add(entry.message_class, len(entry.wire))
-            place.entry = following
 
     def _awaited(self, entry: Entry) -> bool:
         """Whether `entry`, which is complete, is a key frame that ends the wait."""

@@ -111,10 +111,7 @@ class LatestValues:
         size_bytes: wire bytes of all values.
     """
 
-    __slots__ = (
-        *("_key_chars", "_slots", "begun", "forgets", "max_bytes", "max_keys"),
-        *("most", "name", "put_bytes", "size_bytes"),
-    )
+    __slots__ = ("_key_chars", "_slots", "begun", "forgets", "max_bytes", "max_keys", "name", "put_bytes", "size_bytes")
 
     def __init__(self, name: str, max_keys: int, max_bytes: int) -> None:
         self.name = name
@@ -122,7 +119,6 @@ class LatestValues:
         self.max_bytes = max_bytes
         self.begun = self.forgets = 0
         self.size_bytes = self.put_bytes = self._key_chars = 0
-        self.most: Amount = (0, 0)
         self._slots = _Slots.of([])
 
     def __len__(self) -> int:

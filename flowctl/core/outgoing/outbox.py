@@ -23,6 +23,7 @@ from flowctl.core.outgoing.backlog import Backlog, Item, OwnItem
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.reasons import DropReason
 
+_GAP_S: Final = 0.05
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
 
 
@@ -135,13 +136,13 @@ class Outbox:
         if self._inflight is not None:
             most -= 1  # it takes one of the parts that a system call can hold
         own: list[Item | OwnItem] = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
-        room = budget_bytes - sum(len(item[1]) for item in own)
+        room = budget_bytes - sum(len(item[1]) for item in own) if own else budget_bytes
         cursor = self.cursor if with_log else None
         if timing is not None:
-            timing.held_bytes += budget_bytes - room + self._inflight_bytes
+            timing.held_bytes += budget_bytes - room + self.inflight_bytes
         has_room = cursor is not None and room > 0 and most > len(own)
         followed = cursor.peek(most - len(own), room, timing) if cursor is not None and has_room else []
-        items = [*own, *followed]
+        items = [*own, *followed] if own else followed
         buffers: list[bytes | memoryview] = [item[1] for item in items]
         if self._inflight is not None:
             buffers.insert(0, self._inflight.rest)
@@ -150,19 +151,87 @@ class Outbox:
         written, blocked, failure = gather_write(transport, buffers)
         if written:
             if trail is not None:
-                trail.note(self.bytes_sent, items[0][2] if self._inflight is None else self._inflight.since)
+                self._note_trail(trail, items, self.bytes_sent + written)
             self.bytes_sent += written
             self._consume(items, len(own), written)
             if trail is not None and (self._inflight is not None or items):
                 trail.note(self.bytes_sent, items[-1][2] if self._inflight is None else self._inflight.since)
         return written, blocked, failure
 
-    def consume_followed(self, written: int) -> None:
+    def write_gathered(
+        self, transport: Transport, budget_bytes: int, timing: Timing | None, trail: Trail
+    ) -> tuple[int, bool] | None:
+        """Write as `write` does where only the followed log waits, and nothing has to be decided.
+
+        Returns:
+            How much the kernel took, and whether it refused some. None: nothing was written, it is for `write`.
+        """
+        cursor, inflight = self.cursor, self._inflight
+        if cursor is None or self.backlog.waits:
+            return None
+        ahead = 0
+        if inflight is not None:
+            ahead = len(inflight.rest)
+            if timing is not None:
+                timing.held_bytes += ahead
+        gathered = cursor.gather(budget_bytes, timing)
+        if gathered is None:
+            return None
+        wires, size, end, first, last = gathered
+        size += ahead
+        if not size:
+            cursor.pass_gathered(end)
+            return 0, False
+        buffers: list[bytes | memoryview] = [*wires] if inflight is None else [inflight.rest, *wires]
+        written, _, failure = gather_write(transport, buffers)
+        if not written:
+            return (0, True) if failure is None else None  # `write` meets it again
+        if inflight is not None:
+            trail.note(self.bytes_sent, inflight.since)
+            trail.note(self.bytes_sent + min(ahead, written), inflight.since)
+        if written > ahead:
+            trail.note(self.bytes_sent + ahead, first)
+        self.bytes_sent += written
+        if written == size:
+            self._inflight = None
+            cursor.pass_gathered(end)
+        else:
+            self._consume(cursor.peek(len(wires), budget_bytes), 0, written)
+            last = cursor.entry.enqueued_at if self._inflight is None else self._inflight.since
+        if written > ahead:
+            trail.note(self.bytes_sent, last)
+        return written, written < size
+
+    def _note_trail(self, trail: Trail, items: Sequence[Item | OwnItem], until: int) -> None:
+        """Note since when what goes up to `until` has waited: the first message, key frames, and both ends of a gap.
+
+        Between two marks time runs with the bytes, which a key frame is many of at one moment, and a gap none.
+        """
+        place, noted, before = self.bytes_sent, True, inf
+        if self._inflight is not None:
+            before = self._inflight.since
+            trail.note(place, before)
+            place += len(self._inflight.rest)
+        for item in items:
+            if place >= until:
+                break
+            is_key, gap = item[0] is MessageClass.KEY, item[2] - before > _GAP_S
+            if gap:
+                trail.note(place, before)
+            if noted or is_key or gap:
+                trail.note(place, item[2])
+            place, noted, before = place + len(item[1]), is_key, item[2]
+
+    def consume_followed(self, written: int, trail: Trail | None = None) -> None:
         """The cohort wrote `written` bytes of the followed log for us."""
         if written and self.cursor is not None:
-            self.bytes_sent += written
             items = self.cursor.peek(len(MessageClass) + written, written)  # a message has a byte at least
+            if trail is not None:
+                self._note_trail(trail, items, self.bytes_sent + written)
+            self.bytes_sent += written
             self._consume(items, 0, written)
+            if trail is not None and self._inflight is not None:
+                trail.note(self.bytes_sent, self._inflight.since)
 
     def _consume(self, items: Sequence[Item | OwnItem], own: int, written: int) -> None:
         """Move past what was written; what is left of a message written in part is in flight."""
@@ -178,10 +247,11 @@ class Outbox:
             if not written:
                 break
             taken += 1
-            if written < len(item[1]):
+            size = len(item[1])
+            if written < size:
                 self._inflight = _InFlight(item, written, own=taken <= own)
                 break
-            written -= len(item[1])
+            written -= size
         self.backlog.pass_messages(min(taken, own))
         cursor = self.cursor
         if taken > own and cursor is not None:
@@ -265,7 +335,7 @@ class Outbox:
     @property
     def joining_load_bytes(self) -> int:
         """Bytes left of everything queued: what falls while a joiner catches up."""
-        return self._inflight_bytes + (self.cursor.load()[0] if self.cursor is not None else 0)
+        return self.inflight_bytes + (self.cursor.load()[0] if self.cursor is not None else 0)
 
     @property
     def cache_taken(self) -> bool:
@@ -289,7 +359,7 @@ class Outbox:
 
     def cut_behind(self, timing: Timing) -> bool:
         """Leave out what of the followed log would be late behind all that goes before it; return whether any."""
-        timing.held_bytes += self.backlog.size_bytes + self._inflight_bytes
+        timing.held_bytes += self.backlog.size_bytes + self.inflight_bytes
         return self.cursor is not None and self.cursor.cut_behind(timing)
 
     def skip_to_live(self, limits: Limits, now: float) -> bool:
@@ -300,7 +370,7 @@ class Outbox:
     def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Headroom:
         """Return what a part of the queue may hold for the whole to be at the low marks; `more_...` is in the rest."""
         backlog, overhead = self.backlog, limits.overhead_bytes
-        rest = self._inflight_bytes
+        rest = self.inflight_bytes
         fixed = len(backlog.control or ()) + (1 if rest else 0) + more_messages
         size = limits.size.marks[0] - rest - backlog.control_bytes - more_bytes - fixed * overhead
         return Headroom(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
@@ -381,7 +451,7 @@ class Outbox:
         return self.cursor is not None and self.cursor.waiting_for_key
 
     @property
-    def _inflight_bytes(self) -> int:
+    def inflight_bytes(self) -> int:
         return 0 if self._inflight is None else len(self._inflight.rest)
 
     def _inflight_figures(self) -> Tally:

@@ -136,6 +136,12 @@ class Refusals:
             lost.append(self.ahead.pop())
         return lost
 
+    def here_between(self, first: Entry, last: Entry) -> list[Refused]:
+        """Return what is refused from `first`, the cursor's place, up to `last`, with no gate before that."""
+        result: list[Refused] = []
+        _add_refused(result, self.here, first, last)
+        return result
+
     def between(self, first: Entry, last: Entry) -> list[Refused]:
         """Return what is refused from `first`, the cursor's place, up to, not including, `last`."""
         result: list[Refused] = []

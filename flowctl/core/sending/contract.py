@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from flowctl.core.flow.sharedstall import StallSpan
 from flowctl.core.flow.state import SendState, StateChange
 from flowctl.core.loop.faults import as_exception, log_error
 from flowctl.core.outgoing.backlog import Item
@@ -146,6 +147,9 @@ class SenderHost(Protocol):
     def strained(self) -> bool:
         """Return whether the owning thread had no room a moment ago: a peer that seems slow may not be. Any thread."""
 
+    def shared_stall(self) -> StallSpan | None:
+        """Return when most viewers of the owning thread stopped last, and up to when. None: never. Any thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class NoHost:
@@ -165,6 +169,9 @@ class NoHost:
     def strained(self) -> bool:
         return False
 
+    def shared_stall(self) -> StallSpan | None:
+        return None
+
     def handler_failed(self, where: str, error: BaseException) -> None:
         log_error(where, as_exception(error))
 
@@ -177,9 +184,10 @@ class Standing(enum.IntEnum):
     """The place of a viewer of a log with the fan-out that serves it.
 
     It comes to be served from its own cursor, QUEUED for a turn. In its turn it is SERVED: it has been offered all that
-    there was. If the kernel took everything and nothing is refused for it, it enters the COHORT; if the kernel refused
-    something it is REFUSED until that takes more; otherwise it is queued again. A member that the kernel refuses
-    something, or that has to be treated alone, leaves the cohort and is QUEUED.
+    there was. If the kernel took everything and nothing is refused for it, it enters the COHORT. One that lags and
+    takes something is PACED: its next turn comes before its kernel runs dry. If the kernel took nothing it is REFUSED
+    until that asks for more; otherwise it is queued again. A member that the kernel refuses something, or that has to
+    be treated alone, leaves the cohort and is QUEUED.
 
     An IntEnum, because its members are hashed in C: a step is taken in every turn.
     """
@@ -187,17 +195,19 @@ class Standing(enum.IntEnum):
     GONE = 0  #: no fan-out serves it
     QUEUED = 1  #: its turn is to come
     SERVED = 2  #: it has had its turn; the next one comes with the next round, or when it asks for it
-    REFUSED = 3  #: the kernel refused something; its turn comes when the kernel takes more
-    COHORT = 4  #: written to with its squad
+    PACED = 3  #: it has had its turn; the next one comes at its time
+    REFUSED = 4  #: the kernel took nothing; its turn comes when the kernel asks for more
+    COHORT = 5  #: written to with its squad
 
 
 STEPS: Final = {
     (Standing.GONE, Standing.QUEUED): "it comes",
     (Standing.QUEUED, Standing.SERVED): "its turn",
-    (Standing.QUEUED, Standing.COHORT): "it has taken everything (what-if, which has no turns)",
     (Standing.SERVED, Standing.QUEUED): "more to write, the next round, or the kernel takes more",
-    (Standing.SERVED, Standing.REFUSED): "EAGAIN",
+    (Standing.SERVED, Standing.PACED): "it lags, and takes something",
+    (Standing.SERVED, Standing.REFUSED): "EAGAIN, and nothing taken",
     (Standing.SERVED, Standing.COHORT): "it has taken everything",
+    (Standing.PACED, Standing.QUEUED): "its time has come, or a key frame that it waits for",
     (Standing.REFUSED, Standing.QUEUED): "the kernel takes more",
     (Standing.COHORT, Standing.QUEUED): "EAGAIN, or it is to be treated alone",
     **{(old, Standing.GONE): "it goes" for old in Standing if old},

@@ -16,6 +16,7 @@ import structlog
 
 from flowctl.core.flow.counts import NO_COUNTS, Counts
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.sharedstall import TOGETHER_S, StallSpan
 from flowctl.core.flow.state import SendState
 from flowctl.reasons import DropReason
 
@@ -50,6 +51,8 @@ class Episode:
     why: Callable[[], str]
     dropped: Callable[[], Counts]
     words: EpisodeWords = VIEWER_SLOW
+    # When most viewers stopped: an episode that began with that is told at debug level only, for it was told for all.
+    shared_stall: Callable[[], StallSpan | None] = lambda: None
     # when the episode ends if nothing happens until then. None: there is none, or it goes on.
     _quiet_at: float | None = None
     _again_at: float | None = None  # when it is to be told that it goes on. None: it is not.
@@ -118,14 +121,16 @@ class Episode:
     def _say_slow(self, entry: LedgerEntry) -> None:
         if self._loud and entry.change is None:
             return  # further drops of an episode are summed up at its end
-        self._loud = True
+        span = self.shared_stall()
+        self._loud = span is None or not span.began - TOGETHER_S <= (self._since or 0.0) <= span.ended
         self._tell(entry.at, cause=entry.why)
 
     def _tell(self, now: float, **cause: str) -> None:
         hint = {"hint": self.words.hint} if self.words.hint else {}
         self._again_at = now + _AGAIN_S if hint else None
         more = self._more() | hint
-        _log.info(self.words.slow, **self.fields, state=self._worst.name, **cause, why=self.why(), **more)
+        write = _log.info if self._loud else _log.debug
+        write(self.words.slow, **self.fields, state=self._worst.name, **cause, why=self.why(), **more)
 
     @property
     def due_at(self) -> float | None:

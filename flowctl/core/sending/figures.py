@@ -9,6 +9,7 @@ from flowctl.core.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Figures
 from flowctl.core.flow.state import EMPTY_LOAD, Load, SendState
 from flowctl.core.flow.timing import Forecast
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.sending.blame import Blame
 from flowctl.reasons import CloseReason, DropReason
 
 
@@ -37,6 +38,7 @@ class Account(NamedTuple):
     cohort: tuple[StreamLog, Entry, Entry] | None = None
     joined_at: float = 0.0  # when it began to follow its log
     cached_bytes: int = 0  # of `accepted`, what that gave it of what was published before
+    blamed: Blame = Blame.NOBODY  # for the lag that it is in; not told without rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,16 +9,18 @@ no lock and no clock here; of the line it asks what the kernel holds, and whethe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from operator import sub
 from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import OFF_MARK, Limits
 from flowctl.core.flow.meters import Trail
+from flowctl.core.flow.sharedstall import SURE_S, TOGETHER_S
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
-from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, crowded
+from flowctl.core.flow.timing import CUT_PACE_S, ENDLESS, Forecast, Timing, crowded, target_s
 from flowctl.core.outgoing.outbox import Outbox
+from flowctl.core.sending.blame import LATE_S, Blame, Lag, blame
 from flowctl.core.sending.contract import SenderHost, Standing
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
@@ -90,8 +92,10 @@ class Judgement:
     lagging: bool = False  # the last write left something
     closing: bool = False  # nothing more is accepted
     ended_at: float = inf  # when the Sender ended
+    armed_at: float = 0.0  # the tick that was last asked for; what can come before it asks for another
     slow: SlowPeer | None = None  # what is known of a slow peer; None: it was never slow, or lost nothing by it
     _longest_stall_s: float = 0.0
+    _offered: tuple[float, float] = (-inf, 0.0)  # when the kernel was last offered something, and how old that was
     _joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check
 
     # -- what is queued, and since when
@@ -106,7 +110,7 @@ class Judgement:
         slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
         has left behind counts, with all that follows, until everything is taken. What joining gave does not count. For
         a joiner, age does not count either, nor where what is late is left out, while the peer takes something
-        (`SlowPeer.load_when_served`); while our own thread is late nothing is left out, and age counts.
+        (`SlowPeer.load_when_served`).
         """
         if self.core.would_block if refused is None else refused:
             limits = limits or self.core.limits
@@ -119,9 +123,32 @@ class Judgement:
         joining = self.joining
         if not joining:
             load = slow.load_with_delay(load)
-        if load.age_ms and (joining or self.judges_pictures(self.mask)) and not self.line.strained():
-            return slow.load_when_served(load, self.outbox.backlog, now)
+        if load.age_ms and (joining or self.judges_pictures(self.mask)):
+            load = slow.load_when_served(load, self.outbox.backlog, now)
+        if load.age_ms >= SURE_S * 1000:
+            age_ms = load.age_ms - self.shared_stall_s(now - load.age_ms / 1000, now) * 1000
+            return Load(load.size_bytes, load.messages, age_ms)
         return load
+
+    def far_from_limits(self, now: float) -> bool:
+        """Return whether a peer that takes something is so far from all marks that its load need not be looked at.
+
+        All that lies between its place and the end of the log is counted, refused or not.
+        """
+        cursor, slow, outbox = self.outbox.cursor, self.slow, self.outbox
+        if cursor is None or slow is None or slow.by_delay or len(outbox.backlog):
+            return False
+        if not self.judges_pictures(self.mask):
+            return False
+        load = self._most_queued(now)
+        return self.core.far_from(load)
+
+    def _most_queued(self, now: float) -> Load:
+        """Return a load no less than that of a viewer of a log that lags, all refused messages included."""
+        cursor, slow, outbox, overhead = self.outbox.cursor, self.slow, self.outbox, self.core.limits.overhead_bytes
+        size_bytes, messages = (0, 0) if cursor is None else cursor.span
+        age_ms = 0.0 if slow is None else (now - slow.drain.taken_at) * 1000
+        return Load(size_bytes + outbox.inflight_bytes + (messages + 1) * overhead, messages + 1, age_ms)
 
     def queued_bytes(self, load: Load) -> int:
         return load.size_bytes - load.messages * self.core.limits.overhead_bytes
@@ -183,7 +210,9 @@ class Judgement:
             return OFF_MARK, OFF_MARK
         # Read first: what is published meanwhile makes the answer too early, never too late.
         reached_bytes, reached_messages = cursor.log.reach
-        size_bytes, messages = self.core.room(self.counted(now))
+        size_bytes, messages = self.core.room(
+            self._most_queued(now) if self.far_from_limits(now) else self.counted(now)
+        )
         return reached_bytes + min(size_bytes, _LOOK_BYTES), reached_messages + min(messages, _LOOK_MESSAGES)
 
     # -- a peer that takes nothing
@@ -229,6 +258,16 @@ class Judgement:
     def longest_stall_s(self, now: float) -> float:
         return max(self._longest_stall_s, self.stalled_s(now))
 
+    def shared_stall_s(self, since: float, now: float) -> float:
+        """Return how long, since then, most viewers had stopped: none of them is judged by that time.
+
+        It is 0 for one that follows no log, or had stopped before they did, or by itself.
+        """
+        span = None if self.outbox.cursor is None else self.line.shared_stall()
+        if span is None or self.stalled_since(now) < span.began - TOGETHER_S:
+            return 0.0
+        return max(span.ended - max(since, span.began), 0.0)
+
     # -- a peer that lags
 
     def lags(self) -> bool:
@@ -238,7 +277,6 @@ class Judgement:
             self.core.would_block
             and self.core.limits.target_delay_ms != 0
             and cursor is not None
-            and self.stands is not _COHORT
             and cursor.joining_to is None
             and not self.closing
             and self.patience != ENDLESS
@@ -252,12 +290,9 @@ class Judgement:
         return not refused >> MessageClass.KEY & 1 and self.lags() and self.patience[MessageClass.INTER] < inf
 
     def lagging_peer(self, now: float) -> SlowPeer | None:
-        """Return the peer, if it lags and takes something meanwhile: then what is late may be left out of its queue.
-
-        None while our own thread is late too, which is no fault of the peer.
-        """
+        """Return the peer, if it lags and takes something meanwhile: then what is late may be left out of its queue."""
         slow = self.slow
-        if slow is None or not self.lags() or slow.drain.stalled(now) or self.line.strained():
+        if slow is None or not self.lags() or slow.drain.stalled(now):
             return None
         return slow
 
@@ -272,23 +307,41 @@ class Judgement:
     def timing(self, slow: SlowPeer, now: float) -> Timing | None:
         """Measure what a viewer that lags takes, and return by what its messages are late; None: nothing is.
 
-        Nothing is while its rate is not known, while it has stalled, and while it is our own thread that is late. How
-        much the kernel is to take ahead is in `slow.ahead_bytes` then.
+        Nothing is while its rate is not known, and while it has stalled. How much the kernel is to take ahead is in
+        `slow.ahead_bytes` then.
         """
-        cursor, line = self.outbox.cursor, self.line
-        written, kernel_bytes = self.bytes_sent, line.kernel_bytes()
-        slow.drain.sample(now, written - kernel_bytes, waited=slow.waited)
-        rate = slow.drain.known(now)
-        if cursor is None or (rate is None and not cursor.log.rates.bytes_per_s):
+        cursor = self.outbox.cursor
+        written, kernel_bytes = self.bytes_sent, self.line.kernel_bytes()
+        log_rate = 0.0 if cursor is None else cursor.log.rates.bytes_per_s
+        rate = slow.measure(now, written, kernel_bytes, self.line.strained, log_rate)
+        if cursor is None or (rate is None and not log_rate):
             return None
-        # With no rate measured, it may be as high as that of the stream.
-        slow.paces_anew(cursor.log.rates.bytes_per_s if rate is None else rate)
-        if rate is None or line.strained() or slow.drain.stalled(now):
+        slow.paces_anew(rate, log_rate, cursor.log.fill_bytes)
+        if rate is None or slow.drain.stalled(now):
+            slow.forget_timing()
             return None
         if self._joined_check is not None and 0 < cursor.log.bytes_per_s <= rate:
             return None  # it has never had all, takes more than is published, and catches up without losing any
         held_bytes = slow.delay.untaken_bytes(now, written, kernel_bytes)
         return slow.timing(now, rate, held_bytes, cursor.log, self.core.limits, self.patience)
+
+    def far_behind(self, now: float) -> bool:
+        """Return whether the oldest that waits is older than what is waited for."""
+        cursor = self.outbox.cursor
+        if cursor is None or cursor.joining_to is not None:
+            return False
+        return now - self.oldest(now) > target_s(self.core.limits.target_delay_ms, cursor.log.gop_duration_s)
+
+    def turn_at(self, now: float) -> float:
+        """Return when a viewer is to have its next turn; 0: in the next round, inf: when the kernel asks."""
+        slow = self.slow
+        if not self.core.would_block or (self.outbox.holds and not self.blocked):
+            return 0.0
+        if slow is None or not self.lags():
+            return inf if self.blocked else 0.0
+        if not self.blocked:
+            return now + CUT_PACE_S
+        return now + slow.pace_s if slow.keeps_pace(now) else inf
 
     def known_slow(self, now: float) -> SlowPeer:
         """Return what is known of a slow peer; there is something from now on."""
@@ -302,19 +355,33 @@ class Judgement:
             self.slow = SlowPeer(self.settings, trail)
         return self.slow
 
+    def note_offer(self, now: float) -> None:
+        """Note, before a write that may begin a lag, how old the oldest is that waits; what joining gives always is."""
+        if (self.slow is None or self.slow.lag.began_at is None) and now - self._offered[0] >= LATE_S:
+            self._offered = now, 0.0 if self.joining else now - self.oldest(now)
+
     def note_waiting(self, slow: SlowPeer, now: float) -> None:
         """Note that something is left after a write: from now on, what the peer takes tells its rate."""
         if not slow.waited:
             if slow.drain.sampled_at < now:  # else it was before the write
                 slow.drain.sample(now, self.bytes_sent - self.line.kernel_bytes(), waited=False)
             slow.waited = True
+            cursor = self.outbox.cursor
+            if slow.lag.began_at is None and cursor is not None:
+                acknowledged = self.bytes_sent - self.line.kernel_bytes()
+                offered_at, waited_s = self._offered
+                waited_s = waited_s if now - offered_at < LATE_S else 0.0
+                rate, strained = cursor.log.rates.bytes_per_s, self.line.strained()
+                slow.lag.begin(now, acknowledged, rate, waited_s, strained=strained)
         self._note_pictures(slow, now)  # there need be no timer that does
 
     def sample(self, slow: SlowPeer, now: float, kernel_bytes: int | None = None) -> None:
         load = self.load(now)
         waiting = self.line.kernel_bytes() if kernel_bytes is None else kernel_bytes
         queued_bytes = self.outbox.load(now, 0, values=False).size_bytes  # values are not what it has to catch up with
-        slow.sample(now, queued_bytes, self.bytes_sent, waiting, load.age_ms)
+        self.note_key(slow)
+        log_rate = 0.0 if self.outbox.cursor is None else self.outbox.cursor.log.rates.bytes_per_s
+        slow.sample(now, queued_bytes, self.bytes_sent, waiting, load.age_ms, log_rate)
         self._note_pictures(slow, now)
 
     def sample_healthy(self, now: float, kernel_bytes: int) -> float:
@@ -332,19 +399,52 @@ class Judgement:
         """Return the age of the oldest data that the peer has not taken, in ms; once ended, as last sampled."""
         if self.ended_at < inf:
             return slow.behind_ms
+        self.note_key(slow)
         behind_ms = slow.behind(now, self.bytes_sent, self.line.kernel_bytes())
         return self.load(now).age_ms if behind_ms is None else behind_ms
+
+    def note_key(self, slow: SlowPeer) -> None:
+        """Mark the newest key frame on the trail of a member, whose writes mark nothing: many bytes of one moment."""
+        cursor = self.outbox.cursor
+        if cursor is None or self.stands is not _COHORT:
+            return
+        entry, gop = cursor.entry, cursor.entry.gop
+        if entry.offset > gop.offset:
+            place = self.bytes_sent - entry.offset + gop.offset
+            slow.trail.note(place, gop.started_at)
+            slow.trail.note(place + gop.key_bytes, gop.started_at)
 
     def held_until(self, slow: SlowPeer) -> float:
         """Return until when this peer counts as lagging although all is taken."""
         cursor = self.outbox.cursor
         return 0.0 if cursor is None or self.closing else slow.held_until(cursor.log.gop_duration_s)
 
+    def cut_lately(self, now: float) -> bool:
+        """Return whether pictures were left out a moment ago: it is likely to lag again at once, and stays alone."""
+        return self.slow is not None and self.slow.cut_lately(now)
+
     def forget_slow(self) -> None:
         """Give back what was measured of a peer that is well again and lost nothing."""
         slow = self.slow
         if slow is not None and self.core.state is SendState.READY and slow.harmless and slow.healthy:
             self.slow = None
+
+    def lag(self, now: float) -> Lag | None:
+        """Return what the present lag is made of, the time since the last measurement included."""
+        slow, cursor = self.slow, self.outbox.cursor
+        if slow is None or cursor is None or self.ended_at < inf:
+            return None if slow is None else slow.lag
+        lag, held_bytes = replace(slow.lag), self.line.kernel_bytes()
+        dry = slow.told and not held_bytes
+        lag.note(now, self.bytes_sent - held_bytes, cursor.log.rates.bytes_per_s, waited=slow.waited, dry=dry)
+        return lag
+
+    def blamed(self, load: Load, now: float) -> Blame:
+        """Return who is to blame for the present load."""
+        if self.core.state is SendState.READY:
+            return Blame.NOBODY
+        largest_bytes = 0 if self.outbox.cursor is None else self.outbox.cursor.log.largest_bytes
+        return blame(self.core, load, self.lag(now), largest_bytes=largest_bytes, stalled_s=self.stalled_s(now))
 
     def forecast(self, now: float) -> Forecast | None:
         """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
@@ -385,7 +485,7 @@ class Judgement:
 
     def _note_pictures(self, slow: SlowPeer, now: float) -> None:
         cursor = self.outbox.cursor
-        if cursor is not None:
+        if cursor is not None and slow.pictures.due(now, cursor.joined_at):
             slow.pictures.note(now, *cursor.pictures(), cursor.joined_at)
 
     # -- a joiner
@@ -447,7 +547,10 @@ class Judgement:
                 least_ms = 1.0 if settings.age_from is AgeSource.QUEUE else 50.0
                 rises_at = now + max(age_mark - load.age_ms, least_ms) / 1000
             if settings.stuck_s and (cursor is not None or self.load(now).messages):
-                stuck_at = self.stalled_since(now) + settings.stuck_s
+                since = self.stalled_since(now)
+                stuck_at = since + settings.stuck_s
+                if stuck_at <= now:
+                    stuck_at += self.shared_stall_s(since, now)
             if cursor is not None and cursor.joining_to is not None:
                 looks_at = now + JOIN_CHECK_S
             elif outbox.waiting_for_key:
@@ -456,8 +559,10 @@ class Judgement:
                 held_until = until
         if settings.soft_too_long_s and core.slow_since is not None:
             soft_at = core.slow_since + settings.soft_too_long_s
+            if soft_at <= now:
+                soft_at += self.shared_stall_s(core.slow_since, now)
         if slow is not None and (
-            (core.would_block and (settings.steers or self.lags()))
+            (core.would_block and (settings.steers or (core.state >= SendState.SOFT_LIMIT and self.lags())))
             or (slow.by_delay and (slow.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT))
         ):
             samples_at = slow.next_sample_at(now)

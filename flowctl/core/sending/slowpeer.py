@@ -11,7 +11,7 @@ See `flowctl.core.flow.meters` and `flowctl.core.flow.timing` for the rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, sub
 from typing import Final
@@ -22,7 +22,10 @@ from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.meters import LEAST_SAMPLE_S, DelayMeter, DrainMeter, PictureMeter, Trail
 from flowctl.core.flow.state import CLASS_COUNT, Load
 from flowctl.core.flow.timing import (
+    LONGEST_PACE_S,
+    MOST_AHEAD_BYTES,
     MOST_TARGET_S,
+    PACE_SHARE,
     Forecast,
     Timing,
     ahead_bytes,
@@ -33,6 +36,7 @@ from flowctl.core.flow.timing import (
 )
 from flowctl.core.outgoing.backlog import Backlog
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.blame import Lag
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.reasons import DropReason
 from flowctl.units import format_size
@@ -43,9 +47,18 @@ _SMOOTHING: Final = 0.3
 """Weight of the newest fill rate."""
 _LAGGING_HOLD_S: Final = 2.0
 """A peer counts as lagging for this long (or two groups of pictures) after its last left-out picture, even if it has
-taken everything."""
+taken everything. It is written to with the cohort meanwhile, so this costs nothing."""
 _TIMER_TOLERANCE_S: Final = 0.001
 """Tolerance for timers that fire early."""
+_LUMPY_S: Final = 2.0
+"""Time for which a line that ran dry between two turns is served when the kernel asks: it takes in lumps."""
+_ALONE_S: Final = 1.0
+"""Time after a left-out picture for which a viewer that has taken everything is not written to with others: on a line
+of 80 % it would leave them again sooner, and to come and go costs as much as two turns."""
+_PROMPT_S: Final = 0.05
+"""Longest time from a kernel's question to the turn that it leads to, for that to be no lateness of ours."""
+_SAMPLES_IN_TURNS: Final = 10
+"""Of a viewer that has its turns, only each tenth sample is taken: a turn measures what it needs by itself."""
 _NEVER: Final = float("-inf")
 
 
@@ -57,14 +70,23 @@ class SlowPeer:
     trail: Trail = field(default_factory=lambda: Trail(0, 0.0))
     delay: DelayMeter = field(default_factory=DelayMeter)
     drain: DrainMeter = field(default_factory=DrainMeter)
+    lag: Lag = field(default_factory=Lag)  # what the present lag is made of
     pictures: PictureMeter = field(default_factory=PictureMeter)
     last_share: float = 1.0  # share of the pictures in the log that was followed last; asked for after the end
     delay_ms: float = 0.0
     behind_ms: float = 0.0  # age of the oldest message that it had not taken, at the last sample
     behind_max_ms: float = 0.0  # the largest of these since the open episode of drops began
+    pace_s: float = 0.0  # time up to the next turn that it needs; 0: its rate is not known
+    dry: bool = False  # the kernel had run dry at the last measurement, with more to come: we were late
     waited: bool = False  # something has waited for the peer ever since the last sample of the drain rate
     ahead_bytes: int = 0  # how much the kernel takes ahead, as it was told; 0: as usual
-    _allowed_bytes: int = 0  # the part of that which the kernel was not given since it last asked for more
+    _allowed_bytes: int = 0  # the part of that which the kernel was not given yet
+    _acknowledged: int = 0  # what the peer had taken when that was last told
+    _timing: Timing | None = None  # what is late, as of the last write
+    _timing_for: tuple[object, ...] = ()  # what that follows from, beside rate and time
+    _lumpy_until: float = _NEVER  # until when its turns come when the kernel asks: their pace let it run dry
+    _asked_at: float = _NEVER  # when the kernel last asked for more
+    told: bool = False  # whether the kernel has ever told of something that it holds
     returns: int = 0  # times old media were skipped
     delay_removed_ms: float = 0.0  # what skipping and thinning took off the age of the queue
     _cutting: bool = False  # something was left out for being late since the peer last kept up
@@ -84,8 +106,12 @@ class SlowPeer:
 
     # -- samples
 
-    def due(self, now: float) -> bool:
-        return now - self._acted_at >= self.settings.sample_s - _TIMER_TOLERANCE_S
+    def due(self, now: float, *, in_turn: bool = False) -> bool:
+        """Return whether it is time for a sample: seldom for one that has its turns and is not steered by samples."""
+        wait_s = self.settings.sample_s
+        if in_turn and not self.settings.steers:
+            wait_s *= _SAMPLES_IN_TURNS
+        return now - self._acted_at >= wait_s - _TIMER_TOLERANCE_S
 
     def asked_too_soon(self, now: float) -> bool:
         """Return whether a sample would disturb the rhythm of the meters: then the last answer is given again."""
@@ -94,12 +120,14 @@ class SlowPeer:
     def next_sample_at(self, now: float) -> float:
         return max(self._acted_at, now - self.settings.sample_s) + self.settings.sample_s
 
-    def put_off(self, now: float) -> None:
-        """Leave out the sample that is due: our own thread is late, and would measure itself."""
-        self._acted_at = now
-
     def sample(
-        self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int, queue_age_ms: float = 0.0
+        self,
+        now: float,
+        queued_bytes: int,
+        written_bytes: int,
+        kernel_bytes: int,
+        queue_age_ms: float = 0.0,
+        log_rate: float = 0.0,
     ) -> None:
         kept, seconds = queued_bytes + written_bytes, now - self._sampled_at
         if kept >= self._kept_bytes and seconds > 0:  # else something was thrown away
@@ -113,7 +141,7 @@ class SlowPeer:
         self.behind_ms = queue_age_ms if behind_ms is None else behind_ms
         self.behind_max_ms = max(self.behind_max_ms, self.behind_ms)
         self.trail.forget(written_bytes - self.delay.untaken_bytes(now, written_bytes, kernel_bytes))
-        self.drain.sample(now, written_bytes - kernel_bytes, waited=self.waited)
+        self.measure(now, written_bytes, kernel_bytes, log_rate=log_rate)
         self._sampled_at = now
 
     def behind(self, now: float, written_bytes: int, kernel_bytes: int) -> float | None:
@@ -142,43 +170,98 @@ class SlowPeer:
 
     # -- what a viewer that lags is given
 
-    def paces_anew(self, bytes_per_s: float) -> bool:
-        """Settle how much the kernel is given ahead of a peer that takes so much; return whether that has changed."""
-        ahead = ahead_bytes(bytes_per_s)
+    def measure(
+        self,
+        now: float,
+        written_bytes: int,
+        kernel_bytes: int,
+        strained: Callable[[], bool] = lambda: False,
+        log_rate: float = 0.0,
+    ) -> float | None:
+        """Measure the drain rate, with a write, and note how much more the kernel may be given.
+
+        Args:
+            now: in seconds.
+            written_bytes: to the kernel, in all.
+            kernel_bytes: of these, what the peer has not taken.
+            strained: tells whether our thread had no room lately.
+            log_rate: of the followed log, in bytes per second. 0: not known.
+
+        Returns:
+            The rate in bytes per second. None: it is not known.
+
+        A kernel that has run dry says nothing of the line, unless it asked for more just now: for how long it was dry,
+        for a turn of ours that was late, is not known. One that never tells what it holds does not run dry, and is
+        offered all that it is to have ahead each time.
+        """
+        acknowledged = written_bytes - kernel_bytes
+        self.told = self.told or kernel_bytes > 0
+        dry = self.told and not kernel_bytes
+        if dry and self.waited:
+            self._lumpy_until = now + _LUMPY_S
+            dry = now - self._asked_at > _PROMPT_S or strained()
+        self.dry = dry and self.waited
+        self.lag.note(now, acknowledged, log_rate, waited=self.waited, dry=self.dry)
+        taken = acknowledged - self._acknowledged if self.told else self.ahead_bytes
+        self._allowed_bytes, self._acknowledged = min(self._allowed_bytes + taken, self.ahead_bytes), acknowledged
+        return self.drain.sample(now, acknowledged, waited=self.waited and not dry)
+
+    def paces_anew(self, rate: float | None, log_rate: float, fill_bytes: int = 0) -> bool:
+        """Settle how much the kernel is given ahead of a peer, and how often; return whether the first has changed.
+
+        Args:
+            rate: at which it takes. None: not known, so it is as last measured, or that of the log; or any, where the
+                kernel had run dry.
+            log_rate: of the followed log. Both in bytes per second.
+            fill_bytes: what the kernel is given ahead of a viewer that keeps up. 0: as usual.
+        """
+        taken = rate or (None if self.dry else self.drain.rate)
+        as_usual = fill_bytes or MOST_AHEAD_BYTES
+        ahead = as_usual if taken is None and self.dry else ahead_bytes(taken or log_rate)
+        if self.drain.sampled_at < self._lumpy_until:  # what it takes at once is not to wait for two turns of ours
+            ahead = min(ahead * 3 // 2, MOST_AHEAD_BYTES)
+        self.pace_s = min(PACE_SHARE * ahead / taken, LONGEST_PACE_S) if taken else 0.0
         if 3 * self.ahead_bytes <= 4 * ahead <= 5 * self.ahead_bytes:
             return False
         self._allowed_bytes += ahead - self.ahead_bytes
         self.ahead_bytes = ahead
         return True
 
+    def keeps_pace(self, now: float) -> bool:
+        """Return whether it takes so evenly that its kernel is not empty before its next turn."""
+        return self.pace_s > 0 and self.drain.takes(now) and now >= self._lumpy_until
+
     def timing(
         self, now: float, rate: float, held_bytes: int, log: StreamLog, limits: Limits, patience: Sequence[float]
     ) -> Timing:
-        target = target_s(limits.target_delay_ms, log.gop_duration_s)
-        most_s = most_wait_s(limits, log.rates.bytes_per_s, log.rates.messages_per_s)
-        return Timing(
-            now,
-            rate,
-            held_bytes,
-            target,
-            patience,
-            most_s,
-            carried=carries(rate, log.bytes_per_s),
-            sound=log.sounds,
-        )
+        carried = carries(rate, log.bytes_per_s)
+        asked = (limits, patience, log, log.rates.due, log.gop_duration_s, log.sounds, carried)
+        timing = self._timing
+        if timing is None or asked != self._timing_for:
+            target = target_s(limits.target_delay_ms, log.gop_duration_s)
+            most_s = most_wait_s(limits, log.rates.bytes_per_s, log.rates.messages_per_s)
+            timing = Timing(now, rate, held_bytes, target, patience, most_s, carried=carried, sound=log.sounds)
+            self._timing, self._timing_for = timing, asked
+        else:
+            timing.tell(now, rate, held_bytes)
+        return timing
+
+    def forget_timing(self) -> None:
+        self._timing, self._timing_for = None, ()
 
     def budget_bytes(self, most_bytes: int) -> int:
-        return min(most_bytes, max(self._allowed_bytes, 1)) if self.ahead_bytes else most_bytes
+        """Return how much the kernel may be given now; 0 where it has all it is to have."""
+        return min(most_bytes, max(self._allowed_bytes, 0)) if self.ahead_bytes else most_bytes
 
-    def note_given(self, written_bytes: int) -> bool:
-        """Account for a write; return whether the kernel has got all it is to have until it asks for more."""
+    def note_given(self, written_bytes: int, *, full: bool) -> bool:
+        """Account for a write; return whether the kernel has got all it is to have for now. `full`: it refused some."""
         if not self.ahead_bytes:
             return False
-        self._allowed_bytes -= written_bytes
+        self._allowed_bytes = 0 if full else self._allowed_bytes - written_bytes
         return self._allowed_bytes <= 0
 
-    def kernel_asked(self) -> None:
-        self._allowed_bytes = self.ahead_bytes
+    def kernel_asked(self, now: float) -> None:
+        self._allowed_bytes, self._asked_at = self.ahead_bytes, now
 
     def note_late(self, now: float, late: int) -> LedgerEntry | None:
         """Note how many messages of the followed log were left out for being late so far."""
@@ -195,13 +278,16 @@ class SlowPeer:
     def held_until(self, gop_s: float) -> float:
         """Return until when this peer counts as lagging although all is taken, because pictures were left out lately.
 
-        It is served whole meanwhile. READY would say that it keeps up, and the cohort gives the kernel too much ahead.
+        It is served whole meanwhile, and its kernel takes no more ahead than before. READY would say that it keeps up.
         """
         return self._left_out_at + min(max(_LAGGING_HOLD_S, 2 * gop_s), 2 * MOST_TARGET_S)
 
+    def cut_lately(self, now: float) -> bool:
+        return now - self._left_out_at < _ALONE_S
+
     def note_keeping_up(self) -> bool:
         """Note that it lags no longer; return whether the kernel is to be told that it takes as usual again."""
-        self._cutting = False
+        self._cutting, self.lag = False, Lag()
         paced, self.ahead_bytes = self.ahead_bytes, 0
         return paced > 0
 

@@ -44,9 +44,9 @@ from flowctl.sender import Sender
 
 _log: Final = structlog.get_logger("flowctl.live")
 
-LOOK_S: Final = 0.25
-"""Time between two looks: at 100 Mbit/s published, a budget is passed by 3 MB at most before it is noticed."""
-_LOOK_SHARE: Final = 0.02
+LOOK_S: Final = 0.5
+"""Time between two looks: at 100 Mbit/s published, a budget is passed by 6 MB at most before it is noticed."""
+_LOOK_SHARE: Final = 0.01
 """Share of its thread's time that looks may take: with thousands of slow viewers they come less often."""
 _SLICE_S: Final = 0.003
 """Time after which a look lets its thread do something else: less than a turn of the fan-outs."""

@@ -18,6 +18,7 @@ from flowctl.core.flow.counts import NO_FIGURES, Figures, total
 from flowctl.core.flow.state import SendState
 from flowctl.core.flow.timing import target_s
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.blame import Blame
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.records.telemetry.events import ConnectionEvents
 from flowctl.records.telemetry.felt import NO_SAMPLE_SUMS, SampleSums, shows_trouble
@@ -115,8 +116,8 @@ class SampleBook:
             self.target_ms = target_s(sender.limits.target_delay_ms, gop_s) * 1000
         return self.target_ms
 
-    def columns(self, sampled_ms: float, count: int, left_at: tuple[float, ...]) -> dict[str, Any]:
-        felt = NO_SAMPLE_SUMS if self.felt is None else self.felt.columns(sampled_ms, left_at)
+    def columns(self, sampled_ms: float, count: int) -> dict[str, Any]:
+        felt = NO_SAMPLE_SUMS if self.felt is None else self.felt.columns(sampled_ms)
         return felt | {
             "samples_count": count,
             "sampled_ms": sampled_ms,
@@ -329,7 +330,7 @@ class Round:
         happened = self._settle(book, sums_now, mark, pulse)
         self._block.add_row(who, condition, happened)
         target_ms = book.target_ms_of(sender, record, sender.following)
-        self._add_to_sums(book, condition, happened, self._now, record, target_ms, cached_bytes)
+        self._add_to_sums(book, condition, happened, target_ms, cached_bytes, account.blamed)
         book.still = mark is None and pulse is not None and account.idle
         if unsent_bytes is not None and account.state >= self._events_from:
             record.sample(self._now, account, line and line.rtt_us, unsent_bytes)
@@ -339,16 +340,15 @@ class Round:
         book: SampleBook,
         condition: SampledCondition,
         happened: Row,
-        at: float,
-        record: ConnectionEvents,
         target_ms: float,
         cached_bytes: int = 0,
+        blamed: Blame = Blame.NOBODY,
     ) -> None:
         """Add a sample to the sums for the connection's row in `flow_closes`, if there is any trouble."""
         if book.felt is None and shows_trouble(condition, happened):
             book.felt = SampleSums()
         if book.felt is not None:
-            book.felt.add_sample(condition, happened, at, record.left_at, target_ms, cached_bytes)
+            book.felt.add_sample(condition, happened, target_ms, cached_bytes, blamed)
 
     def _settle(self, book: SampleBook, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
         """Return the figures since the last sample, and enter the new totals in the book."""
@@ -394,14 +394,15 @@ class Round:
         del self._books[connection.number]
         who = (record.conn_id, *record.who)
         self._block.add_row(who, condition, happened, self._wall_us(at))
-        self._add_to_sums(book, condition, happened, at, record, book.target_ms_of(connection.sender, record, log))
-        return book.columns(max(at - connection.opened_at, 0.0) * 1000, count, record.left_at)
+        target_ms = book.target_ms_of(connection.sender, record, log)
+        self._add_to_sums(book, condition, happened, target_ms, blamed=connection.sender.account().blamed)
+        return book.columns(max(at - connection.opened_at, 0.0) * 1000, count)
 
     def columns_so_far(self, connection: Connection, record: ConnectionEvents) -> dict[str, Any]:
         book = self._book(connection)
         book.target_ms_of(connection.sender, record, connection.sender.following)
         sampled_ms = max(book.since - connection.opened_at, 0.0) * 1000
-        return book.columns(sampled_ms, book.count, record.left_at)
+        return book.columns(sampled_ms, book.count)
 
     def _thread(self, group: Any) -> _Thread:
         if group is None:

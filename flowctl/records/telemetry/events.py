@@ -38,8 +38,6 @@ from flowctl.records.telemetry.whole import NO_COURSE, ConnectionCourse, sender_
 _REFUSALS_PER_S: Final = 20
 """Most refused connections of an address with a record of their own per second; the others are summed up in one, about
 a second later."""
-_KEPT_LEFT: Final = 16
-"""Most times of leaving READY that are kept for the sampler: a ledger holds as many between two looks."""
 _MOST_REFUSED: Final = 4096
 """Most addresses (see `flowctl.core.text.addresses`) whose refusals are counted."""
 
@@ -209,7 +207,6 @@ class ConnectionEvents:
     _at: float = field(init=False)  # since when the present state lasts
     role: RecordedRole = RecordedRole.UNKNOWN
     ended_at: float | None = None  # when its Sender ended, in seconds; None: it is not known yet
-    left_at: tuple[float, ...] = ()  # when it left READY lately, in seconds: the last few times
     line: Mapping[str, int] = field(default_factory=dict)  # what the kernel knew of its line at the end, by column
     _state: SendState = SendState.READY
     _sequence: int = 0  # of the last edge
@@ -336,7 +333,6 @@ class ConnectionEvents:
         self._seen_edges += 1
         if change.old is SendState.READY:
             self._left_ready = change.at, account.bytes_sent
-            self.left_at = (*self.left_at[1 - _KEPT_LEFT :], change.at)
         elif missed:
             self._left_ready = None  # it may have been READY in between
         value = change.value

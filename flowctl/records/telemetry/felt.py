@@ -11,13 +11,12 @@ from typing import Any, Final
 
 from flowctl.core.flow.histogram import bounds_of, bucket_of
 from flowctl.core.flow.state import CLASS_COUNT, SendState
+from flowctl.core.sending.blame import Blame
 from flowctl.records.telemetry.sampling import SampledCondition
 from flowctl.records.telemetry.schema import Row
 
 STALL_MS: Final = 500.0
 """Time without progress, while something waits, that is a stall: players buffer about a second."""
-BUSY: Final = 0.9
-"""Share of the time from which a thread is too busy for bursts: the queues of all its viewers grow."""
 _DELAY_BITS: Final = 6
 """Precision of delay buckets, in bits; delays are in microseconds, and one below 1 ms counts as 0."""
 _QUANTILES: Final = (("delay_p50_ms", 0.5), ("delay_p95_ms", 0.95), ("delay_p99_ms", 0.99))
@@ -45,22 +44,20 @@ class SampleSums:
     trouble_ms: float = 0.0
     line_bytes: int = 0
     line_stream_bytes: int = 0
-    left_ms: float = 0.0
-    left_server_ms: float = 0.0
-    left_bytes: int = 0
+    lag_ms: float = 0.0
+    lag_server_ms: float = 0.0
+    lag_burst_ms: float = 0.0
     unforced_drops: int = 0
     _ms_sum: float = 0.0
     _delays_ms: dict[int, float] = field(default_factory=dict)  # time by bucket
-    _leaving: tuple[float, float, bool, int] | None = None  # the last sample of trouble: see `_settle`
 
     def add_sample(
         self,
         condition: SampledCondition,
         happened: Row,
-        until: float,
-        left_at: tuple[float, ...],
         target_ms: float,
         cached_bytes: int = 0,
+        blamed: Blame = Blame.NOBODY,
     ) -> None:
         ms, delay_ms, stalled_ms = condition.interval_ms, condition.viewer_delay_ms or 0.0, condition.stalled_ms
         bucket = bucket_of(int(delay_ms * 1000), _DELAY_BITS) if delay_ms >= 1 else 0
@@ -74,30 +71,19 @@ class SampleSums:
         if stalled_ms >= STALL_MS:
             self.stall_ms += min(stalled_ms, ms)
             self.stall_count += stalled_ms < STALL_MS + ms  # it passes the mark in one of the samples that see it
-        self._settle(left_at)
+        if blamed is not Blame.NOBODY:  # for the whole lag so far
+            self.lag_ms += ms
+            self.lag_server_ms += ms * (blamed is Blame.SERVER_LOOP)
+            self.lag_burst_ms += ms * (blamed is Blame.PUBLISHER_BURST)
         if condition.state != _READY or condition.picture_share < 1:
             self.trouble_ms += ms
             if condition.drain_bytes_per_s is not None:
                 self.line_bytes += int(condition.drain_bytes_per_s * ms / 1000)
                 self.line_stream_bytes += accepted
-            ours = bool(condition.strained) or (condition.thread_busy or 0.0) >= BUSY
-            self._leaving = until, ms, ours, accepted
         elif not stalled_ms:
             self.unforced_drops += sum(happened[_DROPPED_MESSAGES])
 
-    def _settle(self, left_at: tuple[float, ...]) -> None:
-        """Add up the last sample of trouble if READY was left in its interval: that is known by now."""
-        leaving, self._leaving = self._leaving, None
-        if leaving is None:
-            return
-        until, ms, ours, accepted = leaving
-        if any(until - ms / 1000 < at <= until for at in left_at):
-            self.left_ms += ms
-            self.left_server_ms += ms * ours
-            self.left_bytes += accepted
-
-    def columns(self, sampled_ms: float, left_at: tuple[float, ...]) -> dict[str, Any]:
-        self._settle(left_at)
+    def columns(self, sampled_ms: float) -> dict[str, Any]:
         sums: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
         whole_ms = max(sampled_ms, self.ms)
         times = {**self._delays_ms, 0: self._delays_ms.get(0, 0.0) + whole_ms - self.ms}
@@ -112,4 +98,4 @@ class SampleSums:
 
 
 _SUMS: Final = tuple(item.name for item in fields(SampleSums) if item.name != "ms" and not item.name.startswith("_"))
-NO_SAMPLE_SUMS: Final = SampleSums().columns(0.0, ())
+NO_SAMPLE_SUMS: Final = SampleSums().columns(0.0)

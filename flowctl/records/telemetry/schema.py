@@ -305,9 +305,9 @@ _WHOLE: Final = (
     _real("trouble_ms", "time not READY or without some of the pictures, as samples saw it, ms"),
     _int("line_bytes", "what its line carried while there was always something to send, bytes"),
     _int("line_stream_bytes", "what was published for it in that time, bytes"),
-    _real("left_ms", "length of the samples in whose interval READY was left and not come back to, ms"),
-    _real("left_server_ms", "of these, where its thread had no room, ms"),
-    _int("left_bytes", "what was published for it in them, bytes"),
+    _real("lag_ms", "time in which somebody was to blame for its state, as samples saw it, ms"),
+    _real("lag_server_ms", "of this, where that was the lateness of its thread, ms"),
+    _real("lag_burst_ms", "of this, where that was a burst of its publisher, ms"),
     _int("unforced_drops", "messages dropped in READY while nothing stood still"),
     _int("rtt_us", "smoothed round-trip time of the kernel when it was last asked, us"),
     *_LINE,  # at the end

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+from math import inf
 
 import pytest
 from fanout_kit import Stage
-from flow_kit import HEAD_BYTES, Peer, Published
+from flow_kit import HEAD_BYTES, Peer, Published, Viewer
 from sender_kit import OVERLOADED, SOFT_LIMIT, by_messages
 
 from flowctl.core.fanout.fanout import Fanout
@@ -18,6 +19,7 @@ from flowctl.core.outgoing.streamlog import Entry
 from flowctl.core.sending.contract import STEPS, Standing, step
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import InternalError
+from flowctl.sender import Sender
 from flowctl.testing import ManualGroup
 
 EACH = {"squad_size": 2, "turn_s": 0}
@@ -344,7 +346,7 @@ def test_round_when_there_is_one_squad_counts_as_one_turn():
     stage.check()
 
 
-GONE, QUEUED, SERVED, REFUSED, COHORT = Standing
+GONE, QUEUED, SERVED, PACED, REFUSED, COHORT = Standing
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(Standing, Standing)))
@@ -426,3 +428,60 @@ def test_messages_when_published_one_by_one_from_elsewhere_are_gathered_into_one
         assert viewer.peer.writes - before == writes
         assert stage.group.now() - began <= 0.003
         assert viewer.numbers() == list(range(6))
+
+
+class Timed(Sender):
+    """A viewer that says when its next turn is to come, and waits for that."""
+
+    __slots__ = ("turns", "wait_s")
+
+    def take_turn(self):
+        now = self.host.now()
+        self.turns.append(now)
+        return now + self.wait_s
+
+    @property
+    def blocked(self):
+        return True
+
+
+class TimedViewer(Viewer):
+    make_sender = Timed
+
+
+def test_turn_when_that_of_another_comes_later_is_not_put_off_for_it():
+    group = ManualGroup()
+    published = Published(group)
+    published.script("K")
+    fanout = Fanout(published.log, group, flush_interval_s=0.0)
+    turns = {}
+    for wait_s in (0.25, 0.05):
+        viewer = TimedViewer(group)
+        viewer.sender.turns, viewer.sender.wait_s = turns.setdefault(wait_s, []), wait_s
+        viewer.follow(fanout)
+        group.run()
+    group.run(5.0)
+    assert 18 <= len(turns[0.25]) <= 21
+    assert 70 <= len(turns[0.05]) <= 101
+    assert len(group._calls) <= 30, "timers do not pile up"
+
+
+def test_viewer_that_waited_for_a_key_frame_has_no_turn_for_it_once_it_waits_for_its_kernel():
+    """A kernel that takes nothing has not gone on because a key frame came: a stall of all would end with it."""
+    group = ManualGroup()
+    published = Published(group)
+    published.script("K")
+    fanout = Fanout(published.log, group, flush_interval_s=0.0)
+    sender = TimedViewer(group).sender
+    sender.turns, sender.wait_s = [], 5.0
+    sender.follow(fanout)
+    group.run()
+    fanout._key_seekers[sender] = None  # it had taken everything
+    sender.wait_s = inf
+    fanout.serve_in_turn(sender)
+    group.run()
+    assert sender.stands is Standing.REFUSED
+    had = len(sender.turns)
+    published.script("K")
+    group.run()
+    assert (len(sender.turns), sender.stands) == (had, Standing.REFUSED)

@@ -42,8 +42,8 @@ def test_target_is_three_quarters_of_a_group_between_its_bounds_unless_it_is_set
     assert target_s(set_ms, gop_s) == expected
 
 
-@pytest.mark.parametrize(("rate", "expected"), [(100_000, 20_000), (1000, LEAST_AHEAD_BYTES), (1e9, MOST_AHEAD_BYTES)])
-def test_kernel_is_given_200_ms_ahead_between_its_bounds(rate, expected):
+@pytest.mark.parametrize(("rate", "expected"), [(100_000, 30_000), (1000, LEAST_AHEAD_BYTES), (1e9, MOST_AHEAD_BYTES)])
+def test_kernel_is_given_300_ms_ahead_between_its_bounds(rate, expected):
     assert ahead_bytes(rate) == expected
 
 

@@ -76,6 +76,8 @@ CALLS = {
 FOR_THE_FANOUT = {
     *{
         "log_grew",
+        "next_crossing",
+        "take_turn",
         "ready_for_cohort",
         "enter_cohort",
         "leave_cohort",

@@ -123,8 +123,6 @@ def test_sample_when_asked_for_has_a_rhythm_of_its_own():
     assert slow.why_return(1.5, 0.0) is None
     assert not slow.due(1.9)
     assert slow.next_sample_at(1.9) == 2.0
-    slow.put_off(2.0)
-    assert not slow.due(2.4)
 
 
 @pytest.mark.parametrize(
@@ -139,17 +137,20 @@ def test_return_when_the_queue_is_too_old_has_its_cause(limit_s, age_ms, why):
 def test_pace_when_the_rate_changes_a_little_stays_and_else_follows():
     slow = SlowPeer(STEERED)
     assert slow.budget_bytes(10_000) == 10_000
-    assert not slow.note_given(10_000)
-    assert slow.paces_anew(100_000)
-    assert slow.ahead_bytes == slow.budget_bytes(1 << 20) == 20_000
-    assert not slow.paces_anew(110_000)
-    assert not slow.note_given(15_000)
-    assert slow.paces_anew(200_000)
-    assert slow.budget_bytes(1 << 20) == 25_000
-    assert slow.note_given(25_000)
-    assert slow.budget_bytes(1 << 20) == 1
-    slow.kernel_asked()
-    assert slow.budget_bytes(1 << 20) == 40_000
+    assert not slow.note_given(10_000, full=False)
+    assert slow.paces_anew(100_000, 0.0)
+    assert slow.ahead_bytes == slow.budget_bytes(1 << 20) == 30_000
+    assert not slow.paces_anew(110_000, 0.0)
+    assert not slow.note_given(15_000, full=False)
+    assert slow.paces_anew(200_000, 0.0)
+    assert slow.budget_bytes(1 << 20) == 45_000
+    assert slow.note_given(45_000, full=False)
+    assert slow.budget_bytes(1 << 20) == 0
+    slow.measure(1.0, 60_000, 40_000)  # it has taken 20,000 of what it was given
+    assert slow.budget_bytes(1 << 20) == 20_000
+    assert slow.note_given(5000, full=True), "the kernel has refused the rest, whatever was reckoned"
+    slow.kernel_asked(0.0)
+    assert slow.budget_bytes(1 << 20) == 60_000
     assert slow.note_keeping_up()
     assert not slow.note_keeping_up()
 
@@ -310,6 +311,15 @@ def test_delay_of_a_slow_viewer_is_the_age_of_the_oldest_that_it_has_not_taken(s
     assert worst > 1000 or share > 0.9
     assert max(reckoned) <= 300, "what was written before the first refusal came at the rate of the log, about"
     assert max(noted) <= 60
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_viewer_when_its_kernel_tells_nothing_of_what_it_holds_gets_what_its_line_carries(share):
+    scene = Steady(share)
+    scene.viewer.host.unacknowledged = None
+    scene.go(20)
+    assert scene.figures(8, 18)["line"] > 0.9
+    scene.check()
 
 
 def test_delay_when_the_first_refusal_comes_is_no_more_than_the_time_since_joining():

@@ -407,16 +407,6 @@ def test_thinning_when_control_messages_are_queued_makes_room_for_their_bytes_to
     assert kept == [(1, 1), (1, 0)]
 
 
-def test_lateness_when_the_thread_itself_is_late_leaves_nothing_out():
-    scene = Steady(0.3, limits=NO_LIMITS)
-    scene.group.is_strained = True
-    scene.go(20)
-    assert DropReason.LATE not in scene.sender.statistics().dropped
-    scene.group.is_strained = False
-    scene.go(20)
-    assert scene.sender.statistics().dropped[DropReason.LATE].of(INTER) > 0
-
-
 def test_joiner_when_it_is_brought_to_live_is_judged_by_the_picture_from_then_on():
     messages = stream(12, 2.0, disposable=True)
     scene = Scene(lambda _: 0.3, settings=SenderSettings(return_delay_s=1.0))

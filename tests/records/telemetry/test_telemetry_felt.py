@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import NO_FIGURES
+from flowctl.core.sending.blame import Blame
 from flowctl.records.telemetry.felt import STALL_MS, SampleSums, shows_trouble
 from flowctl.records.telemetry.sampling import NOTHING, SampledCondition, sums
 
@@ -21,13 +22,13 @@ def slow(delay_ms=0.0, ms=1000.0, **values):
     return SampledCondition(ms, **{"state": "OVERLOADED", "viewer_delay_ms": delay_ms, **values})
 
 
-def felt(*samples, sampled_ms=None, left_at=(), target_ms=0.0):
-    """Return the columns of samples, (condition, happened) each, one after the other from 0 s on."""
-    made, until = SampleSums(), 0.0
+def felt(*samples, sampled_ms=None, target_ms=0.0):
+    """Return the columns of samples, (condition, happened) each, one after the other."""
+    made, whole_ms = SampleSums(), 0.0
     for condition, happened in samples:
-        until += condition.interval_ms / 1000
-        made.add_sample(condition, happened, until, left_at, target_ms)
-    return made.columns(until * 1000 if sampled_ms is None else sampled_ms, left_at)
+        whole_ms += condition.interval_ms
+        made.add_sample(condition, happened, target_ms)
+    return made.columns(whole_ms if sampled_ms is None else sampled_ms)
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,14 +72,13 @@ def test_line_when_measured_tells_what_it_carried_and_what_was_published():
     assert (found["line_bytes"], found["line_stream_bytes"]) == (2000, 150)
 
 
-def test_leaving_when_ready_was_left_in_the_interval_counts_that_sample():
-    accepted = sums(0, (*(0,) * 7, 0, 0, 700, 0, 0, 0, 0), NO_FIGURES, NO_FIGURES)
-    conditions = [slow(), slow(strained=True), slow(thread_busy=0.95), slow()]
-    found = felt(*((condition, accepted) for condition in conditions), left_at=(0.0, 1.5, 3.0))
-    assert (found["left_ms"], found["left_server_ms"], found["left_bytes"]) == (2000.0, 2000.0, 1400)
+def test_lag_when_somebody_is_to_blame_counts_the_time_for_them_whatever_the_thread_does():
     made = SampleSums()
-    made.add_sample(slow(), accepted, 1.0, (), 0.0)  # that READY was left is heard of after the sample was made
-    assert made.columns(1000.0, (0.5,))["left_ms"] == 1000.0
+    blames = [Blame.NOBODY, Blame.PEER_LINE, Blame.PEER_LINE, Blame.SERVER_LOOP, Blame.PUBLISHER_BURST, Blame.POLICY]
+    for number, blamed in enumerate(blames):
+        made.add_sample(slow(ms=100.0 * (number + 1), strained=True, thread_busy=0.95), NOTHING, 0.0, blamed=blamed)
+    found = made.columns(2100.0)
+    assert (found["lag_ms"], found["lag_server_ms"], found["lag_burst_ms"]) == (2000.0, 400.0, 500.0)
 
 
 def test_drops_when_nothing_forced_them_are_counted_apart():

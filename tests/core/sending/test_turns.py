@@ -1,0 +1,308 @@
+"""Turns of viewers that lag: how often they come, and what they tell when our own thread was late."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import pytest
+from chance_kit import seeds
+from cursor_kit import Follower
+from flow_kit import OWN, Published, Viewer, frame
+from slow_kit import LINES, RATE, Kernel, Scene, Steady, stream
+
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.policy import LivePolicy, patience_of
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.flow.timing import Timing
+from flowctl.core.sending.contract import Standing
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.sending.slowpeer import SlowPeer
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.testing.host import ManualGroup
+
+SECONDS = 40
+CLOCKLESS = SenderSettings(stuck_s=0, soft_too_long_s=0, close_deadline_s=0)
+"""No clock that sees in time what nothing else has seen."""
+
+
+class Counted(Scene):
+    """A scene that counts turns, ticks and questions to the kernel of the loop."""
+
+    def __init__(self, line, **given):
+        super().__init__(line, **given)
+        self.calls = {"turns": 0, "ticks": 0, "asked": 0}
+        self._count(self.sender.__class__, {"take_turn": "turns", "tick": "ticks"})
+
+    def _count(self, kind, names):
+        scene = self
+
+        class Counting(kind):
+            __slots__ = ()
+
+        for name, what in names.items():
+
+            def call(sender, name=name, what=what):
+                scene.calls[what] += 1
+                return getattr(super(Counting, sender), name)()
+
+            setattr(Counting, name, call)
+        self.sender.__class__ = Counting
+        want_writable = self.viewer.host.want_writable
+
+        def counted(wanted):
+            scene.calls["asked"] += wanted
+            want_writable(wanted)
+
+        self.viewer.host.want_writable = counted
+
+
+@pytest.mark.parametrize("name", ["50%", "85%"])
+def test_viewer_when_its_line_is_even_has_five_turns_a_second_and_nothing_else(name):
+    scene = Counted(LINES[name], flush_s=0.04).run(stream(10, 2.0), 10)
+    scene.calls.update(dict.fromkeys(scene.calls, 0))
+    scene.run([(at, item, size) for at, item, size in stream(SECONDS, 2.0) if at >= 10], SECONDS)
+    scene.check()
+    seconds = SECONDS - 10
+    assert scene.sender.state is SendState.OVERLOADED
+    assert scene.calls["turns"] <= 7 * seconds
+    assert scene.calls["ticks"] <= seconds
+    assert scene.calls["asked"] <= seconds
+    assert scene.figures(10, SECONDS - 5)["line"] >= 0.95
+
+
+def test_viewer_when_its_transport_takes_a_part_at_a_time_has_its_turns_all_the_same():
+    """So does TLS, whose kernel is not full for that."""
+    scene = Counted(LINES["50%"], flush_s=0.04)
+    send = scene.kernel.send
+    scene.kernel.send = lambda data: send(data[:4096])
+    scene.run(stream(10, 2.0), 10)
+    scene.calls.update(dict.fromkeys(scene.calls, 0))
+    scene.run([(at, item, size) for at, item, size in stream(SECONDS, 2.0) if at >= 10], SECONDS)
+    scene.check()
+    assert scene.calls["turns"] <= 7 * (SECONDS - 10)
+    assert scene.figures(10, SECONDS - 5)["line"] >= 0.95
+
+
+def test_viewer_when_its_line_takes_lumps_is_served_when_its_kernel_asks():
+    scene = Counted(LINES["50%"], flush_s=0.04, lump_bytes=64_000).run(stream(SECONDS, 2.0), SECONDS)
+    scene.check()
+    assert scene.calls["asked"] >= SECONDS / 2
+    assert scene.figures(10, SECONDS - 5)["line"] >= 0.95
+
+
+def test_rate_when_the_kernel_had_run_dry_is_that_of_our_turns_and_no_evidence():
+    slow = SlowPeer(SenderSettings())
+    slow.waited = True
+    for step in range(50):  # each second all that it was given is gone when our turn comes
+        slow.measure(float(step), 100_000 * step, 10 if step == 0 else 0)
+        assert slow.drain.known(float(step)) is None
+    assert slow.dry
+    assert slow.paces_anew(None, 300_000)
+    assert slow.ahead_bytes > 75_000, "it may carry more than the log: it is given as much as usual"
+
+
+def test_rate_when_the_kernel_asked_just_now_is_that_of_the_line_unless_our_thread_had_no_room():
+    for strained, known in ((False, True), (True, False)):
+        slow = SlowPeer(SenderSettings())
+        slow.waited = True
+        slow.measure(0.0, 50_000, 50_000)
+        for step in range(1, 20):
+            now = 0.4 * step
+            slow.kernel_asked(now)
+            rate = slow.measure(now, 50_000 * step, 0, lambda strained=strained: strained)
+        assert (rate is not None) is known
+        if known:
+            assert rate == pytest.approx(125_000, rel=0.2)
+
+
+def test_rate_when_a_stall_has_ended_is_not_that_of_the_stall():
+    slow = SlowPeer(SenderSettings())
+    slow.waited = True
+    taken = 0
+    for step in range(20):
+        taken += 10_000
+        slow.measure(step / 10, taken + 50_000, 50_000)
+    assert slow.measure(7.0, taken + 60_000, 50_000) is None
+    assert slow.ahead_bytes == 0
+
+
+class Late(Steady):
+    """A scene whose thread comes to nothing for a while: no turn, no round, no readiness."""
+
+    def stand_still(self, seconds):
+        until = self.now + seconds
+        while self._messages[self._next][0] < until:
+            at, item, size = self._messages[self._next]
+            self.group.clock.advance(max(at - self.now, 0.0))
+            self.kernel.carry()
+            self.published.publish(item, size)
+            self.published_at.append(self.now)
+            self._next += 1
+        self.group.clock.advance(until - self.now)
+        self.kernel.carry()
+
+
+def test_viewer_whose_turns_come_late_loses_nothing_for_it():
+    """Its line is idle when a turn comes: what waited did so for us, and nothing of it is left out as late."""
+    scene = Late(3.0, flush_s=0.04).go(10)
+    for _ in range(20):
+        scene.stand_still(1.0)
+        scene.go(0.3)
+    scene.go(5)
+    scene.check()
+    assert DropReason.LATE not in scene.sender.statistics().dropped
+    assert scene.sender.stands is Standing.COHORT
+
+
+def crowd(count, line):
+    """Return (group, published, fan-out, kernels, viewers) of viewers on lines of their own."""
+    group = ManualGroup()
+    published = Published(group)
+    fanout = Fanout(published.log, group, flush_interval_s=0.04)
+    kernels = [Kernel(group.clock, line, 1) for _ in range(count)]
+    settings = SenderSettings(return_after_s=3.0)
+    viewers = [Viewer(group, kernel, policy=LivePolicy(), settings=settings) for kernel in kernels]
+    for viewer, kernel in zip(viewers, kernels, strict=True):
+        kernel.host = viewer.host
+        viewer.host.unacknowledged = lambda kernel=kernel: kernel.held_bytes
+        viewer.follow(fanout)
+    return group, published, fanout, kernels, viewers
+
+
+def test_crowd_when_our_thread_has_no_room_goes_on_at_one_key_frame_together():
+    """A stall of all, and a thread that cannot let each catch up: nothing is written until the next key frame."""
+    group, published, fanout, kernels, viewers = crowd(10, lambda now: 0.0 if 10 < now < 15 else 4.0)
+    began, sent_at = group.now(), {}
+    for at, item, size in stream(24, 2.0):
+        while group.now() - began < at - 1e-9:
+            group.run(0.005)
+            now = group.now() - began
+            group.is_strained = 15 <= now < 18
+            for viewer, kernel in zip(viewers, kernels, strict=True):
+                if kernel.carry():
+                    viewer.host.poll_writable()
+            group.run()
+            if 15.2 < now < 18:
+                sent_at[round(now, 1)] = sum(viewer.sender.statistics().bytes_sent for viewer in viewers)
+        published.publish(item, size)
+    group.run(0.1)
+    assert fanout.statistics().members == 10
+    for viewer in viewers:
+        assert not viewer.host.closed
+        assert viewer.sender.state is SendState.READY
+        assert [entry.kind for entry in viewer.sender.ledger()].count(LedgerKind.RETURN) == 1
+    # From the return up to the next key frame, at 16 s, nobody is written to.
+    assert sent_at[15.3] == sent_at[15.9] < sent_at[16.5]
+    assert sent_at[17.9] - sent_at[16.5] >= 10 * RATE
+
+
+def sent(cursor):
+    """Return how many messages of the log were handed over: those that were neither dropped nor wait."""
+    accepted, dropped, queued = cursor.balance()
+    return sum(accepted[:7]) - sum(queued[:7]) - sum(sum(figures[:7]) for figures in dropped.values())
+
+
+def test_gathered_messages_are_those_that_would_have_been_peeked():
+    compared = 0
+    for seed in seeds(300):
+        chance = random.Random(seed)
+        follower = Follower()
+        cursor = follower.cursor
+        cursor.joining_to = None
+        for _ in range(60):
+            follower.now += chance.random() * 0.2
+            follower.publish(chance.choice("KIIIIAAAD"))
+            rate, held = chance.choice([200, 1000, 10_000]), chance.choice([0, 500])
+            patience = patience_of(LivePolicy())
+            timing = chance.choice([None, Timing(follower.now, rate, held, 1.0, patience)])
+            budget = chance.choice([1, 30, 100, 10_000])
+            if chance.random() < 0.3:
+                gathered = cursor.gather(budget, timing)
+                peeked = cursor.peek(1 << 30, budget, timing)
+                if gathered is None:
+                    continue
+                wires, size, end, first, last = gathered
+                assert wires == [wire for _, wire, _ in peeked]
+                assert size == sum(map(len, wires))
+                if wires:
+                    assert (first, last) == (peeked[0][2], peeked[-1][2]) or cursor.refuses
+                    compared += 1
+                before = sent(cursor)
+                cursor.pass_gathered(end)
+                assert sent(cursor) == before + len(wires)
+            elif chance.random() < 0.3:
+                cursor.pass_messages(len(cursor.peek(chance.randrange(1, 4), 1 << 30, timing)))
+    assert compared > 200
+
+
+def test_turn_of_a_viewer_that_stalls_comes_when_its_kernel_asks():
+    scene = Steady(0.5, flush_s=0.04).go(10)
+    assert scene.sender.stands is Standing.PACED
+    scene.go(2, 0.0)
+    assert scene.sender.stands is Standing.REFUSED
+    assert scene.viewer.host.wants_writable
+    assert scene.sender.take_turn() == inf
+    scene.go(5, 0.5)
+    assert scene.sender.state is SendState.OVERLOADED
+    assert not scene.viewer.host.closed
+
+
+def paced(**given):
+    """Return a scene in which a turn of the viewer is to come, and the kernel was not asked to tell."""
+    scene = Steady(0.5, flush_s=0.04, **given).go(10)
+    while scene.sender.stands is not Standing.PACED or not scene.sender.blocked:
+        scene.go(0.005)
+        assert scene.now < 30
+    assert not scene.viewer.host.wants_writable
+    return scene
+
+
+def pass_time(scene, until):
+    """Let time pass without the publisher until `until` returns true, for half a minute at most."""
+    end = scene.now + 30
+    while not until() and scene.now < end:
+        scene.step()
+    assert until()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_own_message_when_its_viewer_leaves_the_log_between_two_turns_goes_out(ends):
+    scene = paced(limits=NO_LIMITS, settings=CLOCKLESS)
+    scene.sender.send(frame(OWN, MessageClass.DATA, 0), droppable=False)
+    scene.sender.unfollow()
+    if ends:
+        scene.sender.close_after_flush()
+    pass_time(scene, lambda: scene.viewer.numbers(OWN) == [0] and scene.sender.closed is ends)
+    assert [reason for reason, _ in scene.viewer.host.closed] == [CloseReason.FINISHED] * ends
+
+
+class Undecided:
+    """A guide that waits at the first key frame it is asked of, for two seconds."""
+
+    def __init__(self, clock):
+        self.clock, self.until = clock, None
+
+    def at_key(self, key):
+        self.until = self.until or self.clock() + 2.0
+        return self.until if self.clock() < self.until else None
+
+
+def test_viewer_when_its_guide_waits_with_the_last_that_the_kernel_is_to_have_goes_on_without_its_publisher():
+    met = 0
+    for seed in range(24):
+        scene = Scene(lambda _, share=(0.4, 0.6, 0.8)[seed % 3]: share, limits=NO_LIMITS, settings=CLOCKLESS).follow()
+        guide = Undecided(scene.group.clock)
+        for at, item, size in stream(14, 1.0, seed=seed):
+            while scene.now < at and not (scene.sender.blocked and scene.sender._outbox.holds):
+                scene.step()
+            if scene.now < at:  # the kernel has all that it is to have, and what is left waits for the guide
+                met += 1
+                pass_time(scene, lambda scene=scene: scene.sender.state is SendState.READY)
+                break
+            scene.published.publish(item, size)
+            if scene.now > 6 and guide.until is None:
+                scene.sender.set_guide(guide)
+    assert met
