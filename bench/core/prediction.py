@@ -78,7 +78,7 @@ def viewers(folder: Path) -> Iterator[Viewer]:
     for _, rows in flights_rows(files, list_flights(files)):
         flight = read_flights(rows)
         if flight.role == "play":
-            empty: dict[str, Any] = dict.fromkeys(("calm", "recorded", "close_reason", "at_us", "strained_us"))
+            empty: dict[str, Any] = dict.fromkeys(("calm", "recorded", "close_reason", "at_us"))
             empty |= {"given": 0, "restart_bytes": 0, "ended_us": 0, "settings": flight.rows[0].detail}
             yield [empty | stretch for stretch in of_flight(rows, _TRIM_S)]
 

@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from flowctl.analyze.records.checks import Check, checks_of
-from flowctl.analyze.viewers.sessions import BURST, BY_PEER, LEAST_PLAY_S, TROUBLE_MS, TROUBLE_SHARE
+from flowctl.analyze.viewers.sessions import BY_PEER, LEAST_PLAY_S, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.reasons import SLOW_ENDS
 from flowctl.records.telemetry.schema import CLASS_NAMES
 
@@ -47,12 +47,7 @@ def _named() -> list[str]:
         "late_episodes as episodes_late, returns as returns_to_live",
         f"case {worst} else 'READY' end as worst_state",
         f"greatest({not_ready}, coalesce(trouble_ms, 0)) as trouble_ms",
-        (
-            "coalesce(case when left_server_ms / nullif(left_ms, 0) > 1 then 1 else left_server_ms / nullif(left_ms, 0)"
-            " end, 0) as b_server"
-        ),
-        "accepted_bytes / nullif(duration_s * 1e3 - coalesce(startup_ms, 0), 0) as b_mean",
-        "left_bytes / nullif(left_ms, 0) as b_rate",
+        *(f"coalesce({_share(f'lag_{name}_ms', 'lag_ms')}, 0) as b_{name}" for name in ("server", "burst")),
     ]
 
 
@@ -67,7 +62,6 @@ def _shares() -> list[str]:
             f" or (worst_state <> 'READY' and coalesce(lost_messages, 0) > 0)"
             f" or coalesce(close_reason in ({_words(SLOW_ENDS)}), false))::int::double as b_any"
         ),
-        f"case when b_mean > 0 and b_rate >= {BURST} * b_mean then 1 - b_mean / b_rate else 0 end as b_excess",
         f"case when coalesce(hard_at_once, 0) > 0 then 1 else coalesce({unforced}, 0) end as b_unforced",
         f"case when play_s >= {LEAST_PLAY_S} then play_s end as rated_s",
         "least(duration_s, greatest(0, list_sum(map_values(renditions::json::map(varchar, double))))) as told_s",
@@ -120,11 +114,11 @@ def still_open(out: str) -> str:
 
 def sessions_sql(rows: str, columns: tuple[str, ...]) -> str:
     """Return the query."""
-    rest = "(1 - b_server) * (1 - b_excess)"
+    rest = "greatest(1 - b_server - b_burst, 0)"
     parts = {
         "viewer_link": f"b_any * {rest} * (1 - b_unforced)",
         "server_loop": "b_any * b_server",
-        "publisher_burst": "b_any * (1 - b_server) * b_excess",
+        "publisher_burst": "b_any * b_burst",
         "policy": f"b_any * {rest} * b_unforced",
     }
     told = ", ".join(f"{text} as blame_share_{name}" for name, text in parts.items())

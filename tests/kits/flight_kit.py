@@ -73,6 +73,16 @@ class RecordedViewer(Viewer):
         return RecordedSender(host, transport, tape=tape, **settings)
 
 
+def recorded_scene(kind, rows: Rows, *given, **settings):
+    """Return a scene of that kind (`slow_kit`) whose viewer is recorded."""
+    tape = Tape(rows, Identity(conn_id=7, began_at_us=1_700_000_000_000_000))
+
+    def make_sender(_, host, transport, **options):
+        return RecordedSender(host, transport, tape=tape, **options)
+
+    return kind(*given, make_sender=make_sender, **settings)
+
+
 LIMITS = Limits.parse("3000,40,1s", "12000,200,9s", target_delay_ms=400)
 STEERED = SenderSettings(
     sample_s=0.1,

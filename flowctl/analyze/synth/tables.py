@@ -226,14 +226,10 @@ def _rows(frame: DataFrame, options: SynthOptions) -> DataFrame:
     frame = clocks(frame, "at_us", "now")
     at_once = (col("now_hard") > 0) & (col("episodes") == 0)
     gone = f.when(col("now_rest") > col("leave_us"), col("now_rest") - col("leave_us"))
-    begun = col("now_episodes") + gone.isNotNull().cast("int") + at_once.cast("int")
-    trouble = f.when(at_once, col("now_hard")).otherwise(col("over_us") + col("soft_us"))
     frame = frame.withColumns(
         {
             "at_once": at_once,
             "gone_us": f.when(at_once, col("now_hard")).otherwise(gone),
-            # The samples in whose interval READY was left.
-            "left_us": f.least("at_us", begun * f.least(trouble, f.lit(options.interval_us))),
         }
     )
     watched = (col("role") == "play") & col("startup_us").isNotNull()
@@ -329,9 +325,9 @@ def _sampled() -> dict[str, Any]:
         "stall_count": f.coalesce(f.ceil(f.try_divide(stalled, col("soft_us"))), f.lit(0)),
         "stall_ms": stalled / 1000,
         "trouble_ms": (over + soft) / 1000,
-        "left_ms": col("left_us") / 1000,
-        "left_server_ms": 0,
-        "left_bytes": col("left_us") * rate_per_us(),
+        "lag_ms": (over + soft) / 1000,
+        "lag_server_ms": 0,
+        "lag_burst_ms": 0,
         "unforced_drops": f.lit(0),
         "line_stream_bytes": lined,
         "line_bytes": f.when(lined > 0, f.greatest(f.lit(0), lined - octets("now", "dropped"))),

@@ -4,9 +4,9 @@ A session is one row of `flow_closes`, projected: no aggregation, no join, no te
 still open has its latest row of `flow_opens` instead (`closed_by` is ``open``), as long as no close of it is there.
 What the records do not say is null, not 100 %. Words are those of CTA-2066.
 
-`blame` is the cause when READY was left, not what there was most of afterwards: shares are of the samples in whose
-interval READY was left and not come back to (`left_*`). ``server_loop``: where the thread had no room;
-``publisher_burst``: of the rest, what exceeds the mean where the stream was at `BURST` times its mean rate or more;
+`blame` is what the server found while it lagged, by the whole of each lag (`flowctl.core.sending.blame`): shares are of
+that time (`lag_*`). ``server_loop``: its turns came late; ``publisher_burst``: more was published at once than a line
+that carries the stream could take;
 ``policy``: of what is left, the share of drops that nothing forced, or all of it where one message took the viewer from
 READY to HARD_LIMIT; ``viewer_link``: the rest. Without samples the first two are 0.
 """
@@ -35,8 +35,6 @@ TROUBLE_SHARE: Final = 0.01
 """Share of a session that may be trouble all the same: of a long one, flickers of a second in 100 s are none."""
 BLAMES: Final = ("viewer_link", "server_loop", "publisher_burst", "policy")
 """Causes of trouble; the first of those with equal shares is blamed."""
-BURST: Final = 1.5
-"""Multiple of the mean rate from which a stream is bursting; key frames alone move a second's rate less than that."""
 UNFORCED_KINDS: Final = ("dropped_by_closed", "dropped_by_unfollowed", "dropped_by_requested")
 """Columns of drops that neither slowness nor policy caused: the peer or the application did not want the messages."""
 
@@ -55,23 +53,19 @@ def troubled(trouble_ms: Column) -> Column:
 
 def causes(trouble_ms: Column, dropped_messages: Column) -> dict[str, Column]:
     """Return, over a close, the parts of `shares`: whether it was in trouble, and what spoke for each cause."""
-    # Of the time in which anything was published for it: from its start, as far as that is known.
-    mean = f.try_divide("accepted_bytes", f.col("duration_s") * 1e3 - zero("startup_ms"))
-    rate = f.try_divide("left_bytes", "left_ms")
-    one_rate = f.col("renditions").isNull()  # each rendition of a set has its own
     unforced = share(zero("unforced_drops"), f.greatest(f.lit(0), dropped_messages - added(UNFORCED_KINDS)))
     return {
         "b_any": f.when(troubled(trouble_ms), 1.0).otherwise(0.0),
-        "b_server": f.coalesce(share(f.col("left_server_ms"), f.col("left_ms")), f.lit(0.0)),
-        "b_excess": f.when(one_rate & (mean > 0) & (rate >= BURST * mean), 1 - mean / rate).otherwise(0.0),
+        "b_server": f.coalesce(share(f.col("lag_server_ms"), f.col("lag_ms")), f.lit(0.0)),
+        "b_burst": f.coalesce(share(f.col("lag_burst_ms"), f.col("lag_ms")), f.lit(0.0)),
         "b_unforced": f.when(zero("hard_at_once") > 0, 1.0).otherwise(f.coalesce(unforced, f.lit(0.0))),
     }
 
 
 def shares() -> dict[str, Column]:
-    there, server, excess, unforced = map(f.col, ("b_any", "b_server", "b_excess", "b_unforced"))
-    rest = there * (1 - server) * (1 - excess)
-    parts = (rest * (1 - unforced), there * server, there * (1 - server) * excess, rest * unforced)
+    there, server, burst, unforced = map(f.col, ("b_any", "b_server", "b_burst", "b_unforced"))
+    rest = there * f.greatest(1 - server - burst, f.lit(0.0))
+    parts = (rest * (1 - unforced), there * server, there * burst, rest * unforced)
     largest = f.greatest(*parts)
     named = f.coalesce(*(f.when(part == largest, f.lit(name)) for name, part in zip(BLAMES, parts, strict=True)))
     found = {f"blame_share_{name}": part for name, part in zip(BLAMES, parts, strict=True)}

@@ -75,7 +75,6 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
     "at_us": "array<bigint>",
     "what": "array<int>",
     "bytes": "array<bigint>",
-    "strained_us": "array<bigint>",
     "switched_us": "array<bigint>",
     "intervals": "array<bigint>",
 }
@@ -85,8 +84,8 @@ which is no viewer, what a server said when it started or its limits changed. `c
 by measure (`flowctl.analyze.whatif.trials.of_outcome`). `recorded`: with the last stretch of a flight that is here as
 a whole, and whose limits did not change: whether the viewer was cut, and what was dropped, by measure likewise.
 `at_us`, `what`, `bytes`: events (`records.flight.whatif.types.Event`), times from the first; `ended_us` likewise.
-`strained_us`: begin and end of each time in which our own thread had no room, likewise; `switched_us`: when messages of
-another rendition begin. `intervals`: instead of events, of samples (`flowctl.analyze.whatif.intervals`)."""
+`switched_us`: when messages of another rendition begin, likewise. `intervals`: instead of events, of samples
+(`flowctl.analyze.whatif.intervals`)."""
 _APPLIED: Final = {**STRETCH_COLUMNS, "date": "string", "hour": "string"}
 NO_STREAM: Final = "it followed no stream"
 SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
@@ -296,8 +295,6 @@ def of_events(found: StreamAndLink, trouble_s: float) -> Iterator[dict[str, Any]
                 "restart_bytes": min(found.restart_bytes, MOST_MESSAGE_BYTES),
             }
             row |= _stretch(events[first:last], until)
-            here = (span for span in found.strained if span[1] >= times[first] and span[0] <= until)
-            row["strained_us"] = [round((at - times[first]) * 1e6) for span in here for at in span]
             row["switched_us"] = [
                 round((at - times[first]) * 1e6) for at in found.switched if times[first] < at <= until
             ]

@@ -63,14 +63,12 @@ def viewer_of(row: Mapping[str, Any], extend_s: float, repeat: int = 0) -> Recor
         events = list(zip((at / 1e6 for at in row["at_us"]), row["what"], row["bytes"], strict=True))
     else:
         return None
-    strained = [at / 1e6 for at in row["strained_us"] or ()]
     return recorded_viewer(
         events,
         given=row["given"] or 0,
         restart_bytes=row["restart_bytes"] or 0,
         ended_s=max(row["ended_us"] / 1e6, events[-1][0]),
         close_reason=row["close_reason"],
-        strained=[*zip(strained[::2], strained[1::2], strict=True)],
         switched=[at / 1e6 for at in row.get("switched_us") or ()],
         extend_s=extend_s,
         repeat=repeat,

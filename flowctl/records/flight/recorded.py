@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
+from flowctl.core.flow.sharedstall import StallSpan
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.loop.locks import HANDLERS
 from flowctl.core.outgoing.backlog import NEEDED
@@ -61,6 +62,7 @@ class TapedHost:
 
     __slots__ = (
         "_ask_kernel",
+        "_ask_stall",
         "_ask_strained",
         "_now",
         "_tape",
@@ -79,6 +81,7 @@ class TapedHost:
         self._now = host.now
         self._ask_kernel = host.kernel_bytes
         self._ask_strained = host.strained
+        self._ask_stall = host.shared_stall
         self.wrote: Final = host.wrote
         self.request_flush: Final = host.request_flush
         self.want_writable: Final = host.want_writable
@@ -100,6 +103,9 @@ class TapedHost:
 
     def strained(self) -> bool:
         return self._tape.strained(self._ask_strained)
+
+    def shared_stall(self) -> StallSpan | None:
+        return self._tape.shared_stall(self._ask_stall)
 
 
 class TapedTransport:
@@ -388,13 +394,26 @@ class RecordedSender(NotingSender):
         """Decide by the table of `policy`."""
         self._call("set_policy", TablePolicy.of(policy, self._real_host.handler_failed))
 
+    def take_turn(self) -> float:
+        """Have a turn; noted with it is whether the write before left something, which needs no EAGAIN to do so."""
+        with self._entered("take_turn") as outermost, self._lock:
+            if outermost:
+                self.tape.call("take_turn", {"left": True} if self._judgement.blocked else None)
+            return super().take_turn()
+
+    def next_crossing(self) -> tuple[int, int]:
+        return self._place_in_stream(lambda: self._look("next_crossing"))
+
     def log_grew(self) -> tuple[int, int]:
         """Judge the load again; the places that are returned are those of the stream's log."""
         if HANDLERS and get_ident() in HANDLERS:
             return 0, 0  # as `Sender.log_grew`, which looks at nothing then
+        return self._place_in_stream(lambda: self._call("log_grew"))
+
+    def _place_in_stream(self, ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
         try:
             with self._lock:
-                place: tuple[int, int] = self._call("log_grew")
+                place = ask()
                 return place if self._feed is None else self._feed.to_stream(*place)
         finally:
             self._run_postponed()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.core.flow.ledger import LedgerEntry
+from flowctl.core.flow.sharedstall import StallSpan
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Hop
@@ -44,7 +45,7 @@ from flowctl.units import format_count
 
 _CLASSES: Final = {name: item for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}
 _ANSWERS: Final = frozenset({FlightKind.SENT.value, FlightKind.WOULD_BLOCK.value})
-_ANSWER_CALLS: Final = frozenset({"kernel", "strained", "key", "switched"})
+_ANSWER_CALLS: Final = frozenset({"kernel", "stall", "strained", "key", "switched"})
 _GUIDED: Final = frozenset({"key", "switched"})
 _CALL: Final = FlightKind.CALL.value
 _ZEROS: Final = bytes(64 * 1024)
@@ -107,6 +108,7 @@ class _Surroundings:
         self.guided: deque[FlightRow] = deque()  # likewise what was said at key frames, and the messages of new logs
         self.kernel: int | None = None
         self.is_strained = False
+        self.stall: StallSpan | None = None
         self.last = False  # this is the last call of a flight that was cut off
 
     # -- the transport
@@ -149,6 +151,9 @@ class _Surroundings:
 
     def strained(self) -> bool:
         return self.is_strained
+
+    def shared_stall(self) -> StallSpan | None:
+        return self.stall
 
     def nothing(self, *args: object) -> None:
         """Do nothing: what follows from it was recorded as a call of its own."""
@@ -200,13 +205,17 @@ class Rerun:
         around.now_us = self.flight.clock_us + row.offset_us
         values = detail_of(row.detail)
         around.foreign = bool(values.pop("foreign", False))
-        around.last, around.kernel, around.is_strained = last, None, False
+        around.last, around.kernel, around.is_strained, around.stall = last, None, False, None
         around.answers, around.guided = deque(), deque()
         for answer in answers:
             if answer.reason == "kernel":
                 around.kernel = answer.size_bytes
             elif answer.reason == "strained":
                 around.is_strained = True
+            elif answer.reason == "stall":
+                began_us, ended_us = (detail_of(answer.detail)[name] for name in ("began_us", "ended_us"))
+                clock_us = self.flight.clock_us
+                around.stall = StallSpan((clock_us + began_us) / MICROSECONDS, (clock_us + ended_us) / MICROSECONDS)
             elif answer.reason in _GUIDED or answer.kind == FlightKind.QUEUED.value:
                 around.guided.append(answer)
             elif answer.kind in _ANSWERS:
@@ -385,6 +394,8 @@ def replay(flight: Flight) -> ReplayResult:
         index = following
     if flight.complete and difference is None:
         run.around.now_us = flight.clock_us + rows[-1].offset_us
+    if run.around.kernel is None:
+        run.around.kernel = 0  # the figures tell how far it is behind, which a flight without an end does not
     statistics = run.sender.statistics()
     return ReplayResult(
         outputs=tuple(run.outputs),

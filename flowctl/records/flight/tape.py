@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import ceil, floor
 from typing import Any, Final, NamedTuple
 
+from flowctl.core.flow.sharedstall import StallSpan
 from flowctl.core.outgoing.outbox import would_block
 from flowctl.records.flight.words import MICROSECONDS, FlightRow, dump, error_as_dict
 from flowctl.records.telemetry.schema import FlightKind
@@ -46,7 +47,7 @@ class Tape:
     """The rows of one flight. Not thread-safe: its Sender's lock guards it."""
 
     __slots__ = (
-        *("_began_at_us", "_kernel", "_most_rows", "_most_us", "_sink", "_strained", "_whose"),
+        *("_began_at_us", "_kernel", "_most_rows", "_most_us", "_sink", "_stall", "_strained", "_whose"),
         *("began_us", "depth", "foreign", "now_us", "on", "rows"),
     )
 
@@ -63,6 +64,7 @@ class Tape:
         self.foreign = False  # the call in progress is on another thread than the owning one
         self._kernel: int | None = None  # what the kernel holds, as answered in this call
         self._strained: bool | None = None
+        self._stall: tuple[StallSpan | None] | None = None
         self._began_at_us, *whose = identity
         self._whose: tuple[object, ...] = tuple(whose)
 
@@ -82,7 +84,7 @@ class Tape:
         self.depth = 1
         self.now_us = max(self.now_us, ceil(now_s * MICROSECONDS))
         self.foreign = foreign
-        self._kernel = self._strained = None
+        self._kernel = self._strained = self._stall = None
 
     def leave(self) -> None:
         self.depth = 0
@@ -168,3 +170,17 @@ class Tape:
             if self._strained:  # nearly never, so that only this is worth a row
                 self.answered("strained")
         return self._strained
+
+    def shared_stall(self, ask: Callable[[], StallSpan | None]) -> StallSpan | None:
+        """Return, and note once per call where there was one, when most viewers had stopped: whole microseconds."""
+        if not self.depth:
+            return ask()
+        if self._stall is None:
+            span = ask()
+            if span is not None:
+                began_us, ended_us = (floor(at * MICROSECONDS) for at in span)
+                span = StallSpan(began_us / MICROSECONDS, ended_us / MICROSECONDS)
+                detail = {"began_us": began_us - self.began_us, "ended_us": ended_us - self.began_us}
+                self.answered("stall", detail=detail)
+            self._stall = (span,)
+        return self._stall[0]

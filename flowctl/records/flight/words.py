@@ -234,6 +234,7 @@ class Call(NamedTuple):
 
 CALLS: Final[Mapping[str, Call]] = {
     **dict.fromkeys(("flush", "writable", "log_grew", "unfollow", "suspend_following", "close_after_flush"), Call()),
+    "take_turn": Call(),  # tells whether the write before left something
     "line_look": Call(),  # beside what it moves it tells, with its answer, what the line carries
     "tick": Call(kind=FlightKind.TICK),
     "set_limits": Call(

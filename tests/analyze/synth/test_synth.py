@@ -62,7 +62,7 @@ def test_synth_when_columns_of_a_connection_are_added_up_agree(made):
             "wanted": f.col("pictures_wanted") == f.col("accepted_messages_key") + f.col("accepted_messages_inter"),
             "pictures": f.col("pictures_sent") <= f.col("pictures_wanted"),
             "quantiles": f.coalesce(f.col("delay_p99_ms") <= f.col("delay_max_ms"), f.lit(True)),
-            "sampled": f.coalesce(f.col("left_ms") <= f.col("sampled_ms"), f.lit(True)),
+            "sampled": f.coalesce(f.col("lag_ms") <= f.col("sampled_ms"), f.lit(True)),
             "unrecovered": f.coalesce(f.col("unrecovered_bytes") <= f.col("sent_bytes"), f.lit(True)),
             "unique": f.col("seq") >= 0,
         }

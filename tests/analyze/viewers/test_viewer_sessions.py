@@ -74,20 +74,16 @@ def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[s
         or row["reason"] in SLOW_ENDS
     )
     unwanted = zero["dropped_by_closed"] + zero["dropped_by_unfollowed"] + zero["dropped_by_requested"]
-    server = min(1.0, quotient(row["left_server_ms"], row["left_ms"]) or 0.0)
-    mean = quotient(row["accepted_bytes"], row["duration_s"] * 1e3 - zero["startup_ms"])
-    rate = quotient(row["left_bytes"], row["left_ms"])
-    burst = 0.0
-    if row["renditions"] is None and mean is not None and rate is not None and mean > 0 and rate >= 1.5 * mean:
-        burst = max(0.0, 1 - mean / rate)
+    server, burst = (min(1.0, quotient(row[f"lag_{name}_ms"], row["lag_ms"]) or 0.0) for name in ("server", "burst"))
     unforced = quotient(zero["unforced_drops"], max(0, dropped - unwanted), 1.0) or 0.0
     policy = 1.0 if zero["hard_at_once"] else unforced
     there = 1.0 if troubled else 0.0
+    rest = there * max(0.0, 1 - server - burst)
     shares = {
-        "viewer_link": there * (1 - server) * (1 - burst) * (1 - policy),
+        "viewer_link": rest * (1 - policy),
         "server_loop": there * server,
-        "publisher_burst": there * (1 - server) * burst,
-        "policy": there * (1 - server) * (1 - burst) * policy,
+        "publisher_burst": there * burst,
+        "policy": rest * policy,
     }
     largest = max(shares, key=lambda name: shares[name])
     return {"blame": largest if troubled else "none"} | {f"blame_share_{name}": share for name, share in shares.items()}

@@ -130,13 +130,6 @@ def test_tally_when_a_choice_has_cut_a_viewer_counts_nothing_behind_it():
     assert sums[0, "disconnected"] == 1
 
 
-def test_stretches_when_our_own_thread_had_no_room_keep_when():
-    found = StreamAndLink(stream(220, [(60, 63)]), 0, 64, 220.0, None, [(5.0, 6.0), (61.0, 62.5), (200.0, 201.0)])
-    (row,) = [EMPTY | row for row in of_events(found, 1e6) if "what" in row]
-    ((began_s, ended_s),) = viewer_of(row, 0.0).strained
-    assert (row["at"] + began_s, row["at"] + ended_s) == pytest.approx((61.0, 62.5), abs=0.001)
-
-
 def test_stretches_when_the_viewer_switched_keep_when():
     found = StreamAndLink(stream(220, [(60, 63)]), 0, 64, 220.0, None, switched=[5.0, 62.0, 200.0])
     (row,) = [EMPTY | row for row in of_events(found, 1e6) if "what" in row]

@@ -161,7 +161,7 @@ def test_replay_when_an_output_is_missing_diverges(rows):
 
 def test_replay_when_a_call_is_unknown_says_so(rows):
     flight = read_flights(rows)
-    number = next(row.number for row in flight.rows if row.reason == "flush")
+    number = next(row.number for row in flight.rows if row.reason == "take_turn")
     with pytest.raises(DamagedFlightError, match=f"row {number} is the unknown call 'fly'"):
         replay(changed(flight, number, reason="fly"))
     with pytest.raises(DamagedFlightError, match="cannot be read"):
@@ -173,8 +173,8 @@ def test_replay_when_a_call_is_unknown_says_so(rows):
 
 def test_stream_and_link_when_taken_from_a_flight_add_up(rows):
     flight = read_flights(rows)
-    events, given, restart_bytes, ended_s, close_reason, strained, switched = stream_and_link(flight)
-    assert (ended_s, close_reason, strained, switched) == (flight.duration_s, "kicked", [], [])
+    events, given, restart_bytes, ended_s, close_reason, switched = stream_and_link(flight)
+    assert (ended_s, close_reason, switched) == (flight.duration_s, "kicked", [])
     published = [row for row in flight.rows if row.kind == "queued" and row.reason == "log"]
     assert (given, restart_bytes) == (6, 31)
     assert [size for _, item, size in events if item >= 0] == [row.size_bytes for row in published]

@@ -7,8 +7,9 @@ import json
 
 import pytest
 from fanout_kit import Stage
-from flight_kit import STEERED, RecordedViewer, Rows, check_flight, outputs, slow_history
+from flight_kit import RecordedViewer, Rows, check_flight, outputs, recorded_scene, slow_history
 from flow_kit import AUDIO, CONTROL, INTER, KEY, Viewer, check_accounts, check_edges, check_stream, frame
+from slow_kit import Steady
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.limits import Limits
@@ -317,19 +318,38 @@ def test_flight_when_the_delay_is_the_age_axis_replays_samples():
     assert {"kernel", "sample_delay", "peer_acknowledged"} <= {row.reason for row in flight.rows}
 
 
-def test_flight_when_the_thread_was_strained_notes_it():
-    assert "strained" not in calls(slow_history().rows)
+def test_flight_when_turns_came_late_for_a_strained_thread_notes_it():
+    rows = Rows()
+    scene = recorded_scene(Steady, rows, 0.3).go(10.0)
+    assert "strained" not in calls(rows)
+    scene.group.is_strained = True
+    for _ in range(20):  # time passes in which nothing has its turn, and the kernel runs dry
+        scene.group.clock.advance(0.1)
+        scene.kernel.carry()
+    scene.go(1.0)
+    assert "strained" in calls(rows)
+    assert scene.sender.statistics().returns == 1
+    check_flight(rows)
+
+
+def test_flight_when_most_viewers_had_stopped_notes_when():
     stage = Stage(script="KIA")
-    stage.group.is_strained = True
-    limits = Limits.parse("300,0", "9000,0")
-    strained = RecordedViewer(stage.group, policy=LivePolicy(), limits=limits, settings=STEERED)
-    strained.peer.room = 0
-    strained.follow(stage.fanout)
-    for _ in range(10):
-        stage.published.script("IDAIDA", 40)
-        stage.group.run(0.3)
-    assert "strained" in calls(strained.rows)
-    check_flight(strained.rows)
+    limits, settings = Limits.parse("0,0", "90000,0,4s"), SenderSettings(stuck_s=3, soft_too_long_s=3, return_after_s=1)
+    viewers = [RecordedViewer(stage.group, policy=LivePolicy(), limits=limits, settings=settings) for _ in range(9)]
+    for viewer in viewers:
+        viewer.follow(stage.fanout)
+    for step in range(30):
+        for viewer in viewers:
+            viewer.peer.room = 0 if 5 < step < 20 else None
+            if viewer.peer.room is None:
+                viewer.host.poll_writable()
+        stage.published.script("KIAIAI", 40)
+        stage.group.run(0.5)
+    for viewer in viewers:
+        assert "stall" in calls(viewer.rows)
+        assert not viewer.host.closed
+        viewer.sender.close(CloseReason.KICKED)
+        check_flight(viewer.rows)
 
 
 def test_handler_when_it_calls_back_is_refused_and_not_noted():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from flight_kit import Rows, recorded_scene
 from hypothesis import Phase, assume, example, given, settings
 from hypothesis import strategies as st
 from slow_kit import LIVE_LIMITS, Steady
@@ -12,9 +13,11 @@ from slow_kit import LIVE_LIMITS, Steady
 from flowctl.core.flow.counts import NO_COUNTS
 from flowctl.core.flow.limits import HardPolicy, Limits
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
+from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.whatif.engine import evaluate, extended, recorded_viewer
 from flowctl.records.flight.whatif.run import WhatifRun
 from flowctl.records.flight.whatif.types import (
@@ -30,6 +33,7 @@ from flowctl.records.flight.whatif.types import (
     on_grid,
     quantile_ms,
 )
+from flowctl.records.flight.whatif.viewing import stream_and_link
 
 KEY, INTER, DISPOSABLE, AUDIO = (int(item) for item in list(MessageClass)[2:6])
 SMALL = [
@@ -55,8 +59,8 @@ class ShowingRun(WhatifRun):
         super()._grew()
         for seat in list(self._alone.values()):
             sender, now = seat.sender, self.now
-            if not sender.blocked:
-                continue  # what it has not been offered yet says nothing about it
+            if sender.stands is not Standing.REFUSED:
+                continue  # it is looked at in its turn, and what it has not been offered yet says nothing about it
             # Not `log_grew`: a look also arms timers and polls for key frames, and comes when the fan-out says so.
             with sender._lock:
                 load = sender._judgement.counted(now)
@@ -151,53 +155,15 @@ def test_evaluate_when_done_keeps_every_message(viewer):
 # -- fidelity: a scripted run of a real Sender, recorded, and tried again
 
 
-class Taped:
-    """The transport of a viewer behind a link, that notes what each write took."""
-
-    def __init__(self, scene, events):
-        self.scene, self.events, self.link = scene, events, scene.kernel
-
-    def send(self, data, /):
-        return self.sendmsg([data])
-
-    def sendmsg(self, buffers, /):
-        at = on_grid(self.scene.now)
-        offered = sum(map(len, buffers))
-        try:
-            taken = self.link.send(b"".join(buffers))
-        except BlockingIOError:
-            if self.events and self.events[-1][:2] == (at, TAKEN):
-                self.events[-1] = (at, REFUSED, self.events[-1][2])  # the same flush took a part before
-            else:
-                self.events.append((at, REFUSED, 0))
-            raise
-        self.events.append((at, TAKEN, taken))
-        assert taken <= offered
-        return taken
-
-
 def recorded_run(share, seconds, target_ms, *, kernel_told=False):
-    limits = replace(LIVE_LIMITS, target_delay_ms=target_ms)
-    scene = Steady(share, settings=SenderSettings(soft_too_long_s=0), limits=limits)
-    events: list = []
-    scene.sender._transport = Taped(scene, events)
+    limits, rows = replace(LIVE_LIMITS, target_delay_ms=target_ms), Rows()
+    scene = recorded_scene(Steady, rows, share, settings=SenderSettings(soft_too_long_s=0), limits=limits)
     scene.kernel.told_at = 1.0  # writes come when the recorded viewer wrote: no choice finds room before it
-
-    def held():
-        size = scene.kernel.held_bytes
-        events.append((on_grid(scene.now), HELD, size))
-        return size
-
-    scene.viewer.host.unacknowledged = held if kernel_told else None
-    publish = scene.published.publish
-
-    def noted(item, size):
-        events.append((on_grid(scene.now), int(item), size))
-        return publish(item, size)
-
-    scene.published.publish = noted
+    if not kernel_told:
+        scene.viewer.host.unacknowledged = None
     scene.go(seconds)
-    return scene, RecordedViewer(events=events, ended_at=on_grid(seconds))
+    scene.sender.end_flight()
+    return scene, recorded_viewer(**stream_and_link(read_flights(rows.stored()))._asdict())
 
 
 def tried_again(share, *, target_ms, kernel_told=False):
@@ -245,20 +211,6 @@ def test_evaluate_when_nothing_was_refused_is_the_same_for_all_and_quick():
     outcomes = evaluate(viewer, SMALL, work=work)
     assert len(set(outcomes)) == 1
     assert (0, len(viewer.events) * len(SMALL)) == (work.shown, work.inputs)
-
-
-def test_recorded_viewer_when_the_thread_had_no_room_at_a_message_knows_it_at_that_message():
-    for at in (0.3, 1.234567, 59.999999):
-        viewer = recorded_viewer(
-            [(at, int(MessageClass.KEY), 1)],
-            given=0,
-            restart_bytes=0,
-            ended_s=at,
-            close_reason=None,
-            strained=[(at, at)],
-        )
-        ((begin_s, end_s),) = viewer.strained
-        assert begin_s <= viewer.events[0][0] <= end_s
 
 
 def test_extended_when_the_link_was_dead_stays_dead():

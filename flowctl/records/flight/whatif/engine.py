@@ -99,7 +99,6 @@ def recorded_viewer(
     restart_bytes: int,
     ended_s: float,
     close_reason: str | None,
-    strained: Sequence[tuple[float, float]] = (),
     switched: Sequence[float] = (),
     extend_s: float = EXTEND_S,
     repeat: int = 0,
@@ -111,7 +110,6 @@ def recorded_viewer(
         restart_bytes=restart_bytes or RESTART_BYTES,
         ended_at=on_grid(ended_s),
         close_reason=close_reason,
-        strained=[(on_grid(begin_s), on_grid(end_s)) for begin_s, end_s in strained],
         switched=[*map(on_grid, switched)],
     )
     if close_reason in SLOW_ENDS:

@@ -3,9 +3,9 @@
 Each message is appended to one `StreamLog`, once; each choice has a `Sender` that follows it. Senders are called only
 where something can happen. Choices that have taken everything are *members*: they stand at one `Place`, and a write
 that is taken whole moves all of them with one assignment, as in a cohort of the fan-out. The first refusal makes all
-leave; from then on a choice is served when its link has room, and looked at where the log has grown to where its next
-limit can be crossed, at key frames, and when its timer is due. A property test shows each choice everything, and
-compares.
+leave; from then on a choice has turns as in a fan-out: one that lags when its next turn is due, another when its link
+has room. That one is looked at where the log has grown to where its next limit can be crossed, at key frames, and when
+its timer is due. A property test shows each choice everything, and compares.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Final, NoReturn
 from flowctl.core.flow.limits import OFF_MARK
 from flowctl.core.flow.policy import POLICIES
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
-from flowctl.core.flow.timing import LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES
+from flowctl.core.flow.timing import LEAST_AHEAD_BYTES, LONGEST_PACE_S, MOST_AHEAD_BYTES
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
+from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.flight.whatif.line import RecordedLine
@@ -40,10 +41,12 @@ from flowctl.records.flight.whatif.types import (
     Work,
     delay_bucket,
 )
-from flowctl.sender import FlushResult, Sender
+from flowctl.sender import Sender
 
 _FLUSH_S: Final = 0.04
 """Flush interval of the live server: how often a choice that is not blocked is offered a write in between."""
+_IN_ROUNDS: Final = frozenset({Standing.QUEUED, Standing.SERVED})
+"""Places of a choice that is offered a write with each round of the fan-out."""
 _CLASSES: Final = tuple(MessageClass)
 _KEY: Final = int(MessageClass.KEY)
 _UNBOUNDED_BYTES: Final = 1 << 60
@@ -96,6 +99,7 @@ class Seat:
     ahead: int = 0  # how much of it may be unsent, as the Sender has told. 0: as usual.
     wakes_at: float = inf  # what the line has to have carried before the kernel asks for more
     due: float = inf  # when its tick is due; inf for never
+    turn_at: float = inf  # when it has its next turn, while it is PACED
     closed_at: float | None = None
     reason: CloseReason | None = None
     gauge: Gauge = field(default_factory=Gauge)
@@ -187,7 +191,8 @@ class Seat:
 
     def request_flush(self) -> None:
         """A round of the fan-out offers it a write: what was late was left out, say, and nothing is queued."""
-        self.run.hungry = True
+        if not self.sender.blocked:
+            self.run.serve_in_turn(self.sender)
 
     def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the signature of the protocol
         """The link tells by itself."""
@@ -225,7 +230,10 @@ class Seat:
         self.ahead = size_bytes if self.run.line.known else 0
 
     def strained(self) -> bool:
-        return self.run.strained()
+        return False  # turns come when they are due
+
+    def shared_stall(self) -> None:
+        """Nothing: of the others there is no recording."""
 
 
 class WhatifRun:
@@ -239,11 +247,12 @@ class WhatifRun:
         self._restart = (bytes(viewer.restart_bytes),) if viewer.restart_bytes else ()
         self._work = work
         self.line = RecordedLine(viewer)
+        self._turns: list[tuple[float, int]] = []  # (time, index) of turns, those that came earlier too; a heap
         self._members: dict[int, Seat] = {}
         self._place = Place(self.log.tail)
         self._common = Gauge()
         self._alone: dict[int, Seat] = {}
-        self.hungry = False  # somebody alone is not blocked: it may write between recorded writes
+        self._hungry = False  # somebody alone is served in rounds: it may write between recorded writes
         self._offset = self._sequence = OFF_MARK  # of the log, before which nobody is to be looked at
         self._key_sequence = -1
         self._wrote_at = self.now
@@ -251,9 +260,6 @@ class WhatifRun:
 
     def _make_seats(self, choices: Sequence[Choice]) -> Sequence[Seat]:
         return [Seat(self, index, choice) for index, choice in enumerate(choices)]
-
-    def strained(self) -> bool:
-        return any(began <= self.now <= ended for began, ended in self._viewer.strained)
 
     # -- what a Sender needs of its fan-out
 
@@ -267,7 +273,11 @@ class WhatifRun:
             self._part(seat)
 
     def serve_in_turn(self, sender: Sender) -> None:
-        """There is a write when the recording has one."""
+        """Serve it in the next round: the kernel takes more again, or it has more to write."""
+        seat = sender.host
+        if isinstance(seat, Seat) and seat.index in self._alone and sender.stands is not Standing.QUEUED:
+            sender.change_standing(Standing.QUEUED)
+            self._hungry = True
 
     def remove(self, sender: Sender) -> None:
         seat = sender.host
@@ -302,13 +312,13 @@ class WhatifRun:
                 self._publish(at, what, size)
                 if self._alone:
                     self._grew()
-                    if self.hungry and line.lagging:
+                    if self._hungry and line.lagging:
                         self._feed()
             elif what == TAKEN and not self._alone and not lagged:
                 self._move_members()
             elif what != HELD:
                 self._write(blocked=what == REFUSED)
-            if self._alone and line.known:
+            if self._alone:
                 self._wake()
             lagged = line.lagging
         if self.timers:
@@ -369,8 +379,11 @@ class WhatifRun:
     def _look(self, seats: list[Seat]) -> None:
         self._work.shown += len(seats)
         for seat in seats:
-            if seat.sender.blocked and seat.closed_at is None:
-                seat.watch_offset, seat.watch_sequence = seat.sender.log_grew()
+            sender = seat.sender
+            if sender.stands is Standing.REFUSED:
+                seat.watch_offset, seat.watch_sequence = sender.log_grew()
+            elif sender.stands is Standing.PACED and not sender.blocked:
+                self.serve_in_turn(sender)  # it has taken all up to the key frame that has come
         self._find_next()
 
     def _find_next(self) -> None:
@@ -398,8 +411,9 @@ class WhatifRun:
         else:
             self._place.entry = self.log.tail  # where nobody stands, it would hold the log
         for seat in list(self._alone.values()):
-            self._measure(seat)
-            self._serve(seat)
+            if not (self.line.known and seat.sender.stands is Standing.PACED):  # that one has turns of its own
+                self._measure(seat)
+                self._serve(seat)
         self._wrote_at = self.now
         self._served()
 
@@ -428,15 +442,22 @@ class WhatifRun:
     def _feed(self) -> None:
         """Offer a write to choices that are not blocked while the recorded viewer is, as rounds of the fan-out do."""
         for seat in list(self._alone.values()):
-            if not seat.sender.blocked and self.now - seat.noted_at >= _FLUSH_S:
+            if seat.sender.stands in _IN_ROUNDS and self.now - seat.noted_at >= _FLUSH_S:
                 self._measure(seat)
                 self._serve(seat)
         self._served()
 
     def _wake(self) -> None:
-        """Offer a write to choices whose kernel asks for more, which the line tells and no recorded write."""
-        carried = self.line.carried
-        woken = [seat for seat in self._alone.values() if seat.sender.blocked and carried >= seat.wakes_at]
+        """Serve choices whose turn has come, and whose kernel asks for more: the line tells, and no recorded write."""
+        woken, line = [], self.line
+        while self._turns and self._turns[0][0] <= self.now:
+            at, index = heapq.heappop(self._turns)
+            seat = self._seats[index]
+            if seat.turn_at == at and seat.sender.stands is Standing.PACED:
+                woken.append(seat)
+        if line.known:
+            refused = (seat for seat in self._alone.values() if seat.sender.stands is Standing.REFUSED)
+            woken += [seat for seat in refused if line.carried >= seat.wakes_at]
         for seat in woken:
             self._measure(seat)
             self._serve(seat)
@@ -444,7 +465,7 @@ class WhatifRun:
             self._served()
 
     def _served(self) -> None:
-        self.hungry = any(not seat.sender.blocked for seat in self._alone.values())
+        self._hungry = any(seat.sender.stands in _IN_ROUNDS for seat in self._alone.values())
         self._find_next()
 
     def _measure(self, seat: Seat) -> None:
@@ -458,25 +479,37 @@ class WhatifRun:
             seat.memory_byte_s += load.size_bytes * passed_s
 
     def _serve(self, seat: Seat) -> None:
+        """Give a choice its turn, and more as long as its kernel takes more; see `Fanout`."""
         sender = seat.sender
         seat.settle()
-        if sender.blocked:
+        if sender.stands is Standing.REFUSED:
             if not seat.asks:
                 seat.sleep()
                 return
             sender.writable()
+        self.serve_in_turn(sender)
         self._work.inputs += 1
         self._work.shown += 1
-        result = sender.flush()
-        while result is FlushResult.MORE or (result is FlushResult.BLOCKED and seat.asks):
-            if result is FlushResult.BLOCKED:
+        next_at = 0.0
+        while sender.stands is Standing.QUEUED:
+            sender.change_standing(Standing.SERVED)
+            next_at = sender.take_turn()
+            if next_at == inf and seat.asks:
                 sender.writable()  # it was given enough ahead, and the link has room for more
-            result = sender.flush()
-        if result is FlushResult.DRAINED:
+        seat.watch_offset = seat.watch_sequence = OFF_MARK
+        if not sender.blocked:
             self._drained(seat)
-        elif result is FlushResult.BLOCKED:
+        if sender.stands is not Standing.SERVED:
+            return  # it has ended, or is a member
+        if next_at == inf:
+            sender.change_standing(Standing.REFUSED)
             seat.sleep()
-            seat.watch_offset, seat.watch_sequence = sender.log_grew()
+            seat.watch_offset, seat.watch_sequence = sender.next_crossing()
+        elif next_at:
+            sender.change_standing(Standing.PACED)
+            # Where nothing is known of its kernel, that has room with recorded writes, at which it is served too.
+            seat.turn_at = next_at if self.line.known else next_at + LONGEST_PACE_S
+            heapq.heappush(self._turns, (seat.turn_at, seat.index))
 
     def _drained(self, seat: Seat) -> None:
         if not self.line.lagging:

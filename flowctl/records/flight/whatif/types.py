@@ -128,8 +128,6 @@ class RecordedViewer:
     restart_bytes: int = RESTART_BYTES
     # time from which on the events are extrapolated. None: all of them were recorded.
     assumed_from: float | None = None
-    # (begin, end) of the times in which our own thread had no room, in seconds, in order
-    strained: Sequence[tuple[float, float]] = ()
     # when messages of another rendition begin, each time that it switched, in seconds, in order
     switched: Sequence[float] = ()
 

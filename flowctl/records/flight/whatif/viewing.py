@@ -1,8 +1,7 @@
 """What a flight says of stream and link alone, for trying other limits on it (pure).
 
-Of the calls three things remain: messages as they were published, writes with what the kernel took of them, and the
-times in which our own thread had no room: then nothing is late. Times do not fall: what a write has not met was
-published after it.
+Of the calls two things remain: messages as they were published, and writes with what the kernel took of them. Times do
+not fall: what a write has not met was published after it.
 
 Of a viewer that switched between renditions the messages are those of the one that it was in: from the key frame at
 which it left a log on, what that log had published is not there, and what the other one had is, from when it was
@@ -12,13 +11,11 @@ published. So other limits are tried with the switches as they were made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import MessageClass
-from flowctl.core.loop.loadmeter import STRAIN_S
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.records.flight.reading import Flight
 from flowctl.records.flight.whatif.types import HELD, REFUSED, TAKEN
@@ -37,9 +34,6 @@ class StreamAndLink(NamedTuple):
     restart_bytes: int  # of the metadata and configuration in front of a key frame after a loss. 0: not known.
     ended_s: float  # when it ended: with the flight, or with the first log that was left, seconds since BEGIN
     close_reason: str | None  # why the connection ended then. None: it did not, or it is not known.
-    # (begin, end) of the times in which the thread had no room, as far as the Sender asked, seconds since BEGIN; in
-    # order
-    strained: Sequence[tuple[float, float]] = ()
     # when the first message of each other rendition was published that it switched to, seconds since BEGIN; in order
     switched: Sequence[float] = ()
 
@@ -62,7 +56,7 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
     reader.settle(turn_is_over=True)
     ended_s = max(ended_us, reader.last_us) / 1e6
     events, given = reader.spliced()
-    return StreamAndLink(events, given, reader.restart_bytes, ended_s, reason, reader.strained, reader.switched)
+    return StreamAndLink(events, given, reader.restart_bytes, ended_s, reason, reader.switched)
 
 
 def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
@@ -87,7 +81,6 @@ class _FlightReader:
 
     def __init__(self, turn_bytes: int) -> None:
         self.events: list[tuple[float, int, int]] = []
-        self.strained: list[tuple[float, float]] = []
         self.given = self.restart_bytes = 0
         self.last_us = 0  # of the events so far
         self._turn_bytes = turn_bytes
@@ -111,14 +104,14 @@ class _FlightReader:
             self._wrote_us = row.offset_us
         elif kind == FlightKind.WOULD_BLOCK.value:
             self._put(row.offset_us, REFUSED)
-        elif row.reason == "flush":
+        elif row.reason in ("flush", "take_turn"):
             self._turn = 0
+            if row.detail and detail_of(row.detail).get("left"):
+                self._was_refused()
         elif row.reason == "kernel":
             self._hold(row.offset_us, row.size_bytes or 0)
         elif row.reason == "writable":
             self._was_refused()
-        elif row.reason == "strained":
-            self._strain(row.offset_us / 1e6)
         elif row.reason == "switched":
             self._switch(row)
         elif row.reason == "log":
@@ -137,14 +130,6 @@ class _FlightReader:
         if self._wrote_us >= 0 and (turn_is_over or self._turn < self._turn_bytes):
             self._put(self._wrote_us, TAKEN)
 
-    def _strain(self, at: float) -> None:
-        """Note that the thread had no room: one time with the answer before, unless it may have had room in between."""
-        began, ended = self.strained[-1] if self.strained else (at, -inf)
-        if at - ended <= STRAIN_S:
-            self.strained[-1] = (began, at)
-        else:
-            self.strained.append((at, at))
-
     def _put(self, at_us: int, what: int) -> None:
         if self.events or self._followed:  # before there is anything of a stream, a write tells nothing of one
             self.last_us = max(self.last_us, at_us)
@@ -160,7 +145,7 @@ class _FlightReader:
             self.events.append((self.last_us / 1e6, HELD, max(held_bytes - self._taken, 0)))
 
     def _was_refused(self) -> None:
-        """Call the last write refused: the kernel had got all that it was to have ahead, which is no EAGAIN."""
+        """Call the last write refused: the kernel had got all that it was to have for then, which is no EAGAIN."""
         if self._wrote_us >= 0:
             self._put(self._wrote_us, REFUSED)
         elif self._wrote_at >= 0:
