@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 _T = TypeVar("_T")
 
 SLOT_S: Final = 0.02
-"""Length of a slot: an eighth of the usual time between two turns, and 50 calls a second however many viewers lag."""
+"""Length of a slot: a tenth of the usual time between two turns, and 50 calls a second however many viewers lag."""
 
 
 class TurnCalendar(Generic[_T]):

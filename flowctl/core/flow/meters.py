@@ -53,8 +53,8 @@ _FADING_PER_REPORT: Final = 0.8
 _UNREPORTED_SHARE: Final = 0.02
 """An application may report this share less than it has read: it does not count chunk headers."""
 
-_MARKS_PER_TRAIL: Final = 96
-"""Marks of a trail: of some 30 turns, which are more than a kernel holds; older times get fewer marks."""
+_MARKS_PER_TRAIL: Final = 64
+"""Marks of a trail: of some 20 turns, which are more than a kernel holds; older times get fewer marks."""
 
 _SHARE_WINDOW_S: Final = 20.0
 """Time over which the share of the pictures is taken: several groups of pictures."""

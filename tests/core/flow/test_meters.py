@@ -195,7 +195,7 @@ def test_trail_when_there_are_too_many_marks_keeps_the_newest_exact():
     assert trail.since(99_999, 100_001, 101.0) == 99.999
     for place in range(0, 100_000, 997):
         assert trail.since(place, 100_001, 101.0) == pytest.approx(place / 1000)
-    assert len(trail._places) <= 128
+    assert len(trail._places) <= 64
 
 
 def test_sample_when_nothing_waits_is_zero():
