@@ -64,6 +64,7 @@ class Clocks(NamedTuple):
 
 
 _COHORT: Final = Standing.COHORT
+_NO_OFFER: Final = (-inf, 0.0)
 _JOIN_GRACE_S: Final = 2.0
 """Time in which a joiner's load is not judged where the age axis is off: half of the usual soft mark of age."""
 _LOOK_BYTES: Final = 512 * 1024
@@ -95,7 +96,7 @@ class Judgement:
     armed_at: float = 0.0  # the tick that was last asked for; what can come before it asks for another
     slow: SlowPeer | None = None  # what is known of a slow peer; None: it was never slow, or lost nothing by it
     _longest_stall_s: float = 0.0
-    _offered: tuple[float, float] = (-inf, 0.0)  # when the kernel was last offered something, and how old that was
+    _offered: tuple[float, float] = _NO_OFFER  # when the kernel was last offered something, and how old that was
     _joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check
 
     # -- what is queued, and since when
@@ -373,6 +374,7 @@ class Judgement:
                 waited_s = waited_s if now - offered_at < LATE_S else 0.0
                 rate, strained = cursor.log.rates.bytes_per_s, self.line.strained()
                 slow.lag.begin(now, acknowledged, rate, waited_s, strained=strained)
+                self._offered = _NO_OFFER  # of no use any more, and memory of each viewer that lags
         self._note_pictures(slow, now)  # there need be no timer that does
 
     def sample(self, slow: SlowPeer, now: float, kernel_bytes: int | None = None) -> None:
