@@ -1460,8 +1460,7 @@ class Sender:
         if cohort is not None:
             self._leave_cohort_locked()
             cohort.remove(self)
-            if self._judgement.stands in _TURN_COMES:
-                self._judgement.blocked = False  # the kernel was not asked to tell: that turn was to meet it again
+            self._judgement.blocked = False  # whatever serves it next meets the kernel again
             self._cohort = None
             self.change_standing(Standing.GONE)
             if cohort.log.fill_bytes:

@@ -104,3 +104,13 @@ TestRecordedUnevenHistory = RecordedUnevenHistory.TestCase
 TestRecordedSetHistory.settings = TestRecordedUnevenHistory.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False
 )
+
+
+def test_flight_when_a_refused_viewer_is_moved_replays():
+    history = RecordedSetHistory()
+    history.start(text="000000000000")
+    history.kernel_takes(index=0, room=0)
+    history.want(index=0, name="360", size=11, text="000000000000")
+    history.move(index=0, text="")
+    history.wait_while_a_group_stands_still(seconds=0.6)
+    history.teardown()
