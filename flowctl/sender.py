@@ -816,19 +816,25 @@ class Sender:
         budget = slow.budget_bytes(judgement.settings.turn_bytes)
         if slow.ahead_bytes != ahead_bytes:
             self._host.limit_unsent(slow.ahead_bytes)
-        if not budget or slow.dry:
+        if timing is None or not budget or slow.dry:
             return None
-        result = outbox.write_gathered(self._transport, budget, timing, slow.trail)
-        if result is None:
-            return None
-        written, refused = result
-        if written:
-            judgement.progress(now)
-            self._host.wrote(written)
-        full = slow.note_given(written, full=refused)
-        if not outbox.empty(with_log=True):
-            if not full:
+        while True:
+            result = outbox.write_gathered(self._transport, budget, timing, slow.trail)
+            if result is None:
                 return None
+            written, refused = result
+            if written:
+                judgement.progress(now)
+                self._host.wrote(written)
+            full, taken = slow.note_given(written, full=refused), outbox.empty(with_log=True)
+            if full or taken:
+                break
+            if not written:
+                return None
+            judgement.note_waiting(slow, now)
+            timing.held_bytes += written
+            budget = slow.budget_bytes(judgement.settings.turn_bytes)
+        if not taken:
             judgement.blocked = judgement.lagging = slow.waited = True
             if not slow.keeps_pace(now):
                 self._host.want_writable(True)

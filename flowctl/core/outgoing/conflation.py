@@ -38,7 +38,7 @@ from flowctl.core.flow.counts import Balance, add_by_reason
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.backlog import Item
-from flowctl.core.outgoing.cursor import HandedValue, LogCursor
+from flowctl.core.outgoing.cursor import Gathered, HandedValue, LogCursor
 from flowctl.core.outgoing.latest import EVERYTHING, NO_END, Amount, LatestValues, Spans, Value
 from flowctl.core.outgoing.streamlog import Entry, KeyedEntry, Place, StreamLog
 from flowctl.reasons import DropReason
@@ -184,8 +184,8 @@ class ConflatingCursor(LogCursor):
             most = min(most, self._transformed(values))
             return self._peek_beside(iter(values), self._handed, most, budget_bytes, timing)
 
-    def gather(self, budget_bytes: int, timing: Timing | None) -> tuple[list[bytes], int, Entry, float, float] | None:
-        return None if self._spans else super().gather(budget_bytes, timing)
+    def gather(self, budget_bytes: int, timing: Timing, ahead_bytes: int = 0) -> Gathered | None:
+        return None if self._spans else super().gather(budget_bytes, timing, ahead_bytes)
 
     def _next_values(self, most: int | None, spans: Spans) -> list[Value]:
         """Return the next values; those that were published since it stopped from the key on at which it did."""

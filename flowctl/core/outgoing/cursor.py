@@ -87,6 +87,16 @@ class HandedValue(NamedTuple):
     key: str
 
 
+class Gathered(NamedTuple):
+    """What comes next of a log, for a plain turn."""
+
+    wires: list[bytes]
+    size_bytes: int  # of them, and what was ahead
+    copied: int  # of them, those that are not entries of the log
+    end: Entry  # the entry behind them
+    marks: list[tuple[int, float]]  # (bytes before a place among them, since when what is there has waited)
+
+
 class LogCursor:
     """One viewer's position in one log. Not thread-safe: its Sender's lock guards it.
 
@@ -340,50 +350,61 @@ class LogCursor:
         places.append(HandedValue(index, value.sequence, plain_bytes, plain_bytes - len(wire), value.key))
         return MessageClass.DATA, wire, max(value.since, self.served_at)
 
-    def gather(self, budget_bytes: int, timing: Timing | None) -> tuple[list[bytes], int, Entry, float, float] | None:
-        """Return what `peek` would of the log, for plain turns.
+    def gather(self, budget_bytes: int, timing: Timing, ahead_bytes: int = 0) -> Gathered | None:
+        """Return what `peek` would, behind `ahead_bytes` of a message in flight, for plain turns.
 
         Returns:
-            Wires, their size, the entry behind them, and since when the first and the last of them have waited.
-            None: something is to be decided first: about copies, a gate, a key frame, leading pictures, a crossroads,
-            or a message that would be late.
+            None: something is to be decided first: about a gate, leading pictures, a crossroads, or what would be late.
         """
-        refusals, place = self._refusals, self.place
-        if self._copies is not None or self._went_on or self.crossroads is not None or self.joining_to is not None:
+        entry, copies = self.place.entry, self._copies
+        if self._wait is not None and entry.message_class is _KEY and entry.next is not None:
+            self._settle()  # it is waited for
+            copies = self._copies
+        refusals, mask = self._refusals, 0
+        if self._went_on or self.crossroads is not None or self.joining_to is not None:
             return None
-        mask = 0
         if refusals is not None:
             if refusals.ahead:
                 return None
             mask = refusals.here.mask
-        wires: list[bytes] = []
-        size, entry, tail, joined_at = 0, place.entry, self._stop or self.chain.tail, self.joined_at
-        first = last = max(entry.enqueued_at, joined_at)
-        if timing is not None:
-            due, per_byte = timing.due, timing.seconds_per_byte
-            moment = timing.now + timing.held_bytes * per_byte
+        wires = [] if copies is None else [item[1] for item in copies]
+        if copies is not None and copies.tally[_HEADER] != len(wires):
+            return None
+        copied, size = len(wires), ahead_bytes + sum(map(len, wires))
+        tail, joined_at = self._stop or self.chain.tail, self.joined_at
+        since = max(entry.enqueued_at, joined_at)
+        marks, late = [(ahead_bytes, since)], False
+        due, per_byte = timing.due, timing.seconds_per_byte
+        moment = timing.now + timing.held_bytes * per_byte
         while entry is not tail and size < budget_bytes and (following := entry.next) is not None:
             message_class = entry.message_class
-            if message_class is _KEY:
-                return None
+            if message_class is _KEY and self._wait is not None:
+                break  # from here on more is accepted, once this stands here
             if not mask >> message_class & 1:
-                wire, since = entry.wire, max(entry.enqueued_at, joined_at)
-                length = len(wire)
-                if timing is not None and moment - since + (size + length) * per_byte > due[message_class]:
-                    if not wires:
-                        return None
+                wire, waited_from = entry.wire, max(entry.enqueued_at, joined_at)
+                end = size + len(wire)
+                if moment - waited_from + end * per_byte > due[message_class]:
+                    late = timing.late(message_class, len(wire), waited_from, size, entry.gop.key_bytes)
+                if late:
                     break
+                if message_class is _KEY:
+                    marks += (size, since), (size, waited_from), (end, waited_from)
                 wires.append(wire)
-                size, last = size + length, since
+                size, since = end, waited_from
             entry = following
-        return wires, size, entry, first, last
+        if len(wires) == copied and (late or copied):
+            return None  # restart messages go with their key frame
+        marks.append((size, since))
+        return Gathered(wires, size, copied, entry, marks)
 
-    def pass_gathered(self, end: Entry) -> None:
+    def pass_gathered(self, gathered: Gathered) -> None:
         """Move to the entry behind what was gathered: all of it is sent."""
         refusals, place = self._refusals, self.place
-        for figures, reason in () if refusals is None else refusals.here_between(place.entry, end):
+        if gathered.copied:
+            self._copies = None
+        for figures, reason in () if refusals is None else refusals.here_between(place.entry, gathered.end):
             self._tally(reason).add_figures(figures)
-        place.entry = end
+        place.entry = gathered.end
         self._settle()
 
     def pass_messages(self, count: int) -> None:

@@ -159,7 +159,7 @@ class Outbox:
         return written, blocked, failure
 
     def write_gathered(
-        self, transport: Transport, budget_bytes: int, timing: Timing | None, trail: Trail
+        self, transport: Transport, budget_bytes: int, timing: Timing, trail: Trail
     ) -> tuple[int, bool] | None:
         """Write as `write` does where only the followed log waits, and nothing has to be decided.
 
@@ -169,38 +169,35 @@ class Outbox:
         cursor, inflight = self.cursor, self._inflight
         if cursor is None or self.backlog.waits:
             return None
-        ahead = 0
-        if inflight is not None:
-            ahead = len(inflight.rest)
-            if timing is not None:
-                timing.held_bytes += ahead
-        gathered = cursor.gather(budget_bytes, timing)
+        ahead = 0 if inflight is None else len(inflight.rest)
+        gathered = cursor.gather(budget_bytes, timing, ahead)
         if gathered is None:
             return None
-        wires, size, end, first, last = gathered
-        size += ahead
-        if not size:
-            cursor.pass_gathered(end)
+        if not gathered.size_bytes:
+            cursor.pass_gathered(gathered)
             return 0, False
-        buffers: list[bytes | memoryview] = [*wires] if inflight is None else [inflight.rest, *wires]
+        buffers: list[bytes | memoryview] = [*gathered.wires]
+        if inflight is not None:
+            buffers.insert(0, inflight.rest)
         written, _, failure = gather_write(transport, buffers)
         if not written:
             return (0, True) if failure is None else None  # `write` meets it again
+        began = self.bytes_sent
         if inflight is not None:
-            trail.note(self.bytes_sent, inflight.since)
-            trail.note(self.bytes_sent + min(ahead, written), inflight.since)
-        if written > ahead:
-            trail.note(self.bytes_sent + ahead, first)
+            trail.note(began, inflight.since)
+            trail.note(began + min(ahead, written), inflight.since)
         self.bytes_sent += written
-        if written == size:
+        if written == gathered.size_bytes:
             self._inflight = None
-            cursor.pass_gathered(end)
+            cursor.pass_gathered(gathered)
         else:
-            self._consume(cursor.peek(len(wires), budget_bytes), 0, written)
-            last = cursor.entry.enqueued_at if self._inflight is None else self._inflight.since
+            self._consume(cursor.peek(len(gathered.wires), budget_bytes), 0, written)
+        for place, since in gathered.marks:
+            if ahead < written and place < written:
+                trail.note(began + place, since)
         if written > ahead:
-            trail.note(self.bytes_sent, last)
-        return written, written < size
+            trail.note(self.bytes_sent, gathered.marks[-1][1] if self._inflight is None else self._inflight.since)
+        return written, written < gathered.size_bytes
 
     def _note_trail(self, trail: Trail, items: Sequence[Item | OwnItem], until: int) -> None:
         """Note since when what goes up to `until` has waited: the first message, key frames, and both ends of a gap.
