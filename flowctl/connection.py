@@ -959,7 +959,7 @@ class Connection:
         elif wanted:
             group.watch_output(self._sock, self.sender.writable)
         else:
-            group.unwatch_output(self._sock)
+            group.rest_output(self._sock)
 
     # -- TLS: the handshake, and what else its socket waits for
 

@@ -508,6 +508,13 @@ class PollGroup:
         """Stop watching `source` for output; else as `unwatch_input`."""
         return self._watches_here("unwatch_output").unwatch_output(source)
 
+    def rest_output(self, source: int | HasFileno) -> None:
+        """Call nothing until `source` is watched for output again, which costs no system call then; it stays watched.
+
+        Call `unwatch_output` before it is closed all the same.
+        """
+        self._watches_here("rest_output").rest_output(source)
+
     # --- life, inner steps ---------------------------------------------------------------------------------------
 
     def _advance(self, event: _Input) -> GroupState:

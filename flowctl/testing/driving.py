@@ -173,6 +173,8 @@ class HandGroup(ManualGroup):
     def unwatch_output(self, wire: MemoryWire) -> None:
         self.outputs.pop(wire, None)
 
+    rest_output = unwatch_output
+
     def turn(self) -> bool:
         """Do what a turn of the loop would; return whether there was anything to do."""
         busy = False

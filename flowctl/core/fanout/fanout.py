@@ -159,6 +159,7 @@ class Fanout:
         self._cohort = Cohort(squad_size)
         self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
         self._queue: OrderedDict[Sender, None] = OrderedDict()  # those of them that are QUEUED, next one first
+        self._served: dict[Sender, None] = {}  # those whose next turn comes with the next round; some may have had it
         self._calendar: TurnCalendar[Sender] = TurnCalendar()  # those that are PACED
         self._timed_at = inf  # when it is looked at next
         self._key_seekers: dict[Sender, None] = {}  # PACED ones that have taken all up to the next key frame
@@ -219,6 +220,7 @@ class Fanout:
             self._host.stall.served -= 1
             self._host.stall.went_on(sender, self._host.now(), gone=True)
         self._queue.pop(sender, None)
+        self._served.pop(sender, None)
         self._calendar.remove(sender)
         self._key_seekers.pop(sender, None)
         self._crossings.forget(sender)
@@ -240,6 +242,7 @@ class Fanout:
         self._closed = True
         self._behind.clear()
         self._queue.clear()
+        self._served.clear()
         self._looks.clear()
         self._calendar.clear()
         self._key_seekers.clear()
@@ -358,7 +361,8 @@ class Fanout:
             return
         self._target = tail
         self._behind.extend(squad for squad in self._cohort.squads() if squad.entry is not tail)
-        for sender in self._alone:
+        served, self._served = self._served, {}
+        for sender in served:
             if sender.stands is _SERVED:
                 self._enqueue(sender)
         if not self._going:  # otherwise a turn is on its way
@@ -522,6 +526,8 @@ class Fanout:
             if not sender.blocked:
                 self._key_seekers[sender] = None
             self._time_turns()
+        else:
+            self._served[sender] = None
 
     def _note_stop(self, sender: Sender) -> None:
         host = self._host

@@ -27,6 +27,9 @@ thread's time that such reading takes: a few streams are read at once.
 A few descriptors through which the messages of many come, one at a time, are watched by the loop itself (*alone*): a
 system call and some calls of Python less at each wake-up, which is a tenth of what a request and its reply cost.
 
+A watch for output that is taken up again with nearly every write *rests* in between: a system call to end it is made
+only where the kernel tells of room meanwhile.
+
 Against the first, what a number stood for is remembered, and a watch left behind is removed, and reported as the bug
 it is, before the number is watched anew. Against the second helps only that the number stays open: uvloop puts off the
 close of a *socket object* that it watches until it is unwatched. So callers hand in the socket itself; a bare number is
@@ -278,7 +281,7 @@ class _LoopPoller:
 
 
 class _Watch:
-    __slots__ = ("inode", "input", "output", "reads", "source")
+    __slots__ = ("inode", "input", "output", "reads", "rests", "source")
 
     def __init__(self, source: int | HasFileno, inode: int) -> None:
         self.source: Final = source
@@ -286,6 +289,7 @@ class _Watch:
         self.input: Callable[..., Any] | None = None
         self.reads = _INPUT  # or input that may wait, or the peer's end. Only one of them: reading shows the end
         self.output: Callable[[], Any] | None = None
+        self.rests = False  # output is watched, but nobody is told
 
     @property
     def wanted(self) -> int:
@@ -334,9 +338,19 @@ class FdWatches:
         self._want(fd, source, before, watch.wanted)
 
     def watch_output(self, source: int | HasFileno, callback: Callable[[], Any]) -> None:
+        watch = self._watches.get(self._number(source))
+        if watch is not None and watch.rests and watch.source is source:
+            watch.output, watch.rests = callback, False
+            return
         fd, watch = self._watch(source)
-        before, watch.output = watch.wanted, callback
+        before, watch.output, watch.rests = watch.wanted, callback, False
         self._want(fd, source, before, watch.wanted)
+
+    def rest_output(self, source: int | HasFileno) -> None:
+        """Call nobody until `watch_output` is called again; the kernel hears of it when it tells of room meanwhile."""
+        watch = self._watches.get(self._number(source))
+        if watch is not None and watch.output is not None:
+            watch.rests = True
 
     def unwatch_input(self, source: int | HasFileno) -> bool:
         fd = self._number(source)
@@ -352,7 +366,7 @@ class FdWatches:
         watch = self._watches.get(fd)
         if watch is None or watch.output is None:
             return False
-        before, watch.output = watch.wanted, None
+        before, watch.output, watch.rests = watch.wanted, None, False
         self._release(fd, watch, before)
         return True
 
@@ -379,7 +393,10 @@ class FdWatches:
                 self._end_found(fd, watch, watch.input, broken=bool(flags & _BROKEN))
             watch = self._watches.get(fd)
         if watch is not None and watch.output is not None and flags & _OUTPUT:
-            self._run(watch.output)
+            if watch.rests:
+                self.unwatch_output(watch.source)
+            else:
+                self._run(watch.output)
 
     def _end_found(self, fd: int, watch: _Watch, callback: Callable[[bool], Any], *, broken: bool) -> None:
         """Tell of an end once: the kernel would say it again with each poll."""

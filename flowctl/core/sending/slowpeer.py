@@ -221,7 +221,7 @@ class SlowPeer:
         if self.drain.sampled_at < self._lumpy_until:  # what it takes at once is not to wait for two turns of ours
             ahead = min(ahead * 3 // 2, MOST_AHEAD_BYTES)
         self.pace_s = min(PACE_SHARE * ahead / taken, LONGEST_PACE_S) if taken else 0.0
-        if 3 * self.ahead_bytes <= 4 * ahead <= 5 * self.ahead_bytes:
+        if 6 * self.ahead_bytes <= 10 * ahead <= 16 * self.ahead_bytes:
             return False
         self._allowed_bytes += ahead - self.ahead_bytes
         self.ahead_bytes = ahead

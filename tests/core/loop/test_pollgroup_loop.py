@@ -341,6 +341,25 @@ def test_watch_input_when_readable_calls_until_unwatched(watcher, pair):
     assert watcher.statistics().watched == 0
 
 
+def test_watch_that_rests_when_there_is_room_tells_nobody_and_can_be_taken_up_again(watcher, pair):
+    told, again = [], threading.Event()
+
+    def watch() -> None:
+        watcher.watch_output(pair.ours, lambda: told.append(1))
+        watcher.rest_output(pair.ours)
+
+    on_thread(watcher, watch)
+    wait_until(lambda: watcher.statistics().watched == 0)  # the kernel told of room, and tells no more
+    on_thread(watcher, watcher.watch_output, pair.ours, lambda: (again.set(), watcher.rest_output(pair.ours)))
+    assert again.wait(WAIT_S)
+    again.clear()
+    on_thread(watcher, watcher.watch_output, pair.ours, lambda: (again.set(), watcher.rest_output(pair.ours)))
+    assert again.wait(WAIT_S)
+    on_thread(watcher, watcher.unwatch_output, pair.ours)
+    assert watcher.statistics().watched == 0
+    assert not told
+
+
 def test_watch_output_when_writable_calls_until_unwatched(watcher, pair):
     done = threading.Event()
 
