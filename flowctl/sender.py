@@ -816,7 +816,7 @@ class Sender:
         budget = slow.budget_bytes(judgement.settings.turn_bytes)
         if slow.ahead_bytes != ahead_bytes:
             self._host.limit_unsent(slow.ahead_bytes)
-        if timing is None or not budget or slow.dry:
+        if not budget or slow.dry:
             return None
         while True:
             result = outbox.write_gathered(self._transport, budget, timing, slow.trail)
@@ -832,7 +832,8 @@ class Sender:
             if not written:
                 return None
             judgement.note_waiting(slow, now)
-            timing.held_bytes += written
+            if timing is not None:
+                timing.held_bytes += written
             budget = slow.budget_bytes(judgement.settings.turn_bytes)
         if not taken:
             judgement.blocked = judgement.lagging = slow.waited = True

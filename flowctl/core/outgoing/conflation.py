@@ -184,7 +184,7 @@ class ConflatingCursor(LogCursor):
             most = min(most, self._transformed(values))
             return self._peek_beside(iter(values), self._handed, most, budget_bytes, timing)
 
-    def gather(self, budget_bytes: int, timing: Timing, ahead_bytes: int = 0) -> Gathered | None:
+    def gather(self, budget_bytes: int, timing: Timing | None, ahead_bytes: int = 0) -> Gathered | None:
         return None if self._spans else super().gather(budget_bytes, timing, ahead_bytes)
 
     def _next_values(self, most: int | None, spans: Spans) -> list[Value]:

@@ -350,7 +350,7 @@ class LogCursor:
         places.append(HandedValue(index, value.sequence, plain_bytes, plain_bytes - len(wire), value.key))
         return MessageClass.DATA, wire, max(value.since, self.served_at)
 
-    def gather(self, budget_bytes: int, timing: Timing, ahead_bytes: int = 0) -> Gathered | None:
+    def gather(self, budget_bytes: int, timing: Timing | None, ahead_bytes: int = 0) -> Gathered | None:
         """Return what `peek` would, behind `ahead_bytes` of a message in flight, for plain turns.
 
         Returns:
@@ -374,8 +374,9 @@ class LogCursor:
         tail, joined_at = self._stop or self.chain.tail, self.joined_at
         since = max(entry.enqueued_at, joined_at)
         marks, late = [(ahead_bytes, since)], False
-        due, per_byte = timing.due, timing.seconds_per_byte
-        moment = timing.now + timing.held_bytes * per_byte
+        if timing is not None:
+            due, per_byte = timing.due, timing.seconds_per_byte
+            moment = timing.now + timing.held_bytes * per_byte
         while entry is not tail and size < budget_bytes and (following := entry.next) is not None:
             message_class = entry.message_class
             if message_class is _KEY and self._wait is not None:
@@ -383,7 +384,7 @@ class LogCursor:
             if not mask >> message_class & 1:
                 wire, waited_from = entry.wire, max(entry.enqueued_at, joined_at)
                 end = size + len(wire)
-                if moment - waited_from + end * per_byte > due[message_class]:
+                if timing is not None and moment - waited_from + end * per_byte > due[message_class]:
                     late = timing.late(message_class, len(wire), waited_from, size, entry.gop.key_bytes)
                 if late:
                     break

@@ -159,7 +159,7 @@ class Outbox:
         return written, blocked, failure
 
     def write_gathered(
-        self, transport: Transport, budget_bytes: int, timing: Timing, trail: Trail
+        self, transport: Transport, budget_bytes: int, timing: Timing | None, trail: Trail
     ) -> tuple[int, bool] | None:
         """Write as `write` does where only the followed log waits, and nothing has to be decided.
 

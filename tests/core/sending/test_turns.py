@@ -227,8 +227,10 @@ def test_gathered_messages_are_those_that_would_have_been_peeked():
                 assert gathered.size_bytes == ahead + sum(map(len, gathered.wires))
                 passed = 0
                 while passed < len(gathered.wires):  # `peek` stops behind restart messages
-                    timing.held_bytes = held + ahead + sum(map(len, gathered.wires[:passed]))
-                    peeked = cursor.peek(len(gathered.wires) - passed, budget - timing.held_bytes + held, timing)
+                    before_it = ahead + sum(map(len, gathered.wires[:passed]))
+                    if timing is not None:
+                        timing.held_bytes = held + before_it
+                    peeked = cursor.peek(len(gathered.wires) - passed, budget - before_it, timing)
                     assert [wire for _, wire, _ in peeked] == gathered.wires[passed : passed + len(peeked)] != []
                     passed += len(peeked)
                     cursor.pass_messages(len(peeked))
