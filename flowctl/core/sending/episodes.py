@@ -64,7 +64,8 @@ class Episode:
     _shares: dict[str, Any] = field(default_factory=dict)  # what it was given all the same
     _returns: int = 0  # times it was brought back to live
     _removed_ms: float = 0.0  # delay that this took away
-    _loud: bool = False  # a line at info level was written for this episode
+    _told: bool = False  # a line was written for this episode
+    _loud: bool = False  # at info level
 
     def note_entry(self, entry: LedgerEntry, *, closed: bool = False) -> None:
         if closed and self._loud:
@@ -115,22 +116,24 @@ class Episode:
             self._edges = self._returns = 0
             self._shares = {}
             self._removed_ms = 0.0
-            self._loud = False
+            self._told = self._loud = False
             self._dropped_before = self._seen = self.dropped()
 
     def _say_slow(self, entry: LedgerEntry) -> None:
-        if self._loud and entry.change is None:
+        if self._told and entry.change is None:
             return  # further drops of an episode are summed up at its end
         span = self.shared_stall()
-        self._loud = span is None or not span.began - TOGETHER_S <= (self._since or 0.0) <= span.ended
+        self._told, self._loud = True, span is None or not span.began - TOGETHER_S <= (self._since or 0.0) <= span.ended
         self._tell(entry.at, cause=entry.why)
 
     def _tell(self, now: float, **cause: str) -> None:
+        if not self._loud:  # most viewers say the same now, and why is a question for them all
+            _log.debug(self.words.slow, **self.fields, state=self._worst.name, **cause)
+            return
         hint = {"hint": self.words.hint} if self.words.hint else {}
         self._again_at = now + _AGAIN_S if hint else None
         more = self._more() | hint
-        write = _log.info if self._loud else _log.debug
-        write(self.words.slow, **self.fields, state=self._worst.name, **cause, why=self.why(), **more)
+        _log.info(self.words.slow, **self.fields, state=self._worst.name, **cause, why=self.why(), **more)
 
     @property
     def due_at(self) -> float | None:

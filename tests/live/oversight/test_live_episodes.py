@@ -9,6 +9,7 @@ from live_kit import AVC_HEADER, World, audio, config, disposable, inter, key
 from flowctl.core.flow.counts import NO_COUNTS, Counts
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import Axis, Limits
+from flowctl.core.flow.sharedstall import StallSpan
 from flowctl.core.flow.state import Cause, SendState, StateChange
 from flowctl.core.sending.episodes import LINE_SHORT, VIEWER_SLOW, Episode
 from flowctl.core.sending.settings import SenderSettings
@@ -51,6 +52,21 @@ class Script:
         lost = Counts((0, 0, 0, count, 0, 0, 0), (0, 0, 0, count * 100, 0, 0, 0))
         self.dropped += lost
         self.episode.note_entry(LedgerEntry(LedgerKind.DROPS, at, "thinned", dropped={reason: lost}))
+
+
+def test_episode_in_a_shared_stall_is_one_debug_line_and_asks_nobody_why(lines):
+    """What a thousand viewers would say at once costs next to nothing: it is said once for all of them."""
+    script, asked = Script(), []
+    episode = Episode(
+        FIELDS, lambda: asked.append(1) or "", lambda: script.dropped, VIEWER_SLOW, lambda: StallSpan(1.0, 6.0)
+    )
+    script.episode = episode
+    script.edge(SendState.OVERLOADED, 1.2)
+    for at in range(2, 6):
+        script.late(float(at))
+        script.drop(3, at + 0.5)
+    assert [line["log_level"] for line in named(lines, "viewer slow")] == ["debug"]
+    assert not asked
 
 
 def test_episode_when_viewer_only_blocks_now_and_then_is_a_debug_line(lines):
