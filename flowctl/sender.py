@@ -21,10 +21,9 @@ the tests look after each step of random histories (`check_life`).
 - ``closing`` (no more is accepted) stays once it is set, and so does ``_close_reason`` (it is over), only beside it.
   A Sender that is over follows nothing, and has nothing queued, no open episode of drops and no waiters.
 - ``closing`` with nothing queued is over, whatever emptied it, once ``_pending`` is done (`_goes_on_locked`).
-- ``_cohort`` (the fan-out) only with a cursor in the outbox; a cursor without it is between two fan-outs.
-- ``stands`` (where its fan-out has it, see `core.sending.contract`) is GONE exactly where ``_cohort`` is None. It is
-  COHORT (that writes the log for us) only while nothing is refused or left over: not with ``mask``, ``blocked``, or
-  the core's EAGAIN bit.
+- ``stands`` (where its fan-out has it, see `core.sending.contract`) is GONE exactly without a cursor in the outbox, and
+  SUSPENDED exactly with a cursor and without ``_cohort`` (the fan-out). It is COHORT (that writes the log for us) only
+  while nothing is refused or left over: not with ``mask``, ``blocked``, or the core's EAGAIN bit.
 - ``blocked`` (EAGAIN, and the kernel has not called back) only with the core's EAGAIN bit, ``lagging``, ``slow``.
 - ``lagging`` (the last write left something) ends when all is taken. Dropping does not end it: the next flush does.
 - ``held`` (the hard limit closes nothing) exactly in HARD_LIMIT, until it is over.
@@ -32,9 +31,10 @@ the tests look after each step of random histories (`check_life`).
 Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow`, `set_guide`, `switch` and the methods for the
 fan-out belong to the owning thread; everything else may be called from any. While a log is followed, edges happen on
 the owning thread only: what another thread asks for (limits, policy, close) is queued and done in the next flush, which
-is requested at once. What another thread sends then cannot be offered before the flush: it is bounded by the hard mark
-instead. The lock is held while writing; the sockets are non-blocking, so no peer is waited for under it. Reports of
-handlers that failed, and callbacks of `when_drained`, are put off until it is released.
+is requested at once. Between two fan-outs no thread is that, and only a close is done at once. What another thread
+sends then cannot be offered before the flush: it is bounded by the hard mark instead. The lock is held while writing;
+the sockets are non-blocking, so no peer is waited for under it. Reports of handlers that failed, and callbacks of
+`when_drained`, are put off until it is released.
 """
 
 from __future__ import annotations
@@ -282,10 +282,11 @@ class Sender:
 
         Raises:
             LocalProtocolError: a log is followed already.
+            Exception: what `cohort` raised; no log is followed then.
         """
         first = tuple(map(owned_bytes, prefix))
         with self._guarded("follow"), self._lock:
-            if self._cohort is not None:
+            if self._judgement.stands is not Standing.GONE:
                 raise LocalProtocolError("this Sender follows a stream log already", hint="call unfollow() first")
             if self._judgement.closing:
                 return
@@ -300,7 +301,11 @@ class Sender:
                 self._open_episode_locked(now)
             self._outbox.follow(cursor)
             self._judgement.joined()
-            self._enter_fanout_locked(cohort)
+            try:
+                self._enter_fanout_locked(cohort)
+            except BaseException:
+                self._unfollow_locked(DropReason.UNFOLLOWED)
+                raise
 
     def unfollow(self) -> None:
         """Stop following: what is queued of the log is dropped, but a message in flight is finished. Owning thread."""
@@ -326,6 +331,7 @@ class Sender:
 
         Raises:
             LocalProtocolError: `cohort` is for another log than the one that was followed, or none was.
+            Exception: what `cohort` raised; another may be tried.
         """
         with self._guarded("resume_following"), self._lock:
             cursor = self._outbox.cursor
@@ -383,14 +389,15 @@ class Sender:
         """Go on in another log at once, instead of with what is queued of the followed one. Owning thread.
 
         A message in flight is finished, and nothing counts as dropped or as joining: accounts, age and what is known
-        of a slow peer go on. Harmless where no log is followed.
+        of a slow peer go on. Harmless where no log is followed, and between two fan-outs.
+
+        Raises:
+            LocalProtocolError: one of the two logs has keys.
+            Exception: what the other fan-out raised; the connection is over then.
         """
         with self._guarded("switch"), self._lock:
             if self._cohort is not None and not self._judgement.closing:
-                if self._cohort.log.latest is not None or hop.cohort.log.latest is not None:
-                    raise LocalProtocolError(
-                        "nobody is switched to a log with keys, or from one", hint="unfollow it, then follow the other"
-                    )
+                self._refuse_keys_locked(hop)
                 now = self._host.now()
                 self._switch_locked(hop, now)
                 self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
@@ -952,9 +959,9 @@ class Sender:
             self._judgement.closing = True
             if self._close_reason is not None:
                 return
-            if self._foreign_thread_locked():
+            if self._cohort is not None and self._foreign_thread_locked():
                 self._leave_to_owner_locked(lambda _: self._fail_locked(reason, details))
-            else:
+            else:  # between two fan-outs too: the next one may never come
                 self._fail_locked(reason, details)
 
     @property
@@ -1169,7 +1176,7 @@ class Sender:
         """Queue a message, unless the policy refuses it; before a mark is judged, offer what waits."""
         self._lock.assert_owned()
         core, backlog = self._core, self._outbox.backlog
-        foreign = self._cohort is not None and self._foreign_thread_locked()
+        foreign = self._foreign_thread_locked()
         full = foreign and core.reaches_hard(backlog.size_bytes, len(backlog))
         judgement = self._judgement
         mask, held = judgement.mask, judgement.held is not None
@@ -1456,20 +1463,30 @@ class Sender:
         self._judgement.stands = step(self._judgement.stands, new)
 
     def _enter_fanout_locked(self, cohort: CohortLike[Sender]) -> None:
+        """Be served by `cohort`; it is SUSPENDED where that raises."""
         self._cohort = cohort
         self.change_standing(Standing.QUEUED)
         if cohort.log.fill_bytes:
             self._set_fill_locked(cohort.log.fill_bytes)
-        cohort.add(self)
+        try:
+            cohort.add(self)
+        except BaseException:
+            self._leave_fanout_locked()
+            raise
 
-    def _exit_fanout_locked(self) -> None:
+    def _leave_fanout_locked(self) -> None:
         cohort = self._cohort
         if cohort is not None:
             self._leave_cohort_locked()
             cohort.remove(self)
-            self._judgement.blocked = False  # whatever serves it next meets the kernel again
             self._cohort = None
-            self.change_standing(Standing.GONE)
+            self.change_standing(Standing.SUSPENDED)
+
+    def _exit_fanout_locked(self) -> None:
+        cohort = self._cohort
+        if cohort is not None:
+            self._leave_fanout_locked()
+            self._judgement.blocked = False  # whatever serves it next meets the kernel again
             if cohort.log.fill_bytes:
                 self._set_fill_locked(0)
 
@@ -1513,6 +1530,8 @@ class Sender:
             self._episode.leave_log(self._judgement.pictures())
         self._guide = None
         self._outbox.unfollow(reason)
+        if self._judgement.stands is Standing.SUSPENDED:
+            self.change_standing(Standing.GONE)
 
     def _stop_following_locked(self, now: float) -> None:
         self._lock.assert_owned()
@@ -1533,7 +1552,7 @@ class Sender:
         if key is None:
             crossroads.holds = False  # what it waited before was left out meanwhile
             return
-        answer = self._call_app_locked("at_key", None, partial(guide.at_key, key))
+        answer = self._call_app_locked("at_key", None, partial(self._answer_locked, guide, key))
         crossroads.holds = isinstance(answer, float)
         if isinstance(answer, float):
             self._host.set_deadline(answer)
@@ -1542,19 +1561,34 @@ class Sender:
         elif self._cohort is not None:
             self._switch_locked(answer, now)
 
+    def _answer_locked(self, guide: Guide, key: Entry) -> Hop | float | None:
+        self._lock.assert_owned()
+        answer = guide.at_key(key)
+        if isinstance(answer, Hop):
+            self._refuse_keys_locked(answer)
+        return answer
+
+    def _refuse_keys_locked(self, hop: Hop) -> None:
+        if any(cohort is not None and cohort.log.latest is not None for cohort in (self._cohort, hop.cohort)):
+            raise LocalProtocolError(
+                "nobody is switched to a log with keys, or from one", hint="unfollow it, then follow the other"
+            )
+
     def _switch_locked(self, hop: Hop, now: float) -> None:
-        cursor, cohort = self._outbox.cursor, self._cohort
-        if cursor is None or cohort is None:
+        cursor = self._outbox.cursor
+        if cursor is None or self._cohort is None:
             return
         self._guide = cursor.crossroads = None
-        self._leave_cohort_locked()
-        cohort.remove(self)
-        self.change_standing(Standing.GONE)
+        self._leave_fanout_locked()
         if hop.wait_for_key:
             self._open_episode_locked(now)
         cursor.switch(hop.cohort.log, hop.start, hop.prefix, now, wait_for_key=hop.wait_for_key)
         self._add_to_ledger_locked(LedgerEntry(LedgerKind.SWITCH, now, hop.why, duration_s=hop.stayed_s))
-        self._enter_fanout_locked(hop.cohort)
+        try:
+            self._enter_fanout_locked(hop.cohort)
+        except Exception as error:
+            self._broken_locked(error)  # nothing would serve it
+            raise
 
     def _hold_locked(self, now: float) -> FlushResult:
         """Wait before a key frame until the guide decides; it is asked again in the next round, or when time is up.
@@ -1719,7 +1753,7 @@ class Sender:
 
     def _foreign_thread_locked(self) -> bool:
         """Whether this thread must leave edges to the owning one."""
-        return self._cohort is not None and not self._host.in_thread()
+        return self._judgement.stands is not Standing.GONE and not self._host.in_thread()
 
     def _now_locked(self) -> float:
         """Return the time for what only looks; it stands still when the Sender has ended."""

@@ -253,8 +253,8 @@ def check_life(viewer: Viewer) -> None:
             assert cursor is sender._cohort is sender._episode is None
             assert not sender._waiters
             assert not any(sender._outbox.figures()[2])
-        assert sender._cohort is None or cursor is not None
-        assert (sender.stands is Standing.GONE) is (sender._cohort is None)
+        assert (sender.stands is Standing.GONE) is (cursor is None)
+        assert (sender.stands in {Standing.GONE, Standing.SUSPENDED}) is (sender._cohort is None)
         if sender.stands is Standing.COHORT:
             assert not sender._judgement.mask
             assert not sender.blocked

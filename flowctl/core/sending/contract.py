@@ -187,21 +187,23 @@ class Standing(enum.IntEnum):
     there was. If the kernel took everything and nothing is refused for it, it enters the COHORT. One that lags and
     takes something is PACED: its next turn comes before its kernel runs dry. If the kernel took nothing it is REFUSED
     until that asks for more; otherwise it is queued again. A member that the kernel refuses something, or that has to
-    be treated alone, leaves the cohort and is QUEUED.
+    be treated alone, leaves the cohort and is QUEUED. One that leaves its fan-out is SUSPENDED: no thread owns it until
+    another fan-out takes it, or it follows the log no longer.
 
     An IntEnum, because its members are hashed in C: a step is taken in every turn.
     """
 
-    GONE = 0  #: no fan-out serves it
+    GONE = 0  #: it follows no log
     QUEUED = 1  #: its turn is to come
     SERVED = 2  #: it has had its turn; the next one comes with the next round, or when it asks for it
     PACED = 3  #: it has had its turn; the next one comes at its time
     REFUSED = 4  #: the kernel took nothing; its turn comes when the kernel asks for more
     COHORT = 5  #: written to with its squad
+    SUSPENDED = 6  #: between two fan-outs: it follows its log, and none serves it
 
 
 STEPS: Final = {
-    (Standing.GONE, Standing.QUEUED): "it comes",
+    (Standing.GONE, Standing.QUEUED): "it follows a log",
     (Standing.QUEUED, Standing.SERVED): "its turn",
     (Standing.SERVED, Standing.QUEUED): "more to write, the next round, or the kernel takes more",
     (Standing.SERVED, Standing.PACED): "it lags, and takes something",
@@ -210,7 +212,9 @@ STEPS: Final = {
     (Standing.PACED, Standing.QUEUED): "its time has come, or a key frame that it waits for",
     (Standing.REFUSED, Standing.QUEUED): "the kernel takes more",
     (Standing.COHORT, Standing.QUEUED): "EAGAIN, or it is to be treated alone",
-    **{(old, Standing.GONE): "it goes" for old in Standing if old},
+    **{(old, Standing.SUSPENDED): "it leaves its fan-out" for old in Standing if 0 < old < Standing.COHORT},
+    (Standing.SUSPENDED, Standing.QUEUED): "another fan-out takes it",
+    (Standing.SUSPENDED, Standing.GONE): "it follows the log no longer",
 }
 """The legal steps, from which standing to which, and what causes them."""
 

@@ -24,7 +24,7 @@ from flowctl.core.loop.locks import HANDLERS
 from flowctl.core.outgoing.backlog import NEEDED
 from flowctl.core.outgoing.outbox import Transport
 from flowctl.core.outgoing.streamlog import Entry, StreamLog, Wire, owned_bytes
-from flowctl.core.sending.contract import CohortLike, Frontend, Guide, Hop, SenderHost, SendResult
+from flowctl.core.sending.contract import CohortLike, Frontend, Guide, Hop, SenderHost, SendResult, Standing
 from flowctl.core.sending.figures import Account
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.records.flight.feed import LogFeed, PrivateCohort, seed_of
@@ -319,7 +319,7 @@ class RecordedSender(NotingSender):
             keyed = cohort.log.latest is not None
             if keyed and self.tape.on:
                 self._end_flight_locked(END_KEYS)
-            if self._cohort is None and not self.closed and not keyed:
+            if self.stands is Standing.GONE and not self.closed and not keyed:
                 first = start or cohort.log.tail
                 seed = seed_of(cohort.log, first, self.tape.began_us)
                 self.tape.call("log", seed)
@@ -333,6 +333,7 @@ class RecordedSender(NotingSender):
         with self._entered("switch") as outermost, self._lock:
             cursor = self._outbox.cursor
             if outermost and self._cohort is not None and cursor is not None and not self.closed:
+                self._refuse_keys_locked(hop)
                 self.tape.call("switch")
                 hop = self._change_log_locked(hop, cursor.entry)
             super().switch(hop)
@@ -351,6 +352,7 @@ class RecordedSender(NotingSender):
             if answer is None:
                 tape.answered("key", len(key.wire))
         if isinstance(answer, Hop):
+            self._refuse_keys_locked(answer)
             return self._change_log_locked(answer, key)
         if answer is not None:
             until_us = ceil(answer * MICROSECONDS)

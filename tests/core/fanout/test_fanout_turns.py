@@ -346,7 +346,7 @@ def test_round_when_there_is_one_squad_counts_as_one_turn():
     stage.check()
 
 
-GONE, QUEUED, SERVED, PACED, REFUSED, COHORT = Standing
+GONE, QUEUED, SERVED, PACED, REFUSED, COHORT, SUSPENDED = Standing
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(Standing, Standing)))
@@ -360,7 +360,8 @@ def test_step_when_it_is_not_in_the_table_is_refused(old, new):
 
 def test_table_when_followed_leads_everywhere_and_out_again():
     assert {new for old, new in STEPS if old is GONE} == {QUEUED}
-    assert {old for old, new in STEPS if new is GONE} == set(Standing) - {GONE}
+    assert {old for old, new in STEPS if new is SUSPENDED} == {QUEUED, SERVED, PACED, REFUSED}
+    assert {old for old, new in STEPS if new is GONE} == {SUSPENDED}
     assert {new for _, new in STEPS} == set(Standing)
     assert all(old is not new for old, new in STEPS)
 
@@ -382,7 +383,7 @@ def test_viewer_when_it_keeps_up_lags_and_comes_back_stands_where_it_is_served()
     stage.group.run()
     assert viewer.sender.stands is COHORT
     viewer.sender.suspend_following()
-    assert viewer.sender.stands is GONE
+    assert viewer.sender.stands is SUSPENDED
     viewer.sender.resume_following(stage.fanout)
     viewer.sender.unfollow()
     assert viewer.sender.stands is GONE
