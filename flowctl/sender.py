@@ -42,7 +42,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from math import inf
 from operator import sub
@@ -53,6 +52,7 @@ from flowctl.core.flow.counts import NO_FIGURES, total
 from flowctl.core.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
 from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Limits
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
+from flowctl.core.flow.sharedstall import SURE_S
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
 from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, target_s
 from flowctl.core.loop.locks import HANDLERS, OwnedLock
@@ -73,11 +73,10 @@ from flowctl.core.sending.contract import (
     SendOutcome,
     SendResult,
     Standing,
-    step,
 )
 from flowctl.core.sending.explain import explain
 from flowctl.core.sending.figures import Account, SenderStatistics
-from flowctl.core.sending.judgement import Judgement
+from flowctl.core.sending.judgement import Clocks, Judgement
 from flowctl.core.sending.looks import LineLook
 from flowctl.core.sending.postponed import PostponedCalls
 from flowctl.core.sending.settings import AgeSource, SenderSettings
@@ -95,6 +94,8 @@ CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendSta
 _COHORT: Final = Standing.COHORT
 _TURN_COMES: Final = frozenset({Standing.QUEUED, Standing.PACED})
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
+_SURE_MS: Final = SURE_S * 1000
+"""Age from which it is asked whether most viewers had stopped."""
 _DEFAULT_SETTINGS: Final = SenderSettings()
 _KEEPS_UP: Final = SlowPeer(_DEFAULT_SETTINGS)
 """Measurements of a peer that has never been slow, for methods that only read them."""
@@ -116,7 +117,6 @@ class Sender:
     """
 
     __slots__ = (
-        "_close_deadline",
         "_close_details",
         "_close_reason",
         "_cohort",
@@ -161,13 +161,12 @@ class Sender:
         self._policy = policy or _KEEP_ALL  # guarded by _lock
         self._outbox = Outbox()  # guarded by _lock
         settings = settings or _DEFAULT_SETTINGS
-        self._judgement = Judgement(self._core, self._outbox, host, settings, now)  # guarded by _lock
+        self._judgement = Judgement(self._core, self._outbox, settings, now)  # guarded by _lock
         self._cohort: CohortLike[Sender] | None = None  # the fan-out of the followed log; guarded by _lock
         self._guide: Guide | None = None  # asked at each key frame in which log to go on; guarded by _lock
         self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
         self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
         self._close_details = ""  # guarded by _lock
-        self._close_deadline = inf  # guarded by _lock
         self._sends_after_close = 0  # guarded by _lock
         self._waiters: list[Callable[[bool], object]] | None = None  # see `when_drained`; guarded by _lock
         # What is to be called once the lock is released: reports of handlers that failed, and waiters.
@@ -175,7 +174,7 @@ class Sender:
         self._ledger: Ledger | None = None  # guarded by _lock
         self._episode: DropEpisode | None = None  # guarded by _lock
         if policy is not None:
-            self._judgement.mask = self._refused_locked(SendState.READY)
+            self._judgement.refuses(self._refused_locked(SendState.READY))
 
     # -- sending
 
@@ -313,7 +312,7 @@ class Sender:
             self._unfollow_locked(DropReason.UNFOLLOWED)
             now = self._host.now()
             if self._close_reason is None:
-                self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
+                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
             if self._is_open_locked():
                 self._apply_mask_locked(now)  # without a log there is no lateness: the state decides
                 own = not self._outbox.empty(with_log=False)
@@ -400,7 +399,7 @@ class Sender:
                 self._refuse_keys_locked(hop)
                 now = self._host.now()
                 self._switch_locked(hop, now)
-                self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
+                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     # -- limits and policy
 
@@ -518,16 +517,17 @@ class Sender:
         """Explain the present state in one line: axis, value, limit, since when, and who is to blame. Any thread."""
         with self._guarded("why"), self._lock:
             now, judgement, cursor = self._now_locked(), self._judgement, self._outbox.cursor
+            counted, kernel_bytes = self._counted_locked(now), self._kernel_bytes_locked()
             return explain(
                 self._core,
                 judgement.load(now),
                 now,
-                judgement.lag(now),
+                judgement.lag(now, kernel_bytes),
                 largest_bytes=cursor.log.largest_bytes if cursor else 0,
                 joining=judgement.joining,
                 waiting_for_key=self._outbox.waiting_for_key,
                 stalled_s=judgement.stalled_s(now),
-                remarks=[*judgement.remarks(now), *self._superseded_locked()],
+                remarks=[*judgement.remarks(now, counted, kernel_bytes), *self._superseded_locked()],
                 close_reason=self._close_reason,
                 details=self._close_details,
             )
@@ -566,9 +566,9 @@ class Sender:
                 close_reason=self._close_reason,
                 picture_share=judgement.picture_share(now),
                 waited_s=slow.drain.waited_s,
-                delay_ms=0.0 if judgement.slow is None else judgement.behind_ms(slow, now),
+                delay_ms=judgement.behind_ms(now, self._kernel_bytes_locked()),
                 drain_bytes_per_s=slow.drain.rate,
-                forecast=judgement.forecast(now),
+                forecast=judgement.forecast(now, self._counted_locked(now)),
                 returns=slow.returns,
                 delay_removed_ms=slow.delay_removed_ms,
             )
@@ -620,13 +620,11 @@ class Sender:
             outbox, judgement = self._outbox, self._judgement
             slow, member = judgement.slow, judgement.stands is _COHORT
             now = self._now_locked() if rows or slow is not None else 0.0
-            load, stalled_s, delay_ms = EMPTY_LOAD, 0.0, 0.0
+            load, stalled_s, kernel_bytes = EMPTY_LOAD, 0.0, 0 if slow is None else self._kernel_bytes_locked()
             if rows:
                 load = outbox.load(now, self._core.limits.overhead_bytes)  # first: it moves past what is refused
                 if self._core.would_block:
                     stalled_s = judgement.stalled_s(now)
-            if slow is not None:
-                delay_ms = judgement.behind_ms(slow, now)
             cursor = outbox.cursor
             entry = None if cursor is None else cursor.entry
             bytes_sent = outbox.bytes_sent
@@ -644,7 +642,7 @@ class Sender:
             return Account(
                 self._core.state,
                 1.0 if slow is None else judgement.picture_share(now),
-                delay_ms,
+                0.0 if slow is None else judgement.behind_ms(now, kernel_bytes),
                 judgement.lagging and not member,
                 self._ledger is not None,
                 bytes_sent,
@@ -660,7 +658,7 @@ class Sender:
                 not any(queued),
                 cohort,
                 *((0.0, 0) if cursor is None else (cursor.joined_at, cursor.cached_bytes)),
-                judgement.blamed(load, now) if rows else Blame.NOBODY,
+                judgement.blamed(load, now, kernel_bytes) if rows else Blame.NOBODY,
             )
 
     # -- how far behind the peer is
@@ -669,8 +667,7 @@ class Sender:
         """Return how old the oldest is that a slow peer has not taken, in ms, without a sample; else 0. Any thread."""
         self._refuse_reentry("behind_ms")
         with self._lock:
-            slow = self._judgement.slow
-            return 0.0 if slow is None else self._judgement.behind_ms(slow, self._now_locked())
+            return self._judgement.behind_ms(self._now_locked(), self._kernel_bytes_locked())
 
     def line_look(self) -> LineLook:
         """Return what is known now of the line to the peer, for the choice of what to follow. Any thread."""
@@ -746,7 +743,8 @@ class Sender:
         """
         self._refuse_reentry("forecast")
         with self._lock:
-            return self._judgement.forecast(self._now_locked())
+            now = self._now_locked()
+            return self._judgement.forecast(now, self._counted_locked(now))
 
     # -- writing: the owning thread
 
@@ -787,7 +785,7 @@ class Sender:
                 if self._close_reason is not None:
                     return 0.0
                 judgement = self._judgement
-                judgement.blocked = False
+                judgement.meet_kernel_anew()
                 if (plainly := self._turn_plainly_locked(now)) is not None:
                     return plainly
                 self._review_locked(now, queued=True)
@@ -816,10 +814,11 @@ class Sender:
         slow = judgement.slow
         if slow is None or self._guide is not None or not slow.pace_s or slow.due(now, in_turn=True):
             return None
-        if core.state is not SendState.OVERLOADED or not judgement.far_from_limits(now):
+        if core.state is not SendState.OVERLOADED or judgement.far_load(now) is None:
             return None
-        ahead_bytes = slow.ahead_bytes
-        timing = judgement.timing(slow, now)
+        ahead_bytes, kernel_bytes = slow.ahead_bytes, self._host.kernel_bytes()
+        strained = not kernel_bytes and self._host.strained()
+        timing = judgement.timing(slow, now, kernel_bytes, strained=strained)
         budget = slow.budget_bytes(judgement.settings.turn_bytes)
         if slow.ahead_bytes != ahead_bytes:
             self._host.limit_unsent(slow.ahead_bytes)
@@ -838,19 +837,20 @@ class Sender:
                 break
             if not written:
                 return None
-            judgement.note_waiting(slow, now)
+            kernel_bytes += written
+            judgement.note_waiting(slow, now, kernel_bytes, strained=strained)
             if timing is not None:
                 timing.held_bytes += written
             budget = slow.budget_bytes(judgement.settings.turn_bytes)
         if not taken:
-            judgement.blocked = judgement.lagging = slow.waited = True
+            judgement.turned_plainly(refused=True)
             if not slow.keeps_pace(now):
                 self._host.want_writable(True)
                 if judgement.armed_at <= now:
                     self._arm_locked(now)
                 return inf
         elif now < judgement.held_until(slow):
-            slow.waited, slow.behind_ms = False, 0.0
+            judgement.turned_plainly(refused=False)
         else:
             return None
         return judgement.turn_at(now)
@@ -883,11 +883,9 @@ class Sender:
         """Go on writing: the kernel can take more. Owning thread."""
         self._refuse_reentry("writable")
         with self._lock:
-            self._judgement.blocked = False
-            if self._judgement.slow is not None:
-                self._judgement.slow.kernel_asked(self._host.now())
-            if self._judgement.settings.return_after_s:
-                self._return_after_stall_locked(self._host.now())
+            now = self._host.now()
+            self._judgement.kernel_asked(now)
+            self._return_after_stall_locked(now)
             alone = self._cohort is not None and self._judgement.stands is not _COHORT
         self._host.want_writable(False)
         if not alone or self._cohort is None:
@@ -900,7 +898,13 @@ class Sender:
     def next_crossing(self) -> tuple[int, int]:
         """Return (offset, sequence) of the log before which to look is of no use. Owning thread, for the fan-out."""
         with self._lock:
-            return self._judgement.next_crossing(self._host.now())
+            return self._next_crossing_locked(self._host.now())
+
+    def _next_crossing_locked(self, now: float) -> tuple[int, int]:
+        reach = self._judgement.reach
+        if reach is None:
+            return OFF_MARK, OFF_MARK
+        return self._judgement.crossing_from(reach, self._judgement.far_load(now) or self._counted_locked(now))
 
     def log_grew(self) -> tuple[int, int]:
         """Judge the load again because the followed log has grown, and return `next_crossing`. Owning thread."""
@@ -914,7 +918,7 @@ class Sender:
                 now = self._host.now()
                 self._review_locked(now, queued=True)
                 self._arm_locked(now)
-                return self._judgement.next_crossing(now)
+                return self._next_crossing_locked(now)
         finally:
             if self._postponed:
                 self._run_postponed()
@@ -926,7 +930,7 @@ class Sender:
             with self._lock:
                 if self._close_reason is None:
                     now = self._host.now()
-                    self._judgement.armed_at = 0.0
+                    self._judgement.ticked()
                     self._run_pending_locked(now)
                     self._review_locked(now)
                     if self._judgement.slow is not None and self._judgement.slow.due(now):
@@ -947,16 +951,17 @@ class Sender:
         with self._guarded("close_after_flush"), self._lock:
             if self._judgement.closing:
                 return
-            self._judgement.closing = True
-            if self._judgement.settings.close_deadline_s:
-                self._close_deadline = self._host.now() + self._judgement.settings.close_deadline_s
-                self._host.set_deadline(self._close_deadline)
+            deadline_s = self._judgement.settings.close_deadline_s
+            closes_at = self._host.now() + deadline_s if deadline_s else inf
+            self._judgement.closes(closes_at)
+            if deadline_s:
+                self._host.set_deadline(closes_at)
             self._leave_to_owner_locked(self._stop_following_locked)
 
     def close(self, reason: CloseReason, details: str = "") -> None:
         """End now: what is queued is dropped and counted. The first reason counts. Any thread."""
         with self._guarded("close"), self._lock:
-            self._judgement.closing = True
+            self._judgement.closes()
             if self._close_reason is not None:
                 return
             if self._cohort is not None and self._foreign_thread_locked():
@@ -977,7 +982,7 @@ class Sender:
         """
         with self._lock:
             if self._close_reason is not None:
-                self._host = self._judgement.line = NoHost(self._judgement.ended_at)
+                self._host = NoHost(self._judgement.ended_at)
                 self._frontend = self._pending = None
                 self._outbox.unfinished = b""
 
@@ -1064,7 +1069,7 @@ class Sender:
                 if self._close_reason is not None:
                     return  # what it dropped causes no edge any more
                 if thinned:
-                    following = self._core.dropped(self._judgement.counted(now), now)
+                    following = self._core.dropped(self._counted_locked(now), now)
         self._apply_mask_locked(now)
         self._arm_locked(now)
 
@@ -1097,9 +1102,7 @@ class Sender:
         before = self._judgement.oldest(now)
         self._outbox.thin(mode, self._core.limits, now, reason)
         self._wake_waiters_locked()
-        removed_ms = (self._judgement.oldest(now) - before) * 1000
-        if removed_ms > 0:
-            self._judgement.known_slow(now).delay_removed_ms += removed_ms
+        self._judgement.thinned(now, before)
 
     def _apply_mask_locked(self, now: float) -> None:
         """Put in force what the policy refuses in the present state."""
@@ -1107,13 +1110,8 @@ class Sender:
         mask = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
         if mask & BROKEN_MASK and not held and judgement.judges_pictures(mask):
             mask &= ~BROKEN_MASK | self._refused_locked(SendState.READY)  # what is late is judged by the picture
-        if not held:
-            judgement.held = None
-        elif judgement.held is None:
-            judgement.held = judgement.undroppable
-        if mask == judgement.mask:
+        if not judgement.refuses(mask):
             return
-        judgement.mask = mask
         if mask:
             self._open_episode_locked(now)
         cursor = self._outbox.cursor
@@ -1134,7 +1132,7 @@ class Sender:
         if cursor is not None and judgement.stands is not _COHORT:
             if cursor.poll(now, replace=self._core.state >= SendState.SOFT_LIMIT):
                 self._open_episode_locked(now)
-                load = self._uncrowded_locked(judgement.counted(now), now)
+                load = self._uncrowded_locked(self._counted_locked(now), now)
                 if self._is_open_locked():
                     self._settle_locked(self._core.dropped(load, now), now)
             if judgement.ends_joining(now):
@@ -1142,12 +1140,12 @@ class Sender:
             cursor.compact()
         if self._close_reason is not None or not (judgement.blocked or judgement.empty):
             return  # the kernel is about to be offered what waits: the write judges it
-        core, load = self._core, judgement.counted(now)
+        core, load = self._core, self._counted_locked(now)
         if judgement.blocked and core.rises_to(load):
             self._offer_locked(now)  # it may take more by now and our thread be late to hear of it
             if not self._is_open_locked():
                 return
-            load = judgement.counted(now)
+            load = self._counted_locked(now)
         load = self._uncrowded_locked(load, now)
         if self._is_open_locked():
             self._settle_locked(core.queued(load, now) if queued else core.ticked(load, now), now)
@@ -1164,7 +1162,7 @@ class Sender:
         ):
             return load
         if self._thin_by_policy_locked(SendState.SOFT_LIMIT, now):
-            load = judgement.counted(now)
+            load = self._counted_locked(now)
             self._settle_locked(self._core.dropped(load, now), now)
         return load
 
@@ -1203,14 +1201,14 @@ class Sender:
         core, backlog = self._core, self._outbox.backlog
         due = self._judgement.control_over() is not None
         if not due and core.would_block:
-            due = core.rises_to(self._judgement.counted(now))
+            due = core.rises_to(self._counted_locked(now))
         elif not due:
             due = core.reaches_soft(backlog.size_bytes, len(backlog))
         if due:
             self._offer_locked(now)
         self._check_control_locked()
         if self._close_reason is None:
-            self._settle_locked(core.queued(self._judgement.counted(now), now), now)
+            self._settle_locked(core.queued(self._counted_locked(now), now), now)
             self._check_held_locked()
 
     def _sent_from_afar_locked(self, message_class: MessageClass, *, full: bool) -> SendResult:
@@ -1227,7 +1225,7 @@ class Sender:
         elif (over := self._judgement.control_over()) is not None:
             end = CloseReason.LIMIT_HIT, over
         if end is not None:
-            self._judgement.closing = True
+            self._judgement.closes()
             self._leave_to_owner_locked(lambda _: self._fail_locked(*end))
             return CLOSED[self._core.state]
         self._host.request_flush()
@@ -1242,7 +1240,7 @@ class Sender:
         written, blocked, failure = self._write_turn_locked(now)
         if watched and blocked and not written:
             return  # as before: the owning thread watches the socket
-        self._judgement.blocked = False
+        self._judgement.meet_kernel_anew()
         result = self._account_write_locked(written, now, failure, blocked=blocked)
         while result is FlushResult.MORE and len(self._outbox.backlog):
             result = self._write_locked(now)
@@ -1250,7 +1248,7 @@ class Sender:
             if self._host.in_thread():
                 self._await_room_locked(now)
             elif not watched:
-                self._judgement.blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
+                self._judgement.meet_kernel_anew()  # on the owning thread, which watches the socket
                 self._host.request_flush()
                 self._arm_locked(now)
         elif result is not FlushResult.CLOSED:
@@ -1263,12 +1261,12 @@ class Sender:
         self._outbox.put_in_flight(data, message_class, now, written)
         if written == len(data) and self._core.state is SendState.READY and self._episode is None:
             # Nothing was wrong and nothing is: what follows from a drained queue is known without looking.
-            self._judgement.progress_at = now
+            self._judgement.progress(now)
             self._host.wrote(written)
             return ACCEPTED[SendState.READY]
         result = self._account_write_locked(written, now, failure, blocked=blocked)
         if result is FlushResult.BLOCKED:
-            self._judgement.blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
+            self._judgement.meet_kernel_anew()  # on the owning thread, which watches the socket
             self._host.request_flush()
         return (CLOSED if result is FlushResult.CLOSED else ACCEPTED)[self._core.state]
 
@@ -1320,60 +1318,43 @@ class Sender:
         if failure is not None:
             self._broken_locked(failure)
             return FlushResult.CLOSED
-        core = self._core
+        core, judgement = self._core, self._judgement
         if blocked:
-            if not written and not self._judgement.waits():
-                self._judgement.progress_at = (
-                    now  # a stall begins with the first write that is refused, not with the last taken
-                )
-            self._judgement.blocked = self._judgement.lagging = True
+            judgement.refused(now, written=written)
             self._leave_cohort_locked()
-            self._judgement.note_waiting(self._judgement.known_slow(now), now)
+            self._note_waiting_locked(judgement.known_slow(now), now)
             if self._outbox.cursor is not None and self._outbox.cursor.log.latest is not None:
                 self._open_episode_locked(now)  # values will be superseded meanwhile
-            if not (core.would_block and self._judgement.far_from_limits(now)):
-                load = self._uncrowded_locked(self._judgement.counted(now, refused=True), now)
+            if not core.would_block or judgement.far_load(now) is None:
+                load = self._uncrowded_locked(self._counted_locked(now, refused=True), now)
                 if self._is_open_locked():
                     self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
-        if not self._judgement.empty:
+        if not judgement.empty:
             if self._outbox.holds:
                 return self._hold_locked(now)
-            self._judgement.lagging = True
-            if self._judgement.slow is not None:
-                self._judgement.note_waiting(self._judgement.slow, now)
-            load = self._judgement.counted(now)
+            judgement.left_over()
+            if judgement.slow is not None:
+                self._note_waiting_locked(judgement.slow, now)
+            load = self._counted_locked(now)
             if not core.rises_to(load):  # what is left may never have been offered
                 self._settle_locked(core.sent(load, now), now)
             return FlushResult.MORE if self._close_reason is None else FlushResult.CLOSED
         return self._all_taken_locked(now)
 
     def _all_taken_locked(self, now: float) -> FlushResult:
-        core, outbox = self._core, self._outbox
-        self._judgement.progress(now)
-        slow = self._judgement.slow
-        if slow is not None:
-            slow.waited, slow.behind_ms = False, 0.0
-            if now < self._judgement.held_until(slow):
-                if not self._judgement.far_from_limits(now):
-                    self._settle_locked(core.sent(self._judgement.counted(now), now), now)
-                if self._judgement.stands is _COHORT:  # else a turn is to come
-                    self._arm_locked(now)
-                return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
-            if slow.note_keeping_up():
-                self._host.limit_unsent(0 if outbox.cursor is None else outbox.cursor.log.fill_bytes)
-        self._judgement.lagging = False
-        cursor = outbox.cursor
-        if cursor is not None and self._judgement.stands is not _COHORT and cursor.joining_to is not None:
+        core, judgement, cursor = self._core, self._judgement, self._outbox.cursor
+        if judgement.counts_as_lagging(now):
+            if judgement.far_load(now) is None:
+                self._settle_locked(core.sent(self._counted_locked(now), now), now)
+            if judgement.stands is _COHORT:  # else a turn is to come
+                self._arm_locked(now)
+            return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
+        if cursor is not None and judgement.joining:
             cursor.end_joining(DropReason.REFUSED, now)
-        self._judgement.forget_joining()
-        rest = EMPTY_LOAD
-        if slow is not None:
-            if slow.by_delay:
-                rest = self._judgement.counted(now, refused=False)
-            elif slow.harmless:
-                self._judgement.slow = None
-        self._settle_locked(core.drained(now, rest), now)
+        if judgement.keeps_up():
+            self._host.limit_unsent(0 if cursor is None else cursor.log.fill_bytes)
+        self._settle_locked(core.drained(now, self._counted_locked(now, refused=False)), now)
         self._close_episode_locked(now)
         return FlushResult.DRAINED
 
@@ -1381,8 +1362,9 @@ class Sender:
 
     def _timing_locked(self, slow: SlowPeer, now: float) -> Timing | None:
         """Return by what messages are late, and have the kernel take as much ahead as follows from the peer's rate."""
-        before = slow.ahead_bytes
-        timing = self._judgement.timing(slow, now)
+        before, kernel_bytes = slow.ahead_bytes, self._host.kernel_bytes()
+        strained = not kernel_bytes and self._host.strained()
+        timing = self._judgement.timing(slow, now, kernel_bytes, strained=strained)
         if slow.ahead_bytes != before:
             self._host.limit_unsent(slow.ahead_bytes)
         if slow.ahead_bytes:
@@ -1398,7 +1380,7 @@ class Sender:
         foreign = self._foreign_thread_locked()
         if foreign and slow.asked_too_soon(now):
             return
-        judgement.sample(slow, now, kernel_bytes)
+        judgement.sample(slow, now, self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes)
         if not foreign:  # what follows happens on the owning thread
             cause = slow.why_return(now, max(now - judgement.oldest(now), 0.0) * 1000)
             if cause is not None and self._core.would_block:
@@ -1406,13 +1388,13 @@ class Sender:
             soft = self._core.state is SendState.SOFT_LIMIT and judgement.judges_pictures(judgement.mask)
             if soft and self._thin_for_locked(SendState.SOFT_LIMIT, now):
                 # It has stalled since it got there, or more has come.
-                self._settle_locked(self._core.dropped(judgement.counted(now), now), now)
+                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
         judgement.forget_slow()
 
     def _return_after_stall_locked(self, now: float) -> None:
         """Skip what became old while the kernel took nothing, if that was for long; it takes something again."""
-        stalled_s = self._judgement.stalled_s(now)
-        if 0 < self._judgement.settings.return_after_s <= stalled_s and self._close_reason is None:
+        limit_s = self._judgement.settings.return_after_s
+        if limit_s and self._close_reason is None and (stalled_s := self._judgement.stalled_s(now)) >= limit_s:
             self._return_locked(now, f"the kernel had taken nothing for {stalled_s:.1f} s")
 
     def _return_locked(self, now: float, cause: str) -> None:
@@ -1436,7 +1418,7 @@ class Sender:
             return
         removed_ms = max(self._judgement.oldest(now) - before, 0.0) * 1000
         self._add_to_ledger_locked(self._judgement.known_slow(now).note_return(now, removed_ms, cause))
-        self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
+        self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     def _relieve_locked(self, now: float, cause: str) -> None:
         """Skip to the newest key frame of the followed log; where that frees nothing, drop what may be dropped."""
@@ -1460,7 +1442,7 @@ class Sender:
         Raises:
             InternalError: that is no legal step; see `flowctl.core.sending.contract`.
         """
-        self._judgement.stands = step(self._judgement.stands, new)
+        self._judgement.stand_at(new)
 
     def _enter_fanout_locked(self, cohort: CohortLike[Sender]) -> None:
         """Be served by `cohort`; it is SUSPENDED where that raises."""
@@ -1486,7 +1468,7 @@ class Sender:
         cohort = self._cohort
         if cohort is not None:
             self._leave_fanout_locked()
-            self._judgement.blocked = False  # whatever serves it next meets the kernel again
+            self._judgement.meet_kernel_anew()
             if cohort.log.fill_bytes:
                 self._set_fill_locked(0)
 
@@ -1522,10 +1504,7 @@ class Sender:
     def _unfollow_locked(self, reason: DropReason) -> None:
         self._lock.assert_owned()
         self._exit_fanout_locked()
-        slow = self._judgement.slow
-        if slow is not None:
-            slow.last_share = self._judgement.picture_share(self._now_locked())
-            slow.pictures.forget()
+        self._judgement.leaves_log(self._now_locked())
         if self._episode is not None:
             self._episode.leave_log(self._judgement.pictures())
         self._guide = None
@@ -1595,11 +1574,9 @@ class Sender:
 
         What waits is no sign of a slow peer, nor does the time say at what rate the peer takes.
         """
-        slow = self._judgement.slow
-        if slow is not None:
-            slow.waited = False
+        self._judgement.waits_for_guide()
         if self._core.would_block:
-            self._settle_locked(self._core.sent(self._judgement.counted(now), now), now)
+            self._settle_locked(self._core.sent(self._counted_locked(now), now), now)
         return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
 
     # -- times
@@ -1623,13 +1600,13 @@ class Sender:
         """
         if not self._goes_on_locked():
             return
-        clocks = self._judgement.clocks(now, self._close_deadline)
+        clocks = self._clocks_locked(now)
         overdue = self._judgement.overdue(clocks, now)
         if overdue is not None and not self._judgement.empty:
             self._offer_locked(now)
             if not self._goes_on_locked():
                 return
-            clocks = self._judgement.clocks(now, self._close_deadline)
+            clocks = self._clocks_locked(now)
             overdue = self._judgement.overdue(clocks, now) if self._judgement.blocked else None
         if overdue is not None:
             self._fail_locked(*overdue)
@@ -1641,8 +1618,8 @@ class Sender:
 
     def _arm_locked(self, now: float) -> None:
         """Ask for a tick at the earliest time at which something could change by time alone."""
-        if self._goes_on_locked() and (when := self._judgement.clocks(now, self._close_deadline).next_at) < inf:
-            self._judgement.armed_at = when
+        if self._goes_on_locked() and (when := self._clocks_locked(now).next_at) < inf:
+            self._judgement.armed(when)
             self._host.set_deadline(when)
 
     # -- limits and the end
@@ -1675,7 +1652,7 @@ class Sender:
             self._offer_locked(now)
             if self._close_reason is not None:
                 return
-        self._settle_locked(core.limits_set(limits, self._judgement.counted(now, limits), now), now)
+        self._settle_locked(core.limits_set(limits, self._counted_locked(now, limits), now), now)
         if self._is_open_locked():
             self._apply_mask_locked(now)  # there may be a target delay now, or none any more
         if core.final:  # without an edge where a held hard limit was made a final one; the first reason counts
@@ -1693,16 +1670,13 @@ class Sender:
 
     def _set_settings_locked(self, settings: SenderSettings, now: float) -> None:
         self._lock.assert_owned()
-        was = self._judgement.settings
-        self._judgement.settings = replace(
-            settings, age_from=was.age_from, sample_s=was.sample_s, return_delay_s=was.return_delay_s
-        )
+        self._judgement.settings_set(settings)
         self._arm_locked(now)
 
     def _thin_request_locked(self, mode: Thin, now: float, reason: DropReason = DropReason.REQUESTED) -> None:
         self._lock.assert_owned()
         self._thin_locked(mode, now, reason)
-        self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
+        self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
         self._close_episode_locked(now)
         self._arm_locked(now)  # a wait for a key frame may have begun without an edge
 
@@ -1717,10 +1691,8 @@ class Sender:
         if self._close_reason is not None:
             return
         now = self._host.now()
-        self._judgement.closing = True
         self._close_reason, self._close_details = reason, details
-        self._judgement.progress(now)
-        self._judgement.ended_at = now
+        self._judgement.ended(now)
         self._open_episode_locked(now)
         self._unfollow_locked(DropReason.CLOSED)
         self._wake_waiters_locked()
@@ -1729,7 +1701,28 @@ class Sender:
         self._add_to_ledger_locked(LedgerEntry(LedgerKind.CLOSE, now, details, reason=reason))
         self._host.terminate(reason, details)
 
-    # -- what is queued, and since when
+    # -- what the judgement is told, and what it needs of the host
+
+    def _counted_locked(self, now: float, limits: Limits | None = None, *, refused: bool | None = None) -> Load:
+        """Return the load that counts against the limits."""
+        load = self._judgement.counted(now, limits, refused=refused)
+        return load if load.age_ms < _SURE_MS else self._judgement.excused(load, now, self._host.shared_stall())
+
+    def _clocks_locked(self, now: float) -> Clocks:
+        load = self._counted_locked(now)
+        clocks = self._judgement.clocks(now, load)
+        return self._judgement.clocks(now, load, self._host.shared_stall()) if clocks.run_out(now) else clocks
+
+    def _kernel_bytes_locked(self) -> int:
+        """Ask what the kernel holds, if anything depends on it."""
+        return self._host.kernel_bytes() if self._judgement.measured else 0
+
+    def _note_waiting_locked(self, slow: SlowPeer, now: float) -> None:
+        if not slow.waited:
+            self._judgement.note_waiting(slow, now, self._host.kernel_bytes(), strained=self._host.strained())
+        self._judgement.note_pictures(slow, now)
+
+    # -- who may call, and when
 
     @contextmanager
     def _guarded(self, method: str) -> Iterator[None]:
@@ -1779,7 +1772,7 @@ class Sender:
 
     def _learn_patience_locked(self) -> None:
         """Ask the policy how long what is late is waited for; one that fails waits for everything."""
-        self._judgement.patience = self._call_app_locked("patience", ENDLESS, partial(patience_of, self._policy))
+        self._judgement.policy_set(self._call_app_locked("patience", ENDLESS, partial(patience_of, self._policy)))
 
     def _refused_locked(self, state: SendState) -> int:
         """Ask the policy which classes it refuses in `state`; one that fails refuses nothing."""

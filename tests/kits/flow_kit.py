@@ -266,8 +266,8 @@ def check_life(viewer: Viewer) -> None:
             assert (sender._judgement.held is not None) is (core.state is SendState.HARD_LIMIT)
             # A closing Sender with nothing left to write, nor to do for other threads, is over: whatever emptied it.
             assert not sender.closed or sender._pending or not sender._outbox.empty(with_log=True)
-            assert sender._close_deadline > viewer.group.now() - 1.0
-        assert sender._close_deadline == inf or sender.closed
+            assert sender._judgement.closes_at > viewer.group.now() - 1.0
+        assert sender._judgement.closes_at == inf or sender.closed
 
 
 def check_stream(viewer: Viewer, published: Published, *, key_wait_expired: bool = False) -> None:

@@ -1,10 +1,11 @@
 """What a Sender judges its peer by: what counts as load, whether it lags, what is late, and what time alone changes.
 
-Theory of operation. The Sender shows each event to the `FlowCore`, and does to the queue what follows. In between it
-asks the `Judgement`: how much of what is queued counts against the limits, whether what is late is left out by the
-picture (so that the state need not refuse pictures), by what a message is late, whether a joiner is slow, since when
-the kernel has taken nothing, and when to look again. It gives back values and does nothing to queue or socket. There is
-no lock and no clock here; of the line it asks what the kernel holds, and whether our own thread is late.
+Theory of operation. The Sender tells the `Judgement` what has happened (written, refused, all taken, a turn, a tick, a
+sample), with what it has asked its host: the time, what the kernel holds, whether our thread had no room, when most
+viewers had stopped. It gets back what follows from it: how much of what is queued counts against the limits, whether
+what is late is left out by the picture (so that the state need not refuse pictures), by what a message is late, whether
+a joiner is slow, since when the kernel has taken nothing, and when to look again. The Sender does that to queue, kernel
+and state. Here is no lock, no clock and no host; every field is set by the methods here alone.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import OFF_MARK, Limits
 from flowctl.core.flow.meters import Trail
-from flowctl.core.flow.sharedstall import SURE_S, TOGETHER_S
+from flowctl.core.flow.sharedstall import TOGETHER_S, StallSpan
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.core.flow.timing import CUT_PACE_S, ENDLESS, Forecast, Timing, crowded, target_s
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.sending.blame import LATE_S, Blame, Lag, blame
-from flowctl.core.sending.contract import SenderHost, Standing
+from flowctl.core.sending.contract import Standing, step
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
 from flowctl.reasons import CloseReason
@@ -46,6 +47,10 @@ class Clocks(NamedTuple):
     @property
     def next_at(self) -> float:
         return min(self)
+
+    def run_out(self, now: float) -> bool:
+        """Return whether it is to be ended, unless most viewers had stopped meanwhile."""
+        return self.stuck_at <= now or self.soft_at <= now
 
     def overdue(self, now: float, settings: SenderSettings, *, waits: bool) -> tuple[CloseReason, str] | None:
         """Return what has taken too long, as reason and details of the end. None: nothing has."""
@@ -80,7 +85,6 @@ class Judgement:
 
     core: FlowCore  # the state, shared with the Sender
     outbox: Outbox  # what is queued, shared with the Sender
-    line: SenderHost  # asked what the kernel holds, and whether our own thread is late
     settings: SenderSettings
     progress_at: float  # when the kernel last took something, or began to refuse
     patience: tuple[float, ...] = ENDLESS  # the drop policy's, by class
@@ -92,12 +96,97 @@ class Judgement:
     blocked: bool = False  # the last write met EAGAIN and the kernel has not called back
     lagging: bool = False  # the last write left something
     closing: bool = False  # nothing more is accepted
+    closes_at: float = inf  # when what is queued must have been sent
     ended_at: float = inf  # when the Sender ended
     armed_at: float = 0.0  # the tick that was last asked for; what can come before it asks for another
     slow: SlowPeer | None = None  # what is known of a slow peer; None: it was never slow, or lost nothing by it
     _longest_stall_s: float = 0.0
     _offered: tuple[float, float] = _NO_OFFER  # when the kernel was last offered something, and how old that was
     _joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check
+
+    # -- what has happened
+
+    def stand_at(self, new: Standing) -> None:
+        self.stands = step(self.stands, new)
+
+    def meet_kernel_anew(self) -> None:
+        """Forget that the kernel refused something: it is offered more, or the owning thread is to meet EAGAIN."""
+        self.blocked = False
+
+    def kernel_asked(self, now: float) -> None:
+        self.blocked = False
+        if self.slow is not None:
+            self.slow.kernel_asked(now)
+
+    def refused(self, now: float, *, written: int) -> None:
+        """A write met EAGAIN. A stall begins with the first that is refused, not with the last that was taken."""
+        if not written and not self.waits():
+            self.progress_at = now
+        self.blocked = self.lagging = True
+
+    def left_over(self) -> None:
+        self.lagging = True
+
+    def turned_plainly(self, *, refused: bool) -> None:
+        """A turn of a viewer that lags on has ended in EAGAIN, or with all taken for now."""
+        slow = self.slow
+        if slow is not None:
+            slow.waited = refused
+            if refused:
+                self.blocked = self.lagging = True
+            else:
+                slow.behind_ms = 0.0
+
+    def waits_for_guide(self) -> None:
+        """It waits before a key frame: that is no sign of a slow peer, nor does the time say at what rate it takes."""
+        if self.slow is not None:
+            self.slow.waited = False
+
+    def leaves_log(self, now: float) -> None:
+        slow = self.slow
+        if slow is not None:
+            slow.last_share = self.picture_share(now)
+            slow.pictures.forget()
+
+    def thinned(self, now: float, oldest_before: float) -> None:
+        """What was queued was thrown away, the oldest that waited then perhaps too."""
+        removed_ms = (self.oldest(now) - oldest_before) * 1000
+        if removed_ms > 0:
+            self.known_slow(now).delay_removed_ms += removed_ms
+
+    def policy_set(self, patience: tuple[float, ...]) -> None:
+        self.patience = patience
+
+    def settings_set(self, settings: SenderSettings) -> None:
+        """Go by other times and budgets; what is measured with stays as it was made with."""
+        was = self.settings
+        self.settings = replace(
+            settings, age_from=was.age_from, sample_s=was.sample_s, return_delay_s=was.return_delay_s
+        )
+
+    def refuses(self, mask: int) -> bool:
+        """Note which classes are refused from now on; return whether that is new."""
+        if self.core.state is not SendState.HARD_LIMIT:
+            self.held = None
+        elif self.held is None:
+            self.held = self.undroppable
+        changed, self.mask = mask != self.mask, mask
+        return changed
+
+    def closes(self, closes_at: float = inf) -> None:
+        """Nothing more is accepted, and what is queued must have been sent by then."""
+        self.closing, self.closes_at = True, min(self.closes_at, closes_at)
+
+    def ended(self, now: float) -> None:
+        self.closing = True
+        self.progress(now)
+        self.ended_at = now
+
+    def ticked(self) -> None:
+        self.armed_at = 0.0
+
+    def armed(self, when: float) -> None:
+        self.armed_at = when
 
     # -- what is queued, and since when
 
@@ -111,7 +200,7 @@ class Judgement:
         slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
         has left behind counts, with all that follows, until everything is taken. What joining gave does not count. For
         a joiner, age does not count either, nor where what is late is left out, while the peer takes something
-        (`SlowPeer.load_when_served`).
+        (`SlowPeer.load_when_served`). Where it is old, see `excused`.
         """
         if self.core.would_block if refused is None else refused:
             limits = limits or self.core.limits
@@ -126,30 +215,28 @@ class Judgement:
             load = slow.load_with_delay(load)
         if load.age_ms and (joining or self.judges_pictures(self.mask)):
             load = slow.load_when_served(load, self.outbox.backlog, now)
-        if load.age_ms >= SURE_S * 1000:
-            age_ms = load.age_ms - self.shared_stall_s(now - load.age_ms / 1000, now) * 1000
-            return Load(load.size_bytes, load.messages, age_ms)
         return load
 
-    def far_from_limits(self, now: float) -> bool:
-        """Return whether a peer that takes something is so far from all marks that its load need not be looked at.
+    def excused(self, load: Load, now: float, span: StallSpan | None) -> Load:
+        """Return `load` without the time in which most viewers had stopped."""
+        age_ms = load.age_ms - self.shared_stall_s(span, now - load.age_ms / 1000, now) * 1000
+        return Load(load.size_bytes, load.messages, age_ms)
 
-        All that lies between its place and the end of the log is counted, refused or not.
+    def far_load(self, now: float) -> Load | None:
+        """Return a load no less than that of a viewer that lags, if that is far from all marks: no need to look closer.
+
+        All that lies between its place and the end of the log is counted, refused or not. None: it is not so far.
         """
         cursor, slow, outbox = self.outbox.cursor, self.slow, self.outbox
         if cursor is None or slow is None or slow.by_delay or len(outbox.backlog):
-            return False
+            return None
         if not self.judges_pictures(self.mask):
-            return False
-        load = self._most_queued(now)
-        return self.core.far_from(load)
-
-    def _most_queued(self, now: float) -> Load:
-        """Return a load no less than that of a viewer of a log that lags, all refused messages included."""
-        cursor, slow, outbox, overhead = self.outbox.cursor, self.slow, self.outbox, self.core.limits.overhead_bytes
-        size_bytes, messages = (0, 0) if cursor is None else cursor.span
-        age_ms = 0.0 if slow is None else (now - slow.drain.taken_at) * 1000
-        return Load(size_bytes + outbox.inflight_bytes + (messages + 1) * overhead, messages + 1, age_ms)
+            return None
+        size_bytes, messages = cursor.span
+        overhead_bytes = (messages + 1) * self.core.limits.overhead_bytes
+        age_ms = (now - slow.drain.taken_at) * 1000
+        load = Load(size_bytes + outbox.inflight_bytes + overhead_bytes, messages + 1, age_ms)
+        return load if self.core.far_from(load) else None
 
     def queued_bytes(self, load: Load) -> int:
         return load.size_bytes - load.messages * self.core.limits.overhead_bytes
@@ -204,17 +291,19 @@ class Judgement:
             f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages"
         )
 
-    def next_crossing(self, now: float) -> tuple[int, int]:
-        """At which reach of the log to look again: where the next limit can be reached, or before."""
+    @property
+    def reach(self) -> tuple[int, int] | None:
+        """How far the followed log reaches, for `crossing_from`. None: no limit can be reached by its growth."""
         cursor = self.outbox.cursor
-        if cursor is None or not self.lagging:
-            return OFF_MARK, OFF_MARK
-        # Read first: what is published meanwhile makes the answer too early, never too late.
-        reached_bytes, reached_messages = cursor.log.reach
-        size_bytes, messages = self.core.room(
-            self._most_queued(now) if self.far_from_limits(now) else self.counted(now)
-        )
-        return reached_bytes + min(size_bytes, _LOOK_BYTES), reached_messages + min(messages, _LOOK_MESSAGES)
+        return None if cursor is None or not self.lagging else cursor.log.reach
+
+    def crossing_from(self, reach: tuple[int, int], load: Load) -> tuple[int, int]:
+        """At which reach of the log to look again: where the next limit can be reached, or before.
+
+        The reach is read before the load: what is published meanwhile makes the answer too early, never too late.
+        """
+        size_bytes, messages = self.core.room(load)
+        return reach[0] + min(size_bytes, _LOOK_BYTES), reach[1] + min(messages, _LOOK_MESSAGES)
 
     # -- a peer that takes nothing
 
@@ -259,13 +348,12 @@ class Judgement:
     def longest_stall_s(self, now: float) -> float:
         return max(self._longest_stall_s, self.stalled_s(now))
 
-    def shared_stall_s(self, since: float, now: float) -> float:
-        """Return how long, since then, most viewers had stopped: none of them is judged by that time.
+    def shared_stall_s(self, span: StallSpan | None, since: float, now: float) -> float:
+        """Return how much of the time since then is of the `span` in which most viewers had stopped.
 
-        It is 0 for one that follows no log, or had stopped before they did, or by itself.
+        None of them is judged by that time. It is 0 for one that follows no log, or had stopped before, or by itself.
         """
-        span = None if self.outbox.cursor is None else self.line.shared_stall()
-        if span is None or self.stalled_since(now) < span.began - TOGETHER_S:
+        if span is None or self.outbox.cursor is None or self.stalled_since(now) < span.began - TOGETHER_S:
             return 0.0
         return max(span.ended - max(since, span.began), 0.0)
 
@@ -305,16 +393,16 @@ class Judgement:
             and not (self.slow is not None and self.slow.drain.stalled(now))
         )
 
-    def timing(self, slow: SlowPeer, now: float) -> Timing | None:
+    def timing(self, slow: SlowPeer, now: float, kernel_bytes: int, *, strained: bool) -> Timing | None:
         """Measure what a viewer that lags takes, and return by what its messages are late; None: nothing is.
 
         Nothing is while its rate is not known, and while it has stalled. How much the kernel is to take ahead is in
-        `slow.ahead_bytes` then.
+        `slow.ahead_bytes` then. `strained` counts where the kernel holds nothing.
         """
         cursor = self.outbox.cursor
-        written, kernel_bytes = self.bytes_sent, self.line.kernel_bytes()
+        written = self.bytes_sent
         log_rate = 0.0 if cursor is None else cursor.log.rates.bytes_per_s
-        rate = slow.measure(now, written, kernel_bytes, self.line.strained, log_rate)
+        rate = slow.measure(now, written, kernel_bytes, log_rate, strained=strained)
         if cursor is None or (rate is None and not log_rate):
             return None
         slow.paces_anew(rate, log_rate, cursor.log.fill_bytes)
@@ -361,30 +449,26 @@ class Judgement:
         if (self.slow is None or self.slow.lag.began_at is None) and now - self._offered[0] >= LATE_S:
             self._offered = now, 0.0 if self.joining else now - self.oldest(now)
 
-    def note_waiting(self, slow: SlowPeer, now: float) -> None:
-        """Note that something is left after a write: from now on, what the peer takes tells its rate."""
-        if not slow.waited:
-            if slow.drain.sampled_at < now:  # else it was before the write
-                slow.drain.sample(now, self.bytes_sent - self.line.kernel_bytes(), waited=False)
-            slow.waited = True
-            cursor = self.outbox.cursor
-            if slow.lag.began_at is None and cursor is not None:
-                acknowledged = self.bytes_sent - self.line.kernel_bytes()
-                offered_at, waited_s = self._offered
-                waited_s = waited_s if now - offered_at < LATE_S else 0.0
-                rate, strained = cursor.log.rates.bytes_per_s, self.line.strained()
-                slow.lag.begin(now, acknowledged, rate, waited_s, strained=strained)
-                self._offered = _NO_OFFER  # of no use any more, and memory of each viewer that lags
-        self._note_pictures(slow, now)  # there need be no timer that does
+    def note_waiting(self, slow: SlowPeer, now: float, kernel_bytes: int, *, strained: bool) -> None:
+        """Note that something waits for the peer after a write: from now on, what it takes tells its rate."""
+        acknowledged = self.bytes_sent - kernel_bytes
+        if slow.drain.sampled_at < now:  # else it was before the write
+            slow.drain.sample(now, acknowledged, waited=False)
+        slow.waited = True
+        cursor = self.outbox.cursor
+        if slow.lag.began_at is None and cursor is not None:
+            offered_at, waited_s = self._offered
+            waited_s = waited_s if now - offered_at < LATE_S else 0.0
+            slow.lag.begin(now, acknowledged, cursor.log.rates.bytes_per_s, waited_s, strained=strained)
+            self._offered = _NO_OFFER  # of no use any more, and memory of each viewer that lags
 
-    def sample(self, slow: SlowPeer, now: float, kernel_bytes: int | None = None) -> None:
+    def sample(self, slow: SlowPeer, now: float, kernel_bytes: int) -> None:
         load = self.load(now)
-        waiting = self.line.kernel_bytes() if kernel_bytes is None else kernel_bytes
         queued_bytes = self.outbox.load(now, 0, values=False).size_bytes  # values are not what it has to catch up with
         self.note_key(slow)
         log_rate = 0.0 if self.outbox.cursor is None else self.outbox.cursor.log.rates.bytes_per_s
-        slow.sample(now, queued_bytes, self.bytes_sent, waiting, load.age_ms, log_rate)
-        self._note_pictures(slow, now)
+        slow.sample(now, queued_bytes, self.bytes_sent, kernel_bytes, load.age_ms, log_rate)
+        self.note_pictures(slow, now)
 
     def sample_healthy(self, now: float, kernel_bytes: int) -> float:
         """Return the delay of a peer that is in no trouble, in ms; begin to measure it where that is worth it."""
@@ -397,12 +481,21 @@ class Judgement:
         self.sample(slow, now, kernel_bytes)
         return slow.behind_ms
 
-    def behind_ms(self, slow: SlowPeer, now: float) -> float:
-        """Return the age of the oldest data that the peer has not taken, in ms; once ended, as last sampled."""
-        if self.ended_at < inf:
-            return slow.behind_ms
+    @property
+    def measured(self) -> bool:
+        """Whether it matters what the kernel holds: a slow peer is known, and has not ended."""
+        return self.slow is not None and self.ended_at == inf
+
+    def behind_ms(self, now: float, kernel_bytes: int) -> float:
+        """Return the age of the oldest data that a slow peer has not taken, in ms, else 0; once ended, as last sampled.
+
+        `kernel_bytes` counts for one that is `measured`.
+        """
+        slow = self.slow
+        if slow is None or self.ended_at < inf:
+            return 0.0 if slow is None else slow.behind_ms
         self.note_key(slow)
-        behind_ms = slow.behind(now, self.bytes_sent, self.line.kernel_bytes())
+        behind_ms = slow.behind(now, self.bytes_sent, kernel_bytes)
         return self.load(now).age_ms if behind_ms is None else behind_ms
 
     def note_key(self, slow: SlowPeer) -> None:
@@ -431,24 +524,24 @@ class Judgement:
         if slow is not None and self.core.state is SendState.READY and slow.harmless and slow.healthy:
             self.slow = None
 
-    def lag(self, now: float) -> Lag | None:
+    def lag(self, now: float, kernel_bytes: int) -> Lag | None:
         """Return what the present lag is made of, the time since the last measurement included."""
         slow, cursor = self.slow, self.outbox.cursor
         if slow is None or cursor is None or self.ended_at < inf:
             return None if slow is None else slow.lag
-        lag, held_bytes = replace(slow.lag), self.line.kernel_bytes()
-        dry = slow.told and not held_bytes
-        lag.note(now, self.bytes_sent - held_bytes, cursor.log.rates.bytes_per_s, waited=slow.waited, dry=dry)
+        lag, dry = replace(slow.lag), slow.told and not kernel_bytes
+        lag.note(now, self.bytes_sent - kernel_bytes, cursor.log.rates.bytes_per_s, waited=slow.waited, dry=dry)
         return lag
 
-    def blamed(self, load: Load, now: float) -> Blame:
+    def blamed(self, load: Load, now: float, kernel_bytes: int) -> Blame:
         """Return who is to blame for the present load."""
         if self.core.state is SendState.READY:
             return Blame.NOBODY
         largest_bytes = 0 if self.outbox.cursor is None else self.outbox.cursor.log.largest_bytes
-        return blame(self.core, load, self.lag(now), largest_bytes=largest_bytes, stalled_s=self.stalled_s(now))
+        lag = self.lag(now, kernel_bytes)
+        return blame(self.core, load, lag, largest_bytes=largest_bytes, stalled_s=self.stalled_s(now))
 
-    def forecast(self, now: float) -> Forecast | None:
+    def forecast(self, now: float, counted: Load) -> Forecast | None:
         """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
         slow, core, cursor = self.slow, self.core, self.outbox.cursor
         if slow is None or not core.would_block or self.ended_at < inf:
@@ -459,16 +552,16 @@ class Judgement:
         if cursor is not None:
             tail = cursor.chain.tail  # values with a key take the place of others
             per_second = cursor.chain.rates.per_second(now, tail.counts, tail.sizes)
-        return slow.forecast(now, self.counted(now), core.limits, per_second, self.mask)
+        return slow.forecast(now, counted, core.limits, per_second, self.mask)
 
-    def remarks(self, now: float) -> list[str]:
+    def remarks(self, now: float, counted: Load, kernel_bytes: int) -> list[str]:
         slow, cursor = self.slow, self.outbox.cursor
         if slow is None:
             return []
         needed = cursor.log.rates.bytes_per_s if cursor is not None and self.core.would_block else None
         queued_bytes = self.queued_bytes(self.load(now))
-        remarks = slow.remarks(queued_bytes, self.picture_share(now), needed, self.behind_ms(slow, now))
-        forecast = self.forecast(now)
+        remarks = slow.remarks(queued_bytes, self.picture_share(now), needed, self.behind_ms(now, kernel_bytes))
+        forecast = self.forecast(now, counted)
         if forecast is not None:
             axis = forecast.axis.value.removesuffix("_ms")
             remarks.append(f"the hard limit ({axis}) is {forecast.seconds:.0f} s away")
@@ -485,7 +578,8 @@ class Judgement:
             return slow.last_share if slow is not None and self.ended_at < inf else 1.0
         return slow.pictures.share(now, *cursor.pictures())
 
-    def _note_pictures(self, slow: SlowPeer, now: float) -> None:
+    def note_pictures(self, slow: SlowPeer, now: float) -> None:
+        """Note the pictures of the last seconds, after a write that left something: no timer need do it."""
         cursor = self.outbox.cursor
         if cursor is not None and slow.pictures.due(now, cursor.joined_at):
             slow.pictures.note(now, *cursor.pictures(), cursor.joined_at)
@@ -517,8 +611,27 @@ class Judgement:
             slow = load >= checked[1]
         return slow or (self.lagging and self.outbox.cache_taken)
 
-    def forget_joining(self) -> None:
-        """Everything is taken: give back what was measured of a joiner while it took the cache, if it went well.
+    def counts_as_lagging(self, now: float) -> bool:
+        """Everything is taken: return whether it lags all the same, for pictures were left out a moment ago."""
+        self.progress(now)
+        slow = self.slow
+        if slow is None:
+            return False
+        slow.waited, slow.behind_ms = False, 0.0
+        return now < self.held_until(slow)
+
+    def keeps_up(self) -> bool:
+        """Everything is taken, and it lags no longer; return whether the kernel is to take as usual again."""
+        slow = self.slow
+        paced = slow is not None and slow.note_keeping_up()
+        self.lagging = False
+        self._forget_joining()
+        if slow is not None and slow.harmless and not slow.by_delay:
+            self.slow = None
+        return paced
+
+    def _forget_joining(self) -> None:
+        """Give back what was measured of a joiner while it took the cache, if it went well.
 
         The kernel refuses nearly every joiner something, as the cache comes at once. That is no sign of a slow link,
         and must not cost a healthy viewer meters and timers.
@@ -536,11 +649,18 @@ class Judgement:
 
     # -- times
 
-    def clocks(self, now: float, closes_at: float) -> Clocks:
+    def clocks(self, now: float, load: Load, span: StallSpan | None = None) -> Clocks:
+        """Return when what runs out does.
+
+        Args:
+            now: in seconds.
+            load: what counts.
+            span: when most viewers had stopped; counts for what has run out.
+        """
         settings, core, outbox, slow = self.settings, self.core, self.outbox, self.slow
         stuck_at = soft_at = rises_at = looks_at = held_until = samples_at = inf
         if core.would_block:
-            load, cursor = self.counted(now), outbox.cursor
+            cursor = outbox.cursor
             age_mark = core.marks_above(load)[2]
             if age_mark < OFF_MARK and (cursor is not None or load.messages):
                 # A viewer of a log also where thinning has emptied the queue: what comes next is as old in that time,
@@ -552,7 +672,7 @@ class Judgement:
                 since = self.stalled_since(now)
                 stuck_at = since + settings.stuck_s
                 if stuck_at <= now:
-                    stuck_at += self.shared_stall_s(since, now)
+                    stuck_at += self.shared_stall_s(span, since, now)
             if cursor is not None and cursor.joining_to is not None:
                 looks_at = now + JOIN_CHECK_S
             elif outbox.waiting_for_key:
@@ -562,13 +682,13 @@ class Judgement:
         if settings.soft_too_long_s and core.slow_since is not None:
             soft_at = core.slow_since + settings.soft_too_long_s
             if soft_at <= now:
-                soft_at += self.shared_stall_s(core.slow_since, now)
+                soft_at += self.shared_stall_s(span, core.slow_since, now)
         if slow is not None and (
             (core.would_block and (settings.steers or (core.state >= SendState.SOFT_LIMIT and self.lags())))
             or (slow.by_delay and (slow.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT))
         ):
             samples_at = slow.next_sample_at(now)
-        return Clocks(closes_at, stuck_at, soft_at, rises_at, looks_at, held_until, samples_at)
+        return Clocks(self.closes_at, stuck_at, soft_at, rises_at, looks_at, held_until, samples_at)
 
     def overdue(self, clocks: Clocks, now: float) -> tuple[CloseReason, str] | None:
         return clocks.overdue(now, self.settings, waits=self.blocked or not self.empty)

@@ -11,7 +11,7 @@ See `flowctl.core.flow.meters` and `flowctl.core.flow.timing` for the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, sub
 from typing import Final
@@ -141,7 +141,7 @@ class SlowPeer:
         self.behind_ms = queue_age_ms if behind_ms is None else behind_ms
         self.behind_max_ms = max(self.behind_max_ms, self.behind_ms)
         self.trail.forget(written_bytes - self.delay.untaken_bytes(now, written_bytes, kernel_bytes))
-        self.measure(now, written_bytes, kernel_bytes, log_rate=log_rate)
+        self.measure(now, written_bytes, kernel_bytes, log_rate)
         self._sampled_at = now
 
     def behind(self, now: float, written_bytes: int, kernel_bytes: int) -> float | None:
@@ -175,8 +175,9 @@ class SlowPeer:
         now: float,
         written_bytes: int,
         kernel_bytes: int,
-        strained: Callable[[], bool] = lambda: False,
         log_rate: float = 0.0,
+        *,
+        strained: bool = False,
     ) -> float | None:
         """Measure the drain rate, with a write, and note how much more the kernel may be given.
 
@@ -184,8 +185,8 @@ class SlowPeer:
             now: in seconds.
             written_bytes: to the kernel, in all.
             kernel_bytes: of these, what the peer has not taken.
-            strained: tells whether our thread had no room lately.
             log_rate: of the followed log, in bytes per second. 0: not known.
+            strained: our thread had no room lately.
 
         Returns:
             The rate in bytes per second. None: it is not known.
@@ -199,7 +200,7 @@ class SlowPeer:
         dry = self.told and not kernel_bytes
         if dry and self.waited:
             self._lumpy_until = now + _LUMPY_S
-            dry = now - self._asked_at > _PROMPT_S or strained()
+            dry = now - self._asked_at > _PROMPT_S or strained
         self.dry = dry and self.waited
         self.lag.note(now, acknowledged, log_rate, waited=self.waited, dry=self.dry)
         taken = acknowledged - self._acknowledged if self.told else self.ahead_bytes

@@ -178,7 +178,7 @@ def test_flush_when_one_viewer_fails_in_it_serves_the_others():
     for viewer in stage.viewers:
         if viewer is not bad:
             viewer.give(None)
-    bad.sender._judgement.blocked = False
+    bad.sender._judgement.meet_kernel_anew()
     stage.fanout.serve_in_turn(bad.sender)
     bad.peer.failure = RuntimeError("a fault of ours")
     stage.group.run()

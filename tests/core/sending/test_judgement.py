@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import fields
 from math import inf
+from pathlib import Path
 
 import pytest
 from flow_kit import AUDIO, INTER, KEY
+from source_kit import module_files, text_of
 
 from flowctl.core.flow.counts import Counts
 from flowctl.core.flow.limits import NO_LIMITS, AxisLimits, HardPolicy, Limits
@@ -14,8 +18,9 @@ from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending import judgement as judgement_module
 from flowctl.core.sending.blame import Blame, blame
-from flowctl.core.sending.contract import Standing
+from flowctl.core.sending.contract import SenderHost, Standing
 from flowctl.core.sending.explain import explain
 from flowctl.core.sending.judgement import Clocks, Judgement
 from flowctl.core.sending.settings import SenderSettings
@@ -26,36 +31,23 @@ LIMITS = Limits.parse("1000,10,2s", "2000,20,4s", overhead_bytes=0)
 SETTINGS = SenderSettings(stuck_s=15, soft_too_long_s=60, control_messages=2)
 
 
-class Line:
-    """A line that holds what it is told to hold."""
-
-    held_bytes = 0
-    is_strained = False
-
-    def kernel_bytes(self):
-        return self.held_bytes
-
-    def strained(self):
-        return self.is_strained
-
-
 def judgement_of(*, limits=LIMITS, blocked=True, published="", cached=False, now=100.0):
     """Return a judgement of a viewer of a log; `cached`: what was published is the GOP cache that it is given."""
     core, outbox, log = FlowCore(limits, now), Outbox(), StreamLog()
-    judgement = Judgement(core, outbox, Line(), SETTINGS, now)
-    judgement.patience = patience_of(LivePolicy())
+    judgement = Judgement(core, outbox, SETTINGS, now)
+    judgement.policy_set(patience_of(LivePolicy()))
     for letter in published if cached else "":
         log.append(b"x" * 100, {"K": KEY, "I": INTER, "A": AUDIO}[letter], now)
     outbox.follow(LogCursor(log, now=now, start=log.cached if cached else None))
-    judgement.stands = Standing.QUEUED
+    judgement.stand_at(Standing.QUEUED)
     if not cached:
         outbox.cursor.end_joining(DropReason.REFUSED, now)
         for letter in published:
             log.append(b"x" * 100, {"K": KEY, "I": INTER, "A": AUDIO}[letter], now)
     if blocked:
-        judgement.blocked = judgement.lagging = True
+        judgement.refused(now, written=0)
         core.blocked(EMPTY_LOAD, now)
-        judgement.known_slow(now).waited = True
+        judgement.note_waiting(judgement.known_slow(now), now, 0, strained=False)
     return judgement
 
 
@@ -63,8 +55,8 @@ def judgement_of(*, limits=LIMITS, blocked=True, published="", cached=False, now
     ("change", "lags"),
     [
         (lambda judgement: None, True),
-        (lambda judgement: setattr(judgement, "closing", True), False),
-        (lambda judgement: setattr(judgement, "patience", (inf,) * 7), False),
+        (lambda judgement: judgement.closes(), False),
+        (lambda judgement: judgement.policy_set((inf,) * 7), False),
         (lambda judgement: judgement.core.drained(100.0), False),
         (lambda judgement: judgement.core.limits_set(Limits(target_delay_ms=0), EMPTY_LOAD, 100.0), False),
         (lambda judgement: judgement.outbox.unfollow(DropReason.UNFOLLOWED), False),
@@ -92,7 +84,7 @@ def test_timing_when_the_rate_is_known_settles_what_the_kernel_takes_ahead():
     for step in range(30):
         now = 100.0 + step / 10
         judgement.outbox.bytes_sent = step * 2000
-        timing = judgement.timing(judgement.slow, now)
+        timing = judgement.timing(judgement.slow, now, 0, strained=False)
         assert step > 1 or timing is None
     assert judgement.slow.ahead_bytes == pytest.approx(6000, rel=0.3)
     assert timing.late(INTER, 20_000, now - 3.0, 0)
@@ -110,9 +102,10 @@ def test_joiner_when_its_load_falls_no_more_is_a_joiner_no_longer():
 def test_crossing_when_a_viewer_lags_is_where_its_next_limit_can_be_reached():
     judgement = judgement_of(published="KI")
     tail = judgement.outbox.cursor.log.tail
-    assert judgement.next_crossing(100.0) == (tail.offset + 400, tail.sequence + 8)
-    judgement.lagging = False
-    assert min(judgement.next_crossing(100.0)) > 1 << 60
+    crossing = judgement.crossing_from(judgement.reach, judgement.counted(100.0))
+    assert crossing == (tail.offset + 400, tail.sequence + 8)
+    judgement.keeps_up()
+    assert judgement.reach is None
 
 
 TIMES = SenderSettings(stuck_s=15, soft_too_long_s=60, close_deadline_s=5)
@@ -260,3 +253,34 @@ def test_explain_when_a_fact_holds_says_it_and_otherwise_not(facts, part):
     core = blocked(Load(10, 1))
     assert part in explain(core, Load(10, 1), 2.0, **facts).split("; ")
     assert part not in explain(core, Load(10, 1), 2.0, largest_bytes=500)
+
+
+FIELDS = {field.name for field in fields(Judgement)} - {"settings"}
+"""`settings` is a field of others too."""
+
+
+def set_from_outside(tree):
+    """Yield each field of a judgement that is set by other code than its own, as (line, name)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in FIELDS:
+            whose = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            if whose.lstrip("_") == "judgement":
+                yield node.lineno, node.attr
+
+
+def test_judgement_when_its_sender_acts_is_told_what_happened_and_never_set():
+    assert list(set_from_outside(ast.parse("self._judgement.mask = x; judgement.held = 1; slow.mask = y"))) == [
+        (1, "mask"),
+        (1, "held"),
+    ]
+    found = {path.name: [*set_from_outside(ast.parse(text_of(path)))] for path in module_files().values()}
+    assert {name: places for name, places in found.items() if places} == {}
+
+
+def test_judgement_asks_no_host():
+    """What it needs of thread, kernel and other viewers is handed to it."""
+    source = ast.parse(Path(judgement_module.__file__).read_text("utf-8"))
+    called = {node.func.attr for node in ast.walk(source) if isinstance(node, ast.Call) and hasattr(node.func, "attr")}
+    of_hosts = {name for name in vars(SenderHost) if not name.startswith("_")}
+    assert len(of_hosts) > 8
+    assert called & of_hosts == set()

@@ -204,7 +204,7 @@ def test_send_when_refused_class_could_go_out_is_offered_first():
     viewer.group.run()
     assert [result.outcome for result in viewer.say("X")] == [SendOutcome.DROPPED]
     viewer.peer.room = None
-    viewer.sender._judgement.blocked = False  # as between `writable` and the turn in which the rest is written
+    viewer.sender._judgement.meet_kernel_anew()  # as between `writable` and the turn in which the rest is written
     assert viewer.say("X") == [(SendOutcome.ACCEPTED, READY)]
 
 

@@ -112,7 +112,7 @@ def test_rate_when_the_kernel_asked_just_now_is_that_of_the_line_unless_our_thre
         for step in range(1, 20):
             now = 0.4 * step
             slow.kernel_asked(now)
-            rate = slow.measure(now, 50_000 * step, 0, lambda strained=strained: strained)
+            rate = slow.measure(now, 50_000 * step, 0, strained=strained)
         assert (rate is not None) is known
         if known:
             assert rate == pytest.approx(125_000, rel=0.2)
