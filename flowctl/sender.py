@@ -44,24 +44,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import inf
-from operator import sub
 from threading import get_ident
 from typing import Final, TypeVar
 
-from flowctl.core.flow.counts import NO_FIGURES, total
 from flowctl.core.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
 from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Limits
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
 from flowctl.core.flow.sharedstall import SURE_S
-from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
-from flowctl.core.flow.timing import ENDLESS, Forecast, Timing, target_s
-from flowctl.core.loop.locks import HANDLERS, OwnedLock
+from flowctl.core.flow.state import FlowCore, Load, MessageClass, SendState, StateChange
+from flowctl.core.flow.timing import ENDLESS, Forecast, Timing
+from flowctl.core.loop.locks import HANDLERS, OwnedLock, PostponedCalls
 from flowctl.core.outgoing.backlog import NEEDED, refuse_frame
 from flowctl.core.outgoing.conflation import ConflatingCursor
 from flowctl.core.outgoing.cursor import Crossroads, LogCursor
 from flowctl.core.outgoing.outbox import Outbox, Transport, write_one
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
-from flowctl.core.sending.blame import Blame
 from flowctl.core.sending.contract import (
     CohortLike,
     FlushResult,
@@ -74,16 +71,12 @@ from flowctl.core.sending.contract import (
     SendResult,
     Standing,
 )
-from flowctl.core.sending.explain import explain
-from flowctl.core.sending.figures import Account, SenderStatistics
+from flowctl.core.sending.figures import Account, LineLook, SenderStatistics, account_of, line_look_of, statistics_of
 from flowctl.core.sending.judgement import Clocks, Judgement
-from flowctl.core.sending.looks import LineLook
-from flowctl.core.sending.postponed import PostponedCalls
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import DropEpisode, SlowPeer
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.units import format_count
 
 __all__ = ["FlushResult", "Sender"]
 
@@ -97,8 +90,6 @@ _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABOR
 _SURE_MS: Final = SURE_S * 1000
 """Age from which it is asked whether most viewers had stopped."""
 _DEFAULT_SETTINGS: Final = SenderSettings()
-_KEEPS_UP: Final = SlowPeer(_DEFAULT_SETTINGS)
-"""Measurements of a peer that has never been slow, for methods that only read them."""
 _KEEP_ALL: Final = KeepAll()
 _T = TypeVar("_T")
 
@@ -340,18 +331,6 @@ class Sender:
                 raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
             self._enter_fanout_locked(cohort)
 
-    def move_to(self, cohort: CohortLike[Sender]) -> None:
-        """Be served by another fan-out of the same log from the same byte on. The owning thread of both.
-
-        Raises:
-            LocalProtocolError: another log, or none, is followed.
-        """
-        self._refuse_reentry("move_to")
-        if cohort.log is not self.following:
-            raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
-        self.suspend_following()
-        self.resume_following(cohort)
-
     # -- another log in place of the followed one: the owning thread
 
     @property
@@ -516,61 +495,22 @@ class Sender:
     def why(self) -> str:
         """Explain the present state in one line: axis, value, limit, since when, and who is to blame. Any thread."""
         with self._guarded("why"), self._lock:
-            now, judgement, cursor = self._now_locked(), self._judgement, self._outbox.cursor
+            now = self._now_locked()
             counted, kernel_bytes = self._counted_locked(now), self._kernel_bytes_locked()
-            return explain(
-                self._core,
-                judgement.load(now),
-                now,
-                judgement.lag(now, kernel_bytes),
-                largest_bytes=cursor.log.largest_bytes if cursor else 0,
-                joining=judgement.joining,
-                waiting_for_key=self._outbox.waiting_for_key,
-                stalled_s=judgement.stalled_s(now),
-                remarks=[*judgement.remarks(now, counted, kernel_bytes), *self._superseded_locked()],
-                close_reason=self._close_reason,
-                details=self._close_details,
-            )
-
-    def _superseded_locked(self) -> list[str]:
-        """Say how many values were superseded before the peer took them, where there were any."""
-        counts = self._outbox.dropped().get(DropReason.SUPERSEDED)
-        return [] if counts is None else [f"{format_count(counts.total_messages, 'value')} superseded by newer ones"]
+            return self._judgement.why(now, counted, kernel_bytes, self._close_reason, self._close_details)
 
     def statistics(self) -> SenderStatistics:
         """Return a snapshot; O(1) work under the lock whatever is queued. Any thread."""
         self._refuse_reentry("statistics")
         with self._lock:
             now = self._now_locked()
-            outbox, core, judgement = self._outbox, self._core, self._judgement
-            slow = judgement.slow or _KEEPS_UP
-            load = judgement.load(now)  # first: it moves the cursor past what is refused
-            accepted, dropped, queued = outbox.accounts()
-            return SenderStatistics(
-                state=core.state,
-                since=core.since,
-                load=load,
-                accepted=accepted,
-                sent=accepted - queued - total(dropped.values()),
-                dropped=dropped,
-                queued=queued,
-                time_in_states_s=core.time_in_states(now),
-                transitions=core.transitions,
-                recoveries=core.recoveries,
-                stalled_s=judgement.stalled_s(now),
-                longest_stall_s=judgement.longest_stall_s(now),
+            return statistics_of(
+                self._judgement,
+                now,
+                self._counted_locked(now),
+                self._kernel_bytes_locked(),
                 sends_after_close=self._sends_after_close,
-                restarts=outbox.restarts,
-                key_waits_expired=outbox.key_waits_expired,
-                bytes_sent=judgement.bytes_sent,
                 close_reason=self._close_reason,
-                picture_share=judgement.picture_share(now),
-                waited_s=slow.drain.waited_s,
-                delay_ms=judgement.behind_ms(now, self._kernel_bytes_locked()),
-                drain_bytes_per_s=slow.drain.rate,
-                forecast=judgement.forecast(now, self._counted_locked(now)),
-                returns=slow.returns,
-                delay_removed_ms=slow.delay_removed_ms,
             )
 
     def load(self) -> Load:
@@ -617,49 +557,9 @@ class Sender:
         if HANDLERS:
             self._refuse_reentry("account")
         with self._lock:
-            outbox, judgement = self._outbox, self._judgement
-            slow, member = judgement.slow, judgement.stands is _COHORT
-            now = self._now_locked() if rows or slow is not None else 0.0
-            load, stalled_s, kernel_bytes = EMPTY_LOAD, 0.0, 0 if slow is None else self._kernel_bytes_locked()
-            if rows:
-                load = outbox.load(now, self._core.limits.overhead_bytes)  # first: it moves past what is refused
-                if self._core.would_block:
-                    stalled_s = judgement.stalled_s(now)
-            cursor = outbox.cursor
-            entry = None if cursor is None else cursor.entry
-            bytes_sent = outbox.bytes_sent
-            if member and entry is not None:
-                bytes_sent += entry.offset
-            accepted = sent = dropped = queued = NO_FIGURES
-            cohort = None
-            if rows:
-                # A cohort moves its members without our lock: before the figures, and again after them.
-                tail = cursor.log.tail if cursor is not None and member else None
-                accepted, dropped, queued = outbox.figures()
-                sent = tuple(map(sub, map(sub, accepted, queued), dropped))
-                if tail is not None and cursor is not None and cursor.entry is entry and cursor.log.tail is tail:
-                    cohort = (cursor.log, cursor.entry, tail)
-            return Account(
-                self._core.state,
-                1.0 if slow is None else judgement.picture_share(now),
-                0.0 if slow is None else judgement.behind_ms(now, kernel_bytes),
-                judgement.lagging and not member,
-                self._ledger is not None,
-                bytes_sent,
-                outbox.bytes_sent if slow is None else None,
-                entry,
-                *outbox.own,
-                load,
-                stalled_s,
-                None if slow is None else slow.drain.rate,
-                accepted,
-                sent,
-                dropped,
-                not any(queued),
-                cohort,
-                *((0.0, 0) if cursor is None else (cursor.joined_at, cursor.cached_bytes)),
-                judgement.blamed(load, now, kernel_bytes) if rows else Blame.NOBODY,
-            )
+            now = self._now_locked() if rows or self._judgement.slow is not None else 0.0
+            kernel_bytes = self._kernel_bytes_locked()
+            return account_of(self._judgement, now, kernel_bytes, noted=self._ledger is not None, rows=rows)
 
     # -- how far behind the peer is
 
@@ -673,20 +573,7 @@ class Sender:
         """Return what is known now of the line to the peer, for the choice of what to follow. Any thread."""
         self._refuse_reentry("line_look")
         with self._lock:
-            now, judgement, cursor = self._now_locked(), self._judgement, self._outbox.cursor
-            written, waiting, slow = judgement.bytes_sent, self._host.kernel_bytes(), judgement.slow
-            if slow is None or cursor is None:
-                return LineLook(written, waiting)
-            return LineLook(
-                written,
-                waiting,
-                lagging=judgement.lagging and judgement.stands is not _COHORT,
-                drain=slow.drain.known(now),
-                delay_s=(slow.behind(now, written, waiting) or judgement.load(now).age_ms) / 1000,
-                target_s=target_s(self._core.limits.target_delay_ms, cursor.log.gop_duration_s),
-                key_sequence=cursor.entry.gop.key_sequence,
-                lost_pictures=cursor.pictures()[1],
-            )
+            return line_look_of(self._judgement, self._now_locked(), self._host.kernel_bytes())
 
     def sample_delay(self, kernel_bytes: int | None = None) -> float:
         """Take a sample of how far behind the peer is, and do on the owning thread what follows from it. Any thread.

@@ -159,6 +159,12 @@ class Viewer:
         return "".join("CHKIDAX"[message_class] for _, message_class, _, _ in self.frames)
 
 
+def move(sender: Sender, fanout: Fanout) -> None:
+    """Have a viewer served by another fan-out of the same log from the same byte on."""
+    sender.suspend_following()
+    sender.resume_following(fanout)
+
+
 class Published:
     """A log, and by number what was published on it; the first `leads` pictures of a group are leading ones."""
 

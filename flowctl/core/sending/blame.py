@@ -1,4 +1,4 @@
-"""Whose fault it is that a peer lags: the one rule of it, for words, log and records (pure).
+"""Whose fault it is that a peer lags: the one rule of it, for words, log and records; and `why()` in one line (pure).
 
 A *lag* lasts from the first refusal of the kernel until the peer has taken everything. Its whole length decides, not
 its first moment: what the line took while it was in use, against the rate of the stream, says how much the line fell
@@ -10,11 +10,15 @@ thread that came in time, is behind by what its publisher sent at once.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flowctl.core.flow.ledger import describe_change
 from flowctl.core.flow.limits import OFF_MARK
 from flowctl.core.flow.state import Cause, FlowCore, Load, SendState
+from flowctl.reasons import CloseReason
+from flowctl.units import format_count, format_duration, format_size
 
 BURST_S: Final = 1.0
 """Time after the kernel last had nothing to send in which a queue still counts as one burst of the publisher."""
@@ -114,3 +118,42 @@ def blame(core: FlowCore, load: Load, lag: Lag | None = None, *, largest_bytes: 
     if soft < OFF_MARK and largest_bytes * 2 > soft and stalled_s < BURST_S:
         return Blame.PUBLISHER_BURST
     return Blame.PEER_LINE if lag is None else lag.blamed
+
+
+def explain(
+    core: FlowCore,
+    load: Load,
+    now: float,
+    lag: Lag | None = None,
+    *,
+    largest_bytes: int = 0,
+    joining: bool = False,
+    waiting_for_key: bool = False,
+    stalled_s: float = 0.0,
+    remarks: Sequence[str] = (),
+    close_reason: CloseReason | None = None,
+    details: str = "",
+) -> str:
+    """Say in one line why a peer is in its state, and who is to blame."""
+    if close_reason is not None:
+        return f"closed: {close_reason.value}" + (f" ({details})" if details else "")
+    parts = [f"{core.state.name} for {format_duration(now - core.since)}"]
+    change = core.last_change
+    if change is not None and core.state is not SendState.READY:
+        parts.append(describe_change(change))
+    queue = f"queued {format_size(load.size_bytes)} in {format_count(load.messages, 'message')}"
+    parts.append(f"{queue}, oldest {format_duration(load.age_ms / 1000)}" if load.messages else "nothing queued")
+    if stalled_s:
+        parts.append(f"the kernel has taken nothing for {format_duration(stalled_s)}")
+    if joining:
+        parts.append("still taking the GOP cache")
+    if waiting_for_key:
+        parts.append("waiting for a key frame")
+    parts.extend(remarks)
+    who = blame(core, load, lag, largest_bytes=largest_bytes, stalled_s=stalled_s)
+    if who is not Blame.NOBODY:
+        parts.append(f"to blame: {who.value}")
+    soft = core.limits.size.marks[1]
+    if largest_bytes * 2 > soft:
+        parts.append(f"the soft limit is below twice the largest message, {format_size(largest_bytes)}")
+    return "; ".join(parts)

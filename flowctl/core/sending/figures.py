@@ -1,16 +1,25 @@
-"""What a Sender tells of itself: figures inside, in flat rows, for samplers; counts outside, in statistics."""
+"""What a Sender tells of itself: figures inside, in flat rows, for samplers; counts outside, in statistics (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import inf
+from operator import sub
+from typing import Final, NamedTuple
 
-from flowctl.core.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Figures
+from flowctl.core.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Figures, total
 from flowctl.core.flow.state import EMPTY_LOAD, Load, SendState
-from flowctl.core.flow.timing import Forecast
+from flowctl.core.flow.timing import Forecast, target_s
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.blame import Blame
+from flowctl.core.sending.contract import Standing
+from flowctl.core.sending.judgement import Judgement
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.sending.slowpeer import SlowPeer
 from flowctl.reasons import CloseReason, DropReason
+
+_KEEPS_UP: Final = SlowPeer(SenderSettings())
+"""Measurements of a peer that has never been slow, only to be read."""
 
 
 class Account(NamedTuple):
@@ -102,3 +111,126 @@ class SenderStatistics:
     def dropped_messages(self) -> int:
         """Dropped messages of all classes and reasons."""
         return sum(counts.total_messages for counts in self.dropped.values())
+
+
+class LineLook(NamedTuple):
+    """What a Sender knows of the line to its peer; what follows `waiting_bytes` only of a peer that is slow."""
+
+    written_bytes: int  # to the kernel, since the connection began
+    waiting_bytes: int  # of these, what the peer has not acknowledged
+    lagging: bool = False
+    drain: float | None = None  # bytes per second that it takes, if that is known now
+    delay_s: float = 0.0  # age of the oldest that it has not taken
+    target_s: float = inf  # the target delay
+    key_sequence: int = -1  # key frame of the group in which it stands
+    lost_pictures: int = 0  # pictures that it was not sent, since it came
+
+
+def account_of(judgement: Judgement, now: float, kernel_bytes: int, *, noted: bool, rows: bool) -> Account:
+    """Return how a Sender stands.
+
+    Args:
+        judgement: its own.
+        now: in seconds.
+        kernel_bytes: what the kernel holds; counts for a peer that is measured.
+        noted: its ledger has entries.
+        rows: whether load, figures by class and place in the cohort are wanted too.
+    """
+    outbox, slow, member = judgement.outbox, judgement.slow, judgement.stands is Standing.COHORT
+    load, stalled_s = EMPTY_LOAD, 0.0
+    if rows:
+        load = judgement.load(now)  # first: it moves past what is refused
+        stalled_s = judgement.stalled_s(now)
+    cursor = outbox.cursor
+    entry = None if cursor is None else cursor.entry
+    accepted = sent = dropped = queued = NO_FIGURES
+    cohort = None
+    bytes_sent = outbox.bytes_sent
+    if member and entry is not None:
+        bytes_sent += entry.offset
+    if rows:
+        # A cohort moves its members without our lock: before the figures, and again after them.
+        tail = cursor.log.tail if cursor is not None and member else None
+        accepted, dropped, queued = outbox.figures()
+        sent = tuple(map(sub, map(sub, accepted, queued), dropped))
+        if tail is not None and cursor is not None and cursor.entry is entry and cursor.log.tail is tail:
+            cohort = (cursor.log, cursor.entry, tail)
+    return Account(
+        judgement.core.state,
+        1.0 if slow is None else judgement.picture_share(now),
+        0.0 if slow is None else judgement.behind_ms(now, kernel_bytes),
+        judgement.lagging and not member,
+        noted,
+        bytes_sent,
+        outbox.bytes_sent if slow is None else None,
+        entry,
+        *outbox.own,
+        load,
+        stalled_s,
+        None if slow is None else slow.drain.rate,
+        accepted,
+        sent,
+        dropped,
+        not any(queued),
+        cohort,
+        *((0.0, 0) if cursor is None else (cursor.joined_at, cursor.cached_bytes)),
+        judgement.blamed(load, now, kernel_bytes) if rows else Blame.NOBODY,
+    )
+
+
+def statistics_of(
+    judgement: Judgement,
+    now: float,
+    counted: Load,
+    kernel_bytes: int,
+    *,
+    sends_after_close: int,
+    close_reason: CloseReason | None,
+) -> SenderStatistics:
+    """Return a snapshot of a Sender; arguments as of `account_of`, and `counted`: what counts against its limits."""
+    core, outbox, slow = judgement.core, judgement.outbox, judgement.slow or _KEEPS_UP
+    load = judgement.load(now)  # first: it moves the cursor past what is refused
+    accepted, dropped, queued = outbox.accounts()
+    return SenderStatistics(
+        state=core.state,
+        since=core.since,
+        load=load,
+        accepted=accepted,
+        sent=accepted - queued - total(dropped.values()),
+        dropped=dropped,
+        queued=queued,
+        time_in_states_s=core.time_in_states(now),
+        transitions=core.transitions,
+        recoveries=core.recoveries,
+        stalled_s=judgement.stalled_s(now),
+        longest_stall_s=judgement.longest_stall_s(now),
+        sends_after_close=sends_after_close,
+        restarts=outbox.restarts,
+        key_waits_expired=outbox.key_waits_expired,
+        bytes_sent=judgement.bytes_sent,
+        close_reason=close_reason,
+        picture_share=judgement.picture_share(now),
+        waited_s=slow.drain.waited_s,
+        delay_ms=judgement.behind_ms(now, kernel_bytes),
+        drain_bytes_per_s=slow.drain.rate,
+        forecast=judgement.forecast(now, counted),
+        returns=slow.returns,
+        delay_removed_ms=slow.delay_removed_ms,
+    )
+
+
+def line_look_of(judgement: Judgement, now: float, kernel_bytes: int) -> LineLook:
+    """Return what is known now of the line to a peer; arguments as of `account_of`."""
+    written, slow, cursor = judgement.bytes_sent, judgement.slow, judgement.outbox.cursor
+    if slow is None or cursor is None:
+        return LineLook(written, kernel_bytes)
+    return LineLook(
+        written,
+        kernel_bytes,
+        lagging=judgement.lagging and judgement.stands is not Standing.COHORT,
+        drain=slow.drain.known(now),
+        delay_s=(slow.behind(now, written, kernel_bytes) or judgement.load(now).age_ms) / 1000,
+        target_s=target_s(judgement.core.limits.target_delay_ms, cursor.log.gop_duration_s),
+        key_sequence=cursor.entry.gop.key_sequence,
+        lost_pictures=cursor.pictures()[1],
+    )

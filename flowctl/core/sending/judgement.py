@@ -21,11 +21,12 @@ from flowctl.core.flow.sharedstall import TOGETHER_S, StallSpan
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.core.flow.timing import CUT_PACE_S, ENDLESS, Forecast, Timing, crowded, target_s
 from flowctl.core.outgoing.outbox import Outbox
-from flowctl.core.sending.blame import LATE_S, Blame, Lag, blame
+from flowctl.core.sending.blame import LATE_S, Blame, Lag, blame, explain
 from flowctl.core.sending.contract import Standing, step
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
-from flowctl.reasons import CloseReason
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.units import format_count
 
 JOIN_CHECK_S: Final = 0.5
 """Time between two comparisons of a joiner's load: shorter than a group of pictures, longer than several flushes."""
@@ -537,9 +538,8 @@ class Judgement:
         """Return who is to blame for the present load."""
         if self.core.state is SendState.READY:
             return Blame.NOBODY
-        largest_bytes = 0 if self.outbox.cursor is None else self.outbox.cursor.log.largest_bytes
         lag = self.lag(now, kernel_bytes)
-        return blame(self.core, load, lag, largest_bytes=largest_bytes, stalled_s=self.stalled_s(now))
+        return blame(self.core, load, lag, largest_bytes=self._largest_bytes, stalled_s=self.stalled_s(now))
 
     def forecast(self, now: float, counted: Load) -> Forecast | None:
         """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
@@ -566,6 +566,30 @@ class Judgement:
             axis = forecast.axis.value.removesuffix("_ms")
             remarks.append(f"the hard limit ({axis}) is {forecast.seconds:.0f} s away")
         return remarks
+
+    def why(self, now: float, counted: Load, kernel_bytes: int, closed: CloseReason | None, details: str) -> str:
+        """Explain the present state in one line. `closed` and `details`: its end, if it is over."""
+        remarks = self.remarks(now, counted, kernel_bytes)
+        superseded = self.outbox.dropped().get(DropReason.SUPERSEDED)
+        if superseded is not None:
+            remarks.append(f"{format_count(superseded.total_messages, 'value')} superseded by newer ones")
+        return explain(
+            self.core,
+            self.load(now),
+            now,
+            self.lag(now, kernel_bytes),
+            largest_bytes=self._largest_bytes,
+            joining=self.joining,
+            waiting_for_key=self.outbox.waiting_for_key,
+            stalled_s=self.stalled_s(now),
+            remarks=remarks,
+            close_reason=closed,
+            details=details,
+        )
+
+    @property
+    def _largest_bytes(self) -> int:
+        return 0 if self.outbox.cursor is None else self.outbox.cursor.log.largest_bytes
 
     def pictures(self) -> tuple[int, int]:
         cursor = self.outbox.cursor

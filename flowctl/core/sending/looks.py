@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from flowctl.core.flow.renditions import Choice, RenditionRule
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.figures import LineLook
 
 LOOK_S: Final = 0.25
 """Time between two looks."""
@@ -30,19 +31,6 @@ _READ_S: Final = 1.0
 """How long a peer's program is watched while it reads a burst."""
 _DECIDE_S: Final = 0.2
 """Shortest time between two decisions."""
-
-
-class LineLook(NamedTuple):
-    """What a Sender knows of the line to its peer; what follows `waiting_bytes` only of a peer that is slow."""
-
-    written_bytes: int  # to the kernel, since the connection began
-    waiting_bytes: int  # of these, what the peer has not acknowledged
-    lagging: bool = False
-    drain: float | None = None  # bytes per second that it takes, if that is known now
-    delay_s: float = 0.0  # age of the oldest that it has not taken
-    target_s: float = inf  # the target delay
-    key_sequence: int = -1  # key frame of the group in which it stands
-    lost_pictures: int = 0  # pictures that it was not sent, since it came
 
 
 @dataclass(eq=False, slots=True)

@@ -18,6 +18,7 @@ from flow_kit import (
     Viewer,
     check_accounts,
     frame,
+    move,
 )
 from sender_kit import OVERLOADED, READY, SOFT_LIMIT, by_messages
 
@@ -144,9 +145,11 @@ def test_fanout_when_misused_says_so():
         viewer.sender.follow(stage.fanout)
     other = Fanout(Published(stage.group).log, stage.group)
     with pytest.raises(LocalProtocolError, match="of the log it follows"):
-        viewer.sender.move_to(other)
-    with pytest.raises(LocalProtocolError, match="of the log it follows"):
         viewer.sender.resume_following(stage.fanout)
+    viewer.sender.suspend_following()
+    with pytest.raises(LocalProtocolError, match="of the log it follows"):
+        viewer.sender.resume_following(other)
+    viewer.sender.resume_following(stage.fanout)
     stage.publish("I")
     assert viewer.numbers() == [0, 1]
 
@@ -240,7 +243,7 @@ def test_move_between_fanouts_loses_and_repeats_no_byte(room):
     for _ in range(6):
         viewer.peer.room = room
         stage.publish("IAI")
-        viewer.sender.move_to(next(fanouts))
+        move(viewer.sender, next(fanouts))
         stage.publish("AI")
         check_accounts(viewer)
         viewer.give(None)

@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 from fanout_kit import Stage
-from flow_kit import HEAD_BYTES, Peer, Published, Viewer
+from flow_kit import HEAD_BYTES, Peer, Published, Viewer, move
 from sender_kit import OVERLOADED, SOFT_LIMIT, by_messages
 
 from flowctl.core.fanout.fanout import Fanout
@@ -410,7 +410,7 @@ def test_viewer_when_moved_in_its_turn_is_left_to_its_new_fanout():
     viewer.peer.room = 5
     stage.publish("I")
     viewer.sender.send(b"own", MessageClass.CONTROL)
-    viewer.sender.when_drained(lambda _: viewer.sender.move_to(other))
+    viewer.sender.when_drained(lambda _: move(viewer.sender, other))
     viewer.peer.room = None
     viewer.sender.writable()
     stage.group.run()

@@ -19,9 +19,8 @@ from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.outbox import Outbox
 from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending import judgement as judgement_module
-from flowctl.core.sending.blame import Blame, blame
+from flowctl.core.sending.blame import Blame, blame, explain
 from flowctl.core.sending.contract import SenderHost, Standing
-from flowctl.core.sending.explain import explain
 from flowctl.core.sending.judgement import Clocks, Judgement
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.sending.slowpeer import DropEpisode, SlowPeer

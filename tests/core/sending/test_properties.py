@@ -22,6 +22,7 @@ from flow_kit import (
     check_edges,
     check_stream,
     frame,
+    move,
 )
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -185,7 +186,7 @@ class FanoutHistory(RuleBasedStateMachine):
     def move(self, index, to):
         sender = self.viewers[index % len(self.viewers)].sender
         if sender.following is not None:
-            sender.move_to(self.fanouts[to])
+            move(sender, self.fanouts[to])
 
     @rule(index=st.integers(0, 6), to=st.integers(0, 1), text=st.text("KIDA", max_size=6))
     def move_slowly(self, index, to, text):

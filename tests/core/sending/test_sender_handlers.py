@@ -20,9 +20,8 @@ from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS, Limits
 from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
-from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.loop.locks import OwnedLock, PostponedCalls
 from flowctl.core.sending.contract import Hop, SendOutcome
-from flowctl.core.sending.postponed import PostponedCalls
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ConfigError, ReentryError
 from flowctl.reasons import CloseReason, DropReason
@@ -46,7 +45,6 @@ CALLS = {
     "unfollow": lambda sender, _: sender.unfollow(),
     "suspend_following": lambda sender, _: sender.suspend_following(),
     "resume_following": lambda sender, fanout: sender.resume_following(fanout),
-    "move_to": lambda sender, fanout: sender.move_to(fanout),
     "set_limits": lambda sender, _: sender.set_limits(NO_LIMITS),
     "set_settings": lambda sender, _: sender.set_settings(SenderSettings()),
     "set_policy": lambda sender, _: sender.set_policy(KeepAll()),
@@ -61,12 +59,12 @@ CALLS = {
     "tick": lambda sender, _: sender.tick(),
     "set_guide": lambda sender, _: sender.set_guide(None),
     "switch": lambda sender, fanout: sender.switch(Hop(fanout, fanout.log.tail)),
+    "behind_ms": lambda sender, _: sender.behind_ms(),
     "line_look": lambda sender, _: sender.line_look(),
     "sample_delay": lambda sender, _: sender.sample_delay(),
     "peer_acknowledged": lambda sender, _: sender.peer_acknowledged(1),
     "forecast": lambda sender, _: sender.forecast(),
     "account": lambda sender, _: sender.account(),
-    "behind_ms": lambda sender, _: sender.behind_ms(),
     "relieve": lambda sender, _: sender.relieve("memory"),
     "close_after_flush": lambda sender, _: sender.close_after_flush(),
     "close": lambda sender, _: sender.close(CloseReason.KICKED),
@@ -325,7 +323,7 @@ def test_method_of_another_sender_when_called_from_a_handler_or_policy_is_refuse
     assert set(callers) == {"send_state_changed", "decide", "thin"}
     assert all(text.startswith(f"Sender.{method}()") for text in errors)
     assert (other.closed, other.following, len(peer.received)) == (False, None, 0)
-    if method not in {"follow", "resume_following", "move_to"}:
+    if method not in {"follow", "resume_following"}:
         {**CALLS, **LOOKS}[method](other, fanout)  # outside of a handler it is what it always was
 
 

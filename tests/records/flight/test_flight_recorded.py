@@ -8,7 +8,7 @@ import json
 import pytest
 from fanout_kit import Stage
 from flight_kit import RecordedViewer, Rows, check_flight, outputs, recorded_scene, slow_history
-from flow_kit import AUDIO, CONTROL, INTER, KEY, Viewer, check_accounts, check_edges, check_stream, frame
+from flow_kit import AUDIO, CONTROL, INTER, KEY, Viewer, check_accounts, check_edges, check_stream, frame, move
 from slow_kit import Steady
 
 from flowctl.core.fanout.fanout import Fanout
@@ -194,7 +194,7 @@ def test_flight_when_the_viewer_moves_between_fan_outs_replays():
     check_stream(viewer, stage.published)
     assert viewer.numbers() == list(range(9))
     check_flight(viewer.rows)
-    viewer.sender.move_to(stage.fanout)
+    move(viewer.sender, stage.fanout)
     viewer.sender.unfollow()
     assert viewer.sender.following is None
     check_flight(viewer.rows)
@@ -222,7 +222,7 @@ def test_move_when_to_another_log_is_refused_as_ever():
     viewer = RecordedViewer(stage.group)
     viewer.follow(stage.fanout)
     with pytest.raises(LocalProtocolError):
-        viewer.sender.move_to(other.fanout)
+        move(viewer.sender, other.fanout)
     with pytest.raises(LocalProtocolError):
         viewer.sender.follow(stage.fanout)
     stage.publish("KI")
