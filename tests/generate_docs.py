@@ -44,6 +44,7 @@ from flowctl.load.results.result import PeerResult
 from flowctl.nodes.diffusion.wire import protocol
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.telemetry.schema import ARROW_TYPES, TABLES, EventName
+from flowctl.sender import Sender
 from flowctl.units import format_duration, write_size
 from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.limits import WireLimits
@@ -359,6 +360,11 @@ def districts() -> str:
     return table(["folder", "what belongs into it", "rooms in it"], rows)
 
 
+def sender_members() -> str:
+    rows = [[f"`{name}`", item.__doc__.split("\n")[0]] for name, item in vars(Sender).items() if name[0] != "_"]
+    return table(["member", "what it does"], rows)
+
+
 def flat_files() -> str:
     files = sorted(path for path in (ROOT / "flowctl").glob("*.py") if not path.name.startswith("__"))
     return table(["file", "what it is"], [[f"`flowctl/{path.name}`", sentence(path)] for path in files])
@@ -392,6 +398,7 @@ GENERATED = {
     "serve-settings": serve_settings,
     "close-reasons": close_reasons,
     "drop-reasons": drop_reasons,
+    "sender-members": sender_members,
     "load-profiles": lambda: table(
         ["profile", "what it does", "a sound server"], profile_rows("usage", "explanation", "expectation")
     ),

@@ -24,15 +24,15 @@ from source_kit import classes_of, module_files, shown, text_of
 
 MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
 MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
-
-PUTS_OFF = "_guarded send sample_delay flush take_turn log_grew tick broken"
+PUTS_OFF = "Serving._guarded Sender.send Serving.sample_delay Serving.flush Serving.take_turn Serving.log_grew"
+PUTS_OFF += " Serving.tick Serving.broken"
 UNLOCKED: dict[tuple[str, str], str] = {
     **{
-        (f"Sender.{name}", "_postponed"): "what this call has put off, or what another has: either way somebody does it"
+        (name, "_postponed"): "what this call has put off, or another: either way it is done"
         for name in PUTS_OFF.split()
     },
     ("Sender.drained", "_outbox"): "never replaced, its parts as single references; stale by the time it is used",
-    ("Sender._run_postponed", "_postponed"): "made once and never replaced; its calls are taken out under the lock",
+    ("Serving._run_postponed", "_postponed"): "made once and never replaced; its calls are taken out under the lock",
     ("MessageScheduler._run", "_turning"): "who has put a call off had the lock since; whoever has the turn does it",
     ("RecordedSender.following", "_cohort"): "one reference, as in Sender.following",
     ("RecordedSender.following", "_feed"): "one reference; stale by the time it is used",
@@ -40,17 +40,17 @@ UNLOCKED: dict[tuple[str, str], str] = {
     ("Server._leave_to_parent", "_connections"): "in a forked child of one thread, where the lock may be held for ever",
     ("Connection._finish", "_ending"): "runs after it was set; set once and never changed",
     ("Connection.process_input", "_ending"): "set once; seen a moment late, input goes to a session about to end",
-    ("Sender.pulse", "_outbox"): "never replaced, its count one reference; stale by the time it is used",
-    ("Sender.pulse", "_judgement"): "only asks whether a slow peer is known; stale by the time it is used",
+    ("Serving.pulse", "_outbox"): "never replaced, its count one reference; stale by the time it is used",
+    ("Serving.pulse", "_judgement"): "only asks whether a slow peer is known; stale by the time it is used",
     ("Sender.settings", "_judgement"): "the settings are one frozen object",
     ("Sender.limits", "_core"): "the core is never replaced, its limits as one frozen object",
     ("Sender.state", "_core"): "the core is never replaced, its state is one reference; stale by the time it is used",
     ("Sender.closed", "_judgement"): "a flag that only ever goes from False to True",
-    ("Sender.blocked", "_judgement"): "asked by the owning thread, the only one that sets it",
+    ("Serving.blocked", "_judgement"): "asked by the owning thread, the only one that sets it",
     ("Sender.following", "_cohort"): "changed by the owning thread only; others get one reference, maybe a stale one",
-    ("Sender.stands", "_judgement"): "one field, asked by the owning thread, the only one that sets it",
-    ("Sender.change_standing", "_judgement"): "by the owning thread only; into the cohort and out of it under the lock",
-    ("Sender.writable", "_cohort"): "changed by the owning thread only, which is the one that runs this",
+    ("Serving.stands", "_judgement"): "one field, asked by the owning thread, the only one that sets it",
+    ("Serving.change_standing", "_judgement"): "by the owning thread; in and out of the cohort under the lock",
+    ("Serving.writable", "_cohort"): "changed by the owning thread only, which is the one that runs this",
 }
 """(class.method, attribute): why it may be touched there without the lock."""
 
