@@ -14,7 +14,9 @@ from flowctl.core.flow.policy import DROPPABLE_MASK, Headroom, LivePolicy, patie
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.flow.timing import Timing
 from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.lateness import peek_in_time
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.outgoing.thinning import drop_droppable, skip_to_key, thin_to_key_frame
 from flowctl.reasons import DropReason
 
 ROOMY = Headroom(OFF_MARK, OFF_MARK, -float(OFF_MARK), 0)
@@ -106,7 +108,7 @@ class Follower:
         patience = patience_of(policy or LivePolicy())
         letters = ""
         while most:
-            items = self.cursor.peek(min(most, 3), 1 << 60, Timing(self.now, rate, held, TARGET_S, patience))
+            items = peek_in_time(self.cursor, min(most, 3), 1 << 60, Timing(self.now, rate, held, TARGET_S, patience))
             if not items:
                 break
             letters += "".join("r" if wire[:1] == b"R" else LETTERS[item] for item, wire, _ in items)
@@ -129,17 +131,18 @@ class Follower:
         if name in {"thin", "live"}:
             size, messages = map(int, argument.split(",")) if argument else (OFF_MARK, OFF_MARK)
             room = Headroom(size, messages, -float(OFF_MARK), 0)
-            return cursor.skip_to_live(room, now) if name == "live" else cursor.thin_to_key_frame(room, now)
+            return skip_to_key(cursor, room, now) if name == "live" else thin_to_key_frame(cursor, room, now)
         steps = {
             "take": self.take,
             "in_time": lambda: self.take_in_time(int(argument)),
             "queued": lambda: self.queued,
             "poll": lambda: cursor.poll(now),
             "replace": lambda: cursor.poll(now, replace=True),
-            "drop": lambda: cursor.drop_droppable(DropReason.REQUESTED, now),
+            "drop": lambda: drop_droppable(cursor, DropReason.REQUESTED, now),
             "finish": lambda: cursor.finish(now),
             "join": lambda: setattr(cursor, "joining_to", self.log.tail),
             "load": cursor.load,
+            "late": lambda: cursor.account.late,
             "pictures": cursor.pictures,
             "oldest_s": lambda: now - cursor.oldest_at(),
         }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from flowctl.core.flow.counts import Tally
 from flowctl.core.flow.policy import DROPPABLE_MASK, Headroom
@@ -61,6 +61,17 @@ class MessageQueue(Generic[_Item]):
         self.size_bytes += size
         self.tally.add(item[0], size)
 
+    def peek(self, most: int, budget_bytes: int) -> tuple[list[_Item], int]:
+        """Return the next messages, at most `most` and none after `budget_bytes`, and their size."""
+        items: list[_Item] = []
+        size = 0
+        for item in self._items:
+            if len(items) >= most or size >= budget_bytes:
+                break
+            items.append(item)
+            size += len(item[1])
+        return items, size
+
     def pass_messages(self, count: int) -> int:
         """Remove the first messages, `count` of them at most; return how many there were to remove."""
         items, tally = self._items, self.tally
@@ -87,6 +98,9 @@ class MessageQueue(Generic[_Item]):
                 self.push(item)
 
 
+NO_MESSAGES: Final[MessageQueue[Any]] = MessageQueue()
+"""In place of an empty queue, which takes 300 bytes and more: nothing a thousand idle viewers should pay for. All share
+it, so a message is pushed to another one: ``queue or MessageQueue()``."""
 _HEADER: Final = MessageClass.HEADER
 _CONTROL: Final = MessageClass.CONTROL
 NEEDED: Final = frozenset({MessageClass.KEY, MessageClass.INTER})
@@ -97,51 +111,36 @@ class Backlog:
     """Control lane and own queue of one Sender. Not thread-safe: its Sender's lock guards it.
 
     Attributes:
-        control: the control lane. None while it is empty, as is the own queue: most viewers of a stream log have
-            nothing of their own queued.
+        control: the control lane.
         dropped: what was refused or thrown away, by reason. None: nothing was.
     """
 
     __slots__ = ("_own", "accepted", "control", "dropped")
 
     def __init__(self) -> None:
-        self.control: MessageQueue[Item] | None = None
-        self._own: MessageQueue[OwnItem] | None = None
+        self.control: MessageQueue[Item] = NO_MESSAGES
+        self._own: MessageQueue[OwnItem] = NO_MESSAGES
         self.accepted = Tally()
         self.dropped: dict[DropReason, Tally] | None = None
 
     def __len__(self) -> int:
-        control, own = self.control, self._own
-        return (0 if control is None else len(control)) + (0 if own is None else len(own))
+        if self.control is NO_MESSAGES and self._own is NO_MESSAGES:
+            return 0  # as for most, most of the time
+        return len(self.control) + len(self._own)
 
     @property
-    def waits(self) -> bool:
-        return self.control is not None or self._own is not None
-
-    @property
-    def own_messages(self) -> int:
-        return 0 if self._own is None else len(self._own)
-
-    @property
-    def own_bytes(self) -> int:
-        return 0 if self._own is None else self._own.size_bytes
-
-    @property
-    def control_bytes(self) -> int:
-        return 0 if self.control is None else self.control.size_bytes
+    def own_load(self) -> tuple[int, int]:
+        """(bytes, messages) of the own queue."""
+        return self._own.size_bytes, len(self._own)
 
     @property
     def size_bytes(self) -> int:
-        control, own = self.control, self._own
-        return (0 if control is None else control.size_bytes) + (0 if own is None else own.size_bytes)
+        return self.control.size_bytes + self._own.size_bytes
 
     @property
     def oldest_at(self) -> float | None:
         """Enqueue time of the oldest queued message in seconds. None: nothing is queued."""
-        control, own = self.control, self._own
-        if control is None:
-            return None if own is None else own.oldest_at
-        return control.oldest_at if own is None else min(control.oldest_at, own.oldest_at)
+        return min((queue.oldest_at for queue in self.queues if queue), default=None)
 
     # -- offering
 
@@ -159,8 +158,7 @@ class Backlog:
         """Queue one message unless it is refused; return why it is refused, or None."""
         self.accepted.add(message_class, len(wire))
         if message_class is _CONTROL:
-            if self.control is None:
-                self.control = MessageQueue()
+            self.control = self.control or MessageQueue()
             self.control.push((message_class, wire, now))
             return None
         may_drop = bool(DROPPABLE_MASK >> message_class & 1) if droppable is None else droppable
@@ -172,8 +170,7 @@ class Backlog:
         if reason is not None:
             self._tally(reason).add(message_class, len(wire))
             return reason
-        if self._own is None:
-            self._own = MessageQueue()
+        self._own = self._own or MessageQueue()
         self._own.push((message_class, wire, now, may_drop))
         return None
 
@@ -182,33 +179,26 @@ class Backlog:
     def peek(self, most: int, budget_bytes: int) -> list[Item | OwnItem]:
         """Return the next messages, control first: at most `most`, and none after `budget_bytes`."""
         items: list[Item | OwnItem] = []
-        size = 0
-        for queue in (self.control, self._own):
-            for message in queue or ():
-                if len(items) >= most or size >= budget_bytes:
-                    return items
-                items.append(message)
-                size += len(message[1])
+        for queue in self.queues:
+            more, size = queue.peek(most - len(items), budget_bytes)
+            items += more
+            budget_bytes -= size
         return items
 
     def pass_messages(self, count: int) -> None:
         """Remove the first `count` messages that `peek` returned: they are sent, or in flight."""
-        # An empty queue takes 300 bytes and more: nothing a thousand idle viewers should pay for.
-        if self.control is not None:
-            count -= self.control.pass_messages(count)
-            self.control = self.control or None
-        if self._own is not None:
-            self._own.pass_messages(count)
-            self._own = self._own or None
+        count -= self.control.pass_messages(count)
+        self._own.pass_messages(count)
+        self.control, self._own = self.control or NO_MESSAGES, self._own or NO_MESSAGES
 
     # -- dropping
 
     def drop_droppable(self, reason: DropReason) -> None:
-        self._drop(self.own_messages, reason)
+        self._drop(len(self._own), reason)
 
     def drop_oldest(self, room: Headroom, reason: DropReason) -> None:
-        size, messages, first = self.own_bytes, self.own_messages, 0
-        for _, wire, since, may_drop in self._own or ():
+        size, messages, first = *self.own_load, 0
+        for _, wire, since, may_drop in self._own:
             if room.fits(size, messages, since):
                 break
             first += 1
@@ -219,16 +209,16 @@ class Backlog:
     def _drop(self, first: int, reason: DropReason) -> None:
         """Drop what may be dropped of the first messages of the own queue."""
         lost = Tally()
-        if self._own is not None:
+        if self._own:
             self._own.drop(lambda item: item[3], lost, first=first)
-            self._own = self._own or None
+            self._own = self._own or NO_MESSAGES
         self._lose(lost, reason)
 
     def drop_everything(self, reason: DropReason) -> None:
         """Drop both queues, whatever the class: the connection is over."""
         for queue in self.queues:
             self._lose(queue.tally, reason)
-        self.control = self._own = None
+        self.control = self._own = NO_MESSAGES
 
     # -- accounts
 
@@ -242,8 +232,8 @@ class Backlog:
         return self.dropped.setdefault(reason, Tally())
 
     @property
-    def queues(self) -> list[MessageQueue[Item] | MessageQueue[OwnItem]]:
-        return [queue for queue in (self.control, self._own) if queue is not None]
+    def queues(self) -> tuple[MessageQueue[Item], MessageQueue[OwnItem]]:
+        return self.control, self._own
 
 
 def refuse_frame(message_class: MessageClass) -> NoReturn:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from operator import add
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from flowctl.core.flow.counts import NO_FIGURES, Balance, Counts, Figures, Tally, add_by_reason, as_counts
 from flowctl.core.flow.limits import Limits
@@ -19,11 +19,16 @@ from flowctl.core.flow.meters import Trail
 from flowctl.core.flow.policy import Headroom, Thin
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.flow.timing import Timing
-from flowctl.core.outgoing.backlog import Backlog, Item, OwnItem
+from flowctl.core.outgoing.backlog import NO_MESSAGES, Backlog, Item, OwnItem
 from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.lateness import cut_behind, peek_in_time
+from flowctl.core.outgoing.streamlog import Entry
+from flowctl.core.outgoing.thinning import drop_droppable, skip_to_key, thin_to_key_frame
 from flowctl.reasons import DropReason
 
 _GAP_S: Final = 0.05
+_HEADER: Final = MessageClass.HEADER
+_KEY: Final = MessageClass.KEY
 _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
 
 
@@ -104,16 +109,10 @@ class Outbox:
         return not len(self.backlog) and (inflight is None or not inflight.own)
 
     @property
-    def holds(self) -> bool:
-        """Whether all that is left waits before a key frame, to go on in this log or in another."""
-        cursor = self.cursor
-        return (
-            cursor is not None
-            and cursor.crossroads is not None
-            and cursor.crossroads.holds
-            and self._inflight is None
-            and not len(self.backlog)
-        )
+    def at_crossroads(self) -> bool:
+        """Whether all that is left waits at crossroads, to go on in this log or in another."""
+        crossroads = None if self.cursor is None else self.cursor.crossroads
+        return crossroads is not None and crossroads.waits and self._inflight is None and not len(self.backlog)
 
     def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, written: int) -> None:
         """Take a message, of which the kernel has taken `written` bytes, past the backlog; only while `idle`."""
@@ -141,7 +140,10 @@ class Outbox:
         if timing is not None:
             timing.held_bytes += budget_bytes - room + self.inflight_bytes
         has_room = cursor is not None and room > 0 and most > len(own)
-        followed = cursor.peek(most - len(own), room, timing) if cursor is not None and has_room else []
+        followed: list[Item] = []
+        if cursor is not None and has_room:
+            most -= len(own)
+            followed = cursor.peek(most, room) if timing is None else peek_in_time(cursor, most, room, timing)
         items = [*own, *followed] if own else followed
         buffers: list[bytes | memoryview] = [item[1] for item in items]
         if self._inflight is not None:
@@ -167,14 +169,14 @@ class Outbox:
             How much the kernel took, and whether it refused some. None: nothing was written, it is for `write`.
         """
         cursor, inflight = self.cursor, self._inflight
-        if cursor is None or self.backlog.waits:
+        if cursor is None or len(self.backlog):
             return None
         ahead = 0 if inflight is None else len(inflight.rest)
-        gathered = cursor.gather(budget_bytes, timing, ahead)
+        gathered = gather(cursor, budget_bytes, timing, ahead)
         if gathered is None:
             return None
         if not gathered.size_bytes:
-            cursor.pass_gathered(gathered)
+            cursor.pass_gathered(gathered.end)
             return 0, False
         buffers: list[bytes | memoryview] = [*gathered.wires]
         if inflight is not None:
@@ -189,7 +191,7 @@ class Outbox:
         self.bytes_sent += written
         if written == gathered.size_bytes:
             self._inflight = None
-            cursor.pass_gathered(gathered)
+            cursor.pass_gathered(gathered.end)
         else:
             self._consume(cursor.peek(len(gathered.wires), budget_bytes), 0, written)
         for place, since in gathered.marks:
@@ -249,7 +251,8 @@ class Outbox:
                 self._inflight = _InFlight(item, written, own=taken <= own)
                 break
             written -= size
-        self.backlog.pass_messages(min(taken, own))
+        if own:
+            self.backlog.pass_messages(min(taken, own))
         cursor = self.cursor
         if taken > own and cursor is not None:
             cursor.pass_messages(taken - own)
@@ -262,16 +265,9 @@ class Outbox:
     @property
     def own(self) -> tuple[int, int]:
         """(bytes, messages) that are queued for this peer alone: all that is not read from the followed log."""
-        messages = len(self.backlog)
-        size = self.backlog.size_bytes if messages else 0
-        if self._inflight is not None:
-            size += len(self._inflight.rest)
-            messages += 1
-        if self.cursor is not None:
-            copied_bytes, copied_messages = self.cursor.copied
-            size += copied_bytes
-            messages += copied_messages
-        return size, messages
+        copied_bytes, copied_messages = self.cursor.copied if self.cursor is not None else (0, 0)
+        messages = len(self.backlog) + (self._inflight is not None) + copied_messages
+        return self.backlog.size_bytes + self.inflight_bytes + copied_bytes, messages
 
     def counted(self, now: float, limits: Limits, *, log: bool, progress_at: float) -> Load:
         """Return what counts against `limits` of what is queued, all of which was offered to the kernel.
@@ -286,47 +282,41 @@ class Outbox:
             log: whether what is queued of the followed log counts.
             progress_at: since when the kernel has taken nothing: so long do values wait, and what is in flight of them.
         """
-        load = self.load(now, limits.overhead_bytes, log=log, given=False, values=False, progress_at=progress_at)
-        inflight = self._inflight
+        cursor, inflight, began = self.cursor, self._inflight, None
+        if inflight is not None and not (inflight.given and cursor is not None and cursor.joining_to is not None):
+            began = inflight.since
+            if cursor is not None and cursor.log.latest is not None and not inflight.own:
+                began = max(began, progress_at)  # a large value is no queue either
+        followed = cursor.counted(progress_at) if cursor is not None and log else (0, 0, None)
+        load = self._load(now, limits.overhead_bytes, began, *followed)
         if inflight is None or inflight.size_bytes < limits.size.marks[1]:
             return load
         return Load(load.size_bytes - len(inflight.rest), load.messages, load.age_ms)
 
-    def load(
-        self,
-        now: float,
-        overhead_bytes: int,
-        *,
-        log: bool = True,
-        given: bool = True,
-        values: bool = True,
-        progress_at: float = -inf,
+    def load(self, now: float, overhead_bytes: int, *, values: bool = True) -> Load:
+        """Return what is queued; with or without the `values` of keys."""
+        cursor, inflight = self.cursor, self._inflight
+        size, messages, since = 0, 0, None
+        if cursor is not None:
+            since = cursor.oldest_at()  # first: it moves past what is refused
+            size, messages = cursor.load() if values else cursor.bounded()
+        return self._load(now, overhead_bytes, None if inflight is None else inflight.since, size, messages, since)
+
+    def _load(
+        self, now: float, overhead_bytes: int, began: float | None, size: int, messages: int, since: float | None
     ) -> Load:
-        """Return what is queued; without what joining `given`, and without `values` of keys, where these are False."""
-        backlog, cursor, inflight = self.backlog, self.cursor, self._inflight
-        messages = len(backlog)
-        size, oldest = (backlog.size_bytes, backlog.oldest_at) if messages else (0, None)
-        joining = cursor is not None and cursor.joining_to is not None
-        if inflight is not None and (given or not (joining and inflight.given)):
+        """Return what is queued of the log with the rest; of what is in flight, if that `began` to wait some time."""
+        backlog, inflight = self.backlog, self._inflight
+        own_messages = len(backlog)
+        if own_messages and (oldest := backlog.oldest_at) is not None:
+            size += backlog.size_bytes
+            messages += own_messages
+            since = oldest if since is None else min(oldest, since)
+        if inflight is not None and began is not None:
             size += len(inflight.rest)
             messages += 1
-            began = inflight.since
-            if cursor is not None and cursor.log.latest is not None and not inflight.own:
-                began = max(began, progress_at)  # a large value is no queue either
-            oldest = began if oldest is None else min(oldest, began)
-        if cursor is not None and log:
-            since = cursor.oldest_at() if given else cursor.oldest_counted_at()
-            log_size, log_messages = cursor.load() if values else cursor.bounded()
-            if not given:
-                if cursor.values_wait:
-                    since = progress_at if since is None else min(since, progress_at)
-                given_size, given_messages = cursor.allowance()
-                log_size, log_messages = max(log_size - given_size, 0), max(log_messages - given_messages, 0)
-            size += log_size
-            messages += log_messages
-            if since is not None:
-                oldest = since if oldest is None else min(oldest, since)
-        age_ms = 0.0 if oldest is None else max(0.0, (now - oldest) * 1000)
+            since = began if since is None else min(began, since)
+        age_ms = 0.0 if since is None else max(0.0, (now - since) * 1000)
         return Load(size + messages * overhead_bytes, messages, age_ms)
 
     @property
@@ -347,29 +337,31 @@ class Outbox:
         if mode is Thin.DROPPABLE:
             backlog.drop_droppable(reason)
             if cursor is not None:
-                cursor.drop_droppable(reason, now)
+                drop_droppable(cursor, reason, now)
         elif mode is Thin.TO_KEY_FRAME:
             if cursor is not None:
-                cursor.thin_to_key_frame(self._room(limits, now, backlog.own_bytes, backlog.own_messages), now, reason)
+                room = self._room(limits, now, *backlog.own_load)
+                thin_to_key_frame(cursor, room, now, reason)
             size, messages = cursor.bounded() if cursor is not None else (0, 0)
             backlog.drop_oldest(self._room(limits, now, size, messages), reason)
 
     def cut_behind(self, timing: Timing) -> bool:
         """Leave out what of the followed log would be late behind all that goes before it; return whether any."""
         timing.held_bytes += self.backlog.size_bytes + self.inflight_bytes
-        return self.cursor is not None and self.cursor.cut_behind(timing)
+        return self.cursor is not None and cut_behind(self.cursor, timing)
 
-    def skip_to_live(self, limits: Limits, now: float) -> bool:
+    def skip_to_key(self, limits: Limits | None, now: float) -> bool:
+        """Go to the newest key frame of the log, or thin sound to `limits`; None: go on at the next one published."""
         cursor, backlog = self.cursor, self.backlog
-        room = self._room(limits, now, backlog.own_bytes, backlog.own_messages)
-        return cursor is not None and cursor.skip_to_live(room, now)
+        room = None if limits is None else self._room(limits, now, *backlog.own_load)
+        return cursor is not None and skip_to_key(cursor, room, now)
 
     def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Headroom:
         """Return what a part of the queue may hold for the whole to be at the low marks; `more_...` is in the rest."""
         backlog, overhead = self.backlog, limits.overhead_bytes
         rest = self.inflight_bytes
-        fixed = len(backlog.control or ()) + (1 if rest else 0) + more_messages
-        size = limits.size.marks[0] - rest - backlog.control_bytes - more_bytes - fixed * overhead
+        fixed = len(backlog.control) + (1 if rest else 0) + more_messages
+        size = limits.size.marks[0] - rest - backlog.control.size_bytes - more_bytes - fixed * overhead
         return Headroom(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
 
     def follow(self, cursor: LogCursor) -> None:
@@ -513,3 +505,61 @@ def _unwritten(buffers: list[bytes | memoryview], count: int) -> list[bytes | me
             return [memoryview(buffer)[count:], *islice(buffers, index + 1, None)]
         count -= len(buffer)
     return []
+
+
+class Gathered(NamedTuple):
+    """What comes next of a log, for a plain turn."""
+
+    wires: list[bytes]
+    size_bytes: int  # of them, and what was ahead
+    end: Entry  # the entry behind them
+    marks: list[tuple[int, float]]  # (bytes before a place among them, since when what is there has waited)
+
+
+def gather(cursor: LogCursor, budget_bytes: int, timing: Timing | None, ahead_bytes: int = 0) -> Gathered | None:
+    """Return what `LogCursor.peek` would, behind `ahead_bytes` of a message in flight, for `LogCursor.pass_gathered`.
+
+    Returns:
+        None: something is to be decided first: about values, a gate, leading pictures, crossroads, or what would be
+        late.
+    """
+    entry = cursor.entry
+    if cursor.wait is not None and entry.message_class is _KEY and entry.next is not None:
+        cursor.settle()  # it is waited for
+    refusals, copies, mask = cursor.refusals, cursor.copies, 0
+    if cursor.leading or cursor.crossroads is not None or cursor.joining_to is not None or cursor.values is not None:
+        return None
+    if refusals is not None:
+        if refusals.ahead:
+            return None
+        mask = refusals.here.mask
+    wires = [] if copies is NO_MESSAGES else [item[1] for item in copies]
+    if wires and copies.tally[_HEADER] != len(wires):
+        return None
+    copied, size = len(wires), ahead_bytes + sum(map(len, wires))
+    tail, joined_at = cursor.tail, cursor.joined_at
+    since = max(entry.enqueued_at, joined_at)
+    marks, late = [(ahead_bytes, since)], False
+    if timing is not None:
+        due, per_byte = timing.due, timing.seconds_per_byte
+        moment = timing.now + timing.held_bytes * per_byte
+    while entry is not tail and size < budget_bytes and (following := entry.next) is not None:
+        message_class = entry.message_class
+        if message_class is _KEY and cursor.wait is not None:
+            break  # from here on more is accepted, once the cursor stands here
+        if not mask >> message_class & 1:
+            wire, waited_from = entry.wire, max(entry.enqueued_at, joined_at)
+            end = size + len(wire)
+            if timing is not None and moment - waited_from + end * per_byte > due[message_class]:
+                late = timing.late(message_class, len(wire), waited_from, size, entry.gop.key_bytes)
+            if late:
+                break
+            if message_class is _KEY:
+                marks += (size, since), (size, waited_from), (end, waited_from)
+            wires.append(wire)
+            size, since = end, waited_from
+        entry = following
+    if len(wires) == copied and (late or copied):
+        return None  # restart messages go with their key frame
+    marks.append((size, since))
+    return Gathered(wires, size, entry, marks)

@@ -7,8 +7,9 @@ the entries' totals. Only a viewer that lags has any.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowctl.core.flow.policy import BROKEN_MASK, KEY_WAIT_S
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
@@ -26,7 +27,7 @@ Refused = tuple[list[int], DropReason]
 """(figures, reason)."""
 
 
-class DropRefusal:
+class DropRefusal(NamedTuple):
     """Classes that are refused, each for the reason that came first: what was reported must not change its name.
 
     Attributes:
@@ -34,26 +35,16 @@ class DropRefusal:
         parts: (bits, reason); no class is in two of them.
     """
 
-    __slots__ = ("mask", "parts")
+    mask: int = 0
+    parts: tuple[tuple[int, DropReason], ...] = ()
 
-    def __init__(self, mask: int, reason: DropReason) -> None:
-        self.mask = mask
-        self.parts: tuple[tuple[int, DropReason], ...] = ((mask, reason),) if mask else ()
-
-    def copy(self) -> DropRefusal:
-        other = DropRefusal(0, DropReason.REFUSED)
-        other.mask, other.parts = self.mask, self.parts
-        return other
-
-    def add(self, mask: int, reason: DropReason) -> None:
-        """Refuse the classes in `mask` as well; those that are refused already keep their reason."""
+    def and_also(self, mask: int, reason: DropReason) -> DropRefusal:
+        """Return these, and the classes in `mask`; those that are refused already keep their reason."""
         new = mask & ~self.mask
-        if new:
-            self.mask |= new
-            self.parts = (*self.parts, (new, reason))
+        return DropRefusal(self.mask | new, (*self.parts, (new, reason))) if new else self
 
-    def reason_of(self, message_class: MessageClass) -> DropReason:
-        return next(reason for mask, reason in self.parts if mask >> message_class & 1)
+
+_NOTHING: Final = DropRefusal()
 
 
 @dataclass(eq=False, slots=True)
@@ -86,8 +77,8 @@ class Refusals:
     __slots__ = ("ahead", "here")
 
     def __init__(self) -> None:
-        self.here = DropRefusal(0, DropReason.REFUSED)
-        self.ahead: list[RefusalGate] = []
+        self.here = _NOTHING
+        self.ahead: tuple[RefusalGate, ...] = ()  # most have one or two, and a list takes twice as much
 
     @property
     def mask(self) -> int:
@@ -102,9 +93,10 @@ class Refusals:
         """From `start` on, where no gate lies behind, refuse just `mask`."""
         ahead = self.ahead
         if ahead and ahead[-1].start is start:
-            restart = ahead.pop().restart + restart
+            restart, ahead = ahead[-1].restart + restart, ahead[:-1]
         if restart or mask != (ahead[-1].mask if ahead else self.mask):
-            ahead.append(RefusalGate(start, DropRefusal(mask, reason), restart, since))
+            ahead = (*ahead, RefusalGate(start, _NOTHING.and_also(mask, reason), restart, since))
+        self.ahead = ahead
 
     def tighten(self, start: Entry, at: Entry, extra: int, reason: DropReason, now: float) -> None:
         """From `start` on, which is not behind the cursor's place `at`, refuse `extra` as well."""
@@ -112,18 +104,18 @@ class Refusals:
         while index < len(self.ahead) and self.ahead[index].start.sequence < start.sequence:
             index += 1
         if start.sequence <= at.sequence:
-            self.here.add(extra, reason)
+            self.here = self.here.and_also(extra, reason)
         elif index == len(self.ahead) or self.ahead[index].start is not start:
             before = self.ahead[index - 1].refusal if index else self.here
-            self.ahead.insert(index, RefusalGate(start, before.copy(), (), now))
+            self.ahead = (*self.ahead[:index], RefusalGate(start, before, (), now), *self.ahead[index:])
         for gate in self.ahead[index:]:
-            gate.refusal.add(extra, reason)
+            gate.refusal = gate.refusal.and_also(extra, reason)
 
     def arrive(self, sequence: int) -> list[RefusalGate]:
         """Put in force the gates up to `sequence`, where the cursor is now; return those with messages to hand over."""
         passed = []
         while self.ahead and self.ahead[0].start.sequence <= sequence:
-            gate = self.ahead.pop(0)
+            gate, self.ahead = self.ahead[0], self.ahead[1:]
             self.here = gate.refusal
             if gate.restart:
                 passed.append(gate)
@@ -133,56 +125,46 @@ class Refusals:
         """Forget the gates from `sequence` on, and return them: their messages will not be handed over."""
         lost = []
         while self.ahead and self.ahead[-1].start.sequence >= sequence:
-            lost.append(self.ahead.pop())
+            lost.append(self.ahead[-1])
+            self.ahead = self.ahead[:-1]
         return lost
 
-    def here_between(self, first: Entry, last: Entry) -> list[Refused]:
-        """Return what is refused from `first`, the cursor's place, up to `last`, with no gate before that."""
-        result: list[Refused] = []
-        _add_refused(result, self.here, first, last)
-        return result
-
-    def between(self, first: Entry, last: Entry) -> list[Refused]:
-        """Return what is refused from `first`, the cursor's place, up to, not including, `last`."""
-        result: list[Refused] = []
+    def _stretches(self, first: Entry, last: Entry) -> Iterator[tuple[DropRefusal, Entry, Entry]]:
+        """Yield (what is refused, from where, up to where) from `first`, the cursor's place, up to `last`."""
         refusal, start = self.here, first
         for gate in self.ahead:
             if gate.start.sequence >= last.sequence:
                 break
-            _add_refused(result, refusal, start, gate.start)
+            yield refusal, start, gate.start
             refusal, start = gate.refusal, gate.start
-        _add_refused(result, refusal, start, last)
-        return result
+        if last.sequence > start.sequence:
+            yield refusal, start, last
+
+    def between(self, first: Entry, last: Entry) -> Iterator[Refused]:
+        """Yield what is refused from `first` up to `last`, as figures by reason."""
+        for refusal, start, end in self._stretches(first, last):
+            for mask, reason in refusal.parts:
+                figures = [0] * (2 * CLASS_COUNT)
+                for item in _ITEMS[mask]:
+                    figures[item] = end.counts[item] - start.counts[item]
+                    figures[item + CLASS_COUNT] = end.sizes[item] - start.sizes[item]
+                yield figures, reason
 
     def load_between(self, first: Entry, last: Entry) -> tuple[int, int]:
         """Return (wire bytes, messages) of what `between` returns, which is asked for with every write."""
         size = messages = 0
-        refusal, start = self.here, first
-        for gate in (*self.ahead, None):
-            end = last if gate is None or gate.start.sequence >= last.sequence else gate.start
-            if refusal.mask and end.sequence > start.sequence:
-                for item in _ITEMS[refusal.mask]:
-                    messages += end.counts[item] - start.counts[item]
-                    size += end.sizes[item] - start.sizes[item]
-            if gate is None or end is last:
-                break
-            refusal, start = gate.refusal, end
+        for refusal, start, end in self._stretches(first, last):
+            for item in _ITEMS[refusal.mask]:
+                messages += end.counts[item] - start.counts[item]
+                size += end.sizes[item] - start.sizes[item]
         return size, messages
 
     def restarts(self) -> list[bytes]:
         return [wire for gate in self.ahead for wire in gate.restart]
 
-
-def _add_refused(result: list[Refused], refusal: DropRefusal, first: Entry, last: Entry) -> None:
-    if last.sequence <= first.sequence:
-        return
-    for mask, reason in refusal.parts:
-        figures = [0] * (2 * CLASS_COUNT)
-        for item in range(CLASS_COUNT):
-            if mask >> item & 1:
-                figures[item] = last.counts[item] - first.counts[item]
-                figures[item + CLASS_COUNT] = last.sizes[item] - first.sizes[item]
-        result.append((figures, reason))
+    def restarts_at(self, key: Entry) -> bool:
+        """Return whether restart messages are to be handed over before `key`."""
+        return any(gate.start is key and gate.restart for gate in self.ahead)
 
 
 def frames_before(entry: Entry) -> int:
@@ -231,3 +213,12 @@ class KeyWait:
         """Wait from `start` on instead: key frames before it were lost too, or do not count. Holds no older entry."""
         self.lost = self.broken_at(start)
         self._move(start)
+
+    def follow(self, before: KeyWait | None, mask: int, now: float) -> None:
+        """Begin now, refusing `mask`; or go on in the place of the wait `before`, with all that this refuses."""
+        self.since = now
+        if before is not None:
+            self.since = before.since
+            self.lost = self.lost or before.lost
+            mask |= before.mask
+        self.mask = mask | BROKEN_MASK

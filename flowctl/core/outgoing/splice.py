@@ -8,14 +8,19 @@ that differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from flowctl.core.flow.counts import Tally
 from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass
-from flowctl.core.outgoing.backlog import Item
-from flowctl.core.outgoing.streamlog import Entry
+from flowctl.core.outgoing.backlog import NO_MESSAGES, Item
+from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.refusals import KeyWait
+from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
+from flowctl.reasons import DropReason
 
 _AUDIO: Final = MessageClass.AUDIO
+_KEY_BIT: Final = 1 << MessageClass.KEY
 MOST_SOUND: Final = 2048
 """Sound messages that are taken over or left out at most, some 40 s: logs that are further apart have other sound."""
 
@@ -118,3 +123,42 @@ def raise_times(
             items.append((message_class, wire, since))
         if from_log and entry.next is not None:
             entry = entry.next
+
+
+def go_on_in(
+    cursor: LogCursor, log: StreamLog, start: Entry, prefix: Sequence[Item], now: float, *, wait_for_key: bool = False
+) -> None:
+    """Have a viewer go on in `log` at `start`, behind `prefix`, instead of with what is queued of the present log.
+
+    The account goes on: what was queued is not dropped, but was never for this viewer. What the state refuses is
+    refused from `start` on. A wait for a key frame ends, unless one is to begin: `start` is a key frame, or follows
+    one that is in `prefix`.
+    """
+    entry, account, copies, extra = cursor.place.entry, cursor.account, cursor.copies, cursor.account.extra
+    passed = Tally(account.passed(entry))
+    passed.add_figures(cursor.lose_refused(entry, cursor.tail))  # it stays lost: no count of what was dropped falls
+    for wire in () if cursor.refusals is None else cursor.refusals.restarts():
+        extra.subtract(MessageClass.HEADER, len(wire))
+    if copies:
+        superseded = Tally()
+        # Before a key frame there is none; else sound among them comes before `start`, and is still to be sent.
+        kept = (MessageClass.CONTROL, _AUDIO) if wait_for_key else (MessageClass.CONTROL,)
+        copies.drop(lambda item: item[0] not in kept, superseded)
+        extra.subtract_figures(superseded)
+        cursor.copies = copies or NO_MESSAGES
+    account.count_from(start, passed)
+    cursor.log = cursor.chain = log
+    cursor.place, cursor.joining_to, cursor.wait, cursor.refusals = Place(start), None, None, None
+    cursor.leading = (start.gop.key_sequence,)
+    mask = cursor.mask
+    cursor.accept_from(start, mask, DropReason.REFUSED, (), now)
+    if wait_for_key or mask & (_KEY_BIT | 1 << MessageClass.INTER):
+        lost = (
+            wait_for_key or mask & _KEY_BIT or any(item[0] is MessageClass.KEY for item in prefix)
+        )  # with what is behind it
+        wait = cursor.wait = KeyWait(start, now, lost=True) if lost else KeyWait.after(start)
+        cursor.refuse_from(start, wait.mask, wait.reason, now)
+    for message_class, wire, since in prefix:
+        if not mask >> message_class & 1:
+            extra.add(message_class, len(wire))
+            cursor.push_copy(message_class, wire, since)

@@ -268,7 +268,7 @@ class Judgement:
     def control_over(self) -> str | None:
         """Return by how much the control lane is over its limit, in words. None: it is not."""
         backlog, settings = self.outbox.backlog, self.settings
-        size_bytes, messages = backlog.control_bytes, len(backlog.control or ())
+        size_bytes, messages = backlog.control.size_bytes, len(backlog.control)
         if size_bytes <= settings.control_bytes and messages <= settings.control_messages:
             return None
         return (
@@ -320,8 +320,9 @@ class Judgement:
         if self.waits():
             self._longest_stall_s = max(self._longest_stall_s, now - self.progress_at)
         self.progress_at = now
-        if self.outbox.cursor is not None:
-            self.outbox.cursor.served_at = now
+        cursor = self.outbox.cursor
+        if cursor is not None and cursor.log.latest is not None:
+            cursor.served_at = now
 
     def stalled_since(self, now: float) -> float:
         """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
@@ -425,7 +426,7 @@ class Judgement:
     def turn_at(self, now: float) -> float:
         """Return when a viewer is to have its next turn; 0: in the next round, inf: when the kernel asks."""
         slow = self.slow
-        if not self.core.would_block or (self.outbox.holds and not self.blocked):
+        if not self.core.would_block or (self.outbox.at_crossroads and not self.blocked):
             return 0.0
         if slow is None or not self.lags():
             return inf if self.blocked else 0.0

@@ -57,6 +57,7 @@ from flowctl.core.flow.timing import ENDLESS, Timing
 from flowctl.core.loop.locks import HANDLERS, OwnedLock, PostponedCalls
 from flowctl.core.outgoing.cursor import Crossroads, LogCursor
 from flowctl.core.outgoing.outbox import Outbox, Transport
+from flowctl.core.outgoing.splice import go_on_in
 from flowctl.core.outgoing.streamlog import Entry, Place
 from flowctl.core.sending.contract import (
     CohortLike,
@@ -187,7 +188,7 @@ class Serving:
                     return plainly
                 self._review_locked(now, queued=True)
                 result = self._flush_locked(now, in_turn=True)
-                if self._outbox.backlog.control is not None:
+                if self._outbox.backlog.control:
                     self._check_control_locked()
                 if judgement.closing or self._core.slow_since is not None:
                     self._check_times_locked(now)
@@ -315,7 +316,7 @@ class Serving:
             self._transport, settings.turn_messages, budget, with_log=with_log, timing=timing, trail=trail
         )
         # Without a rate too: a cut goes on through sound that a line carries with ease, so that nothing waits.
-        if outbox.cursor is not None and (entry := slow.note_late(now, outbox.cursor.late)) is not None:
+        if outbox.cursor is not None and (entry := slow.note_late(now, outbox.cursor.account.late)) is not None:
             self._add_to_ledger_locked(entry)
         if slow.note_given(written, full=blocked) and failure is None and not outbox.empty(with_log=with_log):
             blocked = True  # for now; the kernel tells when it has sent half of it
@@ -367,7 +368,7 @@ class Serving:
                     self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not judgement.empty:
-            if self._outbox.holds:
+            if self._outbox.at_crossroads:
                 return self._hold_locked(now)
             judgement.left_over()
             if judgement.slow is not None:
@@ -684,7 +685,7 @@ class Serving:
             cursor = self._outbox.cursor
             if cursor is None or self._judgement.closing:
                 return
-            held, self._guide = self._outbox.holds, guide
+            held, self._guide = self._outbox.at_crossroads, guide
             cursor.crossroads = None if guide is None else cursor.crossroads or Crossroads()
             if cursor.crossroads is not None:
                 cursor.crossroads.everywhere = everywhere
@@ -717,12 +718,12 @@ class Serving:
         cursor = self._outbox.cursor
         if cursor is None or cursor.crossroads is None or self._judgement.stands is _COHORT:
             return
-        key, crossroads = cursor.undecided(), cursor.crossroads
+        key, crossroads = cursor.at_crossroads(), cursor.crossroads
         if key is None:
-            crossroads.holds = False  # what it waited before was left out meanwhile
+            crossroads.waits = False  # what it waited before was left out meanwhile
             return
         answer = self._call_app_locked("at_key", None, partial(self._answer_locked, guide, key))
-        crossroads.holds = isinstance(answer, float)
+        crossroads.waits = isinstance(answer, float)
         if isinstance(answer, float):
             self._host.set_deadline(answer)
         elif answer is None:
@@ -751,7 +752,7 @@ class Serving:
         self._leave_fanout_locked()
         if hop.wait_for_key:
             self._open_episode_locked(now)
-        cursor.switch(hop.cohort.log, hop.start, hop.prefix, now, wait_for_key=hop.wait_for_key)
+        go_on_in(cursor, hop.cohort.log, hop.start, hop.prefix, now, wait_for_key=hop.wait_for_key)
         self._add_to_ledger_locked(LedgerEntry(LedgerKind.SWITCH, now, hop.why, duration_s=hop.stayed_s))
         try:
             self._enter_fanout_locked(hop.cohort)
@@ -780,7 +781,7 @@ class Serving:
     def control_waits(self) -> bool:
         """Whether control messages wait: for the end of a message in flight, or for room in the kernel."""
         with self._lock:
-            return self._outbox.backlog.control_bytes > 0
+            return bool(self._outbox.backlog.control)
 
     @property
     def pulse(self) -> int | None:
@@ -1075,10 +1076,8 @@ class Serving:
             return
         before = self._judgement.oldest(now)
         self._open_episode_locked(now)
-        if cursor.log.key_comes_soon(now) and self._host.strained():
-            skipped = cursor.skip_to_next_key(now)
-        else:
-            skipped = self._outbox.skip_to_live(self._core.limits, now)
+        next_one = cursor.log.key_comes_soon(now) and self._host.strained()
+        skipped = self._outbox.skip_to_key(None if next_one else self._core.limits, now)
         self._apply_mask_locked(now)  # joining is over: from now on it is judged by the picture
         if not skipped:
             return

@@ -263,7 +263,7 @@ class RecordedSender(NotingSender):
             tape, cursor = self.tape, self._outbox.cursor
             if not tape.depth:
                 self._begin_call_locked()
-                if cursor is not None and cursor.refuses and tape.on and self._close_reason is None:
+                if cursor is not None and cursor.refusals is not None and tape.on and self._close_reason is None:
                     tape.call("look")
                     self._judgement.load(tape.time_s(0.0))
                 tape.leave()

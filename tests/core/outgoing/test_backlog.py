@@ -11,7 +11,7 @@ from flowctl.core.flow.counts import Tally, total
 from flowctl.core.flow.limits import OFF_MARK
 from flowctl.core.flow.policy import DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import MessageClass
-from flowctl.core.outgoing.backlog import Backlog, MessageQueue
+from flowctl.core.outgoing.backlog import NO_MESSAGES, Backlog, MessageQueue
 from flowctl.reasons import DropReason
 
 LETTERS = "CHKIDAX"
@@ -91,7 +91,10 @@ def test_peek_when_both_queues_hold_messages_gives_control_first_within_bounds(o
 def test_queues_when_empty_hold_no_memory(own):
     own.offer("CAX")
     own.take()
-    assert (own.backlog.control, own.backlog._own) == (None, None)
+    assert own.backlog.queues == (NO_MESSAGES, NO_MESSAGES)
+    assert (len(NO_MESSAGES), NO_MESSAGES.size_bytes, any(NO_MESSAGES.tally)) == (0, 0, False), (
+        "what all share is empty"
+    )
     assert (len(own.backlog), own.backlog.size_bytes, own.backlog.oldest_at) == (0, 0, None)
 
 

@@ -19,6 +19,7 @@ from flowctl.core.outgoing import latest
 from flowctl.core.outgoing.conflation import ConflatingCursor
 from flowctl.core.outgoing.latest import NO_END, LatestValues, Value
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
+from flowctl.core.outgoing.thinning import drop_droppable, thin_to_key_frame
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.reasons import DropReason
 
@@ -179,12 +180,13 @@ def test_load_when_limits_are_judged_is_what_has_no_key():
         log.append(word.encode(), DATA, float(at), key=word[0])
     assert cursor.load() == (4, 2)
     assert cursor.oldest_at() == 1.0
-    assert cursor.values_wait
+    assert cursor.counted(0.5) == (0, 0, 0.5)
     assert cursor.bounded() == log.reach == (0, 0)
     publish(log, ".1 b2")
     assert cursor.bounded() == log.reach == (2, 1)
+    assert cursor.counted(0.5) == (2, 1, 0.5)
     take(cursor)
-    assert not cursor.values_wait
+    assert cursor.counted(0.5) == (0, 0, None)
 
 
 def test_bounded_when_nothing_more_is_taken_is_nothing():
@@ -193,10 +195,9 @@ def test_bounded_when_nothing_more_is_taken_is_nothing():
     cursor.end_joining(DropReason.REFUSED, 0.0)
     publish(log, "a1 .1 b1")
     cursor.finish(0.0)
-    assert (cursor.load(), cursor.bounded(), cursor.oldest_counted_at()) == ((6, 3), (0, 0), None)
-    assert cursor.values_wait
+    assert (cursor.load(), cursor.bounded(), cursor.counted(0.5)) == ((6, 3), (0, 0), (0, 0, 0.5))
     take(cursor)
-    assert not cursor.values_wait
+    assert cursor.counted(0.5) == (0, 0, None)
 
 
 def test_thin_when_the_policy_asks_leaves_values_and_when_the_application_asks_drops_them():
@@ -204,11 +205,11 @@ def test_thin_when_the_policy_asks_leaves_values_and_when_the_application_asks_d
     cursor = ConflatingCursor(log, now=0.0)
     cursor.end_joining(DropReason.REFUSED, 0.0)
     publish(log, "a1 .1 b1 .2 .3")
-    cursor.thin_to_key_frame(Headroom(4, 2, -1.0, 0), 0.0)
+    thin_to_key_frame(cursor, Headroom(4, 2, -1.0, 0), 0.0)
     assert cursor.load() == (8, 4), "values take no room of the others"
-    cursor.drop_droppable(DropReason.THINNED, 0.0)
+    drop_droppable(cursor, DropReason.THINNED, 0.0)
     assert cursor.load() == (4, 2)
-    cursor.drop_droppable(DropReason.REQUESTED, 0.0)
+    drop_droppable(cursor, DropReason.REQUESTED, 0.0)
     assert cursor.load() == (0, 0)
     publish(log, "b2")
     assert take(cursor) == "b2"

@@ -10,6 +10,7 @@ from flowctl.core.flow.counts import as_counts
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.conflation import ConflatingCursor
 from flowctl.core.outgoing.streamlog import Place, StreamLog
+from flowctl.core.outgoing.thinning import drop_droppable
 from flowctl.reasons import DropReason
 
 DATA, CONTROL = MessageClass.DATA, MessageClass.CONTROL
@@ -220,7 +221,7 @@ class ConflationHistory(RuleBasedStateMachine):
     @rule(reason=st.sampled_from([DropReason.REQUESTED, DropReason.THINNED]))
     def drop(self, reason):
         asked = reason is DropReason.REQUESTED and not self.over
-        self.cursor.drop_droppable(reason, 0.0)
+        drop_droppable(self.cursor, reason, 0.0)
         self.model.remove(lambda item: item[2] is DATA and (item[1] is None or asked or self.over), reason)
         waiting = self.model.queue(self.numbers)
         self.model.first = [item for item in waiting if item[1] is None]  # control: it goes on before what is left
@@ -265,8 +266,10 @@ class ConflationHistory(RuleBasedStateMachine):
             if not self.over:
                 assert self.cursor.oldest_at() == (min(times) if times else None)
                 loose = [item for item in waiting if item[1] is None]
-                assert self.cursor.bounded() == (sum(len(item[3]) for item in loose), len(loose))
-                assert self.cursor.values_wait is (len(loose) < len(waiting))
+                counted = sum(len(item[3]) for item in loose), len(loose)
+                assert self.cursor.bounded() == counted
+                oldest = [item[0] / 10 for item in loose] + [-1.0] * (len(loose) < len(waiting))
+                assert self.cursor.counted(-1.0) == (*counted, min(oldest, default=None))
 
     def teardown(self):
         rest = self.model.queue(self.numbers)

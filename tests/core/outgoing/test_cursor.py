@@ -14,6 +14,7 @@ from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.outgoing.thinning import drop_droppable, thin_to_key_frame
 from flowctl.reasons import DropReason
 from flowctl.testing import ManualGroup
 
@@ -246,10 +247,10 @@ def test_refuse_when_the_same_again_opens_no_second_gate():
     for _ in range(5):
         follower.publish("D")
         follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
-    assert len(follower.cursor._refusals.ahead) == 1
+    assert len(follower.cursor.refusals.ahead) == 1
     follower.publish("II")
     follower.cursor.refuse(1 << MessageClass.AUDIO, DropReason.REFUSED, follower.now)
-    assert len(follower.cursor._refusals.ahead) == 2
+    assert len(follower.cursor.refusals.ahead) == 2
     assert follower.take() == "KIDII"
 
 
@@ -261,19 +262,19 @@ def test_joining_when_it_lasts_refuses_nothing_and_counts_nothing_against_limits
     key = log.append(b"k" * 100, KEY, 99.0, restart=(b"meta", b"codec"))
     log.append(b"i" * 50, INTER, 99.5)
     cursor = LogCursor(log, now=100.0, start=key, prefix=key.gop.restart)
-    assert cursor.load() == cursor.allowance() == (159, 4)
-    assert cursor.oldest_counted_at() is None
+    assert cursor.load() == (159, 4)
+    assert cursor.counted(0.0) == (0, 0, None)
     cursor.refuse(BROKEN_MASK, DropReason.REFUSED, 100.0)
     log.append(b"i" * 50, INTER, 101.0)
     assert cursor.load() == (209, 5)
-    assert cursor.allowance() == (159, 4)
-    assert cursor.oldest_counted_at() == 101.0
+    assert cursor.counted(0.0) == (50, 1, 101.0)
     assert not cursor.plain
     cursor.pass_messages(3)
-    assert cursor.allowance() == (50, 1)
+    assert cursor.load() == (100, 2)
+    assert cursor.counted(0.0) == (50, 1, 101.0)
     assert not cursor.cache_taken
     cursor.pass_messages(1)
-    assert cursor.allowance() == (0, 0)
+    assert cursor.counted(0.0) == (50, 1, 101.0)
     assert cursor.cache_taken
     cursor.end_joining(DropReason.REFUSED, 101.0)
     log.append(b"i" * 50, INTER, 101.0)
@@ -293,7 +294,7 @@ def test_finish_when_called_ends_at_what_was_published():
     follower.publish("IAKI")
     assert follower.cursor.poll(follower.now + 60) is False
     follower.cursor.refuse(DROPPABLE_MASK, DropReason.REFUSED, follower.now)
-    follower.cursor.thin_to_key_frame(ROOMY, follower.now)
+    thin_to_key_frame(follower.cursor, ROOMY, follower.now)
     follower.cursor.finish(follower.now)
     accepted, dropped, queued = as_counts(follower.cursor.balance())
     assert accepted.total_messages == 2
@@ -317,7 +318,7 @@ def test_drop_everything_in_any_state_leaves_nothing_uncounted(state):
         follower.cursor.poll(follower.now + 20)
     if state == "copies":
         follower.publish("ICKI")
-        follower.cursor.thin_to_key_frame(Headroom(22, 2, 0, 0), follower.now)
+        thin_to_key_frame(follower.cursor, Headroom(22, 2, 0, 0), follower.now)
     follower.publish("CHIA")
     if state == "finished":
         follower.cursor.finish(follower.now)
@@ -426,9 +427,9 @@ def test_cursor_over_random_histories_when_read_in_any_steps_gives_the_same(hist
             elif action == "take":
                 reader.take(value, budget)
             elif action == "thin":
-                cursor.thin_to_key_frame(Headroom(1 << 40, value, 0.0, 0), reader.now)
+                thin_to_key_frame(cursor, Headroom(1 << 40, value, 0.0, 0), reader.now)
             else:
-                cursor.drop_droppable(DropReason.REQUESTED, reader.now)
+                drop_droppable(cursor, DropReason.REQUESTED, reader.now)
             reader.check()
     texts = [reader.take(1000, budget) for reader, budget in readers]
     assert texts[0] == texts[1]

@@ -9,6 +9,7 @@ from flow_kit import HEADER, RESTART, frame
 from flowctl.core.flow.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.flow.timing import Timing
+from flowctl.core.outgoing.lateness import cut_behind, peek_in_time
 from flowctl.reasons import DropReason
 
 LATE = DropReason.LATE
@@ -30,7 +31,7 @@ def slow(text, *, age_s=0.0, size=100):
 def test_what_follows_when_something_is_handed_over_is_judged_in_its_own_turn():
     follower = slow("IIII")
     timing = Timing(follower.now, 250, 0, TARGET_S, patience_of(LivePolicy()))
-    assert len(follower.cursor.peek(100, 1 << 60, timing)) == 2
+    assert len(peek_in_time(follower.cursor, 100, 1 << 60, timing)) == 2
     assert follower.dropped() == ""
     follower.cursor.pass_messages(2)
     assert take(follower, rate=10_000) == "II"
@@ -90,10 +91,10 @@ def test_key_frame_when_no_sound_waits_behind_it_goes_whatever_it_takes(quiet):
 def test_queue_when_it_is_cut_behind_what_waits_loses_what_will_be_late_of_the_open_group():
     follower = slow("IAIAI")
     timing = Timing(follower.now, 1000, 750, TARGET_S, patience_of(LivePolicy()))
-    assert follower.cursor.cut_behind(timing)
+    assert cut_behind(follower.cursor, timing)
     follower.publish("AI")
     assert (follower.dropped(LATE), follower.queued) == ("III", "IAAA")
-    assert not follower.cursor.cut_behind(timing)
+    assert not cut_behind(follower.cursor, timing)
     follower.publish("KI", 1)
     assert take(follower, rate=10_000) == "IAAArrKI"
     assert follower.cursor.plain
@@ -107,7 +108,7 @@ def test_queue_when_nothing_of_the_open_group_can_be_cut_stays(why):
     if why == "joining":
         follower.cursor.joining_to = follower.log.tail
     timing = Timing(follower.now, 1000, 0 if why == "in time" else 5000, TARGET_S, patience_of(LivePolicy()))
-    assert not follower.cursor.cut_behind(timing)
+    assert not cut_behind(follower.cursor, timing)
     assert follower.dropped() == ""
 
 
@@ -125,7 +126,7 @@ def test_what_follows_headers_that_wait_is_judged_behind_them():
     follower = slow("IIKI", age_s=1.5)
     assert take(follower, rate=10_000, most=1) == "r"
     follower.publish("IAIKIA")
-    follower.cursor.peek(1, 1, Timing(follower.now, 1000, 5000, TARGET_S, patience_of(LivePolicy())))
+    peek_in_time(follower.cursor, 1, 1, Timing(follower.now, 1000, 5000, TARGET_S, patience_of(LivePolicy())))
     assert follower.dropped(LATE).count("K") == 1
     assert follower.cursor.entry.message_class in (MessageClass.AUDIO, MessageClass.KEY)
     assert take(follower, rate=1e9).replace("A", "").endswith("rrKI")

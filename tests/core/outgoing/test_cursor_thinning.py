@@ -15,6 +15,7 @@ from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Headroom
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.outgoing.thinning import drop_droppable, thin_to_key_frame
 from flowctl.reasons import DropReason
 
 __all__ = ["alive"]  # a fixture
@@ -28,9 +29,9 @@ VIDEO_MASK = 1 << KEY | BROKEN_MASK
 def test_thin_when_again_before_the_headers_are_out_replaces_them():
     follower = Follower()
     follower.publish("KIKI")
-    follower.cursor.thin_to_key_frame(Headroom(22, 99, 0, 0), follower.now)
+    thin_to_key_frame(follower.cursor, Headroom(22, 99, 0, 0), follower.now)
     follower.publish("IKI")
-    follower.cursor.thin_to_key_frame(Headroom(22, 99, 0, 0), follower.now)
+    thin_to_key_frame(follower.cursor, Headroom(22, 99, 0, 0), follower.now)
     assert follower.queued == "HHKI"
     assert follower.dropped(DropReason.THINNED) == "HHKKIII"
     ((origin, _, number, _),) = parse(follower.cursor.peek(1, 1)[0][1])[0]
@@ -107,10 +108,10 @@ def test_compact_when_the_queue_is_worth_its_log_does_nothing():
     follower.cursor.refuse(1 << MessageClass.DISPOSABLE, DropReason.REFUSED, follower.now)
     follower.publish("ID" * 20, 100_000)
     follower.cursor.compact()
-    assert follower.cursor._copies is None
+    assert not follower.cursor.copies
     follower.take()
     follower.cursor.compact()
-    assert follower.cursor._copies is None
+    assert not follower.cursor.copies
 
 
 # --- a publisher on another thread -------------------------------------------------------------------------------
@@ -135,9 +136,9 @@ class HalfWayLog(StreamLog):
         lambda cursor, now: cursor.refuse(VIDEO_MASK, DropReason.REFUSED, now),
         lambda cursor, now: cursor.poll(now),
         lambda cursor, now: cursor.poll(now, replace=True),
-        lambda cursor, now: cursor.thin_to_key_frame(Headroom(0, 0, 0, 0), now),
-        lambda cursor, now: cursor.thin_to_key_frame(ROOMY, now),
-        lambda cursor, now: cursor.drop_droppable(DropReason.REQUESTED, now),
+        lambda cursor, now: thin_to_key_frame(cursor, Headroom(0, 0, 0, 0), now),
+        lambda cursor, now: thin_to_key_frame(cursor, ROOMY, now),
+        lambda cursor, now: drop_droppable(cursor, DropReason.REQUESTED, now),
         lambda cursor, now: None,
         lambda cursor, now: (cursor.load(), cursor.oldest_at(), as_counts(cursor.balance()), cursor.caught_up),
     ],
@@ -223,7 +224,7 @@ def test_gates_for_any_history_do_what_a_plain_queue_does(history):
         elif not {"K", "I"} & set(plain.queue):
             plain.dropped += [letter for letter in plain.queue if letter in "DAX"]
             plain.queue = [letter for letter in plain.queue if letter not in "DAX"]
-            follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
+            drop_droppable(follower.cursor, DropReason.REQUESTED, follower.now)
         assert sorted(follower.queued) == sorted(plain.queue)
         assert sorted(follower.dropped()) == sorted(plain.dropped)
         assert follower.cursor.load() == (11 * len(plain.queue), len(plain.queue))
@@ -251,9 +252,9 @@ def test_cursor_over_a_long_random_life_keeps_its_books():
             follower.cursor.poll(follower.now, replace=random_source.random() < 0.5)
         elif step == 6:
             room = Headroom(random_source.randrange(4000), random_source.randrange(12), follower.now - 1, 96)
-            follower.cursor.thin_to_key_frame(room, follower.now)
+            thin_to_key_frame(follower.cursor, room, follower.now)
         elif step == 7 and random_source.random() < 0.2:
-            follower.cursor.drop_droppable(DropReason.REQUESTED, follower.now)
+            drop_droppable(follower.cursor, DropReason.REQUESTED, follower.now)
         for letter in follower.take(random_source.randrange(6)):
             handed["H" if letter == "r" else letter] += 1
         accepted, dropped, queued = as_counts(follower.cursor.balance())

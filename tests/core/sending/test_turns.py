@@ -17,6 +17,8 @@ from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.policy import LivePolicy, patience_of
 from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.flow.timing import Timing
+from flowctl.core.outgoing.lateness import peek_in_time
+from flowctl.core.outgoing.outbox import gather
 from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.sending.slowpeer import SlowPeer
@@ -205,6 +207,10 @@ def sent(cursor):
     return sum(accepted[:7]) - sum(queued[:7]) - sum(sum(figures[:7]) for figures in dropped.values())
 
 
+def peek(cursor, most, budget, timing):
+    return cursor.peek(most, budget) if timing is None else peek_in_time(cursor, most, budget, timing)
+
+
 def test_gathered_messages_are_those_that_would_have_been_peeked():
     compared = 0
     for seed in seeds(300):
@@ -217,11 +223,11 @@ def test_gathered_messages_are_those_that_would_have_been_peeked():
             follower.publish(chance.choice("KIIIIAAAD"))
             rate, held = chance.choice([200, 1000, 10_000]), chance.choice([0, 500])
             patience = patience_of(LivePolicy())
-            timing = Timing(follower.now, rate, held, 1.0, patience)
+            timing = chance.choice([None, Timing(follower.now, rate, held, 1.0, patience)])
             budget, ahead = chance.choice([1, 30, 100, 10_000]), chance.choice([0, 0, 20])
             if chance.random() < 0.3:
                 before = sent(cursor)
-                gathered = cursor.gather(budget, timing, ahead)
+                gathered = gather(cursor, budget, timing, ahead)
                 if gathered is None:
                     continue
                 assert gathered.size_bytes == ahead + sum(map(len, gathered.wires))
@@ -230,14 +236,14 @@ def test_gathered_messages_are_those_that_would_have_been_peeked():
                     before_it = ahead + sum(map(len, gathered.wires[:passed]))
                     if timing is not None:
                         timing.held_bytes = held + before_it
-                    peeked = cursor.peek(len(gathered.wires) - passed, budget - before_it, timing)
+                    peeked = peek(cursor, len(gathered.wires) - passed, budget - before_it, timing)
                     assert [wire for _, wire, _ in peeked] == gathered.wires[passed : passed + len(peeked)] != []
                     passed += len(peeked)
                     cursor.pass_messages(len(peeked))
                 compared += passed > 0
                 assert sent(cursor) == before + passed
             elif chance.random() < 0.3:
-                cursor.pass_messages(len(cursor.peek(chance.randrange(1, 4), 1 << 30, timing)))
+                cursor.pass_messages(len(peek(cursor, chance.randrange(1, 4), 1 << 30, timing)))
     assert compared > 200
 
 
@@ -299,7 +305,7 @@ def test_viewer_when_its_guide_waits_with_the_last_that_the_kernel_is_to_have_go
         scene = Scene(lambda _, share=(0.4, 0.6, 0.8)[seed % 3]: share, limits=NO_LIMITS, settings=CLOCKLESS).follow()
         guide = Undecided(scene.group.clock)
         for at, item, size in stream(14, 1.0, seed=seed):
-            while scene.now < at and not (scene.sender.blocked and scene.sender._outbox.holds):
+            while scene.now < at and not (scene.sender.blocked and scene.sender._outbox.at_crossroads):
                 scene.step()
             if scene.now < at:  # the kernel has all that it is to have, and what is left waits for the guide
                 met += 1
