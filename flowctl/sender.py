@@ -116,8 +116,8 @@ class Sender(Serving):
                     return CLOSED[self._core.state]
                 return self._queue_locked(data, message_class, now, droppable=droppable)
         finally:
-            if self._postponed:
-                self._run_postponed()
+            if self._lock.calls:
+                self._lock.make_calls()
 
     @property
     def drained(self) -> bool:
@@ -135,7 +135,7 @@ class Sender(Serving):
         """
         with self._guarded("when_drained"), self._lock:
             if self._close_reason is not None:
-                self._postpone_locked(partial(callback, self._close_reason is CloseReason.FINISHED))
+                self._lock.postpone(partial(callback, self._close_reason is CloseReason.FINISHED))
                 return
             self._waiters = [*(self._waiters or ()), callback]
             self._wake_waiters_locked()

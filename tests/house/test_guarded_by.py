@@ -24,15 +24,9 @@ from source_kit import classes_of, module_files, shown, text_of
 
 MARK = re.compile(r"#.*\bguarded by (_\w*lock)\b")
 MARKED = re.compile(r"\s*self\.(\w+)\s*[:=]")
-PUTS_OFF = "Serving._guarded Sender.send Serving.sample_delay Serving.flush Serving.take_turn Serving.log_grew"
-PUTS_OFF += " Serving.tick Serving.broken"
+
 UNLOCKED: dict[tuple[str, str], str] = {
-    **{
-        (name, "_postponed"): "what this call has put off, or another: either way it is done"
-        for name in PUTS_OFF.split()
-    },
     ("Sender.drained", "_outbox"): "never replaced, its parts as single references; stale by the time it is used",
-    ("Serving._run_postponed", "_postponed"): "made once and never replaced; its calls are taken out under the lock",
     ("MessageScheduler._run", "_turning"): "who has put a call off had the lock since; whoever has the turn does it",
     ("RecordedSender.following", "_cohort"): "one reference, as in Sender.following",
     ("RecordedSender.following", "_feed"): "one reference; stale by the time it is used",

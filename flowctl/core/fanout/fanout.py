@@ -28,9 +28,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, Protocol
 
-from flowctl.core.fanout.calendar import TurnCalendar
+from flowctl.core.fanout.calendar import Crossings, TurnCalendar
 from flowctl.core.fanout.cohort import FILE_VIEWERS, SQUAD_SIZE, Cohort, Piece, ShortWrites, Squad, gather
-from flowctl.core.fanout.crossings import Crossings
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter
 from flowctl.core.flow.sharedstall import SharedStall
 from flowctl.core.loop.faults import as_exception

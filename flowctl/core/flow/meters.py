@@ -163,6 +163,12 @@ class DelayMeter:
     _short: float = _UNREPORTED_SHARE  # share of what was written that the application does not count, at most
 
     def peer_acknowledged(self, now: float, total_bytes: int, written_bytes: int) -> None:
+        """Note what the peer's application says it has read. Reports in steps of any size do.
+
+        What is used is how far the newest lags behind what was sent, less the largest step lately, and less the share
+        of up to 2 % that a peer counts too little. Once reports stop, for longer than twice the usual time between two
+        of them, they are believed no more.
+        """
         total_bytes = min(total_bytes, written_bytes)
         step = total_bytes - self._read
         if step <= 0:

@@ -56,6 +56,26 @@ class OwnedLock(_RLock):
             raise InternalError("a method that needs its lock was called by a thread that does not hold it")
 
 
+class PostponingLock(OwnedLock):
+    """A lock with calls that are made once it is released. It guards them."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls: PostponedCalls | None = None  # None: there were never any
+
+    def postpone(self, call: Callable[[], object]) -> None:
+        self.assert_owned()
+        if self.calls is None:
+            self.calls = PostponedCalls()
+        self.calls.append(call)
+
+    def make_calls(self) -> None:
+        """At the end of whatever may have put one off: see `PostponedCalls.run`. Any thread."""
+        if self.calls is not None:
+            self.calls.run(self)
+
+
 class PostponedCalls(list[Callable[[], object]]):
     """Calls to be made once a lock is released, in their order; true while there are any. The lock guards it.
 

@@ -54,7 +54,7 @@ from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, Ke
 from flowctl.core.flow.sharedstall import SURE_S
 from flowctl.core.flow.state import FlowCore, Load, SendState, StateChange
 from flowctl.core.flow.timing import ENDLESS, Timing
-from flowctl.core.loop.locks import HANDLERS, OwnedLock, PostponedCalls
+from flowctl.core.loop.locks import HANDLERS, PostponingLock
 from flowctl.core.outgoing.cursor import Crossroads, LogCursor
 from flowctl.core.outgoing.outbox import Outbox, Transport
 from flowctl.core.outgoing.splice import go_on_in
@@ -104,7 +104,6 @@ class Serving:
         "_outbox",
         "_pending",
         "_policy",
-        "_postponed",
         "_sends_after_close",
         "_transport",
         "_waiters",
@@ -124,7 +123,7 @@ class Serving:
         deferred: bool = True,
     ) -> None:
         now = host.now()
-        self._lock = OwnedLock()
+        self._lock = PostponingLock()  # what is put off are reports of handlers that failed, and waiters
         self._host: SenderHost = host
         self._transport = transport
         self._frontend = frontend
@@ -142,8 +141,6 @@ class Serving:
         self._close_details = ""  # guarded by _lock
         self._sends_after_close = 0  # guarded by _lock
         self._waiters: list[Callable[[bool], object]] | None = None  # see `when_drained`; guarded by _lock
-        # What is to be called once the lock is released: reports of handlers that failed, and waiters.
-        self._postponed: PostponedCalls | None = None  # guarded by _lock
         self._ledger: Ledger | None = None  # guarded by _lock
         self._episode: DropEpisode | None = None  # guarded by _lock
         if policy is not None:
@@ -165,8 +162,8 @@ class Serving:
                 self._check_control_locked()
                 return result if self._is_open_locked() else FlushResult.CLOSED
         finally:
-            if self._postponed:
-                self._run_postponed()
+            if self._lock.calls:
+                self._lock.make_calls()
 
     def take_turn(self) -> float:
         """Have a turn of the fan-out: write what is queued, also where the kernel has not asked for more.
@@ -197,8 +194,8 @@ class Serving:
                     self._await_room_locked(now)
                 return next_at
         finally:
-            if self._postponed:
-                self._run_postponed()
+            if self._lock.calls:
+                self._lock.make_calls()
 
     def _turn_plainly_locked(self, now: float) -> float | None:
         """Give a viewer that lags what its kernel has room for, if that is all there is to be done.
@@ -399,24 +396,20 @@ class Serving:
 
     def tick(self) -> None:
         """Judge age, stall and deadlines: time has passed. Owning thread."""
-        self._refuse_reentry("tick")
-        try:
-            with self._lock:
-                if self._close_reason is None:
-                    now = self._host.now()
-                    self._judgement.ticked()
-                    self._run_pending_locked(now)
-                    self._review_locked(now)
-                    if self._judgement.slow is not None and self._judgement.slow.due(now):
-                        self._sample_locked(now)
-                    self._check_times_locked(now)
-                    waits = self._judgement.blocked or self._judgement.stands in _TURN_COMES
-                    if not waits and (self._core.would_block or not self._judgement.empty):
-                        # Looking has queued something, the headers of a key frame, say; or it keeps up again.
-                        self._host.request_flush()
-        finally:
-            if self._postponed:
-                self._run_postponed()
+        with self._guarded("tick"), self._lock:
+            if self._close_reason is not None:
+                return
+            now, judgement = self._host.now(), self._judgement
+            judgement.ticked()
+            self._run_pending_locked(now)
+            self._review_locked(now)
+            if judgement.slow is not None and judgement.slow.due(now):
+                self._sample_locked(now)
+            self._check_times_locked(now)
+            waits = judgement.blocked or judgement.stands in _TURN_COMES
+            if not waits and (self._core.would_block or not judgement.empty):
+                # Looking has queued something, the headers of a key frame, say; or it keeps up again.
+                self._host.request_flush()
 
     def log_grew(self) -> tuple[int, int]:
         """Judge the load again because the followed log has grown, and return `next_crossing`. Owning thread."""
@@ -432,8 +425,8 @@ class Serving:
                 self._arm_locked(now)
                 return self._next_crossing_locked(now)
         finally:
-            if self._postponed:
-                self._run_postponed()
+            if self._lock.calls:
+                self._lock.make_calls()
 
     def next_crossing(self) -> tuple[int, int]:
         """Return (offset, sequence) of the log before which to look is of no use. Owning thread, for the fan-out."""
@@ -839,16 +832,14 @@ class Serving:
                     self._arm_locked(now)
                 return slow.behind_ms
         finally:
-            if self._postponed:
-                self._run_postponed()
+            if self._lock.calls:
+                self._lock.make_calls()
 
     def peer_acknowledged(self, total_bytes: int) -> None:
         """The peer's application says it has read `total_bytes` of all that was sent. Any thread.
 
-        It makes the delay true for peers whose kernel takes far more than they read. Reports in steps of any size do;
-        what is used is how far the newest lags behind what was sent, less the largest step lately, and less the share
-        of up to 2 % that a peer counts too little. Once reports stop, for longer than twice the usual time between two
-        of them, they are believed no more. A number that is higher than what was sent means all of it.
+        It makes the delay true for peers whose kernel takes far more than they read: see `DelayMeter`. A number that
+        is higher than what was sent means all of it.
         """
         self._refuse_reentry("peer_acknowledged")
         with self._lock:
@@ -868,12 +859,8 @@ class Serving:
         """A write of the cohort failed, or a flush raised, which is a fault of ours: the connection is over."""
         if not isinstance(error, OSError):
             self._host.handler_failed("flush", error)
-        try:
-            with self._lock:
-                self._broken_locked(error)
-        finally:
-            if self._postponed:
-                self._run_postponed()
+        with self._guarded("broken"), self._lock:
+            self._broken_locked(error)
 
     @property
     def unfinished(self) -> bytes | memoryview:
@@ -1115,8 +1102,8 @@ class Serving:
         try:
             yield
         finally:
-            if self._postponed:
-                self._run_postponed()
+            if self._lock.calls:
+                self._lock.make_calls()
 
     def _refuse_reentry(self, method: str) -> None:
         if HANDLERS and (where := HANDLERS.get(get_ident())) is not None:
@@ -1162,7 +1149,7 @@ class Serving:
         try:
             return call()
         except BaseException as error:  # noqa: BLE001 - see above
-            self._postpone_locked(partial(self._host.handler_failed, where, error))
+            self._lock.postpone(partial(self._host.handler_failed, where, error))
             return default
         finally:
             HANDLERS.pop(thread, None)
@@ -1175,25 +1162,13 @@ class Serving:
         """Ask the policy which classes it refuses in `state`; one that fails refuses nothing."""
         return self._call_app_locked("decide", 0, partial(refused_mask, self._policy, state))
 
-    # -- what is done when the lock is released: hooks and logs are the application's code as well, and may block
-
-    def _postpone_locked(self, call: Callable[[], object]) -> None:
-        if self._postponed is None:
-            self._postponed = PostponedCalls()
-        self._postponed.append(call)
-
     def _wake_waiters_locked(self) -> None:
         """Have the waiters called if there is nothing left to wait for; after what may have emptied the queue."""
         taken = self._outbox.own_taken
         if self._waiters and (taken or self._close_reason is not None):
             waiters, self._waiters = self._waiters, None
             for waiter in waiters:
-                self._postpone_locked(partial(waiter, taken))
-
-    def _run_postponed(self) -> None:
-        """Do what was put off; at the end of each public method that may have put something off."""
-        if self._postponed is not None:
-            self._postponed.run(self._lock)
+                self._lock.postpone(partial(waiter, taken))
 
     # -- the ledger and episodes of drops
 

@@ -390,7 +390,7 @@ class RecordedSender(NotingSender):
                 mine = feed is not None and cohort.log is feed.log
                 self._call("resume_following", PrivateCohort(cohort, feed.private) if feed and mine else cohort)
         finally:
-            self._run_postponed()
+            self._lock.make_calls()
 
     def set_policy(self, policy: DropPolicy) -> None:
         """Decide by the table of `policy`."""
@@ -418,7 +418,7 @@ class RecordedSender(NotingSender):
                 place = ask()
                 return place if self._feed is None else self._feed.to_stream(*place)
         finally:
-            self._run_postponed()
+            self._lock.make_calls()
 
     def let_go(self) -> None:
         with self._lock:
@@ -443,7 +443,7 @@ class RecordedSender(NotingSender):
                     return account
                 return account._replace(entry=feed.entry_in_stream(account.entry))
         finally:
-            self._run_postponed()
+            self._lock.make_calls()
 
     # -- what is another with a private log
 

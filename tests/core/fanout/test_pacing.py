@@ -16,8 +16,8 @@ from flow_kit import Published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.fanout.calendar import Crossings
 from flowctl.core.fanout.cohort import Piece, gather, socket_behind
-from flowctl.core.fanout.crossings import Crossings
 from flowctl.core.fanout.pacing import ROUND_BOUNDS_MS, ROUND_SHARE, Pacing, RoundMeter
 from flowctl.core.flow.limits import OFF_MARK
 from flowctl.testing import ManualGroup, ScriptedTransport

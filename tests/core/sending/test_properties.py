@@ -171,7 +171,9 @@ class FanoutHistory(RuleBasedStateMachine):
 
     @rule(index=slow, message_class=st.sampled_from([CONTROL, DATA]), size=sizes, foreign=st.booleans())
     def send(self, index, message_class, size, foreign):
-        viewer = self.pick(index)
+        self.say(self.pick(index), message_class, size, foreign)
+
+    def say(self, viewer, message_class, size, foreign):
         number = self.own[viewer] = self.own[viewer] + 1
 
         def send(sender):
@@ -188,17 +190,22 @@ class FanoutHistory(RuleBasedStateMachine):
         if sender.following is not None:
             move(sender, self.fanouts[to])
 
-    @rule(index=st.integers(0, 6), to=st.integers(0, 1), text=st.text("KIDA", max_size=6))
+    @rule(index=st.integers(0, 6), to=st.integers(0, 1), text=st.text("KIDAX", max_size=6))
     def move_slowly(self, index, to, text):
-        """Publish while the viewer is on its way between two fan-outs."""
+        """Publish, and send from other threads, while the viewer is on its way between two fan-outs."""
         viewer = self.viewers[index % len(self.viewers)]
         if viewer.sender.following is None:
             return
         viewer.sender.suspend_following()
+        edges = len(viewer.edges.changes)
         for letter in text:
+            if letter == "X":
+                self.say(viewer, DATA, 11, foreign=True)
+                continue
             item = {"K": KEY, "I": INTER, "D": DISPOSABLE, "A": AUDIO}[letter]
             self.publish(item, 11)
             self.offered[viewer][item] += 1
+        assert len(viewer.edges.changes) == edges
         self.group.run(0.04)
         viewer.sender.resume_following(self.fanouts[to])
 
