@@ -45,6 +45,7 @@ __all__ = ["FlushResult", "Sender"]
 ACCEPTED: Final = tuple(SendResult(SendOutcome.ACCEPTED, state) for state in SendState)
 DROPPED: Final = tuple(SendResult(SendOutcome.DROPPED, state) for state in SendState)
 CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendState)
+_GONE: Final = Standing.GONE
 
 
 class Sender(Serving):
@@ -150,10 +151,9 @@ class Sender(Serving):
     ) -> SendResult:
         """Queue a message, unless the policy refuses it; before a mark is judged, offer what waits."""
         self._lock.assert_owned()
-        core, backlog = self._core, self._outbox.backlog
-        foreign = self._foreign_thread_locked()
+        core, backlog, judgement = self._core, self._outbox.backlog, self._judgement
+        foreign = judgement.stands is not _GONE and self._foreign_thread_locked()
         full = foreign and core.reaches_hard(backlog.size_bytes, len(backlog))
-        judgement = self._judgement
         mask, held = judgement.mask, judgement.held is not None
         reason = backlog.offer(data, message_class, now, mask=mask, held=held, full=full, droppable=droppable)
         if reason is not None:
@@ -215,7 +215,7 @@ class Sender(Serving):
         self._outbox.put_in_flight(data, message_class, now, written)
         if written == len(data) and self._core.state is SendState.READY and self._episode is None:
             # Nothing was wrong and nothing is: what follows from a drained queue is known without looking.
-            self._judgement.progress(now)
+            self._judgement.taken_at_once(now)
             self._host.wrote(written)
             return ACCEPTED[SendState.READY]
         result = self._account_write_locked(written, now, failure, blocked=blocked)
@@ -250,7 +250,7 @@ class Sender(Serving):
         """
         first = tuple(map(owned_bytes, prefix))
         with self._guarded("follow"), self._lock:
-            if self._judgement.stands is not Standing.GONE:
+            if self._judgement.stands is not _GONE:
                 raise LocalProtocolError("this Sender follows a stream log already", hint="call unfollow() first")
             if self._judgement.closing:
                 return

@@ -18,6 +18,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.sending.slowpeer import SlowPeer
 from flowctl.reasons import CloseReason, DropReason
 
+_COHORT: Final = Standing.COHORT
 _KEEPS_UP: Final = SlowPeer(SenderSettings())
 """Measurements of a peer that has never been slow, only to be read."""
 
@@ -136,11 +137,13 @@ def account_of(judgement: Judgement, now: float, kernel_bytes: int, *, noted: bo
         noted: its ledger has entries.
         rows: whether load, figures by class and place in the cohort are wanted too.
     """
-    outbox, slow, member = judgement.outbox, judgement.slow, judgement.stands is Standing.COHORT
+    core, outbox, slow = judgement.core, judgement.outbox, judgement.slow
+    member = judgement.stands is _COHORT
     load, stalled_s = EMPTY_LOAD, 0.0
     if rows:
-        load = judgement.load(now)  # first: it moves past what is refused
-        stalled_s = judgement.stalled_s(now)
+        load = outbox.load(now, core.limits.overhead_bytes)  # first: it moves past what is refused
+        if core.would_block:
+            stalled_s = judgement.stalled_s(now)
     cursor = outbox.cursor
     entry = None if cursor is None else cursor.entry
     accepted = sent = dropped = queued = NO_FIGURES
@@ -156,7 +159,7 @@ def account_of(judgement: Judgement, now: float, kernel_bytes: int, *, noted: bo
         if tail is not None and cursor is not None and cursor.entry is entry and cursor.log.tail is tail:
             cohort = (cursor.log, cursor.entry, tail)
     return Account(
-        judgement.core.state,
+        core.state,
         1.0 if slow is None else judgement.picture_share(now),
         0.0 if slow is None else judgement.behind_ms(now, kernel_bytes),
         judgement.lagging and not member,
@@ -227,7 +230,7 @@ def line_look_of(judgement: Judgement, now: float, kernel_bytes: int) -> LineLoo
     return LineLook(
         written,
         kernel_bytes,
-        lagging=judgement.lagging and judgement.stands is not Standing.COHORT,
+        lagging=judgement.lagging and judgement.stands is not _COHORT,
         drain=slow.drain.known(now),
         delay_s=(slow.behind(now, written, kernel_bytes) or judgement.load(now).age_ms) / 1000,
         target_s=target_s(judgement.core.limits.target_delay_ms, cursor.log.gop_duration_s),

@@ -128,6 +128,10 @@ class Judgement:
     def left_over(self) -> None:
         self.lagging = True
 
+    def taken_at_once(self, now: float) -> None:
+        """What was sent was taken, by a peer that is in no trouble and follows no log."""
+        self.progress_at = now
+
     def turned_plainly(self, *, refused: bool) -> None:
         """A turn of a viewer that lags on has ended in EAGAIN, or with all taken for now."""
         slow = self.slow
@@ -183,10 +187,8 @@ class Judgement:
         self.progress(now)
         self.ended_at = now
 
-    def ticked(self) -> None:
-        self.armed_at = 0.0
-
     def armed(self, when: float) -> None:
+        """A tick was asked for; 0: it has come."""
         self.armed_at = when
 
     # -- what is queued, and since when

@@ -400,7 +400,7 @@ class Serving:
             if self._close_reason is not None:
                 return
             now, judgement = self._host.now(), self._judgement
-            judgement.ticked()
+            judgement.armed(0.0)
             self._run_pending_locked(now)
             self._review_locked(now)
             if judgement.slow is not None and judgement.slow.due(now):
@@ -745,9 +745,9 @@ class Serving:
         self._leave_fanout_locked()
         if hop.wait_for_key:
             self._open_episode_locked(now)
-        go_on_in(cursor, hop.cohort.log, hop.start, hop.prefix, now, wait_for_key=hop.wait_for_key)
-        self._add_to_ledger_locked(LedgerEntry(LedgerKind.SWITCH, now, hop.why, duration_s=hop.stayed_s))
         try:
+            go_on_in(cursor, hop.cohort.log, hop.start, hop.prefix, now, wait_for_key=hop.wait_for_key)
+            self._add_to_ledger_locked(LedgerEntry(LedgerKind.SWITCH, now, hop.why, duration_s=hop.stayed_s))
             self._enter_fanout_locked(hop.cohort)
         except Exception as error:
             self._broken_locked(error)  # nothing would serve it
@@ -793,9 +793,10 @@ class Serving:
         if HANDLERS:
             self._refuse_reentry("account")
         with self._lock:
-            now = self._now_locked() if rows or self._judgement.slow is not None else 0.0
-            kernel_bytes = self._kernel_bytes_locked()
-            return account_of(self._judgement, now, kernel_bytes, noted=self._ledger is not None, rows=rows)
+            judgement, now, kernel_bytes = self._judgement, 0.0, 0
+            if rows or judgement.slow is not None:
+                now, kernel_bytes = self._now_locked(), self._kernel_bytes_locked()
+            return account_of(judgement, now, kernel_bytes, noted=self._ledger is not None, rows=rows)
 
     def behind_ms(self) -> float:
         """Return how old the oldest is that a slow peer has not taken, in ms, without a sample; else 0. Any thread."""

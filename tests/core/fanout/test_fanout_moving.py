@@ -137,19 +137,27 @@ def test_viewer_when_it_is_led_to_a_log_with_keys_stays_and_says_so(guided):
 
 
 @pytest.mark.parametrize("guided", [False, True])
-def test_viewer_when_it_is_led_to_a_fanout_that_does_not_take_it_ends(guided):
+@pytest.mark.parametrize(
+    ("lead", "fault"),
+    [
+        (lambda stage: hop_to(stage, Refusing), ClosedError),
+        (lambda stage: hop_to(stage)._replace(start=None), AttributeError),
+    ],
+    ids=["not taken", "no start"],
+)
+def test_viewer_when_it_is_led_where_it_cannot_go_on_ends(lead, fault, guided):
     stage = Stage(1)
     (viewer,) = stage.viewers
-    hop = hop_to(stage, Refusing)
+    hop = lead(stage)
     if guided:
         viewer.sender.set_guide(Leading(hop))
         stage.publish("K")
     else:
-        with pytest.raises(ClosedError):
+        with pytest.raises(fault):
             viewer.sender.switch(hop)
     ((reason, details),) = viewer.host.closed
     assert reason is CloseReason.INTERNAL
-    assert "the group is closed" in details
+    assert fault.__name__ in details
     assert viewer.sender.stands is Standing.GONE
     assert stage.fanout.empty
     stage.check()
