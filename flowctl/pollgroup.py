@@ -319,7 +319,7 @@ class PollGroup:
 
     def _say_stall(self, over: bool, count: int, served: int, lasted_s: float) -> None:  # noqa: FBT001 - as `SharedStall`
         if over:
-            event = "most viewers go on"
+            event = "most viewers go on" if count else "the viewers that had stopped are gone"
         else:
             at = time.strftime("%H:%M:%S", time.localtime(time.time() - lasted_s))
             event = f"most viewers stopped at {at}: a shared line"

@@ -415,7 +415,8 @@ class Sender(Serving):
         with self._guarded("why"), self._lock:
             now = self._now_locked()
             counted, kernel_bytes = self._counted_locked(now), self._kernel_bytes_locked()
-            return self._judgement.why(now, counted, kernel_bytes, self._close_reason, self._close_details)
+            span = self._host.shared_stall()
+            return self._judgement.why(now, counted, kernel_bytes, span, self._close_reason, self._close_details)
 
     def statistics(self) -> SenderStatistics:
         """Return a snapshot; O(1) work under the lock whatever is queued. Any thread."""

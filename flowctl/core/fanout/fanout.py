@@ -31,10 +31,11 @@ from typing import Any, Final, Protocol
 from flowctl.core.fanout.calendar import Crossings, TurnCalendar
 from flowctl.core.fanout.cohort import FILE_VIEWERS, SQUAD_SIZE, Cohort, Piece, ShortWrites, Squad, gather
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter
-from flowctl.core.flow.sharedstall import SharedStall
+from flowctl.core.flow.sharedstall import SURE_S, SharedStall
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.contract import Standing
+from flowctl.core.sending.judgement import KEY_POLL_S
 from flowctl.errors import ClosedError, ConfigError
 from flowctl.sender import Sender
 
@@ -49,6 +50,8 @@ _REFUSED: Final = Standing.REFUSED
 
 _MOST_LOOKS: Final = 32
 """Viewers whose limits are looked at on the spot when a message comes, at 20 us each; the others in turns."""
+_KEY_TURNS_S: Final = 0.08
+"""Least time between turns that viewers have for a key frame, of a stream each picture of which may be one."""
 
 
 class FanoutHost(Protocol):
@@ -163,7 +166,7 @@ class Fanout:
         self._timed_at = inf  # when it is looked at next
         self._key_seekers: dict[Sender, None] = {}  # PACED ones that have taken all up to the next key frame
         self._departing: set[Sender] = set()  # members of the cohort that have a guide: they may leave at a key frame
-        self._looks: deque[Sender] = deque()  # REFUSED ones to be looked at; may hold some that are not any more
+        self._looks: OrderedDict[Sender, None] = OrderedDict()  # REFUSED ones to be looked at; some may be so no more
         self._armed = False  # a round is on its way or in progress
         self._going = False  # a turn is on its way or in progress
         self._looking = False  # a look at the crossings is on its way
@@ -178,16 +181,18 @@ class Fanout:
         self._crossings: Crossings[Sender] = Crossings()  # the lagging viewers, by where to look at them next
         # Number of the key frame that was newest at the last look. The group itself would hold all that came after it.
         self._key_sequence = log.gop.key_sequence
+        self._key_looked_at = -inf  # when all that are REFUSED were last looked at for one
+        self._key_waits_ended_at = -inf  # when key seekers last had a turn for one
         self._closed = False
         self._left = self._cohort_bytes = 0
         self._meter = RoundMeter()
+        host.stall.crowds[self] = None
         log.listen(self)
 
     # -- viewers come and go
 
     def add(self, sender: Sender) -> None:
         """Serve `sender`, which is QUEUED, from its own cursor until it has caught up."""
-        self._host.stall.served += 1
         self._serve_from_cursor(sender)
 
     def _serve_from_cursor(self, sender: Sender) -> None:
@@ -216,7 +221,6 @@ class Fanout:
         """Serve `sender`, which has left the cohort, no longer; harmless when it is not served."""
         if sender in self._alone:
             del self._alone[sender]
-            self._host.stall.served -= 1
             self._host.stall.went_on(sender, self._host.now(), gone=True)
         self._queue.pop(sender, None)
         self._served.pop(sender, None)
@@ -247,12 +251,17 @@ class Fanout:
         self._key_seekers.clear()
         self._drop_piece()
         self._target = None
+        self._host.stall.crowds.pop(self, None)
         self.log.unlisten(self)
 
     @property
     def empty(self) -> bool:
         """Whether it serves no viewer."""
         return not self._cohort.count and not self._alone
+
+    def served(self, now: float) -> int:
+        """Return how many viewers it serves; 0 where nothing was published lately, which none of them could take."""
+        return self._cohort.count + len(self._alone) if now - self._last_flush <= SURE_S + self.pacing.interval_s else 0
 
     def lagging(self) -> list[Sender]:
         """Return the viewers that are served from their own cursor, joining ones included. Any thread."""
@@ -498,7 +507,7 @@ class Fanout:
             if now() >= until:
                 break
         while looks:
-            if self._watch_limits(looks.popleft()) and now() >= until:
+            if self._watch_limits(looks.popitem(last=False)[0]) and now() >= until:
                 break
 
     def _serve_viewer(self, sender: Sender) -> None:
@@ -574,21 +583,28 @@ class Fanout:
         return True
 
     def _look_at_crossings(self) -> None:
-        """Have the viewers whose next limit may be reached looked at; after a key frame, all that lag."""
+        """Have the viewers whose next limit may be reached looked at; after a key frame, all that lag.
+
+        Not after each one of a stream that has many: what waits for one has turns or ticks of its own as well.
+        """
         if self._closed:
             return
         log, self._looking = self.log, False
         due = self._crossings.due(*log.reach)
         if log.gop.key_sequence != self._key_sequence:
             self._key_sequence = log.gop.key_sequence
-            self._end_key_waits()
-            due = [sender for sender in self._alone if sender.stands is _REFUSED]
-        for number, sender in enumerate(due):
-            if number == _MOST_LOOKS:
-                self._looks.extend(due[number:])
-                self._request_turn()
-                break
+            now = self._host.now()
+            if now - self._key_waits_ended_at >= _KEY_TURNS_S:
+                self._key_waits_ended_at = now
+                self._end_key_waits()
+            if now - self._key_looked_at >= KEY_POLL_S:
+                self._key_looked_at = now
+                due = [sender for sender in self._alone if sender.stands is _REFUSED]
+        for sender in due[:_MOST_LOOKS]:
             self._watch_limits(sender)
+        if len(due) > _MOST_LOOKS:
+            self._looks.update(dict.fromkeys(due[_MOST_LOOKS:]))
+            self._request_turn()
 
     def statistics(self) -> FanoutStatistics:
         meter = self._meter

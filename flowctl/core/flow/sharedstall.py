@@ -2,9 +2,11 @@
 
 Theory of operation. The fan-outs of a group tell which viewer waits for its kernel with nothing taken, and when that
 asks for more. Where most of those that are served stopped within two seconds, and most of these have taken nothing for
-two seconds more, it is one *shared stall*: from the first of them up to the moment when half of them take again. Who
-stops meanwhile has it too; who had stopped before has not. The last one is remembered, for what it has left behind in
-queues and clocks. Viewers on slow lines stop and go on all the time, each by itself, and make none.
+two seconds more, it is one *shared stall*: from the first of them up to the moment when fewer than that make one are
+left, for a part of a crowd may be on a line that recovers later. Who stops meanwhile has it too; who had stopped before
+has not. The last one is remembered, for what it has left behind in queues and clocks. Viewers on slow lines stop and
+go on all the time, each by itself, and make none. After one, all must be well for as long as it has lasted before there
+is another: those who stop and go on by turns, to be excused, are judged by half of the time.
 
 Each event takes a step or two, and none is told of viewers that keep up. All but `span` belongs to the group's thread.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 TOGETHER_S: Final = 2.0
 """Time within which most must have stopped: a line that stops for all at once is noticed when a kernel's buffer is
@@ -24,6 +26,17 @@ MOST_S: Final = 60.0
 """Longest time for which a shared stall excuses anybody: half of a crowd may be of one peer that never reads again."""
 LEAST_VIEWERS: Final = 8
 """Fewer may well have their own troubles at the same time."""
+
+
+_SAY_S: Final = 60.0
+"""Time between two that are told of."""
+
+
+class Crowd(Protocol):
+    """The viewers of one stream: a fan-out."""
+
+    def served(self, now: float) -> int:
+        """Return how many there are that something was published for lately."""
 
 
 class StallSpan(NamedTuple):
@@ -37,12 +50,13 @@ class SharedStall:
     """The stops of one group's viewers.
 
     Args:
-        say: told once of each shared stall, and once when it is over: whether that is so, the viewers that have it, all
-            that are served, and for how long it has lasted, in seconds.
+        say: told of a shared stall, and when it is over, but no more than once a minute: whether it is over, how many
+            viewers have it, or, over, have had it and are still here, all that are served, and for how long it has
+            lasted, in seconds.
     """
 
     def __init__(self, say: Callable[[bool, int, int, float], object]) -> None:
-        self.served = 0  # viewers of all fan-outs of the group, which count it
+        self.crowds: dict[Crowd, None] = {}  # all fan-outs of the group, which enter themselves
         self._say: Final = say
         self._recent: OrderedDict[object, float] = OrderedDict()  # who stopped lately, and when: oldest first
         # Of a stall of most: who stopped with the first of them, less those that have gone; who of these has taken
@@ -53,6 +67,10 @@ class SharedStall:
         # The last that was one; replaced as a whole, for other threads read it.
         self._span: StallSpan | None = None
         self._goes_on = False
+        self._said_at = -_SAY_S
+
+    def _served(self, now: float) -> int:
+        return sum(crowd.served(now) for crowd in self.crowds)
 
     def stopped(self, viewer: object, now: float) -> float | None:
         """Note that `viewer` waits for its kernel; return when to call `confirm`, in seconds. None: not for this."""
@@ -65,7 +83,9 @@ class SharedStall:
                 self._had.add(viewer)
                 self._stopped.add(viewer)
             return None
-        if len(recent) < max(LEAST_VIEWERS, self.served / 2):
+        if len(recent) < LEAST_VIEWERS or 2 * len(recent) < self._served(now):
+            return None
+        if (last := self._span) is not None and now - last.ended < last.ended - last.began:
             return None
         self._had, self._stopped = set(recent), set(recent)
         self._began, self._sure_at = next(iter(recent.values())), now + SURE_S
@@ -79,17 +99,20 @@ class SharedStall:
         if viewer not in self._stopped:
             return
         self._stopped.remove(viewer)
-        if 2 * len(self._stopped) < len(self._had) or not self._stopped:
+        if len(self._stopped) < min(LEAST_VIEWERS, len(self._had) / 2) or not self._stopped:
             self._stopped.clear()
             if self._goes_on and self._span is not None:
                 self._span, self._goes_on = self.span(now), False
-                self._say(True, len(self._had), self.served, now - self._began)
+                if self._said_at >= self._began:
+                    self._say(True, len(self._had), self._served(now), now - self._began)
 
     def confirm(self, sure_at: float, now: float) -> None:
         """See whether most have taken nothing since; when `stopped` said, or a little early, as timers are."""
         if self._stopped and not self._goes_on and sure_at == self._sure_at:
             self._span, self._goes_on = StallSpan(self._began, now), True
-            self._say(False, len(self._stopped), self.served, now - self._began)
+            if now - self._said_at >= _SAY_S:
+                self._said_at = now
+                self._say(False, len(self._stopped), self._served(now), now - self._began)
 
     def span(self, now: float) -> StallSpan | None:
         """Return the last shared stall, up to `now` where it goes on; None: there was none. Any thread."""

@@ -653,7 +653,10 @@ class LogCursor:
         # Not where the wait before this one ended here too, and its restart messages are not out yet.
         due = refusals is not None and refusals.restarts_at(key)
         broken = not due and (self.wait is None or self.wait.broken_at(key))
-        if broken and key.leading:
+        # In order, and none that lies behind: key frames beyond this one are not gone on at after all.
+        passed = self.place.entry.gop.key_sequence
+        self.leading = tuple(item for item in self.leading if passed <= item <= key.sequence)
+        if broken and key.leading and key.sequence not in self.leading:
             self.leading = (*self.leading, key.sequence)
         self.wait = KeyWait.after(key) if inter else None
         self.restarts += broken

@@ -161,7 +161,7 @@ class Outbox:
         return written, blocked, failure
 
     def write_gathered(
-        self, transport: Transport, budget_bytes: int, timing: Timing | None, trail: Trail
+        self, transport: Transport, most: int, budget_bytes: int, timing: Timing | None, trail: Trail
     ) -> tuple[int, bool] | None:
         """Write as `write` does where only the followed log waits, and nothing has to be decided.
 
@@ -172,7 +172,7 @@ class Outbox:
         if cursor is None or len(self.backlog):
             return None
         ahead = 0 if inflight is None else len(inflight.rest)
-        gathered = gather(cursor, budget_bytes, timing, ahead)
+        gathered = gather(cursor, most - (inflight is not None), budget_bytes, timing, ahead)
         if gathered is None:
             return None
         if not gathered.size_bytes:
@@ -516,7 +516,9 @@ class Gathered(NamedTuple):
     marks: list[tuple[int, float]]  # (bytes before a place among them, since when what is there has waited)
 
 
-def gather(cursor: LogCursor, budget_bytes: int, timing: Timing | None, ahead_bytes: int = 0) -> Gathered | None:
+def gather(
+    cursor: LogCursor, most: int, budget_bytes: int, timing: Timing | None, ahead_bytes: int = 0
+) -> Gathered | None:
     """Return what `LogCursor.peek` would, behind `ahead_bytes` of a message in flight, for `LogCursor.pass_gathered`.
 
     Returns:
@@ -543,7 +545,7 @@ def gather(cursor: LogCursor, budget_bytes: int, timing: Timing | None, ahead_by
     if timing is not None:
         due, per_byte = timing.due, timing.seconds_per_byte
         moment = timing.now + timing.held_bytes * per_byte
-    while entry is not tail and size < budget_bytes and (following := entry.next) is not None:
+    while entry is not tail and size < budget_bytes and len(wires) < most and (following := entry.next) is not None:
         message_class = entry.message_class
         if message_class is _KEY and cursor.wait is not None:
             break  # from here on more is accepted, once the cursor stands here
@@ -554,7 +556,7 @@ def gather(cursor: LogCursor, budget_bytes: int, timing: Timing | None, ahead_by
                 late = timing.late(message_class, len(wire), waited_from, size, entry.gop.key_bytes)
             if late:
                 break
-            if message_class is _KEY:
+            if message_class is _KEY or waited_from - since > _GAP_S:
                 marks += (size, since), (size, waited_from), (end, waited_from)
             wires.append(wire)
             size, since = end, waited_from

@@ -570,9 +570,19 @@ class Judgement:
             remarks.append(f"the hard limit ({axis}) is {forecast.seconds:.0f} s away")
         return remarks
 
-    def why(self, now: float, counted: Load, kernel_bytes: int, closed: CloseReason | None, details: str) -> str:
+    def why(
+        self,
+        now: float,
+        counted: Load,
+        kernel_bytes: int,
+        span: StallSpan | None,
+        closed: CloseReason | None,
+        details: str,
+    ) -> str:
         """Explain the present state in one line. `closed` and `details`: its end, if it is over."""
         remarks = self.remarks(now, counted, kernel_bytes)
+        if self.core.would_block and self.shared_stall_s(span, self.stalled_since(now), now):
+            remarks.append("most viewers stopped when it did: a shared line")
         superseded = self.outbox.dropped().get(DropReason.SUPERSEDED)
         if superseded is not None:
             remarks.append(f"{format_count(superseded.total_messages, 'value')} superseded by newer ones")

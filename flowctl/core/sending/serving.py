@@ -209,12 +209,12 @@ class Serving:
             return None
         if core.state is not SendState.OVERLOADED or judgement.far_load(now) is None:
             return None
-        timing = self._timing_locked(slow, now)
-        budget = slow.budget_bytes(judgement.settings.turn_bytes)
+        timing, settings = self._timing_locked(slow, now), judgement.settings
+        budget = slow.budget_bytes(settings.turn_bytes)
         if not budget or slow.dry:
             return None
         while True:
-            result = outbox.write_gathered(self._transport, budget, timing, slow.trail)
+            result = outbox.write_gathered(self._transport, settings.turn_messages, budget, timing, slow.trail)
             if result is None:
                 return None
             written, refused = result
@@ -229,7 +229,8 @@ class Serving:
             self._note_waiting_locked(slow, now)
             if timing is not None:
                 timing.held_bytes += written
-            budget = slow.budget_bytes(judgement.settings.turn_bytes)
+            budget = slow.budget_bytes(settings.turn_bytes)
+        self._note_late_locked(slow, now)
         if not taken:
             judgement.turned_plainly(refused=True)
             if not slow.keeps_pace(now):
@@ -312,12 +313,18 @@ class Serving:
         written, blocked, failure = outbox.write(
             self._transport, settings.turn_messages, budget, with_log=with_log, timing=timing, trail=trail
         )
-        # Without a rate too: a cut goes on through sound that a line carries with ease, so that nothing waits.
-        if outbox.cursor is not None and (entry := slow.note_late(now, outbox.cursor.account.late)) is not None:
-            self._add_to_ledger_locked(entry)
+        self._note_late_locked(slow, now)  # without a rate too: a cut goes on through sound, so that nothing waits
         if slow.note_given(written, full=blocked) and failure is None and not outbox.empty(with_log=with_log):
             blocked = True  # for now; the kernel tells when it has sent half of it
         return written, blocked, failure
+
+    def _note_late_locked(self, slow: SlowPeer, now: float) -> None:
+        """Note what was left out for being late up to here, and of the pictures of late."""
+        cursor = self._outbox.cursor
+        if cursor is not None:
+            self._judgement.note_pictures(slow, now)
+            if (entry := slow.note_late(now, cursor.account.late)) is not None:
+                self._add_to_ledger_locked(entry)
 
     def _offer_locked(self, now: float) -> None:
         """Write what waits for this peer alone until all of it is taken or EAGAIN, and go on as after a flush.

@@ -30,6 +30,7 @@ from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender import Sender
 from flowctl.testing import ManualGroup
 
 # -- the cohort
@@ -98,6 +99,23 @@ def test_member_when_kernel_is_full_leaves_and_returns():
     assert [change.new for change in slow.edges.changes] == [OVERLOADED, READY]
     assert stage.fanout.statistics().members == 3
     assert not slow.sender.statistics().dropped
+    stage.check()
+
+
+def test_viewers_that_take_nothing_are_looked_at_some_times_a_second_however_many_key_frames_come(monkeypatch):
+    stage, looks = Stage(40), []
+    log_grew = Sender.log_grew
+    monkeypatch.setattr(Sender, "log_grew", lambda sender: (looks.append(sender), log_grew(sender))[1])
+    for viewer in stage.viewers:
+        viewer.peer.room = 0
+    for _ in range(240):
+        stage.published.script("K", 100)
+        stage.group.run(1 / 60)
+    assert 0 < len(looks) <= 40 * (4 * 4 + 2)
+    for viewer in stage.viewers:
+        viewer.peer.room = None
+        viewer.host.poll_writable()
+    stage.group.run(3.0)
     stage.check()
 
 

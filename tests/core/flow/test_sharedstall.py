@@ -13,7 +13,11 @@ class Room:
     def __init__(self, served):
         self.said, self.due = [], []
         self.stall = SharedStall(lambda *said: self.said.append(said))
-        self.stall.served = served
+        self.viewers = served
+        self.stall.crowds[self] = None
+
+    def served(self, now):
+        return self.viewers
 
     def span(self, now):
         """Let time pass up to `now`, and return the stall of most."""
@@ -58,14 +62,33 @@ def test_stall_when_most_of_enough_viewers_stop_within_a_second_is_shared(served
 def test_stall_when_it_is_over_is_remembered_and_said_once_each_way():
     room = Room(20).stop(range(20), 100.0)
     assert room.span(110.0) == StallSpan(100.0, 110.0)
-    room.go_on(range(10), 119.0)
-    assert room.span(121.0) == StallSpan(100.0, 121.0), "half of them still have it"
-    room.go_on(range(10, 11), 120.0)
-    assert room.span(130.0) == StallSpan(100.0, 120.0)
-    assert room.said == [(False, 20, 20, pytest.approx(SURE_S, abs=0.01)), (True, 20, 20, 20.0)]
-    room.go_on(range(11, 20), 122.0)
-    room.stop(range(20), 140.0)
-    assert room.span(150.0) == StallSpan(140.0, 150.0)
+    room.go_on(range(12), 119.0)
+    assert room.span(121.0) == StallSpan(100.0, 121.0), "as many as make one still have it"
+    room.go_on(range(12, 20), 122.0)
+    assert room.span(130.0) == StallSpan(100.0, 122.0)
+    assert room.said == [(False, 20, 20, pytest.approx(SURE_S, abs=0.01)), (True, 20, 20, 22.0)]
+
+
+def test_stall_when_there_was_one_just_before_is_none():
+    room = Room(20).stop(range(20), 100.0).go_on(range(20), 122.0)
+    room.stop(range(20), 140.0).go_on(range(20), 143.0)
+    assert room.span(145.0) == StallSpan(100.0, 122.0)
+    room.stop(range(20), 145.0)
+    assert room.span(150.0) == StallSpan(145.0, 150.0)
+
+
+def test_stalls_when_they_come_often_are_said_once_a_minute():
+    room = Room(20)
+    for number in range(20):
+        room.stop(range(20), 100.0 + 10 * number).go_on(range(20), 104.0 + 10 * number)
+    assert [over for over, *_ in room.said] == [False, True] * 4
+
+
+def test_stall_when_a_stream_is_silent_counts_not_its_viewers():
+    room, idle = Room(20), Room(0)
+    idle.viewers = 0  # as a fan-out says where nothing was published
+    room.stall.crowds[idle] = None
+    assert room.stop(range(20), 100.0).span(110.0) is not None
 
 
 def test_stall_when_it_does_not_end_excuses_nobody_for_longer_than_a_minute():

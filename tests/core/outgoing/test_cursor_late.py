@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import pytest
 from cursor_kit import Follower
-from flow_kit import HEADER, RESTART, frame
+from flow_kit import HEADER, INTER, KEY, RESTART, ManualGroup, Peer, Published, frame
 
-from flowctl.core.flow.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.core.flow.meters import Trail
+from flowctl.core.flow.policy import (
+    BROKEN_MASK,
+    DROPPABLE_MASK,
+    AudioFirst,
+    KeepAll,
+    LivePolicy,
+    PicturesFirst,
+    patience_of,
+)
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.flow.timing import Timing
+from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.lateness import cut_behind, peek_in_time
+from flowctl.core.outgoing.outbox import Outbox
 from flowctl.reasons import DropReason
 
 LATE = DropReason.LATE
@@ -130,3 +141,44 @@ def test_what_follows_headers_that_wait_is_judged_behind_them():
     assert follower.dropped(LATE).count("K") == 1
     assert follower.cursor.entry.message_class in (MessageClass.AUDIO, MessageClass.KEY)
     assert take(follower, rate=1e9).replace("A", "").endswith("rrKI")
+
+
+def test_viewer_of_an_open_gop_when_it_is_cut_before_a_key_frame_that_it_was_to_go_on_at_is_served():
+    """The key frame at which a cut ends comes before the one at which what was refused is accepted again."""
+    group = ManualGroup()
+    published = Published(group, leads=2)
+    published.publish(KEY, 100)
+    cursor = LogCursor(published.log, now=group.now())
+    cursor.joining_to = None
+    published.script("IIII", 100)
+    group.clock.advance(2)  # these are late
+    published.script("KIIII", 100)
+    cursor.refuse(BROKEN_MASK, DropReason.REFUSED, group.now())
+    published.script("IIKIIII", 100)
+    cursor.poll(group.now())
+    cursor.refuse(0, DropReason.REFUSED, group.now())
+    published.script("KIIIIKIII", 100)
+    for _ in range(20):
+        timing = Timing(group.now(), 10_000, 0, 1.0, patience_of(LivePolicy()))
+        cursor.pass_messages(len(peek_in_time(cursor, 100, 1 << 20, timing)))
+    assert cursor.caught_up
+    assert not cursor.leading
+
+
+@pytest.mark.parametrize("plainly", [False, True])
+def test_trail_when_publishing_has_gaps_tells_how_old_each_byte_is(plainly):
+    group = ManualGroup()
+    published, outbox, trail = Published(group), Outbox(), Trail(0, group.now())
+    published.publish(KEY, 100)
+    cursor, began_at = LogCursor(published.log, now=group.now()), group.now()
+    cursor.joining_to = None
+    outbox.follow(cursor)
+    for at in (0.0, 0.01, 2.0, 2.01):
+        group.clock.advance(began_at + at - group.now())
+        published.publish(INTER, 1000)
+    if plainly:
+        assert outbox.write_gathered(Peer(), 100, 1 << 20, None, trail) == (4000, False)
+    else:
+        assert outbox.write(Peer(), 100, 1 << 20, with_log=True, trail=trail) == (4000, False, None)
+    ages = [group.now() - trail.since(place, 4000, group.now()) for place in (1000, 1999, 2000, 2999)]
+    assert ages == pytest.approx([2.0, 2.0, 0.01, 0.0], abs=0.011)

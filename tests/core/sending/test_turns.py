@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from math import inf
 
 import pytest
 from chance_kit import seeds
 from cursor_kit import Follower
-from flow_kit import OWN, Published, Viewer, frame
+from flow_kit import FRAMES, LOG, OWN, Published, Viewer, frame
 from slow_kit import LINES, RATE, Kernel, Scene, Steady, stream
 
 from flowctl.core.fanout.fanout import Fanout
@@ -227,10 +228,11 @@ def test_gathered_messages_are_those_that_would_have_been_peeked():
             budget, ahead = chance.choice([1, 30, 100, 10_000]), chance.choice([0, 0, 20])
             if chance.random() < 0.3:
                 before = sent(cursor)
-                gathered = gather(cursor, budget, timing, ahead)
+                gathered = gather(cursor, most := chance.choice([3, 1 << 30]), budget, timing, ahead)
                 if gathered is None:
                     continue
                 assert gathered.size_bytes == ahead + sum(map(len, gathered.wires))
+                assert len(gathered.wires) <= most
                 passed = 0
                 while passed < len(gathered.wires):  # `peek` stops behind restart messages
                     before_it = ahead + sum(map(len, gathered.wires[:passed]))
@@ -315,3 +317,27 @@ def test_viewer_when_its_guide_waits_with_the_last_that_the_kernel_is_to_have_go
             if scene.now > 6 and guide.until is None:
                 scene.sender.set_guide(guide)
     assert met
+
+
+def test_share_of_pictures_is_that_of_the_last_20_s_whatever_turns_it_takes():
+    scene = Scene(lambda _: 0.85, flush_s=0.04)
+    messages = iter(stream(70, 10.0))
+    for second in range(25, 70):
+        scene.run(list(itertools.takewhile(lambda message, second=second: message[0] < second, messages)), second)
+        sent_ones = {number for origin, item, number, _ in scene.viewer.frames if origin == LOG and item in FRAMES}
+        place = scene.sender._outbox.cursor.entry.sequence
+        lately = [
+            number
+            for number, at in enumerate(scene.published_at)
+            if scene.now - 20 < at and number < place and scene.published.classes[number] in FRAMES
+        ]
+        truth = sum(number in sent_ones for number in lately) / len(lately)
+        assert abs(scene.sender.statistics().picture_share - truth) < 0.25
+
+
+def test_viewer_when_its_line_recovers_is_ready_soon_after_the_last_picture_was_left_out():
+    scene = Scene(lambda now: 0.6 if now < 20 else 1.5, flush_s=0.04).run(stream(40, 2.0), 40)
+    ready_at = [change.at - scene.began for change in scene.viewer.edges.changes if change.new is SendState.READY][-1]
+    taken = set(scene.viewer.numbers(LOG))
+    left_out = [n for n, item in enumerate(scene.published.classes) if item in FRAMES and n not in taken]
+    assert ready_at - scene.published_at[left_out[-1]] < 2 * 2.0 + 1.5 + 1.0
