@@ -427,7 +427,7 @@ class SetPlace(FollowPlace):
                 self._everywhere, self._shown_ms = everywhere, None
                 sender.set_guide(self, everywhere=everywhere)
 
-    def at_key(self, key: Entry) -> Hop | float | None:
+    def choose_log(self, key: Entry) -> Hop | float | None:
         """Say whether to go on in the chosen rendition at `key`; see `flowctl.core.sending.contract.Guide`."""
         choice, left, group = self.looks.choice, self._rendition, self.connection.group
         entered = None if choice is None else self._set.find(choice.name)

@@ -232,7 +232,7 @@ class Onward:
     def __init__(self, to: Fanout) -> None:
         self._to = to
 
-    def at_key(self, key: Entry) -> Hop | None:
+    def choose_log(self, key: Entry) -> Hop | None:
         """Go on at the newest key frame, with the headers and what sound is missing."""
         twin = self._to.log.cached
         found = None if twin is None else splice(key, twin, heard=-2)

@@ -164,8 +164,8 @@ class Fanout:
         self._served: dict[Sender, None] = {}  # those whose next turn comes with the next round; some may have had it
         self._calendar: TurnCalendar[Sender] = TurnCalendar()  # those that are PACED
         self._timed_at = inf  # when it is looked at next
-        self._key_seekers: dict[Sender, None] = {}  # PACED ones that have taken all up to the next key frame
-        self._departing: set[Sender] = set()  # members of the cohort that have a guide: they may leave at a key frame
+        self._key_waiters: dict[Sender, None] = {}  # PACED ones that have taken all up to the next key frame
+        self._guided: set[Sender] = set()  # members that have a guide: each leaves the cohort at its next crossroads
         self._looks: OrderedDict[Sender, None] = OrderedDict()  # REFUSED ones to be looked at; some may be so no more
         self._armed = False  # a round is on its way or in progress
         self._going = False  # a turn is on its way or in progress
@@ -182,7 +182,7 @@ class Fanout:
         # Number of the key frame that was newest at the last look. The group itself would hold all that came after it.
         self._key_sequence = log.gop.key_sequence
         self._key_looked_at = -inf  # when all that are REFUSED were last looked at for one
-        self._key_waits_ended_at = -inf  # when key seekers last had a turn for one
+        self._key_waits_ended_at = -inf  # when key waiters last had a turn for one
         self._closed = False
         self._left = self._cohort_bytes = 0
         self._meter = RoundMeter()
@@ -203,7 +203,7 @@ class Fanout:
     def serve_alone(self, sender: Sender) -> None:
         """Serve a member, which is QUEUED by now, from its own cursor."""
         self._cohort.forget(sender)
-        self._departing.discard(sender)
+        self._guided.discard(sender)
         self._left += 1
         self._serve_from_cursor(sender)
 
@@ -213,7 +213,7 @@ class Fanout:
             if sender.stands is _REFUSED:
                 self._host.stall.went_on(sender, self._host.now())
             self._calendar.remove(sender)
-            self._key_seekers.pop(sender, None)
+            self._key_waiters.pop(sender, None)
             self._enqueue(sender)
             self._request_turn()
 
@@ -225,7 +225,7 @@ class Fanout:
         self._queue.pop(sender, None)
         self._served.pop(sender, None)
         self._calendar.remove(sender)
-        self._key_seekers.pop(sender, None)
+        self._key_waiters.pop(sender, None)
         self._crossings.forget(sender)
 
     def limits_changed(self, sender: Sender) -> None:
@@ -233,12 +233,12 @@ class Fanout:
         if sender in self._alone:
             self._crossings.watch(sender, 0, 0)  # with the next message
 
-    def note_guide(self, sender: Sender) -> None:
-        """Have a member with a guide leave the cohort before the next key frame; one without stays."""
+    def guide_changed(self, sender: Sender) -> None:
+        """Have a member with a guide leave the cohort at its next crossroads; one without stays."""
         if sender.guided:
-            self._departing.add(sender)
+            self._guided.add(sender)
         else:
-            self._departing.discard(sender)
+            self._guided.discard(sender)
 
     def close(self) -> None:
         """Listen to the log no longer; the viewers must have been removed."""
@@ -248,7 +248,7 @@ class Fanout:
         self._served.clear()
         self._looks.clear()
         self._calendar.clear()
-        self._key_seekers.clear()
+        self._key_waiters.clear()
         self._drop_piece()
         self._target = None
         self._host.stall.crowds.pop(self, None)
@@ -290,7 +290,7 @@ class Fanout:
         self._crossings.forget(sender)
         sender.enter_cohort(self._cohort.admit(sender, tail))
         if sender.guided:
-            self._departing.add(sender)
+            self._guided.add(sender)
 
     # -- flushing
 
@@ -317,7 +317,7 @@ class Fanout:
         if (
             sequence >= crossings.next_sequence
             or offset >= crossings.next_offset
-            or (log.gop.key_sequence != self._key_sequence and (self._key_seekers or len(crossings)))
+            or (log.gop.key_sequence != self._key_sequence and (self._key_waiters or len(crossings)))
         ):
             if self._host.in_thread():
                 self._look_at_crossings()
@@ -385,8 +385,8 @@ class Fanout:
     def _short_round(self, squad: Squad, tail: Entry, began: float) -> None:
         """Do a round of few viewers, all in one squad, in one go: no lists, no turns."""
         try:
-            if self._departing:
-                self._let_leave(squad, tail)
+            if self._guided:
+                self._stop_at_crossroads(squad, tail)
             if squad.entry is not tail:
                 data = gather(squad.entry, tail)
                 self._settle_write(squad, tail, len(data), squad.write_bytes(data))
@@ -458,18 +458,18 @@ class Fanout:
                     return
         self._end_round(now)
 
-    def _let_leave(self, squad: Squad, target: Entry) -> None:
-        """Serve members that may leave for another log from their own cursor, if a key frame comes up to `target`."""
+    def _stop_at_crossroads(self, squad: Squad, target: Entry) -> None:
+        """Serve members with a guide from their own cursor, if a key frame comes up to `target`: there it is asked."""
         entry = squad.entry
         key = entry if entry.gop.key_sequence == entry.sequence else entry.gop.next_key
         if key is not None and key.sequence < target.sequence:
-            for sender in self._departing.intersection(squad.members):
+            for sender in self._guided.intersection(squad.members):
                 sender.leave_cohort(0)
                 self.serve_alone(sender)
 
     def _write_squad(self, squad: Squad, target: Entry) -> None:
-        if self._departing:
-            self._let_leave(squad, target)
+        if self._guided:
+            self._stop_at_crossroads(squad, target)
         piece = self._piece
         if piece is None or piece.start is not squad.entry:
             self._drop_piece()
@@ -532,7 +532,7 @@ class Fanout:
             sender.change_standing(_PACED)
             self._calendar.put(sender, next_at)
             if not sender.blocked:
-                self._key_seekers[sender] = None
+                self._key_waiters[sender] = None
             self._time_turns()
         else:
             self._served[sender] = None
@@ -554,7 +554,7 @@ class Fanout:
             return  # an earlier time was asked for since
         self._timed_at = inf
         for sender in self._calendar.take_due(self._host.now()):
-            self._key_seekers.pop(sender, None)
+            self._key_waiters.pop(sender, None)
             self._enqueue(sender)
         if self._queue:
             self._request_turn()
@@ -562,8 +562,8 @@ class Fanout:
 
     def _end_key_waits(self) -> None:
         """Give a turn to viewers that have taken all up to the key frame that has come."""
-        seekers, self._key_seekers = self._key_seekers, {}
-        for sender in seekers:
+        waiters, self._key_waiters = self._key_waiters, {}
+        for sender in waiters:
             self.serve_in_turn(sender)
 
     # -- limits

@@ -109,7 +109,7 @@ class Outbox:
         return not len(self.backlog) and (inflight is None or not inflight.own)
 
     @property
-    def at_crossroads(self) -> bool:
+    def waits_at_crossroads(self) -> bool:
         """Whether all that is left waits at crossroads, to go on in this log or in another."""
         crossroads = None if self.cursor is None else self.cursor.crossroads
         return crossroads is not None and crossroads.waits and self._inflight is None and not len(self.backlog)

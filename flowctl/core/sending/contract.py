@@ -81,12 +81,12 @@ class CohortLike(Protocol[SenderT_contra]):
     def limits_changed(self, sender: SenderT_contra) -> None:
         """The limits of `sender` are new, or more counts against them. Owning thread."""
 
-    def note_guide(self, sender: SenderT_contra) -> None:
-        """A member of the cohort has a guide now, or none any more. Owning thread."""
+    def guide_changed(self, sender: SenderT_contra) -> None:
+        """A member of the cohort has another guide now, or none any more. Owning thread."""
 
 
 class Hop(NamedTuple):
-    """Where a viewer goes on: served by `cohort`, at `start` of its log, behind the messages in `prefix`."""
+    """A guide's answer: where a viewer goes on, served by `cohort`, at `start` of its log, behind `prefix`."""
 
     cohort: CohortLike[Any]
     start: Entry
@@ -97,14 +97,14 @@ class Hop(NamedTuple):
 
 
 class Guide(Protocol):
-    """Says of each key frame, or picture, that comes next whether to go on in another log (`Sender.set_guide`)."""
+    """Is asked at crossroads, before a key frame or any picture, in which log to go on (`Sender.set_guide`)."""
 
-    def at_key(self, key: Entry) -> Hop | float | None:
-        """Return what to do at `key`, the next to be sent. Owning thread, under the Sender's lock; calls no Sender.
+    def choose_log(self, key: Entry) -> Hop | float | None:
+        """Return where to go on at `key`, the next to be sent. Owning thread, under the Sender's lock; calls no Sender.
 
         Returns:
-            Where to go on instead; until when to wait at most, in seconds, to be asked again; None: stay in this log
-            up to the next one.
+            The hop to another log; until when to wait at most, in seconds, to be asked again; None: stay in this log
+            up to the next crossroads.
         """
 
 

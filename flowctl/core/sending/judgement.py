@@ -428,7 +428,7 @@ class Judgement:
     def turn_at(self, now: float) -> float:
         """Return when a viewer is to have its next turn; 0: in the next round, inf: when the kernel asks."""
         slow = self.slow
-        if not self.core.would_block or (self.outbox.at_crossroads and not self.blocked):
+        if not self.core.would_block or (self.outbox.waits_at_crossroads and not self.blocked):
             return 0.0
         if slow is None or not self.lags():
             return inf if self.blocked else 0.0

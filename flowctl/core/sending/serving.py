@@ -372,8 +372,8 @@ class Serving:
                     self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
         if not judgement.empty:
-            if self._outbox.at_crossroads:
-                return self._hold_locked(now)
+            if self._outbox.waits_at_crossroads:
+                return self._wait_at_crossroads_locked(now)
             judgement.left_over()
             if judgement.slow is not None:
                 self._note_waiting_locked(judgement.slow, now)
@@ -685,15 +685,15 @@ class Serving:
             cursor = self._outbox.cursor
             if cursor is None or self._judgement.closing:
                 return
-            held, self._guide = self._outbox.at_crossroads, guide
+            waits, self._guide = self._outbox.waits_at_crossroads, guide
             cursor.crossroads = None if guide is None else cursor.crossroads or Crossroads()
             if cursor.crossroads is not None:
                 cursor.crossroads.everywhere = everywhere
             if everywhere:
                 self._leave_cohort_locked()
             if self._judgement.stands is _COHORT and self._cohort is not None:
-                self._cohort.note_guide(self)
-            elif held:
+                self._cohort.guide_changed(self)
+            elif waits:
                 self._host.request_flush()
 
     def switch(self, hop: Hop) -> None:
@@ -710,11 +710,11 @@ class Serving:
             if self._cohort is not None and not self._judgement.closing:
                 self._refuse_keys_locked(hop)
                 now = self._host.now()
-                self._switch_locked(hop, now)
+                self._hop_locked(hop, now)
                 self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
 
     def _ask_guide_locked(self, guide: Guide, now: float) -> None:
-        """Have the guide decide where the cursor stands before a key frame, or another picture."""
+        """Ask the guide where the cursor stands at crossroads."""
         cursor = self._outbox.cursor
         if cursor is None or cursor.crossroads is None or self._judgement.stands is _COHORT:
             return
@@ -729,7 +729,7 @@ class Serving:
         elif answer is None:
             crossroads.passed = key.sequence
         elif self._cohort is not None:
-            self._switch_locked(answer, now)
+            self._hop_locked(answer, now)
 
     def _answer_locked(self, guide: Guide, key: Entry) -> Hop | float | None:
         self._lock.assert_owned()
@@ -744,7 +744,7 @@ class Serving:
                 "nobody is switched to a log with keys, or from one", hint="unfollow it, then follow the other"
             )
 
-    def _switch_locked(self, hop: Hop, now: float) -> None:
+    def _hop_locked(self, hop: Hop, now: float) -> None:
         cursor = self._outbox.cursor
         if cursor is None or self._cohort is None:
             return
@@ -760,8 +760,8 @@ class Serving:
             self._broken_locked(error)  # nothing would serve it
             raise
 
-    def _hold_locked(self, now: float) -> FlushResult:
-        """Wait before a key frame until the guide decides; it is asked again in the next round, or when time is up.
+    def _wait_at_crossroads_locked(self, now: float) -> FlushResult:
+        """Wait at crossroads until the guide decides; it is asked again in the next round, or when time is up.
 
         What waits is no sign of a slow peer, nor does the time say at what rate the peer takes.
         """

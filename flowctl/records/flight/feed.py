@@ -125,7 +125,7 @@ class LogFeed:
 class PrivateCohort:
     """The fan-out of a stream as a recorded viewer's Sender sees it: with the private log. See `CohortLike`."""
 
-    __slots__ = ("add", "limits_changed", "log", "note_guide", "remove", "serve_alone", "serve_in_turn")
+    __slots__ = ("add", "guide_changed", "limits_changed", "log", "remove", "serve_alone", "serve_in_turn")
 
     def __init__(self, fanout: CohortLike[Sender], private: StreamLog) -> None:
         self.log: Final = private
@@ -134,4 +134,4 @@ class PrivateCohort:
         self.serve_in_turn: Final = fanout.serve_in_turn
         self.remove: Final = fanout.remove
         self.limits_changed: Final = fanout.limits_changed
-        self.note_guide: Final = fanout.note_guide
+        self.guide_changed: Final = fanout.guide_changed

@@ -142,7 +142,7 @@ class TapedGuide:
         self._sender = sender
         self._guide = guide
 
-    def at_key(self, key: Entry) -> Hop | float | None:
+    def choose_log(self, key: Entry) -> Hop | float | None:
         return self._sender.ask_locked(self._guide, key)
 
 
@@ -347,7 +347,7 @@ class RecordedSender(NotingSender):
         tape, feed = self.tape, self._feed
         answer = None
         try:
-            answer = guide.at_key(key if feed is None else feed.entry_in_stream(key))
+            answer = guide.choose_log(key if feed is None else feed.entry_in_stream(key))
         finally:
             if answer is None:
                 tape.answered("key", len(key.wire))

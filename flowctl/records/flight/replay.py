@@ -172,7 +172,7 @@ class _Fanout:
     def nothing(self, sender: Sender) -> None:
         """Do nothing: a recorded viewer is served by calls that were recorded."""
 
-    add = serve_alone = serve_in_turn = remove = limits_changed = note_guide = nothing
+    add = serve_alone = serve_in_turn = remove = limits_changed = guide_changed = nothing
 
 
 class Rerun:
@@ -303,7 +303,7 @@ class Rerun:
 
     # -- other logs
 
-    def at_key(self, key: Entry) -> Hop | float | None:
+    def choose_log(self, key: Entry) -> Hop | float | None:
         """Answer what the guide answered."""
         try:
             return self._said_at(key)

@@ -92,7 +92,7 @@ class Channel:
     def guide_everywhere(self):
         self.viewer.sender.set_guide(self, everywhere=True)
 
-    def at_key(self, key):
+    def choose_log(self, key):
         """Say that the viewer stays in its log."""
         del key
 

@@ -477,7 +477,7 @@ def test_viewer_that_waited_for_a_key_frame_has_no_turn_for_it_once_it_waits_for
     sender.turns, sender.wait_s = [], 5.0
     sender.follow(fanout)
     group.run()
-    fanout._key_seekers[sender] = None  # it had taken everything
+    fanout._key_waiters[sender] = None  # it had taken everything
     sender.wait_s = inf
     fanout.serve_in_turn(sender)
     group.run()

@@ -279,7 +279,7 @@ def test_viewer_that_waited_before_a_picture_and_is_told_of_key_frames_alone_get
     fanouts = show.set.find("360").fanouts
     FollowPlace(one, fanouts, start=fanouts.log.cached)
     show.run(0.1)
-    guide = SimpleNamespace(at_key=lambda _key: inf)
+    guide = SimpleNamespace(choose_log=lambda _key: inf)
     one.sender.set_guide(guide, everywhere=True)
     show.run(0.3)
     assert one.sender.load().messages > 14

@@ -296,7 +296,7 @@ class Undecided:
     def __init__(self, clock):
         self.clock, self.until = clock, None
 
-    def at_key(self, key):
+    def choose_log(self, key):
         self.until = self.until or self.clock() + 2.0
         return self.until if self.clock() < self.until else None
 
@@ -307,7 +307,7 @@ def test_viewer_when_its_guide_waits_with_the_last_that_the_kernel_is_to_have_go
         scene = Scene(lambda _, share=(0.4, 0.6, 0.8)[seed % 3]: share, limits=NO_LIMITS, settings=CLOCKLESS).follow()
         guide = Undecided(scene.group.clock)
         for at, item, size in stream(14, 1.0, seed=seed):
-            while scene.now < at and not (scene.sender.blocked and scene.sender._outbox.at_crossroads):
+            while scene.now < at and not (scene.sender.blocked and scene.sender._outbox.waits_at_crossroads):
                 scene.step()
             if scene.now < at:  # the kernel has all that it is to have, and what is left waits for the guide
                 met += 1

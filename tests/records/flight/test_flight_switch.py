@@ -60,7 +60,7 @@ class Renditions:
         headers = tuple((HEADER, wire, key.enqueued_at) for wire in key.gop.restart)
         return Hop(self.fanouts[self.other], key, (*headers, *prefix))
 
-    def at_key(self, key):
+    def choose_log(self, key):
         self.asked.append((key.sequence, key.wire == self.wires(key.sequence)))
         if self.stays:
             self.stays -= 1
@@ -184,7 +184,7 @@ def test_guide_when_it_fails_leaves_the_viewer_where_it_is():
     world.hop_at = lambda sequence: 1 / 0
     world.lead()
     world.go_on(2)
-    assert [where for where, _ in world.viewer.host.failures] == ["at_key"] * 3
+    assert [where for where, _ in world.viewer.host.failures] == ["choose_log"] * 3
     assert world.sender.following is world.published["small"].log
     check_flight(world.viewer.rows)
 

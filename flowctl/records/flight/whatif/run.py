@@ -292,7 +292,7 @@ class WhatifRun:
         if isinstance(seat, Seat):
             seat.watch_offset = seat.watch_sequence = self._offset = self._sequence = 0
 
-    def note_guide(self, sender: Sender) -> None:
+    def guide_changed(self, sender: Sender) -> None:
         """Do nothing: here viewers stay in their log."""
 
     # -- the run

@@ -75,7 +75,7 @@ class SetSeat(Seat):
         self.seconds[self.present] = self.seconds.get(self.present, 0.0) + now - self.since
         self.since = now
 
-    def at_key(self, key: Entry) -> Hop | None:
+    def choose_log(self, key: Entry) -> Hop | None:
         """Go on in the chosen rendition at the key frame that has the same number there; see `Guide`."""
         run, choice = self.run, self.looks.choice
         twins = run.keys_at(key.sequence)
@@ -99,7 +99,7 @@ class Rendition:
         self.serve_in_turn = run.serve_in_turn
         self.remove = run.remove
         self.limits_changed = run.limits_changed
-        self.note_guide = run.note_guide
+        self.guide_changed = run.guide_changed
 
     def add(self, sender: Sender) -> None:
         self._run.come(sender)
