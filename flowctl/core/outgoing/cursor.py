@@ -210,12 +210,12 @@ class LogCursor:
     def oldest_at(self) -> float | None:
         """Return since when the oldest queued message waits for this viewer, in seconds. None: nothing is queued."""
         self.settle()
-        entry, times = self.place.entry, [] if self.values is None else self.values.times(self.served_at)
-        if self.copies:
-            times.append(self.copies.oldest_at)
+        entry, since = self.place.entry, None
+        if self.copies is not NO_MESSAGES:
+            since = self.copies.oldest_at
         elif entry is not self.tail:
-            times.append(max(entry.enqueued_at, self.joined_at))
-        return min(times, default=None)
+            since = max(entry.enqueued_at, self.joined_at)
+        return since if self.values is None else self.values.oldest_at(self.served_at, since)
 
     @property
     def cache_taken(self) -> bool:
@@ -273,7 +273,7 @@ class LogCursor:
         tail, waiting, most = (self.tail, _NO_VALUES, most) if values is None else values.begin(most)
         items, size = self.copies.peek(most, budget_bytes) if self.copies is not NO_MESSAGES else ([], 0)
         entry, joined_at, refusals = self.place.entry, self.joined_at, self.refusals
-        mask, ahead = (refusals.mask, iter(refusals.ahead)) if refusals is not None else (0, iter(()))
+        mask, ahead = (refusals.here.mask, iter(refusals.ahead)) if refusals is not None else (0, iter(()))
         gate, value = next(ahead, None), next(waiting, None)
         while len(items) < most and size < budget_bytes:
             if value is not None and value.after <= entry.sequence and values is not None:
@@ -286,7 +286,7 @@ class LogCursor:
             if gate is not None and entry is gate.start:
                 if gate.restart:
                     break
-                mask, gate = gate.mask, next(ahead, None)
+                mask, gate = gate.refusal.mask, next(ahead, None)
             following = entry.next
             if following is None or self._awaited(entry) or (crossroads is not None and crossroads.lie_at(entry)):
                 break
@@ -336,10 +336,10 @@ class LogCursor:
         place = self.place
         while True:
             self._pass_gates()
-            if refusals.open_wide and self.wait is None:
+            if not refusals.here.mask and not refusals.ahead and self.wait is None:
                 self.refusals = None
                 return
-            start, mask = place.entry, refusals.mask
+            start, mask = place.entry, refusals.here.mask
             until = refusals.ahead[0].start if refusals.ahead else self.tail
             entry, awaited = start, False
             while entry is not until and (following := entry.next) is not None:
@@ -542,11 +542,13 @@ class LogCursor:
         return self.joining_to is None and self._stop is None and not self.mask & _KEY_BIT
 
     def wait_from(self, wait: KeyWait, start: Entry, mask: int, reason: DropReason, now: float) -> None:
-        """Wait for a key frame as `wait` says, refusing `mask` from `start` on meanwhile."""
+        """Wait for a key frame as `wait` says, refusing `mask` from `start` on, and what the wait before refused."""
         if self._stop is None:
-            wait.follow(self.wait, mask, now)
-            self.wait = wait
-            self.refuse_from(start, mask | BROKEN_MASK, reason, now)
+            before, self.wait, wait.since = self.wait, wait, now
+            if before is not None:
+                wait.since, wait.lost, mask = before.since, wait.lost or before.lost, mask | before.mask
+            wait.mask = mask | BROKEN_MASK
+            self.refuse_from(start, wait.mask, reason, now)
 
     # -- dropping
 

@@ -110,7 +110,7 @@ def _delays_sound(cursor: LogCursor, timing: Timing, ahead_bytes: int) -> bool:
 def _without_pictures(cursor: LogCursor, timing: Timing, ahead_bytes: int) -> bool:
     """Whether no picture comes next that could be left out in the place of sound, or that is late as well."""
     refusals = cursor.refusals
-    if not cursor.log.has_video or (refusals is not None and refusals.mask >> _INTER & 1):
+    if not cursor.log.has_video or (refusals is not None and refusals.here.mask >> _INTER & 1):
         return True
     # A stream that has had pictures may have none any more: a camera is off, or one picture stands for a radio.
     tail, entry = cursor.tail, cursor.entry

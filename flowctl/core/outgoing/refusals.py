@@ -59,10 +59,6 @@ class RefusalGate:
     restart: tuple[bytes, ...]
     since: float
 
-    @property
-    def mask(self) -> int:
-        return self.refusal.mask
-
 
 class Refusals:
     """What is refused at one cursor's place and ahead of it.
@@ -80,21 +76,12 @@ class Refusals:
         self.here = _NOTHING
         self.ahead: tuple[RefusalGate, ...] = ()  # most have one or two, and a list takes twice as much
 
-    @property
-    def mask(self) -> int:
-        return self.here.mask
-
-    @property
-    def open_wide(self) -> bool:
-        """Whether nothing is refused, here or ahead, and nothing is handed over ahead."""
-        return not self.mask and not self.ahead
-
     def add(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...], since: float) -> None:
         """From `start` on, where no gate lies behind, refuse just `mask`."""
         ahead = self.ahead
         if ahead and ahead[-1].start is start:
             restart, ahead = ahead[-1].restart + restart, ahead[:-1]
-        if restart or mask != (ahead[-1].mask if ahead else self.mask):
+        if restart or mask != (ahead[-1].refusal if ahead else self.here).mask:
             ahead = (*ahead, RefusalGate(start, _NOTHING.and_also(mask, reason), restart, since))
         self.ahead = ahead
 
@@ -213,12 +200,3 @@ class KeyWait:
         """Wait from `start` on instead: key frames before it were lost too, or do not count. Holds no older entry."""
         self.lost = self.broken_at(start)
         self._move(start)
-
-    def follow(self, before: KeyWait | None, mask: int, now: float) -> None:
-        """Begin now, refusing `mask`; or go on in the place of the wait `before`, with all that this refuses."""
-        self.since = now
-        if before is not None:
-            self.since = before.since
-            self.lost = self.lost or before.lost
-            mask |= before.mask
-        self.mask = mask | BROKEN_MASK

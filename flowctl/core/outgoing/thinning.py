@@ -90,8 +90,8 @@ def _sound_only(cursor: LogCursor) -> bool:
         return True
     return (
         refusals is not None
-        and bool(refusals.mask & _KEY_BIT)
-        and all(gate.mask & _KEY_BIT for gate in refusals.ahead)
+        and bool(refusals.here.mask & _KEY_BIT)
+        and all(gate.refusal.mask & _KEY_BIT for gate in refusals.ahead)
         and not (copies.tally[_KEY] or copies.tally[MessageClass.INTER])
     )
 

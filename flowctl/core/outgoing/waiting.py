@@ -76,9 +76,10 @@ class WaitingValues:
         """Whether some wait of those that joining gave."""
         return bool(self._latest.firsts(tuple((first, self._joined) for first, _ in self._spans)))
 
-    def times(self, served_at: float) -> list[float]:
-        """Return since when the first of each span waits for a viewer that got something at `served_at`."""
-        return [max(value.since, served_at) for value in self._latest.firsts(self._spans)]
+    def oldest_at(self, served_at: float, since: float | None) -> float | None:
+        """Return since when the oldest waits for a viewer that got something at `served_at`, or `since`, if earlier."""
+        times = [max(value.since, served_at) for value in self._latest.firsts(self._spans)]
+        return min(times if since is None else [since, *times], default=None)
 
     def waiting(self) -> tuple[Entry, Amount]:
         """Return the end of what has no key, and how much waits, at one moment."""
@@ -157,19 +158,16 @@ class WaitingValues:
             messages, size = self._gone
             self._gone = messages + len(passed), size + sum(value.size_bytes for value in passed)
             self._saved_bytes += sum(value.saved_bytes for value in passed)
-            self._pass_to(passed[-1])
+            last = passed[-1].sequence
+            if last >= self._spans[-1][0]:
+                self._spans, self._stopped_behind = self._turn, passed[-1].key  # what waited when it stopped is taken
+            while not self._spans[0][0] <= last < self._spans[0][1]:
+                self._spans = self._spans[1:]
+            (_, end), *others = self._spans
+            self._spans = (last + 1, end), *others
+            if not self:
+                self._spans, self._stopped_behind = self._spans[-1:], None
         return len(passed)
-
-    def _pass_to(self, value: HandedValue) -> None:
-        last = value.sequence
-        if last >= self._spans[-1][0]:
-            self._spans, self._stopped_behind = self._turn, value.key  # what waited when it stopped is taken
-        while not self._spans[0][0] <= last < self._spans[0][1]:
-            self._spans = self._spans[1:]
-        (_, end), *others = self._spans
-        self._spans = (last + 1, end), *others
-        if not self:
-            self._spans, self._stopped_behind = self._spans[-1:], None
 
     # -- dropping, and the end
 

@@ -722,7 +722,7 @@ class Serving:
         if key is None:
             crossroads.waits = False  # what it waited before was left out meanwhile
             return
-        answer = self._call_app_locked("at_key", None, partial(self._answer_locked, guide, key))
+        answer = self._call_app_locked("choose_log", None, partial(self._answer_locked, guide, key))
         crossroads.waits = isinstance(answer, float)
         if isinstance(answer, float):
             self._host.set_deadline(answer)
@@ -733,7 +733,7 @@ class Serving:
 
     def _answer_locked(self, guide: Guide, key: Entry) -> Hop | float | None:
         self._lock.assert_owned()
-        answer = guide.at_key(key)
+        answer = guide.choose_log(key)
         if isinstance(answer, Hop):
             self._refuse_keys_locked(answer)
         return answer

@@ -108,7 +108,7 @@ class Leading:
     def __init__(self, hop):
         self.hop = hop
 
-    def at_key(self, key):
+    def choose_log(self, key):
         return self.hop
 
 
@@ -126,7 +126,7 @@ def test_viewer_when_it_is_led_to_a_log_with_keys_stays_and_says_so(guided):
         viewer.sender.set_guide(Leading(hop))
         stage.publish("KI")
         ((where, error),) = viewer.host.failures
-        assert where == "at_key"
+        assert where == "choose_log"
         assert isinstance(error, LocalProtocolError)
     else:
         with pytest.raises(LocalProtocolError, match="keys"):
