@@ -142,7 +142,6 @@ class Follower:
             "finish": lambda: cursor.finish(now),
             "join": lambda: setattr(cursor, "joining_to", self.log.tail),
             "load": cursor.load,
-            "next": lambda: skip_to_key(cursor, None, now),
             "late": lambda: cursor.account.late,
             "pictures": cursor.pictures,
             "oldest_s": lambda: now - cursor.oldest_at(),

@@ -350,11 +350,10 @@ class Outbox:
         timing.held_bytes += self.backlog.size_bytes + self.inflight_bytes
         return self.cursor is not None and cut_behind(self.cursor, timing)
 
-    def skip_to_key(self, limits: Limits | None, now: float) -> bool:
-        """Go to the newest key frame of the log, or thin sound to `limits`; None: go on at the next one published."""
+    def skip_to_key(self, limits: Limits, now: float) -> bool:
+        """Go to the newest key frame of the log, or thin sound to `limits`; return whether that was ahead."""
         cursor, backlog = self.cursor, self.backlog
-        room = None if limits is None else self._room(limits, now, *backlog.own_load)
-        return cursor is not None and skip_to_key(cursor, room, now)
+        return cursor is not None and skip_to_key(cursor, self._room(limits, now, *backlog.own_load), now)
 
     def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Headroom:
         """Return what a part of the queue may hold for the whole to be at the low marks; `more_...` is in the rest."""

@@ -49,8 +49,6 @@ _KEY, _CONTROL = MessageClass.KEY, MessageClass.CONTROL
 
 NOTE_S: Final = 1.0
 """Time between two notes."""
-SOON_S: Final = 2.5
-"""Longest time for which a viewer that is behind may wait for a key frame: usual groups of 2 s, and a little."""
 NOTES: Final = 12
 """Number of notes that are kept."""
 _MOST_KEYS: Final = 64
@@ -559,10 +557,6 @@ class StreamLog:
         """Whether it is known that sound is published."""
         by_class = self.rates.by_class
         return bool(by_class) and by_class[MessageClass.AUDIO] > 0
-
-    def key_comes_soon(self, now: float) -> bool:
-        """Return whether the next key frame is expected within `SOON_S`."""
-        return self.gop_duration_s > 0 and self.gop.started_at + self.gop_duration_s - now <= SOON_S
 
     def listen(self, listener: LogListener) -> None:
         """Call `listener.appended` after each append from now on."""

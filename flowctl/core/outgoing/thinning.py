@@ -49,29 +49,26 @@ def thin_to_key_frame(cursor: LogCursor, room: Headroom, now: float, reason: Dro
         cursor.go_on_at(None, reason, now, _ALL_BUT_KEY)
 
 
-def skip_to_key(cursor: LogCursor, room: Headroom | None, now: float) -> bool:
+def skip_to_key(cursor: LogCursor, room: Headroom, now: float) -> bool:
     """Go to the newest key frame; return whether there is one ahead.
 
-    Where none would get through, the oldest messages go until what is left fits `room`. Without `room`, go on with the
-    next key frame that is published, and take nothing before it.
+    Where none would get through, the oldest messages go until what is left fits `room`.
     """
     if cursor.joining_to is not None:
         cursor.end_joining(DropReason.REFUSED, now)
     cursor.poll(now)
     start = cursor.entry
     if _sound_only(cursor):
-        if room is not None:
-            _thin_oldest(cursor, room, DropReason.RETURNED)
+        _thin_oldest(cursor, room, DropReason.RETURNED)
         return cursor.entry is not start
     if cursor.mask & _KEY_BIT:
         return False  # nothing newer will be handed over; what is queued from before is all that there is
-    newest: Entry | None = None
-    if room is not None:
-        for key in _keys(start, cursor.tail):
-            newest = key
-        if newest is None or newest is start:
-            return False
-    cursor.go_on_at(newest, DropReason.RETURNED, now, _ALL_BUT_KEY if newest is None else 0)
+    newest = start
+    for key in _keys(start, cursor.tail):
+        newest = key
+    if newest is start:
+        return False
+    cursor.go_on_at(newest, DropReason.RETURNED, now)
     return True
 
 

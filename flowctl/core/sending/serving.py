@@ -1060,19 +1060,13 @@ class Serving:
             self._return_locked(now, f"the kernel had taken nothing for {stalled_s:.1f} s")
 
     def _return_locked(self, now: float, cause: str) -> None:
-        """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought.
-
-        Where our own thread has no room, to the next one instead if that comes soon: all who are behind go on there
-        together with those who keep up, and cost nothing until then. To catch up, each by itself, is what the thread
-        has no room for.
-        """
+        """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought."""
         cursor = self._outbox.cursor
         if cursor is None or self._judgement.stands is _COHORT or self._judgement.closing:
             return
         before = self._judgement.oldest(now)
         self._open_episode_locked(now)
-        next_one = cursor.log.key_comes_soon(now) and self._host.strained()
-        skipped = self._outbox.skip_to_key(None if next_one else self._core.limits, now)
+        skipped = self._outbox.skip_to_key(self._core.limits, now)
         self._apply_mask_locked(now)  # joining is over: from now on it is judged by the picture
         if not skipped:
             return

@@ -166,8 +166,6 @@ dropping what may be dropped keeps headers where no frame is lost
     log:KI take +AHDXC drop +IA take=HCIA
 the way back to live leads to the newest key frame
     log:K +IAKAIKAI live=True take=rrKAI dropped:RETURNED=KIIAA
-the way on at the next key frame leads past one that is there, and takes nothing before it
-    log:K +IAKAI next=True take= +AIKI take=rrKI dropped:RETURNED=KIIAA dropped:KEY_WAIT=IA
 the way back to live leads nowhere from an empty queue
     log:K live=False take= dropped=
 the way back to live needs a key frame ahead

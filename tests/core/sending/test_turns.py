@@ -10,7 +10,7 @@ import pytest
 from chance_kit import seeds
 from cursor_kit import Follower
 from flow_kit import FRAMES, LOG, OWN, Published, Viewer, frame
-from slow_kit import LINES, RATE, Kernel, Scene, Steady, stream
+from slow_kit import LINES, Kernel, Scene, Steady, stream
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.ledger import LedgerKind
@@ -175,10 +175,9 @@ def crowd(count, line):
     return group, published, fanout, kernels, viewers
 
 
-def test_crowd_when_our_thread_has_no_room_goes_on_at_one_key_frame_together():
-    """A stall of all, and a thread that cannot let each catch up: nothing is written until the next key frame."""
+def test_crowd_when_our_thread_has_no_room_goes_on_at_the_newest_key_frame():
     group, published, fanout, kernels, viewers = crowd(10, lambda now: 0.0 if 10 < now < 15 else 4.0)
-    began, sent_at = group.now(), {}
+    began = group.now()
     for at, item, size in stream(24, 2.0):
         while group.now() - began < at - 1e-9:
             group.run(0.005)
@@ -188,8 +187,6 @@ def test_crowd_when_our_thread_has_no_room_goes_on_at_one_key_frame_together():
                 if kernel.carry():
                     viewer.host.poll_writable()
             group.run()
-            if 15.2 < now < 18:
-                sent_at[round(now, 1)] = sum(viewer.sender.statistics().bytes_sent for viewer in viewers)
         published.publish(item, size)
     group.run(0.1)
     assert fanout.statistics().members == 10
@@ -197,9 +194,6 @@ def test_crowd_when_our_thread_has_no_room_goes_on_at_one_key_frame_together():
         assert not viewer.host.closed
         assert viewer.sender.state is SendState.READY
         assert [entry.kind for entry in viewer.sender.ledger()].count(LedgerKind.RETURN) == 1
-    # From the return up to the next key frame, at 16 s, nobody is written to.
-    assert sent_at[15.3] == sent_at[15.9] < sent_at[16.5]
-    assert sent_at[17.9] - sent_at[16.5] >= 10 * RATE
 
 
 def sent(cursor):
