@@ -148,6 +148,7 @@ def serving(case: Case, seconds: float) -> Iterator[tuple[Running, int, float]]:
 def scene(case: Case, seconds: float, crowd: Readers | None = None) -> Iterator[Scene]:
     """Set up a case with a crowd that plays, a new one unless it is given, for a block that takes at most so long."""
     processes.raise_open_files()
+    sys.stderr.write(f"{case.label}: {case.viewers} viewers\n")
     with contextlib.ExitStack() as stack:
         if case.busy:
             stack.enter_context(busy(seconds))

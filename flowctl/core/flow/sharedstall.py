@@ -1,7 +1,7 @@
 """Stalls that most viewers of a poll group have at once: a shared line, and no fault of each (pure).
 
 Theory of operation. The fan-outs of a group tell which viewer waits for its kernel with nothing taken, and when that
-asks for more. Where most of those that are served stopped within two seconds, and most of these have taken nothing for
+asks for more. Where most of those that are served stopped within five seconds, and most of these have taken nothing for
 two seconds more, it is one *shared stall*: from the first of them up to the moment when fewer than that make one are
 left, for a part of a crowd may be on a line that recovers later. Who stops meanwhile has it too; who had stopped before
 has not. The last one is remembered, for what it has left behind in queues and clocks. Viewers on slow lines stop and
@@ -17,9 +17,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-TOGETHER_S: Final = 2.0
-"""Time within which most must have stopped: a line that stops for all at once is noticed when a kernel's buffer is
-full, which those of distant viewers are up to a second later."""
+TOGETHER_S: Final = 5.0
+"""Time within which most must have stopped: a line that stops for all at once is noticed when a kernel's buffers are
+full, which take from one to some seconds of a stream."""
 SURE_S: Final = 2.0
 """Time after which a stall of most is one: longer than pauses of radio links, shorter than any limit."""
 MOST_S: Final = 60.0

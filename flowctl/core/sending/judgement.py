@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import OFF_MARK, Limits
 from flowctl.core.flow.meters import Trail
-from flowctl.core.flow.sharedstall import TOGETHER_S, StallSpan
+from flowctl.core.flow.sharedstall import SURE_S, StallSpan
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
 from flowctl.core.flow.timing import CUT_PACE_S, ENDLESS, Forecast, Timing, crowded, target_s
 from flowctl.core.outgoing.outbox import Outbox
@@ -357,7 +357,7 @@ class Judgement:
 
         None of them is judged by that time. It is 0 for one that follows no log, or had stopped before, or by itself.
         """
-        if span is None or self.outbox.cursor is None or self.stalled_since(now) < span.began - TOGETHER_S:
+        if span is None or self.outbox.cursor is None or self.stalled_since(now) < span.began - SURE_S:
             return 0.0
         return max(span.ended - max(since, span.began), 0.0)
 

@@ -99,7 +99,7 @@ def test_viewer_when_it_stopped_before_the_others_is_closed():
     crowd = Crowd()
     crowd.pass_s(3)
     crowd.stop(crowd.viewers[:1])
-    crowd.pass_s(3)
+    crowd.pass_s(6)
     crowd.stop(crowd.viewers)
     crowd.pass_s(20)
     assert crowd.closed() == [CloseReason.HARD_LIMIT]
@@ -137,3 +137,17 @@ def test_viewers_when_memory_is_full_are_closed_in_a_stall_of_all():
     crowd.stop(crowd.viewers)
     crowd.pass_s(20)
     assert crowd.closed() == [CloseReason.HARD_LIMIT] * COUNT
+
+
+def test_viewers_when_their_kernels_take_for_more_or_less_time_all_stay():
+    """The buffers of most are larger: they are full three seconds after the first ones."""
+    crowd = Crowd()
+    crowd.pass_s(3)
+    crowd.stop(crowd.viewers[:7])
+    crowd.pass_s(3)
+    crowd.stop(crowd.viewers)
+    crowd.pass_s(17)
+    assert crowd.closed() == []
+    crowd.go_on(crowd.viewers)
+    crowd.pass_s(5)
+    check_all_go_on(crowd)
