@@ -26,10 +26,11 @@ MOST_S: Final = 60.0
 """Longest time for which a shared stall excuses anybody: half of a crowd may be of one peer that never reads again."""
 LEAST_VIEWERS: Final = 8
 """Fewer may well have their own troubles at the same time."""
-
-
 _SAY_S: Final = 60.0
 """Time between two that are told of."""
+_COUNT_S: Final = 0.25
+"""Time between two counts of the viewers: viewers on slow lines stop hundreds of times a second, and there may be a
+thousand streams."""
 
 
 class Crowd(Protocol):
@@ -68,9 +69,12 @@ class SharedStall:
         self._span: StallSpan | None = None
         self._goes_on = False
         self._said_at = -_SAY_S
+        self._counted_at, self._count = -_COUNT_S, 0  # when viewers were last counted, and how many there were
 
     def _served(self, now: float) -> int:
-        return sum(crowd.served(now) for crowd in self.crowds)
+        if now - self._counted_at >= _COUNT_S:
+            self._counted_at, self._count = now, sum(crowd.served(now) for crowd in self.crowds)
+        return self._count
 
     def stopped(self, viewer: object, now: float) -> float | None:
         """Note that `viewer` waits for its kernel; return when to call `confirm`, in seconds. None: not for this."""
@@ -78,6 +82,8 @@ class SharedStall:
         recent[viewer] = now
         while now - next(iter(recent.values())) > TOGETHER_S:
             recent.popitem(last=False)
+        if self._goes_on and now - self._began >= MOST_S:
+            self._end(now)  # those that are left excuse nobody any more, and must not hide the next one
         if self._stopped:
             if now - self._began <= TOGETHER_S and viewer not in self._had:
                 self._had.add(viewer)
@@ -100,11 +106,14 @@ class SharedStall:
             return
         self._stopped.remove(viewer)
         if len(self._stopped) < min(LEAST_VIEWERS, len(self._had) / 2) or not self._stopped:
-            self._stopped.clear()
-            if self._goes_on and self._span is not None:
-                self._span, self._goes_on = self.span(now), False
-                if self._said_at >= self._began:
-                    self._say(True, len(self._had), self._served(now), now - self._began)
+            self._end(now)
+
+    def _end(self, now: float) -> None:
+        self._stopped.clear()
+        if self._goes_on and self._span is not None:
+            self._span, self._goes_on = self.span(now), False
+            if self._said_at >= self._began:
+                self._say(True, len(self._had), self._served(now), now - self._began)
 
     def confirm(self, sure_at: float, now: float) -> None:
         """See whether most have taken nothing since; when `stopped` said, or a little early, as timers are."""

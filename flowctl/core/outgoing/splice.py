@@ -153,9 +153,8 @@ def go_on_in(
     mask = cursor.mask
     cursor.accept_from(start, mask, DropReason.REFUSED, (), now)
     if wait_for_key or mask & (_KEY_BIT | 1 << MessageClass.INTER):
-        lost = (
-            wait_for_key or mask & _KEY_BIT or any(item[0] is MessageClass.KEY for item in prefix)
-        )  # with what is behind it
+        key_first = any(item[0] is MessageClass.KEY for item in prefix)  # it is lost with what is behind it
+        lost = wait_for_key or mask & _KEY_BIT or key_first
         wait = cursor.wait = KeyWait(start, now, lost=True) if lost else KeyWait.after(start)
         cursor.refuse_from(start, wait.mask, wait.reason, now)
     for message_class, wire, since in prefix:

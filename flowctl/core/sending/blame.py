@@ -47,9 +47,8 @@ class Lag:
     ours_s: float = 0.0  # the kernel had run dry though there was more, or had not been offered it
     short_s: float = 0.0  # how many seconds of the stream the line was short of, at worst
     began_at: float | None = None  # None: it has not begun
-    strained: bool = (
-        False  # our thread had no room then: what came at once had waited for it, with the publisher's input
-    )
+    # Our thread had no room then: what came at once had waited for it, with the publisher's input.
+    strained: bool = False
     _rate: float = 0.0  # of the stream before it, bytes per second
     _at: float = 0.0  # when it was last noted
     _acknowledged: int = 0  # what the peer had taken then

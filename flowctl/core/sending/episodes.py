@@ -64,8 +64,9 @@ class Episode:
     _shares: dict[str, Any] = field(default_factory=dict)  # what it was given all the same
     _returns: int = 0  # times it was brought back to live
     _removed_ms: float = 0.0  # delay that this took away
-    _told: bool = False  # a line was written for this episode
-    _loud: bool = False  # at info level
+    _loud: bool | None = (
+        None  # whether the line that was written for this episode is at info level. None: there is none
+    )
 
     def note_entry(self, entry: LedgerEntry, *, closed: bool = False) -> None:
         if closed and self._loud:
@@ -116,14 +117,14 @@ class Episode:
             self._edges = self._returns = 0
             self._shares = {}
             self._removed_ms = 0.0
-            self._told = self._loud = False
+            self._loud = None
             self._dropped_before = self._seen = self.dropped()
 
     def _say_slow(self, entry: LedgerEntry) -> None:
-        if self._told and entry.change is None:
+        if self._loud is not None and entry.change is None:
             return  # further drops of an episode are summed up at its end
         span = self.shared_stall()
-        self._told, self._loud = True, span is None or not span.began - TOGETHER_S <= (self._since or 0.0) <= span.ended
+        self._loud = span is None or not span.began - TOGETHER_S <= (self._since or 0.0) <= span.ended
         self._tell(entry.at, cause=entry.why)
 
     def _tell(self, now: float, **cause: str) -> None:

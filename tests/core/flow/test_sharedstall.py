@@ -78,6 +78,12 @@ def test_stall_when_there_was_one_just_before_is_none():
     assert room.span(150.0) == StallSpan(145.0, 150.0)
 
 
+def test_stall_when_some_never_go_on_hides_not_the_next_one():
+    room = Room(20).stop(range(20), 100.0).go_on(range(12), 110.0)
+    room.stop(range(12), 100.0 + 3 * MOST_S)
+    assert room.span(110.0 + 3 * MOST_S) == StallSpan(100.0 + 3 * MOST_S, 110.0 + 3 * MOST_S)
+
+
 def test_stalls_when_they_come_often_are_said_once_a_minute():
     room = Room(20)
     for number in range(20):
