@@ -54,11 +54,11 @@ class Stage:
         self.published.script(text, size)
         self.group.run()
 
-    def check(self, *, key_wait_expired=False):
+    def check(self, **known):
         for viewer in self.viewers:
             check_accounts(viewer)
             check_edges(viewer)
-            check_stream(viewer, self.published, key_wait_expired=key_wait_expired)
+            check_stream(viewer, self.published, **known)
 
 
 def kept_of(kind):

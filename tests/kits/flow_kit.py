@@ -276,12 +276,15 @@ def check_life(viewer: Viewer) -> None:
         assert sender._judgement.closes_at == inf or sender.closed
 
 
-def check_stream(viewer: Viewer, published: Published, *, key_wait_expired: bool = False) -> None:
+def check_stream(
+    viewer: Viewer, published: Published, *, key_wait_expired: bool = False, headers_known: bool = False
+) -> None:
     """Check what a viewer of a log received against what can be decoded.
 
     Order is that of the log; after the loss of a key or inter frame neither inter nor disposable frames come before
     the restart messages and a key frame (unless the wait for one is known to have expired); after a key frame that
-    ended a loss, nothing that is older than it comes, and no leading pictures.
+    ended a loss, nothing that is older than it comes, and no leading pictures. With `headers_known` no restart messages
+    are asked for.
     """
     numbers = viewer.numbers()
     assert numbers == sorted(set(numbers)), "reordered or twice"
@@ -303,7 +306,7 @@ def check_stream(viewer: Viewer, published: Published, *, key_wait_expired: bool
         if message_class in FRAMES:
             went_on = number if message_class is KEY and gap else None
         if message_class is KEY:
-            assert not gap or restart_of == number, f"key frame {number} after a loss has no headers before it"
+            assert not gap or headers_known or restart_of == number, f"key frame {number} after a loss has no headers"
         elif message_class in (INTER, DISPOSABLE):
             assert not gap, f"frame {number} refers to one that was lost after {before}"
         if message_class in (KEY, INTER):

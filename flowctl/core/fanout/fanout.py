@@ -26,14 +26,20 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter, sub
 from typing import Any, Final, Protocol
+
+import structlog
 
 from flowctl.core.fanout.calendar import Crossings, TurnCalendar
 from flowctl.core.fanout.cohort import FILE_VIEWERS, SQUAD_SIZE, Cohort, Piece, ShortWrites, Squad, gather
-from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter
+from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter, RoundSpan
+from flowctl.core.flow.counts import Tally
 from flowctl.core.flow.sharedstall import SURE_S, SharedStall
+from flowctl.core.flow.timing import MOST_TARGET_S, target_s
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.outgoing.thinning import newest_key_alike
 from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.judgement import KEY_POLL_S
 from flowctl.errors import ClosedError, ConfigError
@@ -50,8 +56,15 @@ _REFUSED: Final = Standing.REFUSED
 
 _MOST_LOOKS: Final = 32
 """Viewers whose limits are looked at on the spot when a message comes, at 20 us each; the others in turns."""
+_GIVEN_UP_S: Final = 2 * MOST_TARGET_S
+"""Time behind from which a round writes all there is, where no key frame has come at which to go on."""
+_SAY_S: Final = 60.0
+"""Least time between two lines about viewers that went on at a key frame."""
+_log: Final = structlog.get_logger("flowctl.live")
 _KEY_TURNS_S: Final = 0.08
 """Least time between turns that viewers have for a key frame, of a stream each picture of which may be one."""
+
+_place_of: Final = attrgetter("entry.sequence")
 
 
 class FanoutHost(Protocol):
@@ -154,6 +167,7 @@ class Fanout:
             )
         self.log = log
         self.pacing: Final = Pacing(flush_interval_s, adaptive=adaptive)
+        self._span: Final = RoundSpan()
         self._turn_s = turn_s
         self._least_s = least_s
         self._gather_s = gather_s
@@ -174,6 +188,11 @@ class Fanout:
         self._fill_bytes = log.fill_bytes  # what kernels were told to take ahead of viewers that keep up
         self._due_at = 0.0  # of batches, when the next round would be due if none of them came early
         self._target: Entry | None = None  # where the round in progress leads. None: there is none
+        self._cut = False  # whether it leads less far than the log did
+        self._wrote_bytes = 0  # what it writes to the squad that is furthest behind
+        self._key: Entry | None = None  # the key frame at which squads before it go on in it. None: all is written
+        self._skipped = 0  # viewers that went on at one since it was said
+        self._said_at = -inf  # when that was
         self._behind: deque[Squad] = deque()  # squads that it has not come to yet
         self._piece: Piece | None = None  # what it writes; kept for those who stand at the same place
         self._took_s = 0.0  # time spent in turns since the last round ended, but for the turn in progress
@@ -367,14 +386,40 @@ class Fanout:
         if squad is not None and self._cohort.count < FILE_VIEWERS and not (self._alone or self._going):
             self._short_round(squad, tail, now)
             return
+        squads = [squad for squad in self._cohort.squads() if squad.entry is not tail]
+        self._wrote_bytes = 0
+        if squads:
+            tail = self._round_to(min(squads, key=_place_of).entry, tail, now)
         self._target = tail
-        self._behind.extend(squad for squad in self._cohort.squads() if squad.entry is not tail)
+        self._behind.extend(squad for squad in squads if squad.entry.sequence < tail.sequence)
         served, self._served = self._served, {}
         for sender in served:
             if sender.stands is _SERVED:
                 self._enqueue(sender)
         if not self._going:  # otherwise a turn is on its way
             self._run_turn()
+
+    def _round_to(self, first: Entry, tail: Entry, now: float) -> Entry:
+        """Return where a round leads that brings squads on from `first` at least, or from a key frame behind it."""
+        most_bytes, end = self._span.size_bytes, tail
+        if most_bytes < inf and self.log.has_video:
+            if self._too_late(first, now) and (key := newest_key_alike(first, tail)) is not None:
+                first = self._key = key
+            elif now - first.enqueued_at > _GIVEN_UP_S:
+                most_bytes = inf  # no key frame comes: who takes less is judged alone
+            if tail.offset - first.offset > most_bytes:
+                end = first.next or tail
+                while end.next is not None and end.offset - first.offset < most_bytes:
+                    end = end.next
+        self._cut, self._wrote_bytes = end is not tail, end.offset - first.offset
+        return end
+
+    def _too_late(self, entry: Entry, now: float) -> bool:
+        """Return whether what lies at `entry` is left out for want of room, for viewers with the usual delay."""
+        return self._late_s(entry, now) > target_s(None, self.log.gop_duration_s)
+
+    def _late_s(self, entry: Entry, now: float) -> float:
+        return now - entry.enqueued_at - self.pacing.interval_s
 
     def _fill_anew(self) -> None:
         """Set anew what kernels take ahead: the rate of the log has become known, or has changed by far."""
@@ -398,7 +443,10 @@ class Fanout:
 
     def _end_round(self, now: float) -> None:
         """End a round that all squads have finished; see whether the next one is due."""
-        tail, self._target = self._target, None
+        tail, self._target, self._key = self._target, None, None
+        self._span.round_ended(self._wrote_bytes, now - self._last_flush, self.log.rates.bytes_per_s)
+        if self._skipped and now - self._said_at >= _SAY_S:
+            self._say_skipped(now)
         self._drop_piece()
         self._cohort.tidy()
         self._meter.count_round(now - self._last_flush)
@@ -406,14 +454,25 @@ class Fanout:
         self._turn_from = now  # what is left of this turn counts for the next round
         self._round_over(tail, took_s, now)
 
+    def _say_skipped(self, now: float) -> None:
+        _log.warning(
+            "viewers go on at key frames: their thread has no room for all of the stream",
+            viewers=self._skipped,
+            hint="fewer viewers, or more threads: serve --workers",
+        )
+        self._skipped, self._said_at = 0, now
+
     def _round_over(self, tail: Entry | None, took_s: float, now: float) -> None:
         """Settle the interval after a round to `tail` whose turns took `took_s` seconds; begin the next if due."""
         host = self._host
         # What others take of the core meanwhile is in the length of a turn, and no cost of ours.
         self.pacing.round_ended(took_s * host.processor_share(), host.busy_fraction(), now)
         # Cleared before the tail is read: an append that comes later finds it cleared and arms the next round.
-        self._armed = False
-        if self.log.tail is not tail:
+        self._armed, cut, self._cut = False, self._cut, False
+        if cut:
+            self._armed = True
+            host.call_soon(self.flush)  # there is more already
+        elif self.log.tail is not tail:
             self._arm()
 
     # -- turns
@@ -470,12 +529,27 @@ class Fanout:
     def _write_squad(self, squad: Squad, target: Entry) -> None:
         if self._guided:
             self._stop_at_crossroads(squad, target)
+        key, entry = self._key, squad.entry
+        if key is not None and entry.sequence < key.sequence and self._too_late(entry, now := self._host.now()):
+            self._skip_to_key(squad, key, now)
         piece = self._piece
         if piece is None or piece.start is not squad.entry:
             self._drop_piece()
             piece = self._piece = Piece(squad.entry, target)
         slow = squad.write(piece, as_file=self._cohort.count >= FILE_VIEWERS)
         self._settle_write(squad, target, len(piece.data), slow)
+
+    def _skip_to_key(self, squad: Squad, key: Entry, now: float) -> None:
+        """Have a squad that is late for want of room on the thread go on at `key`, in one step for all its members."""
+        start = squad.entry
+        late_s = self._late_s(start, now)
+        skipped = Tally(map(sub, (*key.counts, *key.sizes), (*start.counts, *start.sizes)))
+        for sender in list(squad.members):
+            if not sender.skip_in_cohort(skipped, now, late_s):
+                sender.leave_cohort(0)
+                self.serve_alone(sender)
+        squad.entry = key
+        self._skipped += len(squad.members)
 
     def _settle_write(self, squad: Squad, target: Entry, size_bytes: int, slow: ShortWrites) -> None:
         """Count what was written to a squad, bring it to `target`, and deal with the members that took less."""

@@ -1,4 +1,4 @@
-"""How often a stream is flushed, and how long its rounds take (pure).
+"""How often a stream is flushed, how long its rounds take, and how much of it one writes (pure).
 
 Few viewers cost next to nothing, so they get what was published at once; many are flushed together, because each
 flush costs a system call per viewer. What decides is not their number but what a round of theirs was measured to
@@ -13,6 +13,7 @@ which the rounds themselves raise, is an average over seconds (`flowctl.core.loo
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import inf
 from typing import Final
 
 DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
@@ -38,6 +39,13 @@ _CALM_S: Final = 2.0
 """Time for which a shorter interval would do before it is tried: most groups of pictures are shorter."""
 _DOWN_SHARE: Final = 0.7
 """Share of a step that the computed interval may fill at most before that shorter step is tried."""
+
+LONGEST_ROUND_S: Final = 0.4
+"""Length of a round from which the next one writes less: each viewer is written to twice a second and more."""
+_LEAST_S: Final = 0.15
+"""Seconds of the stream below which coming to a viewer costs more than what is written to it."""
+_ALL_BYTES: Final = 4 * 1024 * 1024
+"""What is no less than all there is: no kernel takes so much at once."""
 
 
 class Pacing:
@@ -96,6 +104,30 @@ class Pacing:
         self._step = step
         self._calm_since = None
         self.interval_s = self.ceiling_s * _STEPS[step]
+
+
+class RoundSpan:
+    """How much of the stream a round may write to each viewer. Not thread-safe: its fan-out's.
+
+    A thread without room would have rounds of many seconds, the larger the more cheaply, in which some viewers get all
+    of it and the others nothing. Rounds that take too long write less; what is late then is left out for all at once.
+
+    Attributes:
+        size_bytes: of the stream, at most, but for one message; inf: all there is.
+    """
+
+    __slots__ = ("size_bytes",)
+
+    def __init__(self) -> None:
+        self.size_bytes = inf
+
+    def round_ended(self, wrote_bytes: int, took_s: float, bytes_per_s: float) -> None:
+        """Note a round that wrote `wrote_bytes`, of a stream of `bytes_per_s`, to each viewer and took `took_s`."""
+        if took_s > LONGEST_ROUND_S:
+            most_bytes = min(self.size_bytes, wrote_bytes) * LONGEST_ROUND_S / took_s
+            self.size_bytes = max(most_bytes, _LEAST_S * bytes_per_s, 1)
+        elif took_s < LONGEST_ROUND_S / 2:
+            self.size_bytes = 2 * self.size_bytes if self.size_bytes < _ALL_BYTES else inf
 
 
 ROUND_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100)

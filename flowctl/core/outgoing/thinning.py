@@ -72,6 +72,19 @@ def skip_to_key(cursor: LogCursor, room: Headroom, now: float) -> bool:
     return True
 
 
+def newest_key_alike(start: Entry, tail: Entry) -> Entry | None:
+    """Return the newest key frame behind `start` at which who got all up to there can go on with nothing before it.
+
+    None: there is none, or headers or control messages lie in between, or pictures that refer to what does.
+    """
+    newest: Entry | None = None
+    for key in _keys(start, tail):
+        newest = key
+    if newest is None or newest is start or newest.leading:
+        return None
+    return newest if all(newest.counts[item] == start.counts[item] for item in _KEPT) else None
+
+
 def _keys(entry: Entry, tail: Entry) -> Iterator[Entry]:
     """Yield the key frames from `entry` on, up to `tail`."""
     key = entry if entry.gop.key_sequence == entry.sequence else entry.gop.next_key

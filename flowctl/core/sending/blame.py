@@ -100,15 +100,23 @@ class Lag:
         return Blame.SERVER_LOOP if self.strained else Blame.PUBLISHER_BURST
 
 
-def blame(core: FlowCore, load: Load, lag: Lag | None = None, *, largest_bytes: int, stalled_s: float) -> Blame:
-    """Return who is to blame for the present load.
+def blame(
+    core: FlowCore,
+    load: Load,
+    lag: Lag | None = None,
+    *,
+    largest_bytes: int,
+    stalled_s: float,
+    skipped: bool = False,
+) -> Blame:
+    """Return who is to blame for the present load; also of one that takes all, but was `skipped` something of late.
 
     A kernel that refuses is judged by the lag, unless what is queued is one oversized message that came less than a
     second ago. A queue that the kernel was not even offered is our loop if it is old, else a burst.
     """
     change = core.last_change
     if core.state is SendState.READY:
-        return Blame.NOBODY
+        return Blame.SERVER_LOOP if skipped else Blame.NOBODY
     if change is not None and change.cause is Cause.LIMITS_SET:
         return Blame.POLICY
     if not core.would_block:
@@ -129,6 +137,7 @@ def explain(
     joining: bool = False,
     waiting_for_key: bool = False,
     stalled_s: float = 0.0,
+    skipped: bool = False,
     remarks: Sequence[str] = (),
     close_reason: CloseReason | None = None,
     details: str = "",
@@ -148,8 +157,10 @@ def explain(
         parts.append("still taking the GOP cache")
     if waiting_for_key:
         parts.append("waiting for a key frame")
+    if skipped:
+        parts.append("went on at a key frame, for the thread had no room")
     parts.extend(remarks)
-    who = blame(core, load, lag, largest_bytes=largest_bytes, stalled_s=stalled_s)
+    who = blame(core, load, lag, largest_bytes=largest_bytes, stalled_s=stalled_s, skipped=skipped)
     if who is not Blame.NOBODY:
         parts.append(f"to blame: {who.value}")
     soft = core.limits.size.marks[1]

@@ -73,6 +73,8 @@ _COHORT: Final = Standing.COHORT
 _NO_OFFER: Final = (-inf, 0.0)
 _JOIN_GRACE_S: Final = 2.0
 """Time in which a joiner's load is not judged where the age axis is off: half of the usual soft mark of age."""
+_SKIPPED_S: Final = 20.0
+"""Time for which our thread is to blame for what it left out, as long as the share of pictures counts it."""
 _LOOK_BYTES: Final = 512 * 1024
 _LOOK_MESSAGES: Final = 1024
 """Growth of a log, in messages, after which a lagging viewer is looked at even where it can reach no limit: what it
@@ -102,6 +104,7 @@ class Judgement:
     armed_at: float = 0.0  # the tick that was last asked for; what can come before it asks for another
     slow: SlowPeer | None = None  # what is known of a slow peer; None: it was never slow, or lost nothing by it
     _longest_stall_s: float = 0.0
+    _skipped_at: float = -inf  # when it last went on at a key frame with its cohort
     _offered: tuple[float, float] = _NO_OFFER  # when the kernel was last offered something, and how old that was
     _joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check
 
@@ -425,6 +428,23 @@ class Judgement:
             return False
         return now - self.oldest(now) > target_s(self.core.limits.target_delay_ms, cursor.log.gop_duration_s)
 
+    def too_late(self, late_s: float) -> bool:
+        """Return whether what is `late_s` seconds late is left out for this viewer where that is needed."""
+        cursor, target_ms = self.outbox.cursor, self.core.limits.target_delay_ms
+        if cursor is None or target_ms == 0 or self.patience == ENDLESS:
+            return False
+        return late_s > target_s(target_ms, cursor.log.gop_duration_s)
+
+    def skipped(self, now: float, late_s: float) -> None:
+        """Note that it went on at a key frame with its cohort, and so `late_s` seconds later media."""
+        self._skipped_at = now
+        slow = self.known_slow(now)
+        slow.note_return(now, late_s * 1000, "with its cohort")
+        self.note_pictures(slow, now)
+
+    def _skipped_lately(self, now: float) -> bool:
+        return now - self._skipped_at < _SKIPPED_S
+
     def turn_at(self, now: float) -> float:
         """Return when a viewer is to have its next turn; 0: in the next round, inf: when the kernel asks."""
         slow = self.slow
@@ -539,10 +559,12 @@ class Judgement:
 
     def blamed(self, load: Load, now: float, kernel_bytes: int) -> Blame:
         """Return who is to blame for the present load."""
-        if self.core.state is SendState.READY:
+        skipped = self._skipped_lately(now)
+        if self.core.state is SendState.READY and not skipped:
             return Blame.NOBODY
         lag = self.lag(now, kernel_bytes)
-        return blame(self.core, load, lag, largest_bytes=self._largest_bytes, stalled_s=self.stalled_s(now))
+        stalled_s = self.stalled_s(now)
+        return blame(self.core, load, lag, largest_bytes=self._largest_bytes, stalled_s=stalled_s, skipped=skipped)
 
     def forecast(self, now: float, counted: Load) -> Forecast | None:
         """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
@@ -595,6 +617,7 @@ class Judgement:
             joining=self.joining,
             waiting_for_key=self.outbox.waiting_for_key,
             stalled_s=self.stalled_s(now),
+            skipped=self._skipped_lately(now),
             remarks=remarks,
             close_reason=closed,
             details=details,

@@ -48,11 +48,12 @@ from math import inf
 from threading import get_ident
 from typing import Any, Final, TypeVar
 
+from flowctl.core.flow.counts import Tally
 from flowctl.core.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
 from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Limits
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
 from flowctl.core.flow.sharedstall import SURE_S
-from flowctl.core.flow.state import FlowCore, Load, SendState, StateChange
+from flowctl.core.flow.state import CLASS_COUNT, FlowCore, Load, SendState, StateChange
 from flowctl.core.flow.timing import ENDLESS, Timing
 from flowctl.core.loop.locks import HANDLERS, PostponingLock
 from flowctl.core.outgoing.cursor import Crossroads, LogCursor
@@ -569,6 +570,18 @@ class Serving:
             cursor = self._outbox.cursor
             if cursor is not None and self._judgement.stands is _COHORT:
                 cursor.place = place
+
+    def skip_in_cohort(self, skipped: Tally, now: float, late_s: float) -> bool:
+        """Count `skipped` as left out, for the cohort goes on behind it; False: this viewer is to have it, late."""
+        with self._lock:
+            cursor, judgement = self._outbox.cursor, self._judgement
+            if cursor is None or judgement.closing or not judgement.too_late(late_s):
+                return False
+            cursor.account.lost(DropReason.RETURNED).add_figures(skipped)
+            cursor.restarts += 1
+            self._outbox.bytes_sent -= sum(skipped[CLASS_COUNT:])  # the place moves, and nothing is sent
+            judgement.skipped(now, late_s)
+            return True
 
     def leave_cohort(self, written: int) -> None:
         """Go on alone from where the cohort stands and `written` bytes on, which the kernel took. For the fan-out."""

@@ -79,6 +79,7 @@ FOR_THE_FANOUT = {
         "ready_for_cohort",
         "enter_cohort",
         "leave_cohort",
+        "skip_in_cohort",
         "move_in_cohort",
         "change_standing",
         "broken",
