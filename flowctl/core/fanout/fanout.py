@@ -97,6 +97,9 @@ class FanoutHost(Protocol):
     def busy_fraction(self) -> float:
         """Return the share of time, 0 to 1, that the thread was busy in the last seconds."""
 
+    def strained(self) -> bool:
+        """Return whether the thread had no room a moment ago."""
+
 
 @dataclass(frozen=True, slots=True)
 class FanoutStatistics:
@@ -304,10 +307,12 @@ class Fanout:
         sender.change_standing(_QUEUED)
         self._queue[sender] = None
 
-    def _admit(self, sender: Sender, tail: Entry) -> None:
+    def _admit(self, sender: Sender, entry: Entry) -> None:
         self._alone.pop(sender, None)
         self._crossings.forget(sender)
-        sender.enter_cohort(self._cohort.admit(sender, tail))
+        sender.enter_cohort(self._cohort.admit(sender, entry))
+        if entry is not self.log.tail:
+            self._arm()
         if sender.guided:
             self._guided.add(sender)
 
@@ -493,7 +498,8 @@ class Fanout:
             # Half a turn where others wait too: rounds that follow each other without a pause must not starve them.
             crowded = self._queue or self._looks
             self._write_squads(began + (self._turn_s / 2 if crowded else self._turn_s))
-            self._serve_queue(began + self._turn_s)
+            now = host.now()
+            self._serve_queue(max(began + self._turn_s, 2 * now - began))  # as long as the squads had, at least
         finally:
             ended = host.now()
             self._took_s += ended - self._turn_from
@@ -592,11 +598,16 @@ class Fanout:
             self.remove(sender)
             sender.broken(as_exception(error))
             return
+        early = self._host.strained() and self.log.has_video  # rounds cost less than turns
+        if sender.stands is _QUEUED and early and (entry := sender.joins_cohort_at(self.log.tail, early=True)):
+            self._queue.pop(sender)
+            sender.change_standing(_SERVED)
+            self._admit(sender, entry)
+            return
         if sender.stands is not _SERVED:
             return  # it asked for another turn; or it has ended, or its handler has ended the following
-        tail = self.log.tail
-        if not sender.blocked and sender.ready_for_cohort(tail):
-            self._admit(sender, tail)
+        if not sender.blocked and (entry := sender.joins_cohort_at(self.log.tail, early=early)):
+            self._admit(sender, entry)
         elif next_at == inf:
             sender.change_standing(_REFUSED)
             self._note_stop(sender)

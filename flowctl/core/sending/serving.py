@@ -306,8 +306,11 @@ class Serving:
         if slow is None or not self._judgement.lags():
             return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log, trail=trail)
         timing = self._timing_locked(slow, now)
-        if slow.dry and self._judgement.far_behind(now) and self._host.strained():
-            self._return_locked(now, "its turns came late, for this thread had no room")
+        if slow.dry and outbox.cursor is not None and self._host.strained():
+            if self._judgement.far_behind(now):
+                self._return_locked(now, "its turns came late, for this thread had no room")
+            budget = outbox.cursor.copied[0]  # the cohort, whose rounds cost less than turns, brings it on from there
+            return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log, trail=trail)
         budget = slow.budget_bytes(budget)
         if not budget:
             return 0, not outbox.empty(with_log=with_log), None
@@ -537,21 +540,24 @@ class Serving:
         """How the cohort writes to this viewer."""
         return self._transport.send
 
-    def ready_for_cohort(self, at: Entry) -> bool:
-        """Return whether this viewer has caught up with `at` and takes everything from there on."""
+    def joins_cohort_at(self, tail: Entry, *, early: bool = False) -> Entry | None:
+        """Return from where on this viewer takes everything, and lacks nothing of before; None: nowhere yet.
+
+        That is `tail`, when it has caught up with that; `early`: or where it stands.
+        """
         with self._lock:
             cursor = self._outbox.cursor
-            return (
-                cursor is not None
-                and self._close_reason is None
-                and not (self._core.would_block and self._judgement.cut_lately(self._host.now()))
-                and not self._judgement.blocked
-                and not self._judgement.closing
-                and cursor.stands_at(at)
-                and self._judgement.stands is not _COHORT
-                and cursor.plain
-                and self._outbox.empty(with_log=False)
-            )
+            if (
+                cursor is None
+                or self._close_reason is not None
+                or (self._core.would_block and self._judgement.cut_lately(self._host.now()))
+                or self._judgement.blocked
+                or self._judgement.closing
+                or self._judgement.stands is _COHORT
+            ):
+                return None
+            at = tail if cursor.stands_at(tail) else cursor.entry if early and not cursor.copies else None
+            return at if cursor.plain and self._outbox.empty(with_log=False) else None
 
     def enter_cohort(self, place: Place) -> None:
         """The cohort writes the log for this viewer from now on; it shares `place`, which is where it stands."""

@@ -11,6 +11,8 @@ from fanout_kit import Stage
 from flow_kit import HEADER, Peer
 from structlog.testing import capture_logs
 
+from flowctl.core.fanout.cohort import Squad
+from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.fanout.pacing import LONGEST_ROUND_S, RoundSpan
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.reasons import DropReason
@@ -184,6 +186,30 @@ class Asking:
 
     def choose_log(self, key):
         self.asked.append(key.sequence)
+
+
+def test_viewers_that_lag_when_rounds_are_long_have_as_much_time_as_these(monkeypatch):
+    stage = SqueezedStage(12)
+    for viewer in stage.viewers[6:]:
+        viewer.give(0)
+    stage.group.run(3.0)
+    stage.squeeze(0.5)
+    order = []
+    monkeypatch.setattr(Squad, "write", noting(order, "squad", Squad.write))
+    monkeypatch.setattr(Fanout, "_serve_viewer", noting(order, "viewer", Fanout._serve_viewer))
+    for viewer in stage.viewers[6:]:
+        viewer.give(None)
+    stage.group.run(1.0)
+    begun = order[: order.index("viewer") + 6]
+    assert begun.count("squad") <= 3
+
+
+def noting(order, word, method):
+    def noted(*args, **options):
+        order.append(word)
+        return method(*args, **options)
+
+    return noted
 
 
 def test_span_of_rounds_when_one_took_too_long_is_less_until_they_are_short():

@@ -76,7 +76,7 @@ FOR_THE_FANOUT = {
         "log_grew",
         "next_crossing",
         "take_turn",
-        "ready_for_cohort",
+        "joins_cohort_at",
         "enter_cohort",
         "leave_cohort",
         "skip_in_cohort",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from math import inf
 
 import pytest
@@ -24,6 +25,7 @@ from flowctl.core.sending.contract import Standing
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.sending.slowpeer import SlowPeer
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.sender import Sender
 from flowctl.testing.host import ManualGroup
 
 SECONDS = 40
@@ -175,8 +177,21 @@ def crowd(count, line):
     return group, published, fanout, kernels, viewers
 
 
-def test_crowd_when_our_thread_has_no_room_goes_on_at_the_newest_key_frame():
-    group, published, fanout, kernels, viewers = crowd(10, lambda now: 0.0 if 10 < now < 15 else 4.0)
+def test_crowd_when_our_thread_has_no_room_goes_on_at_the_newest_key_frame(monkeypatch):
+    """In turns of their own they are given what is in flight, and headers: rounds bring them on from there."""
+    own_bytes = Counter()
+    take_turn = Sender.take_turn
+
+    def counted(sender):
+        before = sender.statistics().bytes_sent
+        try:
+            return take_turn(sender)
+        finally:
+            if group.is_strained:
+                own_bytes[sender] += sender.statistics().bytes_sent - before
+
+    monkeypatch.setattr(Sender, "take_turn", counted)
+    group, published, fanout, kernels, viewers = crowd(10, lambda now: 0.0 if 10 < now < 15 else 40.0)
     began = group.now()
     for at, item, size in stream(24, 2.0):
         while group.now() - began < at - 1e-9:
@@ -194,6 +209,7 @@ def test_crowd_when_our_thread_has_no_room_goes_on_at_the_newest_key_frame():
         assert not viewer.host.closed
         assert viewer.sender.state is SendState.READY
         assert [entry.kind for entry in viewer.sender.ledger()].count(LedgerKind.RETURN) == 1
+    assert max(own_bytes.values()) < 200_000
 
 
 def sent(cursor):

@@ -69,9 +69,8 @@ class SoloSender(Sender):
 
     __slots__ = ()
 
-    def ready_for_cohort(self, at):
-        del at
-        return False
+    def joins_cohort_at(self, tail, *, early=False):
+        del tail, early
 
 
 @pytest.mark.parametrize("leads", [0, 2])

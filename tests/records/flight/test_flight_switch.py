@@ -96,9 +96,8 @@ class SoloSender(Sender):
 
     __slots__ = ()
 
-    def ready_for_cohort(self, at):
-        del at
-        return False
+    def joins_cohort_at(self, tail, *, early=False):
+        del tail, early
 
 
 class SoloViewer(Viewer):

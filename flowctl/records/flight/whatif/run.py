@@ -514,7 +514,7 @@ class WhatifRun:
     def _drained(self, seat: Seat) -> None:
         if not self.line.lagging:
             seat.fill(self.line.after)  # both have drained, so the kernel holds the same for both
-            if seat.sender.ready_for_cohort(self.log.tail):
+            if seat.sender.joins_cohort_at(self.log.tail) is not None:
                 self._admit(seat)
 
     def _admit(self, seat: Seat) -> None:
