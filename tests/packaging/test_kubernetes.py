@@ -76,6 +76,7 @@ def test_pods_when_read_are_no_root_and_write_nowhere_but_into_volumes(component
     assert pod["securityContext"]["runAsNonRoot"]
     assert {str(pod["securityContext"][key]) for key in ("runAsUser", "runAsGroup", "fsGroup")} == {user}
     assert not pod["automountServiceAccountToken"]
+    assert not pod["enableServiceLinks"]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,

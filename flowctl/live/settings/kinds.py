@@ -84,9 +84,7 @@ def _yes(text: str, source: str) -> bool:
     return text == "yes"
 
 
-def _path(text: str, source: str) -> Path:
-    if not text:
-        raise ConfigError(f"{source} is empty, it must be a path")
+def _path(text: str, _source: str) -> Path:
     return Path(text)
 
 
@@ -129,6 +127,11 @@ def _items(value: Any) -> Any:
     return ",".join(value) if texts else value
 
 
+def _or_off(value: Any) -> Any:
+    """Let ``off`` be none, as an empty list of the file is; an empty text is refused before."""
+    return "" if value == "off" else _items(value)
+
+
 def _seconds(value: Any) -> Any:
     """Let a number of the file be one of seconds, as for any duration."""
     return f"{value:f}" if type(value) in {int, float} else value
@@ -151,10 +154,12 @@ Rate = Annotated[float, _text(_number), _FINITE, SettingKind("rate", "{:g}".form
 Share = Annotated[float, _text(parse_share), _FINITE, SettingKind("share", "{:.15g}".format)]
 Flag = Annotated[bool, _text(_yes), _STRICT, SettingKind("yes|no", lambda value: "yes" if value else "no")]
 Text = Annotated[str, SettingKind("text")]
+TextOrOff = Annotated[str, BeforeValidator(lambda value: "" if value == "off" else value), SettingKind("off|text")]
 Relays = Annotated[
     tuple[RelayRule, ...],
     _only_text(parse_relays),
-    SettingKind("app/stream=address", lambda rules: "; ".join(map(str, rules))),
+    BeforeValidator(_or_off),
+    SettingKind("off|app/stream=address", lambda rules: "; ".join(map(str, rules))),
 ]
 Renditions = Annotated[
     RenditionNames, _only_text(parse_renditions), BeforeValidator(_items), SettingKind("tracks|off|suffixes")
@@ -171,14 +176,18 @@ Target = Annotated[
     BeforeValidator(_seconds),
     SettingKind("auto|off|duration", lambda value: target_marks(Limits(target_delay_ms=value))),
 ]
+Place = Annotated[str, BeforeValidator(_or_off), SettingKind("off|[tls://]host:port")]
+Places = Annotated[str, BeforeValidator(_or_off), SettingKind("off|host:port,...")]
 Listening = Annotated[str, BeforeValidator(_items), SettingKind("off|addresses")]
 Admin = Annotated[str, SettingKind("off|[tls://]host:port")]
-Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), SettingKind("path")]
+Folder = Annotated[str, _only_text(lambda text, _: str(Path(text))), SettingKind("path")]
 FolderPath = Annotated[Path, _only_text(_path), SettingKind("path")]
 Policy = Annotated[str, SettingKind("|".join(LIVE_POLICIES))]
-Proxies = Annotated[tuple[str, ...], _only_text(_proxies), BeforeValidator(_items), SettingKind("addresses", _commas)]
+Proxies = Annotated[
+    tuple[str, ...], _only_text(_proxies), BeforeValidator(_or_off), SettingKind("off|addresses", _commas)
+]
 Networks = Annotated[
-    tuple[Network, ...], _only_text(parse_networks), BeforeValidator(_items), SettingKind("addresses", _commas)
+    tuple[Network, ...], _only_text(parse_networks), BeforeValidator(_or_off), SettingKind("off|addresses", _commas)
 ]
 Second = Annotated[SecondPublisher, SettingKind("refuse|replace|standby", lambda item: item.value)]
 Redirects = Annotated[Redirect, SettingKind("off|http|all", lambda item: item.value)]
@@ -187,22 +196,20 @@ HowStreams = Annotated[RecordedStreams, SettingKind("hash|plain", lambda item: i
 Proofs = Annotated[
     tuple[Proof, ...],
     _only_text(_proofs),
-    BeforeValidator(_items),
-    SettingKind("key,token,jwt", lambda items: _commas(item.value for item in items)),
+    BeforeValidator(_or_off),
+    SettingKind("off|key,token,jwt", lambda items: _commas(item.value for item in items)),
 ]
-Keys = Annotated[KeyFile | None, _only_text(lambda text, source: read_keys(_path(text, source))), SettingKind("path")]
-Secrets = Annotated[
-    SecretFile | None, _only_text(lambda text, source: read_secrets(_path(text, source))), SettingKind("path")
-]
+Keys = Annotated[KeyFile | None, _only_text(lambda text, _: read_keys(Path(text))), SettingKind("path")]
+Secrets = Annotated[SecretFile | None, _only_text(lambda text, _: read_secrets(Path(text))), SettingKind("path")]
 WebTokens = Annotated[
     WebTokenKey | None, _only_text(lambda text, _: read_web_token_key(text)), SettingKind("algorithm:address|path")
 ]
-Words = Annotated[tuple[str, ...], _only_text(_words), BeforeValidator(_items), SettingKind("words", _commas)]
+Words = Annotated[tuple[str, ...], _only_text(_words), BeforeValidator(_or_off), SettingKind("off|words", _commas)]
 Hooks = Annotated[
     tuple[str, ...],
     _only_text(_urls),
-    BeforeValidator(_items),
-    SettingKind("addresses", lambda urls: _commas(map(redact_url, urls))),
+    BeforeValidator(_or_off),
+    SettingKind("off|addresses", lambda urls: _commas(map(redact_url, urls))),
 ]
 Failure = Annotated[HookFailure, SettingKind("refuse|allow", lambda item: item.value)]
 

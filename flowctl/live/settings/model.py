@@ -45,6 +45,8 @@ from flowctl.live.settings.kinds import (
     Marks,
     Networks,
     Patterns,
+    Place,
+    Places,
     Policy,
     Proofs,
     Proxies,
@@ -59,6 +61,7 @@ from flowctl.live.settings.kinds import (
     Size,
     Target,
     Text,
+    TextOrOff,
     WebTokens,
     Words,
     Workers,
@@ -182,7 +185,7 @@ class LiveSettings(BaseModel):
     credentials_file: File = _own(
         "File of user:password lines for Adobe authentication; without it there is none.", takes=Takes.NEW
     )
-    hooks: Text = _at("hooks", "package.module:Name of a LiveHooks class of yours: who may publish and play.")
+    hooks: TextOrOff = _at("hooks", "package.module:Name of a LiveHooks class of yours: who may publish and play.")
 
     publish_auth: Proofs = _at(
         "access.publish_auth", "What publishers must bring, one of it: a key, a token; none.", of=_PUBLISHER
@@ -196,12 +199,12 @@ class LiveSettings(BaseModel):
         "access.jwt_key", "Algorithm of JSON web tokens, and file of the key or address of a set (JWKS).", of=_BOTH
     )
     jwt_audience: Words = _at("access.jwt_audience", "Whom web tokens must be for (aud), one of these.", of=_BOTH)
-    jwt_issuer: Text = _at("access.jwt_issuer", "Who must have made web tokens (iss).", of=_BOTH)
+    jwt_issuer: TextOrOff = _at("access.jwt_issuer", "Who must have made web tokens (iss).", of=_BOTH)
     allow_publish: Networks = _at(
-        "access.allow_publish", "Networks that may publish, no others; empty: all.", of=_PUBLISHER
+        "access.allow_publish", "Networks that may publish, no others; off: all.", of=_PUBLISHER
     )
     deny_publish: Networks = _at("access.deny_publish", "Networks that may not publish.", of=_PUBLISHER)
-    allow_play: Networks = _at("access.allow_play", "Networks that may play, no others; empty: all.", of=_VIEWER)
+    allow_play: Networks = _at("access.allow_play", "Networks that may play, no others; off: all.", of=_VIEWER)
     deny_play: Networks = _at("access.deny_play", "Networks that may not play.", of=_VIEWER)
     on_connect: Hooks = _at("access.on_connect", "HTTP hooks (SRS) that are asked who may connect.", of=_NO_ROLE)
     on_publish: Hooks = _at("access.on_publish", "HTTP hooks that are asked who may publish.", of=_PUBLISHER)
@@ -247,8 +250,8 @@ class LiveSettings(BaseModel):
     flights: Share = _at("flights.share", "Share of the connections to record for flowctl replay, such as 1%.")
     flights_at_once: Count = _at("flights.most_at_once", "Connections recorded at a time.")
 
-    http: Text = _at("http", "Play streams over HTTP and WebSocket as FLV at host:port[,host:port].")
-    http_origins: Text = _at("http_origins", "Origins of pages that may play over HTTP, with commas; *: all.")
+    http: Places = _at("http", "Play streams over HTTP and WebSocket as FLV at host:port[,host:port].")
+    http_origins: TextOrOff = _at("http_origins", "Origins of pages that may play over HTTP, with commas; *: all.")
     record: Patterns = _at("media.record", "Record these streams: live/*, or several with commas.", of=_NO_ROLE)
     record_folder: FolderPath = _at("media.record_folder", "Folder of recordings; each stream has one in it.")
     record_format: Format = _at("media.record_format", "flv: as it came; mp4: fragmented, needs PyAV.", of=_NO_ROLE)
@@ -274,10 +277,10 @@ class LiveSettings(BaseModel):
     relay_pull: Relays = _at(
         "relay_pull", "Fetch streams from other servers for viewers here; with always, without any."
     )
-    origin: Text = _at("origin", "Offer streams in segments to edges at host:port, or tls://host:port.")
+    origin: Place = _at("origin", "Offer streams in segments to edges at host:port, or tls://host:port.")
     redirect: Redirects = _at("redirect", "Send viewers to the edges that say where: those of http, or all.")
-    rtmps: Text = _at("rtmps", "Addresses for RTMP with TLS: host:port, several with commas between.")
-    https: Text = _at("https", "The same for HTTP with TLS.")
+    rtmps: Places = _at("rtmps", "Addresses for RTMP with TLS: host:port, several with commas between.")
+    https: Places = _at("https", "The same for HTTP with TLS.")
     tls_certificate: File = _at(
         "tls_certificate", "Certificate with those of its authorities; read again when it changes."
     )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, Unpack
 
+import structlog
 from pydantic import ValidationError
 
 from flowctl.core.flow.limits import Limits, write_marks
@@ -38,10 +39,25 @@ from flowctl.live.settings.model import (
     value_at,
 )
 
+_log: Final = structlog.get_logger("flowctl.settings")
 _ROLES: Final = {item.value: item for item in Role}
 ENVIRONMENT: Final = "FLOWCTL_"
-_NOT_SETTINGS: Final = frozenset({"CACHE", "CONFIG", "FFMPEG", "KEY", "LOG_LEVEL", "MASTER", "SERVER"})
+_NOT_SETTINGS: Final = frozenset(
+    {"CACHE", "CONFIG", "DNS", "FFMPEG", "KEY", "LOG_LEVEL", "MASTER", "SERVER", "TLS_INSECURE"}
+)
 """Variables of other parts of flowctl, without their prefix."""
+_SERVICE_LINK: Final = re.compile(
+    r"\w*(?:SERVICE_HOST|PORT_\d+_(?:TCP|UDP|SCTP)_ADDR)=[\da-f.:]+"
+    r"|\w*(?:SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)_PORT)=\d+"
+    r"|\w*PORT_\d+_(?:TCP|UDP|SCTP)_PROTO=(?:tcp|udp|sctp)"
+    r"|\w*PORT(?:_\d+_(?:TCP|UDP|SCTP))?=(?:tcp|udp|sctp)://\S+:\d+"
+)
+"""What Kubernetes, unless a pod has ``enableServiceLinks: false``, puts into its environment for each Service: of one
+that is named flowctl-publish they begin with ``FLOWCTL_PUBLISH_``. No value of this shape is one of a setting."""
+
+
+_BLANK: Final = " \t\r\n,;"
+"""What a setting that says nothing may have in it."""
 
 
 class Given(NamedTuple):
@@ -88,9 +104,12 @@ def read_settings(program: ServerProgram, **sources: Unpack[Sources]) -> ServeOp
     check_proofs(given)
     if program.check is not None:
         program.check(found)
+    environment = {key: value for key, value in sources.get("environment", {}).items() if key.startswith(ENVIRONMENT)}
+    ours = {key: value for key, value in environment.items() if not _SERVICE_LINK.fullmatch(f"{key}={value}")}
+    if links := environment.keys() - ours.keys():
+        _log.info("variables that Kubernetes makes of Services are no settings", variables=", ".join(sorted(links)))
     if file is None or not isinstance(found, LiveConfig):
         return found
-    ours = {key: value for key, value in sources.get("environment", {}).items() if key.startswith(ENVIRONMENT)}
     source = FileSource(program, sources | {"environment": ours}, file, sources["text"], found)
     return dataclasses.replace(found, source=source)
 
@@ -325,7 +344,7 @@ def _beside(file: Path, name: str, value: object) -> object:
     if not word.endswith("path") or not isinstance(value, str):
         return value
     algorithm, colon, path = value.partition(":") if ":" in word else ("", "", value)
-    return f"{algorithm}{colon}{file.parent / path}" if path and not is_address(path) else value
+    return f"{algorithm}{colon}{file.parent / path}" if path.strip(_BLANK) and not is_address(path) else value
 
 
 _LEVELS_HINT: Final = (
@@ -363,11 +382,15 @@ def _of_environment(environment: Mapping[str, str]) -> Settings:
     names = {key.removeprefix(ENVIRONMENT): key for key in environment if key.startswith(ENVIRONMENT)}
     found: Settings = {}
     for name, key in names.items():
+        if _SERVICE_LINK.fullmatch(f"{key}={environment[key]}"):
+            continue
         if name != name.lower().upper():  # FLOWCTL_stuck would be a second FLOWCTL_STUCK
             raise ConfigError(
                 f"{short(key)}: variables of settings are in capitals", hint=f"{ENVIRONMENT}{name.lower().upper():.60}"
             )
         if name in _NOT_SETTINGS:
+            if name == "CONFIG":  # without its file a server would be open to everybody
+                _check_not_empty(environment[key], key)
             continue
         path = tuple(name.lower().split("__"))
         level, setting = _level_of(path, key)
@@ -414,8 +437,9 @@ def _key(name: str, pair: str) -> tuple[str, ...]:
 
 
 def _check_known(program: ServerProgram, given: Mapping[str, Given], level: SettingPlace) -> None:
-    """Refuse settings that the program does not have, or not at this level."""
-    for name, (_, source) in given.items():
+    """Refuse settings that the program does not have, or not at this level, or that are empty."""
+    for name, (value, source) in given.items():
+        _check_not_empty(value, source)
         if level != SERVER and not program.has_streams:
             raise ConfigError(f"server {program.name!r} has no streams, it would ignore {source}", hint="leave it out")
         if name in program.extra and level == SERVER:
@@ -442,6 +466,13 @@ def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Sett
         if level.role is not None and level.role not in roles:
             whose = f"of a {next(iter(roles)).value}" if roles else "of the stream itself, whatever the role"
             raise ConfigError(f"{source}: {name} is {whose}", hint="set it for the application or the stream")
+
+
+def _check_not_empty(value: object, source: str) -> None:
+    """Refuse an empty text: an unset variable of a script or of compose would open a server to everybody."""
+    texts = value if isinstance(value, list) and value else [value]
+    if all(isinstance(text, str) and not text.strip(_BLANK) for text in texts):
+        raise ConfigError(f"{source} is empty", hint="leave it out for the default; off is none, where that is allowed")
 
 
 def _hint(name: str, program: ServerProgram) -> str:

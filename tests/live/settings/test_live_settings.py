@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
@@ -9,6 +10,8 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
+import structlog
+from source_kit import module_files, nodes_of
 
 from flowctl.core.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.core.server.program import ServeOptions, ServerProgram
@@ -239,13 +242,10 @@ def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_pat
         ("policy", "all", "is 'all', it must be all-or-cut, audio-first or pictures-first"),
         ("target_delay", "up", "'up' is not a number with a unit"),
         ("soft", "2MiB", "'2MiB' is not bytes,messages"),
-        ("limits", "", "is empty, it must be a path"),
-        ("events", "", "is empty, it must be a path"),
         ("events_addresses", "none", "is 'none', allowed: plain|truncated|hashed"),
         ("events_rotate", "2h", "is 7200 s, allowed is 0.5 s to 1 h"),
         ("trusted_proxies", "somewhere", "'somewhere' is no address and no network"),
         ("penalties_spare", "somewhere", "'somewhere' is no address and no network"),
-        ("renditions", "", "is '': '' cannot end a name"),
         ("renditions", "_a,_b/c", "is '_a,_b/c': '_b/c' cannot end a name"),
         ("renditions", "_720,-720", "is '_720,-720': a suffix is there twice"),
         ("renditions", "OFF,_720", "is 'OFF,_720': tracks and off stand alone"),
@@ -351,6 +351,81 @@ def test_environment_when_it_has_variables_of_other_parts_leaves_them():
     assert read(environment=others) == read()
 
 
+@pytest.mark.parametrize("address", ["10.96.0.17", "fd00::17"])
+@pytest.mark.parametrize("service", ["flowctl", "flowctl-publish", "flowctl-config", "flowctl-role--viewer"])
+def test_environment_when_kubernetes_describes_its_services_leaves_them(service, address):
+    """A pod gets these variables of each Service of its namespace, unless it says otherwise."""
+    name, host = service.upper().replace("-", "_"), f"[{address}]" if ":" in address else address
+    links = {
+        f"{name}_SERVICE_HOST": address,
+        f"{name}_SERVICE_PORT": "1935",
+        f"{name}_SERVICE_PORT_RTMP": "1935",
+        f"{name}_PORT": f"tcp://{host}:1935",
+        f"{name}_PORT_1935_TCP": f"tcp://{host}:1935",
+        f"{name}_PORT_1935_TCP_PROTO": "tcp",
+        f"{name}_PORT_1935_TCP_PORT": "1935",
+        f"{name}_PORT_1935_TCP_ADDR": address,
+        f"{name}_PORT_53_UDP": f"udp://{host}:53",
+    }
+    with structlog.testing.capture_logs() as lines:
+        assert read(environment=links | {"FLOWCTL_STUCK": "3s"}) == read(options={"stuck": "3s"})
+    assert [line["variables"] for line in lines] == [", ".join(sorted(links))]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PROT", "1936"), ("PORT", "tcp"), ("PUBLISH_SERVICE_HOST", "yes"), ("X_PORT", "1935")]
+)
+def test_environment_when_it_only_looks_like_that_of_kubernetes_is_refused(name, value):
+    assert refused(environment={f"FLOWCTL_{name}": value})[0].startswith(f"FLOWCTL_{name}")
+
+
+def test_environment_when_it_has_a_variable_of_another_command_starts_a_server():
+    """Any that the source names: one is set by flowctl edge --insecure for processes that it starts."""
+    named = {
+        node.value
+        for path in module_files().values()
+        for node in nodes_of(path)
+        if isinstance(node, ast.Constant) and re.fullmatch("FLOWCTL_[A-Z_]*[A-Z]", str(node.value))
+    }
+    assert {"FLOWCTL_CONFIG", "FLOWCTL_DNS", "FLOWCTL_TLS_INSECURE"} <= named
+    assert read(environment=dict.fromkeys(named, "1")) == read()
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", " ; "])
+def test_setting_when_empty_is_refused_wherever_it_stands(text, tmp_path):
+    """A variable of compose that was not set is empty: a server without its rule would be open to everybody."""
+    for name in (*EXAMPLES, "colour"):
+        program = LIVE if name in EXAMPLES else OTHER
+        for source, sources in (
+            (f"--{name.replace('_', '-')}", {"options": {name: text}}),
+            (f"--set {name}", {"pairs": [f"{name}={text}"]}),
+            (f"FLOWCTL_{name.upper()}", {"environment": {f"FLOWCTL_{name.upper()}": text}}),
+            (f"{tmp_path}/flowctl.toml, line 1: {name}", {"tmp_path": tmp_path, "file": f'{name} = "{text}"\n'}),
+        ):
+            message, hint = refused(program, **sources)
+            assert message == f"{source} is empty"
+            assert hint.startswith("leave it out")
+    for name in ("CONFIG", "ROLE__PUBLISHER__PUBLISH_AUTH"):
+        assert refused(environment={f"FLOWCTL_{name}": text})[0] == f"FLOWCTL_{name} is empty"
+    assert "allow_play is empty" in refused(tmp_path=tmp_path, file=f'allow_play = ["{text}"]\n')[0]
+
+
+def test_setting_when_off_is_none_of_what_a_weaker_source_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = set()
+    for item in settings_of(LIVE):
+        if "off" not in item.kind.split("|"):
+            continue
+        text, path, usual = EXAMPLES[item.name]
+        config = read(tmp_path=Path(), file=f"{item.name} = {json.dumps(text)}\n", options={item.name: "off"})
+        if isinstance(usual, tuple) or item.name in {"http", "rtmps", "https", "origin", "hooks", "jwt_issuer"}:
+            assert at(config, path) in {"", ()}
+            seen.add(item.name)
+        if isinstance(usual, tuple) and not item.name.startswith("relay"):
+            assert at(read(tmp_path=Path(), file=f"{item.name} = []\n"), path) == ()
+    assert {"publish_auth", "allow_play", "trusted_proxies", "on_publish", "relay_pull", "http", "hooks"} <= seen
+
+
 def test_setting_when_given_twice_is_refused():
     assert refused(pairs=["stuck=1s", "stuck=2s"])[0] == "--set stuck and --set stuck set the same"
     assert refused(options={"stuck": "1s"}, pairs=["stuck=2s"])[0] == "--stuck and --set stuck set the same"
@@ -440,7 +515,7 @@ def test_value_when_long_is_cut_in_the_error(name):
     assert len(refused(pairs=[f"{name}={'9x' * 3000}"])[0]) < 250
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "1_0", " 5 ", "\uff11\uff12", "-1", ""])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "1_0", " 5 ", "\uff11\uff12", "-1"])
 def test_rate_when_no_plain_number_is_told_what_one_is(value):
     assert refused(pairs=[f"new_per_address={value}"])[0].endswith("it must be a number, 0 or more, such as 2.5")
 
