@@ -8,6 +8,7 @@ peer says.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,15 @@ def with_files(address: str) -> str:
             parts.append(f"{name}{equals}{_secret_in(Path(value[1:]))}")
         else:
             parts.append(part)
+    return head + mark + "&".join(parts)
+
+
+def files_beside(address: str, folder: Path) -> str:
+    """Return an address with the files that it names in a folder; a path that is absolute stays."""
+    head, mark, query = address.partition("?")
+    if file := name_file(head):
+        head = head.removesuffix(file) + str(folder / file)
+    parts = (re.sub("^((?:[^=]*=)?@)(.+)", lambda found: f"{found[1]}{folder / found[2]}", x) for x in query.split("&"))
     return head + mark + "&".join(parts)
 
 

@@ -22,6 +22,7 @@ from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file
 from flowctl.core.server.bans import BanList
 from flowctl.core.server.listener import check_host
 from flowctl.core.server.program import ServeOptions, ServerProgram
+from flowctl.core.text.keyfiles import files_beside
 from flowctl.core.text.printable import short
 from flowctl.core.text.tomltext import TomlText, dotted
 from flowctl.errors import ConfigError, InternalError
@@ -341,6 +342,8 @@ def _of_file(file: Path | None, text: str | None) -> Settings:
 def _beside(file: Path, name: str, value: object) -> object:
     """Return the value of a setting of a file; a path there is relative to the file's folder, wherever one stands."""
     word = kind_of(name).word if name in LiveSettings.model_fields else ""
+    if name.startswith("relay_") and isinstance(value, str):
+        return re.sub(r"=([^\s;]+)", lambda found: f"={files_beside(found[1], file.parent)}", value)
     if not word.endswith("path") or not isinstance(value, str):
         return value
     algorithm, colon, path = value.partition(":") if ":" in word else ("", "", value)

@@ -335,13 +335,25 @@ def test_paths_when_in_a_file_are_relative_to_its_folder(tmp_path, monkeypatch):
     folder.mkdir()
     path = folder / "flowctl.toml"
     text = 'bans = "bans.jsonl"\ntls_key = "/abs/key.pem"\nevents = "records"\njwt_key = "RS256:https://h/jwks.json"\n'
+    here, elsewhere = "rtmp://h/x/{stream}?key=@push.key&a=@b.key", tmp_path / "pull.key"
+    text += f'relay_push = "live/*?={here} target-delay=2s; a/b=rtmp://h/x/@push.key"\n'
+    text += f'relay_pull = "live/a=rtmp://h/x/@{elsewhere}?@b.key always"\n'
     path.write_text(text + '[application.a]\nkeys_file = "keys"\n', "utf-8")
+    for name in ("etc/push.key", "etc/b.key", "pull.key"):
+        (tmp_path / name).write_text(Path(name).name)
+        (tmp_path / name).chmod(0o600)
     (folder / "keys").write_text(f"sha256:{bytes(16).hex()}:{bytes(32).hex()} play live/*", "utf-8")
     monkeypatch.chdir(tmp_path)
     found = read_settings(LIVE, file=path, options={"ban_store": "bans.sqlite"})
     assert (found.bans_file, found.tls_key) == (folder / "bans.jsonl", Path("/abs/key.pem"))
     assert (found.events.folder, found.ban_store) == (str(folder / "records"), Path("bans.sqlite"))
     assert str(found.access.jwt_key) == "RS256:https://h/jwks.json"  # it is an address
+    targets = [rule.target("a/b") for rule in (*found.relay_push, *found.relay_pull)]
+    assert [(target.stream, target.raw_query) for target in targets] == [
+        ("b", "key=push.key&a=b.key"),
+        ("push.key", ""),
+        ("pull.key", "b.key"),
+    ]
     [level] = found.levels
     assert str(folder / "keys") in [getattr(value, "path", None) for value in level.values.values()]
 
