@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowctl.core.server.bans import MOST_BANS, parse_utc
 from flowctl.core.text.addresses import Network, parse_network
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 from flowctl.units import parse_bit_rate, parse_duration, parse_share, parse_size
 
@@ -79,7 +80,7 @@ class Options:
 
 def _text(path: str, option: str) -> str:
     try:
-        return Path(path).read_text("utf-8")
+        return text_of(Path(path).read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {path} cannot be read: {error}", hint="is it a text file of yours?") from error
 

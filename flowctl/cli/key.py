@@ -17,6 +17,7 @@ import typer
 
 from flowctl.core.text.addresses import parse_network
 from flowctl.core.text.output import say
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 from flowctl.units import parse_duration
 
@@ -64,7 +65,7 @@ def make(
 @app.command("hash")
 def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> None:
     """Write the line of a stream key for keys_file. The key is read from standard input."""
-    line = _kept(file, sys.stdin.readline().strip(), kind, streams)
+    line = _kept(file, _given_key(), kind, streams)
     if file is None:
         say(line)
 
@@ -77,7 +78,7 @@ def revoke(file: Annotated[Path, typer.Argument(help="keys_file that loses it.")
     """
     from flowctl.live.access.keys import without_key
 
-    stream_key = sys.stdin.readline().strip()
+    stream_key = _given_key()
     with _rewriting(file) as lines:
         before = "".join(lines)
         lines[:] = [without_key(before, stream_key)]
@@ -122,6 +123,10 @@ def sign(
     _say_secret(f"{stream}?{signed_query(read_secrets(file).secrets[0], use, stream, expires, address)}")
 
 
+def _given_key() -> str:
+    return sys.stdin.readline().removeprefix("\ufeff").strip()  # as of files, see text_of
+
+
 def _say_secret(text: str) -> None:
     """Write it; a file that standard output leads to becomes its owner's alone, as ``?key=@FILE`` asks for."""
     with contextlib.suppress(OSError):
@@ -163,7 +168,7 @@ def _rewriting(file: Path) -> Iterator[list[str]]:
         raise ConfigError(f"cannot write {file}: {error.strerror}", hint="make its folder first") from error
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        lines = file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []
+        lines = text_of(file.read_bytes()).splitlines(keepends=True) if file.exists() else []
         yield lines
         write_text(file, "".join(lines), shared=True)
     finally:

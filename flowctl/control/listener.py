@@ -37,6 +37,7 @@ from flowctl.control.operations import CATEGORY, OPERATIONS, Operation, Permissi
 from flowctl.control.place import check_path, draining_name, is_draining, make_way, usual_socket
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.text.printable import short
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
@@ -288,7 +289,7 @@ class Clients:
                 raise ConfigError(f"others than its owner can write to {self.path}", hint=f"chmod 600 {self.path}")
             with self.path.open("rb") as file:
                 data = file.read(MOST_CLIENTS_BYTES + 1)
-            text = data.decode()
+            text = text_of(data)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the clients in {self.path}: {error}", hint=_HINT) from error
         if len(data) > MOST_CLIENTS_BYTES:

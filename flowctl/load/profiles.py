@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 from flowctl.load.peers.paces import RhythmPace, Sawtooth, Trace, parse_trace
 from flowctl.load.peers.slow import Manner, Profile
@@ -371,7 +372,7 @@ def _trace(text: str, whole: str) -> Trace:
             hint="a trace begins again at its end: a part of the recording will do",
         )
     try:
-        return parse_trace(octets.decode("utf-8-sig"))
+        return parse_trace(text_of(octets))
     except ValueError as error:
         raise ConfigError(f"profile {whole!r}: {path}: {error}", hint='lines are "seconds,bit_rate"') from error
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import BrokenError, ConfigError, InternalError, RemoteProtocolError
 from flowctl.load.gathering import Gathering
 from flowctl.load.peers.http import HTTP_SCHEMES
@@ -334,8 +335,8 @@ def read_queries(path: str) -> list[str]:
     """Return what viewers bring, a line each: a query, or an address with one behind it."""
     hint = "a line each, like key=... or room?expires=...&token=..."
     try:
-        with Path(path).open(encoding="utf-8") as file:
-            lines = [line.strip().rpartition("?")[2] for line in file if line.strip()]
+        text = text_of(Path(path).read_bytes())
+        lines = [line.strip().rpartition("?")[2] for line in text.split("\n") if line.strip()]
         for line in lines:
             parse_query(line)
     except (OSError, UnicodeDecodeError, RemoteProtocolError) as error:

@@ -29,7 +29,8 @@ def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
 
 LAYERS = {
     "words": layer(
-        "errors units reasons core.text.addresses core.text.fieldtypes core.text.printable core.text.tomltext",
+        "errors units reasons core.text.addresses core.text.fieldtypes core.text.printable core.text.tomltext "
+        "core.text.userfiles",
         pure=True,
     ),
     "outcomes": layer("core.outcomes", "words", pure=True),
@@ -126,6 +127,7 @@ CLI_MAY_LOAD = (
         "flowctl.core.text.output",
         "flowctl.core.text.printable",
         "flowctl.core.text.tomltext",
+        "flowctl.core.text.userfiles",
     ),
     *("typer", "click"),
 )

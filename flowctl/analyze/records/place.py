@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from flowctl.core.text.files import check_way, held, planted, write_text
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError, FlowctlError
 
 MOST_TEXT_BYTES: Final = 64 * 1024 * 1024
@@ -241,7 +242,7 @@ class RecordPlace:
             raise ConfigError(told, hint="move it away, or shorten it")
         try:
             with self.storage.system.open_input_stream(info.path) as stream:
-                return bytes(stream.read()).decode("utf-8", errors="replace")
+                return text_of(bytes(stream.read()), "replace")
         except OSError as error:
             hint = "run as who may read it, or ask its owner"
             raise ConfigError(f"{self.path(name)} cannot be read: {error}", hint=hint) from error

@@ -8,6 +8,7 @@ with the side that refused, why, and what to do about it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import select
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.core.loop.tls import HANDSHAKE_S, LEAST_VERSION, TlsSocket, alert_of, with_tls
+from flowctl.core.text.userfiles import check_no_mark
 from flowctl.errors import ConfigError, RemoteProtocolError
 
 _log: Final = logging.getLogger("flowctl.tls")
@@ -40,6 +42,8 @@ def trust(*, authorities: Path | None = None, insecure: bool = False) -> None:
     """Set whose certificates are trusted by all clients of this process and of processes that it starts."""
     if authorities is not None:
         os.environ[_AUTHORITIES] = str(authorities)
+        with contextlib.suppress(OSError):  # told by what comes next
+            check_no_mark(authorities.read_bytes(), f"ca_file: {authorities}")
         client_context()  # a file that is no good is told now
     if insecure:
         os.environ[_INSECURE] = "1"

@@ -9,6 +9,7 @@ from typing import Final
 
 from flowctl.core.loop.tls import LEAST_VERSION, TlsSocket, with_tls
 from flowctl.core.text.private import check_private
+from flowctl.core.text.userfiles import check_no_mark
 from flowctl.errors import ConfigError
 
 _State = tuple[tuple[int, int, int], ...]
@@ -65,6 +66,7 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         try:
             check_private(self.key, "tls_key")
+            check_no_mark(self.key.read_bytes(), f"tls_key: {self.key}")
         except OSError as error:
             why = f"cannot read {self.key}: {error.strerror}"
             raise ConfigError(f"tls_key: {why}", hint="name a file in PEM") from error
@@ -78,6 +80,7 @@ class Certificate:
             raise ConfigError(
                 f"tls_certificate: cannot read {self.certificate}: {error.strerror}", hint="name a file in PEM"
             ) from error
+        check_no_mark(text, f"tls_certificate: {self.certificate}")
         if b"-----BEGIN CERTIFICATE-----" not in text:
             raise ConfigError(f"tls_certificate: there is no certificate in {self.certificate}", hint="it must be PEM")
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.core.text.private import check_private
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 
 _MOST_CHARS: Final = 8192
@@ -57,8 +58,8 @@ def _secret_in(path: Path) -> str:
         check_private(path)
         if not path.is_file():  # a pipe would have the thread that reads it wait
             raise ConfigError(f"{path}, which the address names, is no regular file", hint=hint)
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_MOST_CHARS + 1).strip()
+        with path.open("rb") as file:
+            text = text_of(file.read(4 * _MOST_CHARS)).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8"
         raise ConfigError(f"cannot read {path}, which the address names: {why}", hint=hint) from error

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.text.userfiles import without_mark
 from flowctl.errors import ConfigError, FlowctlError
 
 _FRESH_S: Final = 2.0
@@ -157,7 +158,7 @@ class WatchedFile:
             os.close(descriptor)
             raise OSError("it is no regular file")
         with os.fdopen(descriptor, "rb") as file:
-            return file.read(self._most_bytes + 1)
+            return without_mark(file.read(self._most_bytes + 1))
 
     def _decoded(self, data: bytes) -> str:
         if len(data) > self._most_bytes:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from flowctl.core.text.printable import short
 from flowctl.core.text.tomltext import MOST_BYTES, TomlText
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 from flowctl.nodes.messenger.message import Destination
 from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
@@ -40,7 +41,7 @@ class FleetConfig:
 def read_config(path: Path) -> FleetConfig:
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1).decode()
+            text = text_of(file.read(MOST_BYTES + 1))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", hint="docs/fleet.toml is a sample") from error
     except UnicodeDecodeError as error:

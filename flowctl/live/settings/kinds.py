@@ -23,6 +23,7 @@ from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.text.addresses import Network
 from flowctl.core.text.printable import short
 from flowctl.core.text.private import check_private
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 from flowctl.live.access.keys import KeyFile, read_keys
 from flowctl.live.access.rules import HookFailure, Proof
@@ -218,7 +219,7 @@ def read_credentials(path: Path) -> dict[str, str]:
     """Return the passwords by user of a file with one ``user:password`` per line; ``#`` begins a comment line."""
     try:
         check_private(path)
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = text_of(path.read_bytes()).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the credentials file {path}: {error}", hint=_USERS) from error
     credentials = {}

@@ -25,6 +25,7 @@ from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.core.text.keyfiles import files_beside
 from flowctl.core.text.printable import short
 from flowctl.core.text.tomltext import TomlText, dotted
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError, InternalError
 from flowctl.live.access.rules import PROOF_SETTINGS
 from flowctl.live.access.webtokens import is_address
@@ -176,7 +177,7 @@ def read_named_files(now: ServeOptions, before: LiveConfig | None = None) -> Lim
         if path in {None, getattr(before, f"{name}_file", None)} or (name == "bans" and not path.exists()):
             continue  # bans may come later
         try:
-            text = path.read_text(encoding="utf-8")
+            text = text_of(path.read_bytes())
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"cannot read the {name} in {path}: {error}", hint=f"see {name} in the settings"
@@ -304,7 +305,7 @@ def check_proofs(given: Settings) -> None:
 
 def read_file(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return text_of(file.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         hint = "is the path right (--config, FLOWCTL_CONFIG)?"
         if isinstance(error, UnicodeDecodeError):

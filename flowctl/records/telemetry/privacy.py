@@ -17,6 +17,7 @@ from typing import Final
 from flowctl.core.text.addresses import NETWORK_BITS, embedded_ipv4, meanings
 from flowctl.core.text.printable import carries_secret, without_secret
 from flowctl.core.text.private import check_private
+from flowctl.core.text.userfiles import without_mark
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry.options import Addresses, RecordedStreams
 
@@ -38,7 +39,7 @@ def read_key(path: Path) -> bytes:
     hint = f"head -c {_KEY_BYTES} /dev/urandom > {path}; chmod 600 {path}"
     try:
         check_private(path)
-        key = path.read_bytes().strip()
+        key = without_mark(path.read_bytes()).strip()
     except OSError as error:
         raise ConfigError(f"cannot read events_key_file {path}: {error.strerror}", hint=hint) from error
     if not 16 <= len(key) <= _MOST_KEY_BYTES:

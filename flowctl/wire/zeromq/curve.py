@@ -19,6 +19,7 @@ import zmq
 
 from flowctl.core.text.printable import short
 from flowctl.core.text.private import check_private
+from flowctl.core.text.userfiles import text_of
 from flowctl.errors import ConfigError
 from flowctl.wire.zeromq.keytext import KEY_BYTES, KeyEncoding, decode_key, encode_key
 
@@ -82,7 +83,7 @@ class KeyPair:
                 f"cannot read the keys in {short(str(path))}: {error.strerror}",
                 hint="make some with `flowctl rpc keygen FILE`, or name the file where they are",
             ) from error
-        keys = _keys_in(text.decode("utf-8", "replace")) if len(text) <= _MOST_FILE_BYTES else None
+        keys = _keys_in(text_of(text, "replace")) if len(text) <= _MOST_FILE_BYTES else None
         if keys is None:
             raise ConfigError(
                 f"{short(str(path))} has no public and secret key of CURVE in it",
