@@ -79,7 +79,7 @@ bench: $(READY)  ## measure for about an hour, and write the figures into docs/b
 
 # In folders by version, for a web server: make site ARGS='mike deploy VERSION latest' commits them to the branch gh-pages.
 site: $(READY)  ## the documents as a site in build/site, with search and an API reference
-	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(ARGS),$(ARGS),mkdocs build --quiet)
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(ARGS),$(ARGS),mkdocs build --quiet && echo 'the site is here: $(CURDIR)/build/site/index.html')
 
 pictures: $(READY)  ## take the pictures of the documents anew, with a browser (make browser) and Spark
 	FLOWCTL_PICTURES='$(CURDIR)/docs/images' $(BIN)/python -m pytest -q -n0 tests/e2e/dashboard/test_e2e_pictures.py
