@@ -35,7 +35,7 @@ _TRACKS: Final = "tracks "
 """Beginning of the keys of logs of all tracks, where others are not for them."""
 _USUAL_TRACKS: Final = f"{_TRACKS}{_USUAL_MSID}"
 MOST_WIRES: Final = 8
-"""Message stream ids on which a stream can be played at a time; as many as a connection may open."""
+"""Message stream ids on which a stream can be played at a time; as many as a connection may open by default."""
 GIVEN_WIRES: Final = MOST_WIRES // 2
 """Ids up to this one are never refused: createStream gives out the lowest free one, so players who make up numbers, or
 open many streams, do not use up those of the others."""

@@ -11,6 +11,7 @@ import __future__
 import ast
 import functools
 import json
+import os
 import re
 import shlex
 import signal
@@ -60,6 +61,44 @@ def test_blocks_when_fenced_have_a_known_language(document):
     """Every block says what it is, so that none escapes being checked."""
     assert set() == {language for language, _ in FENCE.findall(DOCUMENTS[document])} - KNOWN_FENCES
     assert DOCUMENTS[document].count("```") == 2 * len(FENCE.findall(DOCUMENTS[document]))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tables_when_in_a_document_have_one_count_of_columns(document):
+    """A line too many between two rows, or a bar in a cell, makes text of what follows."""
+    text = FENCE.sub("", DOCUMENTS[document])
+    for block in re.findall(r"(?:^ *\|.*\n)+", text + "\n", re.MULTILINE):
+        head, line, *rows = [re.split(r"(?<!\\)\|", row.strip()) for row in block.splitlines()] + ([[]] * 2)
+        assert re.fullmatch(r"(?: *:?-+:? *)+", "".join(line)), f"no head: {block[:100]}"
+        assert {len(row) for row in rows if row} <= {len(head)} == {len(line)}, block
+
+
+def test_ids_that_players_may_use_up_when_told_are_those_of_the_source():
+    from flowctl.live.settings.renditions import MOST_RENDITIONS
+    from flowctl.live.stream import GIVEN_WIRES, MOST_WIRES
+
+    text = " ".join(DOCUMENTS["docs/security.md"].split())
+    others = f"and {MOST_WIRES - GIVEN_WIRES} others at a time (`player_stream_ids`)"
+    assert f"the lowest {GIVEN_WIRES}, which are never refused, {others}" in text
+    assert f"that of each of up to {MOST_RENDITIONS})" in text
+
+
+def test_site_when_made_says_where_it_is(tmp_path):
+    folder = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8").partition("plugins:")[0])["site_dir"]
+    builder = tmp_path / "bin" / "mkdocs"
+    builder.parent.mkdir()
+    builder.write_text("#!/bin/sh\n")
+    builder.chmod(0o755)
+    (tmp_path / ".ready").touch()
+    done = subprocess.run(
+        ["make", "-s", "site", f"VENV={os.path.relpath(tmp_path, ROOT)}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[-1] == str(ROOT / folder / "index.html")
 
 
 def test_yaml_when_in_a_document_can_be_read():
