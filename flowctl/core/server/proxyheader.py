@@ -7,7 +7,8 @@ costs nothing. It is to be read from trusted proxies only: anybody else could li
 Layouts:
 
 - v1, one line: ``PROXY TCP4|TCP6 source destination source-port destination-port CRLF``, or ``PROXY UNKNOWN ... CRLF``;
-- v2: signature (12), version and command (1), family and transport (1), length (2), addresses and more (length);
+- v2: signature (12), version and command (1), family and transport (1), length (2), addresses and more (length): values
+  of type (1) and length (2), of which a checksum is looked at where it is there;
 - real-IP prefix: octet 0xF3, length (2), address (4, or 16 for IPv6), and more.
 
 Source: "The PROXY protocol", versions 1 and 2 (HAProxy, 2020/03/05), sections 2.1 and 2.2; SRS, ``SrsComplexHandshake``
@@ -16,6 +17,7 @@ for the prefix.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Iterable
 from typing import Final
@@ -37,6 +39,13 @@ _REAL_IP_BYTES: Final = 3 + 1024
 _SHORTEST_LINE: Final = len(b"PROXY UNKNOWN\r\n")
 _HEAD_BYTES: Final = 16
 _LOCAL, _PROXY = 0x20, 0x21
+_CRC32C: Final = 0x03
+"""Type of the value with a checksum of the header, in which that value itself counts as zeros (section 2.2.3)."""
+_CASTAGNOLI: Final = tuple(
+    functools.reduce(lambda rest, _: rest >> 1 ^ (0x82F63B78 if rest & 1 else 0), range(8), octet)
+    for octet in range(256)
+)
+"""What an octet adds to the checksum, by its polynomial."""
 _ADDRESS_BYTES: Final = {0x11: 4, 0x21: 16}
 """Octets of an address, by family and transport: TCP over IPv4 and over IPv6."""
 _NO_ADDRESS: Final = frozenset({0x00, 0x31})
@@ -128,6 +137,7 @@ class HeaderReader:
             if size < _HEAD_BYTES + 2 * octets + 4:
                 raise ProxyHeaderError(f"PROXY header of {size} bytes, too short for its addresses")
             if len(buffer) == size:
+                _check_sum(buffer, _HEAD_BYTES + 2 * octets + 4)
                 port_at = _HEAD_BYTES + 2 * octets
                 address = _text(buffer[_HEAD_BYTES : _HEAD_BYTES + octets])
                 self.origin = (address, int.from_bytes(buffer[port_at : port_at + 2], "big"))
@@ -147,6 +157,32 @@ class HeaderReader:
         if len(buffer) >= LINE_BYTES:
             raise ProxyHeaderError(f"PROXY line of more than {LINE_BYTES} bytes")
         return max(_SHORTEST_LINE, len(buffer) + (1 if buffer.endswith(b"\r") else 2))
+
+
+def _check_sum(header: bytearray, at: int) -> None:
+    """Refuse a header whose checksum, if one is among its values from `at` on, is not that of its octets."""
+    summed = False
+    while at < len(header):
+        value = at + 3
+        size = int.from_bytes(header[at + 1 : value], "big")
+        if value + size > len(header):
+            raise ProxyHeaderError("PROXY header with a value that goes beyond its end")
+        if header[at] == _CRC32C:
+            if summed:  # any number of them would be that much work
+                raise ProxyHeaderError("PROXY header with two checksums")
+            expected = _crc32c(header[:value] + bytes(size) + header[value + size :]).to_bytes(4, "big")
+            if header[value : value + size] != expected:
+                raise ProxyHeaderError("PROXY header whose checksum (CRC32C) is not right")
+            summed = True
+        at = value + size
+
+
+def _crc32c(octets: bytes | bytearray) -> int:
+    """Return the checksum of Castagnoli (RFC 9260, appendix A)."""
+    rest = 0xFFFFFFFF
+    for octet in octets:
+        rest = rest >> 8 ^ _CASTAGNOLI[rest & 0xFF ^ octet]
+    return rest ^ 0xFFFFFFFF
 
 
 def _read_line(line: bytes) -> Origin:

@@ -20,7 +20,32 @@ def binary(command=0x21, kind=0x11, body=b"\xc0\0\2\7\x0a\0\0\1\x30\x39\x07\x8f"
     return SIGNATURE + bytes([command, kind]) + len(body).to_bytes(2, "big") + body
 
 
+def crc32c(octets):
+    """Divide by the polynomial 1EDC6F41, as RFC 3720 (12.1) has it: the first bit is the lowest of each octet."""
+    bits = int("".join(f"{octet:08b}"[::-1] for octet in octets) + "0" * 32, 2)
+    bits ^= 0xFFFFFFFF << 8 * len(octets)
+    while bits.bit_length() > 32:
+        bits ^= 0x11EDC6F41 << bits.bit_length() - 33
+    return int(f"{bits ^ 0xFFFFFFFF:032b}"[::-1], 2).to_bytes(4, "big")
+
+
+def summed(*values, **given):
+    """Return a header with values of type and content behind its addresses; None: the checksum."""
+    body = b"\xc0\0\2\7\x0a\0\0\1\x30\x39\x07\x8f" if given.get("kind", 0x11) == 0x11 else SIX + SIX + b"\0\1\0\2"
+    at = None
+    for kind, value in values:
+        at = 16 + len(body) + 3 if value is None else at
+        content = bytes(4) if value is None else value
+        body += bytes([kind]) + len(content).to_bytes(2, "big") + content
+    header = binary(body=body, **given)
+    return header[:at] + crc32c(header) + header[at + 4 :]
+
+
 GOOD = [
+    (summed((3, None)), ("192.0.2.7", 12345)),
+    (summed((3, None), (1, b"h2"), (4, bytes(9))), ("192.0.2.7", 12345)),
+    (summed((2, b"live.example"), (3, None), kind=0x21), ("2001:db8::1", 1)),
+    (binary(command=0x20, body=bytes(12) + b"\3\0\4abcd"), None),  # of the proxy itself: nothing in it counts
     (b"PROXY TCP4 192.0.2.7 10.0.0.1 12345 1935\r\n", ("192.0.2.7", 12345)),
     (b"PROXY TCP6 2001:db8::1 ::1 65535 0\r\n", ("2001:db8::1", 65535)),
     (b"PROXY TCP6 ::ffff:192.0.2.7 ::1 1 2\r\n", ("192.0.2.7", 1)),
@@ -39,6 +64,14 @@ GOOD = [
     (b"\xf3\0\6\xc0\0\2\7??", ("192.0.2.7", None)),
 ]
 BAD = [
+    summed((3, None))[:-1] + b"\0",
+    summed((3, None)).replace(b"\xc0\0\2\7", b"\xc0\0\2\6"),
+    summed((2, b"live.example"), (3, None)).replace(b"live", b"life"),
+    summed((3, None), (3, bytes(4))),
+    binary(body=bytes(12) + b"\3\0\0"),
+    binary(body=bytes(12) + b"\3\0\5" + bytes(5)),
+    binary(body=bytes(12) + b"\1\0\4abc"),
+    binary(body=bytes(12) + b"\1\0"),
     b"\x03" + bytes(1536),
     b"\x16\x03\x01",
     b"GET / HTTP/1.1\r\n\r\n",
@@ -75,6 +108,12 @@ def read(data, most=None):
         taken += len(piece)
         reader.read(piece)
     return reader, taken
+
+
+def test_checksum_when_of_known_octets_is_that_of_the_specification():
+    """The examples of RFC 3720, B.4, which give the octets in the order in which they are sent there: lowest first."""
+    for octets, expected in ((bytes(32), "aa36918a"), (b"\xff" * 32, "43aba862"), (bytes(range(32)), "4e79dd46")):
+        assert crc32c(octets)[::-1].hex() == expected
 
 
 @pytest.mark.parametrize("most", [None, 1, 2, 7])
