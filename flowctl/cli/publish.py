@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 def publish(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="FILE.flv|synthetic", help="What to publish.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE.flv|synthetic", help="What to publish; a pipe too: /dev/stdin.")
+    ],
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to: rtmp://host/app/stream.")],
     *,
     loop: Annotated[bool, typer.Option("--loop/--no-loop", help="Begin again at the end of the file.")] = False,
@@ -95,7 +97,7 @@ def publish(
         publish_tags(address, tags, as_json=as_json, **settings)
         return
     _refuse_ignored(context, source)
-    file = _file(source, audio=audio, video=video)
+    file = _file(source, audio=audio, video=video, loop=loop)
     publish_tags(address, file, as_json=as_json, loop=loop, **settings)
 
 
@@ -115,17 +117,21 @@ def _refuse_ignored(context: typer.Context, source: str) -> None:
             )
 
 
-def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
-    from flowctl.wire.client.source import FlvFile, Tracks, check_has_media
+def _file(path: str, *, audio: bool, video: bool, loop: bool) -> Iterable[FlvTag | None]:
+    from flowctl.wire.client.source import FlvFile, FlvPipe, Tracks, check_has_media, is_pipe
 
     if difflib.get_close_matches(path, ["synthetic"]) and not Path(path).exists():
         raise ConfigError(f"there is no file {path}", hint="did you mean synthetic?")
+    if is_pipe(Path(path)):
+        if loop:
+            raise ConfigError(f"--loop: {path} is a pipe, it can be read once", hint="leave it out, or name a file")
+        return Tracks(FlvPipe(path), audio=audio, video=video)
     tags = Tracks(FlvFile(path), audio=audio, video=video)
     check_has_media(tags, path)
     return tags
 
 
-def publish_tags(address: RtmpUrl, tags: Iterable[FlvTag], *, as_json: bool, **settings: Any) -> None:
+def publish_tags(address: RtmpUrl, tags: Iterable[FlvTag | None], *, as_json: bool, **settings: Any) -> None:
     from flowctl.wire.client.publisher import RtmpPublisher
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
 

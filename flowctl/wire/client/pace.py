@@ -50,7 +50,7 @@ class TimedTag(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Timeline:
-    source: Iterable[FlvTag] = field(kw_only=False)
+    source: Iterable[FlvTag | None] = field(kw_only=False)  # None: the next one has not come yet
     loop: bool = False
     duration_s: float | None = None
     rounds: int = 0  # how often the source has begun
@@ -63,13 +63,16 @@ class Timeline:
         if self.loop and isinstance(self.source, Iterator):
             raise ConfigError("this source can be iterated over only once, so it cannot loop")
 
-    def __iter__(self) -> Iterator[TimedTag]:
+    def __iter__(self) -> Iterator[TimedTag | None]:
         start_ms, end_ms = 0, math.inf if self.duration_s is None else self.duration_s * 1000
         while True:
             self.rounds += 1
             frames = 0
             latest_ms = start_ms
             for timed in self._round(start_ms):
+                if timed is None:
+                    yield None
+                    continue
                 if timed.due_ms >= end_ms:
                     return
                 frames += timed.tag.type_id != TAG_SCRIPT
@@ -81,10 +84,13 @@ class Timeline:
             # Timestamps that tell no step, or a wrong one, must neither go back nor make a loop an endless burst.
             start_ms = max(following_ms, latest_ms + 1, start_ms + frames)
 
-    def _round(self, start_ms: int) -> Iterator[TimedTag]:
+    def _round(self, start_ms: int) -> Iterator[TimedTag | None]:
         """Iterate over the source once, its first media tag at `start_ms`."""
         before: int | None = None  # timestamp of the last media tag, on the source's clock
         for tag in self.source:
+            if tag is None:
+                yield None
+                continue
             if tag.type_id == TAG_SCRIPT:
                 # Metadata has timestamp 0 whatever the clock says, and once is enough: it describes the whole.
                 if self.rounds == 1:
@@ -120,10 +126,11 @@ class Timeline:
 class TagFeed:
     """The tags of a timeline as a publisher sends them: which is next, when it is due, and its octets."""
 
-    tags: Iterator[TimedTag]
+    tags: Iterator[TimedTag | None]
     pace: float = 1.0  # media seconds per second, 0 for as fast as they are taken
     stamper: Stamper | None = None  # numbers synthetic frames as they are sent. None: they go as they are.
-    next: TimedTag | None = None  # the tag to be sent. None: not begun, or all were sent.
+    next: TimedTag | None = None  # the tag to be sent. None: not begun, not there yet, or all were sent.
+    over: bool = False  # whether the source has ended
     error: FlowctlError | None = None  # what the source broke with, which counts as its end. None: it has not.
     max_lag_s: float = 0.0  # how late a tag was sent at worst
     _began_at: float = 0.0
@@ -131,7 +138,7 @@ class TagFeed:
     def begin(self, now: float) -> None:
         """Get the first tag, which is due at `now`."""
         self._began_at = now
-        self._advance()
+        self.advance()
 
     def due_at(self, now: float) -> float:
         """Return when the next tag is due: `now` where there is no pace, or no tag."""
@@ -145,7 +152,7 @@ class TagFeed:
         if timed is None:
             raise LocalProtocolError("all tags were sent")
         self.max_lag_s = max(self.max_lag_s, now - self.due_at(now))
-        self._advance()
+        self.advance()
         if self.stamper is None:
             return timed
         type_id, timestamp, payload = timed.tag
@@ -155,8 +162,11 @@ class TagFeed:
     def why_over(self) -> str:
         return "everything was sent" if self.error is None else f"the source: {self.error}"
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Get the next tag, if there is one by now."""
         try:
-            self.next = next(self.tags, None)
+            self.next = next(self.tags)
+        except StopIteration:
+            self.next, self.over = None, True
         except FlowctlError as error:
-            self.next, self.error = None, error
+            self.next, self.over, self.error = None, True, error

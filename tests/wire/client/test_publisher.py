@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import os
+import threading
 import time
 
 import pytest
-from client_kit import Sink, address, client_group, live_server, sink_server, small_source, wait_until
+from client_kit import PATIENCE_S, Sink, address, client_group, live_server, sink_server, small_source, wait_until
 from rtmp_session_kit import metadata_of
 
 from flowctl.core.flow.state import MessageClass
-from flowctl.errors import BrokenError, ConfigError, FlowctlError
+from flowctl.errors import BrokenError, ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.flv import FlvTag, FlvWriter
 from flowctl.reasons import CloseReason
 from flowctl.wire.client.address import parse_address
 from flowctl.wire.client.connect import ClientRun, connect_socket, start_client
 from flowctl.wire.client.publisher import MAX_QUEUED_BYTES, RtmpPublisher
-from flowctl.wire.client.source import FlvFile, Tracks, check_has_media
+from flowctl.wire.client.source import FlvFile, FlvPipe, Tracks, check_has_media
 from flowctl.wire.media.stamp import Stamper, read_stamp
 from flowctl.wire.rtmp.events import ConnectRefused, MetadataReceived, PublishRequested, StreamClosed
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
@@ -102,6 +105,74 @@ def test_publish_when_a_file_loops(tmp_path):
     assert set(steps) == {33, 34, 35}
     assert len(video) == 1 + 105
     assert publisher.statistics().rounds == 4
+
+
+class Pipe:
+    """A named pipe that is written to by hand, as a program that encodes writes to it."""
+
+    def __init__(self, path, tags):
+        os.mkfifo(path)
+        self.path, self.octets = path, io.BytesIO()
+        writer = FlvWriter(self.octets)
+        self.ends = []  # where in the octets each tag ends
+        for tag in tags:
+            writer.write(*tag)
+            self.ends.append(self.octets.tell())
+        self._end = os.open(path, os.O_RDWR)  # both ends: nobody is waited for
+        self._written = 0
+
+    def write(self, tag_count):
+        end = self.ends[tag_count - 1]
+        self._written += os.write(self._end, self.octets.getvalue()[self._written : end])
+        assert self._written == end
+
+    def close(self):
+        os.close(self._end)
+
+
+def test_publish_when_the_source_is_a_pipe_sends_each_tag_when_it_comes(tmp_path):
+    """One is not held back until the next has come, and what is waited for does not keep the connection waiting."""
+    tags = list(small_source().tags(0.5))
+    pipe = Pipe(tmp_path / "pipe", tags)
+    pipe.write(4)
+    with client_group() as group, sink_server() as (server, sinks):
+        source = FlvPipe(pipe.path)
+        publisher = publish(group, server, source)
+
+        def await_tags(count):
+            sent = [(tag.type_id, tag.timestamp) for tag in media(tags[:count])]
+            wait_until(lambda: sinks and [(x.type_id, x.timestamp) for x in media(sinks[0].messages)] == sent, "tags")
+
+        for count in (4, 5, 9):
+            pipe.write(count)
+            await_tags(count)
+        answered = threading.Event()
+        group.call_soon(answered.set)
+        assert answered.wait(PATIENCE_S)
+        assert publisher.statistics().publishing
+        pipe.write(len(tags))
+        pipe.close()
+        wait_until(lambda: publisher.ended, "the publisher's end")
+        await_tags(len(tags))
+    assert publisher.source_error is None
+
+
+def test_pipe_when_it_breaks_or_is_no_flv_says_so(tmp_path):
+    pipe = Pipe(tmp_path / "pipe", small_source().tags(0.2))
+    pipe.write(2)
+    source = FlvPipe(pipe.path)
+    assert [next(source) is None for _ in range(4)] == [False, False, True, True]
+    os.write(pipe._end, b"\xff" * 64)
+    with pytest.raises(RemoteProtocolError):
+        next(source)
+    pipe.close()
+    with pytest.raises(ConfigError, match="can be read once"):
+        FlvFile(pipe.path)
+    other = Pipe(tmp_path / "other", small_source().tags(0.2))
+    os.write(other._end, b"RIFF" + bytes(100))
+    with pytest.raises(ConfigError, match="is no FLV file"):
+        FlvPipe(other.path)
+    other.close()
 
 
 def test_publish_when_the_server_does_not_read():
