@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,8 +97,10 @@ FRAMES: Final = FlvFrames()
 
 
 SETTLE_S: Final = 1.0
-"""Time in which a stream that has just begun shows both sound and picture. The header of FLV says which there are, and
-mpegts.js waits for ever for one that was announced and does not come."""
+"""Time from the first track of a stream in which it shows or names the other one. The header of FLV says which there
+are: mpegts.js waits for ever for one that was announced and does not come, ExoPlayer leaves out one that was not."""
+SILENT_S: Final = 20.0
+"""Time after which a stream that has shown nothing is announced with both: as long as `first_media_s` lets it be."""
 FLV_TYPE: Final = "video/x-flv"
 
 
@@ -110,16 +113,12 @@ class FlvPlay:
     taken: bool = False  # whether the kernel has the head of the response, so that answers to frames go behind it
     look_at: float | None = None  # when to look again what the stream shows. None: it need not be.
 
-    def settled(self, stream: Stream, now: float) -> bool:
-        return len(_kinds(stream)) > 1 or now - (stream.published_at or 0.0) >= SETTLE_S
-
-    def head(self, stream: Stream, headers: HeaderFields) -> bytes:
+    def head(self, tracks: Collection[str], headers: HeaderFields) -> bytes:
         """Return all that goes before the first tag: the head of the response, and FLV's own.
 
         Players of HTTP/1.0 know no chunks: for them the body is as long as the connection lasts.
         """
-        kinds = _kinds(stream)
-        media = self.wire_format.wrapped(flv.header(audio="audio" in kinds, video="video" in kinds))
+        media = self.wire_format.wrapped(flv.header(audio="audio" in tracks, video="video" in tracks))
         if self.accept_key:
             extra = [(name.encode(), value.encode("latin-1")) for name, value in headers]
             return switching_head(self.accept_key, extra) + media
@@ -130,6 +129,12 @@ class FlvPlay:
         return f"HTTP/1.1 200 OK\r\n{text}\r\n".encode("latin-1") + media
 
 
-def _kinds(stream: Stream) -> set[str]:
-    """Return which of audio and video the publisher has shown; both where it has shown none."""
-    return {"audio", "video"} & set(stream.codecs) or {"audio", "video"}
+def settled_tracks(stream: Stream, now: float) -> set[str]:
+    """Return which of audio and video a player is told of; empty: it cannot be said yet.
+
+    What was announced cannot be taken back, so it waits until both are there, or one has been alone for a while.
+    """
+    tracks, shown_at = stream.tracks(now), stream.shown_at  # in this order: the publisher may change meanwhile
+    if shown_at is None and len(tracks) < 2:
+        return {"audio", "video"} if now - (stream.published_at or 0.0) >= SILENT_S else set()
+    return tracks if len(tracks) > 1 or now - (shown_at or 0.0) >= SETTLE_S else set()
