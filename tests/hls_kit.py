@@ -20,8 +20,9 @@ _SLACK_S = 0.002
 """Times are written in whole milliseconds."""
 _FRAME_S = 0.025
 """A frame of sound: where one ends a part, pictures of it end before or behind that."""
-_DATE_S = 0.1
-"""What the time of day in a playlist may be off: it is that at which media came."""
+_DATE_SHARE = 1 / 8
+"""What the time of day may be behind the end of the segment before, as a share of it: a slow clock is followed. It may
+never be before it, or players would see time run backwards."""
 _SEAM_S = 0.005
 """A muxer knows no length of the last sample, and takes that of the one before it."""
 
@@ -276,7 +277,8 @@ class Validator:
         for segment, behind in itertools.pairwise(listing.segments):
             if segment.discontinuity == behind.discontinuity and None not in (segment.began_at, behind.began_at):
                 off_s = behind.began_at - segment.began_at - segment.duration_s
-                claim(abs(off_s) <= _DATE_S, f"{behind.name} is dated {off_s:+.3f} s off the end of the one before")
+                most_s = segment.duration_s * _DATE_SHARE + _SLACK_S
+                claim(-_SLACK_S <= off_s <= most_s, f"{behind.name} is dated {off_s:+.3f} s off the end before it")
         for segment in listing.whole:
             rounded = int(segment.duration_s + 0.5)
             claim(rounded <= listing.target_s, f"{segment.name} has {segment.duration_s} s, more than the target")

@@ -41,7 +41,7 @@ LAYERS = {
     "frames": layer("wire.websocket", "words", pure=True),
     "outgoing": layer("core.outgoing", "words flow", pure=True),
     "judging": layer("live.judging", "words outcomes flow", pure=True),
-    "clocks": layer("live.renditions.clocks", "words rtmp", pure=True),
+    "clocks": layer("live.renditions.clocks", "words outcomes rtmp", pure=True),
     "charts": layer("charts", "words", pure=True),
     "log": layer("log", "words text rtmp"),
     "loop": layer("core.loop deferred pollgroup pollgroups", "words flow"),
@@ -65,7 +65,7 @@ LAYERS = {
     "testing": layer("testing", "words flow loop sending connection"),
     "media": layer("wire.media", "words rtmp"),
     "client": layer(
-        "wire.client", "words text flow rtmp outgoing loop sending receiver fanout streams connection media"
+        "wire.client", "words text outcomes flow rtmp outgoing loop sending receiver fanout streams connection media"
     ),
     "live": layer(
         "live",

@@ -32,6 +32,7 @@ from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.remux.container import DecodeTimes, fragment, last_frames, transport
 from flowctl.live.remux.course import Unit
+from flowctl.live.remux.dates import ProgramDates
 from flowctl.live.remux.files import PART, DiskRoom, encoded, hls_file, lock_file
 from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
 from flowctl.live.remux.playlist import AWAY_S, PLAYLIST, HlsPart, HlsSegment, Playlist
@@ -52,10 +53,6 @@ _PART_SHARE: Final = 0.85
 _LEAST_PART_S: Final = 0.1
 _BESIDE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 """Flags of a file that is written: who may write to the folder, as a web server may, puts no link there to another."""
-_BURST_S: Final = 0.05
-"""Time by which a segment is dated anew: a server sends what it has kept in one go, so that came later than it was."""
-_DRIFT: Final = 0.001
-"""Part by which the clock of a publisher may be slower than ours; crystals differ by a tenth of that."""
 
 
 class SegmentForm(enum.Enum):
@@ -127,7 +124,7 @@ class HlsWriter(StreamWriter):
         self._sound: Unit | None = None  # any sound of these tracks
         self._zero_ms: int | None = None  # zero of the publisher's clock; None: not known yet
         self._at_ms = _FIRST_SEGMENT_MS  # where the next segment stands on our clock
-        self._zero_at: float | None = None  # time of day at zero of the publisher's clock
+        self._dates = ProgramDates()
         self._apart = False  # something is missing, or other, before the next segment
         self._init = b""
         self._init_name = ""
@@ -199,8 +196,7 @@ class HlsWriter(StreamWriter):
             self._picture = unit if unit.type_id == TAG_VIDEO else None
         if unit.message_class is MessageClass.AUDIO:
             self._sound = unit
-        zero_at = self._wall() - unit.at_ms / 1000  # later for what comes late, so the earliest is nearest
-        self._zero_at = zero_at if self._zero_at is None else min(zero_at, self._zero_at)
+        self._dates.note_unit(unit.at_ms, self._clock(), self._wall())
         if not self._units:
             self._opening = self._timeline.headers
         if self._begin_ms is None:
@@ -237,7 +233,8 @@ class HlsWriter(StreamWriter):
             self._write(max(map(self._end_of, {unit.type_id for unit in self._units})))
         self._decode_times, self._sound = DecodeTimes(), None
         self._begin_apart()
-        self._zero_ms = self._zero_at = None
+        self._zero_ms = None
+        self._dates.restart()
 
     def _end_of(self, type_id: int) -> int:
         """Return where the last message of a type ends, which is taken to be as long as the others."""
@@ -300,9 +297,10 @@ class HlsWriter(StreamWriter):
                 self._begin_init(playlist, init)
                 self._begin_ms = self._units[0].at_ms
             segment = self._segment or self._begin_segment(playlist)
-            began_at = (self._zero_at or 0.0) + (self._begin_ms or 0) / 1000
-            if segment.began_at is None or began_at < segment.began_at - _BURST_S:
-                segment = dataclasses.replace(segment, began_at=began_at)
+            if late_s := self._dates.mend():
+                segment = segment.redated(-late_s)
+                if not segment.discontinuity:
+                    playlist.redate(-late_s)
             if self._settings.part_s:
                 name = playlist.next_part
                 self._replace(name, data)
@@ -345,9 +343,8 @@ class HlsWriter(StreamWriter):
 
     def _begin_segment(self, playlist: Playlist) -> HlsSegment:
         name = f"{self._stem}-{playlist.next_number}.{'m4s' if self._init else 'ts'}"
-        if self._zero_at is not None:
-            self._zero_at += self._settings.segment_s * _DRIFT
-        return HlsSegment(name, 0.0, self._init_name, self._apart)
+        began_at, apart = self._dates.begin_segment(self._begin_ms or 0, apart=self._apart)
+        return HlsSegment(name, 0.0, self._init_name, apart, began_at)
 
     def _close_segment(self, playlist: Playlist) -> None:
         """Write the open segment, if there is one. Where that fails it is tried again before the next one."""
@@ -357,6 +354,7 @@ class HlsWriter(StreamWriter):
         data = b"".join(self._bodies)
         self._replace(segment.name, data)
         self._segment, self._bodies = None, []
+        self._dates.end_segment(segment.duration_s)
         self._files += 1
         self._written_bytes += len(data)
         self._useless += playlist.add(segment)

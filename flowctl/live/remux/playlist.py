@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
@@ -51,6 +51,9 @@ class HlsSegment:
     discontinuity: bool = False  # what comes before it is of another timeline, or other tracks, or missing
     began_at: float | None = None  # time of day at which its first picture came, in s
     parts: tuple[HlsPart, ...] = ()
+
+    def redated(self, by_s: float) -> HlsSegment:
+        return self if self.began_at is None else replace(self, began_at=self.began_at + by_s)
 
 
 class Playlist:
@@ -102,6 +105,13 @@ class Playlist:
         while len(self._segments) > self._listed:
             self._slide()
         return self._useless()
+
+    def redate(self, by_s: float) -> None:
+        """Move the dates of the segments since the last discontinuity."""
+        for number in reversed(range(len(self._segments))):
+            self._segments[number] = self._segments[number].redated(by_s)
+            if self._segments[number].discontinuity:
+                break
 
     def text(self) -> str:
         segments = [*self._segments, *([] if self._open is None else [self._open])]

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from flowctl.core.outcomes.offsets import LeastOffset
 from flowctl.wire.rtmp.wire import CLOCK_MASK, signed_difference
 
 _AGREE_MS: Final = 500
@@ -110,6 +111,7 @@ class MemberClock:
         self._clocks: Final = clocks
         self._end: int | None = None  # latest time that it has had, on a clock that does not wrap
         self._held: int | None = None  # last time that was given in steps of 1 ms, after it was moved back
+        self._offset = LeastOffset(_WINDOW_S)  # the lead, negative
         self.begin()
 
     def begin(self) -> None:
@@ -119,8 +121,7 @@ class MemberClock:
         self.settled = False
         self.keys.clear()
         self._raw: int | None = None  # its own time of the last message, on a clock that does not wrap
-        self._window_at = float("-inf")
-        self._newest = self._older = float("-inf")  # leads of this window and the one before it
+        self._offset.restart()
 
     def age(self) -> tuple[float, str]:
         """Return what sorts members by how long each has had its place in the set."""
@@ -129,7 +130,7 @@ class MemberClock:
     @property
     def lead_ms(self) -> float:
         """By how much it is ahead of its arrival, on the timeline of the set."""
-        return max(self._newest, self._older) + self.shift_ms
+        return self.shift_ms - self._offset.least
 
     def late_ms(self, now: float) -> int:
         """Return by how much it arrives later than the set, negative: earlier. 0 while it is being measured."""
@@ -165,7 +166,7 @@ class MemberClock:
         """Return the member's own time without wraps; begin anew where it jumps."""
         raw = timestamp if self._raw is None else self._raw + signed_difference(timestamp, self._raw & CLOCK_MASK)
         lead = raw - now * 1000
-        if self._raw is not None and (raw < self._raw - _BACK_MS or lead > max(self._newest, self._older) + _JUMP_MS):
+        if self._raw is not None and (raw < self._raw - _BACK_MS or lead > _JUMP_MS - self._offset.least):
             self.begin()
             self._say("being measured: its clock jumped")
             raw = timestamp
@@ -173,17 +174,14 @@ class MemberClock:
         if self._raw is None:
             self.since = now
         self._raw, self.heard_at = raw, now
-        if now - self._window_at >= _WINDOW_S:
-            self._window_at, self._older, self._newest = now, self._newest, lead
-        elif lead > self._newest:
-            self._newest = lead
+        self._offset.add(-lead, now)
         return raw
 
     def _settle(self, raw: int, now: float, *, key: bool) -> None:
         """Find the member's shift, if it can be known by now."""
         others = self._clocks.others(self, now)
         target = self._clocks.lead_ms(others)
-        lead = max(self._newest, self._older)
+        lead = -self._offset.least
         if target is None:
             self._take(0, raw, now, "as they are")
             return

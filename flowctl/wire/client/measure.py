@@ -1,9 +1,10 @@
 """What one viewer got: frames, what is missing between them, whether pictures were decodable, and delays (pure).
 
 Delay comes from the best of three sources. A stamped frame says when it was sent. Frames of our own publisher without
-stamps were due at its origin plus their timestamp. Otherwise the frame that came soonest, of all viewers of a stream in
-this process, stands for no delay. Frames that were published before the viewer asked to play are the server's cache:
-they are counted, but have no delay. A delay is taken of pictures, and of sound where there are no pictures.
+stamps were due at its origin plus their timestamp. Otherwise the frame that came soonest of late, of all viewers of a
+stream in this process, stands for no delay; of late, so that a publisher's clock which is slow, or stops for a while,
+is followed. Frames that were published before the viewer asked to play are the server's cache: they are counted, but
+have no delay. A delay is taken of pictures, and of sound where there are no pictures.
 
 Who is left with the sound misses pictures that no later picture tells of: `ViewerMeasure.missed_at_end`.
 
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from flowctl.core.flow.histogram import DelayHistogram, bucket_of
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.outcomes.offsets import LeastOffset
 from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.rtmp.media.media import MediaInfo
 from flowctl.wire.rtmp.media.size import read_size
@@ -59,6 +61,9 @@ class GapFinder:
 
 
 _ORIGIN_MAX_US: Final = 120_000_000
+_WINDOW_US: Final = 30_000_000
+"""Half of the time in which the frame that came soonest counts: a delay that all viewers have for longer is not told
+from a clock that stopped. Crystals drift by 6 ms in it."""
 STALL_S: Final = 1.0
 FREEZE_S: Final = 0.2
 """Time without a new picture that counts as a freeze; webrtc-stats (W3C) counts from 150 ms above the usual time."""
@@ -107,7 +112,7 @@ class StreamClock:
     origin_us: int | None = None  # wall-clock time at which timestamp 0 was due. None: the publisher is not ours.
     source: str = ""  # where delays come from, of `STAMP`, `ORIGIN` and `FASTEST`; "" while none was measured
     _first: int | None = None  # timestamp that the others are counted from
-    _least_us: int | None = None
+    _soonest: LeastOffset = field(default_factory=lambda: LeastOffset(_WINDOW_US))
 
     def delay_us(self, timestamp: int, asked_us: int, now_us: int) -> int | None:
         """Return the delay of a frame without a stamp. None: it is from before `asked_us`."""
@@ -122,11 +127,10 @@ class StreamClock:
         if self._first is None:
             self._first = timestamp
         since_us = now_us - signed_difference(timestamp, self._first) * 1000
-        if self._least_us is None or since_us < self._least_us:
-            self._least_us = since_us
+        self._soonest.add(since_us, now_us)
         self.source = self.source or FASTEST
-        due_us = now_us - (since_us - self._least_us)
-        return since_us - self._least_us if due_us >= asked_us else None
+        delay_us = since_us - int(self._soonest.least)
+        return delay_us if now_us - delay_us >= asked_us else None
 
     def any_needed(self, first: int, count: int) -> bool:
         """Return whether one of the `count` frames from number `first` on is one that others refer to."""

@@ -31,15 +31,16 @@ class Watched:
         self.validator = Validator(lambda name: (self.folder / name).read_bytes())
         self.text = ""
         self.at_ms = 0
+        self.set_by_s = 0.0  # what the time of day was set by
 
     def wall(self):
-        return 1000.0 + self.clock() - self.began
+        return 1000.0 + self.set_by_s + self.clock() - self.began
 
-    def feed(self, tags, *, kept_ms=0):
+    def feed(self, tags, *, kept_ms=0, speed=1.0):
         """Have tags come in their time, but those before `kept_ms` at once."""
         for tag in tags:
             if tag.timestamp >= kept_ms:
-                self.clock.advance(max(tag.timestamp - self.at_ms, 0) / 1000)
+                self.clock.advance(max(tag.timestamp - self.at_ms, 0) / 1000 / speed)
             self.at_ms = tag.timestamp
             self.say(MessageTaken(tag.type_id, tag.timestamp, tag.payload))
 
@@ -53,6 +54,11 @@ class Watched:
             assert (served.hint, served.part_s, served.target_s) == (listing.hint, listing.part_s, listing.target_s)
             opened = listing.segments[-1] if not listing.segments[-1].name else Segment(listing.segments[-1].number + 1)
             assert (served.number, served.parts) == (opened.number, len(opened.parts))
+
+    def newest_behind_s(self):
+        """Return how long ago the newest segment ended by its date."""
+        last = ListingReader(self.text).made.whole[-1]
+        return self.wall() - last.began_at - last.duration_s
 
     def end(self):
         self.say(PublicationEnded("over"))
@@ -176,6 +182,51 @@ def test_times_of_day_when_a_stream_is_written_are_those_at_which_it_came(tmp_pa
     listing = ListingReader(watched.text).made
     starts = [segment.began_at for segment in listing.segments]
     assert starts == pytest.approx([999.1, 1000.1, 1001.1, 1002.1, 1003.1], abs=0.05)
+    assert watched.validator.faults == []
+
+
+@pytest.mark.parametrize("part_s", [0.0, 0.2])
+@pytest.mark.parametrize("speed", [0.9, 0.999, 1.0001])
+def test_times_of_day_when_the_clock_of_the_publisher_is_slow_or_fast_follow_without_a_break(tmp_path, part_s, speed):
+    watched = Watched(tmp_path, part_s=part_s)
+    watched.feed(source(60.1), speed=speed)
+    assert -0.01 <= watched.newest_behind_s() < 0.9
+    assert "DISCONTINUITY" not in watched.text
+    assert watched.validator.faults == []
+
+
+@pytest.mark.parametrize("part_s", [0.0, 0.2])
+@pytest.mark.parametrize("by_s", [4.0, 0.5])
+def test_times_of_day_when_the_clock_of_the_publisher_stops_for_a_while_follow(tmp_path, part_s, by_s):
+    """A gap that is too large for small steps is told as a discontinuity, once."""
+    watched = Watched(tmp_path, part_s=part_s, listed=30)
+    tags = source(27.1)
+    watched.feed([tag for tag in tags if tag.timestamp <= 12_300])
+    watched.clock.advance(by_s)
+    watched.feed([tag for tag in tags if tag.timestamp > 12_300])
+    assert 0 <= watched.newest_behind_s() < 0.3
+    assert watched.text.count("#EXT-X-DISCONTINUITY\n") == (by_s > 1)
+    assert watched.validator.faults == []
+
+
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0])
+def test_times_of_day_when_our_clock_is_set_follow_in_the_next_segment(tmp_path, by_s):
+    watched = Watched(tmp_path, listed=30)
+    tags = source(15.1)
+    watched.feed([tag for tag in tags if tag.timestamp <= 12_300])
+    watched.set_by_s = by_s
+    watched.feed([tag for tag in tags if tag.timestamp > 12_300])
+    assert 0 <= watched.newest_behind_s() < 0.3
+    assert watched.text.count("#EXT-X-DISCONTINUITY\n") == 1
+    assert watched.validator.faults == []
+
+
+def test_times_of_day_when_media_comes_faster_than_it_plays_have_few_breaks(tmp_path):
+    """A film that is sent as fast as it goes: it was not filmed when it came, so its dates go on."""
+    watched = Watched(tmp_path, listed=90)
+    watched.feed(source(90), speed=3.0)
+    assert watched.text.count("#EXT-X-DISCONTINUITY\n") <= 2
+    assert watched.validator.faults == []
 
 
 @settings(max_examples=10)

@@ -305,6 +305,15 @@ def test_clock_when_nothing_else_is_known_takes_the_fastest_viewer():
     assert [clock.delay_us(ms, 0, BASE_US + us) for ms, us in arrivals] == [0, 0, 7_000, 0]
 
 
+def test_clock_when_that_of_the_publisher_stopped_or_is_slow_is_followed():
+    """Delays are against what came soonest in the last minute, not ever: else all would be late for good."""
+    clock = StreamClock()
+    arrivals = [*range(0, 40_000, 100), *range(44_000, 130_000, 100)]
+    assert [clock.delay_us(place * 100, 0, BASE_US + at * 1000) for place, at in enumerate(arrivals)][-1] == 0
+    slow = [clock.delay_us(ms, 0, BASE_US + ms * 1010) for ms in range(0, 300_000, 100)]
+    assert max(slow) <= 600_000
+
+
 def test_measure_when_the_wire_is_stamped_says_so_and_fills_the_row():
     clock = StreamClock()
     measure = taken([video(index, key=not index) for index in range(100)], clock, now_us=BASE_US + 25_000)

@@ -1,0 +1,81 @@
+"""The time of day at which each segment of a stream came, for `EXT-X-PROGRAM-DATE-TIME` (pure).
+
+The date of a segment is its place on the publisher's clock, mapped. The mapping follows what came soonest of late, and
+our own clock when it is set. Behind a segment that is followed without a break a date must not be before its end, for
+players would see time run backwards, nor much later. So the mapping moves on in small steps, and where it is off by
+more it jumps, which the playlist tells as a discontinuity. It goes back by a jump alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowctl.core.outcomes.offsets import LeastOffset
+
+_WINDOW_S: Final = 3.0
+"""Half of the time in which what came soonest counts: a connection that stalls has sent what waited by then. It is also
+how long a clock that stopped, as that of an encoder does which pauses, gives dates from before."""
+_ON_SHARE: Final = 1 / 8
+"""Part of a segment by which the next one may be dated later: enough for a clock that is slow by a tenth."""
+_BACK_S: Final = 0.001
+"""What the next one may be dated earlier: the last digit of a date. It is enough for a crystal that runs fast, by a
+ten-thousandth in segments of up to 10 s."""
+_JUMP_S: Final = 1.0
+"""What a mapping may be off: less is caught up in small steps."""
+_JUMP_EVERY_S: Final = 10.0
+"""Least time between two jumps: what is sent faster or slower than it plays would have one at each segment."""
+_YOUNG_S: Final = 1.0
+"""Time from a jump in which all dates since then are mended where they prove to be late, by more than `_BURST_S`: what
+a server has kept it sends in one go, and the last of it has waited least."""
+_BURST_S: Final = 0.05
+
+
+class ProgramDates:
+    """The dates of one stream. Not locked: its owner has one thread."""
+
+    __slots__ = ("_came_at", "_date", "_offset", "_place_ms", "_set_at", "_step_s", "_wall_s")
+
+    def __init__(self) -> None:
+        self._offset = LeastOffset(_WINDOW_S)  # of our clock to the publisher's
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything: another clock of a publisher begins."""
+        self._offset.restart()
+        self._came_at = self._wall_s = 0.0  # when media came last, and what the time of day is ahead of our clock
+        self._date: float | None = None  # of the last segment. None: there is none.
+        self._place_ms = 0  # where it begins, on the publisher's clock
+        self._step_s = 0.0  # how long it is
+        self._set_at = 0.0  # when the mapping was set, on our clock
+
+    def note_unit(self, at_ms: int, now: float, wall: float) -> None:
+        """Note that media of `at_ms` came, at `now` of a clock that is never set and at `wall`, the time of day."""
+        self._offset.add(now - at_ms / 1000, now)
+        self._came_at, self._wall_s = now, wall - now
+
+    def begin_segment(self, at_ms: int, *, apart: bool) -> tuple[float, bool]:
+        """Return the date of a segment that begins at `at_ms`, and whether it is `apart` from those before it."""
+        due, date = self._due(at_ms), None if self._date is None else self._date + self._step_s
+        if date is None or apart or (abs(due - date) >= _JUMP_S and self._came_at - self._set_at >= _JUMP_EVERY_S):
+            apart = apart or date is not None
+            date, self._set_at = due, self._came_at
+        else:
+            date += min(max(due - date, -_BACK_S), self._step_s * _ON_SHARE)
+        self._date, self._place_ms, self._step_s = date, at_ms, 0.0
+        return date, apart
+
+    def end_segment(self, duration_s: float) -> None:
+        self._step_s = duration_s
+
+    def mend(self) -> float:
+        """Return by how many seconds all dates since the last jump prove to have been too late; they no longer are."""
+        if self._date is None or self._came_at - self._set_at > _YOUNG_S:
+            return 0.0
+        late_s = self._date - self._due(self._place_ms)
+        if late_s <= _BURST_S:
+            return 0.0
+        self._date -= late_s
+        return late_s
+
+    def _due(self, at_ms: int) -> float:
+        return self._offset.least + self._wall_s + at_ms / 1000
