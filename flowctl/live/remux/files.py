@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from string import Formatter
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from flowctl.errors import ConfigError
@@ -86,11 +86,20 @@ def _shortened(piece: str) -> str:
     return piece if len(piece) <= _NAME_BYTES else piece[: _NAME_BYTES // 2] + "~" + piece[-_NAME_BYTES // 2 :]
 
 
+class DiskUsage(NamedTuple):
+    """What is free on a disk, and how much it is."""
+
+    free_bytes: int
+    size_bytes: int
+    free_inodes: int = 0
+    inodes: int = 0  # 0: it has as many as its room allows
+
+
 class DiskRoom:
-    """Whether a folder's disk has room."""
+    """Whether a folder's disk has room: octets, and of its inodes the same share, since each small file takes one."""
 
     def __init__(
-        self, folder: Path, keep_free_bytes: int, usage: Callable[[Path], tuple[int, int]] | None = None
+        self, folder: Path, keep_free_bytes: int, usage: Callable[[Path], tuple[int, ...]] | None = None
     ) -> None:
         self._folder: Final = folder
         self._keep_free_bytes: Final = keep_free_bytes
@@ -99,18 +108,23 @@ class DiskRoom:
     def check(self, *, again: bool = False) -> None:
         if not (self._keep_free_bytes or again):
             return
-        free_bytes, size_bytes = self._usage(self._folder)
+        found = DiskUsage(*self._usage(self._folder))
         least_bytes = self._keep_free_bytes
         if again:
-            least_bytes += min(size_bytes // _ROOM_AGAIN_SHARE, _ROOM_AGAIN_BYTES)
-        if free_bytes < least_bytes:
-            raise OSError(errno.ENOSPC, f"{format_size(free_bytes)} are free, less than {format_size(least_bytes)}")
+            least_bytes += min(found.size_bytes // _ROOM_AGAIN_SHARE, _ROOM_AGAIN_BYTES)
+        if found.free_bytes < least_bytes:
+            what = f"{format_size(found.free_bytes)} are free, less than {format_size(least_bytes)}"
+            raise OSError(errno.ENOSPC, what)
+        least_inodes = found.inodes * least_bytes // max(found.size_bytes, 1)
+        if found.free_inodes < least_inodes:
+            raise OSError(errno.ENOSPC, f"{found.free_inodes} inodes are free, less than {least_inodes}")
 
 
-def _usage(folder: Path) -> tuple[int, int]:
+def _usage(folder: Path) -> DiskUsage:
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     usage = os.statvfs(there)  # where somebody removed the folder it is made again
-    return usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
+    size = usage.f_frsize
+    return DiskUsage(usage.f_bavail * size, usage.f_blocks * size, usage.f_favail, usage.f_files)
 
 
 def lock_file(path: Path) -> int:

@@ -125,6 +125,16 @@ def test_room_when_there_was_none_has_to_be_more(tmp_path):
         DiskRoom(tmp_path, floor, lambda _, free=free: (free + 1, 1000)).check(again=True)
 
 
+def test_room_when_inodes_are_short_is_none(tmp_path):
+    """Small files take them: the share of a disk that is left free is that of its inodes, too."""
+    DiskRoom(tmp_path, 100, lambda _: (500, 1000, 20, 200)).check()
+    with pytest.raises(OSError, match="19 inodes are free, less than 20"):
+        DiskRoom(tmp_path, 100, lambda _: (500, 1000, 19, 200)).check()
+    with pytest.raises(OSError, match="inodes"):  # as for octets: there has to be more again
+        DiskRoom(tmp_path, 100, lambda _: (500, 1000, 20, 200)).check(again=True)
+    DiskRoom(tmp_path, 100, lambda _: (500, 1000, 0, 0)).check()  # a file system without a table of them
+
+
 def test_finish_when_the_name_was_taken_meanwhile_writes_over_nothing(tmp_path):
     file = PartFile(tmp_path / "a.flv")
     file.append(b"new")
