@@ -125,9 +125,9 @@ def merge_streams(asked: Asked, results: Results) -> Json:
                 by_name[row["stream"]] = row | {"worker": number if _publishes(row) else None}
                 continue
             if _publishes(row) and merged_row["worker"] is None:
-                merged_row |= {name: row[name] for name in ("publisher", "connection", "media", "codecs")} | {
-                    "worker": number
-                }
+                merged_row |= {
+                    name: row[name] for name in ("publisher", "connection", "media", "codecs", "unwritten")
+                } | {"worker": number}
             for name in ("viewers", "slow", "standby", "sent_bytes"):
                 merged_row[name] += row[name]
             for name in ("in_bytes", "in_messages", "in_frames"):

@@ -116,6 +116,12 @@ class LiveHooks:
     def ended(self, request: LiveRequest, why: str) -> Awaitable[None] | None:
         """The publication has ended; `why` is as in the log. Comes behind its last frame."""
 
+    def unwritten(self, request: LiveRequest, what: str, why: str) -> Awaitable[None] | None:
+        """A publication is not recorded, or not written as HLS, though settings ask for it; `what`: "record" or "hls".
+
+        `why` is as in the log; empty: it is written again.
+        """
+
     def played(self, request: LiveRequest) -> Awaitable[None] | None:
         """A client plays now, or waits for the stream."""
 
@@ -151,6 +157,9 @@ class HookRunner:
         self._untold: dict[str, int] = {}  # calls of `published` in _news, by address; guarded by _lock
         self._waiting_count = 0  # news in _news; guarded by _lock
         self._left_out = False  # whether some were since there were few; guarded by _lock
+        # Those that publish, by connection and stream, where `unwritten` is wanted; guarded by _lock
+        self._publishing: dict[tuple[int, str], LiveRequest] = {}
+        self._tells_unwritten: Final = _overridden(hooks, "unwritten")
         self._lost_frames: dict[str, int] = {}  # by stream, since the last frame that was taken; guarded by _lock
         # whether there is a question to ask, by kind
         self.decides: Final = {kind: _overridden(hooks, f"may_{kind}") for kind in _NEWS}
@@ -160,7 +169,7 @@ class HookRunner:
         # the kinds of which beginnings or ends are told
         self.told_kinds: Final = {
             kind for kind, names in _NEWS.items() if any(_overridden(hooks, name) for name in names if name)
-        }
+        } | ({"publish"} if self._tells_unwritten else set())
 
     def start(self) -> None:
         if self._loop is None:
@@ -288,6 +297,8 @@ class HookRunner:
                 with self._lock:
                     key = address_key(request.peer[0])
                     self._untold[key] = self._untold.get(key, 0) + 1
+                    if self._tells_unwritten:
+                        self._publishing[request.connection, request.stream] = request
             self._queue_news(name, request)
 
     def _forget_untold(self, request: LiveRequest) -> None:
@@ -299,12 +310,20 @@ class HookRunner:
 
     def note_end(self, request: LiveRequest, why: str) -> None:
         if request.kind in self.told_kinds:
+            with self._lock:
+                self._publishing.pop((request.connection, request.stream), None)
             self._queue_news(_NEWS[request.kind][1], request, why)
+
+    def note_unwritten(self, connection: int, stream: str, what: str, why: str) -> None:
+        with self._lock:
+            request = self._publishing.get((connection, stream))
+        if request is not None:
+            self._queue_news("unwritten", request, what, why)
 
     def _queue_news(self, name: str, request: LiveRequest, *more: Any) -> None:
         with self._lock:
             # How many publications wait to be told of is limited already, see `check_news`.
-            full = self._waiting_count >= _MOST_WAITING and request.kind != "publish"
+            full = self._waiting_count >= _MOST_WAITING and (request.kind != "publish" or name == "unwritten")
             first, self._left_out = full and not self._left_out, full or self._left_out
             if not full:
                 self._waiting_count += 1

@@ -7,7 +7,7 @@ has to tell a member it does through the member's own thread (`Member.on_thread`
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import structlog
@@ -409,6 +409,19 @@ class Hub:
         with self._lock:
             stream = self._streams.get(name)
             return stream is not None and not stream.ended
+
+    def note_unwritten(self, name: str, why: Mapping[str, str]) -> None:
+        """Note what of a stream is to be recorded, or written as HLS, and is not: by kind, with the reason."""
+        with self._lock:
+            stream = self._streams.get(name)
+            publisher = None if stream is None else stream.publisher
+            if stream is None:
+                return
+            before, stream.unwritten = stream.unwritten, why
+        hooks = self.gate.hooks
+        if hooks is not None and publisher is not None:
+            for kind in sorted(before.keys() ^ why.keys()):
+                hooks.note_unwritten(publisher.number, name, kind, why.get(kind, ""))
 
     def has_publisher(self, name: str) -> bool:
         """Return whether a publisher of this server's own has the name; a copy of another server's stream has none."""

@@ -10,7 +10,7 @@ publisher to the next a clean cut. Viewers read the logs without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from flowctl.core.flow.state import MessageClass
@@ -138,6 +138,8 @@ class Stream:
         self.bytes_in = 0
         self.before_key_count = 0
         self.takeovers = 0  # changes of `publisher`; guarded by _lock
+        # what is to be recorded, or written as HLS, and is not: by kind, with the reason; replaced as a whole
+        self.unwritten: Mapping[str, str] = {}
         self.codecs: dict[str, str] = {}  # "video" and "audio", as the publisher last showed them
         self._named: frozenset[str] = frozenset()  # the same, as its metadata name them
         self.shown_at: float | None = None  # when the publisher showed the first of them. None: it has shown none.
@@ -188,6 +190,7 @@ class Stream:
             for wire in self._wires.values():
                 wire.log.batched = batched
             self.takeovers += 1
+            self.unwritten = {}  # what lacks is told again soon, for the owner of this publication
             self.media_at = now
             self._shift = None
             self._key_seen = False

@@ -30,7 +30,15 @@ def viewer(number, **figures):
 
 
 def stream(name, viewers=0, publisher=None, media="", in_bytes=0):
-    found = {"stream": name, "publisher": publisher, "media": media, "viewers": viewers, "standby": 0, "slow": 0}
+    found = {
+        "stream": name,
+        "publisher": publisher,
+        "media": media,
+        "viewers": viewers,
+        "standby": 0,
+        "slow": 0,
+        "unwritten": {},
+    }
     found |= {"connection": None, "codecs": {}, "in_messages": 0, "in_frames": 0, "sent_bytes": 0}
     return found | {"in_bytes": in_bytes, "states": {"READY": viewers}, "renditions": []}
 
@@ -147,7 +155,7 @@ def test_figures_when_of_several_processes_are_sums_and_the_worst():
 
 def stream_row(name, publisher=None, **figures):
     usual = {"stream": name, "publisher": publisher, "connection": None, "media": "", "codecs": {}, "viewers": 0}
-    usual |= {"states": {"READY": 0, "SOFT_LIMIT": 0}, "slow": 0, "standby": 0, "renditions": []}
+    usual |= {"states": {"READY": 0, "SOFT_LIMIT": 0}, "slow": 0, "standby": 0, "unwritten": {}, "renditions": []}
     return usual | {"in_bytes": 0, "in_messages": 0, "in_frames": 0, "sent_bytes": 0} | figures
 
 

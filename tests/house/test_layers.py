@@ -86,7 +86,7 @@ LAYERS = {
     ),
     "remux": layer(
         "live.remux",
-        "words access flow rtmp outcomes log loop sending streams connection server live httpd client cluster",
+        "words access flow rtmp outcomes judging log loop sending streams connection server live httpd client cluster",
     ),
     "relay": layer("live.relay", "words flow rtmp outcomes loop sending streams connection server live client cluster"),
     "loadtest": layer("load", "words text flow rtmp charts log loop media client"),

@@ -15,6 +15,7 @@ from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.live.access.request import TOO_SLOW, UNDECIDED, LiveRequest, Question, Refusal, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner, LiveFrame, LiveHooks
+from flowctl.live.rows import stream_row
 from flowctl.live.server import build_live_server
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import commands
@@ -440,6 +441,40 @@ def test_news_come_in_order_on_one_thread(run):
     frames = [LiveFrame("live/room", MessageClass.AUDIO, TYPE_AUDIO, at, b"%d" % at) for at in range(100)]
     assert recorder.told == [("published", "live/room"), *frames, ("ended", "live/room", "closeStream")]
     assert (recorder.threads, failures) == ({"flowctl-hooks-news"}, [])
+
+
+class Owner(LiveHooks):
+    def __init__(self):
+        self.told = []
+
+    def unwritten(self, request, what, why):
+        self.told.append((request.peer, request.stream, what, why))
+
+
+def test_publication_that_is_not_recorded_is_told_to_the_application_once_and_shown(run, world):
+    owner = Owner()
+    runner, failures = run(owner)
+    world.hub.gate.hooks = runner
+    first = world.publisher()
+    world.run()
+    for why in ({}, {"record": "no place"}, {"record": "still none"}, {"hls": "no room"}, {}, {"hls": "no room"}):
+        world.hub.note_unwritten("live/room", why)
+    world.hub.note_unwritten("live/other", {"record": "no place"})  # has gone meanwhile
+    row = stream_row(world.hub.find_stream("live/room"), 0)
+    assert row["unwritten"] == {"hls": "no room"}
+    first.leave()
+    world.run(5.0)
+    second = world.publisher()
+    world.run()
+    assert stream_row(world.hub.find_stream("live/room"), 0)["unwritten"] == {}  # of this publication nothing lacks yet
+    world.hub.note_unwritten("live/room", {"hls": "no room"})
+    second.leave()
+    world.run(5.0)
+    runner.stop(WAIT_S)
+    told = [("record", "no place"), ("hls", "no room"), ("record", ""), ("hls", ""), ("hls", "no room")]
+    assert [item[2:] for item in owner.told] == [*told, ("hls", "no room")]
+    assert {item[1] for item in owner.told} == {"live/room"}
+    assert (runner._publishing, failures) == ({}, [])
 
 
 def test_publications_that_nobody_has_heard_of_are_limited_by_address(run):

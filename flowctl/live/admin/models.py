@@ -143,6 +143,7 @@ class Stream(BaseModel):
     states: dict[State, int]
     slow: int
     standby: int
+    unwritten: dict[str, str] = Field(description="what is to be recorded, or written as HLS, and is not: why")
     in_bytes: int
     in_messages: int
     in_frames: int

@@ -4,7 +4,7 @@ How it works. Lines on a socket say which streams there are, and where (`flowctl
 recording, and the HLS of each stream, plays the stream on a connection of its own and is written on a thread of its
 own, so that a disk that is slow for one costs no other one anything. A stream that has gone is kept for some seconds: a
 publisher that comes back goes on in the same playlist. What cannot begin, because another process still writes it as in
-a rolling restart, is tried again.
+a rolling restart, or since others have the places (`Places`), is tried again; until then its row says why.
 
 The end of the socket is the end of the server: files are finished then. Signals end nothing, since systemd and
 terminals send them to the server and to this process at once, and the server has more to send.
@@ -29,17 +29,18 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 import structlog
 
 from flowctl import log
-from flowctl.errors import FlowctlError, LimitExceededError
+from flowctl.errors import FlowctlError
 from flowctl.live.cluster.follow import FollowState, Source, StreamFollower
 from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
 from flowctl.live.cluster.workers.child import serve_orders
 from flowctl.live.remux.files import NameTemplate, recover
 from flowctl.live.remux.flvform import FlvForm, whole_bytes
 from flowctl.live.remux.intake import BACKOFF, HOLD_S
+from flowctl.live.remux.places import Places
 from flowctl.live.remux.playlist import AWAY_S
 from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
 from flowctl.live.remux.retention import RECORDING, TEMPLATE, remove_ended, remove_old
-from flowctl.live.remux.writer import StreamWriter
+from flowctl.live.remux.writer import RecorderState, StreamWriter
 from flowctl.live.settings.media import RecordFormat
 from flowctl.pollgroup import PollGroup
 from flowctl.wire.rtmp.url import url_of
@@ -68,11 +69,23 @@ class _Spec(NamedTuple):
     part_s: float = 0.0
 
 
+class _Wanted(NamedTuple):
+    """What is to be written, from where, of the stream of which address."""
+
+    path: str
+    spec: _Spec
+    address: str
+
+
 _Key: TypeAlias = tuple[str, str]
 """Name of a stream, and kind of what is written of it."""
 _RECORD: Final = "record"
 _HLS: Final = "hls"
 _COUNTED: Final = ("files", "written_bytes", "media_s", "lost_messages")
+_UNWRITTEN: Final = "not written"
+"""State of what is to be written and is not: its row says why."""
+_LACKING: Final = frozenset({_UNWRITTEN, RecorderState.NO_ROOM.value, RecorderState.ENDED.value})
+_UNWRITTEN_ROW: Final = {"state": _UNWRITTEN, "file": "", **dict.fromkeys(_COUNTED, 0)}
 
 
 def _specs(order: StreamOrder) -> dict[str, _Spec | None]:
@@ -90,11 +103,12 @@ class WrittenStream:
         RemoteProtocolError: it cannot be asked for.
     """
 
-    def __init__(self, key: _Key, path: str, spec: _Spec, config: MediaProcessConfig, group: PollGroup) -> None:
+    def __init__(self, key: _Key, wanted: _Wanted, config: MediaProcessConfig, group: PollGroup) -> None:
         self.key: Final = key
-        self.spec: Final = spec
+        self.wanted = wanted
+        spec = wanted.spec
         self.drop_at: float | None = None  # when it is forgotten. None: it is published.
-        source = self._source(path)
+        source = self._source(wanted.path)
         app, _, stream = key[0].rpartition("/")
         self._writer: Final = (_recorder if key[1] == _RECORD else _hls_writer)(app or stream, stream, spec, config)
         self._follow: Final = StreamFollower(source, self._writer.intake, group, backoff=BACKOFF, hold_s=HOLD_S)
@@ -181,8 +195,9 @@ class MediaProcess:
         self._lines: Final[queue.SimpleQueue[dict[str, Any] | None]] = queue.SimpleQueue()  # None: the end
         self._written: dict[_Key, WrittenStream] = {}
         self._finishing: dict[_Key, tuple[threading.Thread, WrittenStream]] = {}  # whose files are being finished
-        self._waiting: dict[_Key, tuple[str, _Spec]] = {}  # to be written from where, once that can be
-        self._told: set[_Key] = set()  # of those, whose reason is in the log
+        self._waiting: dict[_Key, _Wanted] = {}  # to be written once that can be
+        self._why: dict[_Key, str] = {}  # of those, why they are not written; it is in the log
+        self._places: Final[Places[_Key]] = Places()
         self._past: Final = {_RECORD: Counter[str](), _HLS: Counter[str]()}  # of streams that have gone
         self._clean_at = 0.0
         self._over = threading.Event()
@@ -230,7 +245,7 @@ class MediaProcess:
                 row = stream.row()
                 self._past[key[1]].update({name: row[name] for name in _COUNTED})
         for key in [key for key in self._waiting if key not in self._finishing]:
-            self._begin(key, *self._waiting.pop(key))
+            self._begin(key, self._waiting.pop(key))
         for key, stream in list(self._written.items()):
             if stream.drop_at is not None and stream.drop_at <= now:
                 self._end(key)
@@ -242,19 +257,20 @@ class MediaProcess:
         name, path, order = said["stream"], said["path"], said["order"]
         if order is None:
             for key in ((name, _RECORD), (name, _HLS)):
-                self._waiting.pop(key, None)
-                self._told.discard(key)
+                self._forget(key)
                 if key in self._written:
                     self._written[key].drop_at = self._clock() + _DROP_S
             return
         wanted = StreamOrder(**order)
         for kind, spec in _specs(wanted).items():
             key = name, kind
-            self._waiting.pop(key, None)
+            self._forget(key)
             stream = self._written.get(key)
-            if stream is not None and stream.spec == spec:
+            if stream is not None and stream.wanted.spec == spec:
                 stream.drop_at = None
                 stream.move(path)
+                stream.wanted = _Wanted(path, spec, wanted.address)
+                self._places.take(key, wanted.address, MOST_WRITTEN)
                 continue
             if stream is not None and wanted.moves:
                 stream.hand_over()
@@ -262,24 +278,33 @@ class MediaProcess:
             elif stream is not None:
                 self._end(key)
             if spec is not None:
-                self._waiting[key] = path, spec
+                self._waiting[key] = _Wanted(path, spec, wanted.address)
 
-    def _begin(self, key: _Key, path: str, spec: _Spec) -> None:
+    def _forget(self, key: _Key) -> None:
+        self._waiting.pop(key, None)
+        self._why.pop(key, None)
+
+    def _begin(self, key: _Key, wanted: _Wanted) -> None:
         """Begin to write, or note that it has to wait."""
         try:
-            if len(self._written) >= MOST_WRITTEN:
+            if len(self._places) >= MOST_WRITTEN:
                 self._end_longest_gone()
-            if len(self._written) >= MOST_WRITTEN:
-                raise LimitExceededError("streams that are written", len(self._written) + 1, MOST_WRITTEN)
-            self._written[key] = WrittenStream(key, path, spec, self._config, self._group)
+            victim = self._places.take(key, wanted.address, MOST_WRITTEN)
+            if victim is not None:
+                self._wait(victim, self._written[victim].wanted, "its place went to an address that has fewer")
+                self._end(victim)
+            self._written[key] = WrittenStream(key, wanted, self._config, self._group)
         except (FlowctlError, OSError) as error:
-            self._waiting[key] = path, spec
-            if key not in self._told:
-                hint = getattr(error, "hint", None)
-                _log.error("a stream is not written yet", stream=key[0], kind=key[1], why=str(error), hint=hint)
-                self._told.add(key)
+            self._wait(key, wanted, str(error), getattr(error, "hint", None))
+            self._places.free(key)
         else:
-            self._told.discard(key)
+            self._why.pop(key, None)
+
+    def _wait(self, key: _Key, wanted: _Wanted, why: str, hint: str | None = None) -> None:
+        self._waiting[key] = wanted
+        if key not in self._why:
+            _log.error("a stream is not written yet", stream=key[0], kind=key[1], why=why, hint=hint)
+        self._why[key] = why
 
     def _end_longest_gone(self) -> None:
         """Make room: a publisher of one name after the other shall keep no other stream from being written."""
@@ -294,6 +319,7 @@ class MediaProcess:
     def _finish(self, key: _Key) -> None:
         """Finish the files of a stream; a thread of its own waits for the disk."""
         stream = self._written.pop(key)
+        self._places.free(key)
         thread = threading.Thread(target=stream.finish, args=(_STOP_S,), name="flowctl-media-finish", daemon=True)
         self._finishing[key] = thread, stream
         thread.start()
@@ -303,7 +329,12 @@ class MediaProcess:
         totals = {kind: Counter(past) for kind, past in self._past.items()}
         for row in (*rows, *(stream.row() for _, stream in self._finishing.values())):
             totals[row["kind"]].update({name: row[name] for name in _COUNTED})
-        return {"streams": rows, "totals": totals}
+        rows += [_UNWRITTEN_ROW | {"stream": key[0], "kind": key[1], "why": why} for key, why in self._why.items()]
+        unwritten: dict[str, dict[str, str]] = {}
+        for row in rows:
+            if row["state"] in _LACKING:
+                unwritten.setdefault(row["stream"], {})[row["kind"]] = row["why"] or row["state"]
+        return {"streams": rows, "totals": totals, "unwritten": unwritten}
 
     # -- threads of their own
 

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 from e2e_kit import wait_until
 
-from flowctl.live.cluster.media.keeper import MediaKeeper
+from flowctl.live.cluster.media.keeper import MediaKeeper, _Want
 from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
 from flowctl.live.cluster.media.watch import MediaWatch
 from flowctl.live.cluster.workers import restarts
+from flowctl.live.cluster.workers.restarts import WorkerPulse
 from flowctl.live.config import LiveConfig
 from flowctl.live.remux.files import lock_file
 from flowctl.live.remux.mediaprocess import MediaProcess, WrittenStream
@@ -49,7 +50,8 @@ class Server:
         return json.loads(self.lines.readline())
 
     def rows(self):
-        return [(row["stream"], row["kind"]) for row in self.figures()["streams"]]
+        rows = self.figures()["streams"]
+        return [(row["stream"], row["kind"]) for row in rows if row["state"] != "not written"]
 
     def _send(self, said):
         self.conn.sendall(json.dumps(said).encode() + b"\n")
@@ -103,6 +105,31 @@ def test_process_when_names_are_published_one_after_the_other_writes_what_is_pub
     assert {("live/show", "record"), ("live/other0", "record"), ("live/other1", "record")} == set(server.rows())
 
 
+def test_process_when_addresses_have_all_places_gives_one_to_an_address_that_has_none(server, monkeypatch):
+    monkeypatch.setattr("flowctl.live.remux.mediaprocess.MOST_WRITTEN", 6)
+    for number in range(8):
+        server.say(f"live/{number}", record_format="flv", address=f"2001:db8:{number % 2}::{number}")
+    assert len(server.rows()) == 6
+    server.say("live/show", record_format="flv", address="192.0.2.1")
+    wait_until(lambda: ("live/show", "record") in server.rows(), "it has a place")
+    unwritten = server.figures()["unwritten"]
+    assert unwritten.keys() == {"live/5", "live/6", "live/7"}  # the newest of those who have most
+    assert all("address" in why["record"] for why in unwritten.values())
+    for number in range(4):
+        server.say(f"live/{number}")
+    wait_until(lambda: server.figures()["unwritten"] == {}, "there is room for all")
+
+
+def test_process_when_a_publisher_moves_to_another_address_has_its_place_there(server, monkeypatch):
+    monkeypatch.setattr("flowctl.live.remux.mediaprocess.MOST_WRITTEN", 2)
+    server.say("live/a", record_format="flv", address="192.0.2.1")
+    server.say("live/b", record_format="flv", address="192.0.2.2")
+    server.say("live/b", record_format="flv", address="192.0.2.1")
+    server.say("live/c", record_format="flv", address="192.0.2.3")
+    wait_until(lambda: ("live/c", "record") in server.rows(), "it has a place")
+    assert server.figures()["unwritten"].keys() == {"live/b"}
+
+
 def test_process_when_a_stream_moves_to_the_next_server_leaves_it_to_that_one_soon(server, tmp_path):
     server.say("live/room", record_format="flv", **HLS)
     wait_until(lambda: len(server.rows()) == 2, "both are written")
@@ -130,6 +157,33 @@ def test_keeper_when_words_of_two_workers_come_in_another_order_follows_the_late
     while not keeper._news.empty():
         told += [(want.path, want.order) for want in keeper._take(keeper._news.get())]
     assert told == [("second", order), ("second", None)]
+
+
+def test_keeper_when_a_stream_is_not_written_tells_it_until_it_is():
+    told = []
+    keeper = MediaKeeper(LiveConfig(), lambda *said: told.append(said))
+    keeper._take(_Want("live/a", "here", StreamOrder(record_format="flv")))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for unwritten in ({"live/a": {"record": "full"}, "live/gone": {"hls": "full"}}, {}, {}):
+            said = {"streams": [], "totals": {}, "unwritten": unwritten}
+            theirs.sendall(json.dumps(said).encode() + b"\n")
+        theirs.shutdown(socket.SHUT_WR)
+        keeper._listen(ours, WorkerPulse(0.0), threading.Event())
+    assert told == [("live/a", "here", {"record": "full"}), ("live/a", "here", {})]
+
+
+def test_watch_when_the_publisher_may_be_back_keeps_the_address_whose_place_it_has():
+    publisher, told = SimpleNamespace(peer=("192.0.2.1", 7)), []
+    stream = SimpleNamespace(ended=False, publisher=publisher)
+    options = MediaOptions(record=StreamPatterns(("live/*",)))
+    hub = SimpleNamespace(find_stream=lambda _: stream, config=LiveConfig(media=options), leaving=False)
+    group = SimpleNamespace(call_soon=lambda look, name: look(name))
+    server = SimpleNamespace(hub=hub, groups=SimpleNamespace(groups=[group]))
+    MediaWatch(server, lambda _, order: told.append(order.address), copies=True)
+    for stream.publisher in (publisher, None, publisher, SimpleNamespace(peer=("follows x", 0))):
+        hub.published("live/a")
+    assert told == ["192.0.2.1", ""]
 
 
 def test_watch_when_a_stream_was_at_another_worker_between_two_looks_tells_of_it_again():

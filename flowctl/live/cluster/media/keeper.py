@@ -73,10 +73,21 @@ _WAKE: Final = _Gone("")
 
 
 class MediaKeeper:
-    """Keeps the media process of one server. Any thread, unless something else is said."""
+    """Keeps the media process of one server. Any thread, unless something else is said.
 
-    def __init__(self, config: LiveConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        tell: called with a stream, the Unix socket that it is at, and what of it is to be written and is not, by kind
+            with the reason; again and again while that is so, and once when nothing lacks any more.
+    """
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        tell: Callable[[str, str, dict[str, str]], None] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._config: Final = config
+        self._tell: Final = tell
         self._clock: Final = clock
         self._news: Final[queue.SimpleQueue[_Want | _Gone | None]] = queue.SimpleQueue()
         self._wanted: dict[str, _Want] = {}  # the keeper's thread
@@ -89,6 +100,7 @@ class MediaKeeper:
         # Replaced as a whole by the keeper's threads:
         self._state, self._pid = "none", 0
         self._streams: list[dict[str, Any]] = []
+        self._unwritten: dict[str, dict[str, str]] = {}  # as it was told last
         self._totals: dict[str, Counter[str]] = {}  # of the present process
         self._before: dict[str, Counter[str]] = {}  # of those that have ended
 
@@ -238,6 +250,10 @@ class MediaKeeper:
                 self._answered.set()
                 self._streams = said["streams"]
                 self._totals = {kind: Counter(found) for kind, found in said["totals"].items()}
+                before, self._unwritten = self._unwritten, said["unwritten"]
+                for stream in before | self._unwritten:
+                    if (want := self._wanted.get(stream)) is not None:
+                        self._tell(stream, want.path, self._unwritten.get(stream, {}))
         ended.set()
         self._news.put(_WAKE)
 
@@ -257,7 +273,7 @@ class ServerMedia:
         self.title: Final = "media"
         self.bound: list[str] = []  # nothing: only its own process reaches it
         self._server: Final = server
-        self._keeper: Final = MediaKeeper(server.config)
+        self._keeper: Final = MediaKeeper(server.config, lambda name, _, why: server.hub.note_unwritten(name, why))
         self._links: Links | None = None  # set on the starting thread, or that of the first group
         MediaWatch(server, self._tell, copies=True)
 

@@ -18,6 +18,7 @@ class StreamOrder:
     hls: bool = False
     hls_segment_s: float = 0.0
     hls_part_s: float = 0.0
+    address: str = ""  # of its publisher. Empty: it comes from another server.
     moves: bool = False  # it goes on at the server that takes the place of this one, which writes it then
 
     @property

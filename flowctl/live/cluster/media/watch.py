@@ -14,8 +14,8 @@ from flowctl.live.server import LiveServer
 from flowctl.live.stream import Stream, StreamMember
 
 
-def order_of(config: LiveConfig, stream: str) -> StreamOrder:
-    """Return what the settings want written of a stream."""
+def order_of(config: LiveConfig, stream: str, address: str = "") -> StreamOrder:
+    """Return what the settings want written of a stream that is published from `address`; empty: elsewhere."""
     media = config.at(stream).media
     return StreamOrder(
         record_format=media.record_format.value if media.record.fits(stream) else "",
@@ -23,6 +23,7 @@ def order_of(config: LiveConfig, stream: str) -> StreamOrder:
         hls=media.hls.fits(stream),
         hls_segment_s=media.hls_segment_s,
         hls_part_s=min(media.hls_part_s, media.hls_segment_s / 2),
+        address=address,
     )
 
 
@@ -53,7 +54,10 @@ class MediaWatch:
         publisher = None if stream is None or stream.ended else stream.publisher
         order = None
         if stream is not None and self._is_published(stream):
-            order = order_of(self._hub.config, name)
+            address = "" if publisher is None or not publisher.peer[1] else publisher.peer[0]
+            if publisher is None and known is not None:  # it may be back
+                address = known[0].address
+            order = order_of(self._hub.config, name, address)
         elif self._hub.leaving:
             order = StreamOrder(moves=True)
         if order is None:

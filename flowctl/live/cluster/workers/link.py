@@ -59,6 +59,7 @@ class SupervisorLink:
         }
         for name, handler in commands.items():
             self.node.add_request_command(WORKER, name, handler)
+        self.node.add_command(WORKER, "unwritten", self._unwritten)
 
     def start(self) -> None:
         """Reach the supervisor; a ClosedError says that the server ends, and starts nothing any more."""
@@ -98,6 +99,10 @@ class SupervisorLink:
         said = {"serial": self._order.serial, "stream": stream, "order": wanted, "at": time.monotonic()}
         with contextlib.suppress(ClosedError):  # this worker ends
             self.node.send(self.conn, f"{WORKERS}.media", json.dumps(said))
+
+    async def _unwritten(self, message: RpcMessage) -> None:
+        stream, why = json.loads(message.data[0])
+        self._server.hub.note_unwritten(stream, why)
 
     def _words(self, message: RpcMessage) -> str:
         self._told.wait(_TOLD_S)

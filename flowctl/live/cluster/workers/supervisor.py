@@ -132,7 +132,7 @@ class Supervisor:
         for name, told in (("changed", self._changed), ("verdicts", self._take_verdicts), ("media", self._written)):
             self.node.add_command(WORKERS, name, told)
         self._names: Final = SupervisorNames(options, self.node)
-        self._media: Final = MediaKeeper(options)
+        self._media: Final = MediaKeeper(options, self._tell_unwritten)
         self._lock: Final = OwnedLock()
         self._book: Final = book  # guarded by _lock
         self._jobs: Final[queue.SimpleQueue[Callable[[], object] | None]] = queue.SimpleQueue()
@@ -507,6 +507,13 @@ class Supervisor:
         said = json.loads(message.data[0])
         order = None if said["order"] is None else StreamOrder(**said["order"])
         self._media.want(said["stream"], str(link_path(self._folder, said["serial"])), order, said["at"])
+
+    def _tell_unwritten(self, stream: str, path: str, why: dict[str, str]) -> None:
+        """Tell the worker that has a stream what of it is not written; a thread of the media process's keeper."""
+        for worker in self.workers():
+            if worker.conn is not None and str(link_path(self._folder, worker.serial)) == path:
+                with contextlib.suppress(ClosedError):  # it has just ended
+                    self.node.send(worker.conn, f"{WORKER}.unwritten", json.dumps([stream, why]))
 
     async def _changed(self, message: RpcMessage) -> None:
         said = json.loads(message.data[0])
