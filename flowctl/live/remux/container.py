@@ -10,7 +10,9 @@ Not for the thread of a poll group: it computes.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +37,9 @@ _TS: Final = {
     "mpegts_flags": "initial_discontinuity",
     "avoid_negative_ts": "disabled",
 }
+_LARGE_BYTES: Final = 1 << 20
+_LARGE_ONES: Final = threading.Lock()
+"""Held while a large group is made, one at a time: on its way through FFmpeg it is there some six times over."""
 _BOX_HEADER_BYTES: Final = 8
 _FRAMES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE, MessageClass.AUDIO})
 _MOST_EARLY_MS: Final = 10_000
@@ -86,11 +91,18 @@ def _remuxed(
     first = [unit._replace(at_ms=units[0].at_ms) for unit in known]
     left_out = {"video" if unit.type_id == TAG_VIDEO else "audio" for unit in known}
     last = max((unit.at_ms - base_ms for unit in units if last_ms and unit.type_id == TAG_VIDEO), default=0), last_ms
-    source = io.BytesIO(flv_of(headers, [*first, *units], base_ms))
-    target = io.BytesIO()
+    large = sum(len(unit.payload) for unit in units) >= _LARGE_BYTES
+    with _LARGE_ONES if large else contextlib.nullcontext():
+        return _made(flv_of(headers, [*first, *units], base_ms), base_ms - zero_ms, form, options, left_out, last)
+
+
+def _made(
+    flv: bytes, offset_ms: int, form: str, options: dict[str, str], left_out: set[str], last: tuple[int, int]
+) -> bytes:
+    source, target = io.BytesIO(flv), io.BytesIO()
     try:
         with av.open(source, format="flv") as read:
-            count = _copied(read, target, base_ms - zero_ms, form, options, left_out, last)
+            count = _copied(read, target, offset_ms, form, options, left_out, last)
     except (av.FFmpegError, ValueError, LookupError, ArithmeticError) as error:
         # LookupError: PyAV knows no track that shows itself only behind what FFmpeg looks through at the beginning.
         raise ValueError(f"{form} cannot hold it: {error}") from error

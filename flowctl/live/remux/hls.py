@@ -41,7 +41,7 @@ from flowctl.live.remux.writer import RecorderState, StreamWriter
 _log: Final = structlog.get_logger("flowctl.remux")
 _MOST_SEGMENT_S: Final = 60.0
 """Longest segment where no key frame comes: what is kept is memory, and players wait for it."""
-_MOST_BYTES: Final = 64 << 20
+_MOST_BYTES: Final = 32 << 20
 _FIRST_SEGMENT_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
 _PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
@@ -119,6 +119,7 @@ class HlsWriter(StreamWriter):
         self._frame_ms: dict[int, int] = {}  # length of a frame in the part before, by type
         self._decode_times = DecodeTimes()
         self._open_bytes = 0  # what of it is kept in memory
+        self._made_bytes = 0  # of that, what was made of messages
         self._has_key = False  # it can be decoded
         self._picture: Unit | None = None  # the key frame that it has
         self._sound: Unit | None = None  # any sound of these tracks
@@ -156,7 +157,22 @@ class HlsWriter(StreamWriter):
     def _media_ms(self) -> int:
         return self._covered_ms
 
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        return self._open_bytes - self._made_bytes, self._made_bytes
+
     # -- the writer's thread
+
+    def _give_way(self, error: OSError) -> None:
+        self._note_no_room(error)
+        if self._playlist is not None:
+            with contextlib.suppress(OSError):  # then it is lost as well
+                self._close_segment(self._playlist)
+        segment, self._segment, self._bodies, self._made_bytes = self._segment, None, [], 0
+        self._useless += [part.name for part in segment.parts] if segment is not None else []
+        self._lose(self._units)
+        self._units = []
+        self._begin_apart()
 
     def _write_out(self) -> None:
         if self._end_at is not None and self._clock() >= self._end_at:
@@ -310,6 +326,7 @@ class HlsWriter(StreamWriter):
                 segment = dataclasses.replace(segment, parts=(*segment.parts, part))
             self._segment = dataclasses.replace(segment, duration_s=segment.duration_s + duration_s)
             self._bodies.append(data)
+            self._made_bytes += len(data)
             playlist.show(self._segment)
             self._apart = False
         self._units = []
@@ -351,12 +368,11 @@ class HlsWriter(StreamWriter):
         segment = self._segment
         if segment is None:
             return
-        data = b"".join(self._bodies)
-        self._replace(segment.name, data)
-        self._segment, self._bodies = None, []
+        self._replace(segment.name, *self._bodies)
         self._dates.end_segment(segment.duration_s)
         self._files += 1
-        self._written_bytes += len(data)
+        self._written_bytes += self._made_bytes
+        self._segment, self._bodies, self._made_bytes = None, [], 0
         self._useless += playlist.add(segment)
 
     def _write_list(self, playlist: Playlist) -> None:
@@ -384,13 +400,13 @@ class HlsWriter(StreamWriter):
         playlist.next_part = self._part_name()
         return playlist
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def _replace(self, name: str, *data: bytes) -> None:
         """Write a file beside its name, then give it that."""
         part = self._folder / (name + PART)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)  # again where somebody has removed it
             with os.fdopen(os.open(part, _BESIDE, 0o666), "wb") as file:
-                file.write(data)
+                file.writelines(data)
             part.replace(self._folder / name)
         except OSError:
             with contextlib.suppress(OSError):

@@ -1,10 +1,11 @@
 """The process that writes what a server's settings say of its streams: recordings and HLS.
 
-How it works. Lines on a socket say which streams there are, and where (`flowctl.live.cluster.media.keeper`). Each
-recording, and the HLS of each stream, plays the stream on a connection of its own and is written on a thread of its
-own, so that a disk that is slow for one costs no other one anything. A stream that has gone is kept for some seconds: a
-publisher that comes back goes on in the same playlist. What cannot begin, because another process still writes it as in
-a rolling restart, or since others have the places (`Places`), is tried again; until then its row says why.
+How it works. Lines on a socket say which streams there are, and where (`flowctl.live.cluster.media.keeper`). A stream
+is played on one connection, and each recording, and the HLS of each stream, is written on a thread of its own, so that
+a disk that is slow for one costs no other one anything. What all hold has a limit (`StreamMemory`). A stream that has
+gone is kept for some seconds: a publisher that comes back goes on in the same playlist. What cannot begin, because
+another process still writes it as in a rolling restart, or since others have the places (`Places`), is tried again;
+until then its row says why.
 
 The end of the socket is the end of the server: files are finished then. Signals end nothing, since systemd and
 terminals send them to the server and to this process at once, and the server has more to send.
@@ -29,13 +30,14 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 import structlog
 
 from flowctl import log
-from flowctl.errors import FlowctlError
+from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError
 from flowctl.live.cluster.follow import FollowState, Source, StreamFollower
 from flowctl.live.cluster.media.order import MediaProcessConfig, StreamOrder
 from flowctl.live.cluster.workers.child import serve_orders
 from flowctl.live.remux.files import NameTemplate, recover
 from flowctl.live.remux.flvform import FlvForm, whole_bytes
-from flowctl.live.remux.intake import BACKOFF, HOLD_S
+from flowctl.live.remux.intake import BACKOFF, HOLD_S, MESSAGE_BYTES
+from flowctl.live.remux.memory import StreamMemory, use_few_heaps
 from flowctl.live.remux.places import Places
 from flowctl.live.remux.playlist import AWAY_S
 from flowctl.live.remux.recorder import RecordSettings, StreamRecorder
@@ -95,35 +97,101 @@ def _specs(order: StreamOrder) -> dict[str, _Spec | None]:
     }
 
 
+class _Follow:
+    """The connection that brings a stream, once for all that is written of it: they hold the same messages.
+
+    Raises:
+        RemoteProtocolError: it cannot be asked for.
+    """
+
+    def __init__(self, name: str, path: str, memory: StreamMemory, group: PollGroup) -> None:
+        self.name: Final = name
+        self._memory: Final = memory
+        self._writers: tuple[StreamWriter, ...] = ()  # replaced as a whole, by the main thread
+        self._follow: Final = StreamFollower(self._source(path), self, group, backoff=BACKOFF, hold_s=HOLD_S)
+
+    def _source(self, path: str) -> Source:
+        return Source(url_of(self.name, "media"), path, "server")
+
+    # -- main thread
+
+    def add(self, writer: StreamWriter) -> None:
+        """Write it in one more way; before `start`, since what comes later has no beginning."""
+        self._writers += (writer,)
+
+    def start(self) -> None:
+        self._memory.holders += (self,)
+        self._follow.start()
+
+    def move(self, path: str) -> None:
+        self._follow.move(self._source(path))
+
+    def leave(self, writer: StreamWriter) -> None:
+        """Have nothing more come for a writer."""
+        others = tuple(item for item in self._writers if item is not writer)
+        if others:
+            self._writers = others
+        else:
+            self._memory.holders = tuple(item for item in self._memory.holders if item is not self)
+            self._follow.stop("its settings changed, or the server stops")
+
+    @property
+    def runs(self) -> bool:
+        return self._follow.statistics().state is FollowState.RUNNING
+
+    # -- the thread that receives
+
+    def begin(self, now: float) -> None:
+        for writer in self._writers:
+            writer.intake.begin(now)
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        for writer in self._writers:
+            writer.intake.take(type_id, timestamp, payload, now)
+        self._memory.note(len(payload) + MESSAGE_BYTES)
+
+    def end(self, why: str) -> None:
+        for writer in self._writers:
+            writer.intake.end(why)
+
+    @property
+    def held_bytes(self) -> int:
+        held = [(writer.intake.size_bytes, *writer.held_bytes) for writer in self._writers]
+        return max((waiting + open_ for waiting, open_, _ in held), default=0) + sum(made for _, _, made in held)
+
+    def cut(self, why: str) -> None:
+        for writer in self._writers:
+            writer.intake.cut(why)
+
+    def go_on(self) -> None:
+        for writer in self._writers:
+            writer.intake.go_on()
+
+
 class WrittenStream:
     """One stream that is recorded, or written as HLS.
 
     Raises:
         ConfigError: another process writes it, or it has no name for files.
-        RemoteProtocolError: it cannot be asked for.
     """
 
-    def __init__(self, key: _Key, wanted: _Wanted, config: MediaProcessConfig, group: PollGroup) -> None:
+    def __init__(self, key: _Key, wanted: _Wanted, config: MediaProcessConfig, follow: _Follow) -> None:
         self.key: Final = key
         self.wanted = wanted
-        spec = wanted.spec
         self.drop_at: float | None = None  # when it is forgotten. None: it is published.
-        source = self._source(wanted.path)
         app, _, stream = key[0].rpartition("/")
-        self._writer: Final = (_recorder if key[1] == _RECORD else _hls_writer)(app or stream, stream, spec, config)
-        self._follow: Final = StreamFollower(source, self._writer.intake, group, backoff=BACKOFF, hold_s=HOLD_S)
+        make = _recorder if key[1] == _RECORD else _hls_writer
+        self._writer: Final = make(app or stream, stream, wanted.spec, config)
+        self._follow: Final = follow
+        follow.add(self._writer)
         self._writer.start()
-        self._follow.start()
-
-    def _source(self, path: str) -> Source:
-        return Source(url_of(self.key[0], "media"), path, "server")
 
     def move(self, path: str) -> None:
-        self._follow.move(self._source(path))
+        self._follow.move(path)
 
     def leave(self) -> None:
         """Have nothing more come."""
-        self._follow.stop("its settings changed, or the server stops")
+        self._follow.leave(self._writer)
 
     def hand_over(self) -> None:
         """Leave a playlist to another process, which goes on with it: it does not end."""
@@ -132,7 +200,7 @@ class WrittenStream:
     @property
     def runs(self) -> bool:
         """Whether it has a connection that brings something, which may still be read."""
-        return self._follow.statistics().state is FollowState.RUNNING
+        return self._follow.runs
 
     def finish(self, patience_s: float) -> None:
         """Have the rest written; waits for the disk."""
@@ -192,6 +260,7 @@ class MediaProcess:
         self._clock: Final = clock
         self._conn: Final = socket.socket(fileno=config.socket_fd)
         self._group: Final = PollGroup("media")
+        self._memory: Final = StreamMemory(config.memory_bytes)
         self._lines: Final[queue.SimpleQueue[dict[str, Any] | None]] = queue.SimpleQueue()  # None: the end
         self._written: dict[_Key, WrittenStream] = {}
         self._finishing: dict[_Key, tuple[threading.Thread, WrittenStream]] = {}  # whose files are being finished
@@ -244,11 +313,13 @@ class MediaProcess:
                 del self._finishing[key]
                 row = stream.row()
                 self._past[key[1]].update({name: row[name] for name in _COUNTED})
-        for key in [key for key in self._waiting if key not in self._finishing]:
-            self._begin(key, self._waiting.pop(key))
+        self._begin_waiting()
         for key, stream in list(self._written.items()):
             if stream.drop_at is not None and stream.drop_at <= now:
                 self._end(key)
+        with contextlib.suppress(ClosedError, LocalProtocolError):  # the group has ended
+            self._group.call_soon(self._memory.look)
+        self._memory.give_back()
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN_S
             remove_ended(self._config.hls_folder, self._config.hls_streams.fits, time.time())
@@ -284,7 +355,14 @@ class MediaProcess:
         self._waiting.pop(key, None)
         self._why.pop(key, None)
 
-    def _begin(self, key: _Key, wanted: _Wanted) -> None:
+    def _begin_waiting(self) -> None:
+        follows: dict[str, _Follow] = {}  # by stream: what begins together has one connection
+        for key in [key for key in self._waiting if key not in self._finishing]:
+            self._begin(key, self._waiting.pop(key), follows)
+        for follow in follows.values():
+            follow.start()
+
+    def _begin(self, key: _Key, wanted: _Wanted, follows: dict[str, _Follow]) -> None:
         """Begin to write, or note that it has to wait."""
         try:
             if len(self._places) >= MOST_WRITTEN:
@@ -293,7 +371,9 @@ class MediaProcess:
             if victim is not None:
                 self._wait(victim, self._written[victim].wanted, "its place went to an address that has fewer")
                 self._end(victim)
-            self._written[key] = WrittenStream(key, wanted, self._config, self._group)
+            follow = follows.get(key[0]) or _Follow(key[0], wanted.path, self._memory, self._group)
+            self._written[key] = WrittenStream(key, wanted, self._config, follow)
+            follows[key[0]] = follow
         except (FlowctlError, OSError) as error:
             self._wait(key, wanted, str(error), getattr(error, "hint", None))
             self._places.free(key)
@@ -366,4 +446,5 @@ def _serve(config: MediaProcessConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     log.configure(**config.log, fields={"worker": "media"})
+    use_few_heaps()
     MediaProcess(config, time.monotonic).run()

@@ -29,7 +29,7 @@ from flowctl.live.remux.intake import MESSAGE_BYTES, Intake
 from flowctl.live.remux.writer import RETRY_S, RecorderState, StreamWriter
 
 _log: Final = structlog.get_logger("flowctl.remux")
-PIECE_BYTES: Final = 32 << 20
+PIECE_BYTES: Final = 16 << 20
 """Most of a group of pictures that is kept in memory; a longer one is written in parts."""
 PIECE_MS: Final = 10_000
 """Longest part of a group that is kept in memory: it is lost when the process is killed."""
@@ -119,7 +119,22 @@ class StreamRecorder(StreamWriter):
     def _media_ms(self) -> int:
         return self._written_ms + (0 if self._file is None else self._last_ms - self._first_ms)
 
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        return self._piece_bytes, 0
+
     # -- the recorder's thread
+
+    def _give_way(self, error: OSError) -> None:
+        piece, self._piece, self._piece_bytes = self._piece, [], 0
+        self._stop_at(piece, error)
+
+    def _stop_at(self, piece: list[Unit], error: OSError) -> None:
+        """Lose what cannot be written, and end the file with what is whole of it."""
+        self._lose(piece)
+        self._note_no_room(error)
+        self._running = False
+        self._close_file(self._why)
 
     def _write_out(self) -> None:
         if not self._groups:
@@ -210,10 +225,7 @@ class StreamRecorder(StreamWriter):
         try:
             self._write(piece)
         except OSError as error:
-            self._lose(piece)
-            self._note_no_room(error)
-            self._running = False
-            self._close_file(self._why)
+            self._stop_at(piece, error)
         except (ValueError, FlowctlError) as error:
             self._lose(piece)
             self._running = False

@@ -2,7 +2,7 @@
 
 How it works. What comes waits in an `Intake`; the thread hands it over until the intake is closed, and then has the
 rest written. A disk that takes no more is told once, and looked at again every `RETRY_S`; what comes meanwhile is
-counted as lost, and nobody but this stream is disturbed.
+counted as lost, and nobody but this stream is disturbed. The same where the process has no memory for it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import enum
+import errno
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,18 +21,21 @@ import structlog
 
 from flowctl.live.remux.course import FileTimeline, Unit
 from flowctl.live.remux.files import DiskRoom
-from flowctl.live.remux.intake import Intake, Item, MessageTaken, PublicationBegan, PublicationEnded
+from flowctl.live.remux.intake import Intake, Item, MessageTaken, PublicationBegan, PublicationEnded, QueueCut
 
 _log: Final = structlog.get_logger("flowctl.remux")
 _LOOK_S: Final = 0.2
 RETRY_S: Final = 2.0
 """Time between looks for room on a disk that had none: each try costs the files of a recording one more beginning."""
+_CUT_S: Final = 10.0
+"""Time for which a stream that was cut is not begun again: what it held was too much, and its owner is to be told."""
+_CUT_HINT: Final = "it goes on by itself; memory_budget says how much all streams may hold"
 
 
 class RecorderState(enum.Enum):
     WAITING = "waiting"  #: for the stream
     RECORDING = "recording"
-    NO_ROOM = "no room"  #: the disk takes nothing
+    NO_ROOM = "no room"  #: the disk takes nothing, or there is no memory for it
     ENDED = "ended"
 
 
@@ -111,12 +115,13 @@ class StreamWriter(abc.ABC):
                 self._end_publication(item.why or "the stream ended", gone=True)
                 self._timeline.restart()
                 self.stream_ended.set()
+            elif isinstance(item, QueueCut):
+                self._give_way(OSError(errno.ENOMEM, item.why))
             else:
                 self._lost_messages += item.message_count
                 self._lost_bytes += item.size_bytes
-                self._timeline.note_gap("the disk was too slow")
-                text = f"{self.what} lost a part: the disk is too slow"
-                _log.warning(text, stream=self._name, messages=item.message_count)
+                self._timeline.note_gap(item.why)
+                _log.warning(f"{self.what} lost a part: {item.why}", stream=self._name, messages=item.message_count)
         self._write_out()
 
     def _run(self) -> None:
@@ -134,11 +139,12 @@ class StreamWriter(abc.ABC):
 
     def _note_no_room(self, error: OSError) -> None:
         """The disk takes no more: say so once, and look again later."""
-        now, why = self._clock(), error.strerror or str(error)
+        now, why, cut = self._clock(), error.strerror or str(error), error.errno == errno.ENOMEM
         if self._no_room_until is None:
-            _log.error(f"{self.what} is interrupted", stream=self._name, why=why, hint=self.hint)
-        if self._no_room_until is None or now >= self._no_room_until:
-            self._no_room_until = now + RETRY_S
+            hint = _CUT_HINT if cut else self.hint
+            _log.error(f"{self.what} is interrupted", stream=self._name, why=why, hint=hint)
+        if cut or self._no_room_until is None or now >= self._no_room_until:
+            self._no_room_until = now + (_CUT_S if cut else RETRY_S)
         self._why, self._state = why, RecorderState.NO_ROOM
 
     def _note_written(self) -> None:
@@ -157,6 +163,15 @@ class StreamWriter(abc.ABC):
         self._lost_bytes += sum(len(unit.payload) for unit in units)
 
     # -- for derived classes
+
+    @property
+    @abc.abstractmethod
+    def held_bytes(self) -> tuple[int, int]:
+        """What is held and not written: messages as they came, and what was made of them. Any thread."""
+
+    @abc.abstractmethod
+    def _give_way(self, error: OSError) -> None:
+        """Let go of all that is held, as where a disk takes no more."""
 
     @abc.abstractmethod
     def _path(self) -> Path | None:

@@ -161,7 +161,9 @@ class LiveSettings(BaseModel):
     )
     policy: Policy = _at("policy", "What is left out for slow viewers.", of=_VIEWER)
     memory_budget: Size = _at(
-        "memory_budget_bytes", "What may wait for all slow viewers together; 0: no limit.", takes=Takes.NOW
+        "memory_budget_bytes",
+        "What may wait for all slow viewers together; 0: no limit. As much is for recordings and HLS; 0: 512MiB.",
+        takes=Takes.NOW,
     )
 
     max_connections: Count = _at(

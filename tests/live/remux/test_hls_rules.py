@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from unittest.mock import Mock
 
 import pytest
 from hls_kit import ListingReader, Segment, Validator
@@ -13,9 +14,11 @@ from remux_kit import moved, source
 from flowctl.flv import TAG_VIDEO
 from flowctl.live.remux.files import DiskRoom
 from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
-from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded
+from flowctl.live.remux.intake import MessageTaken, PublicationBegan, PublicationEnded, QueueCut
 from flowctl.live.remux.waiting import parse_playlist
+from flowctl.live.remux.writer import RecorderState
 from flowctl.testing import ManualClock
+from flowctl.wire.media.synthetic import SyntheticSource
 
 
 class Watched:
@@ -269,3 +272,35 @@ def test_parts_when_a_track_shows_itself_late_keep_the_rules(tmp_path, sample):
     assert watched.text.count("#EXT-X-DISCONTINUITY\n") == 1
     assert watched.validator.faults == []
     assert watched.writer.statistics().lost_messages == 0
+
+
+@pytest.mark.parametrize("part_s", [0.0, 0.2])
+def test_hls_when_it_is_cut_holds_nothing_and_goes_on_behind_a_break(tmp_path, part_s):
+    watched = Watched(tmp_path, part_s=part_s, form=SegmentForm.AUTO)
+    tags = list(SyntheticSource(video_bit_rate=100_000, key_interval_s=1.0, fps=25).tags(30))
+    third = len(tags) // 3
+    watched.feed(tags[:third])
+    assert sum(watched.writer.held_bytes) > 0
+    watched.say(QueueCut("too much is held"))
+    assert watched.writer.held_bytes == (0, 0)
+    assert watched.writer.statistics().state is RecorderState.NO_ROOM
+    watched.feed(tags[third:])
+    assert watched.writer.statistics().state is RecorderState.RECORDING
+    watched.say(PublicationEnded("over"))
+    assert "#EXT-X-DISCONTINUITY" in watched.text
+
+
+def test_hls_when_it_is_cut_and_cannot_be_written_holds_nothing_and_leaves_no_parts(tmp_path, monkeypatch):
+    watched = Watched(tmp_path)
+    tags = list(SyntheticSource(video_bit_rate=100_000, key_interval_s=1.0, fps=25).tags(30))
+    watched.feed(tags[:150])
+    with monkeypatch.context() as patch:
+        patch.setattr(watched.writer, "_replace", Mock(side_effect=OSError("no disk")))
+        watched.say(QueueCut("too much is held"))
+    assert watched.writer.held_bytes == (0, 0)
+    watched.feed(tags[150:])
+    listed = set(re.findall(r'URI="([^"]+)"|^([^#\n]+)', watched.text, re.MULTILINE))
+    there = {path.name for path in watched.folder.iterdir() if path.name.endswith(".m4s")}
+    assert {one or other for one, other in listed} - there <= {watched.writer._playlist.next_part, "room-1000-init.mp4"}
+    whole = [name for name in there if re.fullmatch(r"room-\d+\.m4s", name)]
+    assert len(there) <= 4 * 2 * 7 + len(whole)  # parts of what is listed, and as many that were

@@ -36,6 +36,7 @@ class Server:
             options=MediaOptions(record_folder=folder / "recordings"),
             hls_folder=folder / "hls",
             hls_streams=StreamPatterns(("live/*",)),
+            memory_bytes=1 << 30,
             log={},
         )
         self.lines = self.conn.makefile("rb")

@@ -47,6 +47,8 @@ _WORDS_S: Final = 0.5
 """Time that a process that hangs has to say where."""
 _READY_S: Final = 5.0
 """Time for which a server waits for the process before it says that it serves: what is published then is whole."""
+_MEMORY_BYTES: Final = 512 << 20
+"""What it may hold where `memory_budget` says nothing: a hundred streams of 2.5 Mbit/s in groups of 10 s hold half."""
 _QUESTION: Final = b'{"ask": "figures"}\n'
 _MODULE: Final = "flowctl.live.remux.mediaprocess"
 
@@ -177,6 +179,7 @@ class MediaKeeper:
                 options=self._config.media,
                 hls_folder=self._config.hls_folder or HLS_FOLDER,
                 hls_streams=self._config.asked_for("hls"),
+                memory_bytes=self._config.memory_budget_bytes or _MEMORY_BYTES,
                 log=log.in_force(),
             )
             try:

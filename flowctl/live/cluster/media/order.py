@@ -34,4 +34,5 @@ class MediaProcessConfig:
     options: MediaOptions
     hls_folder: Path
     hls_streams: StreamPatterns  # those that any level of the settings names
+    memory_bytes: int  # that all streams may hold
     log: dict[str, Any]  # as `flowctl.log.configure` takes it

@@ -1,0 +1,101 @@
+"""What all streams of the process that writes hold together, and which of them gives way when it is too much.
+
+How it works. A stream holds the messages that wait for the disk, or for the end of what they become, and what was made
+of them. What is written of one stream in two ways holds the same messages: they count once. Limits of one stream bound
+each; this bounds the sum. It is added up whenever a part of the limit has come, and once a second. Above the limit the
+streams that hold most are cut until `_LOW_SHARE` of it is left: their queues and what is open of their files are let
+go. They may go on once that is so.
+
+What is freed lies in between what is not, in the heap of the C library, and is given back to the system after a peak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import Final, Protocol
+
+from flowctl.units import format_size
+
+_STEPS: Final = 32
+"""Parts of the limit: once each has come, it is looked whether that is too much."""
+_LOW_SHARE: Final = 0.8
+_GIVE_BACK_BYTES: Final = 32 << 20
+"""What has been let go since the heap was looked at, from which it is worth a look."""
+_M_ARENA_MAX: Final = -8
+_ARENAS: Final = 2
+"""Heaps of the C library: it makes one for each thread, up to eight per core, and each keeps what it had once."""
+
+
+class Holder(Protocol):
+    """One stream that is written."""
+
+    @property
+    def name(self) -> str:
+        """Of the stream."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds. Any thread."""
+
+    def cut(self, why: str) -> None:
+        """Let go of it, and hold nothing until `go_on`."""
+
+    def go_on(self) -> None:
+        """Hold again what comes."""
+
+
+class StreamMemory:
+    """The memory of all streams of one process; the thread that receives them, unless something else is said."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes: Final = limit_bytes
+        self._low_bytes: Final = int(limit_bytes * _LOW_SHARE)
+        self.holders: tuple[Holder, ...] = ()  # replaced as a whole, by any thread
+        self._cut: set[Holder] = set()
+        self._come_bytes = 0  # since it was looked at
+        self._most_bytes = 0  # that were held since the heap was trimmed
+
+    def note(self, size_bytes: int) -> None:
+        """Note that so much has come."""
+        self._come_bytes += size_bytes
+        if self._come_bytes * _STEPS >= self._limit_bytes:
+            self.look()
+
+    def look(self) -> None:
+        """Cut the streams that hold most if all hold too much; let those that were cut go on if they do not."""
+        self._come_bytes = 0
+        held = {holder: holder.held_bytes for holder in self.holders}
+        total = sum(held.values())
+        self._most_bytes = max(self._most_bytes, total)
+        if total <= self._low_bytes:
+            for holder in self._cut:
+                holder.go_on()
+            self._cut.clear()
+        if total <= self._limit_bytes:
+            return
+        self._cut &= held.keys()
+        left = total - sum(held[holder] for holder in self._cut)  # they are about to let go
+        for holder in sorted(held.keys() - self._cut, key=lambda item: held[item], reverse=True):
+            if left <= self._low_bytes:
+                break
+            left -= held[holder]
+            self._cut.add(holder)
+            holder.cut(
+                f"{format_size(total)} are held of all streams, more than {format_size(self._limit_bytes)},"
+                f" and {format_size(held[holder])} of this one"
+            )
+
+    def give_back(self) -> None:
+        """Give the system what the heap has free, if much was let go. Any thread; it takes milliseconds."""
+        total = sum(holder.held_bytes for holder in self.holders)
+        if self._most_bytes - total >= _GIVE_BACK_BYTES:
+            self._most_bytes = total
+            with contextlib.suppress(AttributeError):  # there is no such function but in glibc
+                ctypes.CDLL(None).malloc_trim(0)
+
+
+def use_few_heaps() -> None:
+    """Have all threads share few heaps; for a process that begins, and has many."""
+    with contextlib.suppress(AttributeError):  # as above
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
