@@ -5,8 +5,11 @@ and the same message arriving again is neither handed on nor acknowledged. A han
 sender's next attempt is handled.
 
 Numbers are per incarnation of the sender. One that was not met before is the sender's new life: what was seen of the
-old one is forgotten, and what still arrives from it is dropped. A peer that announces nothing has incarnation 0 for
-ever; it counts all its messages together, ours counts those to us (`flowctl.nodes.messenger.seen.WhenFull`).
+old one is forgotten, and what still arrives from it is dropped. Where the new life has taken over messages of the one
+that was met, what was seen of those stays; numbers above are forgotten all the same: a sender whose store is an old
+copy gives them to other messages, and must not hear that these were received. A peer that announces nothing has
+incarnation 0 for ever; it counts all its messages together, ours counts those to us
+(`flowctl.nodes.messenger.seen.WhenFull`).
 
 An ordered message is held back until the one that it names was handled, or until the sender says that it will not come;
 and while another one is being handled. One that comes after a later one was begun has been given up: it is dropped.
@@ -71,7 +74,7 @@ class Arrivals:
     _room: HeldRoom = field(default_factory=HeldRoom)
     incarnation: int | None = None  #: of the peer's present life; None: nothing has arrived
     _retired: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_RETIRED))
-    _handling: set[tuple[int, bool, int]] = field(default_factory=set)
+    _handling: dict[tuple[int, bool, int], Arrived] = field(default_factory=dict)
     _held: dict[int, Arrived] = field(default_factory=dict)  #: by the sequence that each waits for
     _held_bytes: int = 0
     _released: list[Arrived] = field(default_factory=list)
@@ -95,14 +98,20 @@ class Arrivals:
         self._ids.restore(ids, old_below)
         self._sequences.restore(sequences)
 
-    def arrive(self, arrived: Arrived) -> ArrivalVerdict:
-        """Decide what is done with a message; call `take_released` afterwards."""
+    def arrive(self, arrived: Arrived, taken_over: int = 0) -> ArrivalVerdict:
+        """Decide what is done with a message; call `take_released` afterwards.
+
+        `taken_over` is what the sender says of the life that is known here, if it has begun another (`Life.earlier`).
+        """
         if arrived.incarnation != self.incarnation:
             if arrived.incarnation in self._retired:
                 return ArrivalVerdict.STALE
             if self.incarnation:
                 self._retired.append(self.incarnation)
-            self._begin_incarnation(arrived.incarnation)
+            if taken_over:
+                self._take_over(arrived.incarnation, taken_over)
+            else:
+                self._begin_incarnation(arrived.incarnation)
         extension = arrived.extension
         if extension is None:
             return self._judge(arrived, self._ids.judge(arrived.message_id))
@@ -114,7 +123,7 @@ class Arrivals:
 
     def note_handled(self, arrived: Arrived) -> bool:
         """Note that its handler has run. False: do not acknowledge, for its sender has begun a new life."""
-        self._handling.discard(_slot(arrived))
+        self._handling.pop(_slot(arrived), None)
         if arrived.incarnation != self.incarnation:
             return False
         (self._ids if arrived.extension is None else self._sequences).first_time(arrived.number)
@@ -125,7 +134,7 @@ class Arrivals:
         return True
 
     def note_failed(self, arrived: Arrived) -> None:
-        self._handling.discard(_slot(arrived))
+        self._handling.pop(_slot(arrived), None)
         self._end_ordered(arrived)
 
     def take_released(self) -> list[Arrived]:
@@ -176,12 +185,26 @@ class Arrivals:
         self.drop_held()
         self._ordered = self._ordered_now = 0
 
+    def _take_over(self, incarnation: int, end: int) -> None:
+        """Go on with a new life of the peer, which has the messages of the old one below `end`, and only those."""
+        before, self.incarnation = self.incarnation, incarnation
+        self._ids.forget_from(end)
+        self._sequences.forget_from(end + 1)
+        self.drop_held()
+        self._ordered = self._ordered if self._ordered <= end else 0
+        self._ordered_now = self._ordered_now if self._ordered_now <= end else 0
+        handling, self._handling = self._handling.values(), {}
+        for arrived in handling:
+            if arrived.incarnation == before and arrived.number < end + (arrived.extension is not None):
+                arrived.incarnation = incarnation
+            self._handling[_slot(arrived)] = arrived
+
     def _judge(self, arrived: Arrived, verdict: NumberVerdict) -> ArrivalVerdict:
         if verdict is NumberVerdict.NEW:
             slot = _slot(arrived)
             if slot in self._handling:
                 return ArrivalVerdict.WAIT
-            self._handling.add(slot)
+            self._handling[slot] = arrived
             return ArrivalVerdict.HANDLE
         return ArrivalVerdict[verdict.name]
 
@@ -195,12 +218,12 @@ class Arrivals:
             if not before:
                 self._ordered = self._ordered_now = sequence
                 return ArrivalVerdict.HANDLE
-            self._handling.discard(_slot(arrived))
+            del self._handling[_slot(arrived)]
             return self._hold(arrived, before)
         if sequence == self._ordered:  # its handler failed
             self._ordered_now = sequence
             return ArrivalVerdict.HANDLE
-        self._handling.discard(_slot(arrived))
+        del self._handling[_slot(arrived)]
         return ArrivalVerdict.OLD
 
     def _end_ordered(self, arrived: Arrived) -> None:

@@ -128,9 +128,12 @@ class MessengerInbound:
     def _judge(self, peer: MessengerPeer, arrived: Arrived) -> None:
         arrivals = peer.arrivals
         before = arrivals.incarnation, arrivals.floor
-        verdict = arrivals.arrive(arrived)
+        taken_over = 0
+        if arrived.incarnation != before[0]:
+            taken_over = peer.endpoint.earlier(peer.envelope[0], arrived.incarnation).get(before[0] or 0, 0)
+        verdict = arrivals.arrive(arrived, taken_over)
         if self._outbound.store is not None and (arrivals.incarnation, arrivals.floor) != before:
-            self._keep_floor(peer, before[0])
+            self._keep_floor(peer, before[0], taken_over)
         if verdict is ArrivalVerdict.HANDLE:
             self._handle(peer, arrived)
         elif verdict is ArrivalVerdict.SEEN:
@@ -140,12 +143,14 @@ class MessengerInbound:
             self.refused_count += 1
         self._handle_released(peer)
 
-    def _keep_floor(self, peer: MessengerPeer, incarnation: int | None) -> None:
+    def _keep_floor(self, peer: MessengerPeer, incarnation: int | None, taken_over: int) -> None:
         """Have the store forget an earlier life of a peer, and close the gaps that will never be filled."""
         store, arrivals = self._outbound.store, peer.arrivals
         if store is None or not arrivals.incarnation:
             return
-        if incarnation not in {None, arrivals.incarnation}:
+        if incarnation and incarnation != arrivals.incarnation and taken_over:
+            store.take_over(peer.key, incarnation, arrivals.incarnation, taken_over)
+        elif incarnation not in {None, arrivals.incarnation}:
             store.forget(SEQUENCES + peer.key, arrivals.incarnation)
             store.forget(IDS + peer.key, arrivals.incarnation)
             store.forget(OLD + peer.key, arrivals.incarnation)
@@ -324,14 +329,16 @@ class MessengerInbound:
             if not self._peers_to_acknowledge:
                 self._group().call_soon(self.flush_acks)
             self._peers_to_acknowledge.append(peer)
-        peer.acks.append(arrived.message_id)
+        peer.acks.append((arrived.incarnation, arrived.message_id))
 
     def flush_acks(self) -> None:
         """Send the acknowledgements of a turn; what does not get through is asked for again by its sender."""
         peers, self._peers_to_acknowledge = self._peers_to_acknowledge, []
         for peer in peers:
-            ids, peer.acks = peer.acks, []
+            acks, peer.acks = peer.acks, []
             incarnation = peer.arrivals.incarnation
+            # If its sender has begun a new life meanwhile, there the same id is of another message.
+            ids = [number for life, number in acks if life == incarnation]
             frames = encode_acks(incarnation, ids) if incarnation else [encode_ack(number) for number in ids]
             with suppress(zmq.ZMQError):
                 for frame in frames:

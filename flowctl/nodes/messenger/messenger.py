@@ -428,7 +428,7 @@ class Messenger:
 
     @property
     def incarnation(self) -> int:
-        """The number of this life of the messenger, or of its store."""
+        """The number of this life of the messenger: another one at each start, also with a store."""
         return self._outbound.incarnation
 
     @property
@@ -610,16 +610,16 @@ class Messenger:
         self._outbound.close_callbacks(endpoint)
 
     def _open_socket(self, endpoint: MessengerSocket, address: str, pubkey: bytes = b"") -> None:
-        raw, incarnation = self._context.socket(zmq.ROUTER if endpoint.is_router else zmq.DEALER), self.incarnation
+        raw, life = self._context.socket(zmq.ROUTER if endpoint.is_router else zmq.DEALER), self._outbound.life
         queue_count = 2 * self._settings.window + 1000  # messages and acknowledgements
-        prepare(raw, incarnation, queue_count, self._max_message_bytes + 100)
+        prepare(raw, life, queue_count, self._max_message_bytes + 100)
         try:
             if self._keys is not None and endpoint.is_router:
                 serve_curve(raw, self._keys)
                 raw.set(zmq.ZAP_DOMAIN, zap_domain(endpoint.number))
             elif self._keys is not None:
                 dial_curve(raw, self._keys, pubkey)
-            (endpoint.bind if endpoint.is_router else endpoint.connect)(raw, address, incarnation)
+            (endpoint.bind if endpoint.is_router else endpoint.connect)(raw, address, life)
         except BaseException:
             raw.close(linger=0)
             raise

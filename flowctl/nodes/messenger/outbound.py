@@ -27,7 +27,7 @@ from flowctl.nodes.messenger.message import Failure, Handler, Handlers
 from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket
 from flowctl.nodes.messenger.store import MessageStore
 from flowctl.nodes.messenger.storefile import ANNOUNCES, Effect, StoredMessage
-from flowctl.nodes.messenger.wire import FIRST_CALLBACK, MAX_ID, Extension, Header, encode_message, parse_acks
+from flowctl.nodes.messenger.wire import FIRST_CALLBACK, MAX_ID, Extension, Header, Life, encode_message, parse_acks
 from flowctl.pollgroup import PollGroup
 
 MAX_CALLBACKS: Final = 65_536
@@ -90,7 +90,7 @@ class MessengerOutbound:
         self._dead_letter: Final = dead_letter
         self._send_state_changed: Final = send_state_changed
         self.store: MessageStore | None = None  #: None: messages do not outlive the process
-        self.incarnation = randbits(62) + 1  #: number of this life of the messenger, or of its store
+        self.life = Life(randbits(62) + 1)  #: this one, also by its store
         self._lock: Final = lock
         self._room: Final = threading.Condition(self._lock)  # type: ignore[arg-type]  # it is an RLock
         self._room_waits: list[Future[None]] = []  # guarded by _lock
@@ -113,7 +113,7 @@ class MessengerOutbound:
         """Let messages be sent; those of an earlier life are handed over by `restore_locked`."""
         with self._lock:
             if self.store is not None:
-                self.incarnation = self.store.incarnation
+                self.life = self.store.life
                 self._next_id = self.store.next_message_id()
                 # Callbacks do not outlive the process: responses to those of an earlier life must not meet ours.
                 self._next_callback = (randbits(31) << 32) + FIRST_CALLBACK
@@ -219,6 +219,10 @@ class MessengerOutbound:
         """Note that a caller waits for an acknowledgement, or that it waits no more."""
         with self._lock:
             (self._delivering.add if begins else self._delivering.discard)(done)
+
+    @property
+    def incarnation(self) -> int:
+        return self.life.incarnation
 
     @property
     def callback_count(self) -> int:

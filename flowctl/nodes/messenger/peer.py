@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket as sockets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
@@ -16,13 +16,22 @@ from flowctl.errors import BusyError, LocalProtocolError
 from flowctl.nodes.messenger.arrivals import Arrivals
 from flowctl.nodes.messenger.delivery import Delivery
 from flowctl.nodes.messenger.message import To
-from flowctl.nodes.messenger.wire import ANNOUNCEMENT, METADATA_OPTION, encode_announcement, parse_announcement
+from flowctl.nodes.messenger.wire import (
+    ANNOUNCEMENT,
+    EARLIER,
+    METADATA_OPTION,
+    Life,
+    encode_announcement,
+    encode_earlier,
+    parse_announcement,
+    parse_earlier,
+)
 from flowctl.wire.zeromq.socket import ZmqSocket, notice_dead_peers
 
-_INPROC: Final[dict[tuple[int, str], int]] = {}
-"""Incarnation of each listener of this process, by context and endpoint: within a process no handshake could say it."""
-_INPROC_DIALLED: Final[dict[tuple[int, str, bytes], int]] = {}
-"""Incarnation of each messenger that has connected within this process; the identity is part of the key."""
+_INPROC: Final[dict[tuple[int, str], Life]] = {}
+"""Life of each listener of this process, by context and endpoint: within a process no handshake could say it."""
+_INPROC_DIALLED: Final[dict[tuple[int, str, bytes], Life]] = {}
+"""Life of each messenger that has connected within this process; the identity is part of the key."""
 
 _RECONNECT_MS: Final = 50
 """Pause of ZeroMQ before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
@@ -44,7 +53,7 @@ class MessengerPeer:
     to: To = field(init=False)
     envelope: list[bytes] = field(init=False)
     announced: int = 0  #: its incarnation; 0: it understands no extension, or has not said so yet
-    acks: list[int] = field(default_factory=list)  #: ids of messages to acknowledge in this turn
+    acks: list[tuple[int, int]] = field(default_factory=list)  #: to send in this turn: incarnation, id of the message
     handling_count: int = 0  #: coroutines of handlers that run for its messages
     handling_bytes: int = 0
     echo_count: int = 0  #: unacknowledged echoes that it has asked for
@@ -84,7 +93,7 @@ class MessengerSocket:
             return b"r%d.%d:%b%b" % (self.namesakes, len(self.identity), self.identity, route)
         return b"c" + self.address.encode()
 
-    def bind(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
+    def bind(self, raw: zmq.Socket[bytes], address: str, life: Life) -> None:
         """Bind to `address`; TCP with port 0 or ``*`` gets a free one."""
         raw.set(zmq.IPV6, "[" in address)
         raw.set(zmq.ROUTER_MANDATORY, 1)
@@ -102,9 +111,9 @@ class MessengerSocket:
             self._file = Path(name)
         elif scheme == "inproc":
             self._context_id = id(raw.context)
-            _INPROC[self._context_id, self.address] = incarnation
+            _INPROC[self._context_id, self.address] = life
 
-    def connect(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
+    def connect(self, raw: zmq.Socket[bytes], address: str, life: Life) -> None:
         raw.set(zmq.ROUTING_ID, self.identity)
         raw.set(zmq.IPV6, "[" in address)
         raw.set(zmq.IMMEDIATE, 1)  # messages wait with us, not in a queue that is lost with its connection
@@ -117,11 +126,12 @@ class MessengerSocket:
         self.address = address
         self._context_id = id(raw.context)
         if address.startswith("inproc:"):
-            _INPROC_DIALLED[self._context_id, address, self.identity] = incarnation
+            _INPROC_DIALLED[self._context_id, address, self.identity] = life
 
     def announced_within(self) -> int:
         """Return the incarnation of the listener of this process that this DEALER is connected to; 0: none is known."""
-        return 0 if self.is_router else _INPROC.get((self._context_id, self.address), 0)
+        life = None if self.is_router else _INPROC.get((self._context_id, self.address))
+        return 0 if life is None else life.incarnation
 
     def left_over(self) -> bool:
         """Return whether the present message, of a route that begins with NUL, is of a connection that has a successor.
@@ -155,9 +165,24 @@ class MessengerSocket:
             try:
                 frame.get("Socket-Type")
             except zmq.ZMQError:
-                dialled = _INPROC_DIALLED.get((self._context_id, self.address, route))
-                return dialled if self.is_router else self.announced_within() or None
+                life = self._life_within(route)
+                return None if life is None else life.incarnation
             return 0
+
+    def earlier(self, route: bytes, incarnation: int) -> Mapping[int, int]:
+        """Return what the sender of the present message says of the lives before `incarnation` (`Life.earlier`)."""
+        frame = self.socket.frame
+        try:
+            return {} if frame is None else parse_earlier(str(frame.get(EARLIER)))
+        except zmq.ZMQError:  # it named none, or is in this process
+            life = self._life_within(route)
+            return {} if life is None or life.incarnation != incarnation else life.earlier
+
+    def _life_within(self, route: bytes) -> Life | None:
+        """Return the life of a peer in this process. None: there is none, or it is elsewhere."""
+        if self.is_router:
+            return _INPROC_DIALLED.get((self._context_id, self.address, route))
+        return _INPROC.get((self._context_id, self.address))
 
     def close(self) -> None:
         if self.is_router:
@@ -172,14 +197,16 @@ class MessengerSocket:
                 self._file.unlink()
 
 
-def prepare(raw: zmq.Socket[bytes], incarnation: int, queue_count: int, max_message_bytes: int) -> None:
+def prepare(raw: zmq.Socket[bytes], life: Life, queue_count: int, max_message_bytes: int) -> None:
     raw.set(zmq.LINGER, 0)
     raw.set(zmq.SNDHWM, queue_count)
     raw.set(zmq.RCVHWM, queue_count)
     raw.set(zmq.MAXMSGSIZE, max_message_bytes)
     notice_dead_peers(raw, _DEAD_AFTER_S)
     with suppress(zmq.ZMQError):  # a libzmq without it: peers are talked to as if they knew no extension
-        raw.setsockopt(METADATA_OPTION, encode_announcement(incarnation))
+        raw.setsockopt(METADATA_OPTION, encode_announcement(life.incarnation))
+        if life.earlier:
+            raw.setsockopt(METADATA_OPTION, encode_earlier(life.earlier))
 
 
 def remove_stale(path: Path) -> None:

@@ -104,6 +104,16 @@ class SeenNumbers:
             del self._firsts[0], self._lasts[0]
         return changed
 
+    def forget_from(self, number: int) -> None:
+        """Forget what was seen from `number` on."""
+        while self._firsts and self._firsts[-1] >= number:
+            del self._firsts[-1], self._lasts[-1]
+        if self._firsts and self._lasts[-1] >= number - 1:  # what is left above this gap is nothing
+            del self._lasts[-1]
+            self.highest = self._firsts.pop() - 1
+        self.highest = min(self.highest, number - 1)
+        self.floor = min(self.floor, number)
+
     def restore(self, runs: Iterable[tuple[int, int]], old_below: int = 0) -> None:
         """Start with the numbers that were seen in an earlier life."""
         if old_below:

@@ -9,8 +9,9 @@ The rules, on the sender's side:
 
 - A message is handed to ZeroMQ only after `MessageStore.add` has said that it is on the disk. It is removed when it is
   acknowledged, or given up. What is `pending` at the start is sent again, under its old number.
-- Message ids and incarnation go on where they were, and sequences begin above all ids: a messenger that comes back with
-  its store is the same sender as before, not a new life of it.
+- Message ids go on where they were, and sequences begin above all ids. The incarnation is a new one at each opening:
+  the file may be an old copy, and the numbers after it were given to other messages. The peers are told which earlier
+  lives the outbox comes from, so that they know what they have of it.
 
 On the receiver's side:
 
@@ -42,6 +43,7 @@ from flowctl.nodes.messenger.storefile import (
     RemoveMessage,
     StoredMessage,
     StoreFile,
+    TakeOverSeen,
     Told,
 )
 
@@ -74,7 +76,7 @@ class MessageStore:
             raise ConfigError(f"max_store_bytes is {max_bytes}, it must be {MIN_STORE_BYTES} or more")
         self._file: Final = StoreFile(path, max_bytes, prepare)
         self._post: Final = post
-        self.incarnation: Final = self._file.incarnation
+        self.life: Final = self._file.life
         self._waiting: deque[Change] = deque()
         self._hand_over_queued = False
         self._writing = False  # the thread has changes
@@ -121,6 +123,10 @@ class MessageStore:
     def forget(self, peer: bytes, incarnation: int | None) -> None:
         """Forget what was seen of a peer's incarnations other than this one: it has begun anew. None: of all."""
         self._change(ForgetSeen(peer, None if incarnation is None else _checked(incarnation)))
+
+    def take_over(self, peer: bytes, before: int, incarnation: int, end: int) -> None:
+        """Keep what was seen of a peer's messages below `end` as of its new life, and forget all else of it."""
+        self._change(TakeOverSeen(peer, before, _checked(incarnation), min(end, MAX_INTEGER - 1)))
 
     def close(self, deadline_s: float = 5.0) -> bool:
         """Write what waits, then close the file; idempotent. After it has returned no callback is called any more."""

@@ -7,6 +7,9 @@ who asked for it is told when it is on the disk, not before.
   cut. NORMAL would leave out the `fsync` of each commit and survive the former only; after the latter a sender would
   give sequence numbers a second time, which its receivers take for messages that they have, and lose. Commits are
   shared by all that waits, so it costs little: with 100 messages a commit 178 000 rows/s against 313 000.
+- Each opening is a new life, with an incarnation of its own: the file may be an old copy, whose numbers were given to
+  other messages since. While the outbox has messages of earlier lives, those are remembered with the number at which
+  each ended, for receivers know these messages by them (`flowctl.nodes.messenger.wire.Life`).
 - What was received is kept as intervals, a row for each run without a gap: rows grow with gaps, not with messages.
 - An *effect* is a function of the application that is run inside the transaction, so that what it writes into tables
   of its own in this file and the note that the message was seen (or is to be sent) are both there, or both not.
@@ -26,12 +29,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import randbits
 from typing import Any, Final
 
 from flowctl.core.text.printable import short
 from flowctl.core.text.sqlitefile import SqliteForm, open_sqlite, sqlite_code, store_error
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
-from flowctl.nodes.messenger.wire import runs_of
+from flowctl.nodes.messenger.wire import MAX_EARLIER, Life, runs_of
 
 Done = Callable[[Exception | None], object]
 """Called with None once something is on the disk, else with the error."""
@@ -100,6 +104,9 @@ _LATEST: Final = (
 )
 _DROP: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation = ? AND first = ?"
 _SEEN: Final = "INSERT OR REPLACE INTO messenger_seen VALUES (?, ?, ?, ?)"
+_FORGET_FROM: Final = "DELETE FROM messenger_seen WHERE peer = ? AND first >= ?"
+_TAKE_OVER: Final = "UPDATE messenger_seen SET incarnation = ?, last = min(last, ?) WHERE peer = ?"
+_LIVES: Final = "SELECT name, value FROM messenger_meta WHERE name GLOB 'life *' ORDER BY name"
 _FORGET: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation IS NOT ?"
 
 
@@ -174,12 +181,23 @@ class ForgetSeen:
 
 
 @dataclass(slots=True)
+class TakeOverSeen:
+    """Keep what was seen of a peer's messages below `end` as of its new life, and forget all else of it."""
+
+    peer: bytes  #: without a prefix
+    before: int
+    incarnation: int
+    end: int
+
+
+@dataclass(slots=True)
 class RunEffect:
     effect: Effect
     done: Done
 
 
-Change = AddMessage | RemoveMessage | MarkSeen | ForgetSeen | RunEffect
+_Untold = RemoveMessage | ForgetSeen | TakeOverSeen
+Change = AddMessage | MarkSeen | RunEffect | _Untold
 Told = tuple[Done, Exception | None]
 _Marked = dict[tuple[bytes, int], set[int]]
 
@@ -197,8 +215,10 @@ class StoreFile:
             try:
                 page_bytes = self._number("PRAGMA page_size")
                 self._connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_bytes)}")
-                # The same for all the life of the file: a receiver knows what is sent to it again after a restart.
-                self.incarnation: Final = self._number("SELECT value FROM messenger_meta WHERE name = 'incarnation'")
+                self._lives: list[tuple[str, int]] | None = self._earlier_lives()  # None: the file has them
+                earlier = {int(name.split()[2], 16): end for name, end in self._lives}
+                self.life: Final = Life(randbits(62) + 1, earlier)
+                self._begin_life()
             except sqlite3.Error as error:
                 raise _translated(self.path, error) from error
             if prepare is not None:
@@ -237,8 +257,8 @@ class StoreFile:
             told, undone = self.write(rest)
             return told + [(change.done, refusal) for change in changes if isinstance(change, AddMessage)], undone
         return (
-            [(change.done, refusal) for change in changes if not isinstance(change, RemoveMessage | ForgetSeen)],
-            [change for change in changes if isinstance(change, RemoveMessage | ForgetSeen)],
+            [(change.done, refusal) for change in changes if not isinstance(change, _Untold)],
+            [change for change in changes if isinstance(change, _Untold)],
         )
 
     def _write_once(self, changes: Sequence[Change]) -> list[Told]:
@@ -248,6 +268,7 @@ class StoreFile:
         marked: _Marked = defaultdict(set)
         execute, executemany = self._connection.execute, self._connection.executemany
         execute("BEGIN IMMEDIATE")
+        self._write_life()
         for change in changes:
             if isinstance(change, RemoveMessage):
                 removed.append((change.message_id,))
@@ -255,6 +276,8 @@ class StoreFile:
                 execute(_FORGET, (change.peer, change.incarnation))
                 for key in [key for key in marked if key[0] == change.peer and key[1] != change.incarnation]:
                     del marked[key]
+            elif isinstance(change, TakeOverSeen):
+                self._take_over(change, marked)
             else:
                 told.append((change.done, error := self._run(change, marked)))
                 if error is not None:
@@ -275,6 +298,7 @@ class StoreFile:
             self._merge(peer, incarnation, runs_of(numbers))
         spare = self._number("PRAGMA freelist_count")
         execute("COMMIT")
+        self._lives = None
         if spare > _SPARE_PAGES:
             with contextlib.suppress(sqlite3.Error):  # what was asked for is on the disk
                 # As a script: `execute` takes one step of a statement without columns, which is one page.
@@ -289,6 +313,34 @@ class StoreFile:
         os.close(self._lock_fd)
 
     # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _earlier_lives(self) -> list[tuple[str, int]]:
+        """Return the rows of the lives that the outbox comes from; so few that they need no page of their own."""
+        if not self._number("SELECT count(*) FROM (SELECT 1 FROM messenger_outbox LIMIT 1)"):
+            return []
+        lives = self._connection.execute(_LIVES).fetchall()
+        number = int(lives[-1][0].split()[1]) + 1 if lives else 0
+        before = self._number("SELECT value FROM messenger_meta WHERE name = 'incarnation'")
+        return [*lives, (f"life {number:010d} {before:x}", self.next_message_id())][-MAX_EARLIER:]
+
+    def _begin_life(self) -> None:
+        """Write the new life; where that cannot be now, it is written with the first change."""
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._write_once([])
+        except sqlite3.Error as error:
+            self._roll_back()
+            if sqlite_code(error) not in {"busy", "full"}:
+                raise
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {round(_FORM.busy_s * 1000)}")
+
+    def _write_life(self) -> None:
+        if self._lives is not None:
+            execute = self._connection.execute
+            execute("DELETE FROM messenger_meta WHERE name GLOB 'life *'")
+            self._connection.executemany("INSERT INTO messenger_meta VALUES (?, ?)", self._lives)
+            execute("UPDATE messenger_meta SET value = ? WHERE name = 'incarnation'", (self.life.incarnation,))
 
     def _run(self, change: AddMessage | MarkSeen | RunEffect, marked: _Marked) -> Exception | None:
         """Run the effect of a change, if it has one and was not made before."""
@@ -320,6 +372,16 @@ class StoreFile:
             return True
         row = self._connection.execute(_LATEST, (mark.peer, mark.incarnation, mark.first)).fetchone()
         return row is not None and row[0] >= mark.first
+
+    def _take_over(self, change: TakeOverSeen, marked: _Marked) -> None:
+        for prefix, end in ((SEQUENCES, change.end + 1), (IDS, change.end), (OLD, change.end)):
+            peer = prefix + change.peer
+            self._merge(peer, change.before, runs_of(marked[peer, change.before]))
+            for key in [key for key in marked if key[0] == peer]:
+                del marked[key]
+            self._connection.execute(_FORGET, (peer, change.before))
+            self._connection.execute(_FORGET_FROM, (peer, end))
+            self._connection.execute(_TAKE_OVER, (change.incarnation, end - 1, peer))
 
     def _merge(self, peer: bytes, incarnation: int, runs: list[tuple[int, int]]) -> None:
         """Add runs to the intervals of a peer; those that touch become one row."""

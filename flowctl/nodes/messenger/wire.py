@@ -12,14 +12,18 @@ incarnation, which ZeroMQ hands over with each message and a peer that does not 
   this peer, and what is needed to keep an order (`Extension`);
 - one acknowledgement speaks of many messages: its body is ``{incarnation}:{first}-{last},...`` in hexadecimal.
 
+A sender with a store goes on with the outbox of its earlier lives, under a new incarnation. Which those were, and which
+of their numbers it has taken over, it says in a second property, `EARLIER`. A peer that does not ask for that takes it
+for a sender that begins anew: it may handle again what it handled and did not get to acknowledge.
+
 Source of the header and the envelopes: NoisePage, ``src/messenger/messenger.cpp``.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flowctl.errors import RemoteProtocolError
@@ -39,6 +43,11 @@ MAX_IDENTITY_BYTES: Final = 255
 """Longest routing id of ZeroMQ."""
 ANNOUNCEMENT: Final = "X-Flowctl-Messenger"
 """Property of the ZMTP handshake: ``1:{incarnation in hexadecimal}``."""
+EARLIER: Final = "X-Flowctl-Messenger-Earlier"
+"""Property of the handshake: ``{incarnation}-{end},...`` in hexadecimal, one for each earlier life (`Life.earlier`)."""
+MAX_EARLIER: Final = 32
+"""Earlier lives that are named: as often may a sender start and end before a receiver hears of it, with the same
+messages still in its outbox; what that receiver handled before and did not acknowledge it then handles again."""
 METADATA_OPTION: Final = 95
 """``ZMQ_METADATA``, which pyzmq names only where libzmq was built with its drafts; libzmq has it since 4.3."""
 MAX_RANGES: Final = 4096
@@ -47,6 +56,20 @@ MAX_RANGES: Final = 4096
 _HEADER_BYTES: Final = 3 * 20 + 3
 _EXTENSION: Final = struct.Struct(">8sQQQQQ")
 _MAGIC: Final = b"\x00flowct\x01"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A life of a messenger, from its start to its end.
+
+    Args:
+        incarnation: its number, 1 to 2^63 - 1.
+        earlier: the lives before, by incarnation, that its outbox comes from; each with the message id from which on
+            messages are of a later one. Sequences up to that id are of that life and those before, others are not.
+    """
+
+    incarnation: int
+    earlier: Mapping[int, int] = field(default_factory=dict)
 
 
 class Header(NamedTuple):
@@ -165,6 +188,24 @@ def parse_announcement(text: str | None) -> int | None:
     except ValueError:
         return None
     return number if 0 <= number <= MAX_NUMBER else None
+
+
+def encode_earlier(earlier: Mapping[int, int]) -> bytes:
+    return b"%b:%b" % (EARLIER.encode(), b",".join(b"%x-%x" % item for item in earlier.items()))
+
+
+def parse_earlier(text: str) -> dict[int, int]:
+    """Return what a peer said of its earlier lives. Empty: nothing that we know, so it begins anew."""
+    found: dict[int, int] = {}
+    for part in text.split(",", MAX_EARLIER)[:MAX_EARLIER]:
+        incarnation, _, end = part.partition("-")
+        if not (0 < len(incarnation) <= 16 and 0 < len(end) <= 16):
+            return {}
+        try:
+            found[int(incarnation, 16)] = int(end, 16)
+        except ValueError:
+            return {}
+    return found
 
 
 def as_identity(identity: str | bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import sqlite3
 import threading
@@ -21,7 +22,7 @@ from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.message import Destination, Failure, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
-from flowctl.nodes.messenger.storefile import Transaction
+from flowctl.nodes.messenger.storefile import IDS, Transaction
 from messenger.link import Faults, FaultyLink
 
 WAIT_S = 20.0
@@ -144,7 +145,7 @@ def test_outbox_when_its_sender_was_stopped_is_delivered_by_the_next_life(start,
     told = Told()
     listen(start("two"), told, address)
     again = start("one", open_store=open_store(path))
-    assert again.incarnation == one.incarnation
+    assert again.incarnation != one.incarnation
     to = again.make_connection(Destination("two", address))
     again.send_message(to, b"new")
     told.until(lambda items: len(items) >= 101)
@@ -152,6 +153,42 @@ def test_outbox_when_its_sender_was_stopped_is_delivered_by_the_next_life(start,
     again.stop()
     assert Counter(told.items) == Counter([b"new", *(b"%d" % number for number in range(100))])
     assert column(path, "SELECT message_id FROM messenger_outbox") == []
+
+
+@pytest.mark.parametrize("first_word", [True, False], ids=["known", "stranger"])
+@pytest.mark.parametrize("durable", [False, True], ids=["memory", "durable"])
+@pytest.mark.parametrize("pending", [False, True], ids=["empty", "pending"])
+def test_messages_when_the_store_of_their_sender_is_an_old_copy_are_handled_or_not_told(
+    start, tmp_path, durable, pending, first_word
+):
+    """What `deliver` says was delivered was handled, although the copy gives numbers that the receiver has seen."""
+    told, path, copy = Told(), tmp_path / "one", tmp_path / "copy"
+    options = {"open_store": open_store(tmp_path / "two")} if durable else {}
+    place = Destination("two", listen(start("two", **options), told, f"ipc://{tmp_path}/s"))
+    nobody = Destination("nobody", f"ipc://{tmp_path}/nobody")
+
+    def life(bodies: list[bytes]) -> None:
+        one = start("one", open_store=open_store(path))
+        kept = Told()
+        if pending:
+            one.send_message(one.make_connection(nobody), b"waits", effect=kept.add)
+            kept.until(len)
+        to = one.make_connection(place)
+        asyncio.run(asyncio.wait_for(deliver_all(one, to, bodies), WAIT_S))
+        one.stop()
+
+    async def deliver_all(one: Messenger, to: int, bodies: list[bytes]) -> None:
+        await asyncio.gather(*(one.deliver(to, body) for body in bodies))
+
+    life([b"a0", b"a1"] if first_word else [])
+    shutil.copy(path, copy)
+    life([b"b%d" % number for number in range(20)])
+    life([b"c%d" % number for number in range(20)])
+    shutil.copy(copy, path)
+    life([b"d%d" % number for number in range(60)])
+    counts = Counter(told.items)
+    assert {b"d%d" % number for number in range(60)} <= set(counts)
+    assert {1} == set(counts.values())
 
 
 def test_messages_when_sent_again_to_the_next_life_of_a_receiver_are_known(start, tmp_path):
@@ -415,6 +452,28 @@ def test_start_when_it_fails_after_the_store_was_opened_closes_the_store(loop_fa
         runner.run(on_the_callers_loop())
     assert [store.closed for store in opened] == [True, True]
     opens(print).close()
+
+
+def test_ack_when_its_sender_begins_anew_before_it_is_on_the_disk_is_not_that_of_a_message_of_the_new_life(
+    start, raw, tmp_path
+):
+    held, opened, address = Told(), [], f"ipc://{tmp_path}/s"
+
+    def opens(post):
+        opened.append(open_store(tmp_path / "two")(post))
+        mark = opened[0].mark
+        opened[0].mark = lambda *change: held.add(partial(mark, *change)) if change[0][:1] == IDS else mark(*change)
+        return opened[0]
+
+    two = start("two", open_store=opens, ack_on_receipt=True)
+    listen(two, Told(), address)
+    for life in (7, 8):
+        dealer = raw(zmq.DEALER, b"one", connect=address, incarnation=life)
+        dealer.send_multipart([b"", b"%d-0-0-" % life])
+        held.until(lambda items, life=life: len(items) == life - 6)
+    for change in held.items:
+        two._group.call_soon(change)
+    assert dealer.recv_multipart()[-1] == b"8-0-2-8:8-8"
 
 
 def test_extension_when_a_peer_is_found_to_understand_it_is_used_once_that_is_on_the_disk(start, raw, tmp_path):

@@ -57,6 +57,20 @@ def test_floor_when_raised_settles_all_below_it(steps):
         assert seen.highest == max(done, default=-1)
 
 
+@given(st.lists(st.integers(0, 40)), st.integers(0, 45), st.integers(0, 30), st.sampled_from(WhenFull))
+def test_numbers_when_forgotten_from_one_on_are_new_again(numbers, end, floor, at_most):
+    seen = SeenNumbers(at_most)
+    for number in numbers:
+        seen.first_time(number)
+    seen.settle(floor)
+    seen.forget_from(end)
+    done = {number for number in {*numbers, *range(floor)} if number < end}
+    assert seen.highest == max(done, default=-1)
+    assert numbers_in(seen.gaps) == set(range(seen.highest + 1)) - done
+    for number in range(50):
+        assert seen.first_time(number) is (number not in done)
+
+
 def test_gaps_when_as_many_as_are_kept_refuse_what_would_open_another():
     seen = SeenNumbers(WhenFull.REFUSE, 2)
     assert [seen.first_time(number) for number in (1, 3)] == [True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
 from flowctl.nodes.messenger.storefile import (
+    IDS,
+    SEQUENCES,
     AddMessage,
     ForgetSeen,
     MarkSeen,
@@ -21,8 +24,10 @@ from flowctl.nodes.messenger.storefile import (
     RunEffect,
     StoredMessage,
     StoreFile,
+    TakeOverSeen,
     Transaction,
 )
+from flowctl.nodes.messenger.wire import MAX_EARLIER
 
 MAX_BYTES = 64 << 20
 Answers = list[Exception | None]
@@ -75,20 +80,77 @@ def test_outbox_when_opened_again_has_what_was_not_removed(path, answers):
     file = StoreFile(path, MAX_BYTES)
     write(file, *(add(number, answers) for number in range(3)), AddMessage(3, b"b", 0, b"\0-\xff", answers.append))
     write(file, RemoveMessage(0), RemoveMessage(2), RemoveMessage(99))
-    incarnation = file.incarnation
+    before = file.life.incarnation
     file.close()
     again = StoreFile(path, MAX_BYTES)
     assert answers == [None] * 4
     assert [StoredMessage(1, b"peer", 1, b"record"), StoredMessage(3, b"b", 0, b"\0-\xff")] == list(again.pending())
-    assert (4, incarnation) == (again.next_message_id(), again.incarnation)
+    assert (4, {before: 4}) == (again.next_message_id(), again.life.earlier)
+    assert before != again.life.incarnation
     again.close()
 
 
 def test_incarnations_when_two_files_are_made_differ(tmp_path):
     files = [StoreFile(tmp_path / name, MAX_BYTES) for name in "ab"]
-    assert files[0].incarnation != files[1].incarnation
+    assert files[0].life.incarnation != files[1].life.incarnation
     for file in files:
         file.close()
+
+
+def test_lives_when_an_old_copy_is_opened_are_those_of_the_copy(path, answers):
+    """Messages of the outbox are of the lives until the copy; a later life of the other line is none of them."""
+    lives = []
+    for number in range(3):
+        file = StoreFile(path, MAX_BYTES)
+        lives.append(file.life.incarnation)
+        write(file, add(number, answers))
+        file.close()
+        if number == 0:
+            shutil.copy(path, path.parent / "copy")
+    copy, last = StoreFile(path.parent / "copy", MAX_BYTES), StoreFile(path, MAX_BYTES)
+    assert {lives[0]: 1} == copy.life.earlier
+    assert {lives[0]: 1, lives[1]: 2, lives[2]: 3} == last.life.earlier
+    write(last, *(RemoveMessage(number) for number in range(3)))
+    for item in (copy, last):
+        item.close()
+    again = StoreFile(path, MAX_BYTES)
+    assert again.life.earlier == {}
+    again.close()
+
+
+def test_lives_when_very_many_are_the_latest_and_need_no_room(path, answers):
+    for _ in range(2 * MAX_EARLIER):
+        file = StoreFile(path, MAX_BYTES)
+        write(file, add(0, answers))
+        pages = file.path.stat().st_size
+        before = file.life
+        file.close()
+    assert len(before.earlier) == MAX_EARLIER
+    last = StoreFile(path, MAX_BYTES)
+    assert [*list(before.earlier)[1:], before.incarnation] == list(last.life.earlier)
+    last.close()
+    assert pages == path.stat().st_size
+
+
+@settings(max_examples=50, deadline=None)
+@given(first=st.lists(st.integers(0, 30)), second=st.lists(st.integers(0, 30)), end=st.integers(1, 20))
+def test_seen_when_a_new_life_has_taken_over_some_is_kept_of_those(tmp_path_factory, first, second, end):
+    """Marks on the disk and of the same transaction, of message ids and of sequences, of which one more is kept."""
+    file = StoreFile(tmp_path_factory.mktemp("seen") / "store.db", MAX_BYTES)
+
+    def marks(numbers: list[int], life: int) -> list[MarkSeen]:
+        return [
+            MarkSeen(kind + b"p", life, item, item, lambda _: None) for kind in (IDS, SEQUENCES) for item in numbers
+        ]
+
+    write(file, *marks(first, 8), *marks([3], 7))
+    write(file, *marks(second, 8), TakeOverSeen(b"p", 8, 9, end), *marks([25], 9))
+    rows = file.seen()
+    file.close()
+    assert {life for _, life, _, _ in rows} == {9}
+    for kind, limit in ((IDS, end), (SEQUENCES, end + 1)):
+        found = {item for peer, _, low, high in rows if peer == kind + b"p" for item in range(low, high + 1)}
+        assert {25, *(item for item in (*first, *second) if item < limit)} == found
 
 
 @settings(max_examples=30, deadline=None)
@@ -273,14 +335,18 @@ def test_file_when_its_tables_are_gone_is_the_error_of_a_store_and_free_again(pa
             StoreFile(path, MAX_BYTES)
 
 
-def test_file_when_another_program_writes_to_it_is_opened_all_the_same(path):
+def test_file_when_another_program_writes_to_it_is_opened_all_the_same(path, answers):
     StoreFile(path, MAX_BYTES).close()
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     file = StoreFile(path, MAX_BYTES)  # else it would wait, and give up
     assert connection.in_transaction
     connection.close()
+    write(file, add(0, answers))  # and with that its life is written
     file.close()
+    again = StoreFile(path, MAX_BYTES)
+    assert {file.life.incarnation: 1} == again.life.earlier
+    again.close()
 
 
 def test_file_when_it_cannot_be_made_names_the_path(tmp_path):
