@@ -64,7 +64,7 @@ from flowctl.core.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount,
 from flowctl.core.outgoing.streamlog import Wire
 from flowctl.core.sending.contract import SendResult
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.core.text.addresses import address_key
+from flowctl.core.text.addresses import address_key, join_host_port
 from flowctl.deferred import Registration
 from flowctl.errors import (
     BrokenError,
@@ -1187,7 +1187,7 @@ class Connection:
 
     def describe(self) -> str:
         """Return number and peer, for logs."""
-        return f"connection {self.number} ({self.peer[0]}:{self.peer[1]})"
+        return f"connection {self.number} ({join_host_port(*self.peer)})"
 
     def fileno(self) -> int:
         """Return the descriptor of the socket, -1 once it is closed."""

@@ -352,8 +352,8 @@ def _about(record: logging.LogRecord) -> str:
     if isinstance(peer, str):
         host = peer.rpartition(":")[0]
         # Some lines name no port: then the last colon, if there is one, belongs to an address of IPv6.
-        has_port = host and (not host.endswith(":") or host.endswith("::"))
-        return address_key(host if has_port else peer)
+        has_port = host.endswith("]") or (host and ":" not in host)
+        return address_key(host.strip("[]") if has_port else peer)
     return f"{record.name}: {str(fields.get('event', record.msg))[:80]}"
 
 

@@ -17,6 +17,7 @@ import os
 import random
 import re
 import signal
+import socket
 from pathlib import Path
 
 import hypothesis
@@ -35,6 +36,17 @@ COROUTINE_S = 60.0
 HOUSE_S = 1800.0
 """A test of the house goes through all there is of source: on a busy machine that takes long, and is no hang."""
 IN_TEST = pytest.StashKey[bool]()
+
+
+@pytest.fixture(scope="session")
+def six():
+    """The loopback address of IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"this machine has no ::1: {error}")
+    return "::1"
 
 
 def pytest_addoption(parser):

@@ -333,11 +333,12 @@ def _run_workers(
 
 
 def _ready(program: ServerProgram, address: tuple[str, int], limits: str, control: list[str]) -> dict[str, Any]:
+    from flowctl.core.text.addresses import join_host_port
+
     host, port = address
     ready: dict[str, Any] = {"server": program.name, "host": host, "port": port}
     if program.default_port == 1935:  # the registered port of RTMP
-        shown = f"[{host}]" if ":" in host else host
-        ready["url"] = f"rtmp://{shown}:{port}/"
+        ready["url"] = f"rtmp://{join_host_port(host, port)}/"
     ready["limits"] = limits
     if control:
         ready["control"] = control

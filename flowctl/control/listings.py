@@ -13,11 +13,11 @@ from flowctl.control.effects import find_connection, lies_in
 from flowctl.control.summary import server_row
 from flowctl.control.together import CONNECTION_SORTS, STREAM_SORTS
 from flowctl.core.flow.state import CLASS_COUNT
+from flowctl.core.text.addresses import address_of, join_host_port
 from flowctl.core.text.fieldtypes import Json
 from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.rows import (
     add_viewer,
-    address_of,
     connection_in_full,
     connection_row,
     is_slow,
@@ -63,7 +63,7 @@ def stats(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 def _server(server: LiveServer) -> Json:
     drains_for_s = server.drains_for_s
     return server_row(server) | {
-        "url": f"rtmp://{server.address[0]}:{server.address[1]}/",
+        "url": f"rtmp://{join_host_port(*server.address)}/",
         "listeners": [{"name": item.name or "rtmp", "address": address_of(item.address)} for item in server.listeners],
         "pid": os.getpid(),
         "up_s": round(server.clock() - server.started_at, 1),

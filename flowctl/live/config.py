@@ -17,7 +17,7 @@ from flowctl.core.loop.work import WorkLimits
 from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.core.sending.settings import LIVE_RETURN_AFTER_S, SenderSettings
 from flowctl.core.server.program import ServeOptions
-from flowctl.core.text.addresses import Network, listen_addresses, listen_hosts
+from flowctl.core.text.addresses import Network, join_host_port, listen_addresses, listen_hosts
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
@@ -348,7 +348,7 @@ class LiveConfig(ServeOptions):
                 for other, its in used.get(port, ()):
                     if its == host or (every in {its, host} and (":" in its) is (":" in host)):
                         meet = f"{name} listens twice" if name == other else f"{name} and {other} both listen"
-                        raise ConfigError(f"{meet} on {host}:{port}")
+                        raise ConfigError(f"{meet} on {join_host_port(host, port)}")
                 if port:
                     used.setdefault(port, []).append((name, host))
         if (self.tls_certificate is None) is not (self.tls_key is None):

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from flowctl.core.loop.faults import ErrorHook, log_error
-from flowctl.core.text.addresses import address_key
+from flowctl.core.text.addresses import address_key, address_of
 from flowctl.core.text.printable import printable
 from flowctl.core.text.watchfile import WatchedFile
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
@@ -381,9 +381,8 @@ class Visits:
 
 
 def _fields(request: LiveRequest) -> dict[str, Any]:
-    peer = f"{request.peer[0]}:{request.peer[1]}"
     stream = printable(request.stream)
-    return {"stream": stream, "peer": peer, "connection": request.connection, "protocol": "hls"}
+    return {"stream": stream, "peer": address_of(request.peer), "connection": request.connection, "protocol": "hls"}
 
 
 def _key(request: LiveRequest) -> _VisitKey:

@@ -16,7 +16,7 @@ from flowctl.connection import Connection
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.sending.settings import AgeSource
-from flowctl.core.text.addresses import address_key
+from flowctl.core.text.addresses import address_key, address_of
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.gate import AccessGate, Visits
@@ -67,7 +67,7 @@ class Publisher(StreamMember, Protocol):
 
 
 def line_fields(connection: Connection, stream: str) -> dict[str, Any]:
-    return {"stream": stream, "peer": f"{connection.peer[0]}:{connection.peer[1]}", "connection": connection.number}
+    return {"stream": stream, "peer": address_of(connection.peer), "connection": connection.number}
 
 
 class Right(enum.Enum):

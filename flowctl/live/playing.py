@@ -28,6 +28,7 @@ from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
 from flowctl.core.flow.state import VIDEO_CLASSES, MessageClass, SendState, StateChange
 from flowctl.core.sending.episodes import VIEWER_SLOW, Episode, EpisodeWords
+from flowctl.core.text.addresses import address_of
 from flowctl.errors import LimitExceededError, LocalProtocolError
 from flowctl.live.access.request import LiveRequest, Why
 from flowctl.live.config import LiveConfig
@@ -459,7 +460,7 @@ class ViewerSession(Session):
             self._limit_hit = error.limit
             return
         self._hub.limit_hit(error.limit)
-        peer, work_s = f"{self.peer[0]}:{self.peer[1]}", round(self.connection.work.work_s, 3)
+        peer, work_s = address_of(self.peer), round(self.connection.work.work_s, 3)
         fields = {"limit": error.limit, "value": round(error.value, 3), "maximum": error.maximum, "work_s": work_s}
         _log.warning("input slowed", peer=peer, connection=self.number, **fields)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from flowctl.core.flow.limits import Axis, AxisLimits
 from flowctl.core.flow.state import SendState
+from flowctl.core.text.addresses import address_of
 from flowctl.core.text.fieldtypes import Json
 from flowctl.core.text.printable import foreign
 
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
 
 NAME_CHARS: Final = 100
 """Longest name of a player or stream in a row, characters."""
-
-
-def address_of(peer: tuple[str, int]) -> str:
-    """Return address and port; for a connection of the server to another, the address it follows, and no port."""
-    host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
-    return f"{host}:{peer[1]}" if peer[1] else peer[0]
 
 
 def is_slow(account: Account) -> bool:

@@ -20,7 +20,7 @@ from flowctl.connection import Connection
 from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import MessageClass
-from flowctl.core.text.addresses import address_key
+from flowctl.core.text.addresses import address_key, address_of
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.config import LiveConfig, Redirect
@@ -428,8 +428,8 @@ class LiveSession(ViewerSession):
         """Log messages that are ignored, once per kind and connection; at debug level, since real clients are odd."""
         if event.what == "bad-name":
             self._leaves_at = now + _REFUSED_S
-        peer = self.connection.peer
-        _log.debug("message ignored", peer=f"{peer[0]}:{peer[1]}", what=event.what, detail=redact_text(event.detail))
+        peer = address_of(self.connection.peer)
+        _log.debug("message ignored", peer=peer, what=event.what, detail=redact_text(event.detail))
 
     # -- hooks
 
@@ -604,7 +604,7 @@ class LiveSession(ViewerSession):
             self._refused("publish refused", name, error)
             return
         has_it = self._hub.publisher_of(name)  # for the operator; a stranger is not told
-        by = None if has_it is None else f"{has_it[0]}:{has_it[1]}"
+        by = None if has_it is None else address_of(has_it)
         _log.info("publish refused", **self._fields(name), reason=str(error), publisher=by)
 
     def _end_publishing(self, stream_id: int, *, grace: bool, why: str) -> None:

@@ -8,12 +8,12 @@ machine a moment later changes nothing.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import resource
 import socket
 from typing import Any, Final
 
 from flowctl.core.loop.trust import secured
+from flowctl.core.text.addresses import is_loopback
 from flowctl.errors import BrokenError, ConfigError
 from flowctl.load.peers.link import Target
 from flowctl.wire.client.address import parse_address
@@ -31,12 +31,6 @@ SCHEMES: Final = ("rtmp", "rtmps", "http", "https", "ws", "wss")
 """Schemes of addresses over which streams may be played."""
 
 
-def _is_loopback(address: tuple[Any, ...]) -> bool:
-    parsed = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    mapped = getattr(parsed, "ipv4_mapped", None)
-    return bool((mapped or parsed).is_loopback)
-
-
 def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
     """Return the address of the stream, and where to connect to."""
     url = parse_address(text, SCHEMES)
@@ -45,7 +39,7 @@ def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
     except OSError as error:
         raise BrokenError(f"cannot resolve {url.host}: {error.strerror}", hint="check the host's name") from error
     addresses = [(family, address) for family, _, _, _, address in answers]
-    remote = [address[0] for _, address in addresses if not _is_loopback(address)]
+    remote = [address[0] for _, address in addresses if not is_loopback(str(address[0]))]
     if remote and not allow_remote:
         raise ConfigError(
             f"{url.host} is {remote[0]}, which is not the loopback interface",
@@ -68,7 +62,7 @@ def _shake_hands(url: RtmpUrl, family: socket.AddressFamily, address: tuple[Any,
 
 def can_spread(target: Target) -> bool:
     """Return whether viewers of `target` can have addresses of their own: of IPv4's loopback network, and to it."""
-    return target.family == socket.AF_INET and _is_loopback(target.address)
+    return target.family == socket.AF_INET and is_loopback(str(target.address[0]))
 
 
 def _answers(family: int, address: tuple[Any, ...]) -> bool:

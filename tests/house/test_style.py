@@ -65,6 +65,33 @@ def test_texts_when_shipped_are_finished_and_at_home_anywhere():
     assert wrong == []
 
 
+def joins_by_itself(node: ast.AST) -> bool:
+    """Return whether an expression puts a host before a port: ``f"{host}:{port}"``, or by `str.format`."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and "{}:{}" in node.value
+    values = node.values if isinstance(node, ast.JoinedStr) else []
+    return any(
+        isinstance(host, ast.FormattedValue)
+        and isinstance(port, ast.FormattedValue)
+        and ast.unparse(colon) == "':'"
+        and re.search(r"host|address|peer", ast.unparse(host.value))
+        and re.search(r"port|\[1\]", ast.unparse(port.value))
+        for host, colon, port in zip(values, values[1:], values[2:], strict=False)
+    )
+
+
+def test_addresses_when_composed_of_host_and_port_are_so_in_one_place():
+    """An address of IPv6 needs brackets there, which whoever writes it anew forgets."""
+    home = ROOT / "flowctl" / "core" / "text" / "addresses.py"
+    found = [
+        shown(path, node.lineno)
+        for path in SOURCE
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.expr) and joins_by_itself(node) and path != home
+    ]
+    assert found == []
+
+
 def test_exemptions_when_taken_name_their_rule_and_their_reason():
     wrong = [
         f"{shown(path, number)}: {line.strip()}"

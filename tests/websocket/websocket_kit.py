@@ -55,7 +55,7 @@ class RawClient:
     """A client on a socket of its own."""
 
     def __init__(self, address, request=None, *, receive_bytes=None, then=b"", **headers) -> None:
-        self.sock = socket.socket()
+        self.sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         if receive_bytes is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.sock.settimeout(WAIT_S)

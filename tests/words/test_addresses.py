@@ -6,7 +6,14 @@ import ipaddress
 
 import pytest
 
-from flowctl.core.text.addresses import listen_addresses, listen_hosts, parse_network
+from flowctl.core.text.addresses import (
+    address_of,
+    is_loopback,
+    join_host_port,
+    listen_addresses,
+    listen_hosts,
+    parse_network,
+)
 from flowctl.errors import ConfigError
 
 
@@ -52,3 +59,31 @@ def test_listen_addresses_when_there_are_several_are_hosts_and_ports():
 def test_listen_addresses_when_one_is_none_are_refused_by_name(text):
     with pytest.raises(ConfigError, match=r"https: '.*' is no address to listen on"):
         listen_addresses(text, "https")
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [("10.0.0.5", "10.0.0.5:1935"), ("a.example", "a.example:1935"), ("::1", "[::1]:1935"), ("[::1]", "[::1]:1935")],
+)
+def test_address_when_host_and_port_are_joined_is_read_again(host, text):
+    assert join_host_port(host, 1935) == text == address_of((host, 1935))
+    assert listen_addresses(text, "http") == ((host.strip("[]"), 1935),)
+
+
+def test_address_of_a_peer_without_a_port_is_what_stands_there():
+    """The server itself follows another: where it does so is one text."""
+    assert address_of(("[::1]:1936", 0)) == "[::1]:1936"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST", "localhost.", "tv.localhost", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
+)
+def test_host_when_it_is_this_machine_alone_is_loopback(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "evil.example", "localhost.evil.example", "mylocalhost", "10.0.0.1", "::", "[::1]"]
+)
+def test_host_when_others_may_have_it_is_not_loopback(host):
+    assert not is_loopback(host)

@@ -20,7 +20,7 @@ from flowctl.connection import Session
 from flowctl.core.loop.sockets import close_socket
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.proxyheader import HEADER_TIME_S, HeaderReader, ProxyHeaderError, TrustedProxies
-from flowctl.core.text.addresses import LAST_PORT
+from flowctl.core.text.addresses import LAST_PORT, join_host_port
 from flowctl.deferred import Registration
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.pollgroup import PollGroup
@@ -197,8 +197,8 @@ def _wrong(message: str) -> LimitExceededError:
 
 
 def shown(host: str, port: int, name: str = "") -> str:
-    """Return an address as it is written in settings and messages."""
-    text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    """Return an address, and what listens there."""
+    text = join_host_port(host, port)
     return f"{text} ({name})" if name else text
 
 

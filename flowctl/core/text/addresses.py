@@ -102,13 +102,30 @@ def meanings(address: str) -> tuple[Address, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine alone: a loopback address, or ``localhost``."""
-    if host == "localhost":
+    """Return whether a host is this machine alone: a loopback address, ``localhost`` or below it (RFC 6761, 6.3)."""
+    name = host.lower().removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
         return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands in a URL and before a port: one of IPv6 in brackets (RFC 3986 section 3.2.2)."""
+    return f"[{host}]" if ":" in host and host[0] != "[" else host
+
+
+def join_host_port(host: str, port: int) -> str:
+    """Return an address as it is written in settings, URLs and messages: the one place where that is composed."""
+    return f"{bracketed(host)}:{port}"
+
+
+def address_of(peer: tuple[str, int]) -> str:
+    """Return address and port; for a connection of the server to another, the address it follows, and no port."""
+    return join_host_port(*peer) if peer[1] else peer[0]
 
 
 def listen_addresses(text: str, field: str) -> tuple[tuple[str, int], ...]:

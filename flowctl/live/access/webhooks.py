@@ -29,7 +29,7 @@ import structlog
 from flowctl.core.loop.faults import ErrorHook, report
 from flowctl.core.loop.thread import LoopThread
 from flowctl.core.loop.trust import client_context
-from flowctl.core.text.addresses import address_key
+from flowctl.core.text.addresses import address_key, bracketed, join_host_port
 from flowctl.errors import ConfigError, InternalError, LimitExceededError
 from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.access.rules import HookFailure, StreamAccess
@@ -347,7 +347,8 @@ def _why_untrusted(error: BaseException | None) -> str:
 
 def _host_of(url: str) -> str:
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}" + ("" if parts.port is None else f":{parts.port}")
+    host = parts.hostname or ""
+    return f"{parts.scheme}://{bracketed(host) if parts.port is None else join_host_port(host, parts.port)}"
 
 
 def _make_client() -> httpx.AsyncClient:

@@ -63,8 +63,9 @@ _LEVELS: Final = {"basic": Permission.BASIC, "admin": Permission.ADMIN}
 
 def policy_for(host: str) -> str:
     """Return the content security policy of pages: no other host, and of this one any port, where the media are."""
-    near = " ".join(f"{scheme}://{host}:*" for scheme in ("http", "https", "ws", "wss")) if host[:1] != "[" else ""
-    return f"{_POLICY}connect-src 'self' {near}; media-src 'self' blob: {near}"
+    # CSP has no way to write an address of IPv6: pages there are shown media of their own port alone.
+    near = "".join(f" {scheme}://{host}:*" for scheme in ("http", "https", "ws", "wss")) if host[:1] != "[" else ""
+    return f"{_POLICY}connect-src 'self'{near}; media-src 'self' blob:{near}"
 
 
 class Tokens:

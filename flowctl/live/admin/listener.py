@@ -17,7 +17,7 @@ from flowctl.control.operations import answer
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.listener import socket_of
-from flowctl.core.text.addresses import is_loopback
+from flowctl.core.text.addresses import is_loopback, join_host_port
 from flowctl.core.text.extras import missing_extra
 from flowctl.errors import ConfigError
 from flowctl.live.admin.asking import CarryOut, OperationAsker
@@ -77,9 +77,8 @@ class AdminListener:
         sock = socket_of(self._handed[0]) if self._handed else self._listen()
         self.sockets = [("admin", sock)]
         host, port = sock.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         scheme = "http" if self._certificate is None else "https"
-        self.bound = [f"{scheme}://{shown}:{port}/"]
+        self.bound = [f"{scheme}://{join_host_port(host, port)}/"]
         context = None if self._certificate is None else partial(self._context_of, self._certificate)
         self._server = server = make_server(self._app, context)
         self._thread = threading.Thread(target=self._run, args=(server, sock), name="flowctl-admin", daemon=True)
@@ -102,7 +101,7 @@ class AdminListener:
                 raise
         except OSError as error:
             raise ConfigError(
-                f"admin cannot listen on {host}:{port}: {error.strerror or error}",
+                f"admin cannot listen on {join_host_port(host, port)}: {error.strerror or error}",
                 hint="another port, or end what listens there",
             ) from error
         return sock

@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from flowctl.core.outcomes.backoff import Backoff, Redial
+from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
 from flowctl.live.cluster.seam import Seam, SeamVerdict
 from flowctl.live.observer import Observer
@@ -81,7 +82,7 @@ class Source:
     read: Callable[[], RtmpUrl] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return self.node or self.path or f"{self.host or self.url.host}:{self.url.port}"
+        return self.node or self.path or join_host_port(self.host or self.url.host, self.url.port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.listener import shown
 from flowctl.core.server.server import Server
+from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import (
     ClosedError,
     ConfigError,
@@ -235,7 +236,7 @@ class Offering:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, session: StreamSession) -> None:
-        peer = "{}:{}".format(*session.connection.peer)
+        peer = join_host_port(*session.connection.peer)
         _log.info("edge connected", peer=peer)
         why = "it has finished"
         guard = EdgeGuard(self._server, session.connection.peer, session.connection.number, self._book)

@@ -26,6 +26,7 @@ from flowctl.core.loop.faults import as_exception, log_error
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.settings import AgeSource
+from flowctl.core.text.addresses import address_of
 from flowctl.live.config import LiveConfig
 from flowctl.live.judging.budget import (
     MESSAGE_OVERHEAD_BYTES,
@@ -221,9 +222,9 @@ class Oversight:
             raise TypeError("the memory budget was shown something that is no viewer")
         if logged:
             done = "thinned" if victim.action is BudgetAction.THIN else "closed"
-            host, port = sender.host.peer if isinstance(sender.host, Connection) else ("", 0)
+            peer = sender.host.peer if isinstance(sender.host, Connection) else ("", 0)
             stream = _stream_name(victim.holding.log)
-            _log.warning(f"memory budget: viewer {done}", stream=stream, peer=f"{host}:{port}", why=victim.why)
+            _log.warning(f"memory budget: viewer {done}", stream=stream, peer=address_of(peer), why=victim.why)
         if victim.action is BudgetAction.THIN:
             sender.relieve(victim.why)
         else:

@@ -21,6 +21,7 @@ import structlog
 
 from flowctl.connection import Connection
 from flowctl.core.outcomes.backoff import Backoff, Redial
+from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError, RemoteProtocolError
 from flowctl.live.cluster.follow import FollowStatistics, Inflow, Source, StreamFollower
 from flowctl.live.cluster.names.following import Following
@@ -276,7 +277,7 @@ class Relays:
 
 def _source(rule: RelayRule, name: str) -> Source:
     url = rule.address(name)
-    return Source(url, node=f"{url.host}:{url.port}", read=partial(rule.target, name))
+    return Source(url, node=join_host_port(url.host, url.port), read=partial(rule.target, name))
 
 
 class _PublisherWatch(Observer):

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from flowctl.core.flow.limits import Limits, parse_target_delay
+from flowctl.core.text.addresses import join_host_port
 from flowctl.core.text.keyfiles import with_files
 from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.wire.rtmp.url import REDACTED, RtmpUrl, parse_url
@@ -87,8 +88,7 @@ def _filled_in(address: str, stream: str) -> RtmpUrl:
 
 def place_of(url: RtmpUrl) -> str:
     """Return an address without the name of its stream, which is a key where others publish, and without its query."""
-    host = f"[{url.host}]" if ":" in url.host else url.host
-    return f"{url.scheme}://{host}:{url.port}/{url.app.partition('/')[0]}/{REDACTED}"
+    return f"{url.scheme}://{join_host_port(url.host, url.port)}/{url.app.partition('/')[0]}/{REDACTED}"
 
 
 def parse_relays(text: str, source: str) -> tuple[RelayRule, ...]:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import RemoteProtocolError
 from flowctl.load.hostile.secrecy import Secrecy
 from flowctl.load.peers.ownfault import TesterFailedError, own_fault
@@ -281,9 +282,8 @@ class Peer:
 
     def connect_object(self, *, app: str | None = None, tc_url: str | None = None, **members: Any) -> dict[str, Any]:
         name = self.app if app is None else app
-        host, port = self.host, self.port
         scheme = "rtmp" if self.secrecy is None else "rtmps"
-        usual = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/{name}"
+        usual = f"{scheme}://{join_host_port(self.host, self.port)}/{name}"
         return {
             "app": name,
             "type": "nonprivate",

@@ -13,6 +13,7 @@ from typing import Final
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping
 
+from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import RemoteProtocolError
 from flowctl.flv import FlvReader
 from flowctl.load.peers.skim import FrameBook
@@ -46,9 +47,9 @@ class HttpSpeech:
         self._head = bytearray()
         self.head_bytes: int | None = None
         self.stream_id: int | None = None
-        host = f"[{url.host}]" if ":" in url.host else url.host
         version = "1.1" if self._websocket else "1.0"  # of which the body comes bare
-        lines = [f"GET {path_of(url)} HTTP/{version}", f"Host: {host}:{url.port}", f"User-Agent: {_AGENT}"]
+        host = join_host_port(url.host, url.port)
+        lines = [f"GET {path_of(url)} HTTP/{version}", f"Host: {host}", f"User-Agent: {_AGENT}"]
         if self._websocket:
             lines += ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"]
             lines += [f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}"]

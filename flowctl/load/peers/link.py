@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from flowctl.core.loop.tls import TlsSocket, with_tls
 from flowctl.core.loop.trust import step_of_handshake
+from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import RemoteProtocolError
 from flowctl.load.peers.http import HTTP_SCHEMES, HttpSpeech
 from flowctl.load.peers.ownfault import OWN_FAULTS
@@ -154,8 +155,7 @@ class PeerLink:
             return
         self.connected = True
         self.result.connect_s = now - self.started
-        host, port = sock.getsockname()[:2]
-        self.result.address = f"{host}:{port}"
+        self.result.address = join_host_port(*sock.getsockname()[:2])
         if self.context is None:
             self.watch(READ)
             self._speak(now)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from flowctl.core.outcomes.pending import Outcome
+from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.nodes.messenger.storefile import Effect
 from flowctl.pollgroup import PollGroup
@@ -47,7 +48,7 @@ class Destination:
         """
         if not 0 <= port <= 65535:
             raise ConfigError(f"port is {port}, it must be 0 to 65535")
-        return cls(name, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+        return cls(name, f"tcp://{join_host_port(host, port)}")
 
     @classmethod
     def ipc(cls, name: str, path: str) -> Destination:

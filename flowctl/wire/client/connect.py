@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from flowctl.connection import Connection
 from flowctl.core.loop.trust import secured
 from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.text.addresses import join_host_port
 from flowctl.errors import BrokenError
 from flowctl.pollgroup import PollGroup
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
@@ -37,7 +38,7 @@ def connect_socket(
     With ``rtmps`` its TLS handshake is done, for which the certificate has been verified.
     """
     host = host or url.host
-    where = f"{host}:{url.port}"
+    where = join_host_port(host, url.port)
     try:
         infos = socket.getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:

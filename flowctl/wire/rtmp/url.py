@@ -21,6 +21,7 @@ import dataclasses
 import re
 from typing import Final
 
+from flowctl.core.text.addresses import bracketed, join_host_port
 from flowctl.core.text.printable import printable
 from flowctl.errors import RemoteProtocolError
 
@@ -172,9 +173,9 @@ class RtmpUrl:
     @property
     def tc_url(self) -> str:
         """The address without stream name, query and credentials: what a client sends as ``tcUrl``."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        port = "" if self.port == DEFAULT_PORTS.get(self.scheme, 1935) else f":{self.port}"
-        return f"{self.scheme}://{host}{port}/{'' if self.app == DEFAULT_APP else self.app}"
+        usual = self.port == DEFAULT_PORTS.get(self.scheme, 1935)
+        place = bracketed(self.host) if usual else join_host_port(self.host, self.port)
+        return f"{self.scheme}://{place}/{'' if self.app == DEFAULT_APP else self.app}"
 
     def redacted(self) -> str:
         name = REDACTED if self.name_is_key else self.stream

@@ -212,7 +212,7 @@ def test_lines_when_one_peer_causes_many_are_kept_back_and_told():
     assert "something else" in {line["event"] for line in found}
 
 
-@pytest.mark.parametrize("peer", ["2001:db8::{:x}:4000", "2001:db8:0:0:1:2:3:{:x}:4000", "2001:db8::{:x}"])
+@pytest.mark.parametrize("peer", ["[2001:db8::{:x}]:4000", "[2001:db8:0:0:1:2:3:{:x}]:4000", "2001:db8::{:x}"])
 def test_lines_when_one_network_of_ipv6_causes_them_have_one_share(peer):
     """Who has one address of IPv6 has 2^64 of them: the lines of all of them count together, with and without port."""
     stream = io.StringIO()

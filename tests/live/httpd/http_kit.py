@@ -66,6 +66,7 @@ class Client:
     """A raw HTTP client."""
 
     def __init__(self, address) -> None:
+        self.host = HOST if ":" not in address[0] else f"Host: [{address[0]}]:{address[1]}\r\n"
         self.sock = socket.create_connection(address, WAIT_S)
         self.sock.settimeout(WAIT_S)
         self.rest = b""
@@ -75,7 +76,7 @@ class Client:
         self.sock.sendall(data.encode() if isinstance(data, str) else data)
 
     def get(self, path="/live/room.flv", headers="", method="GET"):
-        self.send(f"{method} {path} HTTP/1.1\r\n{HOST}{headers}\r\n")
+        self.send(f"{method} {path} HTTP/1.1\r\n{self.host}{headers}\r\n")
         return self.answer(body=method != "HEAD")
 
     def read(self) -> bool:
@@ -179,13 +180,15 @@ class Socket:
 class Web:
     """A live server with one HTTP listener."""
 
-    def __init__(self, loop_factory, *, limits=None, handlers=None, hooks=None, limits_of=None, **config) -> None:
+    def __init__(
+        self, loop_factory, *, limits=None, handlers=None, hooks=None, limits_of=None, host="127.0.0.1", **config
+    ) -> None:
         config.setdefault("admission", FREE)
         if limits_of is not None:
             config["limits"] = limits_of
         self.server = build_live_server(LiveConfig(port=0, loop_factory=loop_factory, **config), hooks)
         self.errors = []
-        self.address = listen_http(self.server, "127.0.0.1", 0, limits=limits, handlers=handlers)
+        self.address = listen_http(self.server, host, 0, limits=limits, handlers=handlers)
         self.server.start()
         self.clients = []
 

@@ -16,6 +16,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.httpd.exchange import HttpLimits
 from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS, settled_tracks
 from flowctl.live.httpd.session import HttpSession
+from flowctl.live.remux.serving import hls_handlers
 from flowctl.live.stream import Stream
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.amf.amf0 import encode
@@ -348,3 +349,19 @@ def test_player_that_waits_when_a_publication_ends_before_it_begins_is_served_by
     web.publisher().group(b"next")
     assert client.answer()[0] == 200
     assert client.tags(4)[1][-1].payload in (key(b"next"), audio(b"next"), inter(b"next"))
+
+
+def test_server_when_it_listens_on_ipv6_serves_all_that_it_does_on_ipv4(web, six, tmp_path):
+    """FLV, WebSocket and HLS, asked for with a Host in brackets; and peers are named as people write them."""
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "room.m3u8").write_text("#EXTM3U\n")
+    server = web(host=six, handlers=hls_handlers(tmp_path))
+    publisher = server.publisher()
+    publisher.group(b"1")
+    client, player = server.client(), Socket(server)
+    assert client.get()[0] == 200
+    publisher.group(b"2")
+    assert client.tags(5)[1][:5] == player.tags(5)[1][:5]
+    assert server.get("/live/room.m3u8")[0] == 200
+    connection = server.server.connections()[0]
+    assert connection.describe().endswith(f"([::1]:{connection.peer[1]})")

@@ -35,6 +35,7 @@ import structlog
 from flowctl.core.loop.trust import client_context, secured_later
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.server.listener import shown
+from flowctl.core.text.addresses import join_host_port
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.live.cluster.edge.copy import CopyStatistics, StreamCopy
@@ -557,7 +558,7 @@ class Edge:
         found = [item for item in self._config.public if "://" in item]
         for host in self._config.public:
             if "://" not in host:
-                found += [f"{scheme}://{host}:{port}" for scheme, port in listening if scheme in SCHEMES]
+                found += [f"{scheme}://{join_host_port(host, port)}" for scheme, port in listening if scheme in SCHEMES]
         return bases_of(found)
 
     def _tell_of_edges(self, now: float) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from flowctl.core.outcomes.backoff import Backoff, Redial
+from flowctl.core.text.addresses import join_host_port
 from flowctl.core.text.keyfiles import with_files
 from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.live.cluster.edge.gate import PeerMeter, SchedulerGate
@@ -92,8 +93,7 @@ class OriginAddress:
         return replace(url, scheme=scheme, raw_query=proof, query=parse_query(proof))
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return join_host_port(self.host, self.port)
 
 
 def _can_be_looked_up(host: str) -> bool:

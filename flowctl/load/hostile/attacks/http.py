@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from flowctl.core.text.addresses import join_host_port
 from flowctl.load.hostile.base import ANY, ENDED, Attack, AttackForm, Run, Script, hostile
 from flowctl.load.hostile.peer import Peer
 
@@ -33,7 +34,7 @@ _open_small: Final = partial(Attack.open, receive_buffer_bytes=_SMALL_BUFFER)
 
 
 def _request(attack: Attack, path: str = "/flowctl", *, method: str = "GET", headers: bytes = b"") -> bytes:
-    host = f"{attack.context.host}:{attack.context.port}"
+    host = join_host_port(attack.context.host, attack.context.port)
     return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n".encode() + headers
 
 

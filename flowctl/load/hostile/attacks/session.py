@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from flowctl.core.text.addresses import bracketed, join_host_port
 from flowctl.load.hostile.base import ANY, ENDED, UNHARMED, Attack, AttackForm, Run, hostile
 from flowctl.load.hostile.octets import picture
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
@@ -142,8 +143,8 @@ def _named(name: str) -> Run:
 
 async def _secret_url(attack: Attack) -> None:
     peer = await attack.shaken()
-    host, port = attack.context.host, attack.context.port
-    tc_url = f"rtmp://user:{CANARY}@{host}:{port}/{peer.app}?token={CANARY}"
+    host = bracketed(attack.context.host)
+    tc_url = f"rtmp://user:{CANARY}@{join_host_port(host, attack.context.port)}/{peer.app}?token={CANARY}"
     page = f"http://example.org/?key={CANARY}"
     agent = f"FMLE/3.0 (compatible; rtmp://user:{CANARY}@{host}/live?key={CANARY})"
     await peer.connect(

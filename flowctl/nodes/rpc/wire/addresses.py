@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from flowctl.core.text.addresses import LAST_PORT
+from flowctl.core.text.addresses import LAST_PORT, join_host_port
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
 from flowctl.wire.zeromq.keytext import KEY_BYTES, LETTERS, KeyEncoding, decode_key, encode_key
@@ -124,7 +124,7 @@ class Address:
     def zmq_address(self) -> str:
         """The address as ZeroMQ takes it, which knows no keys."""
         if self.transport is AddressTransport.TCP:
-            return f"tcp://{self.host}:{self.port}"
+            return f"tcp://{join_host_port(self.host, self.port)}"
         return f"{self.transport.value}://{self.socket}"
 
     def with_pubkey(self, pubkey: bytes) -> Self:
@@ -136,7 +136,7 @@ class Address:
             return self.zmq_address
         key = encode_key(self.pubkey, KeyEncoding.BASE32Z)
         if self.transport is AddressTransport.TCP:
-            return f"curve://{self.host}:{self.port}/{key}"
+            return f"curve://{join_host_port(self.host, self.port)}/{key}"
         return f"ipc+curve://{self.socket}/{key}"
 
 
