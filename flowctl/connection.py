@@ -154,6 +154,9 @@ class Session:
     user_agent: str = ""
     harmless: bool = False
 
+    def __accepted_at__(self, address: tuple[str, int]) -> None:
+        """Note the address of ours that the connection was accepted at, before it is `opened`."""
+
     @property
     def asked_count(self) -> tuple[int, int] | None:
         """Commands and control messages that the peer has sent, where these count. None: they do not. Any thread."""

@@ -39,6 +39,7 @@ from flowctl.core.loop.locks import HANDLERS, OwnedLock
 from flowctl.core.outgoing.streamlog import MAX_VALUE_BYTES, StreamLog
 from flowctl.core.sending.contract import SendResult
 from flowctl.core.text.fieldtypes import check_arguments
+from flowctl.core.text.origins import is_among, is_own_origin, is_rebound
 from flowctl.core.text.printable import printable
 from flowctl.errors import ConfigError, LocalProtocolError, ReentryError, RemoteProtocolError
 from flowctl.reasons import CloseReason
@@ -69,7 +70,6 @@ from flowctl.wire.websocket.handshake import (
 )
 from flowctl.wire.websocket.reading import FrameReader, PeerClose
 
-ANY_ORIGIN: Final = "*"
 _HEAD_BYTES: Final = 16 * 1024
 """Request line and headers together (h11 and uvicorn: 64 KiB, nginx: 4 x 8 KiB); more is answered with 431."""
 _PIECE_BYTES: Final = 4096
@@ -205,10 +205,11 @@ class WebSocketSession(Session):
 
     Attributes:
         origins: origins of pages that may connect, such as ``{"https://example.com"}``; ``{"*"}``: all. None (default):
-            those whose host and port are what the request says in ``Host``. Requests without an origin, of programs
-            that are no browser, are always let in. Browsers send cookies along with a handshake whatever page asks for
-            it, and ask for no permission first: a server that goes by cookies and lets in any page lets that page act
-            as its user (cross-site WebSocket hijacking).
+            those whose host and port are what the request says in ``Host``; where the server listens for this machine
+            alone, no Host with its own port and a name that anybody may have, as DNS rebinding makes them. Requests
+            without an origin, of programs that are no browser, are always let in. Browsers send cookies along with a
+            handshake whatever page asks for it, and ask for no permission first: a server that goes by cookies and
+            lets in any page lets that page act as its user (cross-site WebSocket hijacking).
         subprotocols: names this server speaks, the preferred one first.
         max_message_bytes: longest message of a client, inflated; a longer one ends the connection with 1009.
         ping_interval_s: silence of a client, in seconds, after which it is pinged. 0: never.
@@ -367,7 +368,7 @@ class _Protocol(Session):
     Nothing that it needs is a method of the session, which a subclass may have by the same name.
     """
 
-    __slots__ = ("_handling", "_head", "_heard_at", "_pinged", "_reader", "deflates", "phase", "words")
+    __slots__ = ("_handling", "_head", "_heard_at", "_listens_at", "_pinged", "_reader", "deflates", "phase", "words")
 
     def __init__(self) -> None:
         self.phase = _Phase.HEAD
@@ -377,7 +378,11 @@ class _Protocol(Session):
         self._handling = False  # a coroutine of the application runs, behind which the next message waits
         self.words: bytes | None = None  # what the client is told at the end, where that is settled
         self._heard_at = 0.0  # when anything came last
+        self._listens_at: tuple[str, int] | None = None
         self._pinged: _Pinged | None = None  # the ping that has not been answered
+
+    def __accepted_at__(self, address: tuple[str, int]) -> None:
+        self._listens_at = address
 
     @property
     def _session(self) -> WebSocketSession:
@@ -451,8 +456,10 @@ class _Protocol(Session):
         if not origin:
             return True
         if origins is None:
-            return origin.partition("://")[2].lower() == request.header("host").lower()
-        return ANY_ORIGIN in origins or origin in origins
+            host, connection = request.header("host"), self.connection
+            rebound = is_rebound(host, self._listens_at, connection.peer[0], secure=connection.secure)
+            return is_own_origin(origin, host) and not rebound
+        return is_among(origin, origins)
 
     def _ask(self, request: WebSocketRequest, key: bytes) -> None:
         """Have the application decide."""

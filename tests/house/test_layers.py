@@ -29,8 +29,8 @@ def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
 
 LAYERS = {
     "words": layer(
-        "errors units reasons core.text.addresses core.text.fieldtypes core.text.printable core.text.tomltext "
-        "core.text.userfiles",
+        "errors units reasons core.text.addresses core.text.fieldtypes core.text.origins core.text.printable "
+        "core.text.tomltext core.text.userfiles",
         pure=True,
     ),
     "outcomes": layer("core.outcomes", "words", pure=True),

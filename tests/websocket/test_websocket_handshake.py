@@ -230,3 +230,22 @@ def test_clients_when_they_leave_within_the_handshake_are_over():
         with RawClient(served.address, then=masked(CLOSE, close_payload(1000))) as polite:
             assert polite.read_head() == 101
             assert polite.read_close() == (1000, "")
+
+
+def test_clients_when_they_come_over_ipv6_are_served(six):
+    with Served(server={"host": six}) as served:
+        host = f"[::1]:{served.address[1]}"
+        with RawClient(served.address, Host=host, Origin=f"http://{host}") as client:
+            client.opened().send(TEXT, "six")
+            assert client.read_text() == "six"
+
+
+@pytest.mark.parametrize(
+    ("origins", "name", "status"), [(None, "evil.test", 403), (None, "LOCALHOST", 101), ({"*"}, "evil.test", 101)]
+)
+def test_pages_when_their_name_suddenly_means_this_machine_are_refused(origins, name, status):
+    """DNS rebinding: page and server are of one origin, and the server is for this machine alone."""
+    with Served(origins=origins) as served:
+        host = f"{name}:{served.address[1]}"
+        with RawClient(served.address, Host=host, Origin=f"http://{host}") as client:
+            assert client.read_head() == status

@@ -660,7 +660,9 @@ class Server:
         try:
             if listener.tls is not None:
                 sock = listener.tls.wrap(sock)
-            self._serve(sock, _made(listener.session_factory), peer=peer, on_released=self._on_released)
+            session = _made(listener.session_factory)
+            (session.__protocol__ or session).__accepted_at__(listener.address)
+            self._serve(sock, session, peer=peer, on_released=self._on_released)
         except BaseException as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
             sock.close()
             self.admission.leave(peer[0])

@@ -22,7 +22,8 @@ import structlog
 from starlette.exceptions import HTTPException
 
 from flowctl.control.operations import MOST_CALL_BYTES, Permission
-from flowctl.core.text.addresses import address_key, is_loopback
+from flowctl.core.text.addresses import address_key, bracketed, is_loopback
+from flowctl.core.text.origins import is_own_origin, parse_host
 from flowctl.core.text.watchfile import WatchedFile
 from flowctl.errors import ConfigError
 from flowctl.live.admin.asking import CallRefused
@@ -41,7 +42,8 @@ EVENTS: Final = "/api/v1/events"
 """Path of the events: the one request that has no end."""
 _OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """Paths that need no token: whether the server is there, in a word."""
-_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
+_HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
+"""Hosts that may stand in the policy of pages, where other characters have a meaning."""
 _CHANGES: Final = frozenset({"POST", "PUT", "PATCH"})
 HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -148,15 +150,15 @@ class Guard:
     def _check_place(self, headers: dict[bytes, bytes]) -> str:
         """See that the request is for us, and not sent by the page of another site; return our name."""
         host = headers.get(b"host", b"").decode("latin-1")
-        match = _HOST.fullmatch(host)
-        if match is None or (self.tokens is None and not is_loopback(match[1] or match[2])):
+        found = parse_host(host)
+        if found is None or not _HOST.fullmatch(found[0]) or (self.tokens is None and not is_loopback(found[0])):
             raise CallRefused("WRONG_HOST", "the Host is no name of this machine", "open it as 127.0.0.1")
         origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+        if origin is not None and not is_own_origin(origin.decode("latin-1"), host):
             raise CallRefused("WRONG_ORIGIN", "the page that asks is of another origin")
         if headers.get(b"sec-fetch-site", b"none") not in {b"none", b"same-origin"}:
             raise CallRefused("WRONG_ORIGIN", "the page that asks is of another site")
-        return f"[{match[1]}]" if match[1] else match[2]
+        return bracketed(found[0])
 
     def _check_form(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         size = headers.get(b"content-length", b"0")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
-import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -25,6 +24,7 @@ from wsproto.events import Ping
 from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.text.addresses import address_key
+from flowctl.core.text.origins import ANY_ORIGIN, is_among, is_host_among, is_own_origin, is_rebound, parse_host
 from flowctl.core.text.printable import printable
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
@@ -46,7 +46,6 @@ from flowctl.wire.websocket.handshake import VERSION, accept_key
 from flowctl.wire.websocket.reading import FrameReader, PeerClose
 
 _log: Final = structlog.get_logger("flowctl.live")
-ANY_ORIGIN: Final = "*"
 _PIECE_BYTES: Final = 4096
 """Octets that h11 is given at a time: they count against `header_bytes` before they are parsed."""
 _FRAMES_PIECE_BYTES: Final = 512
@@ -71,7 +70,6 @@ _AGENT_CHARS: Final = 256
 _LOOK_S: Final = 0.05
 _LOOK_SILENT_S: Final = 0.2
 """Time between two looks at a stream that has shown nothing, which may be many seconds and for a crowd."""
-_HOST: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]@/?#\s]*))(?::(\d{1,5}))?$")
 
 
 class _AskedOverHttp(NamedTuple):
@@ -109,8 +107,8 @@ _READABLE_PHASES: Final = frozenset({Phase.IDLE, Phase.READING})
 class HttpSession(ViewerSession):
     __slots__ = (
         *("_advancing", "_answer_bytes", "_answers", "_asked", "_body_bytes", "_due", "_exchange", "_flv", "_gave"),
-        *("_half_closed", "_head", "_http", "_limits", "_origins", "_phase", "_ping_due", "_pinged", "_rate"),
-        *("_requests", "_routes", "_told", "_visit"),
+        *("_half_closed", "_head", "_http", "_limits", "_listens_at", "_origins", "_phase", "_ping_due", "_pinged"),
+        *("_rate", "_requests", "_routes", "_told", "_visit"),
     )
 
     def __init__(self, hub: Hub, routes: Routes, limits: HttpLimits, origins: frozenset[str]) -> None:
@@ -118,6 +116,7 @@ class HttpSession(ViewerSession):
         self._routes: Final = routes
         self._limits: Final = limits
         self._origins: Final = origins
+        self._listens_at: tuple[str, int] | None = None
         self._http: h11.Connection | None = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
         self._head: h11.Request | None = None  # head of the request whose body is read
         self._body_bytes = 0  # size of that body so far
@@ -137,6 +136,9 @@ class HttpSession(ViewerSession):
         self._rate: InputRate | None = None  # rate of WebSocket frames
         self._ping_due: float | None = None  # when a WebSocket player is asked whether it is there
         self._pinged = False  # it was, and nothing has come since
+
+    def __accepted_at__(self, address: tuple[str, int]) -> None:
+        self._listens_at = address
 
     @property
     def protocol(self) -> str:
@@ -378,7 +380,7 @@ class HttpSession(ViewerSession):
             return []
         request = None if self._exchange is None else self._exchange.request
         origin = "" if request is None else request.header("origin")
-        allowed = [("Access-Control-Allow-Origin", origin)] if origin in self._origins else []
+        allowed = [("Access-Control-Allow-Origin", origin)] if is_among(origin, self._origins) else []
         return [*allowed, ("Vary", "Origin")]
 
     # -- who may, and who answers
@@ -401,6 +403,9 @@ class HttpSession(ViewerSession):
         if request.method not in _METHODS:
             exchange.respond(HTTPStatus.METHOD_NOT_ALLOWED, headers=[("Allow", _ALLOW)])
             return
+        if self._rebound(request.header("host")):
+            exchange.respond(HTTPStatus.MISDIRECTED_REQUEST, "The Host is no name of this machine (http_origins).")
+            return
         if request.method == "OPTIONS":
             self._tell_options(exchange)
             return
@@ -422,6 +427,12 @@ class HttpSession(ViewerSession):
         request = dataclasses.replace(request, path=path, live=live)
         self._ask(self._exchange_of(request), handler, live)
 
+    def _rebound(self, host: str) -> bool:
+        """Return whether a page that may not play would be of our own origin by a name of its maker's."""
+        connection = self.connection
+        rebound = is_rebound(host, self._listens_at, connection.peer[0], secure=connection.secure)
+        return rebound and not is_host_among(host, self._origins)
+
     def _tell_options(self, exchange: Exchange) -> None:
         wanted = exchange.request.header("access-control-request-headers")
         headers = [("Allow", _ALLOW), ("Access-Control-Allow-Methods", _ALLOW)]
@@ -431,12 +442,13 @@ class HttpSession(ViewerSession):
         exchange.respond(HTTPStatus.NO_CONTENT, headers=headers if self._cors() else headers[:1])
 
     def _live_request(self, request: Request, name: str) -> LiveRequest:
-        found = _HOST.match(request.header("host"))
+        found = parse_host(request.header("host"))
         if found is None:
             raise RemoteProtocolError("Host is no host and port", code="bad-url")
-        host = (found[1] or found[2] or "").lower()
-        port = int(found[3] or 80)
-        url = RtmpUrl(scheme="http", host=host, vhost=host, port=port, raw_query=request.kept_query).with_stream(name)
+        host, port = found
+        url = RtmpUrl(scheme="http", host=host, vhost=host, port=port or 80, raw_query=request.kept_query).with_stream(
+            name
+        )
         query = Query({unquote(key): unquote(value) for key, value in url.query.items()})
         scheme, _, bearer = request.header("authorization").partition(" ")
         user, password = _basic(bearer) if scheme.lower() == "basic" else (None, None)
@@ -582,7 +594,7 @@ class HttpSession(ViewerSession):
     def _origin_allowed(self, request: Request) -> bool:
         """Return whether a page may read frames: what CORS says of answers, browsers do not ask for WebSocket."""
         origin = request.header("origin")
-        return not origin or ANY_ORIGIN in self._origins or origin in self._origins
+        return not origin or is_among(origin, self._origins) or is_own_origin(origin, request.header("host"))
 
     def _tell_observers(self, live: LiveRequest) -> None:
         for observer in self._hub.observers:

@@ -12,6 +12,7 @@ import pytest
 from e2e_kit import NAME, Clients, open_live_server, wait_for_viewers, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
+from flowctl.control.operations import Permission, answer
 from flowctl.errors import ConfigError
 from flowctl.live.admin import streaming
 from flowctl.live.admin.listener import admin_of
@@ -31,7 +32,7 @@ def admin(tmp_path):
                 path = tmp_path / "tokens"
                 path.write_text(tokens)
                 settings["admin_token_file"] = path
-            server = stack.enter_context(open_live_server(admin="127.0.0.1:0", **settings))
+            server = stack.enter_context(open_live_server(**{"admin": "127.0.0.1:0", **settings}))
             listener = admin_of(server)
             stack.callback(listener.stop, 5.0)
             listener.start()
@@ -264,3 +265,35 @@ def test_metrics_when_a_viewer_comes_and_goes_are_by_stream_and_never_go_down(ad
     assert sample(last, "flowctl_connections", **viewer, state="READY") in {None, 0}
     assert sample(last, "flowctl_state_seconds_total", **viewer, state="READY") > 0
     assert sample(last, "flowctl_flush_rounds_total") > 0
+
+
+def test_surface_when_it_listens_on_ipv6_answers_there(admin, six):
+    """Its own pages, which browsers are told may connect to no other host, and its addresses in brackets."""
+    found = admin(admin=f"[{six}]:0", host=six)
+    assert found.listener.bound[0].startswith("http://[::1]:")
+    for path in ("/healthz", "/metrics", "/", "/api/v1/streams"):
+        found_there = found.http.get(path)
+        assert found_there.status_code == 200
+        assert found_there.headers["content-security-policy"].endswith("connect-src 'self'; media-src 'self' blob:")
+    url = json.loads(answer(found.server, "stats", b"{}", Permission.BASIC))["result"]["server"]["url"]
+    assert url == f"rtmp://[::1]:{found.server.address[1]}/"
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("https://example.com", "example.com:443", 200),
+        ("https://example.com", "EXAMPLE.com.", 200),
+        ("https://example.com", "example.com:8443", 403),
+        ("https://example.com", "example.com;script-src:1", 421),
+    ],
+)
+def test_change_when_a_proxy_writes_the_host_in_another_way_is_of_its_own_origin(admin, origin, host, status):
+    headers = {"authorization": f"Bearer {ADMIN}", "origin": origin, "host": host}
+    said = admin(f"{ADMIN} admin").http.post("/api/v1/ban", json={"network": "192.0.2.7"}, headers=headers)
+    assert said.status_code == status
+
+
+@pytest.mark.parametrize("host", ["LOCALHOST", "localhost.", "[::1]:80", "tv.localhost:8080"])
+def test_request_when_its_host_is_this_machine_by_any_name_is_answered(admin, host):
+    assert admin().http.get("/healthz", headers={"host": host}).status_code == 200
