@@ -25,6 +25,7 @@ from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.renditions.sets import RenditionSets
 from flowctl.live.settings.levels import Role
+from flowctl.live.strays import Strays
 from flowctl.live.stream import Stream, StreamMember, StreamTap
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -138,6 +139,7 @@ class Hub:
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self.gate: Final = AccessGate(lambda: self.config)  # decides who may connect, publish and play
         self.visits: Final = Visits(self.gate, clock, call_later)  # plays that are fetched file by file
+        self.strays: Final = Strays(clock, call_later)  # connections of probes and scanners
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
         self.renditions: Final = RenditionSets(

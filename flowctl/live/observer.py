@@ -17,6 +17,9 @@ class Observer:
     one: a connection may end before its thread has seen it.
     """
 
+    #: whether it hears of the end of each stray connection (`flowctl.live.strays`), and not of the first of many alone
+    hears_of_strays = True
+
     def opened(self, connection: Connection) -> None:
         """Note a new connection."""
 

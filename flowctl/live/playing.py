@@ -35,6 +35,7 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, line_fields
 from flowctl.live.renditions.renditionset import RenditionSet, Seat
 from flowctl.live.settings.levels import Role
+from flowctl.live.strays import SILENT, STRAY_ENDS
 from flowctl.live.stream import StartPlace, Stream
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason, DropReason
@@ -397,6 +398,11 @@ class ViewerSession(Session):
         self.harmless = False
 
     @property
+    def stray(self) -> str:
+        """Why it is a connection of a probe or a scanner; empty: it was let in, or has asked for something."""
+        return "" if self.connection.receiver.bytes_in else SILENT
+
+    @property
     def role(self) -> str:
         return "" if self._playing is None else "viewer"
 
@@ -547,18 +553,24 @@ class ViewerSession(Session):
         if self._limit_hit is not None:
             self._hub.limit_hit(self._limit_hit)
         self._end_playing(f"{reason.value}: {details}" if details else reason.value)
-        _log.info(
-            "connection closed",
-            connection=connection.number,
-            peer=f"{connection.peer[0]}:{connection.peer[1]}",
-            reason=reason.value,
-            details=details,
-            **({} if self._limit_hit is None else {"limit": self._limit_hit}),
-            after_s=round(connection.now() - connection.opened_at, 1),
-            work_s=round(connection.work.work_s, 3),
-        )
+        counted = False
+        if reason in STRAY_ENDS and self._limit_hit is None and (stray := self.stray):
+            protocol = self.protocol
+            counted = not self._hub.strays.is_first(connection.peer[0], protocol, stray)
+        if not counted:
+            _log.info(
+                "connection closed",
+                connection=connection.number,
+                peer=address_of(connection.peer),
+                reason=reason.value,
+                details=details,
+                **({} if self._limit_hit is None else {"limit": self._limit_hit}),
+                after_s=round(connection.now() - connection.opened_at, 1),
+                work_s=round(connection.work.work_s, 3),
+            )
         for observer in self._hub.observers:
-            observer.closed(connection, reason, details, self._limit_hit)
+            if observer.hears_of_strays or not counted:
+                observer.closed(connection, reason, details, self._limit_hit)
 
     def _refused(self, what: str, stream: str, error: LimitExceededError) -> None:
         self.refusal = "limit"

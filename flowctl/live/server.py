@@ -183,7 +183,7 @@ class LiveServer(Server):
         on_error = config.on_error or self.hub.oversight.report
         self.changes: Final = Changes(on_error)
         self.recent: Final = RecentEvents()
-        self.hub.observers += (self.recent,)
+        self.hub.observers, self.hub.strays.tell = (*self.hub.observers, self.recent), self.recent.strays_closed
         self.meters: Final = Meters(self.hub.add_observer)
         self.companions: Final[list[Companion]] = []
         self.fleet: Fleet | None = None
@@ -686,6 +686,7 @@ class LiveServer(Server):
         for companion in self.companions:
             companion.stop(deadline_s)
         self.hub.visits.stop()
+        self.hub.strays.stop()
         if self._hooks is not None:
             self._hooks.stop(deadline_s)
         self.hub.gate.stop(deadline_s)

@@ -188,6 +188,10 @@ class LiveSession(ViewerSession):
     def protocol(self) -> str:
         return "rtmp"
 
+    @property
+    def stray(self) -> str:
+        return super().stray or ("" if self._rtmp.command_total else "nothing was asked for")
+
     def streams(self) -> list[str]:
         names = [publishing.stream.name for publishing in tuple(self._publishing.values())]
         return [*names, *super().streams()]

@@ -101,6 +101,14 @@ def meanings(address: str) -> tuple[Address, ...]:
     return (four,) if getattr(parsed, "ipv4_mapped", None) else (parsed, four)
 
 
+def network_of(address: str) -> str:
+    """Return the network that a site is given, and the address is in; what is no address stays as it is."""
+    found = meanings(address)
+    if not found:
+        return address
+    return str(ipaddress.ip_network((found[-1], NETWORK_BITS[found[-1].version]), strict=False))
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a host is this machine alone: a loopback address, ``localhost`` or below it (RFC 6761, 6.3)."""
     name = host.lower().removesuffix(".")

@@ -45,6 +45,7 @@ from flowctl.live.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.live.publishing import HubSink
 from flowctl.live.server import LiveServer, RefusalLog
+from flowctl.live.strays import SILENT
 from flowctl.live.stream import StreamMember
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.policy import Policy
@@ -89,6 +90,22 @@ _STALLED_EDGE_S: Final = 10.0
 """Time after which an edge whose connection takes nothing is cut."""
 
 
+class EdgeSession(StreamSession):
+    """A connection of an edge, or of a probe, which says nothing."""
+
+    __slots__ = ("_spoke",)
+
+    def __init__(self, on_open: Callable[[StreamSession], object]) -> None:
+        super().__init__(on_open)
+        self._spoke = False
+
+    def received(self, data: memoryview) -> None:
+        if not self._spoke:
+            self._spoke = True
+            _log.info("edge connected", peer=join_host_port(*self.connection.peer))
+        super().received(data)
+
+
 def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSession], None]) -> Server:
     """Return what listens for nodes that fetch segments, on one thread, which the node that offers them lives on."""
     host, colon, port = address.removeprefix(TLS).rpartition(":")
@@ -102,7 +119,7 @@ def segment_server(server: LiveServer, address: str, serve: Callable[[StreamSess
     if tls is None and address.startswith(TLS):
         raise ConfigError("origin: TLS needs a certificate", hint="name its files: tls_certificate and tls_key")
     return Server(
-        lambda: StreamSession(serve),
+        lambda: EdgeSession(serve),
         host.removeprefix("[").removesuffix("]"),
         int(port),
         limits=NO_LIMITS,
@@ -237,7 +254,6 @@ class Offering:
 
     async def _serve(self, session: StreamSession) -> None:
         peer = join_host_port(*session.connection.peer)
-        _log.info("edge connected", peer=peer)
         why = "it has finished"
         guard = EdgeGuard(self._server, session.connection.peer, session.connection.number, self._book)
         try:
@@ -246,7 +262,9 @@ class Offering:
             why = str(error)
         finally:
             guard.left()
-        _log.info("edge gone", peer=peer, why=why)
+        connection, strays = session.connection, self._server.hub.strays
+        if connection.receiver.bytes_in or strays.is_first(connection.peer[0], "segments", SILENT):
+            _log.info("edge gone", peer=peer, why=why)
 
 
 class Origin:

@@ -153,6 +153,10 @@ class HttpSession(ViewerSession):
     def behaves(self) -> bool:
         return self._gave or super().behaves()
 
+    @property
+    def stray(self) -> str:
+        return super().stray or ("" if self._gave or self._flv is not None else "nothing was there for it")
+
     # -- input: requests
 
     def opened(self) -> None:

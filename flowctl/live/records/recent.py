@@ -21,6 +21,7 @@ from flowctl.core.text.printable import foreign
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.observer import Observer
 from flowctl.live.rows import identity_row
+from flowctl.live.strays import Kind
 from flowctl.reasons import CloseReason
 
 MOST_KEPT_EVENTS: Final = 1024
@@ -38,6 +39,8 @@ def _switches(connection: Connection) -> int:
 
 class RecentEvents(Observer):
     """The last events of a server. That a viewer plays is none of them: they come by the thousand."""
+
+    hears_of_strays = False
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         # differs from one start of a server to the next: numbers begin anew then
@@ -59,7 +62,10 @@ class RecentEvents(Observer):
         return found, begin + len(found), max(0, oldest - number)
 
     def _note(self, what: str, connection: Connection, **more: Any) -> None:
-        event = {"at": round(self._wall(), 3), "what": what, **identity_row(connection), **more}
+        self._keep(what, identity_row(connection), **more)
+
+    def _keep(self, what: str, who: dict[str, Any], **more: Any) -> None:
+        event = {"at": round(self._wall(), 3), "what": what, **who, **more}
         with self._lock:
             self._count += 1
             self._kept.append(event)
@@ -88,3 +94,9 @@ class RecentEvents(Observer):
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
         self._note("close", connection, reason=reason.value, why=foreign(details, _MOST_TEXT_CHARS), limit=limit)
+
+    def strays_closed(self, kind: Kind, count: int) -> None:
+        """Note connections of probes or scanners that have ended since the first one that was told of."""
+        who = {"connection": None, "peer": kind.network, "role": "none", "stream": None}
+        why = f"{kind.why}, {kind.protocol}"
+        self._keep("close", who, reason=f"{count} stray connections", why=why, limit=None)

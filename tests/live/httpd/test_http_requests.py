@@ -10,6 +10,7 @@ import pytest
 from http_kit import HOST, UPGRADE, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.core.server.bans import BanAction
@@ -267,3 +268,56 @@ def test_requests_when_pipelined_before_a_half_close_are_all_answered(web, count
     client.send(asked * count + asked[:-3])
     client.sock.shutdown(socket.SHUT_WR)
     assert client.to_end().count(b"HTTP/1.1 404") == count
+
+
+@pytest.mark.parametrize(
+    ("origins", "name", "status"),
+    [
+        ("", "evil.example", 421),
+        ("", "localhost", 200),
+        ("*", "evil.example", 200),
+        ("http://tv.lan", "tv.lan", 200),
+    ],
+)
+def test_request_when_its_host_is_a_name_that_suddenly_means_this_machine_is_refused(web, origins, name, status):
+    """DNS rebinding: for the browser, what the page reads is of its own origin, and CORS is not asked."""
+    server = web(http_origins=origins)
+    server.publisher().group()
+    client = server.client()
+    client.host = f"Host: {name}:{server.address[1]}\r\n"
+    assert client.get(method="HEAD")[0] == status
+
+
+def test_pages_when_their_origin_is_written_in_another_way_may_play(web):
+    server = web(http_origins="https://App.example:443")
+    server.publisher().group()
+    headers = server.get(headers="Origin: https://app.example\r\n", method="HEAD")[1]
+    assert headers["access-control-allow-origin"] == "https://app.example"
+    assert server.get(headers=f"{UPGRADE}Origin: https://app.example\r\n")[0] == 101
+    assert server.get(headers=f"{UPGRADE}Origin: http://example.test:80\r\n")[0] == 101  # its own
+    assert server.get(headers=f"{UPGRADE}Origin: http://app.example\r\n")[0] == 403
+
+
+def test_pages_when_scanned_for_have_one_line_together_and_players_one_each(web):
+    """Log and events tell of the first connection that nothing was there for; how many more came, when it is over."""
+    server = web()
+    server.publisher().group()
+    with capture_logs() as logs:
+        for number in range(8):
+            client = server.client()
+            assert client.get(f"/wp-{number}.php")[0] == 404
+            client.close()
+        for _ in range(2):
+            player = server.client()
+            assert player.get()[0] == 200
+            player.close()
+        wait_for(lambda: len(ends := server.server.closed_by_reason) and sum(ends.values()) == 10)
+        wait_for(lambda: not server.server.connections())
+        server.stop()
+    lines = [line for line in logs if line["event"] == "connection closed"]
+    (counted,) = [line for line in logs if line["event"] == "stray connections closed"]
+    assert len(lines) == 3
+    assert (counted["count"], counted["peer"], counted["protocol"]) == (7, "127.0.0.0/24", "http")
+    events = [item for item in server.server.recent.since(None, 100)[0] if item["what"] == "close"]
+    assert sorted(item["connection"] is None for item in events) == [False, False, False, True]
+    assert events[-1]["reason"] == "7 stray connections"
