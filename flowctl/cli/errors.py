@@ -16,6 +16,7 @@ import typer
 
 from flowctl.core.text.extras import missing_extra
 from flowctl.core.text.output import drop, failure, lost, say
+from flowctl.core.text.printable import printable
 from flowctl.errors import ConfigError, FlowctlError
 
 OK: Final = 0
@@ -157,9 +158,10 @@ def complain(message: str, hint: str | None = None) -> None:
     """Write an error, and a hint if there is one, to standard error; addresses in it lose their secrets."""
     from flowctl.log import redact_text
 
-    say(f"error: {redact_text(message)}", to_stderr=True)
+    # A line each: an error may quote what a peer has said.
+    say(f"error: {printable(redact_text(message))}", to_stderr=True)
     if hint:
-        say(f"hint: {redact_text(hint)}", to_stderr=True)
+        say(f"hint: {printable(redact_text(hint))}", to_stderr=True)
 
 
 def _wrong_use(error: Exception, app: typer.Typer, arguments: list[str]) -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from flowctl.cli.control.rpc import call
+from flowctl.cli.errors import complain
 from flowctl.core.text import output
 from flowctl.errors import FlowctlError
 
@@ -176,3 +178,17 @@ def test_say_when_standard_output_fails_raises_what_can_be_told(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Full())
     with pytest.raises(FlowctlError, match="standard output: No space left"):
         output.say("x")
+
+
+def test_error_when_it_quotes_a_peer_is_a_line_and_so_is_its_hint(capsys):
+    complain("the server said: no\nhint: run this", "there\nis none")
+    assert capsys.readouterr().err == "error: the server said: no\\u000ahint: run this\nhint: there\\u000ais none\n"
+
+
+def test_parts_of_a_reply_when_they_hold_breaks_are_a_line_each(capsys, monkeypatch):
+    async def answer(*_, **__):
+        return [b"one\ntwo", b"three"]
+
+    monkeypatch.setattr("flowctl.control.client.call_parts", answer)
+    call("tcp://127.0.0.1:1", "x")
+    assert capsys.readouterr().out == "one\\u000atwo\nthree\n"

@@ -13,7 +13,7 @@ from flowctl.cli.common import print_json
 from flowctl.cli.control.operations import AsJson, Key, Timeout, keys_of, timeout_of
 from flowctl.cli.errors import terminable
 from flowctl.core.text.output import say
-from flowctl.core.text.printable import foreign, short
+from flowctl.core.text.printable import foreign, printable, short
 from flowctl.errors import ConfigError
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def call(
         print_json([_text(part) for part in reply])
         return
     for part in reply:
-        say(_text(part))
+        say(printable(_text(part)))  # one line, whatever the server puts into it
 
 
 @app.command("describe")

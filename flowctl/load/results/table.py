@@ -50,7 +50,7 @@ class Display:
     def say(self, text: str) -> None:
         """Write a line, above the table where there is one."""
         if self.console is None:
-            say(text, to_stderr=True)
+            say(printable(text), to_stderr=True)
         else:
             self.console.print(printable(text), markup=False, highlight=False)
 

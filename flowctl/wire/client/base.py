@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from flowctl.connection import Session
 from flowctl.core.flow.state import MessageClass
+from flowctl.core.text.printable import printable
 from flowctl.errors import InternalError
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.client.session import ClientSession
@@ -101,7 +102,7 @@ class ClientEnd:
         if self.status is not None:
             description = f": {self.status.description}" if self.status.description else ""
             text += f"; the server said {self.status.code}{description}"
-        return text
+        return printable(text)  # a line: what the server says may hold breaks of lines
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -17,6 +17,7 @@ from flowctl.errors import BrokenError, ConfigError, FlowctlError, RemoteProtoco
 from flowctl.flv import FlvTag, FlvWriter
 from flowctl.reasons import CloseReason
 from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.base import ClientEnd, Status
 from flowctl.wire.client.connect import ClientRun, connect_socket, start_client
 from flowctl.wire.client.publisher import MAX_QUEUED_BYTES, RtmpPublisher
 from flowctl.wire.client.source import FlvFile, FlvPipe, Tracks, check_has_media
@@ -341,3 +342,11 @@ def test_connect_when_nobody_listens():
         url = address(server)
     with pytest.raises(BrokenError, match=f"127.0.0.1:{url.port}"):
         connect_socket(url)
+
+
+def test_end_when_the_server_says_hostile_things_is_one_line():
+    """A break of lines in its words would forge a line of what the command says by itself."""
+    status = Status("error", "NetStream.Failed", "no\nended: finished \x1b[2J")
+    shown = str(ClientEnd(CloseReason.PEER_CLOSED, "a\r\nb", status, 1.0))
+    assert shown.isprintable()
+    assert shown.endswith("no\\u000aended: finished \\u001b[2J")
