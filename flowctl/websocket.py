@@ -55,6 +55,7 @@ from flowctl.wire.websocket.frames import (
     message_frame,
 )
 from flowctl.wire.websocket.handshake import (
+    TOO_MANY,
     VERSION,
     Headers,
     HeadReader,
@@ -226,6 +227,7 @@ class WebSocketSession(Session):
     __slots__ = ("__protocol__", "accept_headers", "subprotocol", "user_agent")
 
     __protocol__: _Protocol
+    __refusal__: ClassVar[bytes] = TOO_MANY
     subprotocol: str | None
     accept_headers: Headers
     origins: ClassVar[Collection[str] | None] = None

@@ -10,7 +10,7 @@ from connection_kit import WAIT_S, wait_until
 from websocket_kit import CLOSE, TEXT, RawClient, Served, Talk, close_payload, handshake, masked
 from websockets.sync.client import connect
 
-from flowctl import CloseReason, HttpAnswer, LocalProtocolError
+from flowctl import AdmissionLimits, CloseReason, HttpAnswer, LocalProtocolError
 
 
 def refused(served, request=None, **headers):
@@ -249,3 +249,19 @@ def test_pages_when_their_name_suddenly_means_this_machine_are_refused(origins, 
         host = f"{name}:{served.address[1]}"
         with RawClient(served.address, Host=host, Origin=f"http://{host}") as client:
             assert client.read_head() == status
+
+
+def test_clients_when_too_many_come_are_told_so_and_how_long_to_wait():
+    """A reset would tell a browser nothing; the answer comes behind its request, and is a page's to read."""
+    admission = AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0)
+    with Served(server={"admission": admission}) as served:
+        first, _ = served.open()
+        with RawClient(served.address) as second:
+            assert second.read_head() == 429
+            assert {"Retry-After: 5", "Access-Control-Allow-Origin: *"} <= set(second.head.split("\r\n"))
+            assert second.read_to_end() == b"Too many connections. Try again later.\n"
+        (turned_away,) = [listener.turned_away for listener in served.server.listeners]
+        wait_until(lambda: not len(turned_away), "the end of its socket")
+        first.sock.close()
+        wait_until(lambda: not served.server.connections(), "room")
+        served.open()[0].sock.close()

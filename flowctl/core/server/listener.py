@@ -20,6 +20,7 @@ from flowctl.connection import Session
 from flowctl.core.loop.sockets import close_socket
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.proxyheader import HEADER_TIME_S, HeaderReader, ProxyHeaderError, TrustedProxies
+from flowctl.core.server.turning import TurnedAway
 from flowctl.core.text.addresses import LAST_PORT, join_host_port
 from flowctl.deferred import Registration
 from flowctl.errors import ConfigError, LimitExceededError
@@ -65,18 +66,21 @@ class Listener:
         name: str = "",
         tls: Certificate | None = None,
         cost: float = 1.0,
+        refusal: bytes = b"",
     ) -> None:
         self.sock = sock
         self.session_factory: Final = session_factory
         self.name: Final = name
         self.tls: Final = tls
         self.cost: Final = cost
+        self.refusal: Final = refusal  # what a connection is told that admission refuses
         self.address: Final[tuple[str, int]] = sock.getsockname()[:2]
         self.registration: Final = Registration()
         self.pauses = 0  # times that accepting rested because the process had no descriptor left
         self._host: Final = host
         self._exhausted = False  # accepting rests, or has rested and not succeeded since
         self.proxied: Final = Proxied(self._admit, host.refuse)
+        self.turned_away: Final = TurnedAway()
 
     def load(self) -> float:
         """Weigh nothing, so that rebalancing leaves the listener where it is: moving it would gain nothing."""
@@ -87,6 +91,7 @@ class Listener:
 
     def detached(self, group: PollGroup) -> None:
         self.proxied.close()
+        self.turned_away.close(group)
         group.unwatch_input(self.sock)
         self.close()
 

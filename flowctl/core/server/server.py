@@ -17,10 +17,10 @@ from flowctl.connection import Connection, Session
 from flowctl.core.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.core.flow.policy import DropPolicy
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.loop.sockets import SocketOptions, close_socket, drop_socket, peer_name
+from flowctl.core.loop.sockets import SocketOptions, drop_socket, peer_name
 from flowctl.core.loop.work import NO_WORK_LIMITS, WorkLimits
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.core.server.admission import Admission, AdmissionLimits, ProvenNodes, describe_ban
+from flowctl.core.server.admission import BANNED, Admission, AdmissionLimits, ProvenNodes, describe_ban
 from flowctl.core.server.bans import Ban, BanAction, BanList
 from flowctl.core.server.certificate import Certificate
 from flowctl.core.server.listener import Listener, listening_socket, socket_of
@@ -214,7 +214,8 @@ class Server:
         if self._started:
             raise LocalProtocolError("Server.listen() was called after the start", hint="call it before start()")
         sock = listening_socket(host, port, name) if listen_fd is None else socket_of(listen_fd)
-        listener = Listener(sock, self, session_factory or self._factory, name, tls, cost)
+        factory = session_factory or self._factory
+        listener = Listener(sock, self, factory, name, tls, cost, getattr(factory, "__refusal__", b""))
         self.listeners.append(listener)
         return listener.address
 
@@ -654,8 +655,10 @@ class Server:
         """Serve a connection that has come, or refuse it; called by its listener."""
         try:
             self._enter(group, peer, listener.cost)
-        except LimitExceededError:
-            close_socket(sock, abortive=True)
+        except LimitExceededError as refusal:
+            # Over TLS nothing can be said without a handshake, and a banned peer is told nothing.
+            silent = listener.tls is not None or refusal.limit == BANNED
+            listener.turned_away.turn_away(group, sock, b"" if silent else listener.refusal)
             return
         try:
             if listener.tls is not None:

@@ -9,7 +9,7 @@ from typing import Final
 from flowctl.connection import Session
 from flowctl.live.config import Redirect
 from flowctl.live.httpd.exchange import Handler, HttpLimits, Routes
-from flowctl.live.httpd.session import CONNECTION_COST, FlvRoute, PlaylistRoute, session_factory
+from flowctl.live.httpd.session import CONNECTION_COST, FlvRoute, HttpSessions, PlaylistRoute
 from flowctl.live.server import LiveServer
 
 NAME: Final = "http"
@@ -44,4 +44,4 @@ def _factory(
     if server.config.redirect is not Redirect.OFF:
         own.append(PlaylistRoute())
     routes = Routes({**{item.suffix: item for item in own}, **(handlers or {})})
-    return session_factory(server.hub, routes, server.config.http_origin_set, limits)
+    return HttpSessions(server.hub, routes, server.config.http_origin_set, limits)

@@ -12,9 +12,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import h11
@@ -42,7 +41,7 @@ from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp.handshake import is_stun
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 from flowctl.wire.websocket.frames import PING, PONG, frame
-from flowctl.wire.websocket.handshake import VERSION, accept_key
+from flowctl.wire.websocket.handshake import TOO_MANY, VERSION, accept_key
 from flowctl.wire.websocket.reading import FrameReader, PeerClose
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -577,7 +576,8 @@ class HttpSession(ViewerSession):
             stream = self._hub.view(name, self)
         except LimitExceededError as error:
             self._refused("play refused", name, error)
-            exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE)
+            words = "Too many viewers. Try again later."
+            exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE, words, [("Retry-After", "5")])
             return
         now = self.connection.now()
         wire_format = FRAMES if key else TAGS if request.version == "1.0" else CHUNKS
@@ -826,11 +826,16 @@ def _length(head: h11.Request) -> int:
     return next((int(value) for name, value in head.headers if name == b"content-length"), 0)
 
 
-def session_factory(
-    hub: Hub, routes: Routes, origins: frozenset[str], limits: HttpLimits | None = None
-) -> Callable[[], HttpSession]:
-    every = limits or HttpLimits()
-    return lambda: HttpSession(hub, routes, every, origins)
+class HttpSessions:
+    """Makes the sessions of a listener."""
+
+    __refusal__: ClassVar[bytes] = TOO_MANY
+
+    def __init__(self, hub: Hub, routes: Routes, origins: frozenset[str], limits: HttpLimits | None = None) -> None:
+        self._given: Final = (hub, routes, limits or HttpLimits(), origins)
+
+    def __call__(self) -> HttpSession:
+        return HttpSession(*self._given)
 
 
 def _answer_unpublished(exchange: Exchange) -> None:

@@ -161,3 +161,12 @@ def _head(status: int, headers: Headers) -> bytes:
 def phrase(status: int) -> str:
     """Return the words of a status, also of one that is registered nowhere."""
     return _PHRASES.get(status, "Status")
+
+
+TOO_MANY: Final = whole_answer(
+    429,
+    b"Too many connections. Try again later.\n",
+    # To pages of any origin: their players see the status then, and not just that something failed.
+    [(b"Content-Type", b"text/plain"), (b"Retry-After", b"5"), (b"Access-Control-Allow-Origin", b"*")],
+)
+"""What a client is told that a server refuses because too many are there."""

@@ -11,7 +11,9 @@ import time
 import pytest
 from connection_kit import WAIT_S, Noting, wait_until
 
+from flowctl.core.server import turning
 from flowctl.core.server.admission import AdmissionLimits
+from flowctl.core.server.bans import Ban, BanList
 from flowctl.core.server.listener import PAUSE_S, shown
 from flowctl.core.server.server import Server
 from flowctl.errors import ConfigError, LocalProtocolError
@@ -176,3 +178,70 @@ def test_listen_when_all_of_ipv6_leaves_ipv4_to_others(build):
     assert greeting(("::1", port)) == b"plain"
     assert greeting(("127.0.0.1", port)) == b"other"
     assert shown(*server.address) == f"[::]:{port}"
+
+
+class Speaking(Noting):
+    __refusal__ = b"too many"
+
+
+@pytest.fixture
+def full(loop_factory):
+    """A server that lets in nobody else, and tells those whom it refuses."""
+    limits = AdmissionLimits(connections=1, connections_per_address=0, new_per_address_and_s=0.0)
+    server = Server(Speaking, loop_factory=loop_factory, admission=limits)
+    server.start()
+    with connect(server.address):
+        wait_until(server.connections, "the one that it lets in")
+        yield server
+        assert server.stop()
+    assert len(server.listeners[0].turned_away) == 0
+
+
+def is_reset(address) -> bool:
+    """Return whether a connection is ended without a word; it may be before connect() is done."""
+    try:
+        with connect(address) as sock:
+            sock.sendall(b"GET")
+            return sock.recv(100) == b""
+    except (ConnectionResetError, BrokenPipeError):
+        return True
+
+
+def test_refused_when_it_asks_is_told_and_reads_all_of_it(full):
+    """Also if it goes on sending: a reset would overtake the answer."""
+    with connect(full.address) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n")
+        assert sock.recv(100) == b"too many"
+        sock.sendall(b"x" * 10_000)
+        assert sock.recv(100) == b""
+    wait_until(lambda: not len(full.listeners[0].turned_away), "the end of its socket")
+
+
+def test_refused_when_it_says_nothing_is_reset_soon(full, monkeypatch):
+    monkeypatch.setattr(turning, "_ASKS_WITHIN_S", 0.05)
+    with connect(full.address) as sock, pytest.raises(ConnectionResetError):
+        sock.recv(100)
+
+
+def test_refused_when_many_are_told_already_are_reset(full, monkeypatch):
+    monkeypatch.setattr(turning, "MOST_TOLD", 2)
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(connect(full.address)) for _ in range(2)]
+        wait_until(lambda: len(full.listeners[0].turned_away) == 2, "both")
+        assert is_reset(full.address)
+        waiting[0].sendall(b"?")
+        assert waiting[0].recv(100) == b"too many"
+
+
+def test_refused_when_the_server_stops_meanwhile_are_closed(full):
+    with connect(full.address) as sock:
+        wait_until(lambda: len(full.listeners[0].turned_away) == 1, "it")
+        assert full.stop()
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(100) == b""
+        assert len(full.listeners[0].turned_away) == 0
+
+
+def test_refused_when_it_is_banned_is_told_nothing(full):
+    full.set_bans(BanList([Ban(cidr="127.0.0.1", expires=None)]))
+    assert is_reset(full.address)

@@ -321,3 +321,12 @@ def test_pages_when_scanned_for_have_one_line_together_and_players_one_each(web)
     events = [item for item in server.server.recent.since(None, 100)[0] if item["what"] == "close"]
     assert sorted(item["connection"] is None for item in events) == [False, False, False, True]
     assert events[-1]["reason"] == "7 stray connections"
+
+
+def test_client_when_its_address_has_too_many_connections_is_told_so(web):
+    server = web(admission=AdmissionLimits(connections_per_address=1, new_per_address_and_s=0.0))
+    first = server.client()
+    assert first.get("/a.txt")[0] == 404
+    status, headers, body = server.get("/a.txt")
+    assert (status, headers["retry-after"], body) == (429, "5", b"Too many connections. Try again later.\n")
+    assert first.get("/a.txt")[0] == 404
