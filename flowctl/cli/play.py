@@ -30,7 +30,9 @@ def play(
     pings: Annotated[int, typer.Option(min=0, help="Send so many ping requests per second.")] = 0,
     acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge received bytes.")] = True,
     output: Annotated[str | None, typer.Option(metavar="FILE.flv", help="Write FLV; - is standard output.")] = None,
-    duration: Annotated[str | None, typer.Option(help="End after this time. Default: when the stream ends.")] = None,
+    duration: Annotated[
+        str | None, typer.Option(help="End after this time, also if nothing comes. Default: when the stream ends.")
+    ] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Stay when the stream ends, until it is back.")] = False,
     ca_file: CaFile = None,
     insecure: Insecure = False,
@@ -123,6 +125,11 @@ def _play(
     if unwritten is not None:
         raise unwritten
     check_end(player, signalled, "played")
+    if player.nothing_came and player.end is not None:
+        raise FlowctlError(
+            f"nobody publishes {player.url}: nothing came in {format_duration(player.end.after_s)}",
+            hint="check the name; flowctl publish synthetic URL publishes something to look at",
+        )
 
 
 def summary(player: RtmpPlayer) -> dict[str, Any]:

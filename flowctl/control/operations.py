@@ -207,7 +207,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="connection", kind=_CONNECTION, what="Its number, as lists show it.", first=True),
             Argument(name="stream", kind=text(), what="Who plays or publishes this app/stream."),
             Argument(name="peer", kind=NETWORK, what="Who comes from this address or network."),
-            Argument(name="reason", kind=text(), what="Why: for the log, the records and the ledger.", default=""),
+            Argument(name="reason", kind=text(), what="Why: for the log, the records, and who is ended.", default=""),
         ),
         effect=effects.kick,
         merge=together.merge_kick,

@@ -108,8 +108,8 @@ class PlayWords:
     def repeat(self) -> None:
         """Tell the player once more which of the two it is."""
 
-    def limit(self, limit: str, value: float, maximum: float) -> None:
-        """Tell the player of a limit that is about to end the connection."""
+    def fail(self, why: str) -> None:
+        """Tell the player why the connection is about to end."""
 
 
 class Playing:
@@ -264,10 +264,9 @@ class Playing:
         if self.waits_until is not None and now >= self.waits_until:
             limit_s = self.settings.rtmp.limits.player_wait_s
             what = "" if self.waiting else f"track {self._wants.track} of "
-            self._words.limit("player_wait_s", limit_s, limit_s)
-            raise LimitExceededError(
-                "player_wait_s", limit_s, limit_s, f"nobody published {what}{self.stream.name} within {limit_s:g} s"
-            )
+            text = f"nobody published {what}{self.stream.name} within {limit_s:g} s"
+            self._words.fail(text)
+            raise LimitExceededError("player_wait_s", limit_s, limit_s, text)
 
     # -- at the player's word
 

@@ -30,8 +30,8 @@ class PublishWords:
 
     __slots__ = ()
 
-    def limit(self, limit: str, value: float, maximum: float) -> None:
-        """Tell the publisher of a limit that is about to end the connection."""
+    def fail(self, why: str) -> None:
+        """Tell the publisher why the connection is about to end."""
 
     def data(self, name: str, values: dict[str, Any]) -> None:
         """Send the publisher the data that it has asked for."""
@@ -120,8 +120,9 @@ class Publishing:
         if self._connection.receiver.paused:
             since = now  # what is not read cannot be late
         if allowed_s and now - since >= allowed_s:
-            self._words.limit(limit, now - since, allowed_s)
-            raise LimitExceededError(limit, round(now - since, 3), allowed_s)
+            error = LimitExceededError(limit, round(now - since, 3), allowed_s)
+            self._words.fail(str(error))
+            raise error
         self.look_at = self._next_look(since, allowed_s, now)
 
     def _next_look(self, since: float, allowed_s: float, now: float) -> float | None:

@@ -123,8 +123,8 @@ class RtmpPlayWords(PlayWords):
         if self._rtmp.stream_state(self.stream_id) in _WATCHING:
             self._rtmp.repeat_notify(self.stream_id)
 
-    def limit(self, limit: str, value: float, maximum: float) -> None:
-        self._rtmp.limit_status(self.stream_id, limit, value, maximum)
+    def fail(self, why: str) -> None:
+        self._rtmp.failure_status(self.stream_id, why)
 
 
 class RtmpPublishWords(PublishWords):
@@ -136,8 +136,8 @@ class RtmpPublishWords(PublishWords):
         self._rtmp = rtmp
         self._stream_id = stream_id
 
-    def limit(self, limit: str, value: float, maximum: float) -> None:
-        self._rtmp.limit_status(self._stream_id, limit, value, maximum)
+    def fail(self, why: str) -> None:
+        self._rtmp.failure_status(self._stream_id, why)
 
     def data(self, name: str, values: dict[str, Any]) -> None:
         self._rtmp.send_data(self._stream_id, name, values)
@@ -710,6 +710,15 @@ class LiveSession(ViewerSession):
     def ledger_entry(self, entry: LedgerEntry) -> None:
         super().ledger_entry(entry)
         self._arm()
+
+    def last_words(self, reason: CloseReason, details: str) -> bytes:
+        """Tell who plays or publishes that it is kicked, and why."""
+        if reason is not CloseReason.KICKED or self._rtmp.closed:
+            return b""
+        told = [*self._publishing, *([self._words.stream_id] if self._playing and self._words else [])]
+        for stream_id in told:
+            self._rtmp.failure_status(stream_id, f"{reason.value} {details}")
+        return self._rtmp.data_to_send()
 
     def closed(self, reason: CloseReason, details: str) -> None:
         self._withdraw()

@@ -57,6 +57,8 @@ def run_load(plan: LoadPlan, on_sample: Callable[[RunSample], None] | None = Non
     Ctrl-C and SIGTERM end it early and in order, with the results so far (`RunResult.interrupted`), where this is
     called from the main thread.
     """
+    if plan.server_pid is not None:
+        check_process(plan.server_pid)
     url, target = resolve(plan.url, allow_remote=plan.allow_remote)
     if url.scheme in HTTP_SCHEMES and plan.url.partition("?")[0].endswith(".m3u8"):
         hint = "give the address of the stream with .flv, or rtmp://"
@@ -64,8 +66,6 @@ def run_load(plan: LoadPlan, on_sample: Callable[[RunSample], None] | None = Non
     _check_attacks(plan, over_http=url.scheme in HTTP_SCHEMES)
     if plan.spread_addresses is None:
         plan = dataclasses.replace(plan, spread_addresses=can_spread(target))
-    if plan.server_pid is not None:
-        check_process(plan.server_pid)
     cores = os.cpu_count() or 1
     workers = plan.worker_count(cores)
     check_descriptors(max(-(-plan.peers // workers), plan.publishers))

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 from flowctl.core.loop.trust import secured
 from flowctl.core.text.addresses import is_loopback
 from flowctl.errors import BrokenError, ConfigError
 from flowctl.load.peers.link import Target
 from flowctl.wire.client.address import parse_address
+from flowctl.wire.client.connect import once_it_listens
 from flowctl.wire.rtmp.url import RtmpUrl
 
 SPARE_DESCRIPTORS: Final = 64
@@ -25,6 +27,7 @@ SPARE_DESCRIPTORS: Final = 64
 _GENEROUS_DESCRIPTORS: Final = 16_384
 _ANSWER_S: Final = 2.0
 _TLS_S: Final = 5.0
+_Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 SCHEMES: Final = ("rtmp", "rtmps", "http", "https", "ws", "wss")
@@ -45,7 +48,9 @@ def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
             f"{url.host} is {remote[0]}, which is not the loopback interface",
             hint="load goes to this machine only; --allow-remote is for servers that are yours to load",
         )
-    answering = next(((family, address) for family, address in addresses if _answers(family, address)), None)
+    answering = None
+    with contextlib.suppress(BrokenError):
+        answering = once_it_listens(lambda: _answering(addresses), url)
     family, address = answering or addresses[0]
     if answering and url.tls:
         _shake_hands(url, family, address)
@@ -65,13 +70,18 @@ def can_spread(target: Target) -> bool:
     return target.family == socket.AF_INET and is_loopback(str(target.address[0]))
 
 
-def _answers(family: int, address: tuple[Any, ...]) -> bool:
-    """Return whether a server listens: localhost may stand for ::1 and 127.0.0.1, and a server for one of them."""
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.settimeout(_ANSWER_S)
-        sock.connect(address)
-        return True
-    return False
+def _answering(addresses: Sequence[_Address]) -> _Address:
+    """Return where a server listens: localhost may stand for ::1 and 127.0.0.1, and a server for one of them."""
+    last: OSError | None = None
+    for family, address in addresses:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.settimeout(_ANSWER_S)
+                sock.connect(address)
+                return family, address
+        except OSError as error:
+            last = error
+    raise BrokenError("nobody listens") from last
 
 
 def check_descriptors(viewers: int) -> None:

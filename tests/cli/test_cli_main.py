@@ -12,6 +12,8 @@ from flowctl.cli import app, errors, main
 from flowctl.cli import serve as serve_module
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
 from flowctl.live.config import LiveConfig
+from flowctl.live.server import build_live_server
+from flowctl.wire.client import connect
 
 
 def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_with(monkeypatch, tmp_path):
@@ -135,12 +137,20 @@ def test_help_when_no_command_is_given_is_no_error(arguments, capsys):
     assert "hint:" not in shown.err
 
 
-def test_errors_when_nobody_listens(capsys):
+def test_errors_when_nobody_listens(capsys, monkeypatch):
+    monkeypatch.setattr(connect, "STARTING_S", 0.0)
     assert main(["--log-level", "error", "play", "rtmp://127.0.0.1:1/live/room?token=S3CRET"]) == 1
     shown = capsys.readouterr()
     assert shown.err.startswith("error: cannot connect to 127.0.0.1:1")
     assert "hint: " in shown.err
     assert "S3CRET" not in shown.err
+
+
+def test_play_when_nobody_publishes_says_so_in_time(capsys):
+    with build_live_server(LiveConfig(port=0)) as server:
+        url = f"rtmp://127.0.0.1:{server.address[1]}/live/room"
+        assert main(["play", url, "--duration", "200ms"]) == 1
+    assert f"error: nobody publishes {url}: nothing came in " in capsys.readouterr().err
 
 
 def run_raising(error, *arguments):

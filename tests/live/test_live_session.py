@@ -14,9 +14,14 @@ from flowctl.live.config import SecondPublisher
 from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import commands
-from flowctl.wire.rtmp.events import PlayStarted, PublishStarted, StreamEnded
+from flowctl.wire.rtmp.events import PlayStarted, PublishStarted, StatusReceived, StreamEnded
 from flowctl.wire.rtmp.server.session import ServerSession
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, Message
+
+
+def words_of(peer):
+    """Return what the peer was told of errors."""
+    return [item.description for item in peer.events if isinstance(item, StatusReceived) and item.level == "error"]
 
 
 @pytest.mark.parametrize("kind", ["live", "record", "append", ""])
@@ -104,9 +109,20 @@ def test_player_when_waiting_too_long_is_cut_with_the_limit():
     world.run(2)
     assert viewer.reason is CloseReason.LIMIT_HIT
     assert "nobody published live/room within 30 s" in viewer.ended[1]
-    assert commands.PLAY_FAILED in viewer.codes
+    assert words_of(viewer) == ["nobody published live/room within 30 s"]
     assert world.hub.limits_hit == {"player_wait_s": 1}
     assert world.hub.streams() == {}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_kick_tells_who_plays_or_publishes_why(waits):
+    world = World()
+    peers = [world.player()] if waits else [world.publisher(), world.player()]
+    for peer in peers:
+        peer.connection.close(CloseReason.KICKED, "by an operator: too loud")
+    world.run()
+    assert [words_of(peer) for peer in peers] == [["kicked by an operator: too loud"]] * len(peers)
+    assert {peer.reason for peer in peers} == {CloseReason.KICKED}
 
 
 def test_player_when_waiting_is_not_allowed_is_refused_and_may_stay():

@@ -95,7 +95,7 @@ def test_resolve_when_the_server_is_on_the_loopback_interface_is_allowed(host):
 @pytest.mark.parametrize("host", ["192.0.2.1", "[2001:db8::1]", "[::ffff:192.0.2.1]", "0.0.0.0"])
 def test_run_when_the_server_is_elsewhere_is_refused_before_anything_starts(host, monkeypatch):
     """Load goes to this machine unless it is said otherwise; the error says how."""
-    monkeypatch.setattr(target, "_answers", lambda *_: pytest.fail("it has tried to connect"))
+    monkeypatch.setattr(target, "_answering", lambda *_: pytest.fail("it has tried to connect"))
     with pytest.raises(ConfigError, match="not the loopback") as caught:
         run_load(plan(url=f"rtmp://{host}/live/room"))
     assert "--allow-remote" in caught.value.hint
@@ -106,7 +106,7 @@ def test_resolve_when_one_of_several_addresses_is_elsewhere_is_refused(monkeypat
     monkeypatch.setattr(target.socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.7"):
         resolve("rtmp://two.example/live/room", allow_remote=False)
-    monkeypatch.setattr(target, "_answers", lambda _family, address: address[0] == "192.0.2.7")
+    monkeypatch.setattr(target, "_answering", lambda found: next(item for item in found if item[1][0] == "192.0.2.7"))
     _, chosen = resolve("rtmp://two.example/live/room", allow_remote=True)
     assert chosen.address == ("192.0.2.7", 1935)
 
@@ -124,7 +124,7 @@ def test_addresses_when_not_decided_are_spread_where_the_address_is_loopback(
     monkeypatch, host, family, address, spread
 ):
     monkeypatch.setattr(target.socket, "getaddrinfo", lambda *_, **__: [(family, 1, 6, "", address)])
-    monkeypatch.setattr(target, "_answers", lambda *_: True)
+    monkeypatch.setattr(target, "_answering", lambda addresses: addresses[0])
     plans = []
 
     class NotedError(Exception):

@@ -27,6 +27,7 @@ from flowctl.load.results.figures import RunFigures
 from flowctl.load.results.result import PeerEnd, PeerKind
 from flowctl.load.results.summary import what_failed
 from flowctl.load.run import run_load
+from flowctl.wire.client import connect
 from flowctl.wire.media.synthetic import SyntheticSource
 
 pytestmark = pytest.mark.realtime
@@ -93,7 +94,8 @@ def test_run_when_a_profile_is_hostile_has_its_verdict(server):
     assert {0} == {item.missing_video for item in result.peers if item.kind is PeerKind.HEALTHY}
 
 
-def test_run_when_nobody_listens_has_a_row_for_each_that_could_not_connect():
+def test_run_when_nobody_listens_has_a_row_for_each_that_could_not_connect(monkeypatch):
+    monkeypatch.setattr(connect, "STARTING_S", 0.0)
     url = f"rtmp://127.0.0.1:{free_port()}/live/room"
     result = run(url, profiles={"healthy": 3}, publishers=0, duration_s=60.0)
     assert result.duration_s < 30  # nobody is there and nobody is to come

@@ -40,7 +40,7 @@ from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp.handshake import is_stun
 from flowctl.wire.rtmp.url import Query, RtmpUrl
-from flowctl.wire.websocket.frames import PING, PONG, frame
+from flowctl.wire.websocket.frames import PING, PONG, close_frame, frame
 from flowctl.wire.websocket.handshake import TOO_MANY, VERSION, accept_key
 from flowctl.wire.websocket.reading import FrameReader, PeerClose
 
@@ -650,6 +650,12 @@ class HttpSession(ViewerSession):
             place.end()
         self.connection.sender.send(GOING_AWAY, MessageClass.DATA, droppable=False)
         self._leave("server stops", CloseReason.SHUTDOWN)
+
+    def last_words(self, reason: CloseReason, details: str) -> bytes:
+        """Tell a WebSocket player that it is kicked, and why; as above, a response of HTTP has no word for it."""
+        if reason is not CloseReason.KICKED or self._flv is None or not self._flv.accept_key:
+            return b""
+        return close_frame(1008, f"{reason.value} {details}") if self._phase is Phase.PLAYING else b""
 
     def _give_up(self, limit: str, limit_s: float) -> None:
         exchange, playing = self._exchange, self._playing

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
+import structlog
+
 from flowctl.connection import Connection
 from flowctl.core.loop.trust import secured
 from flowctl.core.sending.settings import SenderSettings
@@ -28,6 +30,29 @@ from flowctl.wire.rtmp.url import RtmpUrl
 DEFAULT_TIMEOUT_S: Final = 5.0
 """Time to connect, for all addresses of the host together: a lost SYN is sent again after 1 and 3 s.
 The handshake of TLS has as long."""
+
+STARTING_S: Final = 10.0
+"""Time in which a server that was started on the line before comes to listen: 1 s, and several on a busy machine."""
+_AGAIN_S: Final = 0.1
+_Found = TypeVar("_Found")
+_log: Final = structlog.get_logger("flowctl.connect")
+
+
+def once_it_listens(connect: Callable[[], _Found], url: RtmpUrl) -> _Found:
+    """Return what `connect` returns, tried again for `STARTING_S` while the server refuses, which is said once."""
+    until = None
+    while True:
+        try:
+            return connect()
+        except BrokenError as error:
+            if not isinstance(error.__cause__, ConnectionRefusedError):
+                raise
+            if until is None:
+                until = time.monotonic() + STARTING_S
+                _log.info("nobody listens there yet, trying again", url=str(url), for_s=STARTING_S)
+            elif time.monotonic() >= until:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def connect_socket(
@@ -120,9 +145,16 @@ class ClientRun(Generic[ClientT]):
     def start(self, parameters: str = "", url: RtmpUrl | None = None) -> None:
         """Connect, to another address than the client's own where one is given; blocks until the connection is made."""
         self._ended.clear()
-        self.client = self._make(parameters, lambda _: self._ended.set())
-        self.client.url = url or self.client.url
-        start_client(self._group, self.client, **self._settings)
+        self.client = client = self._make(parameters, lambda _: self._ended.set())
+        client.url = url or client.url
+
+        def connect() -> Connection:
+            return start_client(self._group, client, **self._settings)
+
+        if parameters or url:  # it was there a moment ago, or another server says that it is
+            connect()
+        else:
+            once_it_listens(connect, client.url)
 
     def wait(self) -> None:
         """Wait until the client has ended, logging in where the server wants it, and following where it sends us."""

@@ -118,7 +118,8 @@ class RtmpPlayer(RtmpClient):
     profile: PlayProfile = HEALTHY
     _: KW_ONLY
     writer: FlvWriter | None = None
-    duration_s: float | None = None  # leaves so long after the first message. None: stays.
+    # leaves so long after the first message, or after the play began where nothing has come by then. None: stays.
+    duration_s: float | None = None
     on_message: Callable[[Message, MessageClass], None] | None = None  # called with each audio and video message
     measure: ViewerMeasure = field(default_factory=lambda: ViewerMeasure(StreamClock()))  # what it has received
     first_frame_s: float | None = None
@@ -132,6 +133,7 @@ class RtmpPlayer(RtmpClient):
     _throttled_until: float = _NEVER  # when the pace allows reading again; `_NEVER` while reading
     _ping_due: float = _NEVER  # when the next pings are due
     _pings_sent: int = 0
+    _asked_at: float | None = None  # when the server agreed to the play
     _first_at: float | None = None  # when the first media message came; everything counts from here
     _last_at: float = 0.0
     _stalled: bool = False  # not reading on purpose
@@ -165,6 +167,11 @@ class RtmpPlayer(RtmpClient):
             written_tags=0 if self.writer is None else self.writer.tags_written,
         )
 
+    @property
+    def nothing_came(self) -> bool:
+        """Whether the server agreed to the play, and no sound or picture came; data of the server's own is neither."""
+        return self._asked_at is not None and not any(self._tally[MessageClass.HEADER : MessageClass.DATA])
+
     # -- the session
 
     def received(self, data: memoryview) -> None:
@@ -183,6 +190,8 @@ class RtmpPlayer(RtmpClient):
         if isinstance(event, PlayStarted):
             if self._first_at is None:
                 self.measure.asked_us = time.time_ns() // 1000
+                self._asked_at = now
+                self._plan(now)
             if self.profile.pings_per_s and self._ping_due == _NEVER:
                 self._ping_due = now
                 self._plan(now)
@@ -224,9 +233,9 @@ class RtmpPlayer(RtmpClient):
                 self._lift()
             elif profile.stall_after_s is not None and now >= first_at + profile.stall_after_s:
                 self._stall(now)
-            if self.duration_s is not None and now >= first_at + self.duration_s:
-                self.finish("played as long as was asked for")
-                return
+        if now >= self._ends_at:
+            self.finish("nothing came" if self.nothing_came else "played as long as was asked for")
+            return
         if self._stalled and peer_gone(self.sock):
             self.connection.close(CloseReason.PEER_RESET, "the server ended the connection while it was not read")
             return
@@ -235,6 +244,11 @@ class RtmpPlayer(RtmpClient):
         self._plan(now)
 
     # -- inner steps
+
+    @property
+    def _ends_at(self) -> float:
+        begun_at = self._asked_at if self._first_at is None else self._first_at
+        return _NEVER if begun_at is None or self.duration_s is None else begun_at + self.duration_s
 
     def _begin(self, now: float) -> None:
         self._first_at = now
@@ -284,14 +298,12 @@ class RtmpPlayer(RtmpClient):
     def _plan(self, now: float) -> None:
         """Ask to be woken at the earliest time at which there is something to do."""
         profile, first_at = self.profile, self._first_at
-        times = [self._throttled_until, self._ping_due]
+        times = [self._throttled_until, self._ping_due, self._ends_at]
         if first_at is not None:
             if profile.resume_after_s is not None and (self._stalled or self._pace is not None):
                 times.append(first_at + profile.resume_after_s)
             if profile.stall_after_s is not None and self.stalled_at is None:
                 times.append(first_at + profile.stall_after_s)
-            if self.duration_s is not None:
-                times.append(first_at + self.duration_s)
         if self._stalled:
             times.append(now + _PROBE_S)
         earliest = min(times)

@@ -272,6 +272,16 @@ def test_viewer_when_ended_by_the_server_has_the_reason_that_one_of_rtmp_has(web
     assert wait_for(lambda: web.server.closed_by_reason) == {reason: 1}
 
 
+def test_kick_when_a_websocket_player_is_there_tells_it_why(web):
+    web = web()
+    web.publisher().group()
+    player = Socket(web)
+    player.tags(1)
+    assert len(web.server.kick(lambda _: True, "too loud")) == 1
+    closed = player.until(CloseConnection)
+    assert (closed.code, closed.reason) == (1008, "kicked by an operator: too loud")
+
+
 def test_stop_when_a_websocket_player_is_there_tells_it_with_1001_behind_a_whole_frame(web):
     web = web()
     publisher = web.publisher()

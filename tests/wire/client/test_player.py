@@ -20,7 +20,8 @@ from flowctl.wire.client.base import Status
 from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
-from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 QUICK_LIMITS = Limits.parse("64KiB,10000,600ms", "8MiB,10000,1500ms")
@@ -45,6 +46,15 @@ def viewer(server, player):
     sock = player.sock
     port = sock.getsockname()[1] if sock is not None else 0
     return next((viewer_figures(item) for _, item in server.hub.viewing() if item.peer[1] == port), None)
+
+
+def test_play_when_nobody_publishes_ends_in_the_time_that_it_was_to_play():
+    """The server would let it wait for ever."""
+    with client_group() as group, live_server(rtmp=ServerSessionConfig(limits=WireLimits(player_wait_s=0.0))) as server:
+        player = play(group, server, duration_s=0.2)
+        wait_until(lambda: player.ended, "the player's end")
+    assert player.nothing_came
+    assert player.end.details == "nothing came"
 
 
 def test_play_when_the_player_waits_for_the_publisher():

@@ -583,10 +583,10 @@ class ServerSession(Endpoint):
         for message in commands.stream_notice(stream_id, published=stream.state is not StreamState.WAITING):
             self._send(message)
 
-    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
-        """Tell the client which limit it went over; the state does not change, so close or reject afterwards."""
+    def failure_status(self, stream_id: int, description: str) -> None:
+        """Tell the client why its stream is about to end; the state does not change, so close or reject afterwards."""
         stream = self._find_stream(stream_id)
-        self._status(stream, _failure_code(stream), f"limit {limit}: {value:g}, allowed is {maximum:g}", "error")
+        self._status(stream, _failure_code(stream), description, "error")
 
     def send_data(self, stream_id: int, *values: Any) -> None:
         """Send a data message (AMF0) to a client that publishes and has asked for it."""

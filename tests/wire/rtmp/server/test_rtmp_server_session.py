@@ -497,14 +497,14 @@ def test_words_of_a_refusal_reach_the_client_whatever_they_are(what, words, told
     assert client.replies()[-1].arguments[0]["description"] == told
 
 
-def test_limit_status_names_limit_value_and_maximum(client):
+def test_failure_status_says_why(client):
     client.play()
-    client.session.limit_status(1, "soft_too_long_s", 12.5, 10)
+    client.session.failure_status(1, "kicked by an operator")
     (status,) = client.replies()
     assert status.arguments[0] == {
         "level": "error",
         "code": "NetStream.Play.Failed",
-        "description": "limit soft_too_long_s: 12.5, allowed is 10",
+        "description": "kicked by an operator",
     }
 
 
